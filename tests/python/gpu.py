@@ -376,7 +376,7 @@ def test_every_thread_that_puts_without_a_copy_keeps_its_tensors():
         for thread in threads:
             thread.join(LONG)
         sys.setswitchinterval(interval)
-        assert len(refs) == len(c._kept_live) == 200
+        assert len(refs) == len(c._kept_live) == 200, (len(refs), len(c._kept_live))
         refs.clear()
 
 

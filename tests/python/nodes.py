@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -168,6 +169,21 @@ def raises(kind: type[BaseException], text: str = "") -> Iterator[None]:
         assert text in str(error), f"{kind.__name__} says {str(error)!r}, not {text!r}"
         return
     raise AssertionError(f"no {kind.__name__} ({text})")
+
+
+def times_out(text: str, call: Callable[[], object]) -> None:
+    """The call must raise TimedOut and say what it waited for. A machine that stood still makes librdt say it in words of its
+    own: then once more."""
+    for _ in range(5):
+        try:
+            call()
+        except TimeoutError as error:
+            said = str(error)
+        else:
+            raise AssertionError(f"no TimedOut ({text})")
+        if not re.search(r"did not say how it ended| within [0-9.]+ s$", said):
+            break
+    assert text in said, f"TimedOut says {said!r}, not {text!r}"
 
 
 class Skipped(Exception):

@@ -445,7 +445,7 @@ def test_ml_dtypes_where_they_are():
 
 
 def test_unsealed_snapshots_never_change_and_use_memory_again():
-    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+    with Node("--set", "daemon.pool_idle=3s") as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
         block = bytearray(1 << 20)
         for i in range(1, 5):
             block[:] = bytes((i,)) * len(block)

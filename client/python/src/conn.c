@@ -170,6 +170,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->holds);
     link_init(&conn->retained);
     link_init(&conn->memories);
+    (void)pthread_mutex_init(&conn->cuda_opens, NULL);
     Py_BEGIN_ALLOW_THREADS status = rdt_connect(&options, &conn->rdt, &err);
     Py_END_ALLOW_THREADS Py_XDECREF(socket_bytes);
     if (status != RDT_OK) {
@@ -192,6 +193,7 @@ static void conn_dealloc(PyObject *self)
     }
     conn_forget(conn, NULL);
     Py_CLEAR(conn->shared);
+    (void)pthread_mutex_destroy(&conn->cuda_opens);
     Py_TYPE(self)->tp_free(self);
 }
 

@@ -22,6 +22,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 #include <rdt.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,8 +56,9 @@ struct conn {
     struct link memories;
     /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
     PyObject *shared;
-    rdt_cuda *cuda; /* NULL: no call has used GPU memory yet */
-    bool pooled;    /* torch's pool has used this connection, so the session lasts until the process ends */
+    rdt_cuda *cuda;             /* NULL: no call has used GPU memory yet */
+    pthread_mutex_t cuda_opens; /* held by the thread that opens it, without the GIL */
+    bool pooled;                /* torch's pool has used this connection, so the session lasts until the process ends */
     PyObject *weakrefs;
 };
 

@@ -128,7 +128,7 @@ Test(detached, goes_when_its_time_is_over_and_readers_keep_theirs)
     rdt_object *object;
 
     begin(&(struct node_options){.log = "debug"});
-    ref = put_and_die(&(struct producing){.ttl_ns = patience(2 * SEC)}, true);
+    ref = put_and_die(&(struct producing){.ttl_ns = patience(4 * SEC)}, true);
     object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
     wait_until(LONG, node_log_has(&node, "its time to live after its client's end has passed"));
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));

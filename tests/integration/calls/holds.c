@@ -113,7 +113,7 @@ Test(holds, ref_that_was_handed_on_outlives_its_session_and_then_its_time_ends)
     begin(NULL);
     third = node_client(&node, "third");
     ref = put_mib(third, NULL, 1);
-    must_ok(rdt_hand_on(third, &ref, SEC, &err));
+    must_ok(rdt_hand_on(third, &ref, patience(3 * SEC), &err));
     rdt_close(third);
     is_there(other, &ref, 1);
     must_ok(rdt_wait_freed(other, &ref, LONG, &err));

@@ -81,7 +81,7 @@ Test(cuda_life, context_is_left_although_host_memory_is_pinned)
         cr_skip_test("a real driver does not count its calls");
     (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
     must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
-    begin_with("FAKE_CUDA_REGISTER_REFUSED=0", (const char *const[]){"--pool-idle=500ms", NULL});
+    begin_with("FAKE_CUDA_REGISTER_REFUSED=0", (const char *const[]){"--pool-idle=3s", NULL});
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 60);
     ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);

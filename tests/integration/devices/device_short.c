@@ -119,9 +119,9 @@ Test(device_short, cancelled_snapshot_copies_no_more)
     options.flags = RDT_PUT_SNAPSHOT;
     options.timeout_ns = 50 * MSEC;
     must_be(RDT_TIMED_OUT, rdt_put(a, tensors, MANY, &options, &ref, &err));
+    must_ok(rdt_ping(a, LONG, &err)); /* the daemon has read the message before this */
     began = atomic_load(&gpu.control->started);
     must_say(began < MANY, "%llu batches at once", (unsigned long long)began);
-    must_ok(rdt_ping(a, LONG, &err)); /* the daemon has read the message before this */
     fake_hold(gpu.control, false);
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 2);
     must(atomic_load(&gpu.control->started) == began);

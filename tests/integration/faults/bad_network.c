@@ -119,7 +119,7 @@ static struct rdt_ref reach(enum step step, size_t bytes, uint32_t seed)
     if (step != PARKED)
         ref = must_put(0, &ref, bytes, seed);
     if (step == MOVING || step == WAITING_FREED)
-        both_ways(&(struct badcable_faults){.delay_us = 30000});
+        both_ways(&(struct badcable_faults){.delay_us = 100000});
     start_fetch(1, &ref, bytes, seed, LONG);
     if (step == PARKED)
         await_transfer(&c.node[0], "out", "parked");

@@ -123,7 +123,7 @@ Test(recovery_nodes, owner_killed_under_a_hold_keeps_the_object_until_the_reader
     must_be(RDT_TIMED_OUT, rdt_wait_freed(producer, &ref, 100 * MSEC, &err));
     must_fetch(&ref, 1);
     must_be(RDT_TIMED_OUT, rdt_wait_freed(producer, &ref, 0, &err));
-    cr_assert_eq(n_holds(&ref), 1);
+    wait_until(LONG, n_holds(&ref) == 1);
     rdt_request_destroy(hold);
     must_ok(rdt_wait_freed(producer, &ref, LONG, &err));
     must_be(RDT_FREED, rdt_hold(reader, &ref, LONG, &more, &err));
@@ -181,7 +181,7 @@ Test(recovery_nodes, holder_that_does_not_come_back_keeps_nothing_beyond_restart
     struct rdt_ref ref;
     rdt_request *hold;
 
-    begin_both("--restart-grace=1s");
+    begin_both("--restart-grace=4s");
     ref = put_bytes("held", 1);
     hold = hold_of(&ref);
     must_ok(rdt_free(producer, &ref, false, &err));
@@ -257,7 +257,7 @@ Test(recovery_nodes, hold_is_taken_again_from_an_owner_that_comes_later)
     struct rdt_ref ref;
     rdt_request *hold;
 
-    begin_both("--hold-grace=2s"); /* so long the owner keeps what the earlier daemon held */
+    begin_both("--hold-grace=8s"); /* so long the owner keeps what the earlier daemon held */
     ref = put_bytes("held", 1);
     hold = hold_of(&ref);
     must_ok(rdt_free(producer, &ref, false, &err));
@@ -278,7 +278,7 @@ Test(recovery_nodes, hold_that_cannot_be_taken_again_says_so)
     struct rdt_ref ref;
     rdt_request *hold;
 
-    begin_both("--restart-grace=1s");
+    begin_both("--restart-grace=4s");
     ref = put_bytes("held", 1);
     hold = hold_of(&ref);
     node_kill(&owners.node, SIGKILL);

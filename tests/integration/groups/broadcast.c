@@ -282,7 +282,7 @@ Test(broadcast, copy_that_a_node_may_not_keep_names_it)
     must_be(RDT_LIMIT, broadcast(0, &ref, "g", &why));
     must_say(strstr(why.msg, "replicas_max") && strstr(why.msg, c.node[2].address), "%s", why.msg);
     read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share"); /* that node has the replica all the same */
-    must(copies_of(&ref) == 1);                              /* and nobody is sent to the other for it */
+    wait_until(10 * SEC, copies_of(&ref) == 1);              /* and nobody is sent to the other for it */
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     finish("g", NULL);
 }

@@ -349,7 +349,7 @@ Test(groups, cancel_and_deadline_touch_nothing_else)
     begin_with(3, "--quiesce-grace=20s"); /* however late: it comes to rest */
     must_ok(form(actor_of[0], "g", 3, &err));
     ref = put_pattern(actor_of[0], NULL, 32 * 64 * KIB, 1);
-    set_faults("delay_ms=50\n");
+    set_faults("delay_ms=150\n");
     other = start_by(actor_of[2], &ref, "g", LONG);
     request = start_by(actor_of[1], &ref, "g", LONG);
     await_engine(&c.node[1]);

@@ -182,12 +182,13 @@ Test(hostile_tickets, reader_that_takes_nothing)
 }
 
 /* The peer says again and again that its ticket is behind others, and node 0 keeps its own ticket for it. */
-Test(hostile_tickets, reader_that_is_behind_others_for_ever)
+/* false: the machine stood still for so long that the rogue_peer was one that says nothing. */
+static bool is_pushed_aside(void)
 {
     struct rdt_ref ref, other;
     rdt_request *request;
     rdt_object *object;
-    int64_t until;
+    int64_t until, said, longest = 0;
 
     begin(SHORT_STALL);
     ref = put_pattern(owner, NULL, BYTES, 1);
@@ -195,9 +196,15 @@ Test(hostile_tickets, reader_that_is_behind_others_for_ever)
     pull(&ref, 1);
     take_turns();
     request = start_one(reader, &other, LONG);
-    until = now_ns() + LONG;
-    while (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && now_ns() < until) {
+    said = now_ns();
+    until = said + LONG;
+    while (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && said < until) {
+        int64_t now;
+
         say_word(1, false, RDT__PB__TICKET_STATE__TICKET_WAITING);
+        now = now_ns();
+        longest = now - said > longest ? now - said : longest;
+        said = now;
         rogue_peer_listen(&rogue_peer, 20);
     }
     must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -205,10 +212,18 @@ Test(hostile_tickets, reader_that_is_behind_others_for_ever)
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 2));
     rdt_request_destroy(request);
     rdt_release(object);
-    ends_with(1, RDT_TRANSPORT, "holds up others here");
+    if (longest < 250 * MSEC)
+        ends_with(1, RDT_TRANSPORT, "holds up others here");
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_free(owner, &other, false, &err));
     end();
+    return longest < 250 * MSEC;
+}
+
+Test(hostile_tickets, reader_that_is_behind_others_for_ever)
+{
+    for (unsigned tries = 0; !is_pushed_aside(); tries++)
+        must(tries < 4);
 }
 
 /* Says again and again, until the pull ends, that it is behind others. The longest time that it was kept from saying so. */

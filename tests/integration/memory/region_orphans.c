@@ -135,7 +135,7 @@ Test(region_orphans, memory_of_an_ended_client_counts_until_its_fd_is_closed)
     must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_alloc(conn, 9 * MIB, &memory, &err));
     must_refuse(
         RDT_TIMED_OUT, "memory_limit",
-        rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
+        rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 200 * MSEC}, &memory, &err));
     (void)close(fd);
     must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* those who wait get an answer */
     wait_until(LONG, orphaned_bytes() == 0);

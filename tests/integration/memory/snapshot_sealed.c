@@ -210,7 +210,7 @@ Test(snapshot_sealed, other_user_sees_no_byte_of_an_earlier_private_snapshot)
         cr_skip_test("needs root, to become another user");
         return;
     }
-    begin(NULL);
+    begin(&(struct node_options){.flags = (const char *const[]){"--pool-idle=3s", NULL}});
     must(chdir(node.dir) == 0);
     must(seteuid(12345) == 0);
     raw_connect(&strange, "s");

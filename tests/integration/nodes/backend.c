@@ -129,7 +129,7 @@ Test(backend, unloaded_and_loaded_again_serves_again)
 
         wait_until(20 * SEC, connected(0) && connected(1));
         fetch_over("loopback", 300000, round);
-        must_ok(rdt_backend_unload(side, round % 3 ? "loopback" : "LOOPBACK", LONG, &err));
+        wait_until(20 * SEC, rdt_backend_unload(side, round % 3 ? "loopback" : "LOOPBACK", LONG, NULL) == RDT_OK);
         must(!is_loaded(&c.node[round % 2 ? 0 : 1], "loopback"));
         wait_until(20 * SEC, !connected(0) && !connected(1));
         ref = put_pattern(owner, NULL, 300000, round);

@@ -154,8 +154,8 @@ Test(holds_nodes, wait_freed_names_the_holding_node_on_both_nodes)
     found = false;
     must_ok(rdt_holders(reader, &ref, NULL, find_node, &found, &err));
     must(found);
-    must_refuse(RDT_TIMED_OUT, "holds it for its clients", rdt_wait_freed(owner, &ref, 50 * MSEC, &err));
-    must_refuse(RDT_TIMED_OUT, "holds it for its clients", rdt_wait_freed(reader, &ref, 200 * MSEC, &err));
+    must_refuse(RDT_TIMED_OUT, "holds it for its clients", rdt_wait_freed(owner, &ref, 200 * MSEC, &err));
+    must_refuse(RDT_TIMED_OUT, "holds it for its clients", rdt_wait_freed(reader, &ref, SEC, &err));
     rdt_request_destroy(hold);
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_wait_freed(reader, &ref, LONG, &err));

@@ -282,6 +282,7 @@ static void check_failing(const char *sided, unsigned where, const char *fault, 
     must_refuse(RDT_TRANSPORT, says, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     bystander_round(&c, 3);
     cluster_faults(&c, where, "");
+    cluster_expect_idle_of_transfers(&c); /* an aborted transfer may still take its connection down */
     wait_until(10 * SEC, both_see_loopback());
     fetch_pattern(reader, &ref, MIB, 1, "loopback");
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -333,6 +334,7 @@ static void check_lost(const char *sided, unsigned where)
     bystander_round(&c, 3);
     cluster_faults(&c, where, "");
     wait_until(10 * SEC, pins_of(&c.node[0]) == 0 && pins_of(&c.node[1]) == 0);
+    cluster_expect_idle_of_transfers(&c);
     wait_until(10 * SEC, both_see_loopback());
     fetch_pattern(reader, &ref, MIB, 1, "loopback");
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -422,6 +424,7 @@ Test(loopback, random_failures_end_typed)
         }
         must_say(well > 0 && well < N, "%u of %u ended well", well, N);
         set_faults("");
+        cluster_expect_idle_of_transfers(&c);
         wait_until(10 * SEC, both_see_loopback());
         for (unsigned i = 0; i < N; i++)
             fetch_pattern(reader, &refs[i], 70000 + 1000 * i, i, "loopback");
@@ -571,8 +574,8 @@ Test(loopback, failure_is_explained_on_both_ends)
 
     begin(2, "two", NULL);
     ref = put_pattern(owner, NULL, 20 * 64 * KIB, 1);
-    set_delay(400 * MSEC);
-    request = start_one(reader, &ref, patience(800 * MSEC));
+    set_delay(1500 * MSEC);
+    request = start_one(reader, &ref, patience(3 * SEC));
     await_engine(&c.node[1]);
     must(transfer_under_way(&c.node[1], "in", &in));
     must(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &why) == RDT_TIMED_OUT);

@@ -328,7 +328,7 @@ static void owner_ends_before_it_sends(bool freeze, const char *at_reader)
         else
             node_kill(&c.node[cast.owner], SIGKILL);
         must_be(RDT_PEER_LOST, finish(&dead, &err));
-        must_be_within(struck, freeze ? 5 * SEC : SEC);
+        must_be_within(struck, freeze ? 5 * SEC : 3 * SEC);
         must_end_well(&other);
         must_be_within(struck, 6 * SEC);
         cluster_faults(&c, cast.owner, "");

@@ -327,7 +327,7 @@ Test(replicas, next_replica_shows_no_bytes_of_an_earlier_one)
     uint8_t *memory;
     const uint8_t *base;
 
-    begin(2);
+    begin_with(2, &(struct cluster_options){.flags = (const char *const[]){"--pool-idle=3s", NULL}});
     memory = alloc_memory(owner, 3 * MIB);
     memset(memory, 0xff, 3 * MIB);
     options.flags = RDT_PUT_SNAPSHOT;

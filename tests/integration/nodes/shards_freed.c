@@ -141,7 +141,7 @@ Test(shards_freed, part_waits_until_its_bytes_are_there)
         must_ok(rdt_put(conns[i], &(struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = w[i]}, 1, &options,
                         &refs[i], &err));
         must_refuse(RDT_TIMED_OUT, "still being put",
-                    rdt_publish_part(conns[i], &name, 1, i, 2, &refs[i], NULL, 50 * MSEC, NULL, &err));
+                    rdt_publish_part(conns[i], &name, 1, i, 2, &refs[i], NULL, 200 * MSEC, NULL, &err));
         requests[i] = start_part(conns[i], &name, 1, i, 2, &refs[i]);
         must_ok(rdt_stat(conns[i], &refs[i], &stat, &err));
         must(stat.waiters == 1);

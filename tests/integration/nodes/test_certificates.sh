@@ -67,7 +67,7 @@ printf '\004\000\000\000\000\000\000\000{}  ' >empty.safetensors
 
 # ---- daemons ----
 
-port=$((20000 + RANDOM % 10000))
+port=$((10000 + RANDOM % 9900)) # below those of other tests
 address() { echo "127.0.0.1:$((port + $1))"; }
 # start NODE NUMBER [KEY=VALUE ...]: with these keys of [network]
 start() {

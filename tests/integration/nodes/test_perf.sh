@@ -16,7 +16,7 @@ for node in a b; do
     --key-file "$dir/key"
   pid[$node]=$daemon
 done
-port=$((20000 + RANDOM % 10000))
+port=$((10000 + RANDOM % 9900)) # below those of other tests
 "$RDT_BUILD_DIR/rdtctl" --socket "$dir/a" perf --serve "127.0.0.1:$port" 2>"$dir/serve.log" &
 pid[serve]=$!
 until_true grep -q serves "$dir/serve.log"

@@ -201,6 +201,7 @@ static void stay_away(struct fake *fake)
     greet(fake, 1, false, GRACE_NS);
     fake_take(fake, RDT_MSG_PING);
     fake_die(fake);
+    MUST(sem_post(fake->arg) == 0);
     MUST(sem_wait(&fake->step) == 0);
     fake_rise(fake);
     greet(fake, 2, true, GRACE_NS);
@@ -214,10 +215,14 @@ Test(client_resume_ends, deadlines_pass_while_the_daemon_is_away)
     struct fake fake;
     struct rdt_ref ref = fake_ref("w");
     struct rdt_fetch_options options = RDT_INIT(options);
-    rdt *conn = start(&fake, stay_away, NULL);
     rdt_object *object;
+    sem_t gone;
+    rdt *conn;
 
+    MUST(sem_init(&gone, 0, 0) == 0);
+    conn = start(&fake, stay_away, &gone);
     assert_status(RDT_TIMED_OUT, rdt_ping(conn, 40 * MS, &err));
+    MUST(sem_wait(&gone) == 0);
     options.timeout_ns = 40 * MS;
     assert_status(RDT_TIMED_OUT, rdt_fetch(conn, &ref, 1, &options, &object, &err));
     cr_assert(strstr(err.msg, "fetch of \"w\": rdtd did not say how it ended"), "%s", err.msg);
