@@ -388,7 +388,7 @@ static void expire(struct link *link)
     if (link->incoming)
         link_fail(link, UCS_OK, "it did not send its greeting in time");
     else if (link->conn && link->engine->link_events->on_late(link->conn))
-        link->deadline_ns = monotonic_ns() + DIAL_NS;
+        link->deadline_ns = monotonic_ns(); /* until this end has bytes to send */
 }
 
 void links_expire(struct engine *engine, bool all)

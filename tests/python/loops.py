@@ -300,6 +300,10 @@ def test_a_failed_get_cancels_the_rest():
                 kept = error  # and with it the frames
             assert kept is not None
             until(lambda: node.waiters() == 0, "nobody waits for what never comes")
+            first = c.fetch(bad, into=targets[0])
+            until(first.done, "it has failed")
+            with raises(rdtd.Mismatch):
+                c.wait([first, c.fetch(rdtd.Ref("never"), into=targets[1])], timeout=LONG)
 
 
 if __name__ == "__main__":

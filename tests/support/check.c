@@ -40,7 +40,7 @@ bool check_is_late(const struct rdt_error *err)
     if (err->status != RDT_TIMED_OUT)
         return false;
     return strncmp(err->msg, "rdtd did not answer", strlen("rdtd did not answer")) == 0 ||
-           strstr(err->msg, "rdtd did not say how it ended") ||
+           strstr(err->msg, "rdtd did not say how it ended within") ||
            (strstr(err->msg, " within ") && length > 2 && strcmp(err->msg + length - 2, " s") == 0);
 }
 

@@ -22,7 +22,7 @@ from ._errors import Error
 AGAIN = _rdt.STATUSES["AGAIN"]
 OK = _rdt.STATUSES["OK"]
 
-_Waiting = dict["asyncio.Future[None]", _rdt.Request]
+_Waiting = dict["asyncio.Future[None]", Any]  # Request
 
 
 def _finish(future: asyncio.Future[None]) -> None:
@@ -41,6 +41,7 @@ class Hub:
         # that holds the lock.
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self.interrupted = False  # look() was, by Ctrl-C for instance
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:
@@ -89,11 +90,12 @@ class Hub:
             here: Any = asyncio.get_running_loop()
         except RuntimeError:
             here = None
+        self.interrupted = True
         with self._lock:
             waiting = [(loop, future, request) for loop, mine in self._waiting.copy().items()
                        for future, request in mine.copy().items()]
         for loop, future, request in waiting:
-            if request._state() == AGAIN:  # which may start another step, and run any code
+            if request._state_if_free() == AGAIN:  # which may start another step, and run any code
                 continue
             if loop is here:
                 _finish(future)
@@ -102,3 +104,4 @@ class Hub:
                     loop.call_soon_threadsafe(_finish, future)
                 except RuntimeError:
                     pass  # that loop was closed, so nobody waits in it
+        self.interrupted = False

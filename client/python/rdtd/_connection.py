@@ -92,7 +92,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         super().close()
         if self._own_hub:
             self._own_hub.look()
-        for heir in list(self._heirs):
+        with self._hub_lock:
+            heirs = list(self._heirs)
+        for heir in heirs:
             heir.close()
 
     def dispatch(self) -> int:
@@ -102,7 +104,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         try:
             ended = super().dispatch()
         finally:
-            if ended and self._own_hub:  # the descriptor may not wake up its loops any more
+            if self._own_hub and (ended or self._own_hub.interrupted):  # the descriptor may not wake up its loops any more
                 self._own_hub.look()
         return ended
 
@@ -116,7 +118,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def _reopened(self) -> Connection:
         """A new connection to the same daemon, or to the one that took its place. It is closed with this one."""
         made = Connection(self._where, name=self._called)
-        self._heirs.add(made)
+        with self._hub_lock:
+            self._heirs.add(made)
         if self.closed:  # just now, by another thread
             made.close()
         return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generator, Literal, NamedTuple, Optional,
 
 from . import _rdt
 from ._aio import AGAIN, OK
-from ._errors import Error, TimedOut, status_name
+from ._errors import Cancelled, Error, TimedOut, status_name
 from ._structure import Layout, arrange
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ class Steps:
     # Requests of earlier steps, for which a thread may still be waiting.
     earlier: list[Any] = field(default_factory=list)
     starting: bool = False  # a step is being started, by code that may ask for the state again
+    missed: bool = False  # Hub.look could not have the lock
     lock: Any = field(default_factory=threading.RLock)
 
     def left(self) -> Optional[float]:
@@ -331,6 +332,10 @@ class Request(_rdt.Request):
             return await self._again(how).fetched_async()
         return self._tell(how, brought)
 
+    def _state_if_free(self) -> int:
+        """The state; AGAIN if another thread is starting a step, which then looks."""
+        return self._state()
+
     def _wait(self, timeout: Optional[float]) -> None:
         if self._state() != AGAIN:
             self._check()
@@ -394,25 +399,53 @@ class FetchInto(Request):
     def _state(self) -> int:
         steps: Steps = self._how.steps
         with steps.lock:
-            while steps.failure is None:
-                state = super()._state()
-                if steps.starting:
-                    return AGAIN
-                if state == AGAIN or state != OK and steps.found is None:
-                    return state
-                steps.starting = True
-                try:
-                    if steps.found is None:
-                        self._start_second(steps)
-                    elif state == FREED and self._how.again[0].is_name:
-                        self._start_anew(steps, steps.found)
-                    else:
-                        return state
-                except Exception as error:
-                    steps.failure = error
-                finally:
-                    steps.starting = False
-            return getattr(steps.failure, "status", 0) or INVALID
+            state, changed = self._advance(steps)
+        self._look_again(steps, changed)
+        return state
+
+    def _state_if_free(self) -> int:
+        steps: Steps = self._how.steps
+        steps.missed = True  # whoever has the lock looks again
+        if not steps.lock.acquire(blocking=False):
+            return AGAIN
+        try:
+            steps.missed = False
+            state, changed = self._advance(steps)
+        finally:
+            steps.lock.release()
+        self._look_again(steps, changed)
+        return state
+
+    def _look_again(self, steps: Steps, changed: bool) -> None:
+        """After the lock: no answer may come that would wake up the loops."""
+        if changed or steps.missed:
+            steps.missed = False
+            connection: Connection = self.connection
+            if connection._own_hub:
+                connection._own_hub.look()
+
+    def _advance(self, steps: Steps) -> tuple[int, bool]:
+        """With the lock: the state, after the steps that can be started; and whether one was."""
+        changed = False
+        while steps.failure is None:
+            state = super()._state()
+            if steps.starting:
+                return AGAIN, changed
+            if state == AGAIN or state != OK and steps.found is None:
+                return state, changed
+            if steps.found is not None and not (state == FREED and self._how.again[0].is_name):
+                return state, changed
+            changed = steps.starting = True
+            try:
+                if steps.found is None:
+                    self._start_second(steps)
+                else:
+                    self._start_anew(steps, steps.found)
+            except Exception as error:
+                steps.failure = error
+            finally:
+                steps.starting = False
+        return getattr(steps.failure, "status", 0) or INVALID, changed
 
     def _start_second(self, steps: Steps) -> None:
         how: How = self._how
@@ -457,8 +490,12 @@ class FetchInto(Request):
         """Ends the request now with Cancelled, unless it has ended."""
         steps: Steps = self._how.steps
         with steps.lock:
-            if self._state() == AGAIN:
+            state = super()._state()
+            if state == AGAIN:
                 super().cancel()
+            elif state == OK and steps.found is None and steps.failure is None and not steps.starting:
+                steps.failure = Cancelled("the fetch was cancelled")  # before its second step
+        self._look_again(steps, True)
 
     def _wait(self, timeout: Optional[float]) -> None:
         connection: Connection = self.connection

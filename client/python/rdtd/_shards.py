@@ -92,13 +92,22 @@ class Plan:
         that does not exist), and those of a fetch."""
         newer = Ref.from_name(self._name.id.decode(), self.version if after is None else after, near=self._name)
         end = None if timeout is None else time.monotonic() + timeout
-        self._connection._start(0, newer, 0, 0, timeout).result()  # Ctrl-C ends this wait
+        self._connection._wait_version(newer, timeout)
         run = PlanRun(**self._plan.run(newer.after, None if end is None else max(0.0, end - time.monotonic())))
         self.version = run.version
         return run
 
 
 class PartCalls(_rdt.Conn):
+    def _wait_version(self, name: _rdt.Ref, timeout: Optional[float]) -> None:
+        """Waits for a version. Unlike the calls of librdt that follow, Ctrl-C ends it."""
+        request = self._start(0, name, 0, 0, timeout)
+        try:
+            request.result()
+        except BaseException:
+            request.cancel()
+            raise
+
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
@@ -141,7 +150,8 @@ class PartCalls(_rdt.Conn):
         version is an ordinary object), TimedOut."""
         at = ref_of(name)
         end = None if timeout is None else time.monotonic() + timeout
-        self._start(0, at, 0, 0, timeout).result()  # Ctrl-C ends this wait
+        if at.is_name:
+            self._wait_version(at, timeout)
         version, step, parts = self._manifest(at, None if end is None else max(0.0, end - time.monotonic()))
         return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
 

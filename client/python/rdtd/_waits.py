@@ -19,6 +19,15 @@ def _steps_of(requests: Sequence[Request]) -> int:
     return sum([len(request._how.steps.earlier) for request in requests if isinstance(request, FetchInto)])
 
 
+def _ended(requests: Sequence[Request]) -> list[bool]:
+    """Which requests have ended; starts second steps. Raises the error of one that failed."""
+    ended = [request._state() != AGAIN for request in requests]
+    for request, yes in zip(requests, ended):
+        if yes:
+            request._check()
+    return ended
+
+
 def _in_first_step(requests: Sequence[Request]) -> bool:
     return any([isinstance(request, FetchInto) and request._how.steps.found is None for request in requests])
 
@@ -95,16 +104,13 @@ class WaitCalls(_rdt.Conn):
             failure = None
             wanted = number
             if _in_first_step(requests):  # the second step of one must not wait for the others
-                wanted = min(number, 1 + sum([request._state() != AGAIN for request in requests]))
+                wanted = min(number, 1 + sum(_ended(requests)))
             before = _steps_of(requests)
             try:
                 self._wait(requests, wanted, left)
             except Error as error:
                 failure = error
-            ended = [request._state() != AGAIN for request in requests]  # starts second steps
-            for request, yes in zip(requests, ended):
-                if yes:
-                    request._check()
+            ended = _ended(requests)
             if failure is not None and _steps_of(requests) == before:
                 try:
                     raise failure
@@ -120,17 +126,15 @@ class WaitCalls(_rdt.Conn):
         """Like `wait`, for event loops. If the waiting task is cancelled, the requests go on."""
         listed = list(requests)
         wanted = _number_of(listed, how_many)
-        self.dispatch()
+        for connection in {self, *[request.connection for request in listed]}:
+            connection.dispatch()
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         waiting = {loop.create_task(r.connection._hub().ended(r, cancels=False)) for r in listed
                    if r._state() == AGAIN}
         try:
             while True:
-                ended = [r._state() != AGAIN for r in listed]
-                for request, yes in zip(listed, ended):
-                    if yes:
-                        request._check()
+                ended = _ended(listed)
                 left = None if deadline is None else max(0.0, deadline - loop.time())
                 if sum(ended) >= wanted or left == 0:
                     return ([r for r, yes in zip(listed, ended) if yes],

@@ -194,8 +194,9 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
         prepared = _plans.get(key)
     if prepared is None:
         made = ModelPlan(connection, name, locals_, move)
+        lost = {one[0] for one in list(_plans) if not one[0]._is_alive()}
         with _plans_lock:
-            ended = [_plans.pop(one) for one in list(_plans) if not one[0]._is_alive()]
+            ended = [_plans.pop(one) for one in list(_plans) if one[0] in lost]
             if len(_plans) >= _MOST_PLANS:
                 ended.append(_plans.pop(next(iter(_plans))))
             prepared = _plans.setdefault(key, made)

@@ -81,6 +81,7 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
 bool gpu_open(struct conn *conn)
 {
     enum rdt_status status = RDT_OK;
+    rdt_cuda *cuda = NULL;
     struct rdt_error err;
 
     if (conn->cuda)
@@ -88,10 +89,13 @@ bool gpu_open(struct conn *conn)
     if (!conn_enter(conn))
         return false;
     Py_BEGIN_ALLOW_THREADS(void) pthread_mutex_lock(&conn->cuda_opens);
-    if (!conn->cuda) /* no other thread opened it first */
-        status = rdt_cuda_open(conn->rdt, &conn->cuda, &err);
+    Py_END_ALLOW_THREADS if (!conn->cuda) /* no other thread opened it first */
+    {
+        Py_BEGIN_ALLOW_THREADS status = rdt_cuda_open(conn->rdt, &cuda, &err);
+        Py_END_ALLOW_THREADS conn->cuda = cuda;
+    }
     (void)pthread_mutex_unlock(&conn->cuda_opens);
-    Py_END_ALLOW_THREADS conn_leave(conn);
+    conn_leave(conn);
     if (status != RDT_OK)
         (void)raise_error(&err);
     return status == RDT_OK;

@@ -57,7 +57,7 @@ struct conn {
     /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
     PyObject *shared;
     rdt_cuda *cuda;             /* NULL: no call has used GPU memory yet */
-    pthread_mutex_t cuda_opens; /* held by the thread that opens it, without the GIL */
+    pthread_mutex_t cuda_opens; /* held by the thread that opens it */
     bool pooled;                /* torch's pool has used this connection, so the session lasts until the process ends */
     PyObject *weakrefs;
 };

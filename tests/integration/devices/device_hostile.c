@@ -240,7 +240,7 @@ struct slow_plan {
 static int import_and_release(struct actor *self, void *arg)
 {
     struct slow_plan *plan = arg;
-    uint64_t sizes[2] = {plan->chunk_bytes, plan->chunk_bytes}, ids[SLOW_IMPORTS];
+    uint64_t sizes[2] = {plan->chunk_bytes, plan->chunk_bytes}, regions[SLOW_IMPORTS];
     char path[96];
     struct raw raw;
     int fds[2];
@@ -252,14 +252,20 @@ static int import_and_release(struct actor *self, void *arg)
     raw_hello(&raw);
     for (unsigned i = 0; i < SLOW_IMPORTS; i++) {
         Rdt__Pb__Import message = part(0, 0, false, sizes);
-        ids[i] = raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
+        (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
     }
     for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
-        ProtobufCMessage *reply = raw_reply(&raw, ids[i], &rdt__pb__region_reply__descriptor);
+        Rdt__Pb__RegionReply *reply; /* the workers end in any order */
+        must(raw_next(&raw) && raw.frame.flags == FRAME_REPLY);
+        reply = rdt__pb__region_reply__unpack(NULL, raw.frame.length, raw.frame.payload);
+        must(reply);
+        regions[i] = reply->region;
+        rdt__pb__region_reply__free_unpacked(reply, NULL);
+    }
+    for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
         Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
-        release.region = ((Rdt__Pb__RegionReply *)reply)->region;
+        release.region = regions[i];
         (void)raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0);
-        protobuf_c_message_free_unpacked(reply, NULL);
         must(raw_next(&raw));
     }
     actor_step(self);
