@@ -153,7 +153,7 @@ static void check_late_write(const char *sided, bool by_deadline)
     ref = put_pattern(owner, NULL, BYTES, 1);
     memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
-    set_slow(150 * MSEC, patience(1500 * MSEC));
+    set_slow(150 * MSEC, 1500 * MSEC);
     request = start_into(&ref, memory, by_deadline ? patience(SEC) : LONG);
     await_engine(&c.node[1]);
     given_up = now_ns();
@@ -220,7 +220,7 @@ Test(quiesce, memory_given_back_early_serves_nobody)
             ref = put_pattern(owner, NULL, BYTES, 1);
             if (own)
                 memory = alloc_memory(reader, BYTES);
-            set_slow(150 * MSEC, patience(1500 * MSEC));
+            set_slow(150 * MSEC, 1500 * MSEC);
             request = start_into(&ref, memory, LONG);
             await_engine(&c.node[1]);
             give_up(request, false);
@@ -274,7 +274,7 @@ Test(quiesce, killed_client_leaves_memory_until_engine_is_done)
 
         begin(2, sides[s], "20s");
         leaving = (struct leaving){&c.node[1], put_pattern(owner, NULL, BYTES, 1)};
-        set_slow(150 * MSEC, patience(1500 * MSEC));
+        set_slow(150 * MSEC, 1500 * MSEC);
         actor_start(&actor, fetch_and_stay, &leaving);
         await_engine(&c.node[1]);
         actor_kill(&actor, SIGKILL);
@@ -463,7 +463,7 @@ Test(quiesce, owner_pinned_until_readers_engine_is_done)
         tensor = VECTOR(RDT_U8, BYTES, memory);
         ref = put_one(owner, &tensor, NULL);
         if (s == 0) /* reads that are late; sends that cannot be called back */
-            slow_down(1, 150 * MSEC, patience(1500 * MSEC));
+            slow_down(1, 150 * MSEC, 1500 * MSEC);
         else
             cluster_faults(&c, 0, "delay_ms=1500\nno_abort=1\n");
         request = start_into(&ref, NULL, LONG);
