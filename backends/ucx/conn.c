@@ -199,7 +199,8 @@ static void on_link_ready(struct conn *conn, struct link *link)
         chunks_send(conn);
 }
 
-/* The bytes of the other direction may move: a link that was opened early ends nothing before this end has bytes to send. */
+/* A link that was opened early does not end the connection before this end has bytes to send: those of the other direction
+ * may be moving. */
 static bool on_link_late(struct conn *conn)
 {
     bool unused;

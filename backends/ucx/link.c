@@ -21,10 +21,11 @@
 #define DIAL_NS \
     (10 * 1000000000ull) /* how long the other end may take to answer ours: less than the default of stall_timeout */
 #define SECOND_NS 1000000000ull
-/* How many connections are accepted between two calls of progress; fewer than MAX_STRANGERS_OF_SOURCE, so that none is closed
- * before a progress has followed its acceptance. UCX queues events of a descriptor while it works on it, and does not forget
- * them when it closes the descriptor: the next connection that gets the number gets the event, which an assertion may not
- * expect (openucx/ucx#11455). Rejecting does both at once. */
+/* How many connections are accepted between two calls of progress. UCX queues the events of a descriptor while it works on
+ * it, and keeps them when it closes the descriptor. The next connection with the same number then gets an event that an
+ * assertion does not expect (openucx/ucx#11455). So a connection is closed only after a progress has followed its acceptance,
+ * and one that makes room for others only after several, because MAX_STRANGERS_OF_SOURCE is greater. A rejection would close
+ * at once. */
 #define MAX_ACCEPTED 32u
 
 /* ---- states ---- */
@@ -202,7 +203,7 @@ void links_accept(struct engine *engine)
     memmove(engine->requests, engine->requests + n, engine->n_requests * sizeof *engine->requests);
 }
 
-/* None is rejected, however many come at once: see MAX_ACCEPTED. */
+/* No connection is rejected, however many come at once: see MAX_ACCEPTED. UCX has accepted each of them already. */
 static void on_request(ucp_conn_request_h request, void *arg)
 {
     struct engine *engine = arg;

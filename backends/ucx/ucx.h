@@ -164,7 +164,7 @@ struct link_events {
     struct conn *(*take_token)(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES]);
     void (*on_ready)(struct conn *conn, struct link *link); /* both ends have greeted */
     void (*on_failed)(struct conn *conn, enum rdt_status status, const char *msg);
-    bool (*on_late)(struct conn *conn);                    /* the other end has not greeted. true: nothing waits for that yet */
+    bool (*on_late)(struct conn *conn); /* the other end has not greeted in time. true: nothing waits for it, the link stays */
     void (*on_gone)(struct conn *conn, struct link *link); /* the link is closed, and freed when this returns */
 };
 

@@ -22,7 +22,7 @@ from ._errors import Error
 AGAIN = _rdt.STATUSES["AGAIN"]
 OK = _rdt.STATUSES["OK"]
 
-_Waiting = dict["asyncio.Future[None]", Any]  # Request
+_Waiting = dict["asyncio.Future[None]", Any]  # the values are Requests
 
 
 def _finish(future: asyncio.Future[None]) -> None:
@@ -41,7 +41,7 @@ class Hub:
         # that holds the lock.
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self.interrupted = False  # look() was, by Ctrl-C for instance
+        self.interrupted = False  # look() is running, or was ended by an exception such as Ctrl-C
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:

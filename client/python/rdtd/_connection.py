@@ -60,6 +60,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                  timeout: Optional[float] = None) -> None:
         self._own_pools: Optional[TorchPools] = None
         self._kept_live: dict[Request, Any] = {}
+        # The connections that took the place of this one after it was lost.
         self._heirs: weakref.WeakSet[Connection] = weakref.WeakSet()
         info = self._node()
         self._session = info["session"]

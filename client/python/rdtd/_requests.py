@@ -223,7 +223,7 @@ class Steps:
     # Requests of earlier steps, for which a thread may still be waiting.
     earlier: list[Any] = field(default_factory=list)
     starting: bool = False  # a step is being started, by code that may ask for the state again
-    missed: bool = False  # Hub.look could not have the lock
+    missed: bool = False  # Hub.look found the lock taken: the thread that has it looks again
     lock: Any = field(default_factory=threading.RLock)
 
     def left(self) -> Optional[float]:
@@ -290,6 +290,15 @@ class Request(_rdt.Request):
         self._wait(timeout)
         how: Union[How, Held, None] = self._how
         return self._ref(how) if isinstance(how, Held) else None if how is None else self._value(how)
+
+    def _result_or_cancel(self) -> Any:
+        """The result. If the wait for it fails or is interrupted, the request ends: otherwise it would live as long as the
+        exception, whose traceback refers to it."""
+        try:
+            return self.result()
+        except BaseException:
+            self.cancel()
+            raise
 
     def fetched(self, timeout: Optional[float] = None) -> Fetched:
         """Like `result` of a fetch, but returns a Fetched, which also has the path, the version and the bytes
@@ -417,7 +426,7 @@ class FetchInto(Request):
         return state
 
     def _look_again(self, steps: Steps, changed: bool) -> None:
-        """After the lock: no answer may come that would wake up the loops."""
+        """Completes futures that no further answer of the daemon would complete. To be called without the lock."""
         if changed or steps.missed:
             steps.missed = False
             connection: Connection = self.connection

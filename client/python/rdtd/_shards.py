@@ -100,13 +100,8 @@ class Plan:
 
 class PartCalls(_rdt.Conn):
     def _wait_version(self, name: _rdt.Ref, timeout: Optional[float]) -> None:
-        """Waits for a version. Unlike the calls of librdt that follow, Ctrl-C ends it."""
-        request = self._start(0, name, 0, 0, timeout)
-        try:
-            request.result()
-        except BaseException:
-            request.cancel()
-            raise
+        """Waits for a version. Ctrl-C ends this wait; it would not end that of the call of librdt that follows."""
+        self._start(0, name, 0, 0, timeout)._result_or_cancel()
 
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
@@ -136,11 +131,7 @@ class PartCalls(_rdt.Conn):
         ended or gave up), Freed (a later step became complete first), TimedOut, LimitReached."""
         if isinstance(part, _rdt.Ref):
             request = self.start_part(name, step, rank, of, part, visible=visible, timeout=timeout)
-            try:
-                request.result()
-            except BaseException:  # its traceback keeps the request, and with it the part
-                request.cancel()
-                raise
+            request._result_or_cancel()
             return self._part_version(request)
         with self.put_part(part, visible=visible) as ref:
             return self.publish_part(name, step, rank, of, ref, visible=visible, timeout=timeout)
