@@ -55,7 +55,6 @@
  *                      group_connect, group_ready
  *     fetch:           register_memory, post_send, post_recv, cancel as above, on the conn that group_conn returns
  *                      for the peer's rank
- *     broadcast:       register_memory, then post_broadcast on every rank, on the root last (since 1.3)
  *     failure, an abort that does not come to rest, a lost node, or the end of the group:
  *                      group_close, every operation ends, group_closed, group_destroy;
  *                      after a failure the group forms again under the next epoch
@@ -280,8 +279,9 @@ struct rdt_memory_ops {
     /* since 1.1: makes the block read-only for ever: from now on nobody gains the right to write it, by whatever
      * descriptor. What happens to rights that somebody already has depends on `proof`:
      *   false   existing mappings stay, including the core's own, to which the core no longer writes. Loop thread.
-     *   true    the core's own mapping ends in any case (block->addr becomes NULL), and the next map is for reading.
-     *           RDT_OK: nobody has the right to write any more. BUSY: somebody still has it, and nothing was sealed.
+     *   true    the core's own mapping ends (block->addr becomes NULL), and the next map is for reading.
+     *           RDT_OK: nobody has the right to write any more. BUSY: somebody still has it, but may be the last who gets it.
+     *           Another error: nothing has changed, or the mapping has ended.
      *           Owner's thread: it may wait for whoever still uses a page.
      * NULL: memory of this kind cannot be sealed. */
     enum rdt_status (*seal)(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err);
@@ -360,6 +360,14 @@ struct rdt_memory_ops {
 
     /* since 1.7: as zero, for `bytes` bytes of the block from `offset` on. A kind with alloc_unzeroed has it. Pool threads. */
     enum rdt_status (*zero_part)(void *memory, struct rdt_block *block, uint64_t offset, uint64_t bytes, struct rdt_error *err);
+
+    /* since 1.9: maps `bytes` bytes of an imported block from `offset` on, both of whole pages of the block (the last one may
+     * lie behind the block's end), and stores their address, until unmap_part. NO_MEMORY: there is no address space or mapping
+     * left. NULL is fine for both: the core calls neither, because it maps no host memory that a client imported. It reads and
+     * writes block->fd instead, and calls map only for an imported block without a descriptor. */
+    enum rdt_status (*map_part)(void *memory, const struct rdt_block *block, uint64_t offset, uint64_t bytes, void **addr_p,
+                                struct rdt_error *err);
+    void (*unmap_part)(void *memory, void *addr, uint64_t bytes);
 };
 
 /* ---- transports ---- */
@@ -531,18 +539,10 @@ struct rdt_transport_ops {
      * listed. Opening thread. */
     bool (*moves)(void *transport, const char *memory_kind);
 
-    /* since 1.3: a transport of groups has both post_broadcast and cancel_broadcast, or neither; without them
-     * the core sends from the root to each rank. Sends one chunk from the rank `root` to all others. The core
-     * of each rank posts it with the same `transfer` (a number of the root's), `chunk` and length; the root's
-     * piece is read, the others' are written. The root posts last, when all others have posted. Otherwise
-     * ranks post in any order, and several broadcasts, of several roots, run at a time beside sends and
-     * receives, so that (root, transfer, chunk) says which posts belong together. The operation of a rank
-     * ends when the plug-in no longer needs its piece, from which it may pass the bytes on. Not called for a
-     * transport whose operations wait in an ordered queue. Loop thread. */
+    /* since 1.3; since 1.10 nothing calls these two, and new plug-ins leave them NULL: rdt_broadcast has the nodes of a group
+     * fetch the object from each other. A plug-in that has them loads as before, and the conformance tests pass them over. They
+     * sent one chunk from the rank `root` to all others, and ended one rank's part of that. */
     enum rdt_status (*post_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
-
-    /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the
-     * operation must end at once. Whenever the call comes, the other ranks still receive their bytes. Loop thread. */
     void (*cancel_broadcast)(void *group, struct rdt_op *op);
 
     /* since 1.6: called after moves has returned false for one of memory_kinds. Returns the reason, as one sentence for people
@@ -565,8 +565,9 @@ struct rdt_transport_ops {
 
 struct rdt_config_key {
     const char *name;
-    const char *fallback; /* the value if the configuration does not set the key */
-    const char *help;     /* one line, for the generated rdtd.conf and its page */
+    const char *fallback; /* the value if the configuration does not set the key; NULL (since 1.11): the key was removed, and
+                             a configuration that sets it is refused */
+    const char *help;     /* one line, for the generated rdtd.conf and its page; of a removed key: what to do instead */
 };
 
 struct rdt_backend {

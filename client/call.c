@@ -33,7 +33,7 @@ struct waiting { /* on the caller's stack, and in the table until its frame has 
 static bool remember_reply(rdt *conn, const struct waiting *waiting)
 {
     if (waiting->verb->type == RDT_MSG_WATCH) {
-        conn->watched = ((const Rdt__Pb__Watch *)waiting->request)->kinds;
+        conn->watch.kinds = ((const Rdt__Pb__Watch *)waiting->request)->kinds;
         events_begin(conn); /* now, because the first events may follow in the same read */
     }
     if ((waiting->verb->type == RDT_MSG_ALLOC || waiting->verb->type == RDT_MSG_IMPORT) &&
@@ -71,9 +71,9 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &waiting->err);
         /* A daemon that is about to end takes no more puts. The next one does. */
-        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->kept && waiting->verb->type == RDT_MSG_PUT) {
+        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->session.kept && waiting->verb->type == RDT_MSG_PUT) {
             waiting->err.status = RDT_OK;
-            pending_add(&conn->pending, pending);
+            pending_add(&conn->calls.pending, pending);
             return;
         }
         if (has_ended_it(waiting)) {
@@ -100,8 +100,8 @@ static void on_resumed(rdt *conn, struct pending *pending)
                                 waiting->n_send, &waiting->err);
     if (status == RDT_OK) {
         waiting->repeated |= waiting->sent_on != 0;
-        waiting->sent_on = conn->n_sockets;
-        pending_add(&conn->pending, pending);
+        waiting->sent_on = conn->socket.n;
+        pending_add(&conn->calls.pending, pending);
         return;
     }
     waiting->done = true;
@@ -130,8 +130,9 @@ static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
 
-    if (waiting->verb->type == RDT_MSG_PUT && conn->kept && waiting->sent_on != 0)
-        (void)ids_append(&conn->abandoned, waiting->pending.id); /* without memory the object may stay until the session ends */
+    if (waiting->verb->type == RDT_MSG_PUT && conn->session.kept && waiting->sent_on != 0)
+        (void)ids_append(&conn->calls.abandoned,
+                         waiting->pending.id); /* without memory the object may stay until the session ends */
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;
@@ -158,12 +159,12 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
 {
     enum rdt_status status = RDT_OK;
 
-    pending_add(&conn->pending, &waiting->pending);
+    pending_add(&conn->calls.pending, &waiting->pending);
     while (!waiting->done && status != RDT_TIMED_OUT)
         status = connection_step(conn, deadline_ns);
     if (waiting->done)
         return;
-    (void)pending_take(&conn->pending, waiting->pending.id);
+    (void)pending_take(&conn->calls.pending, waiting->pending.id);
     cancel(conn, waiting);
     set_timed_out(conn, waiting);
 }
@@ -282,7 +283,7 @@ static void end_watch(rdt *conn)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
 
-    conn->watched = 0;
+    conn->watch.kinds = 0;
     events_begin(conn);
     (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, true, NULL);
 }
@@ -291,7 +292,7 @@ static void end_watch(rdt *conn)
  * at their deadline. Their callers were told that they got nothing, so what the reply brings is given back. */
 void call_on_late_reply(rdt *conn, struct frame *frame)
 {
-    ids_remove(&conn->abandoned, frame->request_id);
+    ids_remove(&conn->calls.abandoned, frame->request_id);
     if (frame->flags & FRAME_ERROR)
         return;
     switch (frame->type) {

@@ -6,6 +6,7 @@
 
 #include <protobuf-c/protobuf-c.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "proto/frame.h"
 #include "proto/messages.h"
@@ -50,7 +51,13 @@ enum rdt_status call_list(rdt *conn, Rdt__Pb__List *request, int64_t timeout_ns,
 /* Checks the connection, and whether the ref can be sent, and makes the message point into the ref. Errors: INVALID, FORKED. */
 enum rdt_status call_wire_ref(const rdt *conn, const struct rdt_ref *ref, Rdt__Pb__Ref *message_p, struct rdt_error *err);
 
-/* struct rdt's on_late_reply. */
+/* Writes any message, or a string, as JSON (info.c). The keys are the names of the fields in the .proto file, so they are as
+ * stable as the wire. Every field is there, also with its default value. An absent message becomes null, an enum its name,
+ * bytes become hex, a number above 2^63 - 1 a decimal string, and a byte of a string that is not UTF-8 U+FFFD. */
+void message_json(FILE *out, const ProtobufCMessage *message);
+void message_json_text(FILE *out, const char *text);
+
+/* struct rdt's on.late_reply. */
 void call_on_late_reply(rdt *conn, struct frame *frame);
 
 #endif

@@ -7,6 +7,7 @@
 #include "call.h"
 #include "note.h"
 #include "options.h"
+#include "proto/boxes.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -224,7 +225,7 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     conn = take_request->conn;
     connection_lock(conn);
-    if (!expiry_reserve(&conn->expiries, 1))
+    if (!expiry_reserve(&conn->calls.expiries, 1))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     if (status == RDT_OK) {
         request_start(take_request, round_trip_deadline_ns(take_request->timeout_ns));
@@ -431,11 +432,19 @@ static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *name, co
         status = rdt_error_set(err, RDT_INVALID, "the part of a version is an object, not a name");
     if (status == RDT_OK && (unsigned)own.visibility > RDT_VISIBLE_TO_ALL)
         status = rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)own.visibility);
+    if (status == RDT_OK && own.n_others > 0 && !own.others)
+        status = rdt_error_set(err, RDT_INVALID, "others is NULL");
+    for (size_t i = 0; i < own.n_others && status == RDT_OK; i++)
+        if (!own.others[i] || own.others[i][0] == '\0' || strnlen(own.others[i], RDT_MAX_KEY_BYTES + 1) > RDT_MAX_KEY_BYTES)
+            status =
+                rdt_error_set(err, RDT_INVALID, "key %zu of others is empty or longer than %u bytes", i, RDT_MAX_KEY_BYTES);
     if (status != RDT_OK)
         return status;
     message->name = &wires[0];
     message->object = &wires[1];
     message->visibility = (Rdt__Pb__Visibility)own.visibility;
+    message->others = (char **)own.others;
+    message->n_others = own.n_others;
     return RDT_OK;
 }
 

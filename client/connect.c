@@ -18,6 +18,7 @@
 #include "fetched.h"
 #include "memory/loans.h"
 #include "options.h"
+#include "proto/std_fds.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 #include "request.h"
@@ -26,6 +27,7 @@
 #include "session/connection.h"
 #include "session/events.h"
 #include "session/process.h"
+#include "session/server.h"
 
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
@@ -41,12 +43,12 @@ static void close_fd(int fd)
 
 static void close_fds(const rdt *conn)
 {
-    close_fd(conn->epoll_fd);
-    close_fd(conn->sock);
-    close_fd(conn->stale_sock);
-    close_fd(conn->timer_fd);
-    close_fd(conn->event_fd);
-    close_fd(conn->wake_fd);
+    close_fd(conn->loop.epoll_fd);
+    close_fd(conn->socket.fd);
+    close_fd(conn->socket.stale);
+    close_fd(conn->loop.timer_fd);
+    close_fd(conn->loop.event_fd);
+    close_fd(conn->waiters.wake_fd);
 }
 
 #define CLOSE_NS 1000000000 /* how long rdt_close tries to tell the daemon, or the next one */
@@ -57,9 +59,9 @@ static void free_all(rdt *conn)
     struct rdt_error why = {.status = RDT_DISCONNECTED, .msg = "rdt_close was called"};
 
     conn->state = CONNECTION_ENDED;
-    conn->why_lost = why;
-    if (conn->pending.buckets) {
-        for (struct pending *pending = pending_take_all(&conn->pending), *next; pending; pending = next) {
+    conn->why.lost = why;
+    if (conn->calls.pending.buckets) {
+        for (struct pending *pending = pending_take_all(&conn->calls.pending), *next; pending; pending = next) {
             next = pending->next;
             pending->ops->on_lost(conn, pending, &why);
         }
@@ -69,14 +71,14 @@ static void free_all(rdt *conn)
     list_drain (rdt_object, object, &conn->objects, link)
         fetched_destroy(object);
     events_fini(conn);
-    ids_fini(&conn->abandoned);
+    ids_fini(&conn->calls.abandoned);
     batches_fini(conn);
     loans_fini(conn);
     memory_fini(&conn->memory);
-    pending_fini(&conn->pending);
-    expiry_fini(&conn->expiries);
-    frame_writer_fini(&conn->writer);
-    frame_writer_fini(&conn->later);
+    pending_fini(&conn->calls.pending);
+    expiry_fini(&conn->calls.expiries);
+    frame_writer_fini(&conn->sending.writer);
+    frame_writer_fini(&conn->sending.later);
     frame_reader_fini(&conn->reader);
 }
 
@@ -89,8 +91,8 @@ static void close_in_child(rdt *conn)
     close_fds(conn);
     if (!consistent)
         return; /* one of them was changing the connection during the fork, so only its fds are in a known state */
-    pending_fini(&conn->pending); /* its entries lie on the stacks of those threads */
-    if (!pending_init(&conn->pending))
+    pending_fini(&conn->calls.pending); /* its entries lie on the stacks of those threads */
+    if (!pending_init(&conn->calls.pending))
         return;
     list_each (rdt_request, request, &conn->requests, link)
         request->copying = false;
@@ -104,7 +106,7 @@ static void say_close(rdt *conn)
 {
     Rdt__Pb__Close request = RDT__PB__CLOSE__INIT;
 
-    if (conn->kept)
+    if (conn->session.kept)
         (void)call(conn, RDT_MSG_CLOSE, &request.base, CLOSE_NS, NULL, NULL);
 }
 
@@ -117,7 +119,7 @@ void rdt_close(rdt *conn)
         return;
     }
     connection_lock(conn);
-    conn->corks = 0;
+    conn->sending.corks = 0;
     connection_flush(conn); /* a corked message may concern what outlives the session, such as a detached object */
     connection_unlock(conn);
     say_close(conn);
@@ -135,27 +137,28 @@ static bool watch(const rdt *conn, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN};
 
-    return epoll_ctl(conn->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+    return epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 static enum rdt_status open_fds(rdt *conn, int take_sock, struct rdt_error *err)
 {
-    conn->sock = take_sock;
-    conn->stale_sock = -1;
-    conn->n_sockets = 1;
-    conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    conn->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    conn->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    conn->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (conn->epoll_fd < 0 || conn->timer_fd < 0 || conn->event_fd < 0 || conn->wake_fd < 0 || !watch(conn, conn->sock) ||
-        !watch(conn, conn->timer_fd) || !watch(conn, conn->event_fd))
+    conn->socket.fd = take_sock;
+    conn->socket.stale = -1;
+    conn->socket.n = 1;
+    conn->loop.epoll_fd = std_fds_avoid(epoll_create1(EPOLL_CLOEXEC));
+    conn->loop.timer_fd = std_fds_avoid(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    conn->loop.event_fd = std_fds_avoid(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    conn->waiters.wake_fd = std_fds_avoid(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (conn->loop.epoll_fd < 0 || conn->loop.timer_fd < 0 || conn->loop.event_fd < 0 || conn->waiters.wake_fd < 0 ||
+        !watch(conn, conn->socket.fd) || !watch(conn, conn->loop.timer_fd) || !watch(conn, conn->loop.event_fd))
         return rdt_error_sys(err, errno, "cannot open the fds of a connection");
     return RDT_OK;
 }
 
 /* Takes the socket, on an error too. */
-static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err)
+static enum rdt_status create(int take_sock, const struct rdt_connect_options *options, rdt **conn_p, struct rdt_error *err)
 {
+    const char *name = options->name ? options->name : program_invocation_short_name;
     rdt *conn = calloc(1, sizeof *conn);
     enum rdt_status status;
 
@@ -164,25 +167,27 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a connection");
     }
     conn->pid = process_pid();
-    conn->on_event = fetch_on_event;
-    conn->on_late_reply = call_on_late_reply;
-    conn->on_expired = request_on_expired;
-    conn->on_away = resume_on_away;
-    conn->on_dialled = resume_on_dialled;
-    conn->fd_timer_ns = CLOCK_NEVER;
+    (void)stpncpy(conn->name, name, sizeof conn->name - 1); /* calloc has terminated it */
+    conn->daemon_uid = options->daemon_uid;
+    conn->on.event = fetch_on_event;
+    conn->on.late_reply = call_on_late_reply;
+    conn->on.expired = request_on_expired;
+    conn->on.away = resume_on_away;
+    conn->on.dialled = resume_on_dialled;
+    conn->loop.timer_ns = CLOCK_NEVER;
     list_init(&conn->batches);
     list_init(&conn->loans_idle);
     list_init(&conn->loans_active);
     list_init(&conn->requests);
     list_init(&conn->objects);
     list_init(&conn->arrived);
-    list_init(&conn->events);
+    list_init(&conn->watch.events);
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
-    frame_writer_init(&conn->writer);
-    frame_writer_init(&conn->later);
+    frame_writer_init(&conn->sending.writer);
+    frame_writer_init(&conn->sending.later);
     connection_locks_init(conn);
     status = open_fds(conn, take_sock, err);
-    if (status == RDT_OK && (!pending_init(&conn->pending) || !memory_init(&conn->memory)))
+    if (status == RDT_OK && (!pending_init(&conn->calls.pending) || !memory_init(&conn->memory)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a connection");
     if (status == RDT_OK)
         *conn_p = conn;
@@ -254,25 +259,30 @@ static int dial_the_next(int sock, const struct sockaddr_un *address, int64_t de
     return sys_errno;
 }
 
-static enum rdt_status open_socket(const char *path, int64_t deadline_ns, int *sock_p, struct rdt_error *err)
+static enum rdt_status open_socket(const char *path, uint32_t daemon_uid, int64_t deadline_ns, int *sock_p,
+                                   struct rdt_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t bytes = strlen(path);
     int sock, sys_errno;
+    enum rdt_status status;
 
     if (bytes >= sizeof address.sun_path)
         return rdt_error_set(err, RDT_INVALID, "the socket's path is longer than %zu bytes: %s", sizeof address.sun_path - 1,
                              path);
     memcpy(address.sun_path, path, bytes + 1);
-    sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sock = std_fds_avoid(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (sock < 0)
         return rdt_error_sys(err, errno, "socket");
     sys_errno = dial_the_next(sock, &address, deadline_ns);
-    if (sys_errno == 0) {
+    status = sys_errno == 0 ? server_check(sock, path, daemon_uid, err) : RDT_SYSTEM;
+    if (status == RDT_OK) {
         *sock_p = sock; /* It stays blocking: reads and writes pass MSG_DONTWAIT. */
         return RDT_OK;
     }
     close_fd(sock);
+    if (sys_errno == 0)
+        return status;
     if (sys_errno == EAGAIN)
         return rdt_error_set(err, RDT_TIMED_OUT, "rdtd at %s did not accept the connection before the deadline", path);
     return refused(path, sys_errno, err);
@@ -290,16 +300,16 @@ static enum rdt_status say_hello(rdt *conn, int64_t deadline_ns, struct rdt_erro
     if (status != RDT_OK)
         return status;
     status = resume_read_hello(conn, (const Rdt__Pb__HelloReply *)answer, err);
-    conn->inline_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->inline_max_bytes;
-    if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
-        conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
-    conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
-    conn->takes_loans = ((const Rdt__Pb__HelloReply *)answer)->loans;
-    conn->sealed_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->sealed_max_bytes;
-    if (conn->sealed_max_bytes > RDT_SEALED_MAX_BYTES)
-        conn->sealed_max_bytes = RDT_SEALED_MAX_BYTES;
+    conn->can.inline_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->inline_max_bytes;
+    if (conn->can.inline_max_bytes > RDT_INLINE_MAX_BYTES)
+        conn->can.inline_max_bytes = RDT_INLINE_MAX_BYTES;
+    conn->can.tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
+    conn->can.loans = ((const Rdt__Pb__HelloReply *)answer)->loans;
+    conn->can.sealed_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->sealed_max_bytes;
+    if (conn->can.sealed_max_bytes > RDT_SEALED_MAX_BYTES)
+        conn->can.sealed_max_bytes = RDT_SEALED_MAX_BYTES;
     busy_poll_ns = ((const Rdt__Pb__HelloReply *)answer)->busy_poll_ns;
-    poll_rule_init(&conn->rule, busy_poll_ns < RDT_BUSY_POLL_MAX_NS ? (int64_t)busy_poll_ns : RDT_BUSY_POLL_MAX_NS);
+    poll_rule_init(&conn->waiters.rule, busy_poll_ns < RDT_BUSY_POLL_MAX_NS ? (int64_t)busy_poll_ns : RDT_BUSY_POLL_MAX_NS);
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }
@@ -320,17 +330,33 @@ static const char *socket_path(const struct rdt_connect_options *options)
     return path && path[0] ? path : DEFAULT_SOCKET;
 }
 
-static enum rdt_status connect_once(const char *path, const char *name, int64_t deadline_ns, rdt **rdt_p, struct rdt_error *err)
+static enum rdt_status named_uid(uint32_t *uid_p, struct rdt_error *err)
+{
+    const char *text = secure_getenv("RDT_DAEMON_UID");
+    unsigned long uid;
+    char *end;
+
+    if (!text || !text[0])
+        return RDT_OK;
+    errno = 0;
+    uid = strtoul(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || uid >= UINT32_MAX)
+        return rdt_error_set(err, RDT_INVALID, "RDT_DAEMON_UID is \"%s\": set it to the number of the daemon's user", text);
+    *uid_p = (uint32_t)uid;
+    return RDT_OK;
+}
+
+static enum rdt_status connect_once(const char *path, const struct rdt_connect_options *options, int64_t deadline_ns,
+                                    rdt **rdt_p, struct rdt_error *err)
 {
     rdt *conn = NULL;
     int sock = -1;
-    enum rdt_status status = open_socket(path, deadline_ns, &sock, err);
+    enum rdt_status status = open_socket(path, options->daemon_uid, deadline_ns, &sock, err);
 
     if (status == RDT_OK)
-        status = create(sock, &conn, err);
+        status = create(sock, options, &conn, err);
     if (status != RDT_OK)
         return status;
-    (void)stpncpy(conn->name, name, sizeof conn->name - 1); /* calloc has terminated it */
     status = say_hello(conn, deadline_ns, err);
     if (status == RDT_OK) {
         set_path(conn, path);
@@ -352,6 +378,8 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
 
     if (status == RDT_OK && !rdt_p)
         status = rdt_error_set(err, RDT_INVALID, "rdt_p is NULL");
+    if (status == RDT_OK && own.daemon_uid == 0)
+        status = named_uid(&own.daemon_uid, err);
     if (status != RDT_OK)
         return status;
     deadline_ns = clock_deadline_ns(own.timeout_ns == 0             ? DEFAULT_TIMEOUT_NS
@@ -360,7 +388,7 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
     do
-        status = connect_once(socket_path(&own), own.name ? own.name : program_invocation_short_name, deadline_ns, rdt_p, err);
+        status = connect_once(socket_path(&own), &own, deadline_ns, rdt_p, err);
     while (status == RDT_AGAIN && clock_now_ns() < until_ns);
     return status == RDT_AGAIN ? RDT_DISCONNECTED : status;
 }

@@ -2,6 +2,7 @@
 /* rdt_fetch_start and rdt_fetch: builds FETCH messages from the caller's lists, and handles the events that answer them. */
 #include "fetch.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "batch.h"
@@ -11,7 +12,6 @@
 #include "memory/mappers.h"
 #include "options.h"
 #include "proto/messages.h"
-#include "proto/wire_error.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -278,7 +278,7 @@ static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, st
     fetch->items = arena_alloc(&fetch->arena, (fetch->count + 1) * sizeof *fetch->items);
     if (!fetch->items)
         return no_memory(err, fetch->count);
-    fetch->in_runs = fetch->conn->tensor_runs && targets_fit_runs(fetch);
+    fetch->in_runs = fetch->conn->can.tensor_runs && targets_fit_runs(fetch);
     for (size_t i = 0; i < fetch->count; i++) {
         enum rdt_status status = build_item(fetch, i, &refs[i], err);
 
@@ -360,7 +360,7 @@ static enum rdt_status send_all(struct fetch *fetch, struct rdt_error *err)
 
     if (connection_has_ended(fetch->conn))
         return connection_lost_error(fetch->conn, err);
-    if (!expiry_reserve(&fetch->conn->expiries, fetch->count))
+    if (!expiry_reserve(&fetch->conn->calls.expiries, fetch->count))
         return no_memory(err, fetch->count);
     for (size_t first = 0; first < fetch->count && status == RDT_OK;) {
         size_t n = batch(fetch, first);
@@ -447,13 +447,30 @@ static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t c
     return status;
 }
 
+/* options may be those of an earlier version. */
+static enum rdt_status check_verify(const struct rdt_fetch_options *options, bool may, bool *verifies_p, struct rdt_error *err)
+{
+    const size_t end = offsetof(struct rdt_fetch_options, verify) + sizeof options->verify;
+
+    *verifies_p = options && options->struct_size >= end && options->verify;
+    if (*verifies_p && !may)
+        return rdt_error_set(err, RDT_INVALID, "rdt_fetch_start cannot verify: call rdt_verify when the request has ended");
+    if (*verifies_p && (options->slices || options->metadata_only))
+        return rdt_error_set(err, RDT_INVALID,
+                             "only whole objects can be verified: slices must be NULL, and metadata_only false");
+    return RDT_OK;
+}
+
 enum rdt_status rdt_fetch_start(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err)
 {
     rdt_request **requests;
     int64_t deadline_ns;
-    enum rdt_status status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
+    bool verifies;
+    enum rdt_status status = check_verify(options, false, &verifies, err);
 
+    if (status == RDT_OK)
+        status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < count; i++)
@@ -467,8 +484,11 @@ enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, c
 {
     rdt_request **requests;
     int64_t deadline_ns;
-    enum rdt_status status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
+    bool verifies;
+    enum rdt_status status = check_verify(options, true, &verifies, err);
 
+    if (status == RDT_OK)
+        status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
     if (status != RDT_OK)
         return status;
     /* The requests end at the deadline by themselves. The wait needs it for the copies into targets. */
@@ -479,5 +499,13 @@ enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, c
         rdt_request_destroy(requests[i]);
     }
     free(requests);
+    if (status != RDT_OK || !verifies)
+        return status;
+    for (size_t i = 0; i < count && status == RDT_OK; i++)
+        status = rdt_verify(objects_p[i], clock_remaining_ns(deadline_ns), err);
+    for (size_t i = 0; i < count && status != RDT_OK; i++) {
+        rdt_release(objects_p[i]);
+        objects_p[i] = NULL;
+    }
     return status;
 }

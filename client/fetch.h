@@ -5,7 +5,7 @@
 
 #include "session/connection.h"
 
-/* struct rdt's on_event. Unknown events are of later versions, and ignored. */
+/* struct rdt's on.event. Unknown events are of later versions, and ignored. */
 void fetch_on_event(rdt *conn, struct frame *frame);
 
 #endif

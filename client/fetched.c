@@ -106,6 +106,7 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     info->elapsed_ns = done->elapsed_ns;
     info->mutable_shared = done->mutable_shared;
     info->version = done->version;
+    object->pickles_trusted = done->pickles_trusted;
     info->writable = true; /* map_all clears it if a region is read-only */
     if (done->box_bytes > done->metadata.len)
         return rdt_error_set(err, RDT_PROTOCOL, "rdtd sent boxes that are longer than the metadata that contains them");
@@ -252,6 +253,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for an object");
     object->conn = conn;
     object->to_copy = done->to_copy;
+    object->part = sliced || content == FETCHED_METADATA;
     list_init(&object->link);
     status = fill_info(object, done, err);
     if (status == RDT_OK && content != FETCHED_IN_TARGETS)
@@ -351,6 +353,11 @@ void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p)
         *info_p = object->info;
     else
         memset(info_p, 0, sizeof *info_p);
+}
+
+bool rdt_object_pickles_trusted(const rdt_object *object)
+{
+    return object && object->pickles_trusted;
 }
 
 void rdt_release(rdt_object *object)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_stat and the calls of rdt_info.h. Each row is a struct that points into the decoded answer. */
+/* rdt_stat and the calls of rdt_info.h. Each row is a struct that points into the decoded answer, or its JSON. */
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
@@ -10,6 +12,177 @@
 #include "session/connection.h"
 
 #define TRANSPORTS_MAX 64u /* of one node, usable or not */
+
+/* ---- any message as JSON ---- */
+
+/* Returns the length of the UTF-8 character at text, which has `left` bytes; 0: it is not UTF-8. */
+static size_t utf8_length(const unsigned char *text, size_t left)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t length = text[0] < 0x80 ? 1 : text[0] >> 5 == 6 ? 2 : text[0] >> 4 == 14 ? 3 : text[0] >> 3 == 30 ? 4 : 0;
+    uint32_t point;
+
+    if (length < 2)
+        return length;
+    if (length > left)
+        return 0;
+    point = text[0] & (0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        if (text[i] >> 6 != 2)
+            return 0;
+        point = point << 6 | (text[i] & 0x3Fu);
+    }
+    return point >= least[length] && point <= 0x10FFFF && (point < 0xD800 || point > 0xDFFF) ? length : 0;
+}
+
+void message_json_text(FILE *out, const char *text)
+{
+    size_t left = text ? strlen(text) : 0, length;
+
+    fputc('"', out);
+    while (left > 0) {
+        const unsigned char *at = (const unsigned char *)text;
+
+        for (length = 0; length < left && at[length] >= ' ' && at[length] < 0x80 && at[length] != '"' && at[length] != '\\';)
+            length++; /* most text needs no escapes */
+        (void)fwrite(text, 1, length, out);
+        if (length == 0 && (*at == '"' || *at == '\\' || *at < ' ')) {
+            fprintf(out, *at < ' ' ? "\\u%04x" : "\\%c", *at);
+            length = 1;
+        } else if (length == 0) {
+            length = utf8_length(at, left);
+            (void)fwrite(length > 0 ? text : "\xEF\xBF\xBD", 1, length > 0 ? length : 3, out);
+            length = length > 0 ? length : 1;
+        }
+        text += length;
+        left -= length;
+    }
+    fputc('"', out);
+}
+
+/* Returns the length of the prefix that the names of all values share, such as "LIST_KIND_". */
+static size_t enum_prefix(const ProtobufCEnumDescriptor *descriptor)
+{
+    const char *first = descriptor->values[0].name;
+    size_t n = strlen(first);
+
+    for (unsigned i = 1; i < descriptor->n_values; i++) {
+        size_t same = 0;
+        while (same < n && descriptor->values[i].name[same] == first[same])
+            same++;
+        n = same;
+    }
+    while (n > 0 && first[n - 1] != '_')
+        n--;
+    return n;
+}
+
+/* Writes "clients" for LIST_KIND_CLIENTS. */
+static void write_enum(FILE *out, const ProtobufCEnumDescriptor *descriptor, int value)
+{
+    const ProtobufCEnumValue *known = protobuf_c_enum_descriptor_get_value(descriptor, value);
+
+    if (!known) {
+        fprintf(out, "%d", value);
+        return;
+    }
+    fputc('"', out);
+    for (const char *c = known->name + enum_prefix(descriptor); *c; c++)
+        fputc(*c >= 'A' && *c <= 'Z' ? *c - 'A' + 'a' : *c, out);
+    fputc('"', out);
+}
+
+static void write_hex(FILE *out, const ProtobufCBinaryData *data)
+{
+    fputc('"', out);
+    for (size_t i = 0; i < data->len; i++)
+        fprintf(out, "%02x", data->data[i]);
+    fputc('"', out);
+}
+
+/* Writes one value, and returns its size in the message. */
+static size_t write_value(FILE *out, const ProtobufCFieldDescriptor *field, const void *at)
+{
+    const ProtobufCMessage *inner;
+
+    switch (field->type) {
+    case PROTOBUF_C_TYPE_STRING:
+        message_json_text(out, *(const char *const *)at);
+        return sizeof(char *);
+    case PROTOBUF_C_TYPE_MESSAGE:
+        inner = *(const ProtobufCMessage *const *)at;
+        if (inner)
+            message_json(out, inner);
+        else
+            fputs("null", out);
+        return sizeof inner;
+    case PROTOBUF_C_TYPE_BYTES:
+        write_hex(out, at);
+        return sizeof(ProtobufCBinaryData);
+    case PROTOBUF_C_TYPE_BOOL:
+        fputs(*(const protobuf_c_boolean *)at ? "true" : "false", out);
+        return sizeof(protobuf_c_boolean);
+    case PROTOBUF_C_TYPE_ENUM:
+        write_enum(out, field->descriptor, *(const int *)at);
+        return sizeof(int);
+    case PROTOBUF_C_TYPE_UINT64:
+    case PROTOBUF_C_TYPE_FIXED64:
+        fprintf(out, *(const uint64_t *)at > INT64_MAX ? "\"%" PRIu64 "\"" : "%" PRIu64, *(const uint64_t *)at);
+        return sizeof(uint64_t);
+    case PROTOBUF_C_TYPE_INT64:
+    case PROTOBUF_C_TYPE_SINT64:
+    case PROTOBUF_C_TYPE_SFIXED64:
+        fprintf(out, "%" PRId64, *(const int64_t *)at);
+        return sizeof(int64_t);
+    case PROTOBUF_C_TYPE_UINT32:
+    case PROTOBUF_C_TYPE_FIXED32:
+        fprintf(out, "%" PRIu32, *(const uint32_t *)at);
+        return sizeof(uint32_t);
+    case PROTOBUF_C_TYPE_INT32:
+    case PROTOBUF_C_TYPE_SINT32:
+    case PROTOBUF_C_TYPE_SFIXED32:
+        fprintf(out, "%" PRId32, *(const int32_t *)at);
+        return sizeof(int32_t);
+    case PROTOBUF_C_TYPE_FLOAT: /* no message has one */
+    case PROTOBUF_C_TYPE_DOUBLE:
+        break;
+    }
+    abort();
+}
+
+/* Returns the number of the repeated field's values, and the first one in *values_p. */
+static size_t values_of(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field, const char **values_p)
+{
+    size_t count;
+
+    memcpy(&count, (const char *)message + field->quantifier_offset, sizeof count);
+    memcpy(values_p, (const char *)message + field->offset, sizeof *values_p);
+    return count;
+}
+
+void message_json(FILE *out, const ProtobufCMessage *message)
+{
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
+        const char *at = (const char *)message + field->offset;
+
+        fputs(i ? ",\"" : "{\"", out);
+        fputs(field->name, out);
+        fputs("\":", out);
+        if (field->label == PROTOBUF_C_LABEL_REPEATED) {
+            fputc('[', out);
+            for (size_t n = values_of(message, field, &at); n > 0; n--) {
+                at += write_value(out, field, at);
+                if (n > 1)
+                    fputc(',', out);
+            }
+            fputc(']', out);
+        } else {
+            (void)write_value(out, field, at);
+        }
+    }
+    fputs(message->descriptor->n_fields ? "}" : "{}", out);
+}
 
 static enum rdt_visibility visibility_of(const char *text)
 {
@@ -50,19 +223,24 @@ static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, const char *wh
     return status;
 }
 
+/* The caller frees *answer_p. */
+static enum rdt_status ask_stat(rdt *conn, const struct rdt_ref *ref, ProtobufCMessage **answer_p, struct rdt_error *err)
+{
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
+
+    request.ref = &message;
+    return status == RDT_OK ? call(conn, RDT_MSG_STAT, &request.base, CALL_TIMEOUT_NS, answer_p, err) : status;
+}
+
 /* The caller frees *info_p by rdt__pb__object_info__free_unpacked. */
 static enum rdt_status stat_object(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, Rdt__Pb__ObjectInfo **info_p,
                                    struct rdt_error *err)
 {
-    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
-    Rdt__Pb__Ref message;
     ProtobufCMessage *answer;
-    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
+    enum rdt_status status = ask_stat(conn, ref, &answer, err);
 
-    if (status != RDT_OK)
-        return status;
-    request.ref = &message;
-    status = call(conn, RDT_MSG_STAT, &request.base, CALL_TIMEOUT_NS, &answer, err);
     if (status != RDT_OK)
         return status;
     *info_p = (Rdt__Pb__ObjectInfo *)answer;
@@ -74,7 +252,7 @@ static enum rdt_status stat_object(rdt *conn, const struct rdt_ref *ref, struct 
 
 enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err)
 {
-    Rdt__Pb__ObjectInfo *info;
+    Rdt__Pb__ObjectInfo *info = NULL;
     struct rdt_stat stat;
     enum rdt_status status =
         stat_p ? stat_object(conn, ref, &stat, &info, err) : rdt_error_set(err, RDT_INVALID, "stat_p is NULL");
@@ -89,7 +267,7 @@ enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *
 enum rdt_status rdt_holders(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p,
                             bool (*each)(void *arg, const struct rdt_holder *holder), void *arg, struct rdt_error *err)
 {
-    Rdt__Pb__ObjectInfo *info;
+    Rdt__Pb__ObjectInfo *info = NULL;
     struct rdt_stat stat;
     enum rdt_status status = each ? stat_object(conn, ref, &stat, &info, err) : rdt_error_set(err, RDT_INVALID, "each is NULL");
 
@@ -384,4 +562,91 @@ enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p,
     own.struct_size = status_p->struct_size < sizeof own ? status_p->struct_size : sizeof own;
     memcpy(status_p, &own, own.struct_size);
     return RDT_OK;
+}
+
+/* ---- as JSON ---- */
+
+struct rows { /* of a list, as they come */
+    FILE *out;
+    const char *field; /* of ListReply */
+    bool any;
+};
+
+static enum rdt_status give_json(struct lister *lister, const Rdt__Pb__ListReply *page, struct rdt_error *err)
+{
+    struct rows *rows = lister->arg;
+    const char *at = NULL;
+    size_t n = values_of(&page->base, protobuf_c_message_descriptor_get_field_by_name(page->base.descriptor, rows->field), &at);
+
+    for (size_t i = 0; i < n; i++) {
+        fputc(rows->any ? ',' : '[', rows->out);
+        rows->any = true;
+        message_json(rows->out, ((const ProtobufCMessage *const *)(const void *)at)[i]);
+        if (!count_row(lister, true))
+            break;
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status list_json(rdt *conn, const char *what, const struct rdt_list_options *options, FILE *out,
+                                 struct rdt_error *err)
+{
+    static const struct {
+        const char *what;
+        Rdt__Pb__ListKind kind;
+    } lists[] = {
+        {"objects", RDT__PB__LIST_KIND__LIST_KIND_OBJECTS},
+        {"names", RDT__PB__LIST_KIND__LIST_KIND_NAMES},
+        {"peers", RDT__PB__LIST_KIND__LIST_KIND_PEERS},
+        {"groups", RDT__PB__LIST_KIND__LIST_KIND_GROUPS},
+    };
+    struct rows rows = {.out = out, .field = what};
+    struct lister lister;
+    enum rdt_status status;
+
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        if (strcmp(lists[i].what, what) != 0)
+            continue;
+        status = lister_init(&lister, conn, lists[i].kind, options, true, &rows, err);
+        status = give_pages(&lister, status, give_json, err);
+        fputs(rows.any ? "]" : "[]", out);
+        return status;
+    }
+    return rdt_error_set(err, RDT_INVALID, "\"%.32s\" is none of stat, status, objects, names, peers and groups", what);
+}
+
+enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
+                              char **text_p, struct rdt_error *err)
+{
+    Rdt__Pb__Status request = RDT__PB__STATUS__INIT;
+    enum rdt_status status = connection_check(conn, err);
+    ProtobufCMessage *answer = NULL;
+    char *text = NULL;
+    size_t bytes;
+    FILE *out;
+
+    if (status == RDT_OK && (!what || !text_p))
+        status = rdt_error_set(err, RDT_INVALID, "what or text_p is NULL");
+    if (status != RDT_OK)
+        return status;
+    out = open_memstream(&text, &bytes);
+    if (!out)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
+    if (strcmp(what, "stat") == 0)
+        status = ask_stat(conn, ref, &answer, err);
+    else if (strcmp(what, "status") == 0)
+        status = call(conn, RDT_MSG_STATUS, &request.base, CALL_TIMEOUT_NS, &answer, err);
+    else
+        status = list_json(conn, what, options, out, err);
+    if (status == RDT_OK && answer) {
+        message_json(out, answer);
+        protobuf_c_message_free_unpacked(answer, NULL);
+    }
+    if (fclose(out) != 0 && status == RDT_OK)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
+    if (status == RDT_OK)
+        *text_p = text;
+    else
+        free(text);
+    return status;
 }

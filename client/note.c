@@ -16,7 +16,7 @@ struct note {
 
 static void finish(rdt *conn, struct note *note)
 {
-    conn->n_notes--;
+    conn->calls.n_notes--;
     repeat_unref(note->repeat);
     free(note);
 }
@@ -37,7 +37,7 @@ static void on_resumed(rdt *conn, struct pending *pending)
 
     if (connection_send_packed(conn, note->repeat->type, pending->id, note->repeat->payload, note->repeat->bytes, NULL) ==
         RDT_OK)
-        pending_add(&conn->pending, pending);
+        pending_add(&conn->calls.pending, pending);
     else
         finish(conn, note);
 }
@@ -72,19 +72,19 @@ enum rdt_status note_send(rdt *conn, enum rdt_message type, const ProtobufCMessa
     struct note *note;
     enum rdt_status status;
 
-    if (!conn->kept)
+    if (!conn->session.kept)
         return send_with(conn, type, 0, message, soon, err);
     note = create(conn, type, message);
     if (!note)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
-    conn->n_notes++;
+    conn->calls.n_notes++;
     status = send_with(conn, type, note->pending.id, message, soon, err);
     if (status != RDT_OK) {
         finish(conn, note);
         return status;
     }
-    pending_add(&conn->pending, &note->pending);
-    if (conn->n_notes % MOST_UNREAD == 0 && !conn->polling)
+    pending_add(&conn->calls.pending, &note->pending);
+    if (conn->calls.n_notes % MOST_UNREAD == 0 && !conn->waiters.polling)
         connection_poll(conn);
     return RDT_OK;
 }

@@ -56,6 +56,8 @@ struct put {
     uint32_t n_regions;
     size_t room;
 
+    bool device;  /* a tensor lies on a device */
+    uint64_t sum; /* with RDT_PUT_SUM */
     enum way way;
     uint64_t copied_bytes; /* packed, with padding between tensors */
     uint32_t copy_index;   /* the copy's region in the message; n_regions for INLINE and SEALED, which have none */
@@ -119,6 +121,7 @@ static enum rdt_status place_in(struct put *put, uint32_t i, struct mapping *map
             return status;
         mapping->mark = mark;
     }
+    put->device |= mapping->mapper != NULL;
     put->layout->region[i] = mapping->index;
     put->layout->offset[i] -= (uintptr_t)mapping->addr;
     put->how[i] = mapping->origin == MAPPING_IMPORTED ? RDT_MEMORY_IMPORTED : RDT_MEMORY_DAEMON;
@@ -186,7 +189,7 @@ static bool is_copied(const struct put *put, uint32_t i)
 
 static bool may_seal(const struct put *put)
 {
-    if (put->copied_bytes > put->conn->sealed_max_bytes ||
+    if (put->copied_bytes > put->conn->can.sealed_max_bytes ||
         atomic_load_explicit(&put->conn->refuses_sealed, memory_order_relaxed))
         return false;
     for (uint32_t i = 0; i < put->layout->count; i++)
@@ -201,7 +204,7 @@ static bool may_loan(const struct put *put)
     uint32_t flags = put->options->flags;
 
     return put->options->visibility == RDT_VISIBLE_TO_OWNER &&
-           ((flags == 0 && put->conn->takes_loans) || (flags == RDT_PUT_IMMUTABLE && put->conn->takes_immutable_loans));
+           ((flags == 0 && put->conn->can.loans) || (flags == RDT_PUT_IMMUTABLE && put->conn->can.immutable_loans));
 }
 
 static enum way choose(const struct put *put)
@@ -210,7 +213,7 @@ static enum way choose(const struct put *put)
 
     if (put->copied_bytes == 0)
         return NOTHING;
-    if (put->copied_bytes <= put->conn->inline_max_bytes)
+    if (put->copied_bytes <= put->conn->can.inline_max_bytes)
         return INLINE;
     if (options->flags & RDT_PUT_SNAPSHOT)
         return may_seal(put) ? SEALED : GIVEN;
@@ -221,8 +224,10 @@ static enum way choose(const struct put *put)
  * object is immutable in a loaned region, and otherwise a snapshot. */
 static void choose_flags(const struct put *put, struct rdt_put_options *own)
 {
-    bool may_be_unsealed = own->flags == (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED) || own->flags == RDT_PUT_IMMUTABLE;
+    bool may_be_unsealed;
 
+    own->flags &= ~(uint32_t)RDT_PUT_SUM; /* put->sum */
+    may_be_unsealed = own->flags == (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED) || own->flags == RDT_PUT_IMMUTABLE;
     if (may_be_unsealed && put->n_regions == 0) {
         own->flags = RDT_PUT_IMMUTABLE;
         if (choose(put) == LOANED)
@@ -317,10 +322,7 @@ static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, 
     return add_region(put, mapping, &put->copy_index, err);
 }
 
-/* Unmaps regions[copy_index] and hands it to the daemon, which seals it: a mapping that can be written would prevent
- * that. It is sealed here before if its fd is here. The kernel refuses the seal until each processor has added the
- * pages of its local batches to the page lists. This processor has filled the pages, and adds them at once; a later seal in
- * the daemon would wait for two ticks of the clock. */
+/* Unmaps regions[copy_index] and hands it to the daemon, which seals it: a mapping that can be written would prevent that. */
 static void give(struct put *put, struct mapping *take_mapping)
 {
     connection_lock(put->conn);
@@ -330,8 +332,6 @@ static void give(struct put *put, struct mapping *take_mapping)
     memory_unref(&put->conn->memory, take_mapping);
     connection_unlock(put->conn);
     put->given = true;
-    if (put->fd >= 0)
-        (void)fcntl(put->fd, F_ADD_SEALS, F_SEAL_WRITE);
 }
 
 static enum rdt_status copy_all(struct put *put, bool fresh, struct rdt_error *err)
@@ -369,11 +369,12 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
         request.metadata = (ProtobufCBinaryData){put->shards.metadata_bytes, put->shards.metadata};
     request.box_bytes = put->shards.box_bytes;
     request.flags = options->flags;
+    request.sum = put->sum;
     request.ttl_ns = options->ttl_ns;
     if (options->transport)
         request.transport = (char *)options->transport;
     request.visibility = (Rdt__Pb__Visibility)options->visibility;
-    layout_to_wire(put->layout, true, put->conn->tensor_runs ? &rows : NULL, &list);
+    layout_to_wire(put->layout, true, put->conn->can.tensor_runs ? &rows : NULL, &list);
     request.tensors = &list;
     if (put->inline_data)
         request.inline_data = (ProtobufCBinaryData){put->copied_bytes, put->inline_data};
@@ -459,12 +460,34 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
         return rdt_error_set(err, RDT_INVALID, "metadata is NULL, and metadata_bytes is %zu", options->metadata_bytes);
     if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
         return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
-    if (options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_UNSEALED))
+    if (options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_FLAGS_LOCAL))
         return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s knows no put flags 0x%x", RDT_VERSION,
-                             options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_UNSEALED));
+                             options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_FLAGS_LOCAL));
     if ((options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED)) == RDT_PUT_UNSEALED)
         return rdt_error_set(err, RDT_INVALID, "only a SNAPSHOT can be UNSEALED");
+    if (options->flags & RDT_PUT_SUM && options->flags & RDT_PUT_PENDING)
+        return rdt_error_set(err, RDT_INVALID, "a PENDING put has no bytes yet that could have a checksum (SUM)");
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
+}
+
+/* The checksum of the caller's tensors. */
+static enum rdt_status add_sum(struct put *put, const struct rdt_tensor *tensors, struct rdt_error *err)
+{
+    void **data = calloc(put->layout->count + 1u, sizeof *data);
+    enum rdt_status status = data ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a checksum");
+
+    for (uint32_t i = 0; status == RDT_OK && i < put->layout->count; i++) {
+        data[i] = tensors[i].data;
+        if (put->device)
+            status =
+                rdt_error_set(err, RDT_UNSUPPORTED,
+                              "a tensor lies on a device, where librdt computes no checksum (RDT_PUT_SUM): copy it to host "
+                              "memory before the put");
+    }
+    if (status == RDT_OK)
+        status = tensor_sum(put->layout, data, put->options->metadata, put->options->metadata_bytes, &put->sum, err);
+    free(data);
+    return status;
 }
 
 static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensors, size_t count, struct rdt_error *err)
@@ -480,7 +503,10 @@ static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensor
     put->how = malloc((count + 1) * sizeof *put->how);
     if (!put->how)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu tensors", count);
-    return place_all(put, err);
+    status = place_all(put, err);
+    if (status == RDT_OK && put->options->flags & RDT_PUT_SUM)
+        status = add_sum(put, tensors, err);
+    return status;
 }
 
 /* With `fresh` no idle loan is reused. AGAIN: the daemon has dropped the loan that was reused, or the region is too large for

@@ -80,13 +80,20 @@ typedef struct rdt_object rdt_object;   /* the result of a fetch: tensors, metad
 
 struct rdt_connect_options {
     size_t struct_size;
-    const char *socket; /* NULL: $RDT_SOCKET, else /run/rdtd/rdtd.sock */
-    const char *name;   /* shown by rdtctl; NULL: the program's name */
-    int64_t timeout_ns; /* 0: 10 s; negative: no limit */
+    const char *socket;  /* NULL: $RDT_SOCKET, else /run/rdtd/rdtd.sock */
+    const char *name;    /* shown by rdtctl; NULL: the program's name */
+    int64_t timeout_ns;  /* 0: 10 s; negative: no limit */
+    uint32_t daemon_uid; /* the user that the daemon runs as; 0: $RDT_DAEMON_UID, else see below */
 };
 
-/* Connects to the daemon and begins a session. The caller ends *rdt_p with rdt_close. options may be NULL. Errors: SYSTEM
- * (the socket does not exist, or this user may not open it; the sentence says what to do), DENIED, LIMIT (too many clients),
+/* Connects to the daemon and begins a session. The caller ends *rdt_p with rdt_close. options may be NULL.
+ *
+ * The kernel says who serves the socket, at this and every later connect of the session. Root and this process's own user may,
+ * and the user named by daemon_uid or $RDT_DAEMON_UID. If none is named, so may the owner of the socket's folder, provided
+ * that nobody else but root and this process's user can write there, or replace a folder or a symbolic link of the path.
+ *
+ * Errors: SYSTEM (the socket does not exist, or this user may not open it; the sentence says what to do), DENIED (the daemon
+ * refuses this user, or another user serves the socket), LIMIT (too many clients), INVALID ($RDT_DAEMON_UID is no uid),
  * PROTOCOL (no common version), TIMED_OUT, DISCONNECTED (no daemon listens; if a killed daemon has left its socket behind,
  * the call waits up to 2 s for a new one). */
 enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err);
@@ -344,11 +351,16 @@ struct rdt_fetch_options {
     /* Fetch the metadata, dtypes and shapes of the objects, and no bytes: every tensor's data is NULL, and the fetched
      * object holds nothing. For choosing targets; slices and targets must be NULL. */
     bool metadata_only;
+    bool unused[6]; /* programs that were built with an earlier rdt.h may have anything here */
+    /* rdt_fetch alone: verifies each object as rdt_verify does, before it returns; one whose bytes are wrong fails the call
+     * with DAMAGED. INVALID with slices or metadata_only, and for rdt_fetch_start: call rdt_verify there. */
+    bool verify;
 };
 
 /* Starts to fetch refs [count] and returns. requests_p [count] receives a request for each, which the caller destroys. A
  * fetch of an id waits until somebody puts it; a fetch of a name waits until it has a version above `after`, and may skip
- * versions in between. Equal refs with equal slices and without targets share one transfer. count may be 0. */
+ * versions in between. Equal refs with equal slices and without targets share one transfer. count may be 0. A version that was
+ * published in parts comes as its manifest, an object without tensors: see rdt_object_is_manifest (rdt_plan.h). */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 
@@ -425,6 +437,19 @@ enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char 
                                  struct rdt_error *err);
 
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
+
+/* Compares the bytes that this process got, in shared memory, a copy or its own targets, and the metadata with the checksum
+ * of the object: the publisher's, if it was put with RDT_PUT_SUM; for a snapshot without one its daemon computes it now.
+ * Reads all bytes in this thread. After a write to the tensors they differ, of course. Errors: DAMAGED (the bytes are
+ * others), INVALID (the fetch was of slices or metadata), UNSUPPORTED (the object may change, or its memory is its client's,
+ * and it was put without RDT_PUT_SUM; the tensors lie on a device; or the object's node is of a version that computes no
+ * checksums), FREED, TIMED_OUT, PEER_LOST, NO_MEMORY. */
+enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct rdt_error *err);
+
+/* Whether code that the object contains, such as a pickle of Python, may run here although it came from another node: the
+ * option trusted_pickles of this node's daemon lists every node through which it came. The owner in its ref is that node's
+ * word, too. false for objects of this node, which need no such trust: info.ref.node is the daemon's word. */
+bool rdt_object_pickles_trusted(const rdt_object *object);
 
 /* Ends a fetch: drops its hold. The memory is unmapped, or cached for a later fetch of this process: the caller must not
  * touch it any more. object may be NULL. */

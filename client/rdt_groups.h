@@ -39,15 +39,16 @@ enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transpo
  * more. NOT_FOUND: this node knows no such group of this owner. */
 enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
 
-/* Copies a snapshot to every other node of the group. Each node keeps it as a replica, which serves later fetches of its
- * clients at once, until the object ends or the memory is needed (the daemon's replicas_max). Only the object's owner (uid
- * and tenant) may call it, on the object's node, which must be in the group. The bytes travel by the group's transport, by
- * its own broadcast if it has one; nodes that already have a replica receive no bytes. Returns when every replica is
- * complete. The first failure is the answer and names its node; nodes whose replica is complete keep it. Errors: INVALID (the
- * object is live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is on another node, or in memory that the transport does not
- * read), NOT_FOUND (the object, or the group on this node), DENIED (another owner's object), FREED, NO_PATH (the group is
- * down), PEER_LOST, TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node or the named one), TIMED_OUT (a
- * copy that is under way is completed or undone). */
+/* Copies a snapshot to every other node of the group: each node fetches the object and keeps it as a replica, which serves
+ * later fetches of its clients at once, until the object ends or the memory is needed (the daemon's replicas_max). Only the
+ * object's owner (uid and tenant) may call it, on the object's node, which must be in the group. The call waits until the group
+ * is ready. The bytes travel as those of a fetch do: by the fastest transport of the two nodes, which may be the group's, and
+ * large objects from node to node; nodes that already have a replica receive no bytes. Returns when every replica is complete.
+ * The first failure is the answer and names its node; nodes whose replica is complete keep it. Errors: INVALID (the object is
+ * live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is on another node, or in memory of a device), NOT_FOUND (the object, or
+ * the group on this node), DENIED (another owner's object), FREED, NO_PATH (the group is down, or no transport connects the
+ * named node), PEER_LOST, TRANSPORT (the group ended before it was ready, or the transport failed), LIMIT and NO_MEMORY (of
+ * this node or the named one), TIMED_OUT (a copy that is under way is completed or undone). */
 enum rdt_status rdt_broadcast(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                               struct rdt_error *err);
 

@@ -181,7 +181,7 @@ struct rdt_daemon_status {
     bool keeper_up;             /* rdtd-keeper is connected, and the next three survive a restart of the daemon */
     uint64_t kept_objects, kept_names, kept_bytes;
     uint64_t restored_objects; /* objects that the daemon restored from the keeper when it started */
-    uint64_t unkept_objects;   /* objects that should have survived, but were lost at the start or cannot be kept */
+    uint64_t unkept_objects;   /* objects and names that should survive, but were lost at the start or cannot be kept */
     /* Sessions that survive a restart, and their holds. Of the sessions of an earlier daemon: those that were restored at the
      * start, those whose clients have come back, and those that still wait for their clients. */
     uint64_t kept_sessions, kept_holds, restored_sessions, resumed_sessions, waiting_sessions;
@@ -199,10 +199,24 @@ struct rdt_daemon_status {
     uint64_t shard_versions, shard_failures; /* versions of many parts that became complete here, and that failed */
     uint64_t slow_readers;                   /* reports that a node that reads a snapshot from this one is slow */
     uint64_t shard_pending;                  /* versions of many parts that still wait for parts here */
+    uint64_t log_lines_dropped;              /* lines of its log that its standard error did not take */
+    /* files of stored objects that were compared with their checksums: right, changed; and restored files without any */
+    uint64_t storage_checked, storage_damaged, storage_without_sums;
+    /* snapshots of other nodes whose bytes were right, wrong, and kept without a checksum */
+    uint64_t replicas_checked, replicas_damaged, replicas_unchecked;
+    uint64_t freeing_bytes;         /* of memory_bytes: on its way back to the system */
+    uint64_t storage_damaged_bytes; /* of files that were set aside because they are damaged; no user is charged for them */
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */
 enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
+
+/* Writes the same as JSON, with every field that rdtctl --json shows: what is "status", an object; "objects", "names", "peers"
+ * (the other nodes) or "groups", an array of the rows that options (NULL: all) let through; or, with a ref, "stat", an object
+ * with its holders. ref is NULL for the others. A number above 2^63 - 1 is a string. The caller frees *text_p with free().
+ * Errors also: INVALID (what is none of these), those of rdt_stat. */
+enum rdt_status rdt_info_json(rdt *rdt, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
+                              char **text_p, struct rdt_error *err);
 
 enum rdt_metrics_format {
     RDT_METRICS_OPENMETRICS = 0, /* OpenMetrics 1.0, application/openmetrics-text */

@@ -25,6 +25,10 @@ extern "C" {
 struct rdt_part_options {
     size_t struct_size;
     enum rdt_visibility visibility; /* who may fetch the version: not wider than the object's, and equal for all parts */
+    /* [n_others] keys of tensors that this publisher has, too, and leaves to others, because all have the same: INVALID, for
+     * all publishers, if no part of the version has one of them. 1..256 bytes each; copied. */
+    const char *const *others;
+    size_t n_others;
 };
 
 /* Publishes the object, which was put with shards, as the part of `rank` (below `of`) of the version `step` of a name, and
@@ -68,8 +72,13 @@ struct rdt_box { /* a tensor of a part. The pointers are borrowed from the manif
     const int64_t *global_shape, *start, *count; /* [ndim] */
 };
 
-/* Waits for a version of the name above name->after, and holds it and all its parts until rdt_manifest_release. Errors: those
- * of a fetch; INVALID (the version is an ordinary object). */
+/* Whether the fetched object is the manifest of a version of many parts. rdt_fetch of a name brings it without an error: it has
+ * no tensors, and its metadata are for rdt_manifest_fetch and rdt_plan_create, which take the name, or the object's ref. */
+bool rdt_object_is_manifest(const rdt_object *object);
+
+/* Waits for a version of the name above name->after, and holds it and all its parts until rdt_manifest_release. name may also
+ * be the ref of an object that rdt_object_is_manifest. Errors: those of a fetch; INVALID (the version is an ordinary
+ * object). */
 enum rdt_status rdt_manifest_fetch(rdt *rdt, const struct rdt_ref *name, int64_t timeout_ns, rdt_manifest **manifest_p,
                                    struct rdt_error *err);
 void rdt_manifest_info(const rdt_manifest *manifest, struct rdt_manifest_info *info_p);
@@ -88,11 +97,12 @@ void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
 struct rdt_want {
     const char *key;
     uint32_t ndim;
-    const int64_t *start;   /* [ndim]; NULL: all 0 */
+    const int64_t *start;   /* [ndim]; NULL: the want is the whole tensor, whose shape is `count`, unless global_shapes of
+                           * rdt_plan_options gives its shape: then all 0 */
     const int64_t *count;   /* [ndim] */
     enum rdt_dtype dtype;   /* of the memory: the published one, or one that it can be cast to (rdt_can_cast) */
     void *data;             /* address of the box's first element */
-    const int64_t *strides; /* [ndim] elements; NULL: row-major contiguous */
+    const int64_t *strides; /* [ndim] elements, by which no two have one address; NULL: row-major contiguous */
 };
 
 /* Returns whether a plan can cast elements: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. Values are rounded to
@@ -114,13 +124,24 @@ struct rdt_plan_options {
     size_t struct_size;
     enum rdt_plan_move move;
     const char *transport; /* fetch only by this transport; NULL: any */
+    /* NULL, or [count of the wants]: the shape [ndim of the want] of the larger tensor of which each want is a box. A run
+     * refuses a version whose tensor has another shape, with MISMATCH. An entry that is NULL: a want with a start is a box of a
+     * tensor of any shape. Boxes that follow from how the reader has split its model need this: without it, one that was
+     * computed for another model or another number of ranks reads other elements, and nothing says so. */
+    const int64_t *const *global_shapes;
+    /* NULL, or [count of the wants]: the dimension in which the tensor may be longer or shorter than the reader's own, such as
+     * a vocabulary that is padded for the number of ranks; -1: none. Where the published tensor is shorter, the memory of the
+     * want beyond it is left as it is. INVALID: for a want whose larger tensor has no known shape. */
+    const int32_t *padded;
+    bool strict; /* a run refuses a version with a tensor of which there is no want, with MISMATCH */
 };
 
 typedef struct rdt_plan rdt_plan;
 
-/* Prepares to read the boxes `wants` [count] of versions of the name. The wants are copied; the memory that they name must
- * stay until rdt_plan_destroy. Does not contact the daemon. Errors: INVALID, and UNSUPPORTED if the memory is a device's; the
- * sentence names the want. */
+/* Prepares to read the boxes `wants` [count] of versions of the name. The wants and options are copied; the memory that the
+ * wants name must stay until rdt_plan_destroy. name may also be the ref of a manifest (rdt_object_is_manifest), which the
+ * caller holds (rdt_hold): the plan then reads that version. Does not contact the daemon. Errors: INVALID, and UNSUPPORTED if
+ * the memory is a device's; the sentence names the want. */
 enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
                                 const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
 
@@ -136,8 +157,9 @@ struct rdt_plan_run {
 /* Waits until timeout_ns for a version above `after` (0: the newest), and writes all wants from that one version. All bytes
  * are on this node before the first is written, so an error of waiting or fetching leaves the wants unchanged. One thread at
  * a time may run a plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
- * tensor), MISMATCH (another number of dimensions, or a box that ends outside the tensor), UNSUPPORTED (a cast that does not
- * exist), those of a fetch. */
+ * tensor), MISMATCH (a tensor of another shape, of which the sentence names both; a box that ends outside the tensor; with
+ * `strict`, a tensor that is not wanted), UNSUPPORTED (a cast that does not exist), those of a fetch. Shapes are compared
+ * again for each version whose tensors have changed. */
 enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
                              struct rdt_error *err);
 void rdt_plan_destroy(rdt_plan *plan); /* may be NULL */

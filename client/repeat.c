@@ -11,8 +11,8 @@
 
 struct repeat *repeat_create(const rdt *conn, uint16_t type, const ProtobufCMessage *message)
 {
-    size_t bytes = conn->kept ? protobuf_c_message_get_packed_size(message) : 0;
-    struct repeat *repeat = conn->kept ? malloc(sizeof *repeat + bytes) : NULL;
+    size_t bytes = conn->session.kept ? protobuf_c_message_get_packed_size(message) : 0;
+    struct repeat *repeat = conn->session.kept ? malloc(sizeof *repeat + bytes) : NULL;
 
     if (!repeat)
         return NULL;
@@ -120,7 +120,7 @@ static size_t keep_running(rdt *conn, const struct repeat *repeat, Rdt__Pb__Fetc
                 continue;
             if (request->pending.id > item->handle)
                 break;
-            request->sent_on = conn->n_sockets;
+            request->sent_on = conn->socket.n;
             fetch->items[i] = fetch->items[n];
             fetch->items[n++] = item;
             link = link->next;

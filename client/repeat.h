@@ -28,7 +28,7 @@ enum rdt_status repeat_allowed(const struct verb *verb, uint64_t sent_on, struct
 /* The number of the socket on which a request is sent now; 0: it is sent later. */
 static inline uint64_t repeat_socket(const rdt *conn)
 {
-    return conn->state == CONNECTION_UP ? conn->n_sockets : 0;
+    return conn->state == CONNECTION_UP ? conn->socket.n : 0;
 }
 
 /* Sends the message (borrowed) with fds [n_fds] (borrowed) and what is left of its timeout_ns, which began at start_ns. Errors:

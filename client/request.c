@@ -71,8 +71,8 @@ static void go_on(rdt_request *request, enum rdt_status status, struct rdt_error
 {
     if (status == RDT_OK) {
         request->repeated |= request->sent_on != 0;
-        request->sent_on = request->conn->n_sockets;
-        pending_add(&request->conn->pending, &request->pending);
+        request->sent_on = request->conn->socket.n;
+        pending_add(&request->conn->calls.pending, &request->pending);
         return;
     }
     rdt_error_prefix(err, "%s %s", request->what, request->label);
@@ -84,7 +84,7 @@ static void on_resumed(rdt *conn, struct pending *pending)
     rdt_request *request = container_of(pending, rdt_request, pending);
     struct rdt_error err;
 
-    go_on(request, request->sent_on == conn->n_sockets ? RDT_OK : repeat_fetch(conn, request, &err), &err);
+    go_on(request, request->sent_on == conn->socket.n ? RDT_OK : repeat_fetch(conn, request, &err), &err);
 }
 
 static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
@@ -225,11 +225,11 @@ void request_start(rdt_request *request, int64_t deadline_ns)
     rdt *conn = request->conn;
 
     request->pending.id = connection_id(conn);
-    pending_add(&conn->pending, &request->pending);
+    pending_add(&conn->calls.pending, &request->pending);
     list_append(&conn->requests, &request->link);
     request->expiry.at_ns = deadline_ns;
     if (deadline_ns != CLOCK_NEVER)
-        expiry_add(&conn->expiries, &request->expiry);
+        expiry_add(&conn->calls.expiries, &request->expiry);
 }
 
 void request_keep(rdt_request *request, struct repeat *repeat)
@@ -241,7 +241,7 @@ void request_keep(rdt_request *request, struct repeat *repeat)
 
 rdt_request *request_find(rdt *conn, uint64_t handle)
 {
-    struct pending *pending = pending_find(&conn->pending, handle);
+    struct pending *pending = pending_find(&conn->calls.pending, handle);
 
     return pending && pending->ops == &ops ? container_of(pending, rdt_request, pending) : NULL;
 }
@@ -251,8 +251,8 @@ rdt_request *request_find(rdt *conn, uint64_t handle)
 /* Stops expecting an answer: it has come, or is no longer of interest. */
 static void forget(rdt_request *request)
 {
-    (void)pending_take(&request->conn->pending, request->pending.id);
-    expiry_remove(&request->conn->expiries, &request->expiry);
+    (void)pending_take(&request->conn->calls.pending, request->pending.id);
+    expiry_remove(&request->conn->calls.expiries, &request->expiry);
     repeat_unref(request->repeat);
     request->repeat = NULL;
 }
@@ -262,7 +262,7 @@ static void end(rdt_request *request)
     forget(request);
     list_remove(&request->arrived);
     move(request, REQUEST_ENDED);
-    request->conn->unseen++;
+    request->conn->loop.unseen++;
     connection_notify(request->conn);
 }
 
@@ -414,7 +414,7 @@ void request_copy_some(rdt_request *request)
 void request_undo(rdt_request *request)
 {
     if (request->state == REQUEST_ENDED)
-        request->conn->unseen--;
+        request->conn->loop.unseen--;
     request_destroy(request);
 }
 
@@ -426,7 +426,7 @@ void request_destroy(rdt_request *request)
 
     if (started && request->state != REQUEST_ENDED) {
         request_cancel(request);
-        request->conn->unseen--; /* rdt_dispatch need not report a request that its owner destroys */
+        request->conn->loop.unseen--; /* rdt_dispatch need not report a request that its owner destroys */
     }
     while (request->copying)
         (void)pthread_cond_wait(&request->conn->copied, &request->conn->lock);

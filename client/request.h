@@ -101,7 +101,7 @@ void request_destroy(rdt_request *request);
  * failed. */
 void request_undo(rdt_request *request);
 
-/* struct rdt's on_expired. */
+/* struct rdt's on.expired. */
 void request_on_expired(rdt *conn, struct expiry *expiry);
 
 #endif

@@ -42,11 +42,11 @@ enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, s
     (void)snprintf(node->tenant, sizeof node->tenant, "%s", reply->tenant);
     node->session = reply->session_id;
     node->uid = reply->uid;
-    conn->takes_immutable_loans = reply->immutable_loans; /* the next daemon may be older */
-    conn->kept = reply->session_token.len == sizeof conn->token && reply->restart_grace_ns > 0;
-    if (conn->kept) {
-        memcpy(conn->token, reply->session_token.data, sizeof conn->token);
-        conn->grace_ns = reply->restart_grace_ns;
+    conn->can.immutable_loans = reply->immutable_loans;
+    conn->session.kept = reply->session_token.len == sizeof conn->session.token && reply->restart_grace_ns > 0;
+    if (conn->session.kept) {
+        memcpy(conn->session.token, reply->session_token.data, sizeof conn->session.token);
+        conn->session.grace_ns = reply->restart_grace_ns;
     }
     return RDT_OK;
 }
@@ -121,10 +121,10 @@ static void watch_again(rdt *conn)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
 
-    if (conn->watched == 0)
+    if (conn->watch.kinds == 0)
         return;
     events_go_on(conn);
-    request.kinds = conn->watched;
+    request.kinds = conn->watch.kinds;
     (void)note_send(conn, RDT_MSG_WATCH, &request.base, false, NULL); /* without memory for it there are no more events */
 }
 
@@ -146,7 +146,7 @@ static void on_resume_answer(rdt *conn, struct pending *pending, struct frame *f
     } else if (!misses_nothing(conn, reply)) {
         lose(conn, "lost a part of what this session had", NULL);
     } else {
-        conn->abandoned.count = 0;
+        conn->calls.abandoned.count = 0;
         connection_up(conn);
         watch_again(conn);
     }
@@ -169,8 +169,8 @@ static void send_resume(rdt *conn)
         request.n_remote_holds = all.remote_holds.count;
         request.regions = all.regions.ids;
         request.n_regions = all.regions.count;
-        request.abandoned_puts = conn->abandoned.ids;
-        request.n_abandoned_puts = conn->abandoned.count;
+        request.abandoned_puts = conn->calls.abandoned.ids;
+        request.n_abandoned_puts = conn->calls.abandoned.count;
         status = connection_shake(conn, RDT_MSG_RESUME, &request.base, &ops, &err);
     }
     belongings_fini(&all);
@@ -229,7 +229,7 @@ void resume_on_dialled(rdt *conn)
     struct rdt_error err;
 
     resume_fill_hello(conn, &request);
-    request.session_token = (ProtobufCBinaryData){sizeof conn->token, conn->token};
+    request.session_token = (ProtobufCBinaryData){sizeof conn->session.token, conn->session.token};
     if (connection_shake(conn, RDT_MSG_HELLO, &request.base, &ops, &err) != RDT_OK)
         lose(conn, "this process could not greet it", &err);
 }

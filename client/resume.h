@@ -13,7 +13,7 @@ void resume_fill_hello(const rdt *conn, Rdt__Pb__Hello *request_p);
 /* Takes over the node, and whether the session outlasts this daemon, from the answer to HELLO. Errors: PROTOCOL. */
 enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, struct rdt_error *err);
 
-void resume_on_away(rdt *conn);    /* struct rdt's on_away */
-void resume_on_dialled(rdt *conn); /* struct rdt's on_dialled */
+void resume_on_away(rdt *conn);    /* struct rdt's on.away */
+void resume_on_dialled(rdt *conn); /* struct rdt's on.dialled */
 
 #endif

@@ -2,6 +2,8 @@
 /* Checks what the caller says about a tensor, before anything is computed from it. */
 #include "tensor.h"
 
+#include <stdlib.h>
+
 #include "proto/wire_limits.h"
 
 /* *bytes_p receives the bytes of all elements. */
@@ -106,4 +108,29 @@ enum rdt_status tensor_layout(const struct rdt_tensor *tensors, size_t count, st
     }
     *layout_p = layout;
     return RDT_OK;
+}
+
+enum rdt_status tensor_sum(const struct layout *layout, void *const *data, const void *metadata, size_t metadata_bytes,
+                           uint64_t *sum_p, struct rdt_error *err)
+{
+    struct layout *own = layout_dup(layout);
+    const uint8_t **bases = calloc(layout->count + 1u, sizeof *bases);
+    struct tensor_sums sums = {0};
+    bool fits = own && bases;
+
+    for (uint32_t i = 0; fits && i < own->count; i++) {
+        own->region[i] = i;
+        own->offset[i] = 0;
+        bases[i] = data[i];
+    }
+    fits = fits && tensor_sums_init(&sums, own, bases);
+    if (fits) {
+        (void)tensor_sums_step(&sums, UINT64_MAX);
+        *sum_p = tensor_sum_object(layout, sums.sums, metadata, metadata_bytes);
+    }
+    tensor_sums_fini(&sums);
+    free(bases);
+    free(own);
+    return fits ? RDT_OK
+                : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the checksums of %u tensors", layout->count);
 }

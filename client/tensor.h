@@ -13,4 +13,9 @@
  * tensors), NO_MEMORY. */
 enum rdt_status tensor_layout(const struct rdt_tensor *tensors, size_t count, struct layout **layout_p, struct rdt_error *err);
 
+/* Computes the checksum of tensors, data [layout->count], in memory that this process can read, with their metadata (without
+ * boxes). The offsets of the layout are not used. NO_MEMORY. */
+enum rdt_status tensor_sum(const struct layout *layout, void *const *data, const void *metadata, size_t metadata_bytes,
+                           uint64_t *sum_p, struct rdt_error *err);
+
 #endif

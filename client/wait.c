@@ -43,7 +43,7 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
 
     for (;;) {
         struct tally tally = count_ended(requests, count, &n_before);
-        uint64_t seen = conn->n_changes;
+        uint64_t seen = conn->waiters.n_changes;
 
         if (tally.failed) {
             if (err)
@@ -64,7 +64,7 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
         connection_flush(conn);
         do {
             timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
-        } while (!timed_out && conn->n_changes == seen);
+        } while (!timed_out && conn->waiters.n_changes == seen);
     }
 }
 
@@ -115,9 +115,9 @@ int rdt_fd(const rdt *conn)
     if (connection_check(conn, NULL) != RDT_OK)
         return -1;
     connection_lock(mutable);
-    mutable->fd_used = true; /* from now on connection_unlock keeps the fd up to date */
+    mutable->loop.used = true; /* from now on connection_unlock keeps the fd up to date */
     connection_unlock(mutable);
-    return conn->epoll_fd;
+    return conn->loop.epoll_fd;
 }
 
 enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err)
@@ -132,10 +132,10 @@ enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err
         request_copy_some(container_of(conn->arrived.next, rdt_request, arrived));
     connection_flush(conn);
     if (n_ended_p)
-        *n_ended_p = conn->unseen;
-    conn->unseen = 0;
+        *n_ended_p = conn->loop.unseen;
+    conn->loop.unseen = 0;
     if (connection_has_ended(conn)) {
-        conn->fd_told_lost = true;
+        conn->told_lost = true;
         status = connection_lost_error(conn, err);
     }
     connection_unlock(conn);

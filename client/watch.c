@@ -24,7 +24,7 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
             break;
         if (connection_has_ended(conn))
             (void)connection_lost_error(conn, &why);
-        else if (conn->watched == 0)
+        else if (conn->watch.kinds == 0)
             (void)rdt_error_set(&why, RDT_INVALID, "nothing is watched: call rdt_watch first");
         else if (timed_out)
             (void)rdt_error_set(&why, RDT_TIMED_OUT, "there was no event within %.3f s", (double)timeout_ns / 1e9);

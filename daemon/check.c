@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checks of --check-config and --dump-config in addition to the options: the network interfaces, the key file, the
- * addresses, state_dir and the plug-ins. */
-#include <net/if.h>
-#include <string.h>
+/* The checks of --check-config and --dump-config in addition to the options: the network, the key file, state_dir and the
+ * plug-ins. */
 #include <uv.h>
 
 #include "daemon/base/log.h"
@@ -11,43 +9,25 @@
 #include "daemon/peers/peer.h"
 #include "daemon/plugins/plugin.h"
 
-static enum rdt_status check_interfaces(const struct options *options, struct rdt_error *err)
-{
-    const char *rest = options->interfaces;
-
-    while (*rest) {
-        size_t n = strcspn(rest, ",");
-        char name[IF_NAMESIZE];
-
-        if (n > 0 && n < sizeof name) {
-            memcpy(name, rest, n);
-            name[n] = '\0';
-        }
-        if (n >= sizeof name || (n > 0 && if_nametoindex(name) == 0))
-            return rdt_error_set(err, RDT_INVALID, "interfaces: this machine has no network interface \"%.*s\"", (int)n, rest);
-        rest += n + (rest[n] == ',');
-    }
-    return RDT_OK;
-}
-
 static void on_closed(void *arg) {}
 
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)
 {
     struct plugins *plugins;
+    char away[256];
     uv_loop_t loop;
     enum rdt_status status;
 
     if (!dump) {
         if (log_threshold > LOG_LEVEL_WARN)
             log_threshold = LOG_LEVEL_WARN; /* backends are opened for a moment only: their reports may soon be outdated */
-        status = check_interfaces(options, err);
-        if (status == RDT_OK)
-            status = node_check(options->state_dir, err);
+        status = node_check(options->state_dir, err);
         if (status == RDT_OK)
             status = peers_check(options, err);
         if (status != RDT_OK)
             return status;
+        if (peers_network_is_away(options, away, sizeof away))
+            log_warn("%s: the daemon starts now, and opens its transports when the network is there", away);
     }
     (void)uv_loop_init(&loop);
     status = plugins_create(&loop, options, &plugins, err);

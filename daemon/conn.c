@@ -3,19 +3,25 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/config/limits.h"
 #include "daemon/conn_heap.h"
 #include "daemon/conn_identity.h"
+#include "daemon/conn_share.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
-#include "daemon/rpc/rpc_watch.h"
+#include "daemon/rpc/rpc.h"
 
 #define SHORT_READ_BYTES 16384
 #define RETRY_NS 10000000ll
+#define RETRY_DOUBLINGS 3u
+#define END_DOUBLINGS 7u /* of a session that waits for its client to receive what it was sent */
+#define ENDS_PER_TURN 16u
 
 static void on_socket(uv_poll_t *poll, int status, int events);
 
@@ -23,15 +29,24 @@ static void on_prepare(uv_prepare_t *prepare);
 
 static void on_work_ended(void *arg);
 
+static bool close_some(struct slice *slice, uint64_t until_ns);
+
+static void take_turn(struct conn *conn, bool readable);
+
 void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 {
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
 
-    *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
+    *conns = (struct conns){.rpc = rpc, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
     owner_work_watch(rpc->owner_work, on_work_ended, conns);
+    ids_init(&conns->ids, IDS_SESSIONS, IDS_HALF_BITS, 64);
     list_init(&conns->all);
     map_init(&conns->tokens);
     list_init(&conns->unflushed);
+    list_init(&conns->ending);
+    conns->close.run = close_some;
+    conns_start_settling(conns);
+    shares_init(conns, take_turn);
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
     (void)uv_prepare_start(&conns->prepare, on_prepare);
     conns->prepare.data = conns;
@@ -45,15 +60,20 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 
 /* ---- the end ---- */
 
-static void on_handle_closed(uv_handle_t *handle)
+static void retry_soon(struct conn *conn, unsigned most_doublings)
 {
-    struct conn *conn = handle->data;
+    (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS << conn->retries);
+    conn->retries += conn->retries < most_doublings;
+}
+
+static void conn_free(struct conn *conn)
+{
     struct conns *conns = conn->conns;
 
-    if (--conn->open_handles > 0)
-        return;
-    if (conn->sock >= 0)
-        owner_work_close_fd(conn->rpc->owner_work, conn->sock, conn->client.account); /* with its unread descriptors */
+    conn_forget_sent(conn);
+    deadline_unset(conn->rpc->deadlines, &conn->retry);
+    if (conn->sock >= 0) /* with its unread descriptors, unless a session that came back goes on with it */
+        (conn->moved ? owner_work_close_fd : owner_work_close_socket)(conn->rpc->owner_work, conn->sock, conn->client.account);
     if (conn->pidfd >= 0)
         (void)close(conn->pidfd);
     frame_reader_fini(&conn->reader);
@@ -70,6 +90,25 @@ static void on_handle_closed(uv_handle_t *handle)
     if (conns->n == 0 && conns->on_empty) {
         map_fini(&conns->tokens);
         conns->on_empty(conns->arg);
+    }
+}
+
+/* Waits for the client to receive the last answers with descriptors, or to close its end. */
+static void free_when_settled(struct conn *conn)
+{
+    if (conn->conns->on_empty || conn->moved || conn_settle_sent(conn))
+        conn_free(conn);
+    else
+        retry_soon(conn, END_DOUBLINGS);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    struct conn *conn = handle->data;
+
+    if (--conn->open_handles == 0) {
+        conn->retries = 0;
+        free_when_settled(conn);
     }
 }
 
@@ -119,6 +158,7 @@ void conn_close(struct conn *conn, const char *why)
     conn->conns->n_behind -= conn->behind;
     deadline_unset(conn->rpc->deadlines, &conn->hello);
     list_remove(&conn->unflushed);
+    list_remove(&conn->ending);
     deadline_unset(conn->rpc->deadlines, &conn->retry);
     if (conn->greeted) {
         log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
@@ -142,17 +182,52 @@ void conn_close(struct conn *conn, const char *why)
     want_turn(client);
 }
 
+static bool close_some(struct slice *slice, uint64_t until_ns)
+{
+    struct conns *conns = container_of(slice, struct conns, close);
+
+    list_drain (struct conn, conn, &conns->ending, ending) {
+        conn_close(conn, conn->why_ending);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+/* The other end has gone. A process may have thousands of connections, which end at once. */
+static void end_soon(struct conn *conn, const char *why)
+{
+    struct conns *conns = conn->conns;
+
+    if (conn->closing || !list_empty(&conn->ending))
+        return;
+    if (conns->n_ended < ENDS_PER_TURN && list_empty(&conns->ending)) {
+        conns->n_ended++;
+        conn_close(conn, why);
+        return;
+    }
+    if (conn->sock >= 0)
+        (void)uv_poll_stop(&conn->sock_poll);
+    if (conn->pidfd >= 0)
+        (void)uv_poll_stop(&conn->pid_poll);
+    conn->events = 0;
+    conn->why_ending = why;
+    list_append(&conns->ending, &conn->ending);
+    slice_start(&conn->rpc->deadlines->slices, &conns->close);
+}
+
 /* ---- writing ---- */
 
 static void set_events(struct conn *conn)
 {
+    bool waits_long = !list_empty(&conn->waiting) && conn->conns->n_sharing > FEW_OWNERS;
     int events = 0;
 
-    if (conn->closing || conn->sock < 0)
+    if (conn->closing || conn->sock < 0 || !list_empty(&conn->ending))
         return;
     /* The daemon reads no requests of a client that does not read its answers, or whose task continues in later turns.
      * While received frames wait for the next turn, on_socket ignores the event: that costs less than two system calls. */
-    if (!conn->draining && !conn->behind && !conn->client.task && !conn_queue_is_full(conn))
+    if (!conn->draining && !conn->behind && !waits_long && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
     if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.index == 0)
         events |= UV_WRITABLE;
@@ -167,7 +242,12 @@ static void set_events(struct conn *conn)
 
 static void on_retry(struct deadline *deadline)
 {
-    set_events(container_of(deadline, struct conn, retry));
+    struct conn *conn = container_of(deadline, struct conn, retry);
+
+    if (conn->open_handles == 0)
+        free_when_settled(conn);
+    else
+        set_events(conn);
 }
 
 /* Returns false if it has closed the connection. */
@@ -187,8 +267,10 @@ static bool flush(struct conn *conn)
         conn_close(conn, "it broke the protocol");
         return false;
     }
-    if (status == RDT_AGAIN && conn->writer.stalled)
-        (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS);
+    if (status != RDT_AGAIN || !conn->writer.stalled)
+        conn->retries = 0;
+    else if (conn->retry.index == 0)
+        retry_soon(conn, RETRY_DOUBLINGS);
     if (conn->client.rpc.watch && conn->writer.queued_frames == 0)
         watch_on_room(&conn->client);
     if (conn->held && !conn_queue_is_full(conn)) {
@@ -204,6 +286,8 @@ static void on_prepare(uv_prepare_t *prepare)
 {
     struct conns *conns = prepare->data;
 
+    conns->n_ended = 0;
+    conns->turn++;
     list_drain (struct conn, conn, &conns->unflushed, unflushed) {
         list_remove(&conn->unflushed);
         (void)flush(conn);
@@ -239,6 +323,25 @@ static void drop_fds(struct conn *conn, const int *take_fds, unsigned n)
         owner_work_close_fd(conn->rpc->owner_work, take_fds[i], conn->client.account);
 }
 
+/* Queues a frame and returns where its payload goes. NULL: the connection ends. */
+static uint8_t *push(struct conn *conn, uint16_t type, uint8_t flags, uint64_t request_id, size_t bytes, const int *take_fds,
+                     unsigned n_fds)
+{
+    uint8_t *payload;
+
+    if (!conn->closing &&
+        frame_writer_push(&conn->writer, type, flags, request_id, (uint32_t)bytes, take_fds, n_fds, &payload) == RDT_OK)
+        return payload;
+    drop_fds(conn, take_fds, n_fds);
+    if (!conn->closing) {
+        log_error("client %llu: no memory to queue an answer of %zu bytes: the connection ends",
+                  (unsigned long long)conn->client.id, bytes);
+        conn->draining = true;
+        flush_soon(conn);
+    }
+    return NULL;
+}
+
 static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                          const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
@@ -261,22 +364,32 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
         client_send_error(client, type, request_id, &err);
         return;
     }
-    if (conn->closing ||
-        frame_writer_push(&conn->writer, type, flags, request_id, (uint32_t)bytes, take_fds, n_fds, &payload) != RDT_OK) {
-        drop_fds(conn, take_fds, n_fds);
-        if (!conn->closing) {
-            log_error("client %llu: no memory to queue an answer of %zu bytes: the connection ends",
-                      (unsigned long long)client->id, bytes);
-            conn->draining = true;
-            flush_soon(conn);
-        }
+    payload = push(conn, type, flags, request_id, bytes, take_fds, n_fds);
+    if (!payload)
         return;
-    }
     protobuf_c_message_pack(message, payload);
     /* Now the caller's regions still have the files of the descriptors open. Later this could close them for the last time,
      * which frees the memory on the loop, so the sink closes descriptors that must wait. flush() handles errors. */
     if (n_fds > 0 && !conn->writer.waiting)
         (void)frame_writer_send(&conn->writer, conn->sock, NULL);
+    conn_charge_queue(conn);
+    flush_soon(conn);
+}
+
+static void send_event(struct client *client, uint16_t type, const uint8_t *head, size_t head_bytes, const uint8_t *rest,
+                       size_t rest_bytes)
+{
+    struct conn *conn = container_of(client, struct conn, client);
+    size_t bytes = head_bytes + rest_bytes;
+    uint8_t *payload;
+
+    if (conn->sock < 0)
+        return;
+    payload = push(conn, type, FRAME_EVENT, 0, bytes, NULL, 0);
+    if (!payload)
+        return;
+    memcpy(payload, head, head_bytes);
+    memcpy(payload + head_bytes, rest, rest_bytes);
     conn_charge_queue(conn);
     flush_soon(conn);
 }
@@ -351,7 +464,7 @@ static bool receive(struct conn *conn)
         struct frame none = {0};
         conn_refuse(conn, &none, &err);
     } else if (status != RDT_AGAIN) {
-        conn_close(conn, status == RDT_DISCONNECTED ? "end of file" : "its socket failed");
+        end_soon(conn, status == RDT_DISCONNECTED ? "end of file" : "its socket failed");
     }
     return false;
 }
@@ -368,12 +481,14 @@ static bool has_work(const struct conn *conn)
 /* One turn: events for the client, its task, received frames, and then new bytes of the socket. */
 static void work(struct conn *conn, bool readable)
 {
-    uint64_t until_ns = uv_hrtime() + CONN_TURN_NS;
+    uint64_t until_ns = uv_hrtime() + share_conn_ns(conn->conns);
 
     conn->in_read = true; /* the answers of this turn, except those with descriptors, are sent with one write, below */
     while (!conn->closing && !conn->draining && !conn->conns->stopped) {
         conn->held = conn_queue_is_full(conn);
         if (conn->held || !client_work(&conn->client, until_ns))
+            break;
+        if (conn->more && conn->client.rpc.watch && !watch_catch_up(&conn->client, until_ns))
             break;
         if (conn->more)
             handle_frame(conn);
@@ -400,14 +515,20 @@ static void work(struct conn *conn, bool readable)
         (void)flush(conn);
 }
 
+static void take_turn(struct conn *conn, bool readable)
+{
+    if (!conn->closing) {
+        work(conn, readable);
+        return;
+    }
+    (void)uv_idle_start(&conn->turn, on_turn); /* it may have waited for this turn */
+    if (release_some(conn, uv_hrtime() + share_conn_ns(conn->conns)))
+        uv_close((uv_handle_t *)&conn->turn, on_handle_closed);
+}
+
 static void on_turn(uv_idle_t *turn)
 {
-    struct conn *conn = turn->data;
-
-    if (!conn->closing)
-        work(conn, false);
-    else if (release_some(conn, uv_hrtime() + CONN_TURN_NS))
-        uv_close((uv_handle_t *)turn, on_handle_closed);
+    share_turn(turn->data, false);
 }
 
 static void on_socket(uv_poll_t *poll, int uv_status, int events)
@@ -415,14 +536,17 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     struct conn *conn = poll->data;
 
     if (uv_status < 0) {
-        conn_close(conn, "its socket was reset"); /* which libuv reports as EBADF */
+        end_soon(conn, "its socket was reset"); /* which libuv reports as EBADF */
         return;
     }
     if (events & UV_WRITABLE && !flush(conn))
         return;
     /* with an active turn handle, on_turn reads in the next turn */
-    if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn))
-        work(conn, true);
+    if (!(events & UV_READABLE) || conn->draining || uv_is_active((uv_handle_t *)&conn->turn))
+        return;
+    share_turn(conn, true);
+    if (!list_empty(&conn->waiting))
+        set_events(conn);
 }
 
 static void on_hello_timeout(struct deadline *deadline)
@@ -441,7 +565,7 @@ static void on_hello_timeout(struct deadline *deadline)
 
 static void on_process_end(uv_poll_t *poll, int status, int events)
 {
-    conn_close(poll->data, "its process has ended");
+    end_soon(poll->data, "its process has ended");
 }
 
 /* ---- reading again after a pause ---- */
@@ -474,6 +598,9 @@ struct conn *conn_new(struct conns *conns)
     conn->conns = conns;
     conn->sock = conn->pidfd = -1;
     list_init(&conn->unflushed);
+    list_init(&conn->ending);
+    list_init(&conn->waiting);
+    list_init(&conn->sent);
     return conn;
 }
 
@@ -491,6 +618,7 @@ void conn_list(struct conn *conn)
 
     conn->client.owner_work = conns->rpc->owner_work;
     conn->client.send = send_message;
+    conn->client.send_event = send_event;
     conn->client.queued_bytes = queued_bytes;
     conn->client.bytes_received = bytes_received;
     conn->client.want_turn = want_turn;
@@ -529,13 +657,14 @@ void conn_serve(struct conn *conn)
     conn->greeted = true;
     client_start_caches(client, rpc->regions);
     deadline_unset(rpc->deadlines, &conn->hello);
+    client->number = ++rpc->n_served;
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;
 }
 
 void conn_start(struct conns *conns, int take_sock)
 {
-    struct conn *conn = conns->n < conns->rpc->options->max_clients + 64u ? conn_new(conns) : NULL;
+    struct conn *conn = conns->n < conns->rpc->options->max_clients + 2 * LIMITS_MORE_CONNECTIONS ? conn_new(conns) : NULL;
 
     if (!conn) {
         conn_turn_away(conns, take_sock);
@@ -547,9 +676,7 @@ void conn_start(struct conns *conns, int take_sock)
         conn_turn_away(conns, take_sock);
         return;
     }
-    client_init(&conn->client, conns->next_id++);
-    if (conns->saved_next_id)
-        *conns->saved_next_id = conns->next_id;
+    client_init(&conn->client, conn->client.account->client);
     conn_list(conn);
     conn_attach(conn, take_sock, -1);
     (void)deadline_set(conns->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS);
@@ -562,18 +689,20 @@ void conns_stop(struct conns *conns)
 
 void conns_save_ids(struct conns *conns, uint64_t *next_p)
 {
-    conns->saved_next_id = next_p;
-    if (next_p && *next_p > conns->next_id)
-        conns->next_id = *next_p;
-    else if (next_p)
-        *next_p = conns->next_id;
+    ids_save(&conns->ids, next_p);
 }
 
 void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
 {
+    list_each_safe (struct conn, conn, &conns->all, link)
+        if (conn->closing && conn->open_handles == 0)
+            conn_free(conn);
     conns->on_empty = on_empty;
     conns->arg = arg;
-    conns->saved_next_id = NULL;
+    ids_save(&conns->ids, NULL);
+    slice_stop(&conns->close);
+    slice_stop(&conns->settle);
+    shares_close(conns);
     uv_close((uv_handle_t *)&conns->prepare, NULL);
     busy_poll_close(&conns->rpc->busy_poll);
     loop_meter_close(&conns->rpc->loop_meter);

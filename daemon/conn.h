@@ -5,9 +5,9 @@
  *   accepted -- HELLO --> serving -- end of file, pidfd, protocol error --> closing (freed in the last close callback)
  *   waiting, after a restart of the daemon -- HELLO on another connection --> serving (conn_session.h)
  *
- * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Work that does not
- * fit into a turn continues in the next one: received frames, a request with many items, events for the client,
- * and at last the release of what it held.
+ * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Those of one owner share
+ * what the owner gets of a turn of the loop (conn_share.h). Work that does not fit into a turn continues in the next one:
+ * received frames, a request with many items, events for the client, and at last the release of what it held.
  *
  * conn_hello.c is above conn_session.c, and that above conn.c, which calls them by conns->on_hello and on_end. conn_identity.c
  * and conn_heap.c are below.
@@ -19,6 +19,7 @@
 #include <uv.h>
 
 #include "daemon/base/deadline.h"
+#include "daemon/base/ids.h"
 #include "daemon/base/log.h"
 #include "daemon/base/owner_work.h"
 #include "daemon/objects/client.h"
@@ -35,6 +36,10 @@ struct conn {
     struct rpc *rpc;
     struct list link;      /* in conns->all */
     struct list unflushed; /* in conns->unflushed, while answers are queued that on_prepare sends */
+    struct list ending;    /* in conns->ending, until it is closed */
+    const char *why_ending;
+    struct list waiting; /* in account_share.waiting, until its owner has room in a turn of the loop (conn_share.h) */
+    bool readable;       /* it waits with bytes in the socket */
     struct conns *conns;
     int sock, pidfd; /* sock: -1 while it waits; pidfd: -1 if the kernel provides none */
     uv_poll_t sock_poll, pid_poll;
@@ -45,12 +50,15 @@ struct conn {
     uint64_t received_bytes; /* of all frames so far */
     struct frame_writer writer;
     struct fd_sink sink;    /* of reader and writer: rpc->owner_work closes the descriptors that nobody takes */
-    unsigned fds_charged;   /* to the account, for descriptors that the reader contains */
+    unsigned fds_charged;   /* to the account, for descriptors that the reader and the queue of answers contain */
+    unsigned sent_fds;      /* in answers that the client may not have read yet */
+    struct list sent;       /* in conns->sent, if there are any */
     bool behind;            /* it is not read until rpc->owner_work has closed more descriptors of its owner */
     struct deadline hello;  /* until HELLO must have come; after a refusal: until the client must have read the answer */
     struct deadline grace;  /* of a waiting session whose process cannot be watched */
     uint8_t token_hash[32]; /* of a session that outlasts the daemon: its key in conns->tokens */
-    struct deadline retry;  /* sends again after the kernel refused to send more descriptors */
+    struct deadline retry;  /* sends again after too many fds were on their way; closing: looks whether they have arrived */
+    unsigned retries;       /* in a row */
     size_t frame_heap;      /* charged for a large message, from its header until it has been handled */
     bool frame_taken;       /* that message is complete and is being handled */
     size_t queue_heap;      /* charged for unread answers */
@@ -70,13 +78,25 @@ struct conn {
 struct conns {
     struct rpc *rpc;
     struct list all, unflushed;
+    struct list ending; /* many connections have ended at once: these are closed in slices */
+    struct slice close;
+    struct list sharing; /* struct account.share.link: owners of connections that wait for their turn */
+    unsigned n_sharing;
+    uint64_t used_turn, used_ns; /* what all owners together have used in this turn */
+    uv_idle_t shares;            /* active while there are any */
+    uint64_t turn;               /* number of the loop's turn */
+    void (*take_turn)(struct conn *conn, bool readable);
+    unsigned n_ended;     /* closed in this turn of the loop because the other end has gone */
     uv_prepare_t prepare; /* sends the answers that were queued in this iteration */
     struct map tokens;    /* hash -> struct conn: the sessions that outlast the daemon */
     unsigned n, n_refused, n_behind;
-    uint64_t open_files; /* the most that this process may have open */
+    uint64_t open_files; /* the most that this process may have open, and on their way in answers that nobody has read */
+    uint64_t sent_fds;   /* on their way, of all connections */
+    struct list sent;    /* struct conn.sent */
+    struct slice settle; /* looks which of them have arrived */
+    unsigned n_settle;   /* of them still to look at */
     struct log_rare refusals;
-    uint64_t next_id;
-    uint64_t *saved_next_id;                                  /* next_id for a later daemon; NULL: none needs it */
+    struct ids ids;                                           /* of sessions */
     bool stopped;                                             /* no request is handled any more */
     void (*on_hello)(struct conn *conn, struct frame *frame); /* the first frame; closes its descriptors */
     void (*on_end)(struct conn *conn);                        /* a connection ends that was served */

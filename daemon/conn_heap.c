@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/conn_heap.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
 #define QUEUE_MAX_BYTES ((size_t)8 << 20) /* of answers that a client has not read */
 #define QUEUE_MAX_FDS 256                 /* open in this process for answers that a client has not read */
 #define GATHER_BYTES 16384u
@@ -31,7 +34,7 @@ void conn_admit_frame(struct conn *conn)
 
     conn_settle_frame(conn); /* the previous large message may have been handled */
     bytes = conn->frame_heap == 0 ? frame_reader_large(&conn->reader) : 0;
-    if (bytes <= CLIENT_UNCOUNTED_BYTES)
+    if (bytes <= account_uncounted_bytes(conn->client.account))
         return;
     if (account_take(conn->client.account, USAGE_HEAP, bytes, &err) == RDT_OK) {
         conn->frame_heap = bytes;
@@ -58,15 +61,89 @@ static void close_fd(struct fd_sink *sink, int take_fd)
     owner_work_close_fd(conn->rpc->owner_work, take_fd, conn->client.account);
 }
 
+void conn_forget_sent(struct conn *conn)
+{
+    account_owner(conn->client.account)->share.sent_fds -= conn->sent_fds;
+    conn->conns->sent_fds -= conn->sent_fds;
+    conn->sent_fds = 0;
+    list_remove(&conn->sent);
+}
+
+bool conn_settle_sent(struct conn *conn)
+{
+    int unread = 0;
+
+    if (conn->sent_fds > 0 && conn->sock >= 0 && ioctl(conn->sock, SIOCOUTQ, &unread) == 0 && unread > 0)
+        return false;
+    conn_forget_sent(conn);
+    return true;
+}
+
+static bool settle_some(struct slice *slice, uint64_t until_ns)
+{
+    struct conns *conns = container_of(slice, struct conns, settle);
+
+    while (conns->n_settle > 0 && !list_empty(&conns->sent)) {
+        struct conn *conn = container_of(list_first(&conns->sent), struct conn, sent);
+        conns->n_settle--;
+        if (!conn_settle_sent(conn)) {
+            list_remove(&conn->sent);
+            list_append(&conns->sent, &conn->sent);
+        }
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+void conns_start_settling(struct conns *conns)
+{
+    list_init(&conns->sent);
+    conns->settle.run = settle_some;
+}
+
+static bool has_room_on_the_way(const struct conn *conn, unsigned n)
+{
+    uint64_t most = conn->conns->open_files, all = conn->conns->sent_fds + n;
+    const struct account_share *share = &account_owner(conn->client.account)->share;
+
+    return all <= most - most / 8 || (all <= most && share->sent_fds + n <= most / 64 + RDT_MAX_FRAME_FDS);
+}
+
+static bool may_send(struct fd_sink *sink, unsigned n)
+{
+    struct conn *conn = container_of(sink, struct conn, sink);
+    struct conns *conns = conn->conns;
+
+    if (has_room_on_the_way(conn, n) || (conn_settle_sent(conn) && has_room_on_the_way(conn, n)))
+        return true;
+    if (!slice_waits(&conns->settle)) {
+        conns->n_settle = conns->n;
+        slice_start(&conn->rpc->deadlines->slices, &conns->settle);
+    }
+    return false;
+}
+
+static void sent(struct fd_sink *sink, unsigned n)
+{
+    struct conn *conn = container_of(sink, struct conn, sink);
+
+    conn->sent_fds += n;
+    conn->conns->sent_fds += n;
+    account_owner(conn->client.account)->share.sent_fds += n;
+    if (list_empty(&conn->sent))
+        list_append(&conn->conns->sent, &conn->sent);
+}
+
 void conn_start_sink(struct conn *conn)
 {
-    conn->sink = (struct fd_sink){.admit = admit_fds, .close = close_fd};
+    conn->sink = (struct fd_sink){.admit = admit_fds, .close = close_fd, .may_send = may_send, .sent = sent};
     conn->reader.sink = conn->writer.sink = &conn->sink;
 }
 
 void conn_charge_fds(struct conn *conn)
 {
-    unsigned now = conn->reader.n_fds, before = conn->fds_charged;
+    unsigned now = conn->reader.n_fds + conn->writer.queued_fds, before = conn->fds_charged;
 
     conn->fds_charged = now;
     if (now > before)
@@ -91,18 +168,21 @@ bool conn_may_read(const struct conn *conn)
 
 void conn_charge_queue(struct conn *conn)
 {
-    size_t now = conn->writer.queued_bytes > CLIENT_UNCOUNTED_BYTES ? conn->writer.queued_bytes : 0, before = conn->queue_heap;
+    size_t now = conn->writer.queued_bytes > account_uncounted_bytes(conn->client.account) ? conn->writer.queued_bytes : 0,
+           before = conn->queue_heap;
 
     conn->queue_heap = now;
     if (now > before)
         account_add(conn->client.account, USAGE_HEAP, now - before);
     else
         account_give(conn->client.account, USAGE_HEAP, before - now);
+    conn_charge_fds(conn);
 }
 
 bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err)
 {
-    if (bytes <= CLIENT_UNCOUNTED_BYTES || account_check(conn->client.account, USAGE_HEAP, bytes, err) == RDT_OK)
+    if (bytes <= account_uncounted_bytes(conn->client.account) ||
+        account_check(conn->client.account, USAGE_HEAP, bytes, err) == RDT_OK)
         return true;
     rdt_error_prefix(err, "an answer of %zu bytes", bytes);
     return false;
@@ -111,6 +191,8 @@ bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err)
 bool conn_queue_is_full(const struct conn *conn)
 {
     if (conn->queue_heap > 0 && account_check(conn->client.account, USAGE_HEAP, 1, NULL) != RDT_OK)
+        return true;
+    if (conn->writer.queued_fds > 0 && account_check(conn->client.account, USAGE_FDS, 1, NULL) != RDT_OK)
         return true;
     return conn->writer.queued_bytes > QUEUE_MAX_BYTES || conn->writer.queued_fds > QUEUE_MAX_FDS;
 }

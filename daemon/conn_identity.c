@@ -29,12 +29,35 @@ static struct account *owner_of(const struct conns *conns, int sock)
     return account_get(conns->rpc->objects->accounts, &owner);
 }
 
+/* NULL: out of memory. */
+static struct account *new_account(struct conns *conns, const struct owner *owner)
+{
+    struct accounts *accounts = conns->rpc->objects->accounts;
+    struct account *of_owner = account_get(accounts, owner);
+    struct account *account = of_owner ? account_get_client(accounts, owner, ids_next(&conns->ids, of_owner)) : NULL;
+
+    account_unref(of_owner);
+    return account;
+}
+
 void conn_turn_away(const struct conns *conns, int take_sock)
 {
     struct account *account = owner_of(conns, take_sock);
 
-    owner_work_close_fd(conns->rpc->owner_work, take_sock, account ? account : &conns->rpc->objects->accounts->node);
+    owner_work_close_socket(conns->rpc->owner_work, take_sock, account ? account : &conns->rpc->objects->accounts->node);
     account_unref(account);
+}
+
+/* The last eighth of max_clients is for users who have few sessions, as that of every limit of the node (account.h). */
+static void check_room(struct conn *conn)
+{
+    unsigned most = conn->rpc->options->max_clients;
+    const struct account *owner = conn->client.account->parent;
+    unsigned reserved = owner && owner->used[USAGE_SESSIONS] > most / 64 + 1 ? most / 8 : 0;
+
+    if (conn->rpc->n_clients >= most - reserved)
+        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon already serves max_clients of %u%s: raise it, or end some",
+                            most, conn->rpc->n_clients < most ? ", less the eighth that is for users who have few" : "");
 }
 
 bool conn_identify(struct conn *conn)
@@ -52,7 +75,7 @@ bool conn_identify(struct conn *conn)
     client->gid = cred.gid;
     owner.uid = cred.uid;
     (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", options->tenant);
-    client->account = account_get_client(conn->rpc->objects->accounts, &owner, conn->conns->next_id);
+    client->account = new_account(conn->conns, &owner);
     if (!client->account)
         return false;
     conn->counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->refusal) == RDT_OK;
@@ -68,9 +91,7 @@ bool conn_identify(struct conn *conn)
             &conn->refusal, RDT_DENIED,
             "uid %u is what the kernel shows for users that it cannot map: such clients are refused (allow_overflow_uid)",
             overflow);
-    if (conn->rpc->n_clients >= options->max_clients)
-        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon already serves max_clients of %u: raise it, or end some",
-                            options->max_clients);
+    check_room(conn);
     bytes = sizeof conn->pidfd;
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERPIDFD, &conn->pidfd, &bytes) != 0)
         conn->pidfd = cred.pid > 0 ? (int)syscall(SYS_pidfd_open, cred.pid, 0) : -1; /* kernels before 6.5 */

@@ -149,8 +149,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
         return NULL;
     client = &conn->client;
     client_init(client, image->id);
-    if (image->id >= conns->next_id) /* the journal says so, too, but it may be wrong */
-        conns->next_id = image->id + 1;
+    ids_above(&conns->ids, image->id); /* the journal says so, too, but it may be wrong */
     client->account = account_get_client(conns->rpc->objects->accounts, &image->owner, image->id);
     memcpy(conn->token_hash, image->token_sha256, sizeof conn->token_hash);
     memcpy(client->session, conn->token_hash, sizeof client->session);

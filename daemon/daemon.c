@@ -4,6 +4,7 @@
  *   plug-ins, work pool -> tables -> peers -> listener -> READY
  */
 #include <inttypes.h>
+#include <malloc.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -20,8 +21,8 @@
 #include "daemon/daemon_impl.h"
 #include "daemon/memory/region_orphans.h"
 #include "daemon/plugins/plugin_blame.h"
+#include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_read.h"
-#include "daemon/rpc/rpc_watch.h"
 
 #define SLICE_NS 100000 /* the shortest slice that the kernel accepts */
 
@@ -45,7 +46,7 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", and was restarted since its last link" : "");
     groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
-    holds_peer_up(&daemon->rpc.holds, peer, boot_changed, hello->keeps_sessions);
+    holds_peer_up(&daemon->holds, peer, boot_changed, hello->keeps_sessions);
     calls_peer_up(&daemon->rpc, peer);
     directory_names_peer_up(&daemon->directory_names, peer);
 }
@@ -62,7 +63,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     transfers_peer_down(&daemon->transfers, peer, &lost);
     groups_peer_down(&daemon->groups, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
-    holds_peer_down(&daemon->rpc.holds, peer);
+    holds_peer_down(&daemon->holds, peer);
 }
 
 static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
@@ -90,7 +91,7 @@ static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct 
     if (frame->type == RDT_PEER_NAME)
         return directory_names_frame(&daemon->directory_names, peer, frame, err);
     if (frame->type == RDT_PEER_HOLDS)
-        return holds_peer_frame(&daemon->rpc.holds, peer, frame, err);
+        return holds_peer_frame(&daemon->holds, peer, frame, err);
     if (groups_frame_is_ours(frame->type))
         return groups_peer_frame(&daemon->groups, peer, frame, err);
     return transfers_peer_frame(&daemon->transfers, peer, frame, err);
@@ -108,7 +109,7 @@ static bool may_forget_peer(void *arg, struct peer *peer)
     struct daemon *daemon = arg;
 
     return !groups_name_peer(&daemon->groups, peer) && !calls_name_peer(&daemon->rpc, peer) &&
-           holds_forget_peer(&daemon->rpc.holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
+           holds_forget_peer(&daemon->holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
 }
 
 /* ---- callbacks of groups ---- */
@@ -161,8 +162,11 @@ static void on_forced(void *arg, struct object *object)
     struct daemon *daemon = arg;
 
     names_object_freed(&daemon->names, object);
-    holds_object_freed(object);
-    remote_holds_object_freed(object);
+}
+
+static bool drop_holds(void *arg, struct object *object, uint64_t until_ns)
+{
+    return remote_holds_object_freed(object, until_ns) && holds_object_freed(object, until_ns);
 }
 
 static void on_object_ended(void *arg, const struct object *object)
@@ -188,6 +192,58 @@ static uint64_t evict(void *arg, uint64_t bytes)
     return replicas + spilled;
 }
 
+/* ---- the heap ---- */
+
+/* malloc_trim walks through all free memory and has the lock of the heap meanwhile, for which the loop waits whenever it
+ * allocates: 10 to 50 ms for 24 MiB, 700 ms for 256 MiB. Users can have the heap grow and shrink, so trims take at most so
+ * small a part of the time. */
+#define TRIM_PART 100
+
+static void run_trim(struct work *work)
+{
+    struct trim *trim = (struct trim *)work;
+    uint64_t began_ns = uv_hrtime();
+
+    (void)malloc_trim(0);
+    trim->took_ns = uv_hrtime() - began_ns;
+}
+
+static void on_heap_freed(void *arg);
+
+static void on_trim_pause_over(struct deadline *deadline)
+{
+    struct daemon *daemon = container_of(deadline, struct daemon, trim.pause);
+
+    daemon->trim.pauses = false;
+    if (daemon->trim.again)
+        on_heap_freed(daemon);
+}
+
+static void done_trim(struct work *work)
+{
+    struct daemon *daemon = container_of(work, struct daemon, trim.work);
+    struct trim *trim = &daemon->trim;
+
+    trim->runs = false;
+    trim->pause.on_passed = on_trim_pause_over;
+    trim->pauses = !daemon->stopping && deadline_set(&daemon->deadlines, &trim->pause, (int64_t)(TRIM_PART * trim->took_ns));
+    if (trim->again && !trim->pauses)
+        on_heap_freed(daemon);
+}
+
+static void on_heap_freed(void *arg)
+{
+    struct daemon *daemon = arg;
+    struct trim *trim = &daemon->trim;
+
+    trim->again = trim->runs || trim->pauses || daemon->stopping;
+    if (trim->again)
+        return;
+    trim->work = (struct work){.run = run_trim, .done = done_trim};
+    trim->runs = true;
+    work_submit(daemon->pool, &trim->work);
+}
+
 /* ---- the start ---- */
 
 static void init_rooms(struct daemon *daemon)
@@ -200,6 +256,10 @@ static void init_rooms(struct daemon *daemon)
     regions_set_reuse(&daemon->regions, &daemon->deadlines, daemon->regions.limit_bytes / 8,
                       options_effective_cache_max(options, daemon->regions.limit_bytes), options->pool_idle_ns);
     accounts_init(&daemon->accounts);
+    daemon->accounts.heap_fits = memory_room_fits_heap;
+    daemon->accounts.heap_arg = &daemon->regions.room;
+    daemon->accounts.on_heap_freed = on_heap_freed;
+    daemon->accounts.heap_freed_arg = daemon;
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->own = (struct account){.owner.uid = geteuid(), .refs = 1};
     slabs_init(&daemon->slabs, &daemon->regions, &daemon->deadlines, "host", &daemon->own);
@@ -208,8 +268,9 @@ static void init_rooms(struct daemon *daemon)
     daemon->regions.owner_work = daemon->owner_work;
     daemon->regions.accounts = &daemon->accounts;
     (void)region_orphans_create(&daemon->regions, &daemon->loop);
-    names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_objects);
+    names_init(&daemon->names, &daemon->accounts, &daemon->deadlines);
     daemon->objects.on_forced = on_forced;
+    daemon->objects.drop_holds = drop_holds;
     daemon->objects.arg = daemon;
     daemon->counts = (Rdt__Pb__StatusReply)RDT__PB__STATUS_REPLY__INIT;
     daemon->transfers = (struct transfers){.loop = &daemon->loop,
@@ -225,6 +286,7 @@ static void init_rooms(struct daemon *daemon)
                                            .groups = &daemon->groups,
                                            .directory_names = &daemon->directory_names};
     transfers_init(&daemon->transfers);
+    daemon->objects.on_adopted = replica_settle;
     daemon->regions.evict = evict;
     daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
@@ -247,11 +309,13 @@ static void init_rooms(struct daemon *daemon)
         .groups = &daemon->groups,
         .directory = &daemon->directory,
         .directory_names = &daemon->directory_names,
+        .holds = &daemon->holds,
+        .shards = &daemon->shards,
         .next_forward = 1,
         .started_ns = uv_hrtime(),
         .above = {.arg = daemon, .read_again = daemon_read_again, .adopt = daemon_adopt, .compare = daemon_compare},
         .dispatch = rpc_dispatch};
-    holds_init(&daemon->rpc.holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
+    holds_init(&daemon->holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
     watches_init(&daemon->rpc);
     readings_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,
@@ -279,9 +343,22 @@ static void init_rooms(struct daemon *daemon)
     list_init(&daemon->fresh_configs);
     hotload_init(&daemon->hotload);
     list_init(&daemon->rpc.clients);
-    list_init(&daemon->rpc.remote);
+    permutation_init(&daemon->rpc.page_tokens, 32);
+    map_init(&daemon->rpc.deferred);
+    list_init(&daemon->rpc.link_ends);
     list_init(&daemon->rpc.retakes);
-    shards_init(&daemon->rpc.shards, &daemon->rpc);
+    daemon->shards = (struct shards){
+        .node = &daemon->node,
+        .deadlines = &daemon->deadlines,
+        .regions = &daemon->regions,
+        .objects = &daemon->objects,
+        .published = &daemon->names,
+        .recovery = &daemon->recovery,
+        .directory_names = &daemon->directory_names,
+        .counts = &daemon->counts,
+        .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone},
+    };
+    shards_init(&daemon->shards);
     map_init(&daemon->rpc.forwarded);
     map_init(&daemon->rpc.retaking);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
@@ -305,8 +382,11 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
                                          .restore_session = conn_session_restore,
                                          .restore_arg = &daemon->conns,
                                          .restore_manifest = shards_restore,
-                                         .manifest_arg = &daemon->rpc.shards};
-    status = recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0', err);
+                                         .manifest_arg = &daemon->shards};
+    status =
+        recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0' || daemon->node.damaged, err);
+    if (status == RDT_OK)
+        status = node_renew(daemon->options->state_dir, &daemon->node, err);
     if (status == RDT_OK)
         conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));
     return status;
@@ -324,11 +404,23 @@ static enum rdt_status start_storage(struct daemon *daemon, struct rdt_error *er
     return storage_start(&daemon->storage, &daemon->loop, err);
 }
 
+/* A lower memory_limit takes nothing from objects of the earlier daemon. */
+static void check_restored(const struct daemon *daemon)
+{
+    const struct regions *regions = &daemon->regions;
+
+    if (regions->bytes > regions->limit_bytes)
+        log_warn("the objects of the earlier daemon take %" PRIu64 " bytes, and memory_limit is %" PRIu64
+                 ": they stay, and nobody gets new memory until enough of them have been freed",
+                 regions->bytes, regions->limit_bytes);
+}
+
 static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {.arg = daemon,
                                         .events = &daemon->rpc.events,
                                         .owner_work = daemon->owner_work,
+                                        .slices = &daemon->deadlines.slices,
                                         .busy_poll = &daemon->rpc.busy_poll,
                                         .may_forget = may_forget_peer,
                                         .fill_hello = fill_hello,
@@ -346,6 +438,8 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     status = start_recovery(daemon, err);
     if (status == RDT_OK)
         status = start_storage(daemon, err);
+    if (status == RDT_OK)
+        check_restored(daemon);
     if (status == RDT_OK && options_have_peers(daemon->options))
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
@@ -354,12 +448,8 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
                                            .node = &daemon->node,
                                            .peers = daemon->peers,
                                            .owner_work = daemon->owner_work,
-                                           .deadlines = &daemon->deadlines,
-                                           .names = &daemon->directory_names,
-                                           .on_name = directory_names_etcd_told,
-                                           .on_etcd = directory_names_etcd_state};
+                                           .deadlines = &daemon->deadlines};
     daemon->directory_names = (struct directory_names){.options = daemon->options,
-                                                       .directory = &daemon->directory,
                                                        .node = &daemon->node,
                                                        .peers = daemon->peers,
                                                        .names = &daemon->names,
@@ -372,7 +462,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK)
         status = listener_start(&daemon->listener, &daemon->conns, err);
     if (status == RDT_OK) {
-        holds_restore(&daemon->rpc.holds, daemon->peers, daemon->options->restart_grace_ns);
+        holds_restore(&daemon->holds, daemon->peers, daemon->options->restart_grace_ns);
         groups_restore(&daemon->groups);
         retakes_start(&daemon->rpc);
         conn_sessions_wait(&daemon->conns);
@@ -407,18 +497,31 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
 {
     struct daemon *daemon = calloc(1, sizeof *daemon);
     struct rdt_error blame_err;
-    char uuid[33];
+    char uuid[33], away[256];
+    bool is_away;
     enum rdt_status status;
+    int code, lock = -1;
 
     if (!daemon)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     ask_for_short_slices();
     daemon->options = options;
     daemon->open_files = limits_raise_open_files();
-    (void)uv_loop_init(&daemon->loop);
+    if (limits_file_bytes() != UINT64_MAX)
+        log_warn("files of this process may have at most %" PRIu64 " bytes (ulimit -f, LimitFSIZE=), and so may each piece of "
+                 "memory: larger ones fail",
+                 limits_file_bytes());
+    is_away = options_have_peers(options) && peers_network_is_away(options, away, sizeof away);
+    if (is_away)
+        log_warn("%s: the daemon opens its transports, and other nodes reach it, when it is there", away);
+    code = uv_loop_init(&daemon->loop);
+    if (code != 0) {
+        free(daemon);
+        return rdt_error_set(err, RDT_SYSTEM, "cannot create the event loop: %s", uv_strerror(code));
+    }
     status = node_load(options->state_dir, &daemon->node, err);
     if (status == RDT_OK)
-        status = node_lock(options->state_dir, err);
+        status = node_lock(options->state_dir, &lock, err);
     if (status == RDT_OK && plugin_blame_start(options->state_dir, &blame_err) != RDT_OK)
         log_warn("crashes of plug-ins will not be recorded: %s", blame_err.msg);
     if (status == RDT_OK)
@@ -447,6 +550,8 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
                  daemon->node.address[0] ? ", peers at " : "", daemon->node.address);
         sdnotify("READY=1\nSTATUS=serving");
         daemon_start_idle_exit(daemon);
+        if (is_away)
+            hotload_await_network(&daemon->hotload, daemon->owner_work);
     } else {
         daemon->rpc.draining = true;
         daemon_close(daemon);
@@ -456,6 +561,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
         return rdt_error_set(err, RDT_INTERNAL, "the daemon ended before its backends had closed");
 
     map_fini(&daemon->rpc.forwarded);
+    map_fini(&daemon->rpc.deferred);
     retakes_clear(&daemon->rpc);
     transfers_fini(&daemon->transfers);
     recovery_fini(&daemon->recovery);
@@ -466,6 +572,8 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
     regions_fini(&daemon->regions);
     if (uv_loop_close(&daemon->loop) != 0)
         log_warn("the loop still had open handles at its end");
+    if (lock >= 0)
+        (void)close(lock); /* a thread whose close of a client's file never returns keeps the process's descriptors open */
     if (status == RDT_OK)
         log_info("rdtd has ended cleanly");
     free(daemon);

@@ -36,6 +36,8 @@ struct daemon {
     struct directory directory;
     struct directory_names directory_names;
     struct hotload hotload;
+    struct holds holds;
+    struct shards shards;
     struct rpc rpc;
     struct conns conns;
     struct list fresh_configs; /* of reload.c */
@@ -43,6 +45,12 @@ struct daemon {
     uv_signal_t sigterm, sigint, sighup;
     uv_timer_t watchdog;
     bool has_watchdog;
+    struct trim { /* malloc gives free memory back to the system */
+        struct work work;
+        struct deadline pause;
+        uint64_t took_ns;
+        bool runs, pauses, again;
+    } trim;
     struct deadline drain_limit, close_limit, idle_check;
     uint64_t needed_ns; /* when a client, an object or a transfer last needed the daemon */
     bool stopping;      /* the rooms are being closed */

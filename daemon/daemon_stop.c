@@ -15,6 +15,7 @@
 #include "daemon/daemon_impl.h"
 #include "daemon/objects/detached.h"
 #include "daemon/objects/transit.h"
+#include "daemon/rpc/rpc.h"
 
 #define CLOSE_TIMEOUT_NS 10000000000ll
 #define LINGER_NS 300000000ll
@@ -46,6 +47,7 @@ static void close_loop_handles(void *arg)
     close_signal(&daemon->sighup);
     if (daemon->has_watchdog)
         uv_close((uv_handle_t *)&daemon->watchdog, NULL);
+    watches_fini(&daemon->rpc);
     deadlines_close(&daemon->deadlines, NULL);
 }
 
@@ -96,6 +98,7 @@ static void close_peers(void *arg)
 
     directory_close(&daemon->directory, daemon->options->keeper[0] != '\0');
     directory_names_close(&daemon->directory_names);
+    calls_close(&daemon->rpc);
     if (daemon->peers)
         peers_close(daemon->peers, await_copies, daemon);
     else
@@ -114,10 +117,11 @@ static void close_transfers(void *arg)
     struct daemon *daemon = arg;
 
     object_notifies_end(&daemon->objects);
+    object_forced_end(&daemon->objects);
     detached_end_all(&daemon->objects);
     transit_end_all(&daemon->objects);
-    shards_clear(&daemon->rpc.shards); /* they hold objects, here and on other nodes */
-    holds_clear(&daemon->rpc.holds);
+    shards_clear(&daemon->shards); /* they hold objects, here and on other nodes */
+    holds_clear(&daemon->holds);
     if (daemon->options->keeper[0] != '\0') /* the next daemon restores the names: other nodes must not take them over */
         directory_names_mute(&daemon->directory_names);
     names_clear(&daemon->names); /* names hold objects, and the work pool, which frees their memory, still runs */
@@ -159,6 +163,7 @@ void daemon_close(struct daemon *daemon)
     (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain_limit);
     deadline_unset(&daemon->deadlines, &daemon->idle_check);
+    deadline_unset(&daemon->deadlines, &daemon->trim.pause);
     transfers_set_on_idle(&daemon->transfers, NULL);
     listener_close(&daemon->listener, close_clients, daemon);
 }

@@ -25,6 +25,7 @@
 #include "daemon/base/node.h"
 #include "daemon/base/sdnotify.h"
 #include "proto/keeper.h"
+#include "proto/std_fds.h"
 
 #define DEFAULT_SOCKET "/run/rdtd-keeper/socket"
 #define MAX_PEERS 8u
@@ -334,7 +335,7 @@ static void start_command(void)
         (void)sigemptyset(&none);
         (void)sigprocmask(SIG_SETMASK, &none, NULL);
         (void)execvp(command.argv[0], command.argv);
-        log_fatal("rdtd-keeper: cannot start the command");
+        log_fatal("cannot start the command");
         _exit(127);
     }
     if (command.pid < 0) {
@@ -397,12 +398,12 @@ static int make_listener(const char *path)
     bool bound;
 
     if (strlen(path) >= sizeof address.sun_path || fd < 0) {
-        fprintf(stderr, "rdtd-keeper: the path of the socket is too long\n");
+        log_fatal("the path of the socket is too long");
         return -1;
     }
     memcpy(address.sun_path, path, strlen(path) + 1);
     if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) {
-        fprintf(stderr, "rdtd-keeper: another keeper listens at %s: give each its own --socket\n", path);
+        log_fatal("another keeper listens at %s: give each its own --socket", path);
         return -1;
     }
     if (errno == ECONNREFUSED)
@@ -411,8 +412,7 @@ static int make_listener(const char *path)
     (void)umask(mask);
     if (bound)
         return fd;
-    fprintf(stderr, "rdtd-keeper: cannot listen at %s: %s (give --socket PATH in a directory that this user may write)\n", path,
-            strerror(errno));
+    log_fatal("cannot listen at %s: %s (give --socket PATH in a directory that this user may write)", path, strerror(errno));
     return -1;
 }
 
@@ -490,6 +490,8 @@ int main(int argc, char **argv)
     const char *path = DEFAULT_SOCKET;
     int listener, signals, option;
 
+    std_fds_open();
+    opterr = 0;
     while ((option = getopt_long(argc, argv, "+", options, NULL)) != -1) {
         if (option == 's') {
             path = optarg;
@@ -500,16 +502,17 @@ int main(int argc, char **argv)
             printf("rdtd-keeper %s\n", RDTD_VERSION);
             return 0;
         } else {
-            fputs(usage, stderr);
+            log_fatal("%s is unknown or lacks its value; see rdtd-keeper --help", argv[optind - 1]);
             return EXIT_USAGE;
         }
     }
     if (optind < argc && strcmp(argv[optind - 1], "--") != 0) {
-        fprintf(stderr, "rdtd-keeper: %s: a command follows after --\n", argv[optind]);
+        log_fatal("%s: a command follows after --", argv[optind]);
         return EXIT_USAGE;
     }
     if (optind < argc)
         command.argv = argv + optind;
+    (void)signal(SIGXFSZ, SIG_IGN);
     raise_open_files();
     for (unsigned i = 0; i < MAX_PEERS; i++)
         peers[i].fd = -1;

@@ -11,11 +11,19 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/reserve.h"
 #include "daemon/base/sdnotify.h"
 
 #define ACCEPTS_PER_TURN 64
 #define PAUSE_NS 100000000ll
 #define FAILURES_EVERY_NS UINT64_C(10000000000)
+
+/* The kernel drops an urgent byte (MSG_OOB) that is not read inline, and its descriptors with it: it would close them inside
+ * recvmsg, on the loop thread. */
+static void take_urgent_inline(int sock)
+{
+    (void)setsockopt(sock, SOL_SOCKET, SO_OOBINLINE, &(int){1}, sizeof(int));
+}
 
 static void on_connection(uv_poll_t *poll, int status, int events)
 {
@@ -25,8 +33,13 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     if (status < 0)
         return;
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-        int sock = accept4(listening->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int sock = -1;
+        if (reserve_hold())
+            sock = accept4(listening->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        else
+            errno = ENOMEM;
         if (sock >= 0) {
+            take_urgent_inline(sock);
             conn_start(listener->conns, sock);
             continue;
         }

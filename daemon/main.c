@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtd: reads its configuration and runs. */
 #include <malloc.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/node.h"
+#include "daemon/base/reserve.h"
 #include "daemon/daemon.h"
+#include "proto/std_fds.h"
 
 /* The daemon allocates and frees messages of up to 16 MiB. malloc must keep their pages instead of returning them to the
  * kernel, which would clear new ones for the next message while the loop waits for the lock of the address space. (While
@@ -25,13 +28,16 @@ int main(int argc, char **argv)
     enum log_level level;
     enum rdt_status status = RDT_OK;
 
+    std_fds_open();
     (void)mallopt(M_TRIM_THRESHOLD, KEEP_BYTES);
     (void)mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
+    (void)signal(SIGXFSZ, SIG_IGN); /* memory above a limit of the size of files: the request fails, and the error names it */
     /* UCX installs handlers for SIGSEGV and others in its library's constructor: this must come before any backend
      * is loaded. */
     (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
+    reserve_install();
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
-        log_fatal(err.msg);
+        log_fatal("%s", err.msg);
         return EXIT_CONFIG;
     }
     if (log_level_parse(options.log_level, &level))
@@ -54,6 +60,6 @@ int main(int argc, char **argv)
     }
     if (status == RDT_OK)
         return 0;
-    log_fatal(err.msg);
+    log_fatal("%s", err.msg);
     return options_check_failed ? EXIT_CONFIG : 1;
 }

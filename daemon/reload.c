@@ -15,12 +15,14 @@
 void daemon_check_memory_limit(const struct daemon *daemon)
 {
     uint64_t limit = daemon->regions.limit_bytes, group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
+    uint64_t heap = options_heap_limit();
 
-    if (limit > group - group / 16)
-        log_warn("memory_limit is %" PRIu64 " bytes, but the daemon's control group may have %" PRIu64
+    if (group != UINT64_MAX && limit > group - group / 16 - heap)
+        log_warn("memory_limit is %" PRIu64 " bytes and the heap may need %" PRIu64
+                 ", but the daemon's control group may have %" PRIu64
                  " in all: what does not fit fails with NO_MEMORY; lower memory_limit, or raise the group's limit "
                  "(MemoryMax of a systemd unit)",
-                 limit, group);
+                 limit, heap, group);
 }
 
 struct reload {
@@ -77,8 +79,8 @@ static void spread_limits(struct daemon *daemon)
     uint64_t limit = options_effective_memory_limit(options);
 
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
-    daemon->objects.max_objects = daemon->names.max_names = options->max_objects;
-    daemon->rpc.holds.grace_ns = options->hold_grace_ns;
+    daemon->objects.max_objects = options->max_objects;
+    daemon->holds.grace_ns = options->hold_grace_ns;
     regions_set_limits(&daemon->regions, limit, limit / 8, options_effective_cache_max(options, limit));
     daemon_check_memory_limit(daemon);
     list_for_each (node, &daemon->rpc.clients)
@@ -132,7 +134,7 @@ static void run_reading(struct work *work)
 
     if (options_load_again(config->now, &config->options, &config->err) == RDT_OK && config->has_peers &&
         options_have_peers(&config->options))
-        (void)peers_open_tls(&config->options, &config->key, &config->err);
+        (void)peers_open_tls(&config->options, &config->key, NULL, &config->err);
 }
 
 static void read_first(struct daemon *daemon)

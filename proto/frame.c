@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "little_endian.h"
+#include "std_fds.h"
 
 /* The initial size of a reader's buffer, and the most that one read returns, because the loop has other sockets to read. */
 #define READ_BYTES ((size_t)64 << 10)
@@ -185,6 +186,18 @@ static void pass_over(struct frame_reader *reader)
     reader->skip -= n;
 }
 
+/* Returns how many are left. */
+static size_t avoid_std_fds(int *fds, size_t n)
+{
+    size_t left = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        fds[left] = std_fds_avoid(fds[i]);
+        left += fds[left] >= 0;
+    }
+    return left;
+}
+
 static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -192,15 +205,16 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
 
     for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
         int fds[KERNEL_MAX_FDS];
-        size_t n;
+        size_t n, arrived;
 
         if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
             continue;
-        n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        assert(n <= KERNEL_MAX_FDS);
-        memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
-        if (reader->n_lost > 0) {
-            /* Earlier fds were lost, so these would be given to the wrong frame. */
+        arrived = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        assert(arrived <= KERNEL_MAX_FDS);
+        memcpy(fds, CMSG_DATA(cmsg), arrived * sizeof(int));
+        n = avoid_std_fds(fds, arrived);
+        if (reader->n_lost > 0 || n < arrived) {
+            /* Earlier fds were lost, or some of these, so they would be given to the wrong frame. */
             close_all(reader->sink, fds, (unsigned)n);
             lost = true;
         } else if (reader->sink && !reader->sink->admit(reader->sink, (unsigned)n)) {
@@ -530,8 +544,14 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
 
     writer->stalled = false;
     while (writer->head) {
-        ssize_t n = send_some(writer, sock);
+        unsigned n_fds = writer->head->n_fds;
+        ssize_t n;
 
+        if (n_fds > 0 && writer->sink && writer->sink->may_send && !writer->sink->may_send(writer->sink, n_fds)) {
+            writer->waiting = writer->stalled = true;
+            return RDT_AGAIN;
+        }
+        n = send_some(writer, sock);
         if (n < 0) {
             writer->waiting = true;
             /* other processes, or the receiver, have not received theirs yet */
@@ -543,9 +563,11 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
             return rdt_error_sys(err, errno, "sendmsg");
         }
         /* However many bytes were sent, the fds were sent with the first of them. */
-        close_all(sink, writer->head->fds, writer->head->n_fds);
-        writer->queued_fds -= writer->head->n_fds;
+        close_all(sink, writer->head->fds, n_fds);
+        writer->queued_fds -= n_fds;
         writer->head->n_fds = 0;
+        if (n_fds > 0 && writer->sink && writer->sink->sent)
+            writer->sink->sent(writer->sink, n_fds);
         frame_writer_consume(writer, (size_t)n);
     }
     writer->waiting = false;

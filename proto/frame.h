@@ -32,6 +32,10 @@ enum frame_flags {
 struct fd_sink {
     bool (*admit)(struct fd_sink *, unsigned n); /* whether the reader may keep n more, which have just arrived */
     void (*close)(struct fd_sink *, int take_fd);
+    /* NULL: the writer sends as many as the kernel accepts. Otherwise whether it may send n now (if not, it has stalled), and
+     * afterwards how many it has sent */
+    bool (*may_send)(struct fd_sink *, unsigned n);
+    void (*sent)(struct fd_sink *, unsigned n);
 };
 
 struct frame {
@@ -121,7 +125,7 @@ struct frame_writer {
      * these may be the last ones of their files. NULL: close(2) */
     struct fd_sink *sink;
     bool waiting; /* a send has failed, and not everything has been sent since */
-    bool stalled; /* the last AGAIN was due to too many fds in flight, whose end no event reports */
+    bool stalled; /* the last AGAIN was due to too many fds in flight, whose arrival no event reports */
 };
 
 void frame_writer_init(struct frame_writer *writer);
@@ -135,9 +139,9 @@ enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, ui
 
 /* Writes to a Unix stream socket without blocking, in one call several frames up to the next that has fds.
  * RDT_OK: everything has been sent. RDT_AGAIN: the socket is full, or (stalled) the kernel accepts no more
- * fds from this user: try again soon. RDT_DISCONNECTED, RDT_SYSTEM. Closes the fds that it has sent: with close(2), if the
- * writer was not `waiting` before, so that a caller who must not close a file for the last time sends while the file is open
- * elsewhere. */
+ * fds from this user, or the sink none from this writer: try again soon. RDT_DISCONNECTED, RDT_SYSTEM. Closes the fds that it
+ * has sent: with close(2), if the writer was not `waiting` before, so that a caller who must not close a file for the last time
+ * sends while the file is open elsewhere. */
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err);
 
 /* For another way of sending: the oldest unsent bytes, or NULL. Then the caller reports how many it has

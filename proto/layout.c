@@ -241,8 +241,9 @@ enum rdt_status layout_packed_bytes(const struct layout *layout, uint64_t *bytes
 enum rdt_status layout_same_shape(const struct layout *object, const struct layout *target, struct rdt_error *err)
 {
     if (object->count != target->count)
-        return rdt_error_set(err, RDT_MISMATCH, "the object has %" PRIu32 " tensors, but the target has %" PRIu32,
-                             object->count, target->count);
+        return rdt_error_set(err, RDT_MISMATCH, "the object has %" PRIu32 " tensors, but the target has %" PRIu32 "%s",
+                             object->count, target->count,
+                             object->count > 0 ? "" : ": if it is a version of many parts, a plan reads it into targets");
     if (object->n_dims == target->n_dims && memcmp(object->dtype, target->dtype, object->count * sizeof *object->dtype) == 0 &&
         memcmp(object->ndim, target->ndim, object->count * sizeof *object->ndim) == 0 &&
         memcmp(object->shape, target->shape, object->n_dims * sizeof *object->shape) == 0)

@@ -168,4 +168,52 @@ enum rdt_status arena_unpack(struct arena *arena, const ProtobufCMessageDescript
                              const char *what, ProtobufCMessage **message_p, struct rdt_error *err);
 void arena_fini(struct arena *arena);
 
+/* ---- checksums ----
+ *
+ * Checksums of tensors and of whole objects, which show that bytes have changed by accident: on a disk, in memory, on another
+ * node. They protect from no attacker, who could compute them as well.
+ *
+ * The checksum of a tensor is the XXH3 hash (64 bits) of its elements, row-major without gaps. That of an object is the same
+ * hash of its metadata's hash and of dtype, shape and checksum of each tensor in order, as 64-bit little-endian numbers. So it
+ * does not depend on strides, on where the tensors lie, or on how they came there. 0 stands for "no checksum", and no
+ * checksum is 0.
+ *
+ * Any thread may call these functions. */
+/* The checksum of bytes that come one after another. */
+struct byte_sum;
+struct byte_sum *byte_sum_create(void); /* NULL: no memory */
+void byte_sum_destroy(struct byte_sum *sum);
+void byte_sum_add(struct byte_sum *sum, const void *data, size_t bytes);
+uint64_t byte_sum_end(struct byte_sum *sum); /* returns the checksum, and begins again */
+
+#if defined __x86_64__ && !defined __clang__ /* which has no pragma for it */
+#define LAYOUT_SUM_AVX2
+void byte_sum_add_avx2(struct byte_sum *sum, const void *data, size_t bytes); /* byte_sum_add, on processors with AVX2 */
+#endif
+
+/* The checksum of an object from those of its tensors, sums [layout->count]. Its metadata is without boxes. */
+uint64_t tensor_sum_object(const struct layout *layout, const uint64_t *sums, const void *metadata, size_t metadata_bytes);
+
+/* The checksum of tensors in memory, computed in steps. */
+struct tensor_sums {
+    const struct layout *layout; /* borrowed */
+    const uint8_t *const *bases; /* by the layout's region indices; borrowed */
+    uint64_t *sums;              /* [layout->count] */
+    struct byte_sum *sum;        /* of the tensor `at` */
+    uint8_t *buffer;             /* for tensors with holes */
+    uint32_t at;
+    uint64_t from; /* byte of its packed form */
+};
+
+/* false: no memory. The caller calls tensor_sums_fini in either case. */
+bool tensor_sums_init(struct tensor_sums *sums, const struct layout *layout, const uint8_t *const *bases);
+void tensor_sums_fini(struct tensor_sums *sums);
+
+/* Reads about `bytes` more bytes. Returns false when all have been read: sums->sums is complete. */
+bool tensor_sums_step(struct tensor_sums *sums, uint64_t bytes);
+
+/* The same for a packed layout (layout_packed) whose region has been written up to `end`. Returns false when nothing more can
+ * be read for now. */
+bool tensor_sums_step_to(struct tensor_sums *sums, uint64_t bytes, uint64_t end);
+
 #endif

@@ -11,6 +11,9 @@
 
 #include "wire_limits.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #define TILE_ROWS 8u       /* measured: with more, rows a power of two apart evict each other from the cache */
 #define TILE_RUN_BYTES 32u /* longer runs fill half of a cache line by themselves */
 
@@ -214,4 +217,137 @@ bool layout_runs(const struct layout *layout, uint32_t i, uint64_t from, uint64_
             walk_advance(&walk, 0, runs);
     }
     return bytes == 0 || on_runs(arg, (uint64_t)walk.place, 0, bytes, 1);
+}
+
+/* ---- checksums ---- */
+
+#define BUFFER_BYTES ((uint64_t)256 << 10)
+
+static uint64_t never_0(uint64_t sum)
+{
+    return sum ? sum : 1;
+}
+
+struct byte_sum *byte_sum_create(void)
+{
+    XXH3_state_t *state = XXH3_createState();
+
+    if (state)
+        (void)XXH3_64bits_reset(state);
+    return (struct byte_sum *)state;
+}
+
+void byte_sum_destroy(struct byte_sum *sum)
+{
+    (void)XXH3_freeState((XXH3_state_t *)sum);
+}
+
+void byte_sum_add(struct byte_sum *sum, const void *data, size_t bytes)
+{
+    if (bytes == 0)
+        return;
+#ifdef LAYOUT_SUM_AVX2
+    if (__builtin_cpu_supports("avx2")) {
+        byte_sum_add_avx2(sum, data, bytes);
+        return;
+    }
+#endif
+    (void)XXH3_64bits_update((XXH3_state_t *)sum, data, bytes);
+}
+
+uint64_t byte_sum_end(struct byte_sum *sum)
+{
+    uint64_t value = XXH3_64bits_digest((XXH3_state_t *)sum);
+
+    (void)XXH3_64bits_reset((XXH3_state_t *)sum);
+    return never_0(value);
+}
+
+static uint64_t with_number(uint64_t hash, uint64_t number)
+{
+    uint8_t both[16];
+
+    for (unsigned i = 0; i < 8; i++) {
+        both[i] = (uint8_t)(hash >> 8 * i);
+        both[8 + i] = (uint8_t)(number >> 8 * i);
+    }
+    return XXH3_64bits(both, sizeof both);
+}
+
+uint64_t tensor_sum_object(const struct layout *layout, const uint64_t *sums, const void *metadata, size_t metadata_bytes)
+{
+    uint64_t hash = metadata_bytes > 0 ? XXH3_64bits(metadata, metadata_bytes) : 0;
+
+    for (uint32_t i = 0; i < layout->count; i++) {
+        hash = with_number(hash, layout->dtype[i]);
+        hash = with_number(hash, layout->ndim[i]);
+        for (uint32_t d = 0; d < layout->ndim[i]; d++)
+            hash = with_number(hash, layout->shape[layout->first_dim[i] + d]);
+        hash = with_number(hash, sums[i]);
+    }
+    return never_0(hash);
+}
+
+bool tensor_sums_init(struct tensor_sums *sums, const struct layout *layout, const uint8_t *const *bases)
+{
+    *sums = (struct tensor_sums){
+        .layout = layout, .bases = bases, .sums = calloc(layout->count + 1u, sizeof *sums->sums), .sum = byte_sum_create()};
+    for (uint32_t i = 0; i < layout->count && !sums->buffer; i++)
+        if (!layout_is_contiguous(layout, i) && !(sums->buffer = malloc(BUFFER_BYTES)))
+            return false;
+    return sums->sums && sums->sum;
+}
+
+void tensor_sums_fini(struct tensor_sums *sums)
+{
+    free(sums->sums);
+    free(sums->buffer);
+    byte_sum_destroy(sums->sum);
+    *sums = (struct tensor_sums){0};
+}
+
+/* Reads up to `most` bytes of the present tensor. Returns how many. */
+static uint64_t add_bytes(struct tensor_sums *sums, uint64_t most)
+{
+    const struct layout *layout = sums->layout;
+    uint64_t left = layout_bytes(layout, sums->at) - sums->from, bytes = left < most ? left : most;
+    const uint8_t *base = bytes > 0 ? sums->bases[layout->region[sums->at]] : NULL;
+
+    if (bytes > 0 && layout_is_contiguous(layout, sums->at)) {
+        byte_sum_add(sums->sum, base + layout->offset[sums->at] + sums->from, bytes);
+    } else if (bytes > 0) {
+        bytes = bytes < BUFFER_BYTES ? bytes : BUFFER_BYTES;
+        layout_gather(layout, sums->at, base, sums->from, bytes, sums->buffer);
+        byte_sum_add(sums->sum, sums->buffer, bytes);
+    }
+    sums->from += bytes;
+    if (bytes == left) {
+        sums->sums[sums->at++] = byte_sum_end(sums->sum);
+        sums->from = 0;
+    }
+    return bytes;
+}
+
+bool tensor_sums_step(struct tensor_sums *sums, uint64_t bytes)
+{
+    uint64_t done = 0;
+
+    while (sums->at < sums->layout->count && done < bytes)
+        done += add_bytes(sums, bytes - done) + 1; /* an empty tensor takes time, too */
+    return sums->at < sums->layout->count;
+}
+
+bool tensor_sums_step_to(struct tensor_sums *sums, uint64_t bytes, uint64_t end)
+{
+    const struct layout *layout = sums->layout;
+    uint64_t done = 0;
+
+    while (sums->at < layout->count && done < bytes) {
+        uint64_t begin = layout->offset[sums->at] + sums->from, left = bytes - done;
+        uint64_t there = end > begin ? end - begin : 0;
+        if (there == 0 && layout_bytes(layout, sums->at) > 0)
+            return false;
+        done += add_bytes(sums, left < there ? left : there) + 1;
+    }
+    return sums->at < layout->count;
 }

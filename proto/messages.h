@@ -53,6 +53,9 @@
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \
     X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
+    X(110, SCRUB, scrub, scrub_reply, VERB_ADMIN | VERB_WAITS | VERB_CANCELLABLE, "not all files were read")                   \
+    X(111, SUM, sum, sum_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                              \
+      "its checksum was not computed")                                                                                         \
     X(90, STORE, store, store_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING | VERB_REPEATABLE,     \
       "the object was not stored")
 
@@ -87,7 +90,6 @@ enum rdt_event_type {
     X(8, PULL_START, pull_start)              \
     X(9, PULL_END, pull_end)                  \
     X(10, PULL_ABORT, pull_abort)             \
-    X(11, PULL_ABORTED, pull_aborted)         \
     X(12, CALL, call)                         \
     X(13, CALL_REPLY, call_reply)             \
     X(14, GOODBYE, goodbye)                   \
@@ -109,6 +111,7 @@ enum rdt_event_type {
     X(60, NAME, name)
 
 enum rdt_peer_message {
+    RDT_PEER_PULL_ABORTED = 11, /* Nobody sends it any more; one of a daemon of an older version is passed over. */
 #define X(number, name, message) RDT_PEER_##name = (number),
     RDT_PEER_MESSAGE_MAP(X)
 #undef X

@@ -31,8 +31,15 @@ enum rdt_put_flags {
      * flags, on objects that others than their owner may see, and if a tensor lies in memory that the daemon knows. If the
      * object is stored (rdt_store), it stays in memory as long as its producer lives. */
     RDT_PUT_UNSEALED = 32,
+    /* librdt computes the checksum of the tensors' bytes before it puts them, in the calling thread, so that readers can
+     * compare with it what they got (rdt_verify), from the producer's memory to theirs. A snapshot has a checksum without this
+     * flag, too: its daemon computes it from its copy when somebody first needs it. So the flag is for live and IMMUTABLE
+     * objects; readers of one that has been written since find it DAMAGED. UNSUPPORTED: a tensor lies on a device. Not with
+     * PENDING. */
+    RDT_PUT_SUM = 64,
 };
 
 #define RDT_PUT_FLAGS_ALL (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE)
+#define RDT_PUT_FLAGS_LOCAL (RDT_PUT_UNSEALED | RDT_PUT_SUM) /* librdt does not send them */
 
 #endif

@@ -2,9 +2,11 @@
 /* Names and sentences of the statuses, and how an error is filled. */
 #include "rdt_status.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 const char *rdt_status_name(enum rdt_status status)
 {
@@ -43,6 +45,18 @@ enum rdt_status rdt_error_set(struct rdt_error *err, enum rdt_status status, con
     return status;
 }
 
+/* Memory that is shared is a file, too. */
+static void name_file_limit(char *text, size_t size)
+{
+    size_t used = strlen(text);
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        (void)snprintf(text + used, size - used,
+                       "; files and shared memory of this process may have at most %llu bytes (ulimit -f, LimitFSIZE=)",
+                       (unsigned long long)limit.rlim_cur);
+}
+
 enum rdt_status rdt_error_sys(struct rdt_error *err, int sys_errno, const char *fmt, ...)
 {
     if (err) {
@@ -58,6 +72,8 @@ enum rdt_status rdt_error_sys(struct rdt_error *err, int sys_errno, const char *
         if (used >= 0 && (size_t)used < sizeof err->msg)
             (void)snprintf(err->msg + used, sizeof err->msg - (size_t)used, ": %s",
                            strerror_r(sys_errno, reason, sizeof reason));
+        if (sys_errno == EFBIG)
+            name_file_limit(err->msg, sizeof err->msg);
     }
     return RDT_SYSTEM;
 }

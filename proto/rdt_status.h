@@ -36,7 +36,8 @@ extern "C" {
     X(-21, SHUTTING_DOWN, "the daemon is shutting down")                                         \
     X(-22, BUSY, "the thing is in use")                                                          \
     X(-23, SYSTEM, "the operating system refused")                                               \
-    X(-24, INTERNAL, "a bug in rdtd")
+    X(-24, INTERNAL, "a bug in rdtd")                                                            \
+    X(-25, DAMAGED, "the bytes are not those that were put")
 
 enum rdt_status {
 #define X(number, name, sentence) RDT_##name = (number),

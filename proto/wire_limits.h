@@ -3,6 +3,9 @@
 #ifndef PROTO_LIMITS_H
 #define PROTO_LIMITS_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #define RDT_PROTOCOL_MIN 1
 #define RDT_PROTOCOL_MAX 1
 
@@ -25,5 +28,22 @@
 #define RDT_BUSY_POLL_MAX_NS 1000000u         /* polling of either end before it sleeps */
 #define RDT_INLINE_MAX_BYTES (32u << 10)      /* an object up to this size travels in messages to and from a client */
 #define RDT_PEER_INLINE_MAX_BYTES (64u << 10) /* an object up to this size travels in the reply of its owner's daemon */
+
+/* Ids, versions and epochs, wherever they come from: a client, another node, etcd, a stored file, the journal. They only grow,
+ * so what is learned from outside may be at most the half: then this node can still count on from it for ever. */
+#define RDT_MAX_NUMBER ((UINT64_C(1) << 60) - 1)
+#define RDT_MAX_LEARNED (RDT_MAX_NUMBER / 2)
+/* A generation has the boot's number in its upper half. */
+#define RDT_MAX_GENERATION ((uint64_t)INT64_MAX - 1)
+
+static inline bool rdt_number_is_valid(uint64_t number) /* 0: none */
+{
+    return number <= RDT_MAX_NUMBER;
+}
+
+static inline bool rdt_generation_is_valid(uint64_t generation)
+{
+    return generation > 0 && generation <= RDT_MAX_GENERATION;
+}
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversion between the ref of the installed API and the message of the wire. */
+/* Conversion between refs and errors of the installed API and those of the wire. */
 #ifndef PROTO_WIRE_REF_H
 #define PROTO_WIRE_REF_H
 
 #include "rdt.pb-c.h"
 #include "rdt_ref.h"
+#include "rdt_status.h"
 
 /* Makes the message point into the ref, which must outlive it. */
 void wire_ref_from(const struct rdt_ref *ref, Rdt__Pb__Ref *msg_p);
@@ -16,5 +17,11 @@ enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, stru
 /* Writes an id or a name for lists: bytes that cannot be shown become %XX. text_p has room for three times
  * `bytes` and one byte more. */
 void wire_ref_id_text(const void *id, size_t bytes, char *text_p);
+
+/* Fills err (may be NULL) and returns its status, which is always a failure. A number that is unknown, or
+ * cannot be a failure, becomes RDT_PROTOCOL with a message that names it: AGAIN would make the caller wait
+ * for ever, and DISCONNECTED and FORKED are statuses of librdt only. An empty message becomes the sentence
+ * of the status. */
+enum rdt_status wire_error(int32_t status, int32_t sys_errno, const char *message, struct rdt_error *err);
 
 #endif

@@ -166,6 +166,12 @@ enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error
     return status;
 }
 
+void cuda_driver_after_fork(void)
+{
+    opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    contexts_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
 enum rdt_status cuda_driver_await(struct cuda_driver **driver_p, unsigned wait_s, struct rdt_error *err)
 {
     const struct timespec pause = {.tv_nsec = RETRY_NS};

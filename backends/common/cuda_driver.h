@@ -61,6 +61,9 @@ struct cuda_driver {
  * later call returns the same error, except for a driver that is not ready, which is tried again. */
 enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err);
 
+/* In a forked child: threads that held the locks of this file do not exist. */
+void cuda_driver_after_fork(void);
+
 /* The same, but waits up to so many seconds for a driver that is not ready. */
 enum rdt_status cuda_driver_await(struct cuda_driver **driver_p, unsigned wait_s, struct rdt_error *err);
 

@@ -59,7 +59,6 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
         free(party);
         return rdt_error_set(err, RDT_TRANSPORT, "%s", why);
     }
-    queue_init(&party->broadcasts);
     (void)pthread_mutex_init(&party->mutex, NULL);
     (void)pthread_cond_init(&party->close, NULL);
     for (uint32_t i = 0; i < party->size; i++) {
@@ -67,7 +66,6 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
         party->sides[i].rank = i;
         queue_init(&party->sides[i].sends);
         queue_init(&party->sides[i].receives);
-        party->sides[i].last_relay = &party->sides[i].relays;
         (void)pthread_cond_init(&party->sides[i].more, NULL);
     }
     *group_p = party;
@@ -258,8 +256,6 @@ static const struct rdt_transport_ops transport_ops = {
     .group_conn = group_conn,
     .group_close = group_close,
     .group_destroy = group_destroy,
-    .post_broadcast = relay_post,
-    .cancel_broadcast = relay_cancel,
 };
 
 ONLY_TRANSPORT(NULL, transport_ops)

@@ -36,35 +36,24 @@ static void *send_thread(void *arg)
 
     (void)pthread_mutex_lock(&party->mutex);
     for (;;) {
-        struct relay_link *link;
         struct rdt_op *op;
         struct head head;
-        const void *from;
-        while (!party->closing && !party->failed && !side->sends.first && !side->relays)
+        while (!party->closing && !party->failed && !side->sends.first)
             (void)pthread_cond_wait(&side->more, &party->mutex);
         if (party->closing || party->failed)
             break;
-        link = relay_take(side);
-        op = side->sending = link ? NULL : queue_take(&side->sends, side->sends.first, NULL);
+        op = side->sending = queue_take(&side->sends, side->sends.first, NULL);
         (void)pthread_mutex_unlock(&party->mutex);
-        if (link)
-            head = link->relay->head;
-        else
-            head = (struct head){op->transfer, op->chunk, op->piece.bytes, 0};
-        from = !link ? op->piece.addr : link->relay->op ? link->relay->op->piece.addr : link->relay->own;
+        head = (struct head){op->transfer, op->chunk, op->piece.bytes, 0};
         if (!mesh_send(party->mesh, side->rank, HEAD_SLOT, &head, sizeof head, why) ||
-            !mesh_send(party->mesh, side->rank, BYTES_SLOT, from, head.bytes, why)) {
+            !mesh_send(party->mesh, side->rank, BYTES_SLOT, op->piece.addr, head.bytes, why)) {
             fail(party, "sending to", side->rank, why);
             return NULL; /* party_main ends the operation */
         }
-        if (link) {
-            relay_sent(party, link);
-        } else {
-            (void)pthread_mutex_lock(&party->mutex);
-            side->sending = NULL;
-            (void)pthread_mutex_unlock(&party->mutex);
-            party->gloo->host.op_done(op, RDT_OK, NULL);
-        }
+        (void)pthread_mutex_lock(&party->mutex);
+        side->sending = NULL;
+        (void)pthread_mutex_unlock(&party->mutex);
+        party->gloo->host.op_done(op, RDT_OK, NULL);
         (void)pthread_mutex_lock(&party->mutex);
     }
     (void)pthread_mutex_unlock(&party->mutex);
@@ -86,8 +75,10 @@ static bool receive_one(struct side *side, char why[MESH_WHY_BYTES])
         (void)snprintf(why, MESH_WHY_BYTES, "the peer announced a chunk of %llu bytes", (unsigned long long)head.bytes);
         return false;
     }
-    if (head.root != 0)
-        return relay_receive(side, &head, why);
+    if (head.zero != 0) {
+        (void)snprintf(why, MESH_WHY_BYTES, "the peer sent a chunk of a broadcast, which this version does not relay");
+        return false;
+    }
     (void)pthread_mutex_lock(&party->mutex);
     op = side->receiving = queue_take(&side->receives, NULL, &head);
     (void)pthread_mutex_unlock(&party->mutex);
@@ -198,8 +189,6 @@ void *party_main(void *arg)
         queue_end(&side->sends, &party->gloo->host);
         queue_end(&side->receives, &party->gloo->host);
     }
-    queue_end(&party->broadcasts, &party->gloo->host);
-    relay_end(party);
     party->gloo->host.group_closed(party->ctx);
     return NULL;
 }

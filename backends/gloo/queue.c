@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queues of operations. priv[0] of an operation links it to the next one, priv[1] is the root of a broadcast. */
+/* Queues of operations. priv[0] of an operation links it to the next one. */
 #include "backends/gloo/gloo.h"
 
 static struct rdt_op **next_of(struct rdt_op *op)
@@ -24,8 +24,7 @@ struct rdt_op *queue_take(struct queue *queue, const struct rdt_op *op, const st
 {
     for (struct rdt_op **at = &queue->first; *at; at = next_of(*at)) {
         struct rdt_op *found = *at;
-        if (op ? found != op
-               : found->transfer != head->transfer || found->chunk != head->chunk || (uintptr_t)found->priv[1] != head->root)
+        if (op ? found != op : found->transfer != head->transfer || found->chunk != head->chunk)
             continue;
         *at = *next_of(found);
         if (queue->last == next_of(found))

@@ -147,7 +147,7 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
     if (values.addr)
         (void)munmap(values.addr, bytes);
     (void)close(fd);
-    if (error == ENOMEM || error == ENOSPC || error == EFBIG)
+    if (error == ENOMEM || error == ENOSPC)
         return out_of_memory(err, bytes);
     return rdt_error_sys(err, error, "reserving %llu bytes of host memory", (unsigned long long)bytes);
 }
@@ -442,28 +442,36 @@ static enum rdt_status host_restore(void *memory, enum rdt_restore from, int tak
 
 /* With `warm` the mapping is populated here, on a pool thread, which saves the first copy or receive a fault per page.
  * Imported memory is never populated: it may have holes, and populating would allocate pages for them. */
-static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
+static enum rdt_status map_block(struct rdt_block *block, int flags, struct rdt_error *err)
 {
-    struct host_block *priv = block->priv;
+    const struct host_block *priv = block->priv;
     int protection = priv->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
-    int flags = MAP_SHARED | (warm && !priv->imported ? MAP_POPULATE : 0);
-    void *addr = priv->addr;
+    uint64_t bytes = priv->mapped_bytes;
+    off_t at = (off_t)priv->offset;
+    void *addr = mmap(NULL, bytes, protection, flags, block->fd, at);
 
-    (void)memory;
-    priv->addr = NULL;
-    if (!addr)
-        addr = mmap(NULL, priv->mapped_bytes, protection, flags, block->fd, (off_t)priv->offset);
     /* Before Linux 6.7 a writable descriptor of memory with F_SEAL_WRITE cannot be mapped shared. Since nobody can change
      * the memory, a private mapping shows the same bytes. */
     if (addr == MAP_FAILED && errno == EPERM && priv->read_only)
-        addr = mmap(NULL, priv->mapped_bytes, PROT_READ, MAP_PRIVATE, block->fd, (off_t)priv->offset);
-    if (addr == MAP_FAILED) {
-        if (errno == ENOMEM)
-            return rdt_error_set(err, RDT_NO_MEMORY, "there is no address space or mapping left for %llu bytes of host memory",
-                                 (unsigned long long)block->bytes);
-        return rdt_error_sys(err, errno, "mapping %llu bytes of host memory", (unsigned long long)block->bytes);
-    }
+        addr = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, block->fd, at);
+    if (addr == MAP_FAILED && errno == ENOMEM)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no address space or mapping left for %llu bytes of host memory",
+                             (unsigned long long)bytes);
+    if (addr == MAP_FAILED)
+        return rdt_error_sys(err, errno, "mapping %llu bytes of host memory", (unsigned long long)bytes);
     block->addr = addr;
+    return RDT_OK;
+}
+
+static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
+{
+    struct host_block *priv = block->priv;
+
+    (void)memory;
+    if (!priv->addr)
+        return map_block(block, MAP_SHARED | (warm && !priv->imported ? MAP_POPULATE : 0), err);
+    block->addr = priv->addr;
+    priv->addr = NULL;
     return RDT_OK;
 }
 
@@ -533,6 +541,10 @@ static enum rdt_status host_seal(void *memory, struct rdt_block *block, bool pro
     if (priv->imported)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and is not sealed");
     if (proof && (block->addr || priv->addr)) {
+        /* From here on nobody can remove pages. To unmap them is to wait for whoever does. */
+        if (fcntl(block->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE))
+            return rdt_error_sys(err, errno, "sealing %llu bytes of host memory", (unsigned long long)block->bytes);
+        priv->read_only = block->read_only = true;
         (void)munmap(block->addr ? block->addr : priv->addr, priv->mapped_bytes);
         block->addr = priv->addr = NULL;
     }

@@ -152,19 +152,13 @@ static bool tls_has_tcp(const struct settings *settings)
     return *tls == '^' || address_in_list(tls, "tcp") || address_in_list(tls, "all");
 }
 
-static enum rdt_status config_lanes(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
+static enum rdt_status config_one_sided(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
-    static const char *const on_slow[] = {[SLOW_WARN] = "warn", [SLOW_REFUSE] = "refuse", [SLOW_IGNORE] = "ignore", NULL};
     static const char *const one_sided[] = {
         [ONE_SIDED_AUTO] = "auto", [ONE_SIDED_NEVER] = "never", [ONE_SIDED_ALWAYS] = "always", NULL};
-    unsigned slow = 0, one = 0;
-    enum rdt_status status = config_copy(host, "least_lane", settings->least_lane, sizeof settings->least_lane, err);
+    unsigned one = 0;
+    enum rdt_status status = configured_word(host, "one_sided", one_sided, &one, err);
 
-    if (status == RDT_OK)
-        status = configured_word(host, "on_slow", on_slow, &slow, err);
-    if (status == RDT_OK)
-        status = configured_word(host, "one_sided", one_sided, &one, err);
-    settings->on_slow = (enum on_slow)slow;
     settings->one_sided = (enum one_sided)one;
     settings->reads = one == ONE_SIDED_ALWAYS || (one == ONE_SIDED_AUTO && !tls_has_tcp(settings));
     return status;
@@ -181,27 +175,10 @@ static enum rdt_status config_listen(const struct rdt_host *host, struct setting
     return status;
 }
 
-/* Before 1.18 a thread may handle an event of a descriptor that it has closed, and whose number a connection of another
- * thread has been given since. An assertion of UCX then ends the process (openucx/ucx#9942). With one thread it cannot be
- * another thread's; what is left is in link.c, at MAX_ACCEPTED. */
-static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
-{
-    unsigned major, minor, release;
-
-    ucp_get_version(&major, &minor, &release);
-    if (threads < 2 || major > 1 || minor >= 18)
-        return threads > 0 ? (unsigned)threads : 1;
-    host->log(host->ctx, RDT_LOG_WARN,
-              "threads = %u, but only one is used: with several, UCX %u.%u.%u may end the process when connections come and go "
-              "(fixed in 1.18)",
-              (unsigned)threads, major, minor, release);
-    return 1;
-}
-
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err)
 {
     struct settings settings = {0};
-    uint64_t port, eager_bytes, spin_polls, threads, rails;
+    uint64_t port, spin_polls, rails;
     enum rdt_status status;
 
     if (strcmp(configured_text(host, "trusted_network"), "yes"))
@@ -219,28 +196,19 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = configured_number(host, "port", 0, 65535, &port, err);
     if (status == RDT_OK)
-        status = configured_number(host, "eager_bytes", 0, 1 << 20, &eager_bytes, err);
-    if (status == RDT_OK)
         status = configured_number(host, "spin_polls", 0, 1000000, &spin_polls, err);
-    if (status == RDT_OK)
-        status = configured_number(host, "threads", 0, MAX_ENGINES, &threads, err);
     if (status == RDT_OK)
         status = configured_number(host, "rails", 0, 16, &rails, err);
     if (status == RDT_OK)
-        status = config_lanes(host, &settings, err);
+        status = config_one_sided(host, &settings, err);
     if (status == RDT_OK)
         status = config_listen(host, &settings, err);
     if (status != RDT_OK)
         return status;
 
     settings.port = (uint16_t)port;
-    settings.threads = config_threads(host, threads);
-    if (port && port + settings.threads > 65536)
-        return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads also need the ports that follow it", (unsigned)port,
-                             settings.threads);
     if (rails)
         (void)snprintf(settings.rails, sizeof settings.rails, "%u", (unsigned)rails);
-    settings.eager_bytes = eager_bytes;
     settings.spin_polls = (unsigned)spin_polls;
     /* trusted_network refers to the network of that address, not to every interface of the machine. */
     if (!*settings.interfaces)

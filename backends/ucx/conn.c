@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: one per peer node and engine, with at most two links.
+/* Connections: one per peer node, with at most two links.
  *
  * The loop thread creates, connects, disconnects and destroys them; the data thread carries this out in conns_run. A
  * disconnected connection is closed when its links are gone and its operations have ended, so that nothing can be written to
  * their memory any more.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "backends/ucx/ucx.h"
 
@@ -21,17 +23,18 @@ static void activate(struct conn *conn)
 
 /* ---- loop thread ---- */
 
-enum rdt_status conn_create(struct engine *engine, const uint8_t peer_uuid[16], struct peer *peer, struct conn **conn_p,
-                            struct rdt_error *err)
+enum rdt_status conn_create(struct engine *engine, void *ctx, struct conn **conn_p, struct rdt_error *err)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
     if (!conn)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
-    memcpy(conn->token, peer->token, TOKEN_BYTES);
+    if (getrandom(conn->token, TOKEN_BYTES, 0) != TOKEN_BYTES) {
+        free(conn);
+        return rdt_error_sys(err, errno, "creating a random token");
+    }
     conn->engine = engine;
-    conn->peer = peer;
-    memcpy(conn->peer_uuid, peer_uuid, sizeof conn->peer_uuid);
+    conn->ctx = ctx;
     ring_init(&conn->active);
     ring_init(&conn->sends);
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
@@ -54,24 +57,33 @@ void conn_destroy(struct conn *conn)
     free(conn);
 }
 
-void conn_offer(struct conn *conn)
+size_t conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES])
 {
     (void)pthread_mutex_lock(&conn->engine->lock);
     conn->offered = true;
     (void)pthread_mutex_unlock(&conn->engine->lock);
+    return wire_put_offer(&conn->engine->address, conn->token, blob);
 }
 
-enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
-                             struct rdt_error *err)
+enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)
 {
     struct engine *engine = conn->engine;
-    enum rdt_status status = RDT_OK;
+    struct sockaddr_storage address;
+    uint8_t token[TOKEN_BYTES];
+    enum rdt_status status = wire_read_offer(blob, bytes, &address, token, err);
 
+    if (status != RDT_OK)
+        return status;
+    if (address.ss_family != engine->address.ss_family)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "the peer's ucx listens at an IPv%c address and this node's at an IPv%c address: "
+                             "set listen in [ucx] to addresses of the same kind",
+                             address.ss_family == AF_INET ? '4' : '6', address.ss_family == AF_INET ? '6' : '4');
     (void)pthread_mutex_lock(&engine->lock);
     if (conn->connected || conn->closing) {
         status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
     } else {
-        conn->peer_address = *address;
+        conn->peer_address = address;
         memcpy(conn->peer_token, token, TOKEN_BYTES);
         conn->connected = true;
         activate(conn);
@@ -88,24 +100,16 @@ void conn_disconnect(struct conn *conn)
     (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
-uint32_t conn_sides(struct conn *conn)
+uint32_t conn_sides(struct conn *conn, const char *memory_kind)
 {
     uint32_t sides;
 
+    if (!ucx_moves(&conn->engine->memory, memory_kind))
+        return 0;
     (void)pthread_mutex_lock(&conn->engine->lock);
-    sides = conn->refused ? 0 : RDT_TWO_SIDED | (conn->readable ? RDT_ONE_SIDED : 0);
+    sides = RDT_TWO_SIDED | (conn->readable ? RDT_ONE_SIDED : 0);
     (void)pthread_mutex_unlock(&conn->engine->lock);
     return sides;
-}
-
-bool conn_copies(struct conn *conn)
-{
-    bool uncopied;
-
-    (void)pthread_mutex_lock(&conn->engine->lock);
-    uncopied = conn->uncopied;
-    (void)pthread_mutex_unlock(&conn->engine->lock);
-    return !uncopied;
 }
 
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
@@ -121,23 +125,8 @@ enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
 
 /* ---- data thread ---- */
 
-/* An offer is for one dialler: the one that first shows its token, at any engine, is the only one that may use it at the
- * other engines. False: another dialler has used it. Any data thread. */
-static bool claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES])
-{
-    bool same;
-
-    (void)pthread_mutex_lock(&peer->lock);
-    if (!peer->claimed)
-        memcpy(peer->claimed_by, dialler, TOKEN_BYTES);
-    peer->claimed = true;
-    same = !memcmp(peer->claimed_by, dialler, TOKEN_BYTES);
-    (void)pthread_mutex_unlock(&peer->lock);
-    return same;
-}
-
 /* Compares every token completely, so that the time does not depend on the token. */
-static struct conn *take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES])
+static struct conn *take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES])
 {
     struct conn *found = NULL;
 
@@ -151,8 +140,6 @@ static struct conn *take_token(struct engine *engine, const uint8_t token[TOKEN_
         if (!difference && conn->offered && !conn->token_used && !conn->closing)
             found = conn;
     }
-    if (found && !claim(found->peer, dialler))
-        found = NULL;
     if (found)
         found->token_used = true;
     (void)pthread_mutex_unlock(&engine->lock);
@@ -169,31 +156,32 @@ static void conn_fail(struct conn *conn, enum rdt_status status, const char *msg
     if (closing || conn->failed)
         return;
     conn->failed = true;
-    conn->engine->host.conn_failed(conn->peer, status, msg);
+    conn->engine->host.conn_failed(conn->ctx, status, msg);
+}
+
+/* Returns whether the lanes can read memory without its owner's processor: that of another node by RDMA, or, if the
+ * configuration says so, that of another process of this machine (UCX before 1.16 reads by TCP although it has cma). */
+static bool can_read(const struct settings *settings, const char *lanes)
+{
+    static const char *const rdma[] = {"rc", "dc", "ud", "srd", "gga", NULL}, *const cma[] = {"cma", NULL};
+
+    if (!settings->reads)
+        return false;
+    return lanes_have(lanes, rdma) ||
+           (settings->one_sided == ONE_SIDED_ALWAYS && lanes_have(lanes, cma) && ucx_is_at_least(1, 16));
 }
 
 static void on_link_ready(struct conn *conn, struct link *link)
 {
     struct engine *engine = conn->engine;
-    const struct settings *settings = &engine->settings;
-    char lanes[LANES_BYTES / 2], why[LANES_BYTES] = "";
-    bool slow, readable;
+    char lanes[LANES_BYTES - sizeof ", one-sided"];
+    bool readable;
 
     lanes_of(link->ep, lanes, sizeof lanes);
-    link->copies = lanes_copy(lanes);
-    readable = settings->reads && (lanes_have_rdma(lanes) || (settings->one_sided == ONE_SIDED_ALWAYS &&
-                                                              lanes_have_cma(lanes) && ucx_is_at_least(1, 16)));
-    slow = lanes_judge(engine, conn->peer_uuid, lanes, why, sizeof why);
+    readable = can_read(&engine->settings, lanes);
     (void)pthread_mutex_lock(&engine->lock);
-    if (!conn->refused)
-        (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s%s", lanes, readable ? ", one-sided" : "",
-                       slow ? "; slow: " : "", why);
+    (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s", lanes, readable ? ", one-sided" : "");
     conn->readable = readable;
-    conn->uncopied = conn->uncopied || !link->copies;
-    if (slow && engine->settings.on_slow == SLOW_REFUSE) {
-        conn->refused = true;
-        ops_end_queued(conn);
-    }
     (void)pthread_mutex_unlock(&engine->lock);
     if (!link->incoming)
         chunks_send(conn);
@@ -249,12 +237,12 @@ static void run_closing(struct conn *conn)
     }
     (void)pthread_mutex_unlock(&engine->lock);
     if (quiet)
-        engine->host.conn_closed(conn->peer); /* the core may destroy it at once */
+        engine->host.conn_closed(conn->ctx); /* the core may destroy it at once */
 }
 
 static void run_open(struct conn *conn, bool can_send)
 {
-    if (!can_send || conn->failed || !conn_sides(conn))
+    if (!can_send || conn->failed)
         return;
     if (conn->out) {
         if (conn->out->state == LINK_READY)
@@ -271,9 +259,8 @@ void conns_run(struct engine *engine)
     (void)pthread_mutex_lock(&engine->lock);
     while (!ring_empty(&engine->active)) {
         struct conn *conn = container_of(engine->active.next, struct conn, active);
-        /* The core chooses a transport by what it can do, so a link is opened early if that depends on the lanes: with
-         * on_slow = refuse, or if they may be able to read. */
-        bool early = (engine->settings.on_slow == SLOW_REFUSE || engine->settings.reads) && !conn->lanes[0];
+        /* The core chooses a transport by what it can do, so a link is opened early if its lanes may be able to read. */
+        bool early = engine->settings.reads && !conn->lanes[0];
         bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
 
         ring_remove(&conn->active);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lanes of an endpoint: the UCX transports and devices that move its bytes.
+/* The lanes of an endpoint: the UCX transports and devices that move its bytes, as the text "TRANSPORT/DEVICE, ...".
  *
- * UCX chooses the lanes of each endpoint itself, and does not report slow ones. Since 1.14 it can be asked for them; 1.13
- * only prints them, and this file reads what it prints. The lane of the connection manager moves no bytes and is left out.
+ * UCX chooses the lanes of each endpoint itself. Since 1.14 it can be asked for them; 1.13 only prints them, and this file
+ * reads what it prints. The lane of the connection manager moves no bytes and is left out.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,54 @@
 #include "backends/ucx/ucx.h"
 
 #define MAX_LANES 16
+
+bool ucx_is_at_least(unsigned wanted_major, unsigned wanted_minor)
+{
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    return major != wanted_major ? major > wanted_major : minor >= wanted_minor;
+}
+
+/* ---- lists ---- */
+
+/* Returns the next lane of a list, with its length in *bytes_p; NULL at the end. */
+static const char *next_lane(const char **at, size_t *bytes_p)
+{
+    const char *lane = *at + strspn(*at, ", ");
+
+    *bytes_p = strcspn(lane, ",");
+    *at = lane + *bytes_p;
+    return *bytes_p ? lane : NULL;
+}
+
+/* Appends a lane to the list, unless the list has it. */
+static void add_lane(char *list, size_t size, const char *lane, size_t bytes)
+{
+    size_t used = strlen(list), other;
+    const char *at = list, *next;
+
+    while ((next = next_lane(&at, &other)))
+        if (other == bytes && !strncmp(next, lane, bytes))
+            return;
+    (void)snprintf(list + used, size - used, "%s%.*s", used ? ", " : "", (int)bytes, lane);
+}
+
+bool lanes_have(const char *list, const char *const *families)
+{
+    const char *at = list, *lane;
+    size_t bytes;
+
+    while ((lane = next_lane(&at, &bytes)))
+        for (const char *const *family = families; *family; family++) {
+            size_t n = strlen(*family);
+            if (!strncmp(lane, *family, n) && strchr("_/,", lane[n]))
+                return true;
+        }
+    return false;
+}
+
+/* ---- asking UCX ---- */
 
 /* The end of ucp_ep_attr_t since 1.14, declared here because this file is compiled with older headers too. */
 struct entry {
@@ -27,14 +75,6 @@ struct attr_1_14 {
 };
 #define FIELD_TRANSPORTS (UINT64_C(1) << 3)
 
-bool ucx_is_at_least(unsigned wanted_major, unsigned wanted_minor)
-{
-    unsigned major, minor, release;
-
-    ucp_get_version(&major, &minor, &release);
-    return major != wanted_major ? major > wanted_major : minor >= wanted_minor;
-}
-
 static void query_lanes(ucp_ep_h ep, char *list, size_t size)
 {
     struct entry entries[MAX_LANES];
@@ -48,11 +88,35 @@ static void query_lanes(ucp_ep_h ep, char *list, size_t size)
         if (!entries[i].device || !*entries[i].device) /* the lane of the connection manager */
             continue;
         (void)snprintf(lane, sizeof lane, "%s/%s", entries[i].engine, entries[i].device);
-        lanes_add(list, size, lane, strlen(lane));
+        add_lane(list, size, lane, strlen(lane));
     }
 }
 
-static void parse_printed(ucp_ep_h ep, char *list, size_t size)
+/* A line of the text: "#    lane[1]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/...". The connection manager's: "lane[0]: cm rdmacm". */
+static void read_printed(const char *text, char *list, size_t size)
+{
+    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        const char *end = line + strcspn(line, "\n"), *at = strstr(line, "lane[");
+        size_t bytes;
+
+        at = at && at < end ? strstr(at, "]:") : NULL;
+        if (!at || at >= end)
+            continue;
+        at += 2;
+        at += strspn(at, " ");
+        bytes = strspn(at, "0123456789");
+        if (!bytes || at[bytes] != ':')
+            continue;
+        at += bytes + 1;
+        bytes = strcspn(at, " \n");
+        while (bytes && at[bytes - 1] != '.') /* the number of the path is left out */
+            bytes--;
+        if (bytes > 1)
+            add_lane(list, size, at, bytes - 1);
+    }
+}
+
+static void read_lanes(ucp_ep_h ep, char *list, size_t size)
 {
     char *text = NULL;
     size_t bytes;
@@ -62,7 +126,7 @@ static void parse_printed(ucp_ep_h ep, char *list, size_t size)
         return;
     ucp_ep_print_info(ep, file);
     if (!fclose(file) && text)
-        lanes_read_printed(text, list, size);
+        read_printed(text, list, size);
     free(text);
 }
 
@@ -72,32 +136,5 @@ void lanes_of(ucp_ep_h ep, char *list_p, size_t size)
     if (ucx_is_at_least(1, 14))
         query_lanes(ep, list_p, size);
     else
-        parse_printed(ep, list_p, size);
-}
-
-/* ---- judging lanes ---- */
-
-/* Returns true once for each peer node, and again for a node after MAX_WARNED others. The memory is limited because a node
- * without a state_dir returns under a new uuid each time, and is never known to be gone for good. */
-static bool first_warning(struct engine *engine, const uint8_t uuid[16])
-{
-    for (unsigned i = 0; i < engine->n_warned && i < MAX_WARNED; i++)
-        if (!memcmp(engine->warned[i], uuid, 16))
-            return false;
-    memcpy(engine->warned[engine->n_warned++ % MAX_WARNED], uuid, 16);
-    return true;
-}
-
-bool lanes_judge(struct engine *engine, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size)
-{
-    const struct settings *settings = &engine->settings;
-    const struct slow_rule rule = {settings->least_lane, settings->interfaces, "/sys"};
-
-    if (settings->on_slow == SLOW_IGNORE || !lanes_are_slow(&rule, lanes, why_p, size))
-        return false;
-    if (engine->index == 0 && first_warning(engine, peer_uuid)) /* the other engines have the same lanes */
-        engine->host.log(engine->host.ctx, RDT_LOG_WARN, "node %02x%02x%02x%02x is %s slow lanes, %s: %s", peer_uuid[0],
-                         peer_uuid[1], peer_uuid[2], peer_uuid[3],
-                         settings->on_slow == SLOW_REFUSE ? "not used over" : "reached by", lanes, why_p);
-    return true;
+        read_lanes(ep, list_p, size);
 }

@@ -154,7 +154,7 @@ struct link *link_open(struct conn *conn)
         return NULL;
     link->conn = conn;
     link->deadline_ns = monotonic_ns() + DIAL_NS;
-    wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES, conn->peer->dialler);
+    wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES);
     greet(link, AM_HELLO);
     return link;
 }
@@ -246,7 +246,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
         link_fail(link, UCS_OK, "its greeting is malformed or unexpected");
         return UCS_OK;
     }
-    conn = engine->link_events->take_token(engine, greeting.secret, greeting.dialler);
+    conn = engine->link_events->take_token(engine, greeting.secret);
     if (!conn) {
         link_fail(link, UCS_OK, "its token is unknown or was used before");
         return UCS_OK;
@@ -257,7 +257,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     conn->in = link;
     engine->link_events->on_ready(conn, link);
     session = htole64(session_of(conn->token));
-    wire_put_greeting(&link->greeting, &session, sizeof session, NULL);
+    wire_put_greeting(&link->greeting, &session, sizeof session);
     greet(link, AM_WELCOME);
     return UCS_OK;
 }
@@ -421,6 +421,25 @@ void links_free(struct engine *engine)
 
 /* ---- listening ---- */
 
+enum rdt_status links_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
+                             struct rdt_error *err)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = id,
+        .flags = UCP_AM_FLAG_WHOLE_MSG | flags,
+        .cb = callback,
+        .arg = engine,
+    };
+    ucs_status_t ucs = ucp_worker_set_am_recv_handler(engine->worker, &param);
+
+    if (ucs != UCS_OK)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX does not accept a handler of active messages: %s",
+                             ucs_status_string(ucs));
+    return RDT_OK;
+}
+
 enum rdt_status links_listen(struct engine *engine, const struct link_events *events, struct rdt_error *err)
 {
     const struct settings *settings = &engine->settings;
@@ -449,9 +468,9 @@ enum rdt_status links_listen(struct engine *engine, const struct link_events *ev
     }
 
     engine->link_events = events;
-    status = thread_handle(engine, AM_HELLO, on_hello, 0, err);
+    status = links_handle(engine, AM_HELLO, on_hello, 0, err);
     if (status == RDT_OK)
-        status = thread_handle(engine, AM_WELCOME, on_welcome, 0, err);
+        status = links_handle(engine, AM_WELCOME, on_welcome, 0, err);
     if (status != RDT_OK)
         return status;
     ucs = ucp_listener_create(engine->worker, &params, &engine->listener);

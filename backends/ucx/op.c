@@ -52,6 +52,14 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
 
 /* ---- loop thread ---- */
 
+void thread_wake(struct engine *engine)
+{
+    if (!engine->asleep)
+        return;
+    engine->asleep = false; /* one signal is enough */
+    (void)ucp_worker_signal(engine->worker);
+}
+
 enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err)
 {
     struct engine *engine = conn->engine;
@@ -64,13 +72,10 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
     operation->conn = conn;
     operation->state = OP_QUEUED;
     operation->kind = kind;
-    operation->pieces = pieces_of(op);
 
     (void)pthread_mutex_lock(&engine->lock);
     if (conn->closing) {
         status = rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
-    } else if (conn->refused) {
-        status = rdt_error_set(err, RDT_TRANSPORT, "refused (on_slow): %s", conn->lanes);
     } else if (kind == OP_RECV && recv_find(conn, op->transfer, op->chunk)) {
         status = rdt_error_set(err, RDT_EXISTS, "chunk %llu of transfer %llu is posted already", (unsigned long long)op->chunk,
                                (unsigned long long)op->transfer);
@@ -185,18 +190,13 @@ struct operation *op_take_recv(struct conn *conn, const struct data_header *head
 
 void ops_report_ended(struct engine *engine)
 {
-    char why[LANES_BYTES + 32];
-
     (void)pthread_mutex_lock(&engine->lock);
     while (!ring_empty(&engine->ending)) {
         struct operation *operation = container_of(engine->ending.next, struct operation, ring);
-        bool refused = operation->conn->refused;
 
         ring_remove(&operation->ring);
-        if (refused)
-            (void)snprintf(why, sizeof why, "refused (on_slow): %s", operation->conn->lanes);
         (void)pthread_mutex_unlock(&engine->lock);
-        op_end(operation, refused ? RDT_TRANSPORT : RDT_CANCELLED, refused ? why : NULL);
+        op_end(operation, RDT_CANCELLED, NULL);
         (void)pthread_mutex_lock(&engine->lock);
     }
     (void)pthread_mutex_unlock(&engine->lock);

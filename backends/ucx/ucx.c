@@ -91,17 +91,14 @@ static void transport_close(void *arg)
 {
     struct transport *transport = arg;
 
-    for (unsigned i = 0; i < transport->n; i++) /* first all, because each takes a moment to stop */
-        thread_stop(transport->engines[i]);
-    for (unsigned i = 0; i < transport->n; i++)
-        engine_destroy(transport->engines[i]);
+    if (transport->engine)
+        engine_destroy(transport->engine);
     log_stop(transport);
     free(transport);
 }
 
 static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
-    const struct rdt_host for_engines = peer_host(host);
     struct settings settings;
     struct transport *transport;
     enum rdt_status status = settings_read(host, &settings, err);
@@ -117,20 +114,16 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
 
     check_signals(host);
     log_start(transport);
-    for (unsigned i = 0; i < settings.threads && status == RDT_OK; i++) {
-        status = engine_create(&for_engines, &settings, i, &transport->engines[i], err);
-        transport->n += status == RDT_OK;
-    }
+    status = engine_create(host, &settings, &transport->engine, err);
     if (status != RDT_OK) {
         transport_close(transport);
         return status;
     }
-    host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s, %u thread%s)", transport->version,
-              settings.listen, settings.tls, *settings.interfaces ? settings.interfaces : "any", transport->n,
-              transport->n > 1 ? "s" : "");
+    host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s)", transport->version, settings.listen,
+              settings.tls, *settings.interfaces ? settings.interfaces : "any");
     host->log(host->ctx, RDT_LOG_DEBUG, "ucx moves %s (its memory types are 0x%llx)",
-              ucx_moves(&transport->engines[0]->memory, "cuda") ? "host memory and GPU memory" : "host memory only",
-              (unsigned long long)transport->engines[0]->memory.types);
+              ucx_moves(&transport->engine->memory, "cuda") ? "host memory and GPU memory" : "host memory only",
+              (unsigned long long)transport->engine->memory.types);
     *transport_p = transport;
     return RDT_OK;
 }
@@ -142,57 +135,54 @@ static const char *transport_version(void *arg)
     return transport->version;
 }
 
-static enum rdt_status connection_create(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
+static enum rdt_status connection_create(void *arg, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
                                          struct rdt_error *err)
 {
-    struct peer *peer;
-    enum rdt_status status = peer_create(transport, peer_uuid, conn_ctx, &peer, err);
+    const struct transport *transport = arg;
+    struct conn *conn;
+    enum rdt_status status = conn_create(transport->engine, conn_ctx, &conn, err);
 
+    (void)peer_uuid;
     if (status == RDT_OK)
-        *conn_p = peer;
+        *conn_p = conn;
     return status;
 }
 
-static void connection_destroy(void *peer)
+static void connection_destroy(void *conn)
 {
-    peer_destroy(peer);
+    conn_destroy(conn);
 }
 
-static enum rdt_status offer(void *peer, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     (void)err;
-    *bytes_p = peer_offer(peer, blob);
+    *bytes_p = conn_offer(conn, blob);
     return RDT_OK;
 }
 
-static enum rdt_status connect_to(void *peer, const void *blob, size_t bytes, struct rdt_error *err)
+static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
 {
-    return peer_connect(peer, blob, bytes, err);
+    return conn_connect(conn, blob, bytes, err);
 }
 
-static uint32_t sides(void *peer, const char *memory_kind)
+static uint32_t sides(void *conn, const char *memory_kind)
 {
-    return memory_kind ? peer_sides(peer, memory_kind) : 0;
+    return memory_kind ? conn_sides(conn, memory_kind) : 0;
 }
 
-static uint32_t max_pieces(void *peer, const char *memory_kind)
+static void disconnect(void *conn)
 {
-    return peer_max_pieces(peer, memory_kind);
+    conn_disconnect(conn);
 }
 
-static void disconnect(void *peer)
+static enum rdt_status post_send(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
-    peer_disconnect(peer);
+    return op_post(conn, op, OP_SEND, err);
 }
 
-static enum rdt_status post_send(void *peer, struct rdt_op *op, struct rdt_error *err)
+static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
-    return peer_post(peer, op, OP_SEND, err);
-}
-
-static enum rdt_status post_recv(void *peer, struct rdt_op *op, struct rdt_error *err)
-{
-    return peer_post(peer, op, OP_RECV, err);
+    return op_post(conn, op, OP_RECV, err);
 }
 
 static bool reads(void *arg)
@@ -202,31 +192,26 @@ static bool reads(void *arg)
     return transport->settings.reads;
 }
 
-/* Returns the engine whose context registers memory and reads. */
-static struct engine *reading_engine(void *arg)
+static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
+                                       struct rdt_error *err)
 {
     const struct transport *transport = arg;
-
-    return transport->engines[0];
-}
-
-static enum rdt_status register_memory(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
-                                       void **registration_p, struct rdt_error *err)
-{
     struct registration *registration;
     enum rdt_status status;
 
-    if (!ucx_moves(&reading_engine(transport)->memory, memory_kind))
+    if (!ucx_moves(&transport->engine->memory, memory_kind))
         return rdt_error_set(err, RDT_UNSUPPORTED, "this UCX does not support %s memory", memory_kind);
-    status = read_register(reading_engine(transport), addr, bytes, ucx_memory_type(memory_kind), &registration, err);
+    status = read_register(transport->engine, addr, bytes, ucx_memory_type(memory_kind), &registration, err);
     if (status == RDT_OK)
         *registration_p = registration;
     return status;
 }
 
-static bool moves(void *transport, const char *memory_kind)
+static bool moves(void *arg, const char *memory_kind)
 {
-    return ucx_moves(&reading_engine(transport)->memory, memory_kind);
+    const struct transport *transport = arg;
+
+    return ucx_moves(&transport->engine->memory, memory_kind);
 }
 
 static const char *why_not_moved(void *arg, const char *memory_kind)
@@ -234,34 +219,38 @@ static const char *why_not_moved(void *arg, const char *memory_kind)
     struct transport *transport = arg;
 
     (void)memory_kind; /* "cuda": host memory is moved always */
-    ucx_why_not(&reading_engine(transport)->memory, transport->why_not_cuda, sizeof transport->why_not_cuda);
+    ucx_why_not(&transport->engine->memory, transport->why_not_cuda, sizeof transport->why_not_cuda);
     return transport->why_not_cuda;
 }
 
-static void unregister_memory(void *transport, void *registration)
+static void unregister_memory(void *arg, void *registration)
 {
-    read_unregister(reading_engine(transport), registration);
+    const struct transport *transport = arg;
+
+    read_unregister(transport->engine, registration);
 }
 
-static enum rdt_status pack_key(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
+static enum rdt_status pack_key(void *arg, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
                                 struct rdt_error *err)
 {
-    return read_pack_key(reading_engine(transport), registration, key, bytes_p, err);
+    const struct transport *transport = arg;
+
+    return read_pack_key(transport->engine, registration, key, bytes_p, err);
 }
 
-static enum rdt_status post_read(void *peer, struct rdt_op *op, struct rdt_error *err)
+static enum rdt_status post_read(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
-    return peer_post(peer, op, OP_READ, err);
+    return op_post(conn, op, OP_READ, err);
 }
 
-static void cancel(void *peer, struct rdt_op *op)
+static void cancel(void *conn, struct rdt_op *op)
 {
-    peer_cancel(peer, op);
+    op_cancel(conn, op);
 }
 
-static enum rdt_status describe(void *peer, char *text_p, size_t size)
+static enum rdt_status describe(void *conn, char *text_p, size_t size)
 {
-    return peer_describe(peer, text_p, size);
+    return conn_describe(conn, text_p, size);
 }
 
 /* ---- the backend ---- */
@@ -292,28 +281,24 @@ static const struct rdt_transport_ops transport_ops = {
     .describe = describe,
     .moves = moves,
     .why_not_moved = why_not_moved,
-    .max_pieces = max_pieces,
     .configured_speed = settings_speed,
     .reads = reads, /* false over TCP, where UCX registers nothing and never reads */
 };
 
 static const struct rdt_config_key config_keys[] = {
     {"listen", "", "numeric address that peers connect to; empty: that of the peer link, otherwise of the interfaces"},
-    {"port", "0", "TCP port to listen on; the second and later threads use the ports that follow it; 0: any"},
+    {"port", "0", "TCP port to listen on; 0: any"},
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
-    {"eager_bytes", "1048576",
-     "chunks up to this size are sent without asking the receiver first; at most 128 KiB on lanes that need not copy"},
-    {"spin_polls", "500", "empty polls before a data thread sleeps while an operation is outstanding"},
-    {"threads", "0", "threads that move bytes, for a peer at most as many as the peer has; 0: one"},
+    {"spin_polls", "500", "empty polls before the data thread sleeps while an operation is outstanding"},
     {"rails", "0",
      "networks over which one message is spread on lanes that need not copy (UCX_MAX_RNDV_RAILS etc.); 0: UCX decides"},
     {"one_sided", "auto",
      "auto: readers pull by RDMA if tls excludes TCP; never; always: by RDMA or cma beside TCP too, and then whoever reaches "
      "the TCP port can read any memory of the daemon"},
-    {"on_slow", "warn",
-     "warn, refuse or ignore: what to do when UCX has chosen lanes to a peer that are slower than what this node has"},
-    {"least_lane", "",
-     "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA if interfaces have it"},
+    {"threads", NULL, "it was removed: one thread is enough for RDMA, and over TCP stream has several (threads in [stream])"},
+    {"eager_bytes", NULL, "it was removed: set UCX_RNDV_THRESH in the daemon's environment"},
+    {"on_slow", NULL, "it was removed: leave tcp out of tls, and other lanes than those of tls are never used"},
+    {"least_lane", NULL, "it was removed: list the lanes that may be used in tls"},
     {NULL, NULL, NULL},
 };
 

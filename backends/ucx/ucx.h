@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "ucx": what its files share.
  *
- * The transport owns its engines. An engine is a UCX context and worker with its own thread, listener and connections. There
- * are settings.threads of them, because one core cannot move the bytes of a fast network; engines share no state. To the core
- * a peer node is one connection (struct peer); it consists of one connection (struct conn) in each engine that both nodes
- * have, and the numbers of a chunk determine its engine.
+ * The transport owns one engine: a UCX context and worker with a thread, a listener and connections. To the core a peer node is
+ * one connection (struct conn).
  *
  * It refuses: a peer that does not show the token of an offer first, or shows one again; more than MAX_STRANGERS endpoints
- * that have not greeted, of which one makes room (link.c); lanes that are too slow, with on_slow = refuse; and a chunk whose
- * length differs from that of its receive. A chunk for which no receive is posted is dropped. One-sided reads are offered
- * only over lanes that can read remote memory (read.c).
+ * that have not greeted, of which one makes room (link.c); and a chunk whose length differs from that of its receive. A chunk
+ * for which no receive is posted is dropped. One-sided reads are offered only over lanes that can read remote memory
+ * (read.c).
  *
- * Threads. The core's loop thread posts, cancels, connects and disconnects. An engine's data thread owns the UCX worker and
+ * Threads. The core's loop thread posts, cancels, connects and disconnects. The data thread owns the UCX worker and
  * everything that touches an endpoint. The two share the lists and fields marked [lock], which engine->lock protects. A field
  * marked [data] belongs to the data thread; all others are constant after creation. No thread holds the lock during a call to
  * UCX or the host.
@@ -20,48 +18,37 @@
  * that it was given at start (struct link_events):
  *
  *     ucx         the table of operations
- *     peer        one peer node over all engines
- *     engine      creates and destroys engines
- *     thread      the loop of a data thread
- *     conn        one peer node in one engine
+ *     engine      creates and destroys the engine; the loop of the data thread
+ *     conn        one peer node
  *     chunk       sends and receives chunks
  *     link        endpoints: opens them, exchanges greetings, closes them
  *     read        registrations, keys and one-sided reads
- *     op          operations: posts, finds, cancels and ends them
- *     schedule    wakes the data thread, and sets message handlers
+ *     op          operations: posts, finds, cancels and ends them; wakes the data thread
  *     config      settings
- *     lanes       asks UCX for the lanes of an endpoint, and judges them
- *     slow memory wire    rules about lanes and memory types, and formats; they use no UCX endpoints
+ *     lanes       asks UCX for the lanes of an endpoint
+ *     memory wire rules about memory types, and formats; they use no UCX endpoints
  */
 #ifndef BACKENDS_UCX_UCX_H
 #define BACKENDS_UCX_UCX_H
 
 #include <netinet/in.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <ucp/api/ucp.h>
 
-#include "backends/common/pieces.h"
 #include "backends/common/ring.h"
 #include "backends/common/threads.h"
 #include "backends/rdt_backend.h"
 #include "backends/ucx/memory.h"
-#include "backends/ucx/slow.h"
 #include "backends/ucx/wire.h"
 #include "proto/strangers.h"
-
-struct peer;
 
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
 #define LANES_BYTES 160
 #define MAX_STRANGERS 128u          /* accepted endpoints that have not greeted yet */
-#define MAX_STRANGERS_OF_SOURCE 96u /* ... from one address: a node opens one for each of its engines */
-#define MAX_WARNED 64u              /* how many nodes with slow lanes are remembered; see lanes.c */
-
-enum on_slow { SLOW_WARN, SLOW_REFUSE, SLOW_IGNORE };
+#define MAX_STRANGERS_OF_SOURCE 96u /* ... from one address: nodes may share one */
 
 enum one_sided { ONE_SIDED_AUTO, ONE_SIDED_NEVER, ONE_SIDED_ALWAYS };
 
@@ -70,14 +57,10 @@ struct settings {
     uint16_t port;
     char tls[256];
     char interfaces[256];
-    char least_lane[128];
-    enum on_slow on_slow;
     enum one_sided one_sided;
-    bool reads;           /* follows from one_sided and tls: the context can read one-sided */
-    uint64_t eager_bytes; /* chunks up to this size travel with their announcement */
-    unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
-    unsigned threads;     /* number of engines */
-    char rails[8];        /* number of networks over which UCX spreads one message; "": UCX decides */
+    bool reads;          /* follows from one_sided and tls: the context can read one-sided */
+    unsigned spin_polls; /* empty polls before the data thread sleeps while something is outstanding */
+    char rails[8];       /* number of networks over which UCX spreads one message; "": UCX decides */
 };
 
 /* ---- operations ---- */
@@ -92,7 +75,7 @@ struct settings {
  *   post            handed to UCX, or its bytes arrive              UCX has ended it
  *  ------> QUEUED --------------------------------------> RUNNING ------------------> ENDED
  *             |                                                                         ^
- *             | cancel, disconnect, on_slow = refuse              data thread           |
+ *             | cancel, disconnect                                data thread           |
  *             `---------------------------------------> ENDING -------------------------'
  */
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING, OP_ENDED };
@@ -112,37 +95,33 @@ struct operation {
     struct conn *conn;
     enum op_state state; /* [lock] */
     enum op_kind kind;
-    struct pieces pieces;      /* the memory of a send or receive; [data] while it is RUNNING */
     ucp_rkey_h rkey;           /* RUNNING reads */
     struct data_header header; /* UCX reads it until the send ends */
 };
 
 /* ---- connections and links ---- */
 
-/* One peer node, in one engine. Bytes to the peer go over `out`, the link that this node opened; bytes from the peer come
+/* One peer node. Bytes to the peer go over `out`, the link that this node opened; bytes from the peer come
  * over `in`, which the peer opened. */
 struct conn {
     struct ring ring;   /* [lock] in engine->conns */
     struct ring active; /* [lock] in engine->active: the data thread has something to do for it */
     struct engine *engine;
-    struct peer *peer;
+    void *ctx;                            /* conn_ctx of the core */
     uint8_t token[TOKEN_BYTES];           /* the peer must show it in its HELLO */
     bool offered, token_used;             /* [lock] */
     bool connected;                       /* [lock] peer_* are set */
     struct sockaddr_storage peer_address; /* [lock] */
     uint8_t peer_token[TOKEN_BYTES];      /* [lock] */
     bool closing;                         /* [lock] disconnect was called */
-    uint8_t peer_uuid[16];
-    char lanes[LANES_BYTES]; /* [lock] lanes of the link that became READY last, and what is wrong with them; "": none yet */
-    bool readable;           /* [lock] the lanes can read the peer's memory */
-    bool uncopied;           /* [lock] some lane moves bytes without copying them */
-    bool refused;            /* [lock] the lanes are too slow, and the connection moves nothing */
-    struct ring sends;       /* [lock] QUEUED sends and reads, in order */
-    struct ring recvs[RECV_BUCKETS]; /* [lock] QUEUED receives, by transfer and chunk */
-    unsigned posted;                 /* [lock] number of operations that have not ended */
-    bool closed_links;               /* [data] disconnect has closed the links */
-    bool failed;                     /* [data] conn_failed was called */
-    struct link *in, *out;           /* [data] */
+    char lanes[LANES_BYTES];              /* [lock] lanes of the link that became READY last; "": none yet */
+    bool readable;                        /* [lock] the lanes can read the peer's memory */
+    struct ring sends;                    /* [lock] QUEUED sends and reads, in order */
+    struct ring recvs[RECV_BUCKETS];      /* [lock] QUEUED receives, by transfer and chunk */
+    unsigned posted;                      /* [lock] number of operations that have not ended */
+    bool closed_links;                    /* [data] disconnect has closed the links */
+    bool failed;                          /* [data] conn_failed was called */
+    struct link *in, *out;                /* [data] */
 };
 
 /*                     HELLO or WELCOME          disconnect, or the engine closes
@@ -161,7 +140,7 @@ enum { AM_HELLO = 1, AM_WELCOME = 2, AM_DATA = 3 };
 /* What link.c reports to the connections above it. Data thread. */
 struct link_events {
     /* Returns the connection whose offer has this token, and marks the token as used. NULL: there is none. */
-    struct conn *(*take_token)(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES]);
+    struct conn *(*take_token)(struct engine *engine, const uint8_t token[TOKEN_BYTES]);
     void (*on_ready)(struct conn *conn, struct link *link); /* both ends have greeted */
     void (*on_failed)(struct conn *conn, enum rdt_status status, const char *msg);
     bool (*on_late)(struct conn *conn); /* the other end has not greeted in time. true: nothing waits for it, the link stays */
@@ -179,7 +158,6 @@ struct link {
     ucp_ep_h ep;
     enum link_state state;
     bool incoming;
-    bool copies;          /* READY: all of its lanes copy what is sent */
     bool closed;          /* UCX has completed the close */
     unsigned requests;    /* number of greetings that UCX still reads */
     uint64_t deadline_ns; /* FRESH: when the other end's HELLO or WELCOME must have arrived */
@@ -188,13 +166,12 @@ struct link {
     struct greeting greeting; /* the one that this end sends */
 };
 
-/* ---- engines ---- */
+/* ---- the engine ---- */
 
 struct engine {
-    struct rdt_host host;     /* the core's, except that connections report to peer.c */
+    struct rdt_host host;
     struct ucx_memory memory; /* the memory types that its UCX supports */
     struct settings settings;
-    unsigned index;
     pthread_t thread;
     pthread_mutex_t lock;
     struct ring conns, active, ending; /* [lock] */
@@ -205,8 +182,6 @@ struct engine {
     const struct link_events *link_events; /* given to links_listen */
     ucp_context_h context;
     ucp_worker_h worker;             /* [data], except for ucp_worker_signal */
-    uint64_t yielded_ns;             /* [data] when it last called sched_yield */
-    ucp_datatype_t pieces;           /* [data] UCX's type of the data that chunk.c copies; 0: not created yet */
     ucp_listener_h listener;         /* [data] */
     struct sockaddr_storage address; /* goes into offers; constant after open */
 
@@ -218,8 +193,6 @@ struct engine {
     unsigned n_links;                /* [data] */
     struct strangers strangers;      /* [data] */
     uint64_t quiet_until_ns;         /* [data] refused strangers are logged at debug level until then */
-    uint8_t warned[MAX_WARNED][16];  /* [data] the latest peers whose slow lanes were logged */
-    unsigned n_warned;               /* [data] how many were logged in all */
 };
 
 /* ---- the transport ---- */
@@ -229,38 +202,8 @@ struct transport {
     struct settings settings;
     char version[64];
     char why_not_cuda[160];
-    unsigned n;
-    struct engine *engines[MAX_ENGINES];
+    struct engine *engine;
 };
-
-/* One peer node, as the core sees it. The fields belong to the loop thread, except those that are atomic or marked. */
-struct peer {
-    struct transport *transport;
-    void *ctx;                    /* conn_ctx of the core */
-    uint8_t token[TOKEN_BYTES];   /* the peer must show it in its HELLO */
-    uint8_t dialler[TOKEN_BYTES]; /* this node shows it beside the peer's token, the same at each of the peer's engines */
-    unsigned n;                   /* number of engines that both nodes have; 0: not connected */
-    pthread_mutex_t lock;
-    bool claimed;                    /* [peer->lock] a dialler has shown the token ... */
-    uint8_t claimed_by[TOKEN_BYTES]; /* [peer->lock] ... namely this one */
-    atomic_bool failed;
-    atomic_uint open; /* number of conns that have not closed */
-    struct conn *conns[MAX_ENGINES];
-};
-
-/* peer.c */
-enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16], void *ctx, struct peer **peer_p,
-                            struct rdt_error *err);
-void peer_destroy(struct peer *peer);
-size_t peer_offer(struct peer *peer, uint8_t blob[RDT_OFFER_MAX_BYTES]);
-enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, struct rdt_error *err);
-void peer_disconnect(struct peer *peer);
-uint32_t peer_sides(const struct peer *peer, const char *memory_kind);
-uint32_t peer_max_pieces(const struct peer *peer, const char *memory_kind);
-enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size);
-enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
-void peer_cancel(const struct peer *peer, struct rdt_op *op);
-struct rdt_host peer_host(const struct rdt_host *host); /* returns the table that engines get instead of the core's */
 
 /* Returns whether the module "cuda" lies beside the UCX that is loaded, or in UCX_MODULE_DIR. */
 bool ucx_has_cuda_module(void);
@@ -277,22 +220,13 @@ enum rdt_status settings_context(const struct settings *settings, ucp_context_h 
 void settings_version(const struct settings *settings, char *version_p, size_t size);
 
 /* engine.c */
-enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index,
-                              struct engine **engine_p, struct rdt_error *err);
+enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, struct engine **engine_p,
+                              struct rdt_error *err);
 void engine_destroy(struct engine *engine); /* its connections have been destroyed */
 
-/* schedule.c */
-void thread_wake(struct engine *engine); /* any thread, with the lock */
-enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
-                              struct rdt_error *err);
-void thread_yield(struct engine *engine); /* data thread, after each piece of work: yields the processor now and then */
-
-/* thread.c: the data thread. */
-enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
-void thread_stop(struct engine *engine); /* asks the thread to end; thread_join waits for its end */
-void thread_join(struct engine *engine);
-
 /* link.c: endpoints; data thread only. */
+enum rdt_status links_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
+                             struct rdt_error *err); /* sets the worker's handler for a kind of message */
 enum rdt_status links_listen(struct engine *engine, const struct link_events *events, struct rdt_error *err);
 void links_unlisten(struct engine *engine);
 struct link *link_open(struct conn *conn); /* NULL: UCX cannot open an endpoint */
@@ -309,19 +243,16 @@ void links_free(struct engine *engine);             /* the worker is gone: frees
 bool ucx_is_at_least(unsigned major, unsigned minor);
 void lanes_of(ucp_ep_h ep, char *list_p, size_t size); /* "tcp/eth0, tcp/eth1"; "" if UCX does not say */
 
-/* True: the lanes are too slow for the configuration. why_p says why, and it has been logged. */
-bool lanes_judge(struct engine *engine, const uint8_t peer_uuid[16], const char *lanes, char *why_p, size_t size);
+/* Returns whether the list has a lane of one of the families, which end with NULL: "rc" stands for rc_verbs and rc_mlx5. */
+bool lanes_have(const char *list, const char *const *families);
 
 /* conn.c. Loop thread: */
-enum rdt_status conn_create(struct engine *engine, const uint8_t peer_uuid[16], struct peer *peer, struct conn **conn_p,
-                            struct rdt_error *err);
+enum rdt_status conn_create(struct engine *engine, void *ctx, struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
-void conn_offer(struct conn *conn); /* from now on accepts the connection's token */
-enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
-                             struct rdt_error *err);
+size_t conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES]); /* from now on accepts the connection's token */
+enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
-uint32_t conn_sides(struct conn *conn);
-bool conn_copies(struct conn *conn); /* its lanes copy all bytes, as far as they are known */
+uint32_t conn_sides(struct conn *conn, const char *memory_kind);
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 extern const struct link_events conn_link_events;
@@ -331,6 +262,7 @@ void conns_run(struct engine *engine); /* does what the loop thread has asked fo
 enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void op_cancel(struct conn *conn, struct rdt_op *op);
 /* Any thread, with the lock: */
+void thread_wake(struct engine *engine);
 void ops_end_queued(struct conn *conn); /* moves the QUEUED operations to engine->ending */
 /* Data thread. The first two return an operation that is RUNNING now. */
 struct operation *op_take_send(struct conn *conn); /* with the lock; a send or a read. NULL: none is queued */
@@ -341,8 +273,7 @@ void op_end_ucs(struct operation *operation, ucs_status_t ucs);
 
 /* chunk.c: data thread. */
 enum rdt_status chunks_handle(struct engine *engine, struct rdt_error *err);
-void chunks_fini(struct engine *engine); /* the worker has been destroyed */
-void chunks_send(struct conn *conn);     /* hands the queued sends and reads to UCX; conn->out is READY */
+void chunks_send(struct conn *conn); /* hands the queued sends and reads to UCX; conn->out is READY */
 
 /* read.c: any thread, except for read_start. */
 enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, ucs_memory_type_t memory,

@@ -12,8 +12,7 @@ struct offer {
     uint8_t n; /* addresses that follow; then comes the token */
     uint8_t reserved[2];
 };
-_Static_assert(sizeof(struct offer) + MAX_ENGINES * sizeof(struct wire_address) + TOKEN_BYTES <= RDT_OFFER_MAX_BYTES,
-               "the largest offer fits");
+_Static_assert(sizeof(struct offer) + sizeof(struct wire_address) + TOKEN_BYTES <= RDT_OFFER_MAX_BYTES, "an offer fits");
 
 #define OFFER_VERSION 2
 #define GREETING_VERSION 2
@@ -30,24 +29,22 @@ uint64_t session_of(const uint8_t token[TOKEN_BYTES])
 
 /* ---- offers ---- */
 
-size_t wire_put_offer(const struct sockaddr_storage *addresses, unsigned n, const uint8_t token[TOKEN_BYTES],
+size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES])
 {
-    const struct offer offer = {.version = OFFER_VERSION, .n = (uint8_t)n};
+    const struct offer offer = {.version = OFFER_VERSION, .n = 1};
+    const struct wire_address wire = wire_address_of(address);
     uint8_t *at = blob_p;
 
     memcpy(at, &offer, sizeof offer);
     at += sizeof offer;
-    for (unsigned i = 0; i < n; i++, at += sizeof(struct wire_address)) {
-        const struct wire_address wire = wire_address_of(&addresses[i]);
-
-        memcpy(at, &wire, sizeof wire);
-    }
+    memcpy(at, &wire, sizeof wire);
+    at += sizeof wire;
     memcpy(at, token, TOKEN_BYTES);
     return (size_t)(at - blob_p) + TOKEN_BYTES;
 }
 
-enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage addresses_p[MAX_ENGINES], unsigned *n_p,
+enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
                                 uint8_t token_p[TOKEN_BYTES], struct rdt_error *err)
 {
     const uint8_t *at = blob;
@@ -60,16 +57,12 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
     if (offer.version != OFFER_VERSION)
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has version %u, but this end supports only %u", offer.version,
                              OFFER_VERSION);
-    if (!offer.n || offer.n > MAX_ENGINES || bytes != sizeof offer + offer.n * sizeof wire + TOKEN_BYTES)
+    if (!offer.n || bytes != sizeof offer + offer.n * sizeof wire + TOKEN_BYTES)
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer of %u addresses has %zu bytes", offer.n, bytes);
-    at += sizeof offer;
-    for (unsigned i = 0; i < offer.n; i++, at += sizeof wire) {
-        memcpy(&wire, at, sizeof wire);
-        if (!wire_address_read(&wire, &addresses_p[i]))
-            return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer contains a malformed address");
-    }
-    memcpy(token_p, at, TOKEN_BYTES);
-    *n_p = offer.n;
+    memcpy(&wire, at + sizeof offer, sizeof wire);
+    if (!wire_address_read(&wire, address_p))
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer contains a malformed address");
+    memcpy(token_p, at + bytes - TOKEN_BYTES, TOKEN_BYTES);
     return RDT_OK;
 }
 
@@ -124,13 +117,11 @@ enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64
 
 /* ---- headers ---- */
 
-void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes, const uint8_t *dialler)
+void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes)
 {
     memset(greeting_p, 0, sizeof *greeting_p);
     greeting_p->version = GREETING_VERSION;
     memcpy(greeting_p->secret, secret, secret_bytes);
-    if (dialler)
-        memcpy(greeting_p->dialler, dialler, TOKEN_BYTES);
 }
 
 bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced, struct greeting *greeting_p)

@@ -12,19 +12,19 @@
 #include "rdt_backend.h"
 
 #define TOKEN_BYTES 16
-#define MAX_ENGINES 8u
 
 /* Returns the number that both ends derive from the token, and that tags each message of the session. */
 uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
 
-/* ---- the blob of an offer: the address of each engine of a node, and a token that is valid once at each ---- */
+/* ---- the blob of an offer: the address of a node, and a token that is valid once ---- */
 
-/* Writes an offer and returns its length in bytes. The addresses are of AF_INET or AF_INET6. */
-size_t wire_put_offer(const struct sockaddr_storage *addresses, unsigned n, const uint8_t token[TOKEN_BYTES],
+/* Writes an offer and returns its length in bytes. The address is of AF_INET or AF_INET6. */
+size_t wire_put_offer(const struct sockaddr_storage *address, const uint8_t token[TOKEN_BYTES],
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES]);
 
-/* PROTOCOL: the offer has another length or version, or an address is malformed or has no port. */
-enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage addresses_p[MAX_ENGINES], unsigned *n_p,
+/* Reads the first address: an earlier version may offer several, of which it uses as many as this end offers. PROTOCOL: the
+ * offer has another length or version, or an address is malformed or has no port. */
+enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p,
                                 uint8_t token_p[TOKEN_BYTES], struct rdt_error *err);
 
 /* ---- keys of memory that the peer may read ---- */
@@ -42,12 +42,11 @@ enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset
 struct greeting {
     uint8_t version;
     uint8_t reserved[7];
-    uint8_t secret[TOKEN_BYTES];  /* HELLO: the listener's token. WELCOME: its session number, then zeros */
-    uint8_t dialler[TOKEN_BYTES]; /* HELLO: names the dialler, who alone may then use the token at all engines. Else zeros */
+    uint8_t secret[TOKEN_BYTES]; /* HELLO: the listener's token. WELCOME: its session number, then zeros */
+    uint8_t unused[TOKEN_BYTES]; /* an earlier version names the dialler here; zeros */
 };
 
-/* dialler: NULL for a WELCOME. */
-void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes, const uint8_t *dialler);
+void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes);
 
 /* False: it is malformed. A greeting has no data, and is not announced before it is sent. */
 bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced,

@@ -46,6 +46,7 @@ struct ctl_command {
 struct ctl {                           /* one run of one subcommand */
     const struct ctl_command *command; /* NULL before it is known */
     const char *socket;                /* NULL: librdt's default */
+    uint64_t daemon_uid;               /* 0: librdt's default */
     int64_t started_ns;                /* when the program started; --timeout counts from then */
     int64_t timeout_ns;                /* valid if timeout_given; RDT_FOREVER is possible */
     bool timeout_given, json, quiet;

@@ -60,11 +60,16 @@ struct ctl;
       "no transfer runs and a stop would lose no object, because all that are left survive a restart; or after\n"       \
       "--timeout (30 s; exit status 4), and says what is left. --undo ends the draining. Only root and the\n"           \
       "daemon's own user may do it.")                                                                                   \
+    X(scrub, "", "compares all stored files with their checksums",                                                      \
+      "The daemon reads each file in storage_dir from the disk, while it serves everybody. A file whose bytes have\n"   \
+      "changed gets the end .damaged; if its object is in memory, it is written again, otherwise fetches of it fail\n"  \
+      "with DAMAGED. The exit status is 1 if a file is damaged or could not be read. --timeout ends it early. Only\n"   \
+      "root and the daemon's own user may ask.")                                                                        \
     X(trace, "[TRANSFER|REF] -o FILE | --merge FILE FILE ... -o FILE", "writes a time line of transfers",               \
-      "The daemon always remembers the latest 8192 moments when a transfer entered one of its stages. The formats\n"    \
-      "perfetto and chrome are for the viewers at ui.perfetto.dev and chrome://tracing, svg is one picture. With\n"     \
-      "--merge, files of several nodes in the format chrome become one, in the time of the first node; their\n"         \
-      "daemons know from their pings how their clocks differ. Transfers of one object are joined by arrows.\n"          \
+      "The daemon always remembers the latest 8192 moments when a transfer entered one of its stages. The file is\n"    \
+      "Chrome's JSON, which the viewers at ui.perfetto.dev and chrome://tracing open. With --merge, files of\n"         \
+      "several nodes become one, in the time of the first node; their daemons know from their pings how their\n"        \
+      "clocks differ. Transfers of one object are joined by arrows.\n"                                                  \
       "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                   \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
@@ -94,18 +99,16 @@ struct ctl;
       "are shown.")                                                                                                     \
     X(stat, "REF|--name NAME", "shows one object: what it is and who holds it",                                         \
       "With --name it shows the object of the name's newest version.")                                                  \
-    X(put, "FILE", "puts a safetensors or npy file as an object, while this command runs",                              \
+    X(put, "FILE", "puts a safetensors file as an object, while this command runs",                                     \
       "Reads the file into the daemon's memory, prints the object's ref, and stays in the foreground: the\n"            \
-      "object is freed when the command ends (by SIGINT, SIGTERM or --for). The header of a safetensors file,\n"        \
-      "at most 4 MiB, becomes the object's metadata. An npy file is one tensor, in the order that it has in the\n"      \
-      "file.")                                                                                                          \
-    X(fetch, "REF|--name NAME -o FILE", "fetches an object and writes it as a safetensors or npy file",                 \
+      "object is freed when the command ends (by SIGINT, SIGTERM or --for). The header of the file, at most\n"          \
+      "4 MiB, becomes the object's metadata.")                                                                          \
+    X(fetch, "REF|--name NAME -o FILE", "fetches an object and writes it as a safetensors file",                        \
       "Waits until somebody puts the object, or publishes a version of the name above --after, and until its\n"         \
       "last byte has arrived; --timeout limits both together, and without it there is no limit. FILE appears\n"         \
       "complete or not at all, so it must be a regular file. A safetensors file of `rdtctl put` comes back byte\n"      \
       "for byte. The tensors of other objects are named \"0\", \"1\", ... unless their metadata is a safetensors\n"     \
-      "header that fits them. If FILE ends in .npy it becomes an npy file, row-major: then the object must be\n"        \
-      "one tensor of a dtype that numpy has.")                                                                          \
+      "header that fits them.")                                                                                         \
     X(wait, "REF|--name NAME", "waits until an object is put, or a name has a version above --after",                   \
       "Without --timeout it waits for ever.")                                                                           \
     X(free, "REF", "drops the producer's hold, or with --force ends the object for later readers", NULL)                \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl doctor: checks the installation. The checks of the way to the daemon, and of what is the same for all processes of
- * this machine, are made here; the others are the daemon's (daemon/rpc/doctor/rpc_doctor.c), and are shown as it sends them. */
+ * this machine, are made here; the others are the daemon's (daemon/view/doctor/rpc_doctor.c), and are shown as it sends
+ * them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
@@ -97,8 +98,12 @@ static bool check_socket(struct report *report)
         return false;
     }
     if (ctl_connect(report->ctl, &err) || rdt_ping(report->ctl->rdt, ctl_timeout(report->ctl, CTL_DEFAULT_TIMEOUT_NS), &err)) {
-        find(report, id, name, FAIL, "Look into the daemon's log (journalctl -u rdtd), and restart it if it hangs.",
-             "The daemon does not answer: %s.", err.msg);
+        if (err.status == RDT_DENIED)
+            find(report, id, name, FAIL, "Ask who runs the daemon here; its log says which users it refuses.",
+                 "No session at %s: %s.", report->path, err.msg);
+        else
+            find(report, id, name, FAIL, "Look into the daemon's log (journalctl -u rdtd), and restart it if it hangs.",
+                 "The daemon does not answer: %s.", err.msg);
         return false;
     }
     find(report, id, name, OK, "", "The daemon answers at %s; connecting took %s.", report->path,

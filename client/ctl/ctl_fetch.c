@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl fetch: writes an object as a safetensors file, or as an npy file if the output's name ends in .npy. The same
- * connection carries the fetch and the requests that show its progress. */
+/* rdtctl fetch: writes an object as a safetensors file. The same connection carries the fetch and the requests that show its
+ * progress. Of a version of many parts it writes the whole tensors, part by part. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -9,17 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/ctl/files/ctl_npy.h"
 #include "client/ctl/files/ctl_safetensors.h"
+#include "client/rdt_plan.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
 #include "ctl_progress.h"
 #include "ctl_table.h"
 #include "rdt.pb-c.h"
+#include "wire_limits.h"
 
 #define POLL_NS INT64_C(200000000) /* between two requests for the transfer's progress */
 
@@ -33,7 +35,12 @@ struct fetch {
     struct rdt_tensor *tensors; /* of the object */
     size_t count;
     uint64_t bytes;
-    bool named; /* the object's metadata is a safetensors header for its tensors */
+    bool verify;
+    bool named; /* the object's metadata is a safetensors header for its tensors, or these are of a version of many parts */
+    /* Of a version of many parts. */
+    rdt_manifest *manifest;
+    struct rdt_manifest_info version;
+    uint64_t moved; /* bytes of parts that came from other nodes */
 };
 
 /* ---- waiting ---- */
@@ -63,14 +70,19 @@ static void show_progress(struct ctl *ctl, const struct fetch *fetch, struct ctl
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     const Rdt__Pb__TransferInfo *t;
     struct rdt_node_info node;
-    ProtobufCMessage *reply;
+    Rdt__Pb__ListReply *page = NULL;
     int64_t left_ns = ctl_timeout(ctl, POLL_NS);
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS;
-    if (rdt_node(ctl->rdt, &node, NULL) ||
-        ctl_call_within(ctl, left_ns >= 0 && left_ns < POLL_NS ? left_ns : POLL_NS, RDT_MSG_LIST, &request.base, &reply, NULL))
-        return; /* the fetch itself will report what is wrong */
-    t = find_transfer((const Rdt__Pb__ListReply *)reply, fetch, node.session);
+    if (rdt_node(ctl->rdt, &node, NULL))
+        return;
+    do {
+        if (page)
+            ctl_reply_free(&page->base);
+        if (ctl_page(ctl, left_ns >= 0 && left_ns < POLL_NS ? left_ns : POLL_NS, &request, &page, NULL))
+            return; /* the fetch itself will report what is wrong */
+        t = find_transfer(page, fetch, node.session);
+    } while (!t && request.after != 0);
     if (t && !*moving) {
         *moving = true;
         progress->started_ns = ctl_now_ns();
@@ -80,7 +92,7 @@ static void show_progress(struct ctl *ctl, const struct fetch *fetch, struct ctl
         ctl_progress_update(progress, t->bytes_done, t->bytes);
     else if (!*moving)
         ctl_progress_say(progress, "waiting until it is put");
-    ctl_reply_free(reply);
+    ctl_reply_free(&page->base);
 }
 
 static enum rdt_status await(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
@@ -133,6 +145,8 @@ static enum rdt_status fetch_object(struct ctl *ctl, struct fetch *fetch, struct
         status = await(ctl, fetch, err);
     if (status == RDT_OK)
         status = rdt_request_take_object(fetch->request, &fetch->object, err);
+    if (status == RDT_OK && fetch->verify)
+        status = rdt_verify(fetch->object, ctl_timeout(ctl, RDT_FOREVER), err);
     return status;
 }
 
@@ -213,47 +227,266 @@ static enum rdt_status write_safetensors(struct ctl *ctl, struct fetch *fetch, c
     return status;
 }
 
-static enum rdt_status write_npy(struct fetch *fetch, const struct bytes_sink *sink, struct rdt_error *err)
-{
-    const struct bytes_sink quiet = {.fd = sink->fd};
-    enum rdt_status status;
-    size_t header_bytes;
-    char *header;
-
-    if (fetch->count != 1)
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "the object has %zu tensors, an npy file holds one: give -o a name that does not end in .npy",
-                             fetch->count);
-    status = npy_header(fetch->tensors, &header, &header_bytes, err);
-    if (status) {
-        rdt_error_prefix(err, "give -o a name that does not end in .npy");
-        return status;
-    }
-    status = bytes_write(&quiet, header, header_bytes, err);
-    if (status == RDT_OK)
-        status = bytes_write_tensors(sink, fetch->tensors, 1, err);
-    free(header);
-    return status;
-}
-
-static bool is_npy(const char *output)
-{
-    const char *dot = strrchr(output, '.');
-
-    return dot && dot > output && strcasecmp(dot, ".npy") == 0;
-}
-
 static enum rdt_status write_into(struct ctl *ctl, struct fetch *fetch, int fd, struct rdt_error *err)
 {
     struct writing writing = {.total = fetch->bytes, .signals = fetch->signals};
     const struct bytes_sink sink = {.fd = fd, .on_written = on_bytes, .context = &writing};
+    enum rdt_status status = list_tensors(fetch, err);
+
+    if (status != RDT_OK)
+        return status;
+    ctl_progress_start(&writing.progress, fetch->output, ctl->quiet);
+    status = write_safetensors(ctl, fetch, &sink, err);
+    ctl_progress_end(&writing.progress);
+    return status;
+}
+
+/* ---- a version of many parts ---- */
+
+struct box { /* a tensor of a part */
+    struct rdt_box is;
+    size_t number;
+    struct box *first; /* the first box of the same whole tensor, in the order of the parts */
+    size_t whole;      /* if this is the first one: which of fetch->tensors */
+};
+
+/* The file is mapped, and the boxes are copied to their places in it. */
+struct parts {
+    size_t n_boxes;
+    struct box *boxes;  /* [n_boxes], in the order of the parts */
+    const char **names; /* [fetch->count] */
+    uint64_t *offsets;  /* [fetch->count], in the file */
+    uint64_t *left;     /* [fetch->count]: elements that no part has written yet */
+    uint8_t *file;      /* [file_bytes] */
+    uint64_t file_bytes;
+};
+
+static int by_key(const void *a, const void *b)
+{
+    const struct box *const *one = a, *const *other = b;
+    int order = strcmp((*one)->is.key, (*other)->is.key);
+
+    return order ? order : (*one)->number < (*other)->number ? -1 : 1;
+}
+
+static enum rdt_status list_boxes(const struct fetch *fetch, struct parts *parts, struct rdt_error *err)
+{
+    struct box **sorted;
+    size_t n, at = 0;
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < fetch->version.parts && status == RDT_OK; i++) {
+        status = rdt_manifest_part(fetch->manifest, i, NULL, &n, err);
+        parts->n_boxes += n;
+    }
+    parts->boxes = calloc(parts->n_boxes + 1, sizeof *parts->boxes);
+    sorted = calloc(parts->n_boxes + 1, sizeof(struct box *));
+    if (status == RDT_OK && (!parts->boxes || !sorted))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a table of %zu tensors", parts->n_boxes);
+    for (size_t i = 0; i < fetch->version.parts && status == RDT_OK; i++) {
+        status = rdt_manifest_part(fetch->manifest, i, NULL, &n, err);
+        for (size_t t = 0; t < n && status == RDT_OK; t++, at++) {
+            parts->boxes[at].number = at;
+            sorted[at] = &parts->boxes[at];
+            status = rdt_manifest_box(fetch->manifest, i, t, &parts->boxes[at].is, err);
+        }
+    }
+    if (status == RDT_OK && at > 0)
+        qsort(sorted, at, sizeof(struct box *), by_key);
+    for (size_t i = 0; i < at && status == RDT_OK; i++)
+        sorted[i]->first = i > 0 && strcmp(sorted[i]->is.key, sorted[i - 1]->is.key) == 0 ? sorted[i - 1]->first : sorted[i];
+    free(sorted);
+    return status;
+}
+
+/* Lists the whole tensors, which have no data, in the order in which the parts begin with them. */
+static enum rdt_status list_whole(struct fetch *fetch, struct parts *parts, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    fetch->tensors = calloc(parts->n_boxes + 1, sizeof *fetch->tensors);
+    parts->names = calloc(parts->n_boxes + 1, sizeof *parts->names);
+    parts->offsets = calloc(parts->n_boxes + 1, sizeof *parts->offsets);
+    parts->left = calloc(parts->n_boxes + 1, sizeof *parts->left);
+    if (!fetch->tensors || !parts->names || !parts->offsets || !parts->left)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a table of %zu tensors", parts->n_boxes);
+    for (size_t i = 0; i < parts->n_boxes && status == RDT_OK; i++) {
+        struct box *box = &parts->boxes[i];
+        struct rdt_tensor *tensor = &fetch->tensors[fetch->count];
+        size_t bytes = 0;
+
+        if (box->first != box)
+            continue;
+        *tensor = (struct rdt_tensor){.dtype = box->is.dtype, .ndim = box->is.ndim, .shape = box->is.global_shape};
+        status = rdt_tensor_bytes(tensor, &bytes, err);
+        if (status == RDT_OK && bytes > INT64_MAX / 2 - fetch->bytes)
+            status = rdt_error_set(err, RDT_LIMIT, "the tensors have too many bytes for a file");
+        box->whole = fetch->count;
+        parts->names[fetch->count] = box->is.key;
+        parts->offsets[fetch->count] = fetch->bytes;
+        parts->left[fetch->count++] = bytes / rdt_dtype_bytes(box->is.dtype);
+        fetch->bytes += bytes;
+    }
+    return status;
+}
+
+/* Writes the header, and maps the file with room for all tensors. */
+static enum rdt_status begin_file(struct fetch *fetch, struct parts *parts, int fd, struct rdt_error *err)
+{
+    const struct bytes_sink sink = {.fd = fd};
+    size_t header_bytes = 0;
+    char *header = NULL;
+    enum rdt_status status = safetensors_header(fetch->tensors, parts->names, fetch->count, &header, &header_bytes, err);
+    int failed;
+
+    parts->file_bytes = SAFETENSORS_LENGTH_BYTES + header_bytes + fetch->bytes;
+    failed = status == RDT_OK ? posix_fallocate(fd, 0, (off_t)parts->file_bytes) : 0;
+    if (failed)
+        status = rdt_error_sys(err, failed, "making room for %" PRIu64 " bytes", parts->file_bytes);
+    if (status == RDT_OK)
+        status = safetensors_write(&sink, header, header_bytes, NULL, 0, err);
+    free(header);
+    if (status != RDT_OK)
+        return status;
+    parts->file = mmap(NULL, parts->file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (parts->file == MAP_FAILED) {
+        parts->file = NULL;
+        return rdt_error_sys(err, errno, "mapping the file");
+    }
+    for (size_t i = 0; i < fetch->count; i++)
+        parts->offsets[i] += SAFETENSORS_LENGTH_BYTES + header_bytes;
+    return RDT_OK;
+}
+
+struct strided {
+    uint8_t *data;
+    const int64_t *strides; /* elements */
+};
+
+/* Copies dimension d and those behind it. */
+static void copy_elements(const struct rdt_box *box, uint32_t d, struct strided from, struct strided to)
+{
+    int64_t item_bytes = (int64_t)rdt_dtype_bytes(box->dtype);
+
+    if (d == box->ndim) {
+        memcpy(to.data, from.data, (size_t)item_bytes);
+    } else if (d + 1 == box->ndim && from.strides[d] == 1 && to.strides[d] == 1) {
+        memcpy(to.data, from.data, (size_t)(box->count[d] * item_bytes));
+    } else {
+        for (int64_t i = 0; i < box->count[d]; i++)
+            copy_elements(box, d + 1, (struct strided){from.data + i * from.strides[d] * item_bytes, from.strides},
+                          (struct strided){to.data + i * to.strides[d] * item_bytes, to.strides});
+    }
+}
+
+static enum rdt_status copy_box(const struct fetch *fetch, const struct parts *parts, const struct box *box,
+                                const struct rdt_tensor *tensor, struct rdt_error *err)
+{
+    size_t whole = box->first->whole, item_bytes = rdt_dtype_bytes(box->is.dtype);
+    int64_t strides[RDT_MAX_NDIM], stride = 1, at = 0;
+    uint64_t elems = 1;
+
+    if (tensor->dtype != box->is.dtype || tensor->ndim != box->is.ndim || tensor->ndim > RDT_MAX_NDIM ||
+        (tensor->ndim > 0 && memcmp(tensor->shape, box->is.count, tensor->ndim * sizeof *tensor->shape) != 0))
+        return rdt_error_set(err, RDT_MISMATCH, "tensor \"%s\" is not what the list of parts says", box->is.key);
+    for (uint32_t d = tensor->ndim; d-- > 0;) {
+        strides[d] = stride;
+        at += box->is.start[d] * stride;
+        stride *= fetch->tensors[whole].shape[d];
+        elems *= (uint64_t)box->is.count[d];
+    }
+    if (elems == 0)
+        return RDT_OK;
+    if (elems > parts->left[whole])
+        return rdt_error_set(err, RDT_INVALID, "tensor \"%s\": parts of the version overlap", box->is.key);
+    parts->left[whole] -= elems;
+    copy_elements(&box->is, 0, (struct strided){tensor->data, tensor->strides},
+                  (struct strided){parts->file + parts->offsets[whole] + (uint64_t)at * item_bytes, strides});
+    return RDT_OK;
+}
+
+/* boxes: of this part. */
+static enum rdt_status copy_part(struct ctl *ctl, struct fetch *fetch, const struct parts *parts, size_t i,
+                                 const struct box *boxes, struct rdt_error *err)
+{
+    struct fetch part = *fetch;
+    struct rdt_object_info info;
+    struct rdt_node_info node;
+    struct rdt_tensor tensor;
+    size_t n = 0;
+    enum rdt_status status = rdt_manifest_part(fetch->manifest, i, &part.ref, &n, err);
+
+    if (status != RDT_OK || n == 0)
+        return status;
+    part.request = NULL;
+    part.object = NULL;
+    status = fetch_object(ctl, &part, err);
+    if (status == RDT_OK && rdt_object_count(part.object) != n)
+        status = rdt_error_set(err, RDT_MISMATCH, "part %zu has %zu tensors, and the list of parts says %zu", i,
+                               rdt_object_count(part.object), n);
+    for (size_t t = 0; t < n && status == RDT_OK; t++) {
+        status = rdt_object_tensor(part.object, t, &tensor, err);
+        if (status == RDT_OK)
+            status = copy_box(fetch, parts, &boxes[t], &tensor, err);
+        if (status == RDT_OK && ctl_signalled(fetch->signals))
+            status = rdt_error_set(err, RDT_CANCELLED, "interrupted");
+    }
+    if (status == RDT_OK && rdt_node(ctl->rdt, &node, NULL) == RDT_OK && memcmp(node.node, part.ref.node, sizeof node.node)) {
+        rdt_object_info(part.object, &info);
+        fetch->moved += info.bytes_moved;
+    }
+    rdt_release(part.object);
+    rdt_request_destroy(part.request);
+    return status;
+}
+
+static enum rdt_status write_parts(struct ctl *ctl, struct fetch *fetch, int fd, struct rdt_error *err)
+{
+    struct rdt_object_info info;
+    struct parts parts = {0};
+    const struct box *boxes;
+    size_t n = 0;
     enum rdt_status status;
+
+    rdt_object_info(fetch->object, &info);
+    status = rdt_manifest_fetch(ctl->rdt, fetch->ref.is_name ? &fetch->ref : &info.ref, ctl_timeout(ctl, RDT_FOREVER),
+                                &fetch->manifest, err); /* holds the parts */
+    if (status == RDT_OK) {
+        rdt_manifest_info(fetch->manifest, &fetch->version);
+        status = list_boxes(fetch, &parts, err);
+    }
+    if (status == RDT_OK)
+        status = list_whole(fetch, &parts, err);
+    if (status == RDT_OK)
+        status = begin_file(fetch, &parts, fd, err);
+    boxes = parts.boxes;
+    for (size_t i = 0; i < fetch->version.parts && status == RDT_OK; i++, boxes += n) {
+        status = copy_part(ctl, fetch, &parts, i, boxes, err);
+        if (status == RDT_OK)
+            status = rdt_manifest_part(fetch->manifest, i, NULL, &n, err);
+    }
+    for (size_t i = 0; i < fetch->count && status == RDT_OK; i++)
+        if (parts.left[i] > 0)
+            status = rdt_error_set(err, RDT_INVALID, "tensor \"%s\": no part of the version has all of it", parts.names[i]);
+    fetch->named = true;
+    if (parts.file)
+        munmap(parts.file, parts.file_bytes);
+    free(parts.boxes);
+    free(parts.names);
+    free(parts.offsets);
+    free(parts.left);
+    return status;
+}
+
+/* ---- the file ---- */
+
+static enum rdt_status write_file(struct ctl *ctl, struct fetch *fetch, int fd, struct rdt_error *err)
+{
     mode_t mask = umask(0);
+    enum rdt_status status;
 
     umask(mask);
-    ctl_progress_start(&writing.progress, fetch->output, ctl->quiet);
-    status = is_npy(fetch->output) ? write_npy(fetch, &sink, err) : write_safetensors(ctl, fetch, &sink, err);
-    ctl_progress_end(&writing.progress);
+    status = rdt_object_is_manifest(fetch->object) ? write_parts(ctl, fetch, fd, err) : write_into(ctl, fetch, fd, err);
     if (status == RDT_OK && fchmod(fd, 0666 & ~mask) < 0)
         status = rdt_error_sys(err, errno, "chmod");
     return status;
@@ -295,9 +528,7 @@ static enum rdt_status fetch_to(struct ctl *ctl, struct fetch *fetch, const char
     }
     status = fetch_object(ctl, fetch, err);
     if (status == RDT_OK) {
-        status = list_tensors(fetch, err);
-        if (status == RDT_OK)
-            status = write_into(ctl, fetch, fd, err);
+        status = write_file(ctl, fetch, fd, err);
         if (close(fd) < 0 && status == RDT_OK)
             status = rdt_error_sys(err, errno, "writing");
         fd = -1;
@@ -331,6 +562,11 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
     struct rdt_object_info info;
 
     rdt_object_info(fetch->object, &info);
+    if (fetch->manifest) {
+        info.version = info.version ? fetch->version.version : 0;
+        info.bytes_moved = fetch->moved;
+        (void)snprintf(info.path, sizeof info.path, "plan");
+    }
     if (ctl->json) {
         rdt_ref_to_text(&info.ref, text);
         return ctl_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:b}", "ref", text, "version",
@@ -343,6 +579,12 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
         return CTL_OK;
     if (info.version)
         printf("version %" PRIu64 " of %s, ", info.version, ctl_plain(fetch->ref.id, id, sizeof id));
+    if (fetch->manifest) {
+        printf("step %" PRIu64 ": %zu tensor%s, %s in %zu part%s -> %s\n", fetch->version.step, fetch->count,
+               fetch->count == 1 ? "" : "s", ctl_human_bytes(fetch->bytes, bytes), fetch->version.parts,
+               fetch->version.parts == 1 ? "" : "s", fetch->output);
+        return CTL_OK;
+    }
     printf("%s: %zu tensor%s, %s by %s", ctl_plain(info.ref.id, id, sizeof id), fetch->count, fetch->count == 1 ? "" : "s",
            ctl_human_bytes(fetch->bytes, bytes), info.path);
     if (info.bytes_moved)
@@ -352,6 +594,13 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
         printf(", transfer %" PRIu64, info.transfer);
     printf(" -> %s\n", fetch->output);
     return CTL_OK;
+}
+
+static bool is_npy(const char *output)
+{
+    const char *dot = strrchr(output, '.');
+
+    return dot && strcasecmp(dot, ".npy") == 0;
 }
 
 int ctl_fetch(struct ctl *ctl, int argc, char **argv)
@@ -367,6 +616,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         {0, "group", CTL_TEXT, "NAME", "fetch within this group only", &fetch.group},
         {0, "least-path", CTL_TEXT, "PATH", "refuse slower paths: share, cow, copy, inline, direct or a transport",
          &fetch.least_path},
+        {0, "verify", CTL_FLAG, NULL, "compare what comes with the object's checksum", &fetch.verify},
         {0},
     };
     struct rdt_error err = {0};
@@ -379,6 +629,9 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "needs -o FILE");
     if (strcmp(fetch.output, "-") == 0)
         return ctl_usage_error(ctl, "-o needs a file, not the standard output (./- is a file of that name)");
+    if (is_npy(fetch.output))
+        return ctl_usage_error(ctl, "rdtctl writes safetensors files only: for an npy file use Python, "
+                                    "numpy.save(FILE, c.get(REF))");
     code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, &name, &fetch.ref);
     if (code != CTL_GO)
         return code;
@@ -388,6 +641,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         code = report(ctl, &fetch);
     rdt_release(fetch.object);
     rdt_request_destroy(fetch.request);
+    rdt_manifest_release(fetch.manifest);
     free(fetch.tensors);
     if (fetch.signals >= 0)
         close(fetch.signals);

@@ -58,17 +58,6 @@ static void add_client(struct ctl_table *table, const Rdt__Pb__ClientInfo *clien
     add_rows(table, whose, client->usage, client->n_usage, all);
 }
 
-/* Adds what it uses to the object of an owner or client, for --json. */
-static json_t *entry(json_t *who, Rdt__Pb__Usage *const *usage, size_t n)
-{
-    json_t *array = json_array();
-
-    for (size_t i = 0; i < n; i++)
-        json_array_append_new(array, ctl_json(&usage[i]->base));
-    json_object_set_new(who, "usage", array);
-    return who;
-}
-
 static enum rdt_status add_all(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all, struct ctl_table *table, json_t *array,
                                struct rdt_error *err)
 {
@@ -82,23 +71,16 @@ static enum rdt_status add_all(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all
         if (status)
             return status;
         for (size_t i = 0; i < page->n_owners; i++) {
-            const Rdt__Pb__OwnerInfo *o = page->owners[i];
             if (array)
-                json_array_append_new(array, entry(json_pack("{s:s, s:I, s:I}", "tenant", o->tenant, "uid", (json_int_t)o->uid,
-                                                             "clients", (json_int_t)o->clients),
-                                                   o->usage, o->n_usage));
+                json_array_append_new(array, ctl_json(&page->owners[i]->base));
             else
-                add_owner(table, o, all);
+                add_owner(table, page->owners[i], all);
         }
         for (size_t i = 0; i < page->n_clients; i++) {
-            const Rdt__Pb__ClientInfo *c = page->clients[i];
             if (array)
-                json_array_append_new(
-                    array, entry(json_pack("{s:I, s:o, s:I, s:I}", "client", (json_int_t)c->client, "name",
-                                           ctl_json_text(c->name), "pid", (json_int_t)c->pid, "uid", (json_int_t)c->uid),
-                                 c->usage, c->n_usage));
+                json_array_append_new(array, ctl_json(&page->clients[i]->base));
             else
-                add_client(table, c, all);
+                add_client(table, page->clients[i], all);
         }
         ctl_reply_free(&page->base);
     } while (request.after);

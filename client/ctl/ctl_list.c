@@ -500,7 +500,7 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
                                      add_transfer, "no transfers"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    static const char states[] = "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered"
+    static const char states[] = "new|parked|link|queued|asked|reserving|connecting|ticket|moving|rewinding|offered"
                                  "|preparing|sending|aborting|done|failed|cancelled|timed_out";
     char word[24];
     int state = -1;

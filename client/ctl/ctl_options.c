@@ -26,6 +26,8 @@ static const struct ctl_option *shared_options(struct ctl *ctl, struct parser *p
 {
     const struct ctl_option rows[] = {
         {0, "socket", CTL_TEXT, "PATH", "the daemon's socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock)", &ctl->socket},
+        {0, "daemon-uid", CTL_NUMBER, "UID", "the daemon's user ($RDT_DAEMON_UID, else root, you, or the folder's owner)",
+         &ctl->daemon_uid},
         {0, "timeout", CTL_DURATION, "TIME", "time limit: 500ms, 30s, 5m, 2h or forever; 0: do not wait", &ctl->timeout_ns},
         {0, "json", CTL_FLAG, NULL, "print JSON", &ctl->json},
         {'q', "quiet", CTL_FLAG, NULL, "print no progress and no summary", &ctl->quiet},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl put: puts a safetensors or npy file as an object. The bytes are read once into the daemon's memory, and the tensors
- * refer to them as they lie in the file. A safetensors header becomes the object's metadata, so that fetch can write the same
- * file again. An npy header contains nothing beyond dtype and shape. */
+/* rdtctl put: puts a safetensors file as an object. The bytes are read once into the daemon's memory, and the tensors
+ * refer to them as they lie in the file. The header becomes the object's metadata, so that fetch can write the same file
+ * again. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -9,10 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
-#include "client/ctl/files/ctl_npy.h"
 #include "client/ctl/files/ctl_safetensors.h"
 #include "client/put.h"
 #include "ctl.h"
@@ -32,11 +30,8 @@ struct put {
     char file[4200];        /* where it is stored */
     int64_t for_ns, ttl_ns; /* ttl_ns 0: ten minutes */
     int fd, signals;
-    struct safetensors *safetensors; /* NULL: it is an npy file */
-    struct npy npy;
-    size_t count;
-    uint64_t first, bytes; /* of the tensors, in the file */
-    char *data;            /* memory of rdt_alloc; NULL if there are no bytes */
+    struct safetensors *safetensors;
+    char *data; /* memory of rdt_alloc; NULL if there are no bytes */
     struct rdt_ref ref, name_ref;
     uint64_t version; /* of the name */
 };
@@ -44,14 +39,14 @@ struct put {
 static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_error *err)
 {
     const char *slash = strrchr(put->path, '/');
-    uint64_t total = put->bytes, done = 0;
+    uint64_t first = SAFETENSORS_LENGTH_BYTES + put->safetensors->header_bytes, total = put->safetensors->data_bytes, done = 0;
     enum rdt_status status = RDT_OK;
     struct ctl_progress progress;
 
     ctl_progress_start(&progress, slash ? slash + 1 : put->path, ctl->quiet);
     while (status == RDT_OK && done < total) {
         size_t want = total - done < SLICE_BYTES ? (size_t)(total - done) : SLICE_BYTES;
-        ssize_t n = pread(put->fd, put->data + done, want, (off_t)(put->first + done));
+        ssize_t n = pread(put->fd, put->data + done, want, (off_t)(first + done));
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -75,15 +70,7 @@ static void place_tensors(const struct put *put, struct rdt_tensor *tensors)
 {
     const struct safetensors *file = put->safetensors;
 
-    if (!file)
-        *tensors = (struct rdt_tensor){
-            .dtype = put->npy.dtype,
-            .ndim = put->npy.ndim,
-            .shape = put->npy.shape,
-            .strides = put->npy.strides,
-            .data = put->data,
-        };
-    for (size_t i = 0; file && i < file->count; i++) {
+    for (size_t i = 0; i < file->count; i++) {
         const struct safetensors_tensor *t = &file->tensors[i];
 
         tensors[i] = (struct rdt_tensor){
@@ -98,18 +85,17 @@ static void place_tensors(const struct put *put, struct rdt_tensor *tensors)
 static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_error *err)
 {
     struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor *tensors = calloc(put->count + 1, sizeof *tensors);
+    size_t count = put->safetensors->count;
+    struct rdt_tensor *tensors = calloc(count + 1, sizeof *tensors);
     enum rdt_status status;
 
     if (!tensors)
-        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table of %zu tensors", put->count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table of %zu tensors", count);
     place_tensors(put, tensors);
     options.id = put->id;
     options.id_bytes = put->id ? strlen(put->id) : 0;
-    if (put->safetensors) {
-        options.metadata = put->safetensors->header;
-        options.metadata_bytes = put->safetensors->header_bytes;
-    }
+    options.metadata = put->safetensors->header;
+    options.metadata_bytes = put->safetensors->header_bytes;
     /* A published file never changes. As a snapshot it may have replicas on other nodes. */
     options.flags = (put->snapshot || put->publish || put->stored ? RDT_PUT_SNAPSHOT : 0) |
                     (put->detached ? RDT_PUT_DETACHED : 0) | (put->stored ? RDT_PUT_STORED : 0);
@@ -123,9 +109,9 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         void *data = put->data;
 
         put->data = NULL;
-        status = put_snapshot_of(ctl->rdt, data, tensors, put->count, &options, &put->ref, err);
+        status = put_snapshot_of(ctl->rdt, data, tensors, count, &options, &put->ref, err);
     } else {
-        status = rdt_put(ctl->rdt, tensors, put->count, &options, &put->ref, err);
+        status = rdt_put(ctl->rdt, tensors, count, &options, &put->ref, err);
     }
     free(tensors);
     if (status == RDT_OK && put->publish) {
@@ -140,41 +126,17 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     return status;
 }
 
-static bool has_extension(const char *path, const char *extension)
-{
-    size_t n = strlen(path), m = strlen(extension);
-
-    return n > m && strcasecmp(path + n - m, extension) == 0;
-}
-
-/* The first bytes tell the format. A file whose name ends in .npy is read as an npy file in any case, so that errors are about
- * that format. */
+/* numpy's files are told by their first bytes. "PK" alone may be the length of a safetensors header. */
 static enum rdt_status read_header(struct put *put, struct rdt_error *err)
 {
-    char magic[NPY_MAGIC_BYTES];
+    char magic[6];
     ssize_t n = pread(put->fd, magic, sizeof magic, 0);
-    enum rdt_status status;
 
-    /* "PK" alone may be the length of a safetensors header */
-    if (n >= 4 && (memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "PK\5\6", 4) == 0))
+    if ((n == 6 && memcmp(magic, "\x93NUMPY", 6) == 0) ||
+        (n >= 4 && (memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "PK\5\6", 4) == 0)))
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "this is an archive (.npz?): unpack it and put the .npy files that are in it");
-    if (has_extension(put->path, ".npy") || (n > 0 && npy_is_magic(magic, (size_t)n))) {
-        status = npy_read(put->fd, &put->npy, err);
-        if (status)
-            return status;
-        put->count = 1;
-        put->first = put->npy.data_offset;
-        put->bytes = put->npy.data_bytes;
-        return RDT_OK;
-    }
-    status = safetensors_read(put->fd, RDT_MAX_METADATA_BYTES, &put->safetensors, err);
-    if (status)
-        return status;
-    put->count = put->safetensors->count;
-    put->first = SAFETENSORS_LENGTH_BYTES + put->safetensors->header_bytes;
-    put->bytes = put->safetensors->data_bytes;
-    return RDT_OK;
+                             "rdtctl puts safetensors files only: put arrays of numpy in Python, c.put(numpy.load(FILE))");
+    return safetensors_read(put->fd, RDT_MAX_METADATA_BYTES, &put->safetensors, err);
 }
 
 static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error *err)
@@ -193,14 +155,14 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
     status = ctl_connect(ctl, err);
     if (status)
         return status;
-    if (put->bytes) {
+    if (put->safetensors->data_bytes) {
         struct rdt_alloc_options options = RDT_INIT(options);
 
         /* The daemon may wait for room under a limit for as long as --timeout says, and answers a little earlier. */
         options.call_timeout_ns = ctl_timeout(ctl, 0);
         options.timeout_ns =
             options.call_timeout_ns > 0 ? options.call_timeout_ns - options.call_timeout_ns / 8 : options.call_timeout_ns;
-        status = rdt_alloc_with(ctl->rdt, (size_t)put->bytes, &options, &data, err);
+        status = rdt_alloc_with(ctl->rdt, (size_t)put->safetensors->data_bytes, &options, &data, err);
         if (status)
             return status;
         put->data = data;
@@ -214,22 +176,24 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
 
 static int announce(struct ctl *ctl, const struct put *put)
 {
+    uint64_t data_bytes = put->safetensors->data_bytes;
+    size_t count = put->safetensors->count;
     char text[RDT_REF_TEXT_BYTES], bytes[CTL_HUMAN_BYTES], lease[CTL_HUMAN_BYTES], name[160], file[4200];
 
     rdt_ref_to_text(put->publish ? &put->name_ref : &put->ref, text);
     if (ctl->json) {
         ctl_print_json(json_pack("{s:s, s:o*, s:o, s:I, s:I, s:o*}", "ref", text, "version",
                                  put->publish ? ctl_json_u64(put->version) : NULL, "file", ctl_json_text(put->path), "tensors",
-                                 (json_int_t)put->count, "bytes", (json_int_t)put->bytes, "stored_in",
+                                 (json_int_t)count, "bytes", (json_int_t)data_bytes, "stored_in",
                                  put->stored ? ctl_json_text(put->file) : NULL));
     } else {
         puts(text);
     }
     if (!ctl->quiet && !ctl->json && put->publish) {
-        fprintf(stderr, "%zu tensor%s, %s: version %" PRIu64 " of %s\n", put->count, put->count == 1 ? "" : "s",
-                ctl_human_bytes(put->bytes, bytes), put->version, ctl_plain(put->publish, name, sizeof name));
+        fprintf(stderr, "%zu tensor%s, %s: version %" PRIu64 " of %s\n", count, count == 1 ? "" : "s",
+                ctl_human_bytes(data_bytes, bytes), put->version, ctl_plain(put->publish, name, sizeof name));
     } else if (!ctl->quiet && !ctl->json) {
-        fprintf(stderr, "%zu tensor%s, %s; held ", put->count, put->count == 1 ? "" : "s", ctl_human_bytes(put->bytes, bytes));
+        fprintf(stderr, "%zu tensor%s, %s; held ", count, count == 1 ? "" : "s", ctl_human_bytes(data_bytes, bytes));
         if (put->for_ns > 0)
             fprintf(stderr, "for %s", ctl_human_duration(put->for_ns, lease));
         else if (put->for_ns < 0)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The connection of one run, its errors and its signals. */
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -71,6 +72,9 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
         timeout_ns = CTL_DEFAULT_TIMEOUT_NS; /* a long --timeout is for objects, not for a daemon that does not answer */
     options.socket = ctl->socket;
     options.name = "rdtctl";
+    if (ctl->daemon_uid >= UINT32_MAX)
+        return rdt_error_set(err, RDT_INVALID, "--daemon-uid: %" PRIu64 " is no uid", ctl->daemon_uid);
+    options.daemon_uid = (uint32_t)ctl->daemon_uid;
     options.timeout_ns = timeout_ns;
     return rdt_connect(&options, &ctl->rdt, err);
 }

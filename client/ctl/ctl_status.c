@@ -20,27 +20,31 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     ctl_line("socket     %s", s->socket);
     ctl_line("clients    %" PRIu32, s->clients);
     ctl_line("objects    %" PRIu64, s->objects);
-    ctl_line("memory     %s of %s in %" PRIu64 " region%s", ctl_human_bytes(s->memory_bytes, a),
-             ctl_human_bytes(s->memory_limit_bytes, b), s->regions, s->regions == 1 ? "" : "s");
+    ctl_line("memory     %s of %s in %" PRIu64 " region%s%s", ctl_human_bytes(s->memory_bytes, a),
+             ctl_human_bytes(s->memory_limit_bytes, b), s->regions, s->regions == 1 ? "" : "s",
+             s->memory_bytes > s->memory_limit_bytes ? "; nobody gets new memory until it is below memory_limit" : "");
     ctl_line("free pool  %s shared (reused %" PRIu64 " of %" PRIu64 " times), %s per client (reused %" PRIu64 " times)",
              ctl_human_bytes(s->pool_bytes, a), s->pool_hits, s->pool_hits + s->pool_misses,
              ctl_human_bytes(s->cached_bytes, b), s->cache_hits);
     if (s->orphaned_bytes)
         ctl_line("orphaned   %s of freed memory that a client still keeps open or mapped",
                  ctl_human_bytes(s->orphaned_bytes, a));
+    if (s->freeing_bytes)
+        ctl_line("freeing    %s of memory that is going back to the system", ctl_human_bytes(s->freeing_bytes, a));
     if (s->keeper_up || s->kept_objects || s->kept_sessions)
         ctl_line("keeper     %s: %" PRIu64 " objects (%s of memory), %" PRIu64 " names and %" PRIu64
                  " sessions would survive a restart; %" PRIu64 " objects were restored at the start, %" PRIu64
-                 " are not kept or were lost",
+                 " objects or names are not kept or were lost",
                  s->keeper_up ? "up" : "DOWN", s->kept_objects, ctl_human_bytes(s->kept_bytes, a), s->kept_names,
                  s->kept_sessions, s->restored_objects, s->unkept_objects);
     else
         ctl_line("keeper     none: sessions, and objects that are not stored, end with the daemon (see rdtd-keeper(8))");
     if (*s->storage_dir)
         ctl_line("storage    %" PRIu64 " objects (%s) and %" PRIu64 " names in %s; %" PRIu64
-                 " objects were restored at the start, %" PRIu64 " could not be stored, %" PRIu64 " bad files",
+                 " objects were restored at the start, %" PRIu64 " could not be stored, %" PRIu64 " bad files, %" PRIu64
+                 " damaged ones (%s set aside)",
                  s->stored_objects, ctl_human_bytes(s->stored_bytes, a), s->stored_names, s->storage_dir, s->storage_restored,
-                 s->stores_failed, s->storage_bad_files);
+                 s->stores_failed, s->storage_bad_files, s->storage_damaged, ctl_human_bytes(s->storage_damaged_bytes, b));
     if (s->restored_sessions)
         ctl_line("sessions   %" PRIu64 " were restored at the start: %" PRIu64 " clients have come back, %" PRIu64
                  " are awaited",
@@ -53,12 +57,16 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
              " by a slower transport than usual",
              s->fetches_joined, s->fetches_from_replicas, s->fell_back);
     ctl_line("busy polls %" PRIu64 ", of which %" PRIu64 " found no message", s->busy_polls, s->busy_polls_missed);
-    ctl_line("replicas   %" PRIu64 " of other nodes' snapshots (%s)", s->replicas, ctl_human_bytes(s->replica_bytes, a));
+    ctl_line("replicas   %" PRIu64 " of other nodes' snapshots (%s); %" PRIu64 " arrived whole, %" PRIu64 " with wrong bytes",
+             s->replicas, ctl_human_bytes(s->replica_bytes, a), s->replicas_checked, s->replicas_damaged);
     ctl_line("fan-out    %" PRIu64 " pulls of readers sent to a replica, %" PRIu64 " of them more than once; %" PRIu64
              " reports of slow readers",
              s->redirected, s->redirected_again, s->slow_readers);
     ctl_line("bytes      %s in, %s out, %s within the node", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
              ctl_human_bytes(s->bytes_local, c));
+    if (s->log_lines_dropped)
+        ctl_line("log        %" PRIu64 " lines were dropped, because the daemon's standard error did not take them",
+                 s->log_lines_dropped);
     printf("backends  ");
     for (size_t i = 0; i < s->n_backends; i++)
         printf(" %s", ctl_plain(s->backends[i], text, sizeof text));

@@ -12,8 +12,6 @@
 #include "ctl_table.h"
 #include "rdt.pb-c.h"
 
-enum format { PERFETTO, CHROME, SVG };
-
 struct wanted {                /* which transfers */
     uint64_t transfer;         /* 0: all, or those of `ref` */
     const struct rdt_ref *ref; /* NULL: of all objects */
@@ -110,7 +108,7 @@ static enum rdt_status merge(char **files, int n, struct timeline *timeline, str
     return status;
 }
 
-static enum rdt_status save(struct timeline *timeline, enum format format, const char *path, struct rdt_error *err)
+static enum rdt_status save(struct timeline *timeline, const char *path, struct rdt_error *err)
 {
     FILE *out = fopen(path, "we");
     enum rdt_status status;
@@ -118,9 +116,7 @@ static enum rdt_status save(struct timeline *timeline, enum format format, const
     if (!out)
         return rdt_error_sys(err, errno, "cannot write %s", path);
     timeline_finish(timeline);
-    status = format == CHROME ? timeline_write_chrome(timeline, out, err)
-             : format == SVG  ? timeline_write_svg(timeline, out, err)
-                              : timeline_write_perfetto(timeline, out, err);
+    status = timeline_write(timeline, out, err);
     if ((ferror(out) | fclose(out)) && status == RDT_OK)
         status = rdt_error_sys(err, errno, "cannot write %s", path);
     return status;
@@ -151,15 +147,15 @@ static int parse_wanted(struct ctl *ctl, const char *text, struct wanted *wanted
 
 int ctl_trace(struct ctl *ctl, int argc, char **argv)
 {
-    const char *path = NULL;
+    const char *path = NULL, *format = "chrome";
     int64_t last_ns = 0;
-    int format = PERFETTO, n, code;
+    int n, code;
     bool merges = false;
     const struct ctl_option options[] = {
         {'o', "output", CTL_TEXT, "FILE", "the file to write", &path},
         {'l', "last", CTL_DURATION, "TIME", "only stages that began at most so long ago (all that are remembered)", &last_ns},
-        {'f', "format", CTL_CHOICE, "perfetto|chrome|svg", "of the file (perfetto)", &format},
-        {'m', "merge", CTL_FLAG, NULL, "merge files of several nodes in the format chrome", &merges},
+        {'f', "format", CTL_TEXT, "chrome", "Chrome's JSON, the only format", &format},
+        {'m', "merge", CTL_FLAG, NULL, "merge files of several nodes", &merges},
         {0},
     };
     struct timeline timeline = {0};
@@ -171,6 +167,8 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
     code = ctl_parse(ctl, options, argc, argv, 0, (int)TIMELINE_NODES, &operands, &n);
     if (code != CTL_GO)
         return code;
+    if (strcmp(format, "chrome") != 0)
+        return ctl_usage_error(ctl, "--format: the only format is chrome, which ui.perfetto.dev and chrome://tracing open");
     if (!path)
         return ctl_usage_error(ctl, "needs -o FILE");
     if (merges ? n < 2 : n > 1)
@@ -178,7 +176,7 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
     if (!merges && n == 1 && (code = parse_wanted(ctl, operands[0], &wanted, &ref)) != CTL_GO)
         return code;
     if ((merges ? merge(operands, n, &timeline, &err) : ask(ctl, last_ns < 0 ? 0 : last_ns, &wanted, &timeline, &err)) ||
-        save(&timeline, (enum format)format, path, &err))
+        save(&timeline, path, &err))
         code = ctl_fail(ctl, &err);
     else
         code = report(ctl, &timeline, path);

@@ -16,7 +16,7 @@ _rdtctl() {
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --socket) socket=(--socket "${COMP_WORDS[++i]}") ;;
-        --timeout) ((i++)) ;;
+        --timeout | --daemon-uid) ((i++)) ;;
         -*) ;;
         help) ;;
         *) [[ -n $command ]] || command=${COMP_WORDS[i]} ;;
@@ -71,8 +71,7 @@ _rdtctl() {
             ;;
         put)
             compopt -o filenames 2>/dev/null
-            mapfile -t COMPREPLY < <(compgen -d -- "$cur"
-                compgen -f -X '!*.safetensors' -- "$cur"; compgen -f -X '!*.npy' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -d -- "$cur"; compgen -f -X '!*.safetensors' -- "$cur")
             return
             ;;
         esac

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl: shows and changes what the daemon of this node holds and does, and puts and fetches files. This file finds the
  * subcommand and runs it. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_progress.h"
+#include "proto/std_fds.h"
 #include "proto/suggest.h"
 
 static struct ctl_command commands[] = {/* main gives them their names */
@@ -97,6 +99,8 @@ int main(int argc, char **argv)
     struct ctl ctl = {.started_ns = ctl_now_ns()};
     int code;
 
+    std_fds_open();
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file above a limit fails with an error that names the limit */
     name_commands();
     code = run(&ctl, argc, argv);
     rdt_close(ctl.rdt);

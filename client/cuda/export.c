@@ -25,6 +25,12 @@ static pthread_mutex_t own_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct own_handle own[OWN_MAX]; /* the latest ones; number n is at n % OWN_MAX */
 static unsigned n_own;
 
+void export_after_fork(void)
+{
+    own_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    n_own = 0;
+}
+
 static void remember_own(const CUipcMemHandle *handle, CUdeviceptr base)
 {
     bool there = false;

@@ -1,6 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. */
+#include <unistd.h>
+
 #include "client/cuda/gpu.h"
+
+enum rdt_status cuda_check(const rdt_cuda *cuda, struct rdt_error *err)
+{
+    if (!cuda)
+        return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    if (cuda->pid != getpid())
+        return rdt_error_set(err, RDT_FORKED,
+                             "GPU memory was opened by process %ld, and CUDA does not work in its forked child %ld: start "
+                             "processes that use a GPU with exec or spawn",
+                             (long)cuda->pid, (long)getpid());
+    return RDT_OK;
+}
 
 enum rdt_status gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered_p, struct rdt_error *err)
 {

@@ -26,9 +26,14 @@
 struct rdt_cuda {
     rdt *conn;
     struct cuda_driver *driver;
+    pid_t pid; /* that opened it */
 };
 
 /* ---- gpu.c: contexts and addresses ---- */
+
+/* Every public function calls this before it touches the driver or a lock: in a forked child the driver's state is not valid,
+ * and the library's threads and the holders of its locks do not exist. Errors: INVALID (NULL), FORKED. */
+enum rdt_status cuda_check(const rdt_cuda *cuda, struct rdt_error *err);
 
 /* The context that was current in the thread before a call of this library. */
 struct entered {
@@ -66,6 +71,8 @@ struct retained *retained_take(const void *addr);
  * whoever takes the struct frees it. */
 bool retained_claim(CUdeviceptr base, size_t bytes);
 
+void retained_after_fork(void); /* in the child: it has none */
+
 /* ---- streams.c: what follows the work in a stream ---- */
 
 struct streams { /* those of one connection that somebody waits for */
@@ -76,7 +83,8 @@ struct streams { /* those of one connection that somebody waits for */
 };
 
 void streams_init(struct streams *streams, rdt *conn, struct cuda_driver *driver);
-void streams_fini(struct streams *streams); /* waits until no stream copies into a buffer any more */
+void streams_fini(struct streams *streams);   /* waits until no stream copies into a buffer any more */
+void streams_forget(struct streams *streams); /* in a forked child, which does not have the thread */
 
 /* What the library does when the work in streams has finished. Created before the put that needs it, so that the put cannot
  * fail for lack of one afterwards. The streams' GPU is entered. */
@@ -86,9 +94,15 @@ enum rdt_status completion_create(struct streams *streams, unsigned n_streams, s
                                   struct rdt_error *err);
 void completion_destroy(struct completion *completion); /* NULL is fine */
 
-/* When all work that is in the stream now has finished: makes the object ready that was put as PENDING (ref NULL: there is
- * none), and deallocates the buffers that the stream copied into. Takes the completion always, the buffers on success only.
- * The stream's GPU is entered. */
+/* Lets the completion also wait for the default stream of the GPU that is entered now. */
+enum rdt_status completion_add_gpu(struct completion *completion, struct rdt_error *err);
+
+/* A stream that every GPU has one of: NULL, and the two numbers that cuda.h defines. */
+bool stream_is_default(CUstream stream);
+
+/* When all work that is in the stream now has finished, on every GPU that the completion waits for: makes the object ready that
+ * was put as PENDING (ref NULL: there is none), and deallocates the buffers that the stream copied into. Takes the completion
+ * always, the buffers on success only. The GPU of the first mark is entered. */
 enum rdt_status completion_enqueue(struct completion *take_completion, CUstream stream, const struct rdt_ref *ref,
                                    void **take_buffers, size_t n_buffers, struct rdt_error *err);
 
@@ -113,10 +127,12 @@ void exported_free(struct exported *exported);
 /* Returns where the memory of a handle lies that this process itself has exported, because the driver opens no handle in the
  * process that it is of. 0: it has not, or the memory is gone. */
 CUdeviceptr export_find_own(struct cuda_driver *driver, const void *handle);
+void export_after_fork(void); /* in the child: it has exported nothing */
 
 /* ---- map.c: memory of other processes, mapped here ---- */
 
 extern const struct rdt_mapper cuda_mapper;
+void map_after_fork(void); /* in the child: nothing is mapped */
 
 /* ---- offers.c: memory that the daemon knows while puts are under way ---- */
 
@@ -196,6 +212,7 @@ enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t byte
 
 /* Called before the handle goes. Returns when no allocation uses it any more. */
 void pool_forget(const rdt_cuda *cuda);
+void pool_after_fork(void); /* in the child: it is empty, and no connection serves it */
 
 /* ---- open.c ---- */
 
@@ -229,7 +246,8 @@ void rooms_fini(struct rooms *rooms); /* deallocates the buffers */
 enum rdt_status rooms_copy(struct rooms *rooms, struct rdt_tensor *tensors, const CUstream *stream, int64_t deadline_ns,
                            struct rdt_error *err);
 
-/* The put has failed: the buffers are deallocated when the stream has come to what is queued now. Its GPU is entered. */
+/* The put has failed: the buffers are deallocated when the stream has come to what is queued now; a default stream has one on
+ * the GPU of each buffer. The stream's GPU is entered. */
 void rooms_abandon(struct rooms *rooms, CUstream stream);
 
 /* A completion has taken the array of buffers. */

@@ -2,10 +2,12 @@
 /* See gpu.h. librdt calls these functions under its lock, so they wait for no stream. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/cuda/gpu.h"
 
 struct mapped { /* with neither a range nor an opened handle: memory of this process */
+    pid_t pid;  /* of the process that has it; none of a child's, which has no context */
     struct cuda_gpu *gpu;
     struct cuda_range range;    /* VMM chunks */
     struct cuda_opened *opened; /* a legacy handle */
@@ -18,6 +20,11 @@ static struct cuda_handles handles;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void init(void)
+{
+    cuda_handles_init(&handles);
+}
+
+void map_after_fork(void)
 {
     cuda_handles_init(&handles);
 }
@@ -83,6 +90,7 @@ static enum rdt_status map(void *arg, const struct rdt_shared *shared, void **ad
     mapped = calloc(1, sizeof *mapped + shared->n_fds * sizeof *mapped->chunk_bytes);
     if (!mapped)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to map GPU memory");
+    mapped->pid = getpid();
     status = cuda_gpu_find(driver, shared->device, &mapped->gpu, err);
     if (status == RDT_OK)
         status = gpu_enter(driver, mapped->gpu, &entered, err);
@@ -104,9 +112,12 @@ static enum rdt_status map(void *arg, const struct rdt_shared *shared, void **ad
 static void unmap(void *arg, void *addr, void *mapping)
 {
     struct cuda_driver *driver;
+    struct mapped *mapped = mapping;
 
-    if (cuda_driver_open(&driver, NULL) == RDT_OK)
-        unmap_here(driver, mapping);
+    if (mapped->pid != getpid())
+        free(mapped);
+    else if (cuda_driver_open(&driver, NULL) == RDT_OK)
+        unmap_here(driver, mapped);
 }
 
 const struct rdt_mapper cuda_mapper = {.struct_size = sizeof cuda_mapper, .memory = "cuda", .map = map, .unmap = unmap};

@@ -18,8 +18,9 @@ enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t byte
 
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err)
 {
-    return cuda ? gpu_memory_alloc(cuda, device, bytes, 0, false, addr_p, err)
-                : rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    enum rdt_status status = cuda_check(cuda, err);
+
+    return status == RDT_OK ? gpu_memory_alloc(cuda, device, bytes, 0, false, addr_p, err) : status;
 }
 
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
@@ -29,7 +30,10 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     enum rdt_cuda_how how;
     struct entered entered;
     size_t all;
-    enum rdt_status status = cuda ? gpu_find(cuda->driver, addr, &gpu, err) : RDT_OK;
+    enum rdt_status status = cuda_check(cuda, err);
+
+    if (status == RDT_OK)
+        status = gpu_find(cuda->driver, addr, &gpu, err);
 
     if (status != RDT_OK)
         return status;
@@ -54,8 +58,8 @@ enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, si
     CUresult result;
     enum rdt_status status = buffers ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to deliver a tensor");
 
-    if (status == RDT_OK && !cuda)
-        status = rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    if (status == RDT_OK)
+        status = cuda_check(cuda, err);
     if (status == RDT_OK)
         status = gpu_find(cuda->driver, to, &gpu, err);
     if (status == RDT_OK && !gpu)

@@ -4,8 +4,10 @@
 
 static enum rdt_status by_ordinal(rdt_cuda *cuda, int ordinal, struct cuda_gpu **gpu_p, struct rdt_error *err)
 {
-    if (!cuda)
-        return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    enum rdt_status status = cuda_check(cuda, err);
+
+    if (status != RDT_OK)
+        return status;
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
         if (cuda->driver->gpu[i].device == ordinal) {
             *gpu_p = &cuda->driver->gpu[i];
@@ -40,11 +42,10 @@ enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_
 enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p, struct rdt_error *err)
 {
     struct cuda_gpu *gpu;
-    enum rdt_status status;
+    enum rdt_status status = cuda_check(cuda, err);
 
-    if (!cuda)
-        return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
-    status = gpu_find(cuda->driver, addr, &gpu, err);
+    if (status == RDT_OK)
+        status = gpu_find(cuda->driver, addr, &gpu, err);
     if (status == RDT_OK)
         *ordinal_p = gpu ? gpu->device : -1;
     return status;
@@ -55,8 +56,10 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
     struct cuda_gpu *gpu = NULL;
     struct entered entered;
     CUresult result;
-    enum rdt_status status = cuda ? gpu_find(cuda->driver, from, &gpu, err) : RDT_OK;
+    enum rdt_status status = cuda_check(cuda, err);
 
+    if (status == RDT_OK)
+        status = gpu_find(cuda->driver, from, &gpu, err);
     if (status == RDT_OK)
         status = gpu ? gpu_enter(cuda->driver, gpu, &entered, err)
                      : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See rdt_cuda.h. */
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "client/cuda/gpu.h"
 
@@ -17,8 +18,24 @@ static enum rdt_status register_mapper(rdt *conn, const struct cuda_driver *driv
     return rdt_map_by(conn, &mapper, err);
 }
 
+/* The state of the process, as opposed to that of its handles. */
+static void after_fork(void)
+{
+    cuda_driver_after_fork();
+    export_after_fork();
+    pool_after_fork();
+    retained_after_fork();
+    map_after_fork();
+}
+
+static void register_after_fork(void)
+{
+    (void)pthread_atfork(NULL, NULL, after_fork);
+}
+
 enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct cuda_driver *driver;
     struct handle *handle;
     enum rdt_status status =
@@ -26,10 +43,11 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
 
     if (status != RDT_OK)
         return status;
+    (void)pthread_once(&once, register_after_fork);
     handle = calloc(1, sizeof *handle);
     if (!handle)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to open GPU memory");
-    handle->cuda = (struct rdt_cuda){conn, driver};
+    handle->cuda = (struct rdt_cuda){conn, driver, getpid()};
     status = register_mapper(conn, driver, err);
     if (status != RDT_OK) {
         free(handle);
@@ -47,8 +65,12 @@ void rdt_cuda_close(rdt_cuda *cuda)
 
     if (!handle)
         return;
-    pool_forget(cuda);
-    streams_fini(&handle->streams);
-    offers_fini(&handle->offers);
+    if (cuda->pid == getpid()) {
+        pool_forget(cuda);
+        streams_fini(&handle->streams);
+        offers_fini(&handle->offers);
+    } else {
+        streams_forget(&handle->streams);
+    }
     free(handle);
 }

@@ -26,6 +26,17 @@ static unsigned calls;       /* that use a connection now; pool_forget waits for
 static struct block *blocks; /* of connections that are open */
 static struct rdt_cuda_pool_info info;
 
+/* The parent's other threads may have held the mutex. Its blocks are addresses of a GPU, which mean nothing here. */
+void pool_after_fork(void)
+{
+    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    current = NULL;
+    calls = 0;
+    blocks = NULL;
+    info = (struct rdt_cuda_pool_info){0};
+}
+
 void rdt_cuda_pool_use(rdt_cuda *cuda)
 {
     (void)pthread_mutex_lock(&mutex);

@@ -22,8 +22,9 @@ struct put_call {
     const struct rdt_cuda_put_options *options;
     int64_t deadline_ns;
     size_t count;
-    struct rdt_tensor *tensors; /* [count] a copy; data of a copied tensor points to the copy */
-    struct cuda_gpu *gpu;       /* of the first tensor that is on one; NULL: none is */
+    struct rdt_tensor *tensors;           /* [count] a copy; data of a copied tensor points to the copy */
+    struct cuda_gpu *gpus[CUDA_MAX_GPUS]; /* [n_gpus] that tensors are on */
+    unsigned n_gpus;
     struct places places;
     struct place *at;             /* [count] */
     struct address_range *chunks; /* [count] of tensors on GPUs: the allocations that hold them */
@@ -112,6 +113,14 @@ static enum rdt_status take_on_gpu(struct put_call *call, struct cuda_gpu *gpu, 
     return status;
 }
 
+static void add_gpu(struct put_call *call, struct cuda_gpu *gpu)
+{
+    for (unsigned i = 0; i < call->n_gpus; i++)
+        if (call->gpus[i] == gpu)
+            return;
+    call->gpus[call->n_gpus++] = gpu;
+}
+
 /* Host memory that the daemon knows needs no GPU; of all other memory the driver is asked. */
 static enum rdt_status find_place(struct put_call *call, size_t i, struct rdt_error *err)
 {
@@ -130,8 +139,8 @@ static enum rdt_status find_place(struct put_call *call, size_t i, struct rdt_er
     status = places_find(&call->places, place->extent, &place->gpu, &call->chunks[i], err);
     if (status != RDT_OK)
         rdt_error_prefix(err, "tensor %zu", i);
-    if (place->gpu && !call->gpu)
-        call->gpu = place->gpu;
+    if (place->gpu)
+        add_gpu(call, place->gpu);
     return status;
 }
 
@@ -186,6 +195,26 @@ static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err
 
 /* ---- put ---- */
 
+/* Each GPU has default streams of its own, and the producer's work on all of them must have ended. A stream that was made
+ * belongs to one GPU, and work on others that it does not follow is the caller's to order. */
+static enum rdt_status wait_for_all_gpus(struct put_call *call, struct completion *completion, struct rdt_error *err)
+{
+    struct cuda_driver *driver = call->handle->cuda.driver;
+    enum rdt_status status = RDT_OK;
+
+    if (!stream_is_default(call->options->stream))
+        return RDT_OK;
+    for (unsigned i = 1; status == RDT_OK && i < call->n_gpus; i++) {
+        struct entered entered;
+        status = gpu_enter(driver, call->gpus[i], &entered, err);
+        if (status != RDT_OK)
+            break;
+        status = completion_add_gpu(completion, err);
+        gpu_leave(driver, &entered);
+    }
+    return status;
+}
+
 /* Puts an object that becomes ready when the stream has come to it. On an error the buffers are still the call's. */
 static enum rdt_status put_pending(struct put_call *call, struct rdt_put_options *options, struct rdt_ref *ref_p,
                                    struct rdt_error *err)
@@ -198,7 +227,9 @@ static enum rdt_status put_pending(struct put_call *call, struct rdt_put_options
     if (status != RDT_OK)
         return status;
     options->flags |= RDT_PUT_PENDING;
-    status = rdt_put(handle->cuda.conn, call->tensors, call->count, options, &ref, err);
+    status = wait_for_all_gpus(call, completion, err);
+    if (status == RDT_OK)
+        status = rdt_put(handle->cuda.conn, call->tensors, call->count, options, &ref, err);
     if (status != RDT_OK) {
         completion_destroy(completion);
         return status;
@@ -222,8 +253,8 @@ static enum rdt_status put_taken(struct put_call *call, enum rdt_status status, 
     struct entered entered;
     bool in_gpu = false;
 
-    if (call->gpu && call->options->has_stream && (status == RDT_OK || call->rooms.n_buffers > 0)) {
-        enum rdt_status why = gpu_enter(cuda->driver, call->gpu, &entered, status == RDT_OK ? err : NULL);
+    if (call->n_gpus > 0 && call->options->has_stream && (status == RDT_OK || call->rooms.n_buffers > 0)) {
+        enum rdt_status why = gpu_enter(cuda->driver, call->gpus[0], &entered, status == RDT_OK ? err : NULL);
         in_gpu = why == RDT_OK;
         if (status == RDT_OK)
             status = why;
@@ -248,8 +279,11 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     struct put_call call = {.handle = (struct handle *)cuda, .options = &options, .count = count};
     enum rdt_status status;
 
-    if (!cuda || !ref_p || (count > 0 && !tensors))
-        return rdt_error_set(err, RDT_INVALID, "cuda, tensors or ref_p is NULL");
+    status = cuda_check(cuda, err);
+    if (status == RDT_OK && (!ref_p || (count > 0 && !tensors)))
+        status = rdt_error_set(err, RDT_INVALID, "tensors or ref_p is NULL");
+    if (status != RDT_OK)
+        return status;
     if (given)
         memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
     if (options.has_stream && stream_is_captured(cuda->driver, options.stream))

@@ -35,7 +35,8 @@ enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err
 
 /* Closes the handle. Must be called before rdt_close, when no other call uses the handle. Waits until no stream copies
  * tensors of a put any more (RDT_CUDA_COPIED). An object whose stream has not yet reached the put will never be ready:
- * fetches that wait for it fail with OWNER_DIED when the session ends. cuda may be NULL. */
+ * fetches that wait for it fail with OWNER_DIED when the session ends. cuda may be NULL. In a forked child, where CUDA does not
+ * work, every other call on the handle returns FORKED, and this one frees the child's copy. */
 void rdt_cuda_close(rdt_cuda *cuda);
 
 /* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of this process or of the daemon.
@@ -58,7 +59,8 @@ struct rdt_cuda_put_options {
     const struct rdt_put_options *put; /* NULL: defaults */
     /* has_stream: the work that writes the GPU tensors is queued in `stream`; NULL is a stream, too. The put returns at once,
      * and the object becomes ready, and readable by others, when all work that was queued in the stream at the put has
-     * finished. Without has_stream the tensors have already been written. */
+     * finished. A default stream (NULL, legacy, per thread) means that of each GPU on which a tensor lies. Without has_stream
+     * the tensors have already been written. */
     bool has_stream;
     void *stream;
     enum rdt_cuda_how *how; /* NULL, or [count]: receives how each tensor was put */

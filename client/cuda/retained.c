@@ -14,6 +14,12 @@ void retained_add(struct retained *retained, void *addr)
     (void)pthread_mutex_unlock(&mutex);
 }
 
+void retained_after_fork(void)
+{
+    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    first = NULL;
+}
+
 struct retained *retained_take(const void *addr)
 {
     struct retained **at = &first, *retained;

@@ -37,10 +37,36 @@ static enum rdt_status hand_over(struct rooms *rooms, CUstream stream, void **ta
     return status == RDT_OK ? completion_enqueue(completion, stream, NULL, take_buffers, n_buffers, NULL) : status;
 }
 
+/* Hands one buffer over, or waits for the stream. */
+static void abandon_one(struct rooms *rooms, size_t i, CUstream stream)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    struct entered entered;
+    void **buffers;
+
+    if (!rooms->buffers[i] || gpu_enter(driver, rooms->gpus[i], &entered, NULL) != RDT_OK)
+        return;
+    buffers = malloc(sizeof *buffers);
+    if (buffers)
+        buffers[0] = rooms->buffers[i];
+    if (buffers && hand_over(rooms, stream, buffers, 1) == RDT_OK) {
+        rooms->buffers[i] = NULL;
+    } else {
+        free(buffers);
+        (void)driver->cuStreamSynchronize(stream);
+    }
+    gpu_leave(driver, &entered);
+}
+
 void rooms_abandon(struct rooms *rooms, CUstream stream)
 {
     if (rooms->n_buffers == 0)
         return;
+    if (stream_is_default(stream)) {
+        for (size_t i = 0; i < rooms->n_buffers; i++)
+            abandon_one(rooms, i, stream);
+        return;
+    }
     if (hand_over(rooms, stream, rooms->buffers, rooms->n_buffers) != RDT_OK) {
         (void)rooms->handle->cuda.driver->cuStreamSynchronize(stream);
         return;

@@ -13,6 +13,8 @@
 #define POLL_MIN_NS 20000
 #define POLL_MAX_NS 1000000
 
+#define MAX_MARKS (CUDA_MAX_GPUS > COMPLETION_MAX_STREAMS ? CUDA_MAX_GPUS : COMPLETION_MAX_STREAMS)
+
 struct mark { /* in one stream */
     CUcontext context;
     CUevent event;
@@ -23,7 +25,7 @@ struct completion {
     struct completion *next;
     struct rdt_ref ref;
     bool has_ref;
-    struct mark marks[COMPLETION_MAX_STREAMS];
+    struct mark marks[MAX_MARKS];
     unsigned n_marks;
     void **buffers; /* the stream copies into them, so they stay mapped until it has */
     size_t n_buffers;
@@ -229,7 +231,26 @@ void streams_fini(struct streams *streams)
     (void)pthread_mutex_destroy(&streams->mutex);
 }
 
+/* The mutexes and the condition stay as they are: the parent's threads may have held them, or slept there. */
+void streams_forget(struct streams *streams)
+{
+    free(streams->notifier);
+}
+
 /* ---- completions ---- */
+
+/* An event in the context that is current. */
+static CUresult add_mark(struct completion *completion)
+{
+    const struct cuda_driver *driver = completion->notifier->driver;
+    struct mark *mark = &completion->marks[completion->n_marks];
+    CUresult result = driver->cuCtxGetCurrent(&mark->context);
+
+    if (result == CUDA_SUCCESS)
+        result = driver->cuEventCreate(&mark->event, CU_EVENT_DISABLE_TIMING);
+    completion->n_marks += result == CUDA_SUCCESS;
+    return result;
+}
 
 enum rdt_status completion_create(struct streams *streams, unsigned n_streams, struct completion **completion_p,
                                   struct rdt_error *err)
@@ -239,13 +260,8 @@ enum rdt_status completion_create(struct streams *streams, unsigned n_streams, s
     enum rdt_status status = completion ? get_notifier(streams, &completion->notifier, err)
                                         : rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a stream");
 
-    while (status == RDT_OK && result == CUDA_SUCCESS && completion->n_marks < n_streams) {
-        struct mark *mark = &completion->marks[completion->n_marks];
-        result = streams->driver->cuCtxGetCurrent(&mark->context);
-        if (result == CUDA_SUCCESS)
-            result = streams->driver->cuEventCreate(&mark->event, CU_EVENT_DISABLE_TIMING);
-        completion->n_marks += result == CUDA_SUCCESS;
-    }
+    while (status == RDT_OK && result == CUDA_SUCCESS && completion->n_marks < n_streams)
+        result = add_mark(completion);
     if (result != CUDA_SUCCESS)
         status = cuda_failed(streams->driver, result, err, "creating an event to wait for a stream");
     if (status == RDT_OK)
@@ -255,6 +271,35 @@ enum rdt_status completion_create(struct streams *streams, unsigned n_streams, s
     else
         free(completion);
     return status;
+}
+
+enum rdt_status completion_add_gpu(struct completion *completion, struct rdt_error *err)
+{
+    CUresult result = completion->n_marks < MAX_MARKS ? add_mark(completion) : CUDA_ERROR_INVALID_VALUE;
+
+    return result == CUDA_SUCCESS
+               ? RDT_OK
+               : cuda_failed(completion->notifier->driver, result, err, "creating an event to wait for a stream");
+}
+
+bool stream_is_default(CUstream stream)
+{
+    return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+/* Records each event in the stream of its context, and ends in the first one. */
+static CUresult record_marks(const struct completion *completion, CUstream stream)
+{
+    const struct cuda_driver *driver = completion->notifier->driver;
+    CUresult result = CUDA_SUCCESS;
+
+    for (unsigned i = completion->n_marks; result == CUDA_SUCCESS && i-- > 0;) {
+        if (completion->n_marks > 1)
+            result = driver->cuCtxSetCurrent(completion->marks[i].context);
+        if (result == CUDA_SUCCESS)
+            result = driver->cuEventRecord(completion->marks[i].event, stream);
+    }
+    return result;
 }
 
 /* Hands the completion over to the notifier. */
@@ -273,7 +318,7 @@ enum rdt_status completion_enqueue(struct completion *take_completion, CUstream 
                                    void **take_buffers, size_t n_buffers, struct rdt_error *err)
 {
     struct cuda_driver *driver = take_completion->notifier->driver;
-    CUresult result = driver->cuEventRecord(take_completion->marks[0].event, stream);
+    CUresult result = record_marks(take_completion, stream);
 
     if (result != CUDA_SUCCESS) {
         completion_destroy(take_completion);
@@ -323,8 +368,10 @@ enum rdt_status rdt_cuda_after(rdt_cuda *cuda, int ordinal, void *const *streams
     struct entered entered;
     enum rdt_status status;
 
-    if (!cuda || !run_then || n > COMPLETION_MAX_STREAMS || (n > 0 && !streams))
-        return rdt_error_set(err, RDT_INVALID, "cuda, streams or the function is NULL, or there are more than %u streams",
+    if (cuda_check(cuda, err) != RDT_OK)
+        return cuda ? RDT_FORKED : RDT_INVALID;
+    if (!run_then || n > COMPLETION_MAX_STREAMS || (n > 0 && !streams))
+        return rdt_error_set(err, RDT_INVALID, "streams or the function is NULL, or there are more than %u streams",
                              COMPLETION_MAX_STREAMS);
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++)
         if (cuda->driver->gpu[i].device == ordinal)

@@ -8,26 +8,127 @@
 #include <getopt.h>
 #include <microhttpd.h>
 #include <netdb.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/rdt_info.h"
+#include "proto/container_of.h"
+#include "proto/std_fds.h"
+#include "proto/strangers.h"
 
 #define DEFAULT_LISTEN "127.0.0.1:9464"
-/* Connections beyond these are closed. Silent strangers need many to keep a scrape away, and are closed after a while. */
-#define CONNECTIONS_MAX 256u
-#define CONNECTIONS_OF_ADDRESS 64u
-#define IDLE_SECONDS 15u
+/* A new connection is always accepted. The oldest one of its address, or of the address with most, makes room for it, so slow
+ * strangers cannot keep a scrape away, which takes milliseconds. */
+#define CONNECTIONS_MAX 64u
+#define CONNECTIONS_OF_ADDRESS 16u
+#define CONNECTION_SECONDS 30u           /* from the connection to the end of the answer, which also ends the connection */
+#define REQUEST_BYTES ((size_t)16 << 10) /* the most bytes of a request's line and headers */
 #define STACK_BYTES ((size_t)256 << 10)
 #define INHERITED_FD 3 /* of systemd's socket activation */
 
 #define OPENMETRICS_TYPE "application/openmetrics-text; version=1.0.0; charset=utf-8"
 #define PROMETHEUS_TYPE "text/plain; version=0.0.4; charset=utf-8"
+
+/* ---- connections ---- */
+
+struct visit {
+    struct stranger stranger;
+    int fd;
+    time_t since_s;
+};
+
+static struct strangers visits; /* of struct visit.stranger; under the mutex */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static time_t now_s(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+/* Under the mutex. The connection's thread notices, and closes it. */
+static void end_visit(const struct stranger *stranger)
+{
+    (void)shutdown(container_of(stranger, struct visit, stranger)->fd, SHUT_RDWR);
+}
+
+static void begin_visit(struct MHD_Connection *connection, void **visit_p)
+{
+    const union MHD_ConnectionInfo *fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    const struct sockaddr *address = NULL;
+    const union MHD_ConnectionInfo *client = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    struct sockaddr_storage from = {0};
+    struct visit *visit = calloc(1, sizeof *visit);
+    struct stranger *goes;
+
+    *visit_p = visit;
+    if (!fd || !visit) {
+        if (fd)
+            (void)shutdown(fd->connect_fd, SHUT_RDWR);
+        return;
+    }
+    address = client ? client->client_addr : NULL;
+    if (address && address->sa_family == AF_INET)
+        memcpy(&from, address, sizeof(struct sockaddr_in));
+    else if (address && address->sa_family == AF_INET6)
+        memcpy(&from, address, sizeof(struct sockaddr_in6));
+    strangers_source(&from, visit->stranger.source);
+    visit->fd = fd->connect_fd;
+    visit->since_s = now_s();
+    (void)pthread_mutex_lock(&mutex);
+    if (visits.n == 0)
+        (void)alarm(CONNECTION_SECONDS);
+    goes = strangers_admit(&visits, &visit->stranger, false);
+    if (goes)
+        end_visit(goes);
+    (void)pthread_mutex_unlock(&mutex);
+}
+
+static void on_connection(void *arg, struct MHD_Connection *connection, void **visit_p,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct visit *visit = *visit_p;
+
+    (void)arg;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        begin_visit(connection, visit_p);
+    } else if (visit) {
+        (void)pthread_mutex_lock(&mutex);
+        strangers_remove(&visits, &visit->stranger);
+        (void)pthread_mutex_unlock(&mutex);
+        free(visit);
+    }
+}
+
+/* Ends the connections whose time is over, and sets the alarm for the next one. */
+static void end_late_visits(void)
+{
+    time_t now = now_s();
+
+    (void)pthread_mutex_lock(&mutex);
+    while (visits.n > 0) {
+        struct stranger *oldest = visits.list.next;
+        time_t until = container_of(oldest, struct visit, stranger)->since_s + CONNECTION_SECONDS;
+        if (until > now) {
+            (void)alarm((unsigned)(until - now));
+            break;
+        }
+        end_visit(oldest);
+        strangers_remove(&visits, oldest);
+    }
+    (void)pthread_mutex_unlock(&mutex);
+}
+
+/* ---- requests ---- */
 
 static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type, const char *text)
 {
@@ -38,6 +139,7 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
     if (!response)
         return MHD_NO;
     (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     result = MHD_queue_response(connection, status, response);
     MHD_destroy_response(response);
     return result;
@@ -185,8 +287,10 @@ int main(int argc, char **argv)
     struct MHD_Daemon *server;
     sigset_t ends;
     bool inherited;
-    int option, fd, signal_number;
+    int option, fd, signal_number = 0;
 
+    std_fds_open();
+    (void)signal(SIGXFSZ, SIG_IGN);
     while ((option = getopt_long(argc, argv, "hV", options, NULL)) != -1) {
         switch (option) {
         case 'l':
@@ -212,6 +316,7 @@ int main(int argc, char **argv)
     (void)sigemptyset(&ends);
     (void)sigaddset(&ends, SIGINT);
     (void)sigaddset(&ends, SIGTERM);
+    (void)sigaddset(&ends, SIGALRM);
     (void)signal(SIGPIPE, SIG_IGN);
     (void)pthread_sigmask(SIG_BLOCK, &ends, NULL); /* before there are threads */
     fd = inherited_listener();
@@ -220,16 +325,18 @@ int main(int argc, char **argv)
         fd = open_listener(where);
     if (fd < 0)
         return 2;
+    strangers_init(&visits, CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS);
     server = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, 0, NULL, NULL,
                               on_request, (void *)(uintptr_t)socket_path, MHD_OPTION_LISTEN_SOCKET, fd,
-                              MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-                              CONNECTIONS_OF_ADDRESS, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE,
-                              STACK_BYTES, MHD_OPTION_END);
+                              MHD_OPTION_NOTIFY_CONNECTION, on_connection, NULL, MHD_OPTION_CONNECTION_LIMIT,
+                              4 * CONNECTIONS_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT, REQUEST_BYTES,
+                              MHD_OPTION_THREAD_STACK_SIZE, STACK_BYTES, MHD_OPTION_END);
     if (!server) {
         fprintf(stderr, "rdtd-exporter: cannot start the HTTP server\n");
         return 1;
     }
-    (void)sigwait(&ends, &signal_number);
+    while (sigwait(&ends, &signal_number) == 0 && signal_number == SIGALRM)
+        end_late_visits();
     MHD_stop_daemon(server);
     if (!inherited && strncmp(where, "unix:", 5) == 0)
         (void)unlink(where + 5);

@@ -62,7 +62,7 @@ void alloc_release(rdt *conn, struct mapping *take_mapping)
     release->pending.id = id;
     release->pending.ops = &release_ops;
     release->mapping = take_mapping;
-    pending_add(&conn->pending, &release->pending);
+    pending_add(&conn->calls.pending, &release->pending);
 }
 
 void alloc_on_region_gone(rdt *conn, struct frame *frame)
@@ -101,7 +101,7 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
     connection_lock(conn);
     if (fd < 0)
         mapping = memory_take_cached(&conn->memory, reply->region, reply->generation, MAPPING_ALLOCATED);
-    if (fd < 0 && !mapping && (conn->state != CONNECTION_UP || conn->n_sockets != n_sockets))
+    if (fd < 0 && !mapping && (conn->state != CONNECTION_UP || conn->socket.n != n_sockets))
         status = RDT_AGAIN;
     else if ((fd < 0 && !mapping) || reply->bytes < bytes || reply->bytes > SIZE_MAX)
         status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes with %llu bytes and %s", bytes,
@@ -131,7 +131,7 @@ static enum rdt_status try_alloc(rdt *conn, size_t bytes, int64_t room_ns, int64
     int fd;
 
     connection_lock(conn);
-    n_sockets = conn->n_sockets;
+    n_sockets = conn->socket.n;
     connection_unlock(conn);
     request.bytes = bytes;
     request.timeout_ns = room_ns;

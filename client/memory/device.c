@@ -151,19 +151,19 @@ static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *num
     enum rdt_status status = RDT_OK;
 
     connection_lock(conn);
-    while (conn->importing && !connection_has_ended(conn) && status == RDT_OK)
+    while (conn->imports.under_way && !connection_has_ended(conn) && status == RDT_OK)
         status = connection_step(conn, deadline_ns);
     if (connection_has_ended(conn))
         status = connection_lost_error(conn, err);
-    else if (conn->importing)
+    else if (conn->imports.under_way)
         status = rdt_error_set(err, RDT_TIMED_OUT, "another import of more than %u chunks did not end before the deadline",
                                RDT_MAX_FRAME_FDS);
     else
         status = RDT_OK;
     if (status == RDT_OK) {
-        conn->importing = true;
-        *number_p = ++conn->n_imports;
-        *n_sockets_p = conn->n_sockets;
+        conn->imports.under_way = true;
+        *number_p = ++conn->imports.n;
+        *n_sockets_p = conn->socket.n;
     }
     connection_unlock(conn);
     return status;
@@ -175,8 +175,8 @@ static bool end_parts(rdt *conn, uint64_t n_sockets)
     bool moved;
 
     connection_lock(conn);
-    moved = conn->n_sockets != n_sockets && !connection_has_ended(conn);
-    conn->importing = false;
+    moved = conn->socket.n != n_sockets && !connection_has_ended(conn);
+    conn->imports.under_way = false;
     connection_notify(conn);
     connection_unlock(conn);
     return moved;

@@ -47,7 +47,7 @@ static struct loan *read_and_take_idle(rdt *conn, uint64_t bytes)
     connection_lock(conn);
     /* A REGION_BACK may lie in the socket, unread. Reading it first finds regions that have come back, and avoids copying
      * into a region that the daemon has dropped: that copy would be in vain, and nobody would account for its pages. */
-    if (!conn->polling && !(list_empty(&conn->loans_idle) && list_empty(&conn->loans_active)))
+    if (!conn->waiters.polling && !(list_empty(&conn->loans_idle) && list_empty(&conn->loans_active)))
         connection_poll(conn);
     loan = take_idle(conn, bytes);
     connection_unlock(conn);

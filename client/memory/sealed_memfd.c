@@ -9,6 +9,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "proto/std_fds.h"
+
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* since Linux 6.3 */
 #endif
@@ -28,7 +30,7 @@ static int create(void)
 
     if (fd < 0 && errno == EINVAL)
         fd = memfd_create("rdt", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    return fd;
+    return std_fds_avoid(fd);
 }
 
 static bool flush(struct writing *writing)

@@ -45,6 +45,14 @@ static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *obj
     return status;
 }
 
+bool rdt_object_is_manifest(const rdt_object *object)
+{
+    size_t bytes;
+    const void *metadata = rdt_object_metadata(object, &bytes);
+
+    return rdt_object_count(object) == 0 && manifest_has_magic(metadata, bytes);
+}
+
 /* The rest of a time-out, in the form of rdt.h. */
 static int64_t left_ns(int64_t deadline_ns)
 {
@@ -63,7 +71,7 @@ enum rdt_status rdt_manifest_fetch(rdt *conn, const struct rdt_ref *name, int64_
     struct rdt_ref ref;
     enum rdt_status status = manifest ? RDT_OK : no_memory(err);
 
-    if (status == RDT_OK && (!name || !name->is_name))
+    if (status == RDT_OK && !name)
         status = rdt_error_set(err, RDT_INVALID, "a manifest is read by a name: make its ref with rdt_ref_from_name");
     if (status != RDT_OK) {
         free(manifest);

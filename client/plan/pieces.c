@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/plan/pieces.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,9 +9,12 @@
 #include "proto/cover.h"
 #include "proto/grow.h"
 
+#define SHAPE_TEXT_BYTES 120u
+
 struct group { /* the sources of one key */
     const struct source *first;
     size_t n;
+    bool wanted;
 };
 
 static int by_key(const void *a, const void *b)
@@ -37,7 +41,7 @@ static struct group *list_groups(const struct source *sources, size_t n_sources,
             return NULL;
         }
         groups = grown;
-        groups[n++] = (struct group){&sources[i], 1};
+        groups[n++] = (struct group){&sources[i], 1, false};
     }
     if (n > 0)
         qsort(groups, n, sizeof *groups, by_key);
@@ -57,7 +61,7 @@ static int by_part(const void *a, const void *b)
 }
 
 /* NULL: no source has the key. */
-static const struct group *find(const struct group *groups, size_t n, const char *key)
+static struct group *find(struct group *groups, size_t n, const char *key)
 {
     size_t low = 0, high = n;
 
@@ -72,17 +76,50 @@ static const struct group *find(const struct group *groups, size_t n, const char
     return low < n && strcmp(groups[low].first->key, key) == 0 ? &groups[low] : NULL;
 }
 
+static void shape_text(uint32_t ndim, const uint64_t *shape, char text_p[SHAPE_TEXT_BYTES])
+{
+    size_t at = 1;
+
+    text_p[0] = '[';
+    for (uint32_t d = 0; d < ndim && at < SHAPE_TEXT_BYTES - 24; d++)
+        at += (size_t)snprintf(text_p + at, SHAPE_TEXT_BYTES - at, "%s%llu", d ? ", " : "", (unsigned long long)shape[d]);
+    (void)snprintf(text_p + at, SHAPE_TEXT_BYTES - at, "]");
+}
+
+/* Whether the tensor is the one that the want is a box of. */
+static enum rdt_status check_shape(const struct wanted *want, const struct source *source, struct rdt_error *err)
+{
+    char published[SHAPE_TEXT_BYTES], wanted[SHAPE_TEXT_BYTES];
+    bool same = want->ndim == source->ndim;
+
+    if (!want->global_shape)
+        return same ? RDT_OK
+                    : rdt_error_set(err, RDT_MISMATCH, "tensor \"%s\" has %u dimensions, but %u are wanted", want->key,
+                                    source->ndim, want->ndim);
+    for (uint32_t d = 0; same && d < want->ndim; d++)
+        same = want->global_shape[d] == source->global_shape[d] || (int64_t)d == want->padded;
+    if (same)
+        return RDT_OK;
+    shape_text(source->ndim, source->global_shape, published);
+    shape_text(want->ndim, want->global_shape, wanted);
+    return rdt_error_set(
+        err, RDT_MISMATCH,
+        "tensor \"%s\" has the shape %s, but the reader wants a tensor of the shape %s: the reader has another "
+        "model, or must say which box of the tensor it wants",
+        want->key, published, wanted);
+}
+
 static enum rdt_status check_want(const struct wanted *want, const struct source *source, struct rdt_error *err)
 {
-    enum rdt_status status = cast_check(source->dtype, want->dtype, err);
+    enum rdt_status status = check_shape(want, source, err);
 
+    if (status != RDT_OK)
+        return status;
+    status = cast_check(source->dtype, want->dtype, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "tensor \"%s\"", want->key);
         return status;
     }
-    if (want->ndim != source->ndim)
-        return rdt_error_set(err, RDT_MISMATCH, "tensor \"%s\" has %u dimensions, but %u are wanted", want->key, source->ndim,
-                             want->ndim);
     for (uint32_t d = 0; d < want->ndim; d++)
         if (want->start[d] > source->global_shape[d] || want->count[d] > source->global_shape[d] - want->start[d])
             return rdt_error_set(err, RDT_MISMATCH,
@@ -159,16 +196,37 @@ static enum rdt_status check_whole(const struct pieces *pieces, size_t first, co
     return status;
 }
 
-static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const struct wanted *want, const struct source *sources,
-                                 const struct group *group, struct rdt_error *err)
+/* Shortens the box of a padded tensor to what the published tensor has of it. dims: [2 * ndim], for the new box. */
+static void clip(struct wanted *want, const struct source *source, uint64_t *dims)
 {
-    uint64_t start[PIECES_MAX_NDIM], count[PIECES_MAX_NDIM], left = box_elems(want->ndim, want->count), elems;
+    uint64_t end;
+
+    if (!want->global_shape || want->padded < 0 || want->ndim != source->ndim)
+        return;
+    memcpy(dims, want->start, want->ndim * sizeof *dims);
+    memcpy(dims + want->ndim, want->count, want->ndim * sizeof *dims);
+    end = source->global_shape[want->padded];
+    if (dims[want->padded] > end)
+        dims[want->padded] = end;
+    if (dims[want->ndim + (uint32_t)want->padded] > end - dims[want->padded])
+        dims[want->ndim + (uint32_t)want->padded] = end - dims[want->padded];
+    want->start = dims;
+    want->count = dims + want->ndim;
+}
+
+static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const struct wanted *given,
+                                 const struct source *sources, const struct group *group, struct rdt_error *err)
+{
+    uint64_t start[PIECES_MAX_NDIM], count[PIECES_MAX_NDIM], clipped[2 * PIECES_MAX_NDIM], left, elems;
+    struct wanted box = *given, *want = &box;
     size_t first = pieces->n;
     enum rdt_status status = RDT_OK;
 
     if (!group)
         return rdt_error_set(err, RDT_NOT_FOUND, "the version has no tensor \"%s\": rdtctl shards lists what it has",
                              want->key);
+    clip(want, group->first, clipped);
+    left = box_elems(want->ndim, want->count);
     for (size_t i = 0; status == RDT_OK && i < group->n; i++) {
         const struct source *source = group->first + i;
 
@@ -185,8 +243,27 @@ static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const st
     return status == RDT_OK ? check_whole(pieces, first, want, err) : status;
 }
 
+static enum rdt_status check_all_wanted(const struct group *groups, size_t n, struct rdt_error *err)
+{
+    const struct group *first = NULL;
+    size_t left = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (groups[i].wanted)
+            continue;
+        first = first ? first : &groups[i];
+        left++;
+    }
+    if (!first)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_MISMATCH,
+                         "the version has the tensor \"%s\"%s, which the reader does not have: a reader of a part of the "
+                         "model must not be strict",
+                         first->first->key, left > 1 ? " and others" : "");
+}
+
 enum rdt_status pieces_plan(const struct source *sources, size_t n_sources, const struct wanted *wants, size_t n_wants,
-                            struct pieces *pieces_p, struct rdt_error *err)
+                            bool strict, struct pieces *pieces_p, struct rdt_error *err)
 {
     size_t n_groups = 0;
     struct group *groups = list_groups(sources, n_sources, &n_groups);
@@ -195,8 +272,15 @@ enum rdt_status pieces_plan(const struct source *sources, size_t n_sources, cons
 
     if (!groups)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a plan of %zu tensors", n_sources);
-    for (size_t i = 0; i < n_wants && status == RDT_OK; i++)
-        status = plan_want(&pieces, (uint32_t)i, &wants[i], sources, find(groups, n_groups, wants[i].key), err);
+    for (size_t i = 0; i < n_wants && status == RDT_OK; i++) {
+        struct group *group = find(groups, n_groups, wants[i].key);
+
+        if (group)
+            group->wanted = true;
+        status = plan_want(&pieces, (uint32_t)i, &wants[i], sources, group, err);
+    }
+    if (status == RDT_OK && strict)
+        status = check_all_wanted(groups, n_groups, err);
     free(groups);
     if (status != RDT_OK) {
         pieces_fini(&pieces);

@@ -3,6 +3,7 @@
 #ifndef CLIENT_PIECES_H
 #define CLIENT_PIECES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,8 @@ struct wanted {
     enum rdt_dtype dtype;
     uint32_t ndim;
     const uint64_t *start, *count; /* [ndim], borrowed */
+    const uint64_t *global_shape;  /* [ndim], borrowed: of the tensor that the reader expects; NULL: of any */
+    int32_t padded;                /* the dimension in which the tensor may be longer or shorter than that; -1: none */
 };
 
 struct piece {
@@ -39,11 +42,12 @@ struct pieces {
 };
 
 /* Computes the pieces. The sources of one key lie one behind the other. They cover their tensors once, as the daemon has
- * checked; still every want is checked to be filled whole, once. Errors: NOT_FOUND (no such tensor), MISMATCH (dimensions, or
- * a box that ends outside), UNSUPPORTED (no such cast), INVALID (the sources overlap, or have holes), LIMIT (their boxes
+ * checked; still every want is checked to be filled whole, once, or of a padded tensor as far as the published one goes.
+ * strict: every tensor must be wanted. Errors: NOT_FOUND (no such tensor), MISMATCH (another shape, a box that ends outside, or
+ * a tensor that is not wanted), UNSUPPORTED (no such cast), INVALID (the sources overlap, or have holes), LIMIT (their boxes
  * interlock in too complicated a way), NO_MEMORY. Each names the tensor. */
 enum rdt_status pieces_plan(const struct source *sources, size_t n_sources, const struct wanted *wants, size_t n_wants,
-                            struct pieces *pieces_p, struct rdt_error *err);
+                            bool strict, struct pieces *pieces_p, struct rdt_error *err);
 void pieces_fini(struct pieces *pieces);
 
 #endif

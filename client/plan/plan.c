@@ -21,7 +21,7 @@ struct want {
     uint8_t *data;
     int64_t *strides; /* [ndim] */
     char *key;
-    uint64_t *dims; /* start and count */
+    uint64_t *dims; /* start, count and the larger tensor's shape */
 };
 
 /* One fetch: a whole part, or one slice of each of its tensors. */
@@ -56,6 +56,31 @@ static enum rdt_status no_memory(struct rdt_error *err)
 
 /* ---- wants ---- */
 
+/* Whether each stride, from the shortest one on, goes beyond what the shorter ones reach: then no two elements have one
+ * address. Views of memory that has each element once are like this. */
+static bool is_apart(const struct rdt_want *want)
+{
+    uint64_t reach = 0;
+
+    for (uint32_t done = 0, next;;) {
+        uint64_t shortest = 0, length;
+        next = RDT_MAX_NDIM;
+        for (uint32_t d = 0; d < want->ndim; d++) {
+            uint64_t stride = want->strides[d] < 0 ? 0 - (uint64_t)want->strides[d] : (uint64_t)want->strides[d];
+            if (want->count[d] > 1 && !(done >> d & 1) && (next == RDT_MAX_NDIM || stride < shortest)) {
+                next = d;
+                shortest = stride;
+            }
+        }
+        if (next == RDT_MAX_NDIM)
+            return true;
+        if (shortest <= reach || __builtin_mul_overflow(shortest, (uint64_t)want->count[next] - 1, &length) ||
+            __builtin_add_overflow(reach, length, &reach))
+            return false;
+        done |= UINT32_C(1) << next;
+    }
+}
+
 static enum rdt_status check_want(const struct rdt_want *want, size_t i, struct rdt_error *err)
 {
     uint64_t elems = 1;
@@ -77,8 +102,33 @@ static enum rdt_status check_want(const struct rdt_want *want, size_t i, struct 
             return rdt_error_set(err, RDT_INVALID, "want %zu (\"%s\") has too many elements", i, want->key);
         elems *= (uint64_t)want->count[d];
     }
+    if (want->strides && elems > 0 && !is_apart(want))
+        return rdt_error_set(err, RDT_INVALID,
+                             "want %zu (\"%s\") overlaps itself: by its strides several elements would be written to one "
+                             "address, as in a view by expand or as_strided",
+                             i, want->key);
     if (!want->data && elems > 0)
         return rdt_error_set(err, RDT_INVALID, "data of want %zu (\"%s\") is NULL", i, want->key);
+    return RDT_OK;
+}
+
+static enum rdt_status check_shape(const struct rdt_want *want, const struct rdt_plan_options *options, size_t i,
+                                   struct rdt_error *err)
+{
+    const int64_t *shape = options->global_shapes ? options->global_shapes[i] : NULL;
+    int32_t padded = options->padded ? options->padded[i] : -1;
+
+    for (uint32_t d = 0; shape && d < want->ndim; d++)
+        if (shape[d] < 0)
+            return rdt_error_set(err, RDT_INVALID, "the tensor of want %zu (\"%s\") has %lld elements in dimension %u", i,
+                                 want->key, (long long)shape[d], d);
+    if (padded < -1 || (padded >= 0 && (uint32_t)padded >= want->ndim))
+        return rdt_error_set(err, RDT_INVALID, "want %zu (\"%s\") is padded in dimension %d, but has %u dimensions", i,
+                             want->key, padded, want->ndim);
+    if (padded >= 0 && !shape && want->start)
+        return rdt_error_set(err, RDT_INVALID,
+                             "want %zu (\"%s\") is padded, so global_shapes must say the shape of the reader's own tensor", i,
+                             want->key);
     return RDT_OK;
 }
 
@@ -102,22 +152,31 @@ static enum rdt_status refuse_device(rdt *conn, const struct rdt_want *want, siz
         i, want->key, device);
 }
 
-static bool copy_want(struct want *to, const struct rdt_want *from)
+static bool copy_want(struct want *to, const struct rdt_want *from, const int64_t *global_shape, int32_t padded)
 {
     int64_t stride = 1;
 
+    if (!global_shape && !from->start)
+        global_shape = from->count;
     to->key = strdup(from->key);
-    to->dims = calloc(2 * (size_t)from->ndim + 1, sizeof *to->dims);
+    to->dims = calloc(3 * (size_t)from->ndim + 1, sizeof *to->dims);
     to->strides = calloc(from->ndim + 1u, sizeof *to->strides);
     if (!to->key || !to->dims || !to->strides)
         return false;
     for (uint32_t d = from->ndim; d-- > 0;) {
         to->dims[d] = from->start ? (uint64_t)from->start[d] : 0;
         to->dims[from->ndim + d] = (uint64_t)from->count[d];
+        to->dims[2 * from->ndim + d] = global_shape ? (uint64_t)global_shape[d] : 0;
         to->strides[d] = from->strides ? from->strides[d] : stride;
         stride *= from->count[d];
     }
-    to->box = (struct wanted){to->key, from->dtype, from->ndim, to->dims, to->dims + from->ndim};
+    to->box = (struct wanted){.key = to->key,
+                              .dtype = from->dtype,
+                              .ndim = from->ndim,
+                              .start = to->dims,
+                              .count = to->dims + from->ndim,
+                              .global_shape = global_shape || from->ndim == 0 ? to->dims + 2 * (size_t)from->ndim : NULL,
+                              .padded = padded};
     to->data = from->data;
     return true;
 }
@@ -131,14 +190,14 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
 
     if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
-    if (status == RDT_OK && (!name || !name->is_name))
+    if (status == RDT_OK && !name)
         status = rdt_error_set(err, RDT_INVALID, "a plan reads versions of a name: make its ref with rdt_ref_from_name");
     if (status == RDT_OK && ((unsigned)own.move > RDT_PLAN_SLICES || (count > 0 && !wants) || count > UINT32_MAX))
         status = rdt_error_set(err, RDT_INVALID, "move %d is unknown, or the wants are NULL", (int)own.move);
     if (status == RDT_OK)
         status = options_check_text(own.transport, RDT_MAX_NAME_BYTES, "transport", err);
     for (size_t i = 0; i < count && status == RDT_OK; i++)
-        if ((status = check_want(&wants[i], i, err)) == RDT_OK)
+        if ((status = check_want(&wants[i], i, err)) == RDT_OK && (status = check_shape(&wants[i], &own, i, err)) == RDT_OK)
             status = refuse_device(conn, &wants[i], i, err);
     if (status != RDT_OK)
         return status;
@@ -148,11 +207,14 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
     plan->conn = conn;
     plan->name = *name;
     plan->options = own;
+    plan->options.global_shapes = NULL; /* the wants have them */
+    plan->options.padded = NULL;
     if (own.transport)
         memcpy(plan->transport, own.transport, strlen(own.transport) + 1);
     plan->wants = calloc(count + 1, sizeof *plan->wants);
     for (size_t i = 0; i < count && plan->wants; i++, plan->n_wants++)
-        if (!copy_want(&plan->wants[i], &wants[i]))
+        if (!copy_want(&plan->wants[i], &wants[i], own.global_shapes ? own.global_shapes[i] : NULL,
+                       own.padded ? own.padded[i] : -1))
             break;
     if (!plan->wants || plan->n_wants < count) {
         plan->n_wants = plan->wants ? count : 0; /* frees the half-copied one, too */
@@ -301,7 +363,7 @@ static enum rdt_status make_plan(rdt_plan *plan, rdt_manifest *manifest, struct 
     for (size_t i = 0; i < plan->n_wants && status == RDT_OK; i++)
         wants[i] = plan->wants[i].box;
     if (status == RDT_OK)
-        status = pieces_plan(sources, n_sources, wants, plan->n_wants, &plan->pieces, err);
+        status = pieces_plan(sources, n_sources, wants, plan->n_wants, plan->options.strict, &plan->pieces, err);
     free(sources);
     free(wants);
     if (status != RDT_OK)
@@ -483,7 +545,7 @@ enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns,
 
     if (!plan)
         return rdt_error_set(err, RDT_INVALID, "plan is NULL");
-    plan->name.after = after;
+    plan->name.after = plan->name.is_name ? after : 0;
     status = rdt_manifest_fetch(plan->conn, &plan->name, timeout_ns, &manifest, err);
     if (status != RDT_OK)
         return status;
@@ -496,8 +558,10 @@ enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns,
     }
     if (status == RDT_OK)
         status = run_version(plan, manifest, deadline_ns, &run, err);
-    if (status != RDT_OK)
+    if (status != RDT_OK && plan->name.is_name)
         rdt_error_prefix(err, "version %llu of \"%s\"", (unsigned long long)run.version, plan->name.id);
+    else if (status != RDT_OK)
+        rdt_error_prefix(err, "version %llu", (unsigned long long)run.version);
     run.parts = count_parts(plan);
     run.pieces = plan->pieces.n;
     if (run.planned && plan->order) { /* the layout of the sources is kept for a comparison; the hold is dropped */

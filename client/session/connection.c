@@ -13,7 +13,7 @@
 
 #include "clock.h"
 #include "process.h"
-#include "proto/wire_error.h"
+#include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "socket.h"
 
@@ -88,67 +88,67 @@ static void set_event(rdt *conn, bool readable)
 {
     uint64_t count = 1;
 
-    if (readable == conn->fd_has_event)
+    if (readable == conn->loop.has_event)
         return;
-    conn->fd_has_event = readable;
+    conn->loop.has_event = readable;
     /* Neither call can fail: the counter is 0 or 1, and the fd does not block. */
     if (readable)
-        (void)!write(conn->event_fd, &count, sizeof count);
+        (void)!write(conn->loop.event_fd, &count, sizeof count);
     else
-        (void)!read(conn->event_fd, &count, sizeof count);
+        (void)!read(conn->loop.event_fd, &count, sizeof count);
 }
 
 /* The kernel may refuse to send fds while too many fds of this user are in flight in sockets, and no event tells when there
  * are fewer. Returns when to try such a stalled message again; CLOCK_NEVER: nothing is stalled. */
 static int64_t retry_at_ns(const rdt *conn)
 {
-    return conn->writer.queued_frames > 0 && conn->writer.stalled ? clock_now_ns() + STALLED_NS : CLOCK_NEVER;
+    return conn->sending.writer.queued_frames > 0 && conn->sending.writer.stalled ? clock_now_ns() + STALLED_NS : CLOCK_NEVER;
 }
 
 /* Brings up to date what rdt_fd watches. */
 static void update_fd(rdt *conn)
 {
-    int64_t next_ns = expiry_next_ns(&conn->expiries), retry_ns = retry_at_ns(conn), due_ns = socket_due_ns(conn);
-    bool wants_out = conn->writer.queued_frames > 0 && (conn->corks == 0 || conn->blocked) && retry_ns == CLOCK_NEVER &&
-                     socket_is_open(conn);
+    int64_t next_ns = expiry_next_ns(&conn->calls.expiries), retry_ns = retry_at_ns(conn), due_ns = socket_due_ns(conn);
+    bool wants_out = conn->sending.writer.queued_frames > 0 && (conn->sending.corks == 0 || conn->sending.blocked) &&
+                     retry_ns == CLOCK_NEVER && socket_is_open(conn);
 
     if (retry_ns < next_ns)
         next_ns = retry_ns;
     if (due_ns < next_ns)
         next_ns = due_ns;
-    if (wants_out != conn->fd_wants_out) {
+    if (wants_out != conn->loop.wants_out) {
         struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
 
-        (void)epoll_ctl(conn->epoll_fd, EPOLL_CTL_MOD, conn->sock, &event);
-        conn->fd_wants_out = wants_out;
+        (void)epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_MOD, conn->socket.fd, &event);
+        conn->loop.wants_out = wants_out;
     }
-    if (next_ns != conn->fd_timer_ns) {
+    if (next_ns != conn->loop.timer_ns) {
         struct itimerspec at = {0};
 
         if (next_ns != CLOCK_NEVER)
             at.it_value = clock_timespec(next_ns);
-        (void)timerfd_settime(conn->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
-        conn->fd_timer_ns = next_ns;
+        (void)timerfd_settime(conn->loop.timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        conn->loop.timer_ns = next_ns;
     }
-    set_event(conn, conn->unseen > 0 || !list_empty(&conn->events) || !list_empty(&conn->arrived) ||
-                        (connection_has_ended(conn) && !conn->fd_told_lost));
+    set_event(conn, conn->loop.unseen > 0 || !list_empty(&conn->watch.events) || !list_empty(&conn->arrived) ||
+                        (connection_has_ended(conn) && !conn->told_lost));
 }
 
 /* Wakes the threads that the latest changes concern. The leader is woken by an fd, because its poll does not see what other
  * threads do under the lock. */
 static void wake(rdt *conn)
 {
-    if (conn->polling && conn->wake_leader) {
+    if (conn->waiters.polling && conn->waiters.wake_leader) {
         uint64_t one = 1;
 
-        (void)!write(conn->wake_fd, &one, sizeof one);
-        conn->wake_leader = false;
+        (void)!write(conn->waiters.wake_fd, &one, sizeof one);
+        conn->waiters.wake_leader = false;
     }
     /* If there is no leader, one of the followers must become it. */
-    if (conn->followers > 0 && (conn->must_wake || !conn->polling))
+    if (conn->waiters.followers > 0 && (conn->waiters.wake_followers || !conn->waiters.polling))
         (void)pthread_cond_broadcast(&conn->changed);
-    conn->must_wake = false;
-    if (conn->fd_used)
+    conn->waiters.wake_followers = false;
+    if (conn->loop.used)
         update_fd(conn);
 }
 
@@ -168,18 +168,18 @@ void connection_lose(rdt *conn, const struct rdt_error *why)
 {
     if (connection_has_ended(conn))
         return;
-    conn->why_lost = *why;
+    conn->why.lost = *why;
     if (socket_is_open(conn)) {
         /* The fd stays open until rdt_close: another thread may be polling it. */
-        (void)shutdown(conn->sock, SHUT_RDWR);
-        (void)epoll_ctl(conn->epoll_fd, EPOLL_CTL_DEL, conn->sock, NULL);
+        (void)shutdown(conn->socket.fd, SHUT_RDWR);
+        (void)epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_DEL, conn->socket.fd, NULL);
     }
     socket_move(conn, CONNECTION_ENDED);
-    conn->fd_wants_out = false;
-    frame_writer_fini(&conn->writer);
-    for (struct pending *pending = pending_take_all(&conn->pending), *next; pending; pending = next) {
+    conn->loop.wants_out = false;
+    frame_writer_fini(&conn->sending.writer);
+    for (struct pending *pending = pending_take_all(&conn->calls.pending), *next; pending; pending = next) {
         next = pending->next;
-        pending->ops->on_lost(conn, pending, &conn->why_lost);
+        pending->ops->on_lost(conn, pending, &conn->why.lost);
     }
     connection_notify(conn);
 }
@@ -188,14 +188,14 @@ void connection_hang_up(rdt *conn, const struct rdt_error *why)
 {
     bool was_up = conn->state == CONNECTION_UP;
 
-    if (!conn->kept) {
+    if (!conn->session.kept) {
         connection_lose(conn, why);
         return;
     }
-    (void)pending_take(&conn->pending, conn->handshake.id); /* it waited on that socket alone */
+    (void)pending_take(&conn->calls.pending, conn->calls.handshake.id); /* it waited on that socket alone */
     socket_leave(conn);
     if (was_up)
-        conn->on_away(conn);
+        conn->on.away(conn);
     connection_notify(conn);
 }
 
@@ -213,11 +213,11 @@ static void resume(rdt *conn, struct pending *pending)
 
 void connection_up(rdt *conn)
 {
-    size_t count = conn->pending.count, n = 0;
-    struct pending *all = pending_take_all(&conn->pending), **sorted = malloc((count + 1) * sizeof(struct pending *));
+    size_t count = conn->calls.pending.count, n = 0;
+    struct pending *all = pending_take_all(&conn->calls.pending), **sorted = malloc((count + 1) * sizeof(struct pending *));
 
     socket_move(conn, CONNECTION_UP);
-    frame_writer_append(&conn->writer, &conn->later);
+    frame_writer_append(&conn->sending.writer, &conn->sending.later);
     for (struct pending *pending = all, *next; pending; pending = next) {
         next = pending->next;
         if (sorted)
@@ -244,13 +244,12 @@ static void attend(rdt *conn)
         return;
     now_ns = clock_now_ns();
     if (socket_dial(conn, now_ns)) {
-        conn->on_dialled(conn);
-    } else if (now_ns - conn->away_ns >= conn->grace_ns) {
-        bool refused = conn->state == CONNECTION_AWAY && conn->dial_errno;
-        char reason[128];
+        conn->on.dialled(conn);
+    } else if (now_ns - conn->session.away_ns >= conn->session.grace_ns) {
+        bool refused = conn->state == CONNECTION_AWAY && conn->session.dial_err.status;
         (void)rdt_error_set(&why, RDT_RESTARTED, "rdtd at %s ended, and no daemon continued this session within %.3f s%s%s",
-                            conn->path, (double)conn->grace_ns / 1e9, refused ? ": connect: " : "",
-                            refused ? strerror_r(conn->dial_errno, reason, sizeof reason) : "");
+                            conn->path, (double)conn->session.grace_ns / 1e9, refused ? ": " : "",
+                            refused ? conn->session.dial_err.msg : "");
         connection_lose(conn, &why);
     }
 }
@@ -263,23 +262,23 @@ void connection_drain(rdt *conn)
 {
     int64_t deadline_ns;
 
-    if (!conn->blocked || conn->not_read || conn->corks > 0)
+    if (!conn->sending.blocked || conn->sending.not_read || conn->sending.corks > 0)
         return;
     deadline_ns = clock_now_ns() + DRAIN_NS;
-    while (conn->blocked && !connection_has_ended(conn) && !conn->not_read)
-        conn->not_read = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->blocked;
+    while (conn->sending.blocked && !connection_has_ended(conn) && !conn->sending.not_read)
+        conn->sending.not_read = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->sending.blocked;
 }
 
 /* The socket is lost, whether that has been read from it or not. */
 static bool is_away(const rdt *conn)
 {
-    return !connection_has_ended(conn) && (conn->state != CONNECTION_UP || conn->why_unsent.status != RDT_OK);
+    return !connection_has_ended(conn) && (conn->state != CONNECTION_UP || conn->why.unsent.status != RDT_OK);
 }
 
 /* A daemon that can be reached has the whole time to go on with the session. */
 static int64_t return_until_ns(const rdt *conn, int64_t most_ns)
 {
-    int64_t until_ns = conn->state == CONNECTION_AWAY ? conn->away_ns + RETURN_NS : most_ns;
+    int64_t until_ns = conn->state == CONNECTION_AWAY ? conn->session.away_ns + RETURN_NS : most_ns;
 
     return until_ns < most_ns ? until_ns : most_ns;
 }
@@ -288,9 +287,9 @@ void connection_return(rdt *conn)
 {
     int64_t most_ns = clock_deadline_ns(RETURN_NS);
 
-    if (!conn->kept || conn->fd_used || !is_away(conn))
+    if (!conn->session.kept || conn->loop.used || !is_away(conn))
         return;
-    if (!conn->polling)
+    if (!conn->waiters.polling)
         connection_poll(conn); /* reads that the socket is lost, and dials */
     while (is_away(conn) && clock_now_ns() < return_until_ns(conn, most_ns))
         (void)connection_step(conn, return_until_ns(conn, most_ns));
@@ -301,7 +300,7 @@ void rdt_cork(rdt *conn)
     if (connection_check(conn, NULL) != RDT_OK)
         return;
     connection_lock(conn);
-    conn->corks++;
+    conn->sending.corks++;
     connection_unlock(conn);
 }
 
@@ -310,8 +309,8 @@ void rdt_uncork(rdt *conn)
     if (connection_check(conn, NULL) != RDT_OK)
         return;
     connection_lock(conn);
-    conn->corks -= conn->corks > 0;
-    if (conn->corks == 0)
+    conn->sending.corks -= conn->sending.corks > 0;
+    if (conn->sending.corks == 0)
         connection_flush(conn);
     connection_drain(conn);
     connection_unlock(conn);
@@ -325,7 +324,7 @@ static void handle(rdt *conn, struct frame *frame)
     struct pending *pending;
 
     if (frame->flags & FRAME_EVENT) {
-        conn->on_event(conn, frame);
+        conn->on.event(conn, frame);
         return;
     }
     if (!(frame->flags & FRAME_REPLY)) {
@@ -333,7 +332,7 @@ static void handle(rdt *conn, struct frame *frame)
         connection_lose(conn, &err);
         return;
     }
-    pending = pending_take(&conn->pending, frame->request_id);
+    pending = pending_take(&conn->calls.pending, frame->request_id);
     if (pending) {
         pending->ops->on_frame(conn, pending, frame);
     } else if (frame->request_id == 0 && (frame->flags & FRAME_ERROR)) {
@@ -344,7 +343,7 @@ static void handle(rdt *conn, struct frame *frame)
         else
             connection_lose(conn, &err);
     } else {
-        conn->on_late_reply(conn, frame);
+        conn->on.late_reply(conn, frame);
     }
 }
 
@@ -375,12 +374,12 @@ static void receive(rdt *conn, bool all)
     for (unsigned reads = 0; socket_is_open(conn) && reads < MAX_READS; reads++) {
         struct rdt_error err = {0};
         size_t n;
-        enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
+        enum rdt_status status = frame_reader_recv(&conn->reader, conn->socket.fd, &n, &err);
 
         if (status == RDT_AGAIN)
             return;
-        if (status == RDT_DISCONNECTED && conn->why_unsent.status != RDT_OK)
-            err = conn->why_unsent;
+        if (status == RDT_DISCONNECTED && conn->why.unsent.status != RDT_OK)
+            err = conn->why.unsent;
         if (err.status == RDT_DISCONNECTED)
             connection_hang_up(conn, &err);
         else if (status != RDT_OK)
@@ -398,14 +397,14 @@ static void expire(rdt *conn)
 {
     int64_t now_ns;
 
-    if (conn->expiries.count == 0)
+    if (conn->calls.expiries.count == 0)
         return;
     now_ns = clock_now_ns();
-    while (expiry_next_ns(&conn->expiries) <= now_ns) {
-        struct expiry *expiry = conn->expiries.at[1];
+    while (expiry_next_ns(&conn->calls.expiries) <= now_ns) {
+        struct expiry *expiry = conn->calls.expiries.at[1];
 
-        expiry_remove(&conn->expiries, expiry);
-        conn->on_expired(conn, expiry);
+        expiry_remove(&conn->calls.expiries, expiry);
+        conn->on.expired(conn, expiry);
     }
 }
 
@@ -444,42 +443,42 @@ static int wait_for(struct pollfd fds[2], int64_t until_ns, int64_t look_ns, boo
 /* Polls as the leader until something happens or until_ns, and handles what happened. */
 static void lead(rdt *conn, int64_t until_ns)
 {
-    int sock = socket_is_open(conn) ? conn->sock : -1;
-    struct pollfd fds[2] = {{.fd = sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
+    int sock = socket_is_open(conn) ? conn->socket.fd : -1;
+    struct pollfd fds[2] = {{.fd = sock, .events = POLLIN}, {.fd = conn->waiters.wake_fd, .events = POLLIN}};
     int64_t retry_ns = retry_at_ns(conn), due_ns = socket_due_ns(conn);
-    bool crowded = false, polls = conn->rule.max_ns > 0 && conn->state == CONNECTION_UP;
+    bool crowded = false, polls = conn->waiters.rule.max_ns > 0 && conn->state == CONNECTION_UP;
     int64_t look_ns;
     int n;
 
     if (retry_ns < until_ns)
         until_ns = retry_ns;
-    else if (conn->writer.queued_frames > 0 && retry_ns == CLOCK_NEVER)
+    else if (conn->sending.writer.queued_frames > 0 && retry_ns == CLOCK_NEVER)
         fds[0].events |= POLLOUT;
     if (due_ns < until_ns)
         until_ns = due_ns;
-    conn->polling = true;
-    conn->wake_leader = false;
-    look_ns = polls ? poll_rule_begin(&conn->rule, clock_now_ns()) : 0;
+    conn->waiters.polling = true;
+    conn->waiters.wake_leader = false;
+    look_ns = polls ? poll_rule_begin(&conn->waiters.rule, clock_now_ns()) : 0;
     connection_unlock(conn);
 
     n = wait_for(fds, until_ns, look_ns, &crowded);
 
     connection_lock(conn);
-    conn->polling = false;
+    conn->waiters.polling = false;
     socket_close_stale(conn);
     if (crowded)
-        poll_rule_crowded(&conn->rule, clock_now_ns());
+        poll_rule_crowded(&conn->waiters.rule, clock_now_ns());
     if (polls && n > 0 && fds[0].revents & POLLIN)
-        poll_rule_end(&conn->rule, clock_now_ns());
+        poll_rule_end(&conn->waiters.rule, clock_now_ns());
     if (retry_ns != CLOCK_NEVER)
         connection_flush(conn);
     if (n > 0 && fds[1].revents) {
         uint64_t count;
 
-        (void)!read(conn->wake_fd, &count, sizeof count);
+        (void)!read(conn->waiters.wake_fd, &count, sizeof count);
     }
     attend(conn);
-    if (n <= 0 || sock != conn->sock)
+    if (n <= 0 || sock != conn->socket.fd)
         return; /* the time is over, a signal interrupted the poll, or the socket has been replaced */
     if (fds[0].revents & POLLOUT)
         connection_flush(conn);
@@ -491,7 +490,7 @@ static void lead(rdt *conn, int64_t until_ns)
 static void follow(rdt *conn, int64_t until_ns)
 {
     wake(conn);
-    conn->followers++;
+    conn->waiters.followers++;
     if (until_ns == CLOCK_NEVER) {
         (void)pthread_cond_wait(&conn->changed, &conn->lock);
     } else {
@@ -499,14 +498,14 @@ static void follow(rdt *conn, int64_t until_ns)
 
         (void)pthread_cond_timedwait(&conn->changed, &conn->lock, &until);
     }
-    conn->followers--;
+    conn->waiters.followers--;
 }
 
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
 {
-    int64_t until_ns = expiry_next_ns(&conn->expiries);
+    int64_t until_ns = expiry_next_ns(&conn->calls.expiries);
 
-    if (conn->corks > 0)
+    if (conn->sending.corks > 0)
         connection_flush(conn); /* a thread that waits sends the corked messages of all threads */
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
@@ -515,7 +514,7 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
         connection_poll(conn);
         return clock_now_ns() >= deadline_ns ? RDT_TIMED_OUT : RDT_OK;
     }
-    if (conn->polling)
+    if (conn->waiters.polling)
         follow(conn, until_ns);
     else
         lead(conn, until_ns);

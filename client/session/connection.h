@@ -14,7 +14,7 @@
  *    13  connect                     opens and closes a connection; sets its callbacks
  *    12  resume                      goes on with the session at the next daemon
  *    11  calls fetch memory_calls put  public calls
- *    10  device loans shards wait    boxes and parts; memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
+ *    10  device loans shards verify wait  boxes and parts; memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
  *     9  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        info metrics names          lists and counters; published names
  *        request watch               one fetch or wait; taking events
@@ -28,7 +28,7 @@
  *     3  sending                     this header: encoding messages and sending them
  *     2  socket                      the socket: dialling, and setting it aside
  *     1  memory pending process      mappings; what waits for an answer; the pid
- *     0  ids delta                   lists of ids; deltas, which need no session
+ *     0  ids delta server            lists of ids; deltas, which need no session; who serves a socket
  *
  * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
  * knows no message but ErrorReply.
@@ -92,79 +92,125 @@
 
 enum connection_state { CONNECTION_UP, CONNECTION_AWAY, CONNECTION_GREETING, CONNECTION_RESUMING, CONNECTION_ENDED };
 
-struct rdt {
-    /* These never change after rdt_connect, so they are read without the lock. */
-    pid_t pid;
-    int epoll_fd, timer_fd, event_fd, wake_fd;
-    char name[RDT_MAX_NAME_BYTES + 1]; /* of this client, as HELLO says it */
-    uint64_t inline_max_bytes;         /* tensors of up to this many bytes travel in the message */
-    bool tensor_runs;                  /* the daemon reads lists of tensors in runs */
-    bool takes_loans;                  /* the daemon understands Put.loaned */
-    bool takes_immutable_loans;        /* also with RDT_PUT_IMMUTABLE */
-    uint64_t sealed_max_bytes;         /* a snapshot of up to this many bytes may lie in a memfd of this process, unless: */
-    atomic_bool refuses_sealed;        /* the daemon refused such a memfd, and then took the same bytes in its own region */
-    void (*on_event)(rdt *conn, struct frame *frame);      /* FRAME_EVENT */
-    void (*on_late_reply)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
-    void (*on_away)(rdt *conn);    /* a kept session has lost its socket: drops what does not survive the daemon */
-    void (*on_dialled)(rdt *conn); /* GREETING: sends HELLO */
+/* What the daemon can do. All but immutable_loans never changes after rdt_connect, so it is read without the lock. */
+struct connection_can {
+    uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
+    uint64_t
+        sealed_max_bytes; /* a snapshot of up to this many bytes may lie in a memfd of this process, unless refuses_sealed */
+    bool tensor_runs;     /* it reads lists of tensors in runs */
+    bool loans;           /* it understands Put.loaned */
+    atomic_bool immutable_loans; /* also with RDT_PUT_IMMUTABLE; the next daemon may be older */
+};
 
-    pthread_mutex_t lock;
-    pthread_cond_t changed; /* what followers sleep on */
-    pthread_cond_t copied;  /* a thread stopped writing into some request's targets */
-    bool importing;         /* an import takes several messages; only one may at a time */
-    uint64_t n_imports;     /* how many have taken several messages */
+/* What the files above are told. It never changes after rdt_connect. */
+struct connection_events {
+    void (*event)(rdt *conn, struct frame *frame);      /* FRAME_EVENT */
+    void (*late_reply)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
+    void (*away)(rdt *conn);    /* a kept session has lost its socket: drops what does not survive the daemon */
+    void (*dialled)(rdt *conn); /* GREETING: sends HELLO */
+    void (*expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
+};
 
-    struct frame_reader reader;
+struct connection_imports {
+    bool under_way; /* an import takes several messages; only one may at a time */
+    uint64_t n;     /* how many have taken several messages */
+};
+
+struct connection_sending {
     struct frame_writer writer;
     struct frame_writer later; /* RESUMING: releases of what RESUME has listed, to be sent when it has been answered */
+    unsigned corks;            /* calls of rdt_cork less those of rdt_uncork */
+    bool blocked;              /* the socket takes no more at present */
+    bool not_read; /* connection_drain waited for the daemon in vain; it does not wait again until the daemon reads */
+};
+
+struct connection_calls {
     uint64_t last_id;
     struct pending_table pending;
     struct expiry_heap expiries;
-    void (*on_expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
-    struct rdt_node_info node;                            /* a new daemon changes boot_id, address and daemon_version */
-    char path[108];                                       /* of the socket; "": not known */
-    struct rdt_error why_lost;                            /* ENDED */
-    struct rdt_error why_unsent; /* if status is not RDT_OK, nothing can be sent, but the daemon's last words can be read */
-
-    enum connection_state state;
-    int sock;                 /* -1: there is none */
-    int stale_sock;           /* lost while the leader polls it, and closed when it returns; -1: there is none */
-    uint64_t n_sockets;       /* sockets so far; a request remembers on which one it was sent */
-    bool kept;                /* the session outlasts its daemon: */
-    uint8_t token[16];        /* what the next daemon knows it by */
-    int64_t grace_ns;         /* how long it may take until it is UP again */
-    int64_t away_ns;          /* since when it is not UP */
-    int64_t dial_ns;          /* AWAY: when to dial next */
-    int64_t dial_delay_ns;    /* between this attempt and the next */
-    int dial_errno;           /* of the last attempt */
     struct pending handshake; /* HELLO or RESUME */
     struct id_list abandoned; /* PUTs whose callers stopped waiting, and that have not been answered */
     unsigned n_notes;         /* requests without an answer that nobody waits for */
+};
 
-    unsigned corks;        /* calls of rdt_cork less those of rdt_uncork */
-    bool blocked;          /* the socket takes no more at present */
-    bool not_read;         /* connection_drain waited for the daemon in vain; it does not wait again until the daemon reads */
+struct connection_why {
+    struct rdt_error lost;   /* ENDED */
+    struct rdt_error unsent; /* if status is not RDT_OK, nothing can be sent, but the daemon's last words can be read */
+};
+
+struct connection_socket {
+    int fd;     /* -1: there is none */
+    int stale;  /* lost while the leader polls it, and closed when it returns; -1: there is none */
+    uint64_t n; /* sockets so far; a request remembers on which one it was sent */
+};
+
+struct connection_session {
+    bool kept;                 /* it outlasts its daemon: */
+    uint8_t token[16];         /* what the next daemon knows it by */
+    int64_t grace_ns;          /* how long it may take until it is UP again */
+    int64_t away_ns;           /* since when it is not UP */
+    int64_t dial_ns;           /* AWAY: when to dial next */
+    int64_t dial_delay_ns;     /* between this attempt and the next */
+    struct rdt_error dial_err; /* of the last attempt that failed */
+};
+
+/* The threads that wait. */
+struct connection_waiters {
     struct poll_rule rule; /* whether the leader polls without sleeping first */
     bool polling;          /* a leader is in poll, without the lock */
     unsigned followers;    /* asleep on `changed` */
     uint64_t n_changes;    /* how often a request ended or an object arrived */
-    bool must_wake;        /* one did, and the followers have not been woken since */
+    bool wake_followers;   /* one did, and the followers have not been woken since */
     bool wake_leader;      /* the leader must poll for other events, or look at what has changed */
+    int wake_fd;           /* never changes */
+};
 
-    /* rdt_fd */
-    bool fd_used;
-    bool fd_wants_out;   /* the epoll watches the socket for EPOLLOUT too */
-    bool fd_has_event;   /* event_fd is readable */
-    int64_t fd_timer_ns; /* when timer_fd fires; CLOCK_NEVER: it is not armed */
-    bool fd_told_lost;   /* rdt_dispatch has said that the connection is lost */
-    size_t unseen;       /* requests that ended since the last rdt_dispatch */
+/* rdt_fd. The descriptors never change. */
+struct connection_loop {
+    int epoll_fd, timer_fd, event_fd;
+    bool used;
+    bool wants_out;   /* the epoll watches the socket for EPOLLOUT too */
+    bool has_event;   /* event_fd is readable */
+    int64_t timer_ns; /* when timer_fd fires; CLOCK_NEVER: it is not armed */
+    size_t unseen;    /* requests that ended since the last rdt_dispatch */
+};
 
-    /* watch.c */
-    uint32_t watched;        /* the kinds of rdt_watch; 0: nothing is watched */
+/* For watch.c. */
+struct connection_watch {
+    uint32_t kinds;          /* of rdt_watch; 0: nothing is watched */
     uint64_t event_base;     /* what the numbers of this daemon's events are above */
     struct list events;      /* received and not yet taken */
     size_t event_bytes;      /* of all of them */
     uint64_t event_sequence; /* number of the event that was taken last */
+};
+
+struct rdt {
+    /* These never change after rdt_connect, so they are read without the lock. */
+    pid_t pid;
+    char name[RDT_MAX_NAME_BYTES + 1]; /* of this client, as HELLO says it */
+    uint32_t daemon_uid;               /* that may serve the socket, beside those of server.h; 0: none was named */
+    struct connection_can can;
+    atomic_bool refuses_sealed; /* the daemon refused such a memfd, and then took the same bytes in its own region */
+    struct connection_events on;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* what followers sleep on */
+    pthread_cond_t copied;  /* a thread stopped writing into some request's targets */
+    struct connection_imports imports;
+    struct frame_reader reader;
+    struct connection_sending sending;
+    struct connection_calls calls;
+    struct rdt_node_info node; /* a new daemon changes boot_id, address and daemon_version */
+    char path[108];            /* of the socket; "": not known */
+    struct connection_why why;
+
+    enum connection_state state;
+    struct connection_socket socket;
+    struct connection_session session;
+    struct connection_waiters waiters;
+    struct connection_loop loop;
+    bool told_lost; /* rdt_dispatch has said that the connection is lost */
+    struct connection_watch watch;
 
     struct memory memory;
     struct list loans_idle, loans_active; /* of loans.c; the one that was used last is first */

@@ -16,17 +16,17 @@ struct watched {
 
 static void forget_all(rdt *conn)
 {
-    list_drain (struct watched, watched, &conn->events, link) {
+    list_drain (struct watched, watched, &conn->watch.events, link) {
         list_remove(&watched->link);
         free(watched);
     }
-    conn->event_bytes = 0;
+    conn->watch.event_bytes = 0;
 }
 
 void events_begin(rdt *conn)
 {
     forget_all(conn);
-    conn->event_sequence = conn->event_base = 0;
+    conn->watch.event_sequence = conn->watch.event_base = 0;
 }
 
 void events_fini(rdt *conn)
@@ -47,8 +47,8 @@ static struct watched *create(size_t bytes, uint64_t base)
 
 static void add(rdt *conn, struct watched *watched)
 {
-    conn->event_bytes += watched->bytes;
-    list_append(&conn->events, &watched->link);
+    conn->watch.event_bytes += watched->bytes;
+    list_append(&conn->watch.events, &watched->link);
     connection_notify(conn);
 }
 
@@ -56,9 +56,9 @@ void events_add(rdt *conn, struct frame *frame)
 {
     struct watched *watched;
 
-    if (conn->event_bytes + frame->length > MOST_BYTES)
+    if (conn->watch.event_bytes + frame->length > MOST_BYTES)
         return; /* events_take sees the gap in the numbers */
-    watched = create(frame->length, conn->event_base);
+    watched = create(frame->length, conn->watch.event_base);
     if (!watched)
         return;
     if (frame->length > 0)
@@ -68,11 +68,11 @@ void events_add(rdt *conn, struct frame *frame)
 
 static uint64_t last_sequence(const rdt *conn)
 {
-    const struct watched *last = container_of(conn->events.prev, struct watched, link);
-    uint64_t sequence = conn->event_sequence;
+    const struct watched *last = container_of(conn->watch.events.prev, struct watched, link);
+    uint64_t sequence = conn->watch.event_sequence;
     Rdt__Pb__Event *event;
 
-    if (list_empty(&conn->events))
+    if (list_empty(&conn->watch.events))
         return sequence;
     event = rdt__pb__event__unpack(NULL, last->bytes, last->payload);
     if (event) {
@@ -95,30 +95,30 @@ void events_go_on(rdt *conn)
         (void)rdt__pb__event__pack(&event, watched->payload);
         add(conn, watched);
     }
-    conn->event_base = last + 1;
+    conn->watch.event_base = last + 1;
 }
 
 Rdt__Pb__Event *events_take(rdt *conn, struct rdt_error *err)
 {
     err->status = RDT_OK;
-    list_drain (struct watched, watched, &conn->events, link) {
+    list_drain (struct watched, watched, &conn->watch.events, link) {
         Rdt__Pb__Event *event = rdt__pb__event__unpack(NULL, watched->bytes, watched->payload);
         bool is_row;
 
         list_remove(&watched->link);
-        conn->event_bytes -= watched->bytes;
+        conn->watch.event_bytes -= watched->bytes;
         if (event)
             event->sequence += watched->base;
         free(watched);
         is_row = event && strcmp(event->what, "lost") != 0;
-        if (!event || event->sequence < conn->event_sequence + is_row) {
+        if (!event || event->sequence < conn->watch.event_sequence + is_row) {
             if (event)
                 rdt__pb__event__free_unpacked(event, NULL);
             (void)rdt_error_set(err, RDT_PROTOCOL, "rdtd sent an event that cannot be read");
             return NULL;
         }
-        event->lost = event->sequence - conn->event_sequence - is_row;
-        conn->event_sequence = event->sequence;
+        event->lost = event->sequence - conn->watch.event_sequence - is_row;
+        conn->watch.event_sequence = event->sequence;
         if (is_row || event->lost > 0)
             return event;
         rdt__pb__event__free_unpacked(event, NULL); /* a "lost" whose events an earlier one has counted already */

@@ -15,23 +15,23 @@
 
 uint64_t connection_id(rdt *conn)
 {
-    return ++conn->last_id;
+    return ++conn->calls.last_id;
 }
 
 enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err)
 {
-    if (conn->why_lost.status == RDT_RESTARTED)
+    if (conn->why.lost.status == RDT_RESTARTED)
         return rdt_error_set(err, RDT_RESTARTED, "%s: connect anew; what this session put and held has ended",
-                             conn->why_lost.msg);
+                             conn->why.lost.msg);
     return rdt_error_set(err, RDT_DISCONNECTED,
                          "the connection to rdtd%s%s is lost: %s: connect anew; what it put and held has ended",
-                         conn->path[0] ? " at " : "", conn->path, conn->why_lost.msg);
+                         conn->path[0] ? " at " : "", conn->path, conn->why.lost.msg);
 }
 
 void connection_notify(rdt *conn)
 {
-    conn->n_changes++;
-    conn->must_wake = conn->wake_leader = true;
+    conn->waiters.n_changes++;
+    conn->waiters.wake_followers = conn->waiters.wake_leader = true;
 }
 
 static void flush(rdt *conn)
@@ -39,25 +39,25 @@ static void flush(rdt *conn)
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!socket_is_open(conn) || conn->why_unsent.status != RDT_OK)
+    if (!socket_is_open(conn) || conn->why.unsent.status != RDT_OK)
         return;
-    status = frame_writer_send(&conn->writer, conn->sock, &err);
-    if (conn->blocked && status == RDT_OK) {
-        conn->not_read = false;
+    status = frame_writer_send(&conn->sending.writer, conn->socket.fd, &err);
+    if (conn->sending.blocked && status == RDT_OK) {
+        conn->sending.not_read = false;
         connection_notify(conn); /* another thread may wait in connection_drain */
     }
-    conn->blocked = status == RDT_AGAIN;
+    conn->sending.blocked = status == RDT_AGAIN;
     if (status == RDT_OK)
         return;
     if (status == RDT_AGAIN) {
-        conn->wake_leader = true; /* it must also poll for POLLOUT now */
+        conn->waiters.wake_leader = true; /* it must also poll for POLLOUT now */
         return;
     }
     /* The daemon may have sent a reason before it closed the socket. receive() reads that, and then ends the connection. */
-    conn->why_unsent = err;
-    frame_writer_fini(&conn->writer);
+    conn->why.unsent = err;
+    frame_writer_fini(&conn->sending.writer);
     if (status != RDT_DISCONNECTED)
-        (void)shutdown(conn->sock, SHUT_RDWR);
+        (void)shutdown(conn->socket.fd, SHUT_RDWR);
 }
 
 static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t id, size_t bytes, const int *fds,
@@ -68,7 +68,7 @@ static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t
     unsigned n = 0;
 
     while (n < n_fds && status == RDT_OK) {
-        copies[n] = fcntl(fds[n], F_DUPFD_CLOEXEC, 0);
+        copies[n] = fcntl(fds[n], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
         if (copies[n] >= 0)
             n++;
         else
@@ -89,13 +89,13 @@ static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t byt
         return connection_lost_error(conn, err);
     if (bytes > RDT_MAX_FRAME_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "the request has %zu bytes, and the limit is %u", bytes, RDT_MAX_FRAME_BYTES);
-    if (!urgent && conn->writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
+    if (!urgent && conn->sending.writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "%zu bytes are waiting to be sent, because rdtd does not read its socket",
-                             conn->writer.queued_bytes);
+                             conn->sending.writer.queued_bytes);
     if (conn->state == CONNECTION_RESUMING && urgent && id == 0)
-        return push(&conn->later, type, id, bytes, fds, n_fds, payload_p, err);
-    if (conn->state == CONNECTION_UP && conn->why_unsent.status == RDT_OK)
-        return push(&conn->writer, type, id, bytes, fds, n_fds, payload_p, err);
+        return push(&conn->sending.later, type, id, bytes, fds, n_fds, payload_p, err);
+    if (conn->state == CONNECTION_UP && conn->why.unsent.status == RDT_OK)
+        return push(&conn->sending.writer, type, id, bytes, fds, n_fds, payload_p, err);
     *payload_p = NULL;
     return RDT_OK;
 }
@@ -136,13 +136,13 @@ enum rdt_status connection_shake(rdt *conn, uint16_t type, const ProtobufCMessag
     if (bytes > RDT_MAX_FRAME_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "the session has too much for one message: it has %zu bytes, and the limit is %u",
                              bytes, RDT_MAX_FRAME_BYTES);
-    conn->handshake.id = connection_id(conn);
-    conn->handshake.ops = ops;
-    status = push(&conn->writer, type, conn->handshake.id, bytes, NULL, 0, &payload, err);
+    conn->calls.handshake.id = connection_id(conn);
+    conn->calls.handshake.ops = ops;
+    status = push(&conn->sending.writer, type, conn->calls.handshake.id, bytes, NULL, 0, &payload, err);
     if (status != RDT_OK)
         return status;
     (void)protobuf_c_message_pack(message, payload);
-    pending_add(&conn->pending, &conn->handshake);
+    pending_add(&conn->calls.pending, &conn->calls.handshake);
     flush(conn);
     return RDT_OK;
 }
@@ -171,7 +171,7 @@ enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const
 
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message)
 {
-    if (queue(conn, type, 0, message, NULL, 0, true, NULL) == RDT_OK && conn->writer.queued_frames >= LATER_FRAMES)
+    if (queue(conn, type, 0, message, NULL, 0, true, NULL) == RDT_OK && conn->sending.writer.queued_frames >= LATER_FRAMES)
         flush(conn);
 }
 
@@ -180,13 +180,13 @@ enum rdt_status connection_release(rdt *conn, uint16_t type, uint64_t id, const 
 {
     enum rdt_status status = queue(conn, type, id, message, NULL, 0, true, err);
 
-    if (status == RDT_OK && (conn->corks == 0 || conn->writer.queued_frames >= CORKED_FRAMES))
+    if (status == RDT_OK && (conn->sending.corks == 0 || conn->sending.writer.queued_frames >= CORKED_FRAMES))
         flush(conn);
     return status;
 }
 
 void connection_flush(rdt *conn)
 {
-    if (conn->writer.queued_frames > 0)
+    if (conn->sending.writer.queued_frames > 0)
         flush(conn);
 }

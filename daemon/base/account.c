@@ -17,6 +17,15 @@ static const char *const nouns[] = {
 #undef X
 };
 
+/* The heap for one of each, which is charged with it: its structs, and their places in tables and queues; of what
+ * waits also the entry of the id or name that nobody has put, and the account of its owner. Objects are charged
+ * by their own size (object_put.c). A session has none, so that one with nothing shows nothing: max_clients bounds them. */
+static const uint16_t heap_each[USAGE_COUNT] = {
+    [USAGE_REGIONS] = 512, [USAGE_TRANSFERS] = 2048, [USAGE_WAITERS] = 2048, [USAGE_NAMES] = 512,
+    [USAGE_GROUPS] = 1024, [USAGE_ORPHANS] = 128,    [USAGE_HOLDS] = 192};
+
+#define HEAP_FREED_BYTES (UINT64_C(24) << 20) /* more than a message has: malloc keeps what the next message needs */
+
 const char *usage_name(enum usage what)
 {
     return names[what];
@@ -30,6 +39,13 @@ static void init(struct account *account, struct accounts *accounts, const uint6
     for (unsigned i = 0; i < USAGE_COUNT; i++)
         list_init(&account->waiting[i]);
     list_init(&account->in_turn);
+    list_init(&account->share.link);
+    list_init(&account->share.waiting);
+}
+
+struct account *account_owner(struct account *account)
+{
+    return account->client != 0 && account->parent ? account->parent : account;
 }
 
 void accounts_init(struct accounts *accounts)
@@ -147,7 +163,12 @@ bool account_waits_for(const struct account *account, enum usage what, const voi
 /* What the administrator raises when the node has no room. */
 static const char *const node_remedies[USAGE_COUNT] = {[USAGE_FDS] = "its limit of open files (LimitNOFILE)",
                                                        [USAGE_OBJECTS] = "max_objects",
-                                                       [USAGE_STORED_BYTES] = "storage_max"};
+                                                       [USAGE_SESSIONS] = "max_clients",
+                                                       [USAGE_HEAP] = "the memory of the machine or of its control group "
+                                                                      "(MemoryMax of a systemd unit)",
+                                                       [USAGE_STORED_BYTES] = "storage_max",
+                                                       [USAGE_MAPPINGS] = "the kernel's vm.max_map_count",
+                                                       [USAGE_MAPPED_BYTES] = "its limit of address space (LimitAS)"};
 
 /* What is left of the limit, for the owner that asks. */
 static uint64_t limit_for(const struct account *at, const struct account *below, enum usage what, uint64_t n)
@@ -195,7 +216,7 @@ static void set_limit_error(const struct account *at, enum usage what, uint64_t 
             used, nouns[what], limit, more, more == 1 ? "is" : "are", at->client ? "client" : "owner", names[what]);
 }
 
-enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
+static enum rdt_status check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
 {
     if (n == 0 || (account->accounts && account->accounts->unlimited))
         return RDT_OK;
@@ -215,13 +236,31 @@ enum rdt_status account_check(struct account *account, enum usage what, uint64_t
         }
         return RDT_LIMIT;
     }
+    if (what == USAGE_HEAP && account->accounts && account->accounts->heap_fits)
+        return account->accounts->heap_fits(account->accounts->heap_arg, n, err);
     return RDT_OK;
+}
+
+enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
+{
+    enum rdt_status status = check(account, what, n, err);
+
+    return status == RDT_OK ? check(account, USAGE_HEAP, n * heap_each[what], err) : status;
+}
+
+static void add(struct account *account, enum usage what, uint64_t n)
+{
+    for (struct account *at = account; at; at = at->parent)
+        at->used[what] += n;
+    if (what == USAGE_HEAP && account->accounts && account->accounts->node.used[what] > account->accounts->heap_peak)
+        account->accounts->heap_peak = account->accounts->node.used[what];
 }
 
 void account_add(struct account *account, enum usage what, uint64_t n)
 {
-    for (struct account *at = account; at; at = at->parent)
-        at->used[what] += n;
+    add(account, what, n);
+    if (heap_each[what] > 0)
+        add(account, USAGE_HEAP, n * heap_each[what]);
 }
 
 enum rdt_status account_take(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
@@ -235,20 +274,44 @@ enum rdt_status account_take(struct account *account, enum usage what, uint64_t 
 
 enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err)
 {
-    for (unsigned i = 0; i < USAGE_COUNT; i++)
-        if (account_check(account, (enum usage)i, want[i], err) != RDT_OK)
-            return RDT_LIMIT;
+    uint64_t heap = want[USAGE_HEAP];
+    enum rdt_status status = RDT_OK;
+
+    for (unsigned i = 0; i < USAGE_COUNT && status == RDT_OK; i++) {
+        heap += want[i] * heap_each[i];
+        if (i != USAGE_HEAP)
+            status = check(account, (enum usage)i, want[i], err);
+    }
+    if (status == RDT_OK)
+        status = check(account, USAGE_HEAP, heap, err);
+    if (status != RDT_OK)
+        return status;
     for (unsigned i = 0; i < USAGE_COUNT; i++)
         account_add(account, (enum usage)i, want[i]);
     return RDT_OK;
 }
 
+static void note_freed(struct accounts *accounts)
+{
+    uint64_t used = accounts->node.used[USAGE_HEAP];
+
+    if (accounts->heap_peak < used + HEAP_FREED_BYTES || !accounts->on_heap_freed)
+        return;
+    accounts->heap_peak = used;
+    accounts->on_heap_freed(accounts->heap_freed_arg);
+}
+
 static void subtract(struct account *account, enum usage what, uint64_t n)
 {
+    uint64_t heap = n * heap_each[what];
+
     for (struct account *at = account; at; at = at->parent) {
-        assert(at->used[what] >= n);
+        assert(at->used[what] >= n && at->used[USAGE_HEAP] >= heap);
         at->used[what] -= n;
+        at->used[USAGE_HEAP] -= heap;
     }
+    if ((heap > 0 || what == USAGE_HEAP) && account->accounts)
+        note_freed(account->accounts);
 }
 
 void account_undo(struct account *account, const uint64_t *had)
@@ -319,6 +382,11 @@ void account_give(struct account *account, enum usage what, uint64_t n)
     if (account->client)
         call_first(account, what, NULL);
     account_room_freed(accounts, what, NULL); /* every owner may wait for room of the node */
+    if (heap_each[what] == 0)
+        return;
+    if (account->client)
+        call_first(account, USAGE_HEAP, NULL);
+    account_room_freed(accounts, USAGE_HEAP, NULL);
 }
 
 void account_give_all(struct account *account, const uint64_t *had)

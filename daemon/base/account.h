@@ -2,11 +2,12 @@
 /* The room at the bottom of the daemon, which every other room uses: data structures, time, threads, and the accounts of
  * everything that has a limit.
  *
- * Owns: lists, maps and ordered tables (list.h, map.h, index.h); deadlines (deadline.h); state tables (sm.h); the log
- * (log.h); events for clients that watch (events.h); the identity of the node and of owners (node.h, owner.h); the worker
- * pool (work.h), the threads of owners (owner_work.h) and the way from any thread to the loop (wake.h); busy polling
- * (busy_poll.h); the memory that the kernel leaves (memory_room.h); the guard against SIGBUS (sigbus_guard.h); packed shapes
- * (shapes.h); the service manager's protocols (sdnotify.h); and the accounts below.
+ * Owns: lists, maps and ordered tables (list.h, map.h, index.h); ids (ids.h); deadlines
+ * (deadline.h); work in slices (slices.h); state tables (sm.h); the log (log.h); events for clients that watch (events.h); the
+ * identity of the node and of owners (node.h, owner.h); the worker pool (work.h), the threads of owners (owner_work.h) and the
+ * way from any thread to the loop (wake.h); busy polling (busy_poll.h); the memory that the kernel leaves (memory_room.h); the
+ * guard against SIGBUS (sigbus_guard.h); packed shapes (shapes.h); the service manager's protocols (sdnotify.h); and the
+ * accounts below.
  *
  * Public headers: all of them.
  *
@@ -21,6 +22,8 @@
  *
  * The last eighth of each limit of the node is reserved for owners that use at most a 64th of it, so one or a few owners
  * cannot take everything from the others.
+ *
+ * What the daemon needs to remember a thing is heap of its owner, too: account.c says how much for each kind.
  *
  * A limited thing is charged to all three at once before anything is done, and is refused as a whole if one of them has no
  * room. A request that may wait for room queues at the account that had none, and is called in order. Owners that wait for
@@ -41,7 +44,20 @@
 
 struct account_limits { /* 0: no limit */
     uint64_t client[USAGE_COUNT], owner[USAGE_COUNT], node[USAGE_COUNT];
+    uint64_t uncounted_bytes; /* heap of one message that is received, or of unread answers, is charged above this */
 };
+
+/* What the connections of an owner use of what all share: of the loop (conn_share.h), and of descriptors on their way. */
+struct account_share {
+    struct list link;    /* in conns->sharing, while a connection waits */
+    struct list waiting; /* struct conn.waiting, in order */
+    uint64_t turn;       /* the turn of the loop to which used_ns belongs */
+    uint64_t used_ns;
+    uint64_t sent_fds; /* in answers that may not have been read yet (conn_heap.h) */
+};
+
+/* What has ids of its own (ids.h). */
+enum account_ids { IDS_GENERATIONS, IDS_REGIONS, IDS_SESSIONS, IDS_HOLDS, IDS_TRANSFERS, ACCOUNT_IDS };
 
 struct account {
     struct owner owner;
@@ -60,6 +76,8 @@ struct account {
     /* For the room peers, in an owner's account: the time until which its dials of unlisted addresses have
      * used up its rate. */
     uint64_t dialled_ns;
+    struct account_share share;     /* for connections, in an owner's account */
+    uint64_t next_ids[ACCOUNT_IDS]; /* for ids.h, in an owner's account; 0: its next id begins a block */
 };
 
 /* All accounts of the daemon. */
@@ -72,6 +90,14 @@ struct accounts {
     uint64_t n_waited;   /* waits for room since the daemon's start */
     struct list in_turn; /* owners with waiting requests; the one that got room last is last */
     const struct account_wait *trying;
+    /* Whether the kernel lets the daemon have that much more heap (memory_room.h). NULL: it is not asked. */
+    enum rdt_status (*heap_fits)(void *heap_arg, uint64_t bytes, struct rdt_error *err);
+    void *heap_arg;
+    /* Is called when the heap has become HEAP_FREED_BYTES smaller than its peak since the last call: malloc can give
+     * memory back to the system. NULL: nobody is told. */
+    void (*on_heap_freed)(void *heap_freed_arg);
+    void *heap_freed_arg;
+    uint64_t heap_peak;
     bool unlimited; /* no limit refuses anything: what an earlier daemon had here is being restored, or memory moves */
     /* Why the present request failed: the account that had no room (full), for what (full_of), and on
      * which device (full_on, NULL: a limit or the node's memory). full NULL: it did not fail for want of
@@ -102,6 +128,8 @@ struct account *account_get(struct accounts *accounts, const struct owner *owner
 
 /* Creates the account of a client, with a reference for the caller. NULL: out of memory. */
 struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client);
+
+struct account *account_owner(struct account *account); /* the account of a client's owner; of another account itself */
 
 struct account *account_ref(struct account *account); /* returns its argument */
 void account_unref(struct account *account);          /* accepts NULL */
@@ -157,6 +185,12 @@ void account_wait_postpone(struct account_wait *wait);
 
 /* The request waits no more and does not try: the next one is called. Does nothing if it was not waiting. */
 void account_wait_end(struct accounts *accounts, struct account_wait *wait);
+
+/* Heap of one message up to this is not charged. */
+static inline uint64_t account_uncounted_bytes(const struct account *account)
+{
+    return account->accounts ? account->accounts->limits.uncounted_bytes : 0;
+}
 
 const char *usage_name(enum usage what);
 

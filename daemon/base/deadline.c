@@ -105,6 +105,7 @@ void deadlines_init(struct deadlines *all, uv_loop_t *loop)
     all->reads_first = false;
     all->heap = NULL;
     all->count = all->size = 0;
+    slices_init(&all->slices, loop);
 }
 
 void deadlines_close(struct deadlines *all, uv_close_cb on_closed)
@@ -114,6 +115,7 @@ void deadlines_close(struct deadlines *all, uv_close_cb on_closed)
     free(all->heap);
     all->heap = NULL;
     all->count = all->size = 0;
+    slices_close(&all->slices);
     uv_close((uv_handle_t *)&all->turn, NULL);
     uv_close((uv_handle_t *)&all->timer, on_closed);
 }

@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "daemon/base/slices.h"
+
 struct deadline {
     uint64_t at_ns;                       /* uv_hrtime() */
     size_t index;                         /* index in the heap, from 1; 0: not set */
@@ -27,6 +29,7 @@ struct deadlines {
     uint64_t armed_ns;
     struct deadline **heap; /* [1..count] */
     size_t count, size;
+    struct slices slices; /* for everybody who has deadlines */
 };
 
 void deadlines_init(struct deadlines *deadlines, uv_loop_t *loop);

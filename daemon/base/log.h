@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's log: one line per event, in lower case, to stderr. With $JOURNAL_STREAM journald adds time
  * and priority; otherwise the line begins with the time. A failure is logged once, where it is handled.
- * Any thread may log. */
+ * Any thread may log, and none waits for whoever reads the log. */
 #ifndef DAEMON_LOG_H
 #define DAEMON_LOG_H
 
@@ -25,9 +25,13 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_debug(...) log_at(LOG_LEVEL_DEBUG, __VA_ARGS__) /* per object */
 #define log_trace(...) log_at(LOG_LEVEL_TRACE, __VA_ARGS__) /* per message */
 
-/* Prints why the process ends before the log is in use: "rdtd: text", with the priority of an error for
- * journald. */
-void log_fatal(const char *text);
+/* Lines that standard error did not take: nobody read it, or the disk was full. The next line that it takes follows one that
+ * says how many are missing. */
+uint64_t log_lines_dropped(void);
+
+/* Prints why the process ends, after the name of the program and with the priority of an error for journald. All calls together
+ * wait at most a second for room. */
+void log_fatal(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* For lines that users or strangers can cause at will: at most one for each every_ns, the others at
  * debug level. All fields but every_ns start as 0. */

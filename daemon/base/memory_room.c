@@ -10,6 +10,8 @@
 #include <unistd.h>
 #include <uv.h>
 
+#define MEMORY_RESERVE 16 /* of a group's limit, this part is not for memory of clients */
+#define HEAP_RESERVE 32   /* and this part not for heap either */
 #define KNOWN_FOR_NS UINT64_C(100000000)
 #define NO_LIMIT (UINT64_C(1) << 60) /* version 1 states "no limit" by a number that is larger than any memory */
 
@@ -83,7 +85,7 @@ static uint64_t group_cache(const char *dir, bool v2)
            number_of(text, v2 ? "active_file" : "total_active_file");
 }
 
-static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
+static uint64_t group_room(const char *dir, bool v2, uint64_t wanted, unsigned reserve)
 {
     uint64_t limit = group_limit(dir, v2), used, cache = 0;
 
@@ -92,7 +94,7 @@ static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
     used = read_number(dir, v2 ? "memory.current" : "memory.usage_in_bytes");
     if (used == UINT64_MAX) /* the kernel does not report it */
         return used;
-    limit -= limit / 16;
+    limit -= limit / reserve;
     if (used > limit || limit - used < wanted)
         cache = group_cache(dir, v2);
     used -= cache < used ? cache : used;
@@ -101,6 +103,7 @@ static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
 
 struct looking {
     uint64_t wanted, least;
+    unsigned reserve;
     bool room;    /* reads the room of the groups; false: their limits */
     char *name_p; /* NULL: the caller does not need it */
 };
@@ -115,7 +118,7 @@ static void look_upward(struct looking *looking, const char *mount, char *group,
         char *slash = strrchr(group, '/');
 
         if (snprintf(dir, sizeof dir, "%s%s%s", mount, v2 ? "" : "/memory", group) < (int)sizeof dir)
-            bytes = looking->room ? group_room(dir, v2, looking->wanted) : group_limit(dir, v2);
+            bytes = looking->room ? group_room(dir, v2, looking->wanted, looking->reserve) : group_limit(dir, v2);
         if (bytes < looking->least) {
             looking->least = bytes;
             if (looking->name_p) /* of a long name the end, which says most */
@@ -167,9 +170,9 @@ uint64_t memory_group_limit_bytes(const char *groups, const char *mount)
     return look(&(struct looking){0}, groups, mount);
 }
 
-uint64_t memory_group_room_bytes(const char *groups, const char *mount, uint64_t wanted, char name_p[128])
+uint64_t memory_group_room_bytes(const char *groups, const char *mount, uint64_t wanted, unsigned reserve, char name_p[128])
 {
-    return look(&(struct looking){.wanted = wanted, .room = true, .name_p = name_p}, groups, mount);
+    return look(&(struct looking){.wanted = wanted, .reserve = reserve, .room = true, .name_p = name_p}, groups, mount);
 }
 
 /* ---- taking ---- */
@@ -188,11 +191,11 @@ void memory_room_fini(struct memory_room *room)
 }
 
 /* How many bytes fit now. If fewer than `wanted`, err says why. */
-static uint64_t look_for_room(uint64_t wanted, struct rdt_error *err)
+static uint64_t look_for_room(uint64_t wanted, unsigned reserve, struct rdt_error *err)
 {
     char name[128] = "";
     uint64_t available = available_bytes();
-    uint64_t in_groups = memory_group_room_bytes("/proc/self/cgroup", "/sys/fs/cgroup", wanted, name);
+    uint64_t in_groups = memory_group_room_bytes("/proc/self/cgroup", "/sys/fs/cgroup", wanted, reserve, name);
 
     if (in_groups < wanted && in_groups <= available)
         rdt_error_set(err, RDT_NO_MEMORY,
@@ -212,7 +215,7 @@ static uint64_t look_for_room(uint64_t wanted, struct rdt_error *err)
 static enum rdt_status await_room(struct memory_room *room, uint64_t bytes, bool may_wait, struct rdt_error *err)
 {
     for (;;) {
-        uint64_t fits = look_for_room(bytes, err), taking = room->taking_bytes;
+        uint64_t fits = look_for_room(bytes, MEMORY_RESERVE, err), taking = room->taking_bytes;
 
         if (fits < bytes)
             return RDT_NO_MEMORY;
@@ -246,4 +249,20 @@ void memory_room_taken(struct memory_room *room, uint64_t bytes)
     room->taking_bytes -= bytes;
     (void)pthread_cond_broadcast(&room->changed);
     (void)pthread_mutex_unlock(&room->mutex);
+}
+
+enum rdt_status memory_room_fits_heap(void *arg, uint64_t bytes, struct rdt_error *err)
+{
+    struct memory_room *room = arg;
+    uint64_t now = uv_hrtime(), fits;
+
+    if (bytes > room->heap_bytes || now - room->heap_ns >= KNOWN_FOR_NS) {
+        fits = look_for_room(bytes, HEAP_RESERVE, err);
+        if (fits < bytes)
+            return RDT_NO_MEMORY;
+        room->heap_bytes = bytes + (fits - bytes) / 16;
+        room->heap_ns = now;
+    }
+    room->heap_bytes -= bytes;
+    return RDT_OK;
 }

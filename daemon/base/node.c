@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The node's permanent uuid, stored as 32 hex digits in a file of state_dir. A file that cannot be read is
- * never overwritten, because other nodes know this one by its uuid. */
+/* The node's permanent uuid, stored as 32 hex digits in a file of state_dir. A file with something else is set aside and not
+ * overwritten, because other nodes know this one by its uuid, and somebody may be able to read it. */
 #include "daemon/base/node.h"
 
 #include <errno.h>
@@ -14,6 +14,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "daemon/base/log.h"
 
 static enum rdt_status random_bytes(uint8_t bytes[16], struct rdt_error *err)
 {
@@ -118,7 +120,8 @@ static enum rdt_status write_uuid(const char *dir, const char *path, const uint8
     return sync_dir(dir, err);
 }
 
-static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_error *err)
+/* damaged_p: the file has something else, and the uuid is a new one. */
+static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], bool *damaged_p, struct rdt_error *err)
 {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/node_uuid", dir) >= (int)sizeof path)
@@ -139,7 +142,8 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_e
         return rdt_error_sys(err, errno, "cannot read %s", path);
     enum rdt_status status = read_uuid(fd, path, uuid, err);
     close(fd);
-    return status;
+    *damaged_p = status == RDT_INVALID;
+    return *damaged_p ? random_uuid(uuid, err) : status;
 }
 
 /* Whoever tries the daemon as an ordinary user gets this error first, because state_dir belongs to the system. */
@@ -159,7 +163,8 @@ static void add_remedy(struct rdt_error *err)
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err)
 {
     struct node node = {0};
-    enum rdt_status status = state_dir[0] != 0 ? load_uuid(state_dir, node.uuid, err) : random_uuid(node.uuid, err);
+    enum rdt_status status =
+        state_dir[0] != 0 ? load_uuid(state_dir, node.uuid, &node.damaged, err) : random_uuid(node.uuid, err);
     if (status != RDT_OK && err)
         add_remedy(err);
     if (status == RDT_OK)
@@ -167,6 +172,34 @@ enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt
     if (status == RDT_OK)
         *node_p = node;
     return status;
+}
+
+enum rdt_status node_renew(const char *state_dir, struct node *node, struct rdt_error *err)
+{
+    char path[PATH_MAX], aside[PATH_MAX], text[33];
+    enum rdt_status status = RDT_OK;
+
+    if (!node->damaged)
+        return RDT_OK;
+    if (snprintf(path, sizeof path, "%s/node_uuid", state_dir) >= (int)sizeof path ||
+        snprintf(aside, sizeof aside, "%s.damaged", path) >= (int)sizeof aside)
+        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
+    if (rename(path, aside) != 0)
+        status = rdt_error_sys(err, errno, "cannot rename %s", path);
+    if (status == RDT_OK)
+        status = write_uuid(state_dir, path, node->uuid, err);
+    if (status != RDT_OK) {
+        if (err)
+            add_remedy(err);
+        return status;
+    }
+    node->damaged = false;
+    node_hex(node->uuid, text);
+    log_error(
+        "%s did not contain 32 hex digits, and is %s now. This node is %s: that of the keeper's objects if there are any, "
+        "else a new uuid. If nodes of other machines list another, restore it there and restart rdtd",
+        path, aside, text);
+    return RDT_OK;
 }
 
 enum rdt_status node_check(const char *state_dir, struct rdt_error *err)
@@ -200,11 +233,12 @@ enum rdt_status node_check(const char *state_dir, struct rdt_error *err)
     return status;
 }
 
-enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
+enum rdt_status node_lock(const char *state_dir, int *lock_p, struct rdt_error *err)
 {
     char path[PATH_MAX];
     int fd;
 
+    *lock_p = -1;
     if (state_dir[0] == 0)
         return RDT_OK;
     if (snprintf(path, sizeof path, "%s/lock", state_dir) >= (int)sizeof path)
@@ -216,8 +250,10 @@ enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
             add_remedy(err);
         return status;
     }
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-        return RDT_OK; /* the open file is the lock, which ends with the process */
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        *lock_p = fd;
+        return RDT_OK;
+    }
     if (errno == EWOULDBLOCK)
         (void)rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s: give each daemon its own", state_dir);
     else

@@ -14,18 +14,22 @@ struct node {
     uint8_t uuid[16];    /* permanent: stored in state_dir */
     uint8_t boot_id[16]; /* new at each start */
     char address[65];    /* where peers reach this node; "" without a peer link */
+    bool damaged;        /* the file in state_dir has no uuid: see node_renew */
 };
 
 /* Reads the uuid from state_dir, or creates it there; with state_dir "" it is random. Creates a new boot
- * id. */
+ * id. A file that is damaged stays until node_renew, before which another uuid may be set, such as that of the keeper. */
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err);
+
+/* If the file is damaged: gives it the name node_uuid.damaged, and writes the node's uuid. state_dir is locked. */
+enum rdt_status node_renew(const char *state_dir, struct node *node, struct rdt_error *err);
 
 /* Whether node_load could read or make the uuid there, without making anything: SYSTEM, INVALID. */
 enum rdt_status node_check(const char *state_dir, struct rdt_error *err);
 
-/* Locks state_dir for this process, because two daemons with one uuid would be taken for one node. The
- * lock ends with the process. Error: EXISTS. */
-enum rdt_status node_lock(const char *state_dir, struct rdt_error *err);
+/* Locks state_dir, because two daemons with one uuid would be taken for one node. *lock_p is -1 if there is none. The lock ends
+ * when the caller closes it, or else with the last thread of the process. Error: EXISTS. */
+enum rdt_status node_lock(const char *state_dir, int *lock_p, struct rdt_error *err);
 
 /* Whether uuid and address of a ref name this node. A zero uuid means the daemon at the address; without
  * an address, the daemon that is asked. */

@@ -4,9 +4,15 @@
 #include "daemon/base/owner_work.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,19 +21,32 @@
 #include "daemon/base/wake.h"
 #include "proto/list.h"
 
-#define MAX_THREADS (2u * OWNER_WORK_SHARED_THREADS)
+#define SURE_THREADS 128u
+#define MAX_THREADS (SURE_THREADS + 4u * OWNER_WORK_SHARED_THREADS)
 #define STACK_BYTES ((size_t)256 << 10)
-#define IDLE_S 2      /* a thread without work ends after this time */
+#define IDLE_S 2      /* a thread without work ends after this time, except the last one: there may be none later */
 #define LATE_TICKS 5u /* a close that takes longer is charged */
 #define WAKE_AT 64u   /* if so many descriptors are queued, a thread is woken before the next tick */
 #define RESERVE 64u   /* structs in reserve for when memory is short */
 #define END_TICKS (1000 / OWNER_WORK_TICK_MS)
 
-/* The work of one owner. It exists while any of it is queued, runs, or waits for the loop. */
+/* What has threads of its own. None can take those of another kind. */
+enum kind {
+    SURE, /* closes that always end, and the work of the daemon itself */
+    CLOSES,
+    WORKS,
+    KINDS
+};
+
+static const unsigned most_running[KINDS] = {
+    [SURE] = SURE_THREADS, [CLOSES] = 2 * OWNER_WORK_SHARED_THREADS, [WORKS] = 2 * OWNER_WORK_SHARED_THREADS};
+
+/* The work of one kind of one owner. It exists while any of it is queued, runs, or waits for the loop. */
 struct lane {
-    struct list link;        /* in pool->turns: it has work, and may use another thread */
+    struct list link; /* in pool->unserved or pool->served: it has work, and may use another thread */
+    enum kind kind;
     struct account *account; /* of the owner; one reference */
-    struct work_queue todo;
+    struct work_queue queue;
     unsigned n_running;
     unsigned n_items; /* loop thread: submitted, and the loop has not seen their end */
 };
@@ -45,19 +64,21 @@ struct owner_work {
     pthread_mutex_t mutex;
     pthread_cond_t more;
     /* Under the mutex. */
-    struct list turns, threads;
+    struct list unserved[KINDS], served[KINDS]; /* struct lane.link: no thread works for the lane; some do */
+    struct list threads;
     struct work_queue finished;
-    unsigned n_threads, n_idle, n_queued, n_running;
+    unsigned n_threads, n_idle, n_queued, n_running[KINDS];
     bool stop; /* threads end after what they are running */
     /* Loop thread. */
-    struct map lanes;    /* owner's account -> struct lane */
-    struct lane common;  /* for owners without memory for a lane */
-    struct list open;    /* struct descriptor.link */
-    struct list reserve; /* struct descriptor.link: the reserve */
+    struct map lanes;          /* lane_key -> struct lane */
+    struct lane common[KINDS]; /* for the daemon, and for owners without memory for a lane */
+    struct list open;          /* struct descriptor.link */
+    struct list reserve;       /* struct descriptor.link: the reserve */
     unsigned n_reserve;
     unsigned n_descriptors, n_works, n_optional; /* submitted, and not yet ended on the loop */
     unsigned n_ticks;                            /* since owner_work_close */
     bool closing;
+    struct log_rare starved;
     void (*on_ended_some)(void *arg);
     void *watch_arg;
     void (*on_closed)(void *arg);
@@ -79,36 +100,39 @@ static struct lane *lane_of(const struct work *work)
 
 /* ---- threads ---- */
 
-/* Under the mutex. */
+/* Under the mutex, after the lane has changed. */
 static void lane_queue(struct owner_work *pool, struct lane *lane)
 {
-    if (lane->todo.first && lane->n_running < OWNER_WORK_THREADS && list_empty(&lane->link))
-        list_append(&pool->turns, &lane->link);
+    list_remove(&lane->link);
+    if (lane->queue.first && lane->n_running < OWNER_WORK_THREADS)
+        list_append(lane->n_running > 0 ? &pool->served[lane->kind] : &pool->unserved[lane->kind], &lane->link);
 }
 
-/* Under the mutex. */
-static bool may_run(const struct owner_work *pool, const struct lane *lane)
+/* Under the mutex: how many more threads the lanes of this kind may use for which threads work already. */
+static unsigned room_of_served(const struct owner_work *pool, unsigned kind)
 {
-    return lane->n_running == 0 || pool->n_running < OWNER_WORK_SHARED_THREADS;
+    return pool->n_running[kind] < most_running[kind] / 2 ? most_running[kind] / 2 - pool->n_running[kind] : 0;
 }
 
 /* Under the mutex. NULL: no lane may run anything now. */
 static struct lane *next_lane(struct owner_work *pool)
 {
-    list_each (struct lane, lane, &pool->turns, link)
-        if (may_run(pool, lane))
-            return lane;
+    for (unsigned kind = KINDS; kind-- > 0;) {
+        if (!list_empty(&pool->unserved[kind]) && pool->n_running[kind] < most_running[kind])
+            return container_of(list_first(&pool->unserved[kind]), struct lane, link);
+        if (!list_empty(&pool->served[kind]) && room_of_served(pool, kind) > 0)
+            return container_of(list_first(&pool->served[kind]), struct lane, link);
+    }
     return NULL;
 }
 
 static void run_next(struct owner_work *pool, struct thread *thread, struct lane *lane)
 {
-    struct work *work = work_queue_pop(&lane->todo);
+    struct work *work = work_queue_pop(&lane->queue);
     bool is_close = !work->done;
 
-    list_remove(&lane->link);
     lane->n_running++;
-    pool->n_running++;
+    pool->n_running[lane->kind]++;
     pool->n_queued--;
     lane_queue(pool, lane); /* behind the lanes of other owners */
     thread->since_ns = is_close ? uv_hrtime() : 0;
@@ -117,7 +141,7 @@ static void run_next(struct owner_work *pool, struct thread *thread, struct lane
     pthread_mutex_lock(&pool->mutex);
     thread->since_ns = 0;
     lane->n_running--;
-    pool->n_running--;
+    pool->n_running[lane->kind]--;
     lane_queue(pool, lane);
     work_queue_push(&pool->finished, work);
     if (!is_close && !pool->stop)
@@ -143,9 +167,12 @@ static void *thread_main(void *arg)
         until.tv_sec += IDLE_S;
         pool->n_idle++;
         while (!next_lane(pool) && !pool->stop && !idle_too_long)
-            idle_too_long = pthread_cond_timedwait(&pool->more, &pool->mutex, &until) != 0;
+            if (pool->n_threads == 1)
+                pthread_cond_wait(&pool->more, &pool->mutex);
+            else
+                idle_too_long = pthread_cond_timedwait(&pool->more, &pool->mutex, &until) != 0;
         pool->n_idle--;
-        idle_too_long = idle_too_long && !next_lane(pool);
+        idle_too_long = idle_too_long && !next_lane(pool) && pool->n_threads > 1;
     }
     list_remove(&thread->link);
     pool->n_threads--;
@@ -154,15 +181,16 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Under the mutex. If the start fails, the next tick tries again. */
-static void start_thread(struct owner_work *pool)
+/* Under the mutex. Returns the number of an error. After one, the next tick tries again. */
+static int start_thread(struct owner_work *pool)
 {
     struct thread *thread = calloc(1, sizeof *thread);
     pthread_attr_t attr;
     sigset_t all, before;
+    int code;
 
     if (!thread)
-        return;
+        return ENOMEM;
     thread->pool = pool;
     list_init(&thread->link);
     (void)pthread_attr_init(&attr);
@@ -172,7 +200,8 @@ static void start_thread(struct owner_work *pool)
     (void)sigdelset(&all, SIGURG);
     (void)sigdelset(&all, SIGBUS); /* sigbus_guard.h */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&thread->id, &attr, thread_main, thread) == 0) {
+    code = pthread_create(&thread->id, &attr, thread_main, thread);
+    if (code == 0) {
         list_append(&pool->threads, &thread->link);
         pool->n_threads++;
     } else {
@@ -180,21 +209,37 @@ static void start_thread(struct owner_work *pool)
     }
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
+    return code;
 }
 
-/* Under the mutex: starts a thread for each owner with work, because the running threads may be in a close
+/* Under the mutex: starts up to n threads for the lanes in the list, less those that wait for work. */
+static void add_threads_for(struct owner_work *pool, const struct list *lanes, unsigned n, unsigned *n_idle)
+{
+    char why[256];
+    int code;
+
+    for (const struct list *node = lanes->next; node != lanes && n > 0; node = node->next, n--)
+        if (*n_idle > 0)
+            --*n_idle;
+        else if (pool->n_threads < MAX_THREADS && (code = start_thread(pool)) != 0) {
+            (void)snprintf(why, sizeof why,
+                           "no thread can be started beside %u (%s), so work and closes wait for each other: raise the "
+                           "limit of threads (TasksMax=, ulimit -u)",
+                           pool->n_threads, strerror(code));
+            log_warn_rarely(&pool->starved, "work of users", why);
+            return;
+        }
+}
+
+/* Under the mutex: starts a thread for each lane with work, because the running threads may be in a close
  * that does not return. */
 static void add_threads(struct owner_work *pool)
 {
-    unsigned n = pool->n_idle;
+    unsigned n_idle = pool->n_idle;
 
-    list_for_each (node, &pool->turns) {
-        if (!may_run(pool, container_of(node, struct lane, link)))
-            continue;
-        if (n > 0)
-            n--;
-        else if (pool->n_threads < MAX_THREADS)
-            start_thread(pool);
+    for (unsigned kind = 0; kind < KINDS; kind++) {
+        add_threads_for(pool, &pool->unserved[kind], most_running[kind] - pool->n_running[kind], &n_idle);
+        add_threads_for(pool, &pool->served[kind], room_of_served(pool, kind), &n_idle);
     }
     pthread_cond_broadcast(&pool->more);
 }
@@ -204,8 +249,6 @@ static void wake_one(struct owner_work *pool)
 {
     if (pool->n_idle > 0)
         pthread_cond_signal(&pool->more);
-    else if (pool->n_threads == 0)
-        start_thread(pool);
 }
 
 /* The signal ends the wait for the peer of a lingering socket. It does not interrupt the freeing of pages. */
@@ -222,16 +265,24 @@ static void interrupt_old(struct owner_work *pool)
 
 /* ---- on the loop ---- */
 
-static struct account *owner_of(struct account *account)
+static void lane_init(struct lane *lane, enum kind kind)
 {
-    return account->client != 0 && account->parent ? account->parent : account;
+    list_init(&lane->link);
+    work_queue_init(&lane->queue);
+    lane->kind = kind;
+}
+
+static uint64_t lane_key(const struct account *owner, enum kind kind)
+{
+    _Static_assert(KINDS <= _Alignof(struct account), "the kind fits into the low bits of the address");
+    return (uint64_t)(uintptr_t)owner + kind;
 }
 
 static void lane_item_ended(struct owner_work *pool, struct lane *lane)
 {
-    if (--lane->n_items > 0 || lane == &pool->common)
+    if (--lane->n_items > 0 || lane == &pool->common[lane->kind])
         return;
-    (void)map_remove_u64(&pool->lanes, (uint64_t)(uintptr_t)lane->account);
+    (void)map_remove_u64(&pool->lanes, lane_key(lane->account, lane->kind));
     account_unref(lane->account);
     free(lane);
 }
@@ -391,6 +442,7 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
     struct sigaction action = {.sa_handler = on_signal};
     pthread_condattr_t attr;
     enum rdt_status status;
+    int code;
 
     if (!pool)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the threads of owners");
@@ -410,18 +462,28 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
         list_init(&descriptor->link);
         reserve_put(pool, descriptor);
     }
-    list_init(&pool->turns);
     list_init(&pool->threads);
     work_queue_init(&pool->finished);
     map_init(&pool->lanes);
-    list_init(&pool->common.link);
-    work_queue_init(&pool->common.todo);
+    for (unsigned kind = 0; kind < KINDS; kind++) {
+        list_init(&pool->unserved[kind]);
+        list_init(&pool->served[kind]);
+        lane_init(&pool->common[kind], (enum kind)kind);
+    }
     pthread_mutex_init(&pool->mutex, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&pool->more, &attr);
     (void)pthread_condattr_destroy(&attr);
     (void)sigaction(SIGURG, &action, NULL);
+    pool->starved.every_ns = UINT64_C(1000000000);
+    pthread_mutex_lock(&pool->mutex);
+    code = start_thread(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    if (code != 0) {
+        owner_work_close(pool, NULL, NULL);
+        return rdt_error_sys(err, code, "cannot start a thread for the work of owners");
+    }
     *pool_p = pool;
     return RDT_OK;
 }
@@ -432,21 +494,20 @@ void owner_work_watch(struct owner_work *pool, void (*on_ended_some)(void *arg),
     pool->watch_arg = arg;
 }
 
-static struct lane *lane_get(struct owner_work *pool, struct account *account)
+static struct lane *lane_get(struct owner_work *pool, struct account *account, enum kind kind)
 {
-    struct account *owner = owner_of(account);
-    struct lane *lane = map_get_u64(&pool->lanes, (uint64_t)(uintptr_t)owner);
+    struct account *owner = account_owner(account);
+    struct lane *lane = map_get_u64(&pool->lanes, lane_key(owner, kind));
 
     if (lane)
         return lane;
     lane = calloc(1, sizeof *lane);
-    if (!lane || !map_put_u64(&pool->lanes, (uint64_t)(uintptr_t)owner, lane)) {
+    if (!lane || !map_put_u64(&pool->lanes, lane_key(owner, kind), lane)) {
         free(lane);
-        return &pool->common;
+        return &pool->common[kind];
     }
+    lane_init(lane, kind);
     lane->account = account_ref(owner);
-    list_init(&lane->link);
-    work_queue_init(&lane->todo);
     return lane;
 }
 
@@ -455,9 +516,10 @@ static void submit(struct owner_work *pool, struct lane *lane, struct work *work
     lane->n_items++;
     work->lane = (uint64_t)(uintptr_t)lane;
     pthread_mutex_lock(&pool->mutex);
-    work_queue_push(&lane->todo, work);
+    work_queue_push(&lane->queue, work);
     pool->n_queued++;
-    lane_queue(pool, lane);
+    if (list_empty(&lane->link))
+        lane_queue(pool, lane);
     if (work->done || pool->n_queued >= WAKE_AT)
         wake_one(pool); /* otherwise the tick wakes a thread for everything that has been queued until then */
     pthread_mutex_unlock(&pool->mutex);
@@ -470,7 +532,7 @@ static void run_close(struct work *work)
     (void)close(container_of(work, struct descriptor, work)->fd);
 }
 
-void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *account)
+static void close_as(struct owner_work *pool, int take_fd, struct account *account, enum kind kind)
 {
     struct descriptor *descriptor = descriptor_new(pool);
     struct lane *lane;
@@ -483,9 +545,24 @@ void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *a
     *descriptor = (struct descriptor){.work.run = run_close, .fd = take_fd, .account = account_ref(account)};
     list_init(&descriptor->link);
     list_append(&pool->open, &descriptor->link);
-    lane = lane_get(pool, account);
+    lane = lane_get(pool, account, kind);
     pool->n_descriptors++;
     submit(pool, lane, &descriptor->work);
+}
+
+/* The kernel knows the seals of memfds only, and asks no file system for them. Closing a memfd frees pages, and waits for
+ * nobody. */
+void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *account)
+{
+    close_as(pool, take_fd, account, !account->parent || fcntl(take_fd, F_GET_SEALS) >= 0 ? SURE : CLOSES);
+}
+
+void owner_work_close_socket(struct owner_work *pool, int take_sock, struct account *account)
+{
+    int unread = 0;
+    bool empty = shutdown(take_sock, SHUT_RDWR) == 0 && ioctl(take_sock, FIONREAD, &unread) == 0 && unread == 0;
+
+    close_as(pool, take_sock, account, empty ? SURE : CLOSES);
 }
 
 /* work->again has no meaning here and stores must_end. */
@@ -494,17 +571,20 @@ void owner_work_submit(struct owner_work *pool, struct work *work, struct accoun
     assert(work->done);
     work->again = must_end;
     *(must_end ? &pool->n_works : &pool->n_optional) += 1;
-    submit(pool, account ? lane_get(pool, account) : &pool->common, work);
+    submit(pool, account ? lane_get(pool, account, WORKS) : &pool->common[SURE], work);
 }
 
 bool owner_work_is_behind(const struct owner_work *pool, struct account *account)
 {
-    const struct lane *lane;
+    unsigned n = 0;
 
     if (owner_work_pending(pool) < OWNER_WORK_MAX)
         return false;
-    lane = map_get_u64(&pool->lanes, (uint64_t)(uintptr_t)owner_of(account));
-    return lane && lane->n_items >= OWNER_WORK_MAX;
+    for (unsigned kind = 0; kind < KINDS; kind++) {
+        const struct lane *lane = map_get_u64(&pool->lanes, lane_key(account_owner(account), (enum kind)kind));
+        n += lane ? lane->n_items : 0;
+    }
+    return n >= OWNER_WORK_MAX;
 }
 
 unsigned owner_work_pending(const struct owner_work *pool)

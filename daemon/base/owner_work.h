@@ -9,12 +9,21 @@
  *   loop: owner_work_close_fd --> owner's queue --> a thread closes --> loop: the charge goes back
  *   loop: owner_work_submit ----> owner's queue --> work->run -------> loop: work->done
  *
- * Each owner (tenant and uid) has a queue of its own. A queue with waiting work gets another thread, up to
- * OWNER_WORK_THREADS, so work that does not return delays only its own owner; half of all threads are for owners for whom
- * no thread works, however many owners have such work. A thread that has been in one close for
- * OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A late close is charged to its account
- * (USAGE_FDS) until it has returned. The sessions of an owner with OWNER_WORK_MAX items of work are not read
- * (owner_work_is_behind) until the threads have caught up: each item may have a descriptor that is charged to nobody.
+ * Each owner (tenant and uid) has queues of its own, one for each of three kinds of work:
+ *
+ *   what always ends   closing memory and sockets without unread messages; the work of the daemon itself
+ *   closes             of anything else that a client sent: the end of a close may never come
+ *   works              owner_work_submit: the end may not come as long as a client has the lock of its file
+ *
+ * A queue with waiting work gets another thread, up to OWNER_WORK_THREADS, so work that does not return delays only its own
+ * owner; half of the threads of a kind are for owners for whom none of them works. Whoever has many user ids (subordinate
+ * ones) can still let all threads of a kind hang. Therefore no kind can take the threads of another: a memfd is closed, and
+ * a snapshot proved, however many closes hang.
+ *
+ * A thread that has been in one close for OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A late
+ * close is charged to its account (USAGE_FDS) until it has returned. The sessions of an owner with OWNER_WORK_MAX items of
+ * work are not read (owner_work_is_behind) until the threads have caught up: each item may have a descriptor that is charged
+ * to nobody.
  *
  * Everything here runs on the loop thread, unless a function says otherwise.
  */
@@ -28,8 +37,8 @@
 #include "daemon/base/work.h"
 
 #define OWNER_WORK_TICK_MS 20
-#define OWNER_WORK_THREADS 32         /* of one owner */
-#define OWNER_WORK_SHARED_THREADS 256 /* as many more are for owners for whom no thread works */
+#define OWNER_WORK_THREADS 32         /* of one owner and kind */
+#define OWNER_WORK_SHARED_THREADS 224 /* for closes and for works; as many more are for owners for whom no thread works */
 #define OWNER_WORK_MAX 512u
 
 struct owner_work;
@@ -44,6 +53,10 @@ void owner_work_watch(struct owner_work *pool, void (*on_ended_some)(void *arg),
  * is charged to the account, without a check, until it has; ordinary descriptors are closed sooner. When
  * memory is short, a reserve is used; when that is used up, the descriptor stays open and charged. */
 void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *account);
+
+/* The same for the socket of a client's connection, which is shut down first. Nobody can send it a descriptor after that, so
+ * if there are no unread messages, its close waits for nobody. */
+void owner_work_close_socket(struct owner_work *pool, int take_sock, struct account *account);
 
 /* Runs work->run on a thread of the account's owner (NULL account: of the daemon itself), then work->done
  * on the loop. must_end: owner_work_close waits for the work. Otherwise the close may abandon it, and done

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/log.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
 
@@ -39,13 +40,27 @@ static void check_readable(const char *key, const char *path, struct option_faul
     option_fault(faults, &why, "%s = %s", key, path);
 }
 
+/* A file that may come later, as one of a volume that is mounted late. Returns whether it is missing. */
+static bool check_late(const char *key, const char *path, struct option_faults *faults)
+{
+    if (path[0] != 0 && access(path, F_OK) != 0 && errno == ENOENT)
+        return true;
+    check_readable(key, path, faults);
+    return false;
+}
+
 static void check_etcd(const struct options *options, struct option_faults *faults)
 {
+    const struct {
+        const char *name, *path;
+    } files[] = {{"etcd_ca", options->etcd_ca},
+                 {"etcd_cert", options->etcd_cert},
+                 {"etcd_key", options->etcd_key},
+                 {"etcd_password_file", options->etcd_password_file}};
     struct rdt_error why;
-    check_readable("etcd_ca", options->etcd_ca, faults);
-    check_readable("etcd_cert", options->etcd_cert, faults);
-    check_readable("etcd_key", options->etcd_key, faults);
-    check_readable("etcd_password_file", options->etcd_password_file, faults);
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (check_late(files[i].name, files[i].path, faults) && !faults->quiet)
+            log_warn("%s = %s: No such file or directory: this node uses etcd when it is there", files[i].name, files[i].path);
     if (!options->etcd_cert[0] != !options->etcd_key[0]) {
         rdt_error_set(&why, RDT_INVALID, "a certificate for etcd needs both etcd_cert and etcd_key");
         option_fault(faults, &why, "%s is not set", options->etcd_cert[0] ? "etcd_key" : "etcd_cert");
@@ -53,10 +68,6 @@ static void check_etcd(const struct options *options, struct option_faults *faul
     if (!options->etcd_user[0] != !options->etcd_password_file[0]) {
         rdt_error_set(&why, RDT_INVALID, "a user of etcd needs both etcd_user and etcd_password_file");
         option_fault(faults, &why, "%s is not set", options->etcd_user[0] ? "etcd_password_file" : "etcd_user");
-    }
-    if (strcmp(options->names, "etcd") == 0 && options->etcd_endpoints[0] == 0) {
-        rdt_error_set(&why, RDT_INVALID, "needs etcd_endpoints");
-        option_fault(faults, &why, "names = etcd");
     }
     if (options->etcd_endpoints[0] != 0 && !options_have_peers(options)) {
         rdt_error_set(&why, RDT_INVALID, "needs key_file or peer_cert: without a peer link there are no other nodes");
@@ -92,7 +103,7 @@ static void check_peer_link(const struct options *options, struct option_faults 
                                              : "peer_ca is not set");
     }
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
-        check_readable(files[i].name, files[i].path, faults);
+        (void)check_late(files[i].name, files[i].path, faults); /* peers_create says it */
 }
 
 static void check_whole(struct options *options, struct option_faults *faults)

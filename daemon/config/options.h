@@ -27,6 +27,7 @@ struct node_entry { /* a line of the nodes file: NAME ADDRESS:PORT [UUID] */
     char name[65];
     char address[65];
     uint8_t uuid[16]; /* all zero: any */
+    uint8_t source;   /* of the node table: enum directory_source, which named it */
     struct node_entry *next;
 };
 
@@ -85,6 +86,7 @@ struct options {
     char *peer_crl;                       /* revoked certificates; "" none */
     char *peer_allow;                     /* names of nodes, patterns separated by commas; "" all */
     char *share_tenants;                  /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
+    char *trusted_pickles;                /* nodes whose pickles clients may load unasked, comma-separated; "" none */
     char *dial;                           /* "any"; or "listed" */
     bool trusted_network;                 /* no */
     char *interfaces;                     /* for data, comma-separated; "" any */
@@ -137,6 +139,9 @@ void options_compare(const struct options *now, const struct options *fresh, opt
 
 /* Moves the nodes and the values of all keys that reload to `options`. fresh still needs options_fini. */
 void options_adopt(struct options *options, struct options *fresh);
+
+/* The most heap of all clients together: a quarter of the smaller of RAM and the limit of the daemon's control group. */
+uint64_t options_heap_limit(void);
 
 /* The value of memory_limit or, for 0, half of the smaller of RAM and the limit of the daemon's control group
  * (version 1 or 2, and the groups above it). */

@@ -95,9 +95,14 @@ static enum rdt_status check_prefix(const char *text, struct rdt_error *err)
 
 static enum rdt_status check_names(const char *text, struct rdt_error *err)
 {
-    if (strcmp(text, "nodes") == 0 || strcmp(text, "etcd") == 0 || strcmp(text, "local") == 0)
+    if (strcmp(text, "nodes") == 0 || strcmp(text, "local") == 0)
         return RDT_OK;
-    return rdt_error_set(err, RDT_INVALID, "expected nodes, etcd or local");
+    if (strcmp(text, "etcd") == 0)
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "names are no longer in etcd: write nodes, on all nodes, and names are known on a few of the nodes "
+            "that etcd_endpoints lists");
+    return rdt_error_set(err, RDT_INVALID, "expected nodes or local");
 }
 
 static enum rdt_status check_log_level(const char *text, struct rdt_error *err)
@@ -221,7 +226,7 @@ const struct option_key option_keys[] = {
      .help = "The time after which the daemon frees pooled or cached memory that nobody has used.",
      .why = "Raise it if versions are published at longer intervals: each then needs new pages."},
     {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .reload = RELOAD_ALWAYS, .fallback = "4096",
-     .help = "The most clients that may be connected at one time.",
+     .help = "The most clients that may be connected at one time. The last eighth is for users who have few.",
      .why = "Raise it on a node where more processes use the daemon."},
     {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .reload = RELOAD_ALWAYS, .fallback = "1048576",
      .help = "The most objects that may exist at one time.", .why = "Raise it for workloads with very many small objects."},
@@ -247,7 +252,8 @@ const struct option_key option_keys[] = {
     {LIMIT_ROW(client, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
      .help = "The most objects of one client. 0 means seven eighths of max_objects."},
     {LIMIT_ROW(client, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "65536",
-     .help = "The most memory regions that one client has allocated, imported or fetched into."},
+     .help =
+         "The most memory regions that one client has allocated, imported or fetched into. Allocated ones are mappings, too."},
     {LIMIT_ROW(client, fds, OPTION_COUNT, USAGE_FDS), .fallback = "0",
      .help = "The most file descriptors that the daemon keeps open for one client. 0 means seven eighths of those that it "
              "may open."},
@@ -261,12 +267,20 @@ const struct option_key option_keys[] = {
      .help = "The most memory of one client on all devices together. 0 means up to device_limit on each."},
     {LIMIT_ROW(client, holds, OPTION_COUNT, USAGE_HOLDS), .fallback = "65536",
      .help = "The most holds of one client on objects that it has not fetched."},
+    {LIMIT_ROW(client, mappings, OPTION_COUNT, USAGE_MAPPINGS), .fallback = "0",
+     .help =
+         "The most regions of one client that the daemon has mapped. 0 means seven eighths of what all users may have, which "
+         "is three quarters of the kernel's vm.max_map_count."},
+    {LIMIT_ROW(client, mapped_bytes, OPTION_BYTES, USAGE_MAPPED_BYTES), .fallback = "0",
+     .help =
+         "The most address space that the daemon's mappings of one client's regions take, whether these have pages or not. 0 "
+         "means seven eighths of what all users may have, which is three quarters of the daemon's address space."},
     {LIMIT_ROW(owner, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
      .help = "The most host memory of all clients of one user. 0 means up to memory_limit."},
     {LIMIT_ROW(owner, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",
      .help = "The most objects of one user. 0 means up to max_objects."},
     {LIMIT_ROW(owner, regions, OPTION_COUNT, USAGE_REGIONS), .fallback = "262144",
-     .help = "The most memory regions of one user."},
+     .help = "The most memory regions of one user. Allocated ones are mappings, too."},
     {LIMIT_ROW(owner, fds, OPTION_COUNT, USAGE_FDS), .fallback = "0",
      .help = "The most file descriptors that the daemon keeps open for one user. 0 means all that it may open."},
     {LIMIT_ROW(owner, transfers, OPTION_COUNT, USAGE_TRANSFERS), .fallback = "262144",
@@ -274,7 +288,10 @@ const struct option_key option_keys[] = {
     {LIMIT_ROW(owner, waiters, OPTION_COUNT, USAGE_WAITERS), .fallback = "262144",
      .help = "The most requests of one user that wait."},
     {LIMIT_ROW(owner, heap, OPTION_BYTES, USAGE_HEAP), .fallback = "4GiB",
-     .help = "The most heap that the daemon uses for one user's metadata, tensor lists, requests and messages."},
+     .help =
+         "The most heap that the daemon uses for one user's metadata, tensor lists, requests, messages and whatever else it "
+         "remembers for the user. All users together have a quarter of the smaller of RAM and the limit of the daemon's "
+         "control group."},
     {LIMIT_ROW(owner, device_bytes, OPTION_BYTES, USAGE_DEVICE_BYTES), .fallback = "0",
      .help = "The most memory of one user on all devices together. 0 means up to device_limit on each."},
     {LIMIT_ROW(owner, holds, OPTION_COUNT, USAGE_HOLDS), .fallback = "262144",
@@ -290,6 +307,14 @@ const struct option_key option_keys[] = {
      .help = "The most groups of one user that this node is a member of or has created. All users together may have 1024."},
     {LIMIT_ROW(owner, stored_bytes, OPTION_BYTES, USAGE_STORED_BYTES), .fallback = "0",
      .help = "The most bytes of one user's stored objects. 0 means up to storage_max, less the eighth that is for others."},
+    {LIMIT_ROW(owner, mappings, OPTION_COUNT, USAGE_MAPPINGS), .fallback = "0",
+     .help =
+         "The most regions of one user that the daemon has mapped. 0 means all that it may have, less the eighth that is for "
+         "others."},
+    {LIMIT_ROW(owner, mapped_bytes, OPTION_BYTES, USAGE_MAPPED_BYTES), .fallback = "0",
+     .help =
+         "The most address space that the daemon's mappings of one user's regions take. 0 means all that they may take, less "
+         "the eighth that is for others."},
 
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
      .value = "ADDRESS:PORT",
@@ -326,7 +351,10 @@ const struct option_key option_keys[] = {
      .why = "Set it where several separate clusters of rdtd share an etcd."},
     {ROW("network", "etcd_ca", OPTION_STRING, etcd_ca, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true, .fallback = "",
      .value = "PATH",
-     .help = "The authorities that the certificates of etcd must lead to, in PEM format; if it is empty, those of the system.",
+     .help =
+         "The authorities that the certificates of etcd must lead to, in PEM format; if it is empty, those of the system. If "
+         "this file or another one for etcd is missing at the start, the daemon serves its clients, and uses etcd when it is "
+         "there.",
      .why = "Set it where etcd has certificates of an authority of its own."},
     {ROW("network", "etcd_cert", OPTION_STRING, etcd_cert, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true,
      .fallback = "", .value = "PATH",
@@ -348,16 +376,17 @@ const struct option_key option_keys[] = {
          "long is removed from the table after the same time again.",
      .why = "Lower it to be rid of dead nodes sooner; raise it where etcd is slow."},
     {ROW("network", "names", OPTION_STRING, names, 1, 8), .reload = RELOAD_ALWAYS, .check = check_names, .fallback = "nodes",
-     .value = "nodes|etcd|local",
+     .value = "nodes|local",
      .help = "Where the nodes of published names are registered. nodes: on nodes of the table, if it has any; a name is then "
-             "found from all of them without an address, and belongs to one node at a time. etcd: in the etcd of "
-             "etcd_endpoints, which decides between two nodes that publish one name. local: nowhere; a name of another node "
-             "needs its address.",
+             "found from all of them without an address, and belongs to one node at a time. local: nowhere; a name of another "
+             "node needs its address.",
      .why = "Set it to local where nodes publish different things under the same name. It must be the same on all nodes."},
     {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
      .fallback = "", .value = "PATH",
-     .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. Without it and without "
-             "peer_cert the daemon has no peers. \"head -c 32 /dev/urandom | base64\" makes a key.",
+     .help =
+         "The file with the pre-shared key of the peer link, which must be the same on all nodes. Without it and without "
+         "peer_cert the daemon has no peers. If it, or a file of the certificates, is missing at the start, the daemon serves "
+         "its own clients and looks for it each second. \"head -c 32 /dev/urandom | base64\" makes a key.",
      .why = "Set it on every node that exchanges objects with others, unless certificates are used. Beside peer_cert it lets "
             "nodes change from the key to certificates one after the other."},
     {ROW("network", "peer_cert", OPTION_STRING, peer_cert, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
@@ -394,12 +423,22 @@ const struct option_key option_keys[] = {
      .help = "The tenants for whose users other nodes may act, separated by commas; * means all of them, empty means only the "
              "unnamed tenant.",
      .why = "List the tenants whose uids mean the same people on all nodes."},
+    {ROW("network", "trusted_pickles", OPTION_STRING, trusted_pickles, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .fallback = "",
+     .value = "NODE,...",
+     .help =
+         "The nodes whose pickles Python programs on this node load without asking, if the object is of their own user. A "
+         "pickle runs any code of the node that it comes from. A node is listed by its name in the node table, by its uuid, "
+         "or by the URI or DNS name of its certificate. A node that has only the key can claim any name and uuid.",
+     .why =
+         "List the nodes that may run code as any user of this node, so that models and other objects with code of their own "
+         "come from there without allow_pickle."},
     {ROW("network", "trusted_network", OPTION_BOOL, trusted_network, 0, 0), .fallback = "no",
      .help = "Whether transports that do not authenticate or encrypt (ucx, gloo, nccl) may run. Whoever reaches the node's "
              "interfaces can then write memory of the daemon.",
      .why = "Set it to yes on an isolated network only."},
     {ROW("network", "interfaces", OPTION_STRING, interfaces, 0, PATH_BYTES), .fallback = "", .value = "NAME,...",
-     .help = "The network interfaces for tensor data, separated by commas; empty means any.",
+     .help = "The network interfaces for tensor data, separated by commas; empty means any. A transport that finds no "
+             "network at the start of the daemon starts when all of them are up.",
      .why = "Name the fast ones where the machine also has slow or public ones."},
     {ROW("network", "peer_timeout", OPTION_DURATION, peer_timeout_ns, 20 * MS, HOUR), .fallback = "5s",
      .help = "A peer that sends nothing for this time is lost. The daemon pings a silent peer five times in this period.",

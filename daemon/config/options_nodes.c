@@ -115,7 +115,7 @@ void options_free_nodes(struct node_entry *nodes)
 bool options_same_nodes(const struct node_entry *a, const struct node_entry *b)
 {
     while (a && b && strcmp(a->name, b->name) == 0 && strcmp(a->address, b->address) == 0 &&
-           memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0) {
+           memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0 && a->source == b->source) {
         a = a->next;
         b = b->next;
     }

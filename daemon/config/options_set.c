@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "daemon/base/log.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
 #include "suggest.h"
@@ -29,8 +30,8 @@ void option_fault(struct option_faults *faults, const struct rdt_error *why, con
     if (faults->quiet)
         return;
     if (faults->n == 2)
-        fprintf(stderr, "rdtd: %s\n", faults->first.msg);
-    fprintf(stderr, "rdtd: %s\n", fault.msg);
+        log_fatal("%s", faults->first.msg);
+    log_fatal("%s", fault.msg);
 }
 
 /* ---- keys of backends ---- */

@@ -56,14 +56,11 @@ struct directory {
     struct peers *peers; /* NULL: this daemon has no peer link, and the table is empty */
     struct owner_work *owner_work;
     struct deadlines *deadlines;
-    void *names; /* the argument of the next two; NULL: nobody is told */
-    void (*on_name)(void *names, const Rdt__Pb__EtcdName *message);
-    void (*on_etcd)(void *names, bool up);
     struct directory_provider providers[DIRECTORY_SOURCES];
     struct node_entry *table;    /* merged; what peers/ has */
     struct etcd_program *etcd;   /* NULL: it does not run */
     struct list etcd_left;       /* struct etcd_program.link: those that have been told to end */
-    Rdt__Pb__EtcdInfo etcd_info; /* of all programs since the start; without names */
+    Rdt__Pb__EtcdInfo etcd_info; /* of all programs since the start */
     char etcd_endpoint[128];     /* of etcd_info */
     struct deadline etcd_start;  /* when the next program is started */
     int64_t etcd_pause_ns;       /* the last one before a start */
@@ -82,8 +79,5 @@ void directory_close(struct directory *directory, bool comes_back);
 const char *directory_source_name(enum directory_source source);                                    /* "file" */
 const char *directory_source_key(enum directory_source source);                                     /* "nodes": the option */
 const char *directory_source_from(const struct directory *directory, enum directory_source source); /* its value */
-
-/* Which provider lists the peer; DIRECTORY_SOURCES: none. */
-enum directory_source directory_source_of(const struct directory *directory, const struct peer *peer);
 
 #endif

@@ -32,12 +32,12 @@
 #define SILENCE_NS INT64_C(10000000000) /* it speaks each second */
 #define LEAVE_NS INT64_C(3000000000)    /* for it to end by itself */
 #define DECODED_BYTES ((size_t)8 << 20)
-#define QUEUE_BYTES_MAX ((size_t)4 << 20) /* of what it does not read */
 
 struct etcd_program {
     struct list link;            /* in etcd_left */
     struct directory *directory; /* NULL: only its end is awaited */
     pid_t pid;
+    bool killed;
     int sock, pidfd;
     uv_poll_t sock_poll, pid_poll;
     unsigned open_handles;
@@ -52,13 +52,6 @@ struct etcd_program {
 };
 
 static void start(struct directory *directory);
-
-static void set_up(struct directory *directory, bool up)
-{
-    directory->etcd_info.up = up;
-    if (directory->names)
-        directory->on_etcd(directory->names, up);
-}
 
 static struct directory_provider *provider_of(struct directory *directory)
 {
@@ -120,7 +113,7 @@ static void on_process_end(uv_poll_t *poll, int uv_status, int events)
                         WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     directory_note(provider_of(directory), &err);
     directory->etcd = NULL;
-    set_up(directory, false);
+    directory->etcd_info.up = false;
     if (uv_hrtime() - program->began_ns > 3 * (uint64_t)PAUSE_MAX_NS)
         directory->etcd_pause_ns = 0;
     start_later(directory);
@@ -160,7 +153,6 @@ static void take_state(struct etcd_program *program, const Rdt__Pb__EtcdState *s
     directory->etcd_info.endpoint = directory->etcd_endpoint;
     text_copy(directory->etcd_endpoint, sizeof directory->etcd_endpoint, info->endpoint);
     add_counters(&directory->etcd_info, &program->before);
-    set_up(directory, info->up);
     if (state->error[0] == '\0') {
         if (info->up)
             directory_note(provider, NULL);
@@ -204,14 +196,12 @@ static const ProtobufCMessageDescriptor *descriptor_of(uint16_t type)
 {
     return type == RDT__PB__ETCD_MESSAGE__ETCD_STATE   ? &rdt__pb__etcd_state__descriptor
            : type == RDT__PB__ETCD_MESSAGE__ETCD_NODES ? &rdt__pb__etcd_nodes__descriptor
-           : type == RDT__PB__ETCD_MESSAGE__ETCD_NAME  ? &rdt__pb__etcd_name__descriptor
                                                        : NULL;
 }
 
 static enum rdt_status take(struct etcd_program *program, const struct frame *frame, struct rdt_error *err)
 {
     const ProtobufCMessageDescriptor *type = descriptor_of(frame->type);
-    struct directory *directory = program->directory;
     ProtobufCMessage *message;
     struct arena arena;
     enum rdt_status status;
@@ -222,10 +212,8 @@ static enum rdt_status take(struct etcd_program *program, const struct frame *fr
     status = arena_unpack(&arena, type, frame->payload, frame->length, PROGRAM, &message, err);
     if (status == RDT_OK && frame->type == RDT__PB__ETCD_MESSAGE__ETCD_STATE)
         take_state(program, (const Rdt__Pb__EtcdState *)message);
-    else if (status == RDT_OK && frame->type == RDT__PB__ETCD_MESSAGE__ETCD_NODES)
+    else if (status == RDT_OK)
         status = take_nodes(program, (const Rdt__Pb__EtcdNodes *)message, err);
-    else if (status == RDT_OK && directory->names)
-        directory->on_name(directory->names, (const Rdt__Pb__EtcdName *)message);
     arena_fini(&arena);
     return status;
 }
@@ -236,10 +224,36 @@ static void set_events(struct etcd_program *program)
 {
     int events = (program->directory ? UV_READABLE : 0) | (program->writer.queued_frames > 0 ? UV_WRITABLE : 0);
 
+    if (program->killed)
+        return;
     if (events)
         (void)uv_poll_start(&program->sock_poll, events, on_socket);
     else
         (void)uv_poll_stop(&program->sock_poll);
+}
+
+/* Its end follows by on_process_end. */
+static void kill_for(struct etcd_program *program, enum rdt_status status, const struct rdt_error *why)
+{
+    if (status != RDT_DISCONNECTED && program->directory)
+        log_warn("directory etcd: " PROGRAM " (pid %d) is killed: %s", (int)program->pid, why->msg);
+    program->killed = true;
+    (void)uv_poll_stop(&program->sock_poll);
+    (void)kill(program->pid, SIGKILL);
+}
+
+static enum rdt_status read_socket(struct etcd_program *program, struct rdt_error *err)
+{
+    enum rdt_status status;
+    struct frame frame;
+    size_t n = 0;
+
+    status = frame_reader_recv(&program->reader, program->sock, &n, err);
+    if (n > 0)
+        (void)deadline_set(program->deadlines, &program->silence, SILENCE_NS);
+    while (status == RDT_OK && (status = frame_reader_next(&program->reader, &frame, err)) == RDT_OK)
+        status = take(program, &frame, err);
+    return status;
 }
 
 static void on_socket(uv_poll_t *poll, int uv_status, int events)
@@ -247,26 +261,15 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     struct etcd_program *program = poll->data;
     enum rdt_status status = uv_status < 0 ? RDT_DISCONNECTED : RDT_OK;
     struct rdt_error err = {.msg = "its socket is closed"};
-    struct frame frame;
-    size_t n = 0;
 
     if (status == RDT_OK && (events & UV_READABLE) && program->directory)
-        status = frame_reader_recv(&program->reader, program->sock, &n, &err);
-    while ((status == RDT_OK || status == RDT_AGAIN) && program->directory &&
-           frame_reader_next(&program->reader, &frame, &err) == RDT_OK)
-        status = take(program, &frame, &err);
+        status = read_socket(program, &err);
     if ((status == RDT_OK || status == RDT_AGAIN) && program->writer.queued_frames > 0)
         status = frame_writer_send(&program->writer, program->sock, &err);
-    if (n > 0)
-        (void)deadline_set(program->deadlines, &program->silence, SILENCE_NS);
-    if ((status == RDT_OK || status == RDT_AGAIN) && program->writer.queued_bytes < QUEUE_BYTES_MAX) {
+    if (status != RDT_OK && status != RDT_AGAIN)
+        kill_for(program, status, &err);
+    else
         set_events(program);
-        return;
-    }
-    if (status != RDT_DISCONNECTED && program->directory)
-        log_warn("directory etcd: " PROGRAM " (pid %d) is killed: %s", (int)program->pid, err.msg);
-    (void)uv_poll_stop(poll);
-    (void)kill(program->pid, SIGKILL);
 }
 
 static void tell(struct etcd_program *program, enum _Rdt__Pb__EtcdMessage type, const uint8_t *packed, size_t bytes)
@@ -280,18 +283,6 @@ static void tell(struct etcd_program *program, enum _Rdt__Pb__EtcdMessage type, 
         memcpy(payload, packed, bytes);
     (void)frame_writer_send(&program->writer, program->sock, &err); /* on_socket detects an error, too */
     set_events(program);
-}
-
-bool directory_tell_name(struct directory *directory, const Rdt__Pb__EtcdName *message)
-{
-    size_t bytes = rdt__pb__etcd_name__get_packed_size(message);
-    uint8_t packed[1024];
-
-    if (!directory->etcd || bytes > sizeof packed || directory->etcd->writer.queued_bytes > QUEUE_BYTES_MAX / 2)
-        return false;
-    (void)rdt__pb__etcd_name__pack(message, packed);
-    tell(directory->etcd, RDT__PB__ETCD_MESSAGE__ETCD_NAME, packed, bytes);
-    return true;
 }
 
 /* ---- its start ---- */
@@ -334,7 +325,6 @@ static uint8_t *pack_config(const struct directory *directory, size_t *bytes_p)
     config.ttl_ns = (int64_t)options->etcd_ttl_ns;
     config.node = (ProtobufCBinaryData){16, (uint8_t *)directory->node->uuid};
     config.boot_id = (ProtobufCBinaryData){16, (uint8_t *)directory->node->boot_id};
-    config.names = strcmp(options->names, "etcd") == 0;
     config.address = (char *)directory->node->address;
     packed = malloc(rdt__pb__etcd_config__get_packed_size(&config));
     *bytes_p = packed ? rdt__pb__etcd_config__pack(&config, packed) : 0;
@@ -441,7 +431,7 @@ static void leave(struct directory *directory, bool comes_back)
     deadline_unset(directory->deadlines, &directory->etcd_start);
     directory->etcd = NULL;
     directory->etcd_pause_ns = 0;
-    set_up(directory, false);
+    directory->etcd_info.up = false;
     if (!program)
         return;
     program->directory = NULL;

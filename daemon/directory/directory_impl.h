@@ -29,8 +29,7 @@ enum rdt_status directory_read_dns(struct directory_reading *reading, struct rdt
 
 /* ---- directory_etcd.c ---- */
 
-void directory_etcd_begin(struct directory_provider *provider);                          /* with these options */
-bool directory_tell_name(struct directory *directory, const Rdt__Pb__EtcdName *message); /* false: it was not sent */
+void directory_etcd_begin(struct directory_provider *provider); /* with these options */
 void directory_etcd_close(struct directory *directory, bool comes_back);
 
 /* ---- directory_table.c ---- */

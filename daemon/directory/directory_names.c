@@ -2,8 +2,10 @@
 /* The messages of other nodes about names, and the start and end of everything about names. */
 #include "daemon/directory/directory_names.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 #include "proto/layout.h"
@@ -40,7 +42,7 @@ static void on_register(struct directory_names *all, struct peer *peer, const st
 static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key)
 {
     struct name_place place;
-    bool found = names_home_seek(all, names_in_etcd(all) ? NULL : peer, key, &place) == RDT_OK;
+    bool found = names_home_seek(all, peer, key, &place) == RDT_OK;
 
     (void)names_send(all, peer, found ? RDT__PB__NAME_ACT__NAME_ACT_FOUND : RDT__PB__NAME_ACT__NAME_ACT_MISSING, key,
                      found ? &place : NULL);
@@ -73,8 +75,6 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
     if (message->node.len == sizeof place.node)
         memcpy(place.node, message->node.data, sizeof place.node);
     text_copy(place.address, sizeof place.address, message->address);
-    if (names_in_etcd(all) && message->act != RDT__PB__NAME_ACT__NAME_ACT_SEEK)
-        return; /* the option names differs on the other node, and here only etcd decides which node has a name */
     switch (message->act) {
     case RDT__PB__NAME_ACT__NAME_ACT_REGISTER:
         on_register(all, peer, &key, &place);
@@ -111,9 +111,20 @@ static enum rdt_status check(const Rdt__Pb__Name *message, struct rdt_error *err
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has no name or no owner");
     if (strlen(message->address) > RDT_MAX_ADDRESS_BYTES || strlen(message->owner->tenant) > 32)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has a text that is too long");
-    if (message->version > NAMES_NUMBER_MAX || message->epoch > NAMES_NUMBER_MAX)
-        return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has an impossible version or epoch");
     return RDT_OK;
+}
+
+/* Whether the epoch and the version are in range. Otherwise the message is to be ignored, and a line in the log says so. */
+static bool check_numbers(struct directory_names *all, const Rdt__Pb__Name *message, const char *from)
+{
+    char text[160];
+
+    if (rdt_number_is_valid(message->version) && rdt_number_is_valid(message->epoch))
+        return true;
+    (void)snprintf(text, sizeof text, "it gives a name version %llu in epoch %llu, which no rdtd counts to: it is ignored",
+                   (unsigned long long)message->version, (unsigned long long)message->epoch);
+    log_warn_rarely(&all->impossible, from, text);
+    return false;
 }
 
 enum rdt_status directory_names_frame(struct directory_names *all, struct peer *peer, const struct frame *frame,
@@ -127,9 +138,9 @@ enum rdt_status directory_names_frame(struct directory_names *all, struct peer *
     status = arena_unpack(&arena, &rdt__pb__name__descriptor, frame->payload, frame->length, "Name", &message, err);
     if (status == RDT_OK)
         status = check((const Rdt__Pb__Name *)message, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK && check_numbers(all, (const Rdt__Pb__Name *)message, peer->name))
         take(all, peer, (const Rdt__Pb__Name *)message);
-    else
+    else if (status != RDT_OK)
         rdt_error_prefix(err, "node %s", peer->name);
     arena_fini(&arena);
     return status;
@@ -137,7 +148,7 @@ enum rdt_status directory_names_frame(struct directory_names *all, struct peer *
 
 void directory_names_peer_up(struct directory_names *all, struct peer *peer)
 {
-    if (!peer->names || !directory_names_active(all) || names_in_etcd(all))
+    if (!peer->names || !directory_names_active(all))
         return;
     names_claims_tell_again(all); /* not only those of which this node is a home now: the table may have changed */
     names_seeks_peer_up(all, peer);
@@ -148,14 +159,13 @@ void directory_names_peer_up(struct directory_names *all, struct peer *peer)
 static void on_tick(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, tick);
-    bool active = directory_names_active(all);
 
-    if (active) {
+    if (directory_names_active(all)) {
         names_claims_tick(all, uv_hrtime());
         names_seeks_tick(all);
-        names_home_tick(all, uv_hrtime(), names_claim_exists);
+        names_home_tick(all, uv_hrtime());
     }
-    (void)deadline_set(all->deadlines, &all->tick, active && all->pruning ? 0 : TICK_NS);
+    (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
 }
 
 static void on_change(void *arg, struct name *name)
@@ -168,15 +178,19 @@ void directory_names_start(struct directory_names *all)
     map_init(&all->records);
     map_init(&all->claims);
     map_init(&all->seeks);
+    list_init(&all->sought);
+    list_init(&all->to_ask);
     list_init(&all->idle);
     list_init(&all->claimed);
     list_init(&all->dirty);
+    all->impossible.every_ns = UINT64_C(60000000000);
+    all->refused_lines.every_ns = UINT64_C(1000000000);
     all->tick.on_passed = on_tick;
     all->flush.on_passed = names_claims_flush;
     if (!all->peers)
         return;
-    list_for_each (node, &all->names->published)
-        directory_names_changed(all, container_of(node, struct name, link));
+    for (struct name *name = names_next(all->names, 0); name; name = names_next(all->names, name->number))
+        directory_names_changed(all, name);
     all->observer = (struct names_observer){.on_change = on_change, .arg = all};
     list_append(&all->names->observers, &all->observer.link);
     (void)deadline_set(all->deadlines, &all->tick, TICK_NS);

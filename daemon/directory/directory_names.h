@@ -29,7 +29,8 @@
  *
  * A home gives a name to who asks first. It gives it to another node only when the first has ended it, or has been away for
  * NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at different homes,
- * because these could not talk or were asked at once, the one that most homes know wins, and of equal ones the lowest uuid.
+ * because these could not talk or were asked at once, the one that most homes know wins, of equal ones the one with the higher
+ * epoch, and then the one with the lowest uuid.
  *
  * A version of many parts claims its name with the first part, and keeps the claim until it is complete or has failed.
  *
@@ -37,18 +38,17 @@
  * publish: the next registration makes up for their answers. A reader that cannot ask any home uses the last place that it
  * knows.
  *
- * With names = etcd there are no homes: etcd has the authoritative entries, and rdtd-etcd grants, refuses and reports
- * (names_etcd.c). A name may then be taken over as soon as the lease of its node has expired.
- *
  * Refuses: to know who may read a name. The publisher's node decides that.
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_DIRECTORY_NAMES_H
 #define DAEMON_DIRECTORY_NAMES_H
 
+#include "daemon/base/log.h"
 #include "daemon/base/node.h"
-#include "daemon/directory/directory.h"
+#include "daemon/config/options.h"
 #include "daemon/objects/names.h"
+#include "daemon/peers/peer.h"
 
 #define NAMES_HOMES 3u
 #define NAMES_STALE_NS UINT64_C(30000000000)
@@ -62,23 +62,23 @@ struct directory_names {
     const struct options *options;
     const struct node *node;
     struct peers *peers; /* NULL: no other node can be asked */
-    struct directory *directory;
     struct names *names;
     struct deadlines *deadlines;
     void *arg;
     /* Whether the peer may act for this owner. */
     bool (*check_requester)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
     struct map records, claims, seeks; /* owner and name -> struct name_record, name_claim, name_seek */
-    struct list idle;                  /* struct name_record.idle: names that no node has, longest first */
-    struct list claimed;               /* struct name_claim.link: the one that was registered longest ago is first */
-    struct list dirty;                 /* struct name_claim.by_dirty: their version has changed */
-    uint64_t retell_ns;                /* what the homes were told before this time is told again */
+    struct list sought, to_ask;        /* struct name_seek: readers wait for it; that one is asked next, in slices */
+    struct slice asking;
+    uint8_t ask_only[16]; /* all of to_ask: only this node, which has come up; zero: every home */
+    struct list idle;     /* struct name_record.idle: names that no node has, longest first */
+    struct list claimed;  /* struct name_claim.link: the one that was registered longest ago is first */
+    struct list dirty;    /* struct name_claim.by_dirty: their version has changed */
+    uint64_t retell_ns;   /* what the homes were told before this time is told again */
     struct deadline tick, flush;
-    bool etcd_up;        /* names = etcd: it can be asked */
-    uint32_t etcd_round; /* grows when etcd is lost; when it is up again, records of earlier rounds are outdated */
-    unsigned n_asking;   /* claims that wait for an answer of etcd */
-    size_t sweep;        /* cursor of records: where the next tick looks for some to forget */
-    bool pruning;        /* etcd is up again, and the records of earlier rounds are being forgotten */
+    size_t sweep;                  /* cursor of records: where the next tick looks for some to forget */
+    struct log_rare impossible;    /* messages with impossible numbers */
+    struct log_rare refused_lines; /* names that another node has: users can publish on two nodes in turn */
     struct names_observer observer;
     uint64_t n_found, n_missing, n_refused, n_by_memory; /* outcomes of look-ups; refused: publishes of another node's name */
 };
@@ -86,6 +86,7 @@ struct directory_names {
 /* A publish that waits for the homes. Embedded; on_decided is called once, when the publish may be tried again. */
 struct claim_waiter {
     struct list link;
+    bool decided; /* on_decided was called: it does not wait again for nodes that do not answer */
     void (*on_decided)(struct claim_waiter *waiter);
 };
 
@@ -106,11 +107,7 @@ void directory_names_close(struct directory_names *all);
 /* From now on other nodes are not told about changes of this node's names. */
 void directory_names_mute(struct directory_names *all);
 
-/* From rdtd-etcd: struct directory.on_name and on_etcd; arg is a struct directory_names. */
-void directory_names_etcd_told(void *arg, const Rdt__Pb__EtcdName *message);
-void directory_names_etcd_state(void *arg, bool up);
-
-/* Whether names are looked up at other nodes, or in etcd: by the option names, and if there is a node table at all. */
+/* Whether names are looked up at other nodes: by the option names, and if there is a node table at all. */
 bool directory_names_active(const struct directory_names *all);
 
 /* Before a publish. OK: this node may publish the name. AGAIN: the homes are being asked, and waiter->on_decided follows.
@@ -144,9 +141,6 @@ void name_seeker_remove(struct name_seeker *seeker); /* does nothing if it does 
 /* Describes in text_p which homes of the name cannot be asked, as a clause "; the node n2 ... "; "" if all can. */
 void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                              char *text_p, size_t size);
-
-/* Returns a clause that says what it means that there is no answer. */
-const char *directory_names_silence(const struct directory_names *all);
 
 /* Whether a ref of a name leaves its node open. */
 bool ref_is_unplaced(const struct rdt_ref *ref);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/map.h"
 #include "daemon/base/text.h"
 #include "daemon/directory/directory_impl.h"
 
@@ -33,48 +34,50 @@ const char *directory_source_from(const struct directory *directory, enum direct
 
 /* ---- the table ---- */
 
-static const struct node_entry *find_address(const struct node_entry *entry, const char *address)
+/* Appends what the sources name, an address only from the first source that names it. false: no memory. */
+static bool merge(const struct directory *directory, struct map *addresses, struct node_entry **last)
 {
-    while (entry && strcmp(entry->address, address) != 0)
-        entry = entry->next;
-    return entry;
+    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
+        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next) {
+            size_t bytes = strlen(entry->address);
+            bool known = map_get(addresses, entry->address, bytes) != NULL;
+            if (i > 0 && known)
+                continue;
+            *last = malloc(sizeof **last);
+            if (!*last)
+                return false;
+            **last = *entry;
+            (*last)->next = NULL;
+            (*last)->source = (uint8_t)i;
+            if (!known && !map_put(addresses, (*last)->address, bytes, *last))
+                return false;
+            last = &(*last)->next;
+        }
+    return true;
 }
 
 void directory_merge(struct directory *directory)
 {
-    struct node_entry *table = NULL, **last = &table;
+    struct node_entry *table = NULL;
+    struct map addresses;
+    bool merged;
 
-    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
-        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next) {
-            if (i > 0 && find_address(table, entry->address))
-                continue;
-            *last = malloc(sizeof **last);
-            if (!*last) {
-                log_error("no memory for the node table, which stays as it is");
-                options_free_nodes(table);
-                return;
-            }
-            **last = *entry;
-            (*last)->next = NULL;
-            last = &(*last)->next;
-        }
+    map_init(&addresses);
+    merged = merge(directory, &addresses, &table);
+    map_fini(&addresses);
+    if (!merged) {
+        log_error("no memory for the node table, which stays as it is");
+        options_free_nodes(table);
+        return;
+    }
     if (options_same_nodes(table, directory->table)) {
         options_free_nodes(table);
         return;
     }
-    options_free_nodes(directory->table);
-    directory->table = table;
     if (directory->peers)
         peers_set_nodes(directory->peers, table);
-}
-
-enum directory_source directory_source_of(const struct directory *directory, const struct peer *peer)
-{
-    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
-        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next)
-            if (peer_is_listed_as(peer, entry))
-                return (enum directory_source)i;
-    return DIRECTORY_SOURCES;
+    options_free_nodes(directory->table); /* which peers may still have been taking over */
+    directory->table = table;
 }
 
 /* ---- what a provider says ---- */

@@ -7,7 +7,6 @@
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 
-#define ASKING_MAX 256u          /* claims that rdtd-etcd has at a time */
 #define TOLD_PER_TURN 256u       /* claims that the homes are told in one turn of the loop, */
 #define TELL_NS UINT64_C(200000) /* in so much time: with many nodes it takes a while to find the homes of a name */
 
@@ -21,8 +20,6 @@ struct name_claim {
     enum claim_state state;
     uint64_t epoch;          /* that the homes gave; 0: none yet */
     uint64_t version;        /* the newest one here; 0: nothing is published */
-    int64_t revision;        /* revision of its key in etcd when this node wrote it; 0: unknown */
-    bool awaits_etcd;        /* counted in all->n_asking */
     uint64_t told_ns;        /* when the homes were last told */
     unsigned n_users;        /* names_claim_use: the version that will be published is not complete yet */
     struct name_place other; /* LOST: who has it */
@@ -52,11 +49,6 @@ bool names_claim_lost(const struct directory_names *all, const struct name_key *
     return true;
 }
 
-bool names_claim_exists(const struct directory_names *all, const struct name_key *key)
-{
-    return find(all, key);
-}
-
 bool names_claim_held(const struct directory_names *all, const struct name_key *key)
 {
     const struct name_claim *claim = find(all, key);
@@ -70,18 +62,10 @@ static bool is_used(const struct name_claim *claim)
     return claim->version > 0 || claim->n_users > 0;
 }
 
-static void await_etcd(struct name_claim *claim, bool awaits)
-{
-    if (claim->awaits_etcd != awaits)
-        claim->all->n_asking += awaits ? 1 : -1u;
-    claim->awaits_etcd = awaits;
-}
-
 static void claim_free(struct name_claim *claim)
 {
     struct directory_names *all = claim->all;
 
-    await_etcd(claim, false);
     deadline_unset(all->deadlines, &claim->patience);
     list_remove(&claim->link);
     list_remove(&claim->by_dirty);
@@ -134,38 +118,30 @@ static unsigned count_votes(const struct name_claim *claim, unsigned i)
     return n;
 }
 
-/* Whether another node has the name. claim->other becomes that node: the one that most homes know, and of equals the one with
- * the lowest uuid. So several nodes that ask at the same time, each known to some homes, all find the same one. */
+/* Whether another node has the name. claim->other becomes that node: the one that most homes know, of equals the one that got
+ * it last, and of these the one with the lowest uuid. So several nodes that ask at the same time, each known to some homes,
+ * all find the same one, and a node that was away finds the one that took its name over, although only a few homes answer it
+ * yet. */
 static bool find_winner(struct name_claim *claim, unsigned granted)
 {
     const uint8_t *winner = claim->all->node->uuid;
+    uint64_t epoch = claim->epoch;
     unsigned most = granted;
     bool lost = false;
 
     for (unsigned i = 0; i < claim->n_homes; i++) {
+        const struct name_place *place = &claim->place[i];
         unsigned votes = claim->answer[i] == ANSWER_REFUSED ? count_votes(claim, i) : 0;
-        if (votes == 0 || votes < most || (votes == most && memcmp(claim->place[i].node, winner, 16) >= 0))
+        if (votes == 0 || votes < most || (votes == most && place->epoch < epoch) ||
+            (votes == most && place->epoch == epoch && memcmp(place->node, winner, 16) >= 0))
             continue;
         most = votes;
-        winner = claim->place[i].node;
-        claim->other = claim->place[i];
+        epoch = place->epoch;
+        winner = place->node;
+        claim->other = *place;
         lost = true;
     }
     return lost;
-}
-
-/* etcd has not answered. Names that this node has stay its own, and its new claims wait for etcd. */
-static void wait_for_etcd(struct name_claim *claim)
-{
-    struct directory_names *all = claim->all;
-
-    claim->asking = false;
-    await_etcd(claim, false);
-    deadline_unset(all->deadlines, &claim->patience);
-    if (all->etcd_up)
-        tell_again(claim, INT64_C(500000000));
-    else if (list_empty(&claim->by_dirty))
-        list_append(&all->dirty, &claim->by_dirty); /* until etcd is up */
 }
 
 /* All homes have answered, or are away. */
@@ -178,10 +154,6 @@ static void decide(struct name_claim *claim)
     bool lost;
     struct rdt_error err;
 
-    if (names_in_etcd(all) && claim->answer[0] == ANSWER_AWAY) {
-        wait_for_etcd(claim);
-        return;
-    }
     for (unsigned i = 0; i < claim->n_homes; i++) {
         granted += claim->answer[i] == ANSWER_GRANTED;
         refused += claim->answer[i] == ANSWER_REFUSED;
@@ -189,7 +161,6 @@ static void decide(struct name_claim *claim)
             epoch = claim->place[i].epoch;
     }
     claim->asking = false;
-    await_etcd(claim, false);
     deadline_unset(all->deadlines, &claim->patience);
     lost = find_winner(claim, granted);
     if (!lost && refused > 0) { /* the homes that know another node must give it up */
@@ -200,7 +171,7 @@ static void decide(struct name_claim *claim)
         all->n_refused++;
         (void)refuse(claim, &err);
         if (claim->version > 0)
-            log_warn("%s", err.msg);
+            log_warn_rarely(&all->refused_lines, "names", err.msg);
     }
     if (!lost)
         names_set_floor(all->names, &claim->key.owner, claim->key.id, claim->key.id_bytes, claim->floor);
@@ -209,6 +180,7 @@ static void decide(struct name_claim *claim)
     list_splice(&waiters, &claim->waiters);
     list_drain (struct claim_waiter, waiter, &waiters, link) {
         list_remove(&waiter->link);
+        waiter->decided = true;
         waiter->on_decided(waiter);
     }
 }
@@ -226,8 +198,9 @@ static void take_answer(struct name_claim *claim, unsigned i, const struct name_
     claim->answer[i] = granted ? ANSWER_GRANTED : ANSWER_REFUSED;
     if (granted && place->epoch > claim->epoch)
         claim->epoch = place->epoch;
+    /* A higher one would leave this node too few to count on with, for all names that are new here. */
     if (granted && place->version > claim->floor)
-        claim->floor = place->version;
+        claim->floor = place->version < RDT_MAX_LEARNED ? place->version : RDT_MAX_LEARNED;
     if (!granted)
         claim->place[i] = *place;
 }
@@ -269,69 +242,15 @@ void names_claim_answer(struct directory_names *all, struct peer *from, const st
         decide(claim);
 }
 
-void names_claim_etcd_answer(struct directory_names *all, const struct name_key *key, const struct name_place *place,
-                             bool granted, int64_t revision)
-{
-    struct name_claim *claim = find(all, key);
-
-    if (claim && claim->asking) {
-        claim->revision = granted ? revision : 0;
-        take_answer(claim, 0, place, granted);
-        decide(claim);
-    }
-    if (!list_empty(&all->dirty) || next_to_retell(all))
-        names_claims_flush(&all->flush); /* the next ones */
-}
-
-/* etcd reports which node has the name; place NULL: none. Messages that are sent to it at the same time may be handled in
- * another order: an END after the next registration, or before the previous one. */
-void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place, int64_t revision)
-{
-    struct name_claim *claim = find(all, key);
-
-    if (!place) {
-        if (claim && revision > claim->revision && (is_used(claim) || !list_empty(&claim->waiters)))
-            tell_again(claim, INT64_C(2000000));
-        return;
-    }
-    if (!claim && memcmp(place->node, all->node->uuid, 16) == 0)
-        (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, key, place, revision);
-    if (!claim || claim->state != CLAIM_HELD || place->epoch <= claim->epoch || memcmp(place->node, all->node->uuid, 16) == 0)
-        return;
-    claim->revision = 0; /* another node took it over while this one was away; the answer to its next registration says so */
-    tell_again(claim, INT64_C(2000000));
-}
-
-void names_claims_etcd_down(struct directory_names *all)
-{
-    for (struct list *node = all->claimed.prev; node != &all->claimed && all->n_asking > 0; node = node->prev) {
-        struct name_claim *claim = container_of(node, struct name_claim, link); /* those that ask are among the last */
-        if (claim->asking)
-            wait_for_etcd(claim);
-    }
-}
-
 /* ---- asking ---- */
 
 static void place_here(const struct name_claim *claim, struct name_place *place_p)
 {
-    uint64_t version = claim->version < NAMES_NUMBER_MAX ? claim->version : NAMES_NUMBER_MAX;
+    uint64_t version = claim->version < RDT_MAX_NUMBER ? claim->version : RDT_MAX_NUMBER;
 
     *place_p = (struct name_place){.epoch = claim->epoch, .version = version};
     memcpy(place_p->node, claim->all->node->uuid, 16);
     text_copy(place_p->address, sizeof place_p->address, claim->all->node->address);
-}
-
-static void ask_etcd(struct name_claim *claim, const struct name_place *place)
-{
-    struct directory_names *all = claim->all;
-    bool sent = names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, place, claim->revision);
-
-    claim->n_homes = 1;
-    claim->answer[0] = sent ? ANSWER_AWAITED : ANSWER_AWAY;
-    await_etcd(claim, sent);
-    if (!sent || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS))
-        wait_for_etcd(claim);
 }
 
 /* Registers the name with all homes, whose answers say whether this node has it. A LOST claim is registered as if it were
@@ -352,10 +271,6 @@ static void ask(struct name_claim *claim)
     list_remove(&claim->link);
     list_append(&all->claimed, &claim->link);
     list_remove(&claim->by_dirty);
-    if (names_in_etcd(all)) {
-        ask_etcd(claim, &place);
-        return;
-    }
     for (unsigned i = 0; i < homes.n; i++) {
         memcpy(claim->home[i], homes.peer[i] ? homes.peer[i]->uuid : all->node->uuid, 16);
         claim->answer[i] = ANSWER_AWAITED;
@@ -402,12 +317,12 @@ enum rdt_status directory_names_claim(struct directory_names *all, const struct 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     if (claim->state == CLAIM_HELD)
         return RDT_OK;
-    if (claim->told_ns == 0 ||
-        (claim->state == CLAIM_LOST && !claim->asking && uv_hrtime() - claim->told_ns > UINT64_C(100000000)))
+    if (claim->told_ns == 0 || (claim->state == CLAIM_LOST && !claim->asking && !waiter->decided &&
+                                uv_hrtime() - claim->told_ns > UINT64_C(100000000)))
         ask(claim);
     if (claim->state == CLAIM_HELD)
         return RDT_OK;
-    if (claim->state == CLAIM_LOST && !claim->asking)
+    if (claim->state == CLAIM_LOST && (!claim->asking || waiter->decided))
         return refuse(claim, err);
     list_append(&claim->waiters, &waiter->link);
     return RDT_AGAIN;
@@ -448,10 +363,6 @@ static void tell_end(const struct name_claim *claim)
     if (claim->state == CLAIM_LOST)
         return;
     place_here(claim, &place);
-    if (names_in_etcd(all)) { /* if etcd is away, names_home_prune does this later */
-        (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &claim->key, &place, claim->revision);
-        return;
-    }
     names_homes_of(all, &claim->key, &homes);
     for (unsigned i = 0; i < homes.n; i++) {
         if (!homes.peer[i])
@@ -503,7 +414,7 @@ void directory_names_unuse(struct directory_names *all, const struct owner *owne
         claim_free(claim);
 }
 
-/* Tells the homes, or etcd, that the node still has the name, or that it has not needed it. */
+/* Tells the homes that the node still has the name, or that it has not needed it. */
 static void retell(struct name_claim *claim)
 {
     if (is_used(claim) || !list_empty(&claim->waiters) || claim->told_ns == 0) {
@@ -517,24 +428,21 @@ static void retell(struct name_claim *claim)
 void names_claims_flush(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, flush);
-    bool etcd = names_in_etcd(all);
     uint64_t until_ns = uv_hrtime() + TELL_NS;
     unsigned n = 0;
     struct name_claim *claim;
     struct list now; /* a claim that cannot be told is dirty again at once */
 
-    if (etcd && !all->etcd_up)
-        return;
     list_init(&now);
     list_splice(&now, &all->dirty);
-    for (; !(etcd && all->n_asking >= ASKING_MAX) && n < TOLD_PER_TURN && uv_hrtime() < until_ns; n++)
+    for (; n < TOLD_PER_TURN && uv_hrtime() < until_ns; n++)
         if (!list_empty(&now))
             ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
         else if ((claim = next_to_retell(all)))
             retell(claim);
         else
             break;
-    if ((!list_empty(&now) || next_to_retell(all)) && !(etcd && all->n_asking >= ASKING_MAX))
+    if (!list_empty(&now) || next_to_retell(all))
         (void)deadline_set(all->deadlines, &all->flush, 0);
     list_splice(&now, &all->dirty); /* claims that wait come before those that are registered again */
     list_splice(&all->dirty, &now);
@@ -553,30 +461,9 @@ void names_claims_tell_again(struct directory_names *all)
     retell_before(all, uv_hrtime());
 }
 
-/* Nothing reminds etcd of a name but the lease of its node. */
-static void tick_in_etcd(struct directory_names *all, uint64_t now_ns)
-{
-    for (unsigned n = 0; n < 1024 && !list_empty(&all->claimed); n++) {
-        struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
-        if (next_to_retell(all) || now_ns - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
-            return;
-        if (!is_used(claim) && list_empty(&claim->waiters)) {
-            retell(claim);
-            continue;
-        }
-        if (claim->state == CLAIM_LOST) /* it does not say when the node that took the name is gone */
-            tell_again(claim, INT64_C(2000000));
-        claim->told_ns = now_ns;
-        list_remove(&claim->link);
-        list_append(&all->claimed, &claim->link);
-    }
-}
-
 void names_claims_tick(struct directory_names *all, uint64_t now_ns)
 {
-    if (names_in_etcd(all))
-        tick_in_etcd(all, now_ns);
-    else if (now_ns > (uint64_t)NAMES_REGISTER_NS)
+    if (now_ns > (uint64_t)NAMES_REGISTER_NS)
         retell_before(all, now_ns - (uint64_t)NAMES_REGISTER_NS);
 }
 

@@ -19,8 +19,6 @@ struct name_record {
     struct name_place place; /* of the last node that had it */
     bool held;               /* false: no node has it; epoch and version are remembered */
     uint64_t heard_ns;
-    uint32_t round;         /* of etcd, that told it */
-    bool unclaimed;         /* according to etcd this node has it, but at the last tick it was not published here */
     struct seeker *seekers; /* [n_seekers] */
     unsigned n_seekers;
 };
@@ -67,12 +65,6 @@ static bool is_stale(const struct directory_names *all, const struct name_record
     if (now - record->heard_ns <= NAMES_STALE_NS)
         return false;
     return !peer || peer->state != PEER_UP || (peer->since_ns > record->heard_ns && now - peer->since_ns > NAMES_STALE_NS);
-}
-
-/* Whether etcd had told it before it was away, and has not told it again. */
-static bool is_old(const struct directory_names *all, const struct name_record *record)
-{
-    return all->etcd_up && record->round != all->etcd_round && names_in_etcd(all);
 }
 
 static void tell_seekers(struct directory_names *all, struct name_record *record)
@@ -169,46 +161,13 @@ enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, 
 {
     struct name_record *record = from ? record_get(all, key) : map_get(&all->records, key->packed, key->bytes);
 
-    if (record && !is_old(all, record) && record->held && record->place.version > 0) {
+    if (record && record->held && record->place.version > 0) {
         *place_p = record->place;
         return RDT_OK;
     }
     if (record && from)
         note_seeker(record, from);
     return RDT_AGAIN;
-}
-
-void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place)
-{
-    struct name_record *record = place ? record_get(all, key) : map_get(&all->records, key->packed, key->bytes);
-
-    if (record && !place) {
-        record_free(all, record);
-    } else if (record) {
-        record->place = *place;
-        record->held = true;
-        list_remove(&record->idle);
-        record->round = all->etcd_round;
-    }
-}
-
-/* Whether this node has the name according to etcd although nothing is published here: the name ended while etcd was away, or
- * with an earlier daemon, or etcd has not handled the END. */
-static bool is_unclaimed(const struct directory_names *all, const struct name_record *record, name_is_claimed is_claimed)
-{
-    return record->held && memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
-           !is_claimed(all, &record->key);
-}
-
-static void end_in_etcd(const struct directory_names *all, const struct name_record *record)
-{
-    (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
-}
-
-void names_home_prune(struct directory_names *all)
-{
-    all->sweep = 0;
-    all->pruning = true;
 }
 
 static bool is_sought(const struct name_record *record, uint64_t now)
@@ -219,26 +178,18 @@ static bool is_sought(const struct name_record *record, uint64_t now)
     return false;
 }
 
-void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claimed is_claimed)
+void names_home_tick(struct directory_names *all, uint64_t now_ns)
 {
     struct name_record *record;
-    bool unclaimed;
 
     for (unsigned i = 0; i < SWEEP; i++) {
         record = map_next(&all->records, &all->sweep);
         if (!record) {
             all->sweep = 0;
-            all->pruning = false;
             return;
         }
-        if (is_old(all, record) || (record->place.epoch == 0 && !is_sought(record, now_ns))) {
+        if (record->place.epoch == 0 && !is_sought(record, now_ns))
             record_free(all, record);
-            continue;
-        }
-        unclaimed = is_unclaimed(all, record, is_claimed);
-        if (unclaimed && (record->unclaimed || all->pruning) && names_in_etcd(all)) /* what was just sent may be under way */
-            end_in_etcd(all, record);
-        record->unclaimed = unclaimed;
     }
 }
 

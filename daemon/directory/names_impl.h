@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files about names share. Private to the room. From the top down, each calls only those on lower lines:
  *
- *   directory_names.c, names_etcd.c   messages from other nodes and from rdtd-etcd
- *   names_seek.c                      readers of this node
- *   names_claim.c                     the names that are published here
- *   names_home.c                      this node as a home
- *   names_send.c                      which nodes are asked about a name, and the messages to them */
+ *   directory_names.c   messages from other nodes
+ *   names_seek.c        readers of this node
+ *   names_claim.c       the names that are published here
+ *   names_home.c        this node as a home
+ *   names_send.c        which nodes are asked about a name, and the messages to them */
 #ifndef DAEMON_NAMES_IMPL_H
 #define DAEMON_NAMES_IMPL_H
 
 #include "daemon/directory/directory_names.h"
-
-#define NAMES_NUMBER_MAX (UINT64_C(1) << 62) /* of versions and epochs in messages: they only grow, and must never wrap */
+#include "proto/wire_limits.h"
 
 /* Returns the next epoch. The present one comes from another node, so it may already be the highest. */
 static inline uint64_t name_number_after(uint64_t number)
 {
-    return number < NAMES_NUMBER_MAX ? number + 1 : NAMES_NUMBER_MAX;
+    return number < RDT_MAX_NUMBER ? number + 1 : RDT_MAX_NUMBER;
 }
 
 /* Owner and name as a key of a map. */
@@ -47,10 +46,6 @@ struct name_place { /* the node that has a name */
 bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
                 const struct name_place *place);
 
-bool names_in_etcd(const struct directory_names *all);
-bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
-                     const struct name_place *place, int64_t revision); /* false: etcd is away */
-
 /* Writes which node a place is at, for an error or a log line. */
 void names_describe(const struct directory_names *all, const struct name_place *place, char text[128]);
 
@@ -65,16 +60,8 @@ void names_home_end(struct directory_names *all, const struct name_key *key, con
 /* Handles a look-up. from NULL: a reader of this node, to which no message is sent. AGAIN: no node has registered the name. */
 enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, const struct name_key *key,
                                 struct name_place *place_p);
-/* etcd has this place for the name; NULL: none. */
-void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place);
-
-/* Whether the name is published here, or claimed in order to be published. */
-typedef bool (*name_is_claimed)(const struct directory_names *all, const struct name_key *key);
-/* Begins to forget what etcd has not told again, which counts no more from now on: names_home_tick does it in steps. */
-void names_home_prune(struct directory_names *all);
-
 /* Forgets a few of the names that were only looked up, and for which nobody waits any more. */
-void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claimed is_claimed);
+void names_home_tick(struct directory_names *all, uint64_t now_ns);
 void names_home_close(struct directory_names *all);
 
 /* ---- names_claim.c: the names that are published here ---- */
@@ -85,15 +72,8 @@ void names_claim_answer(struct directory_names *all, struct peer *from, const st
 /* The node, which may be a home of the name, can say nothing of its owner. */
 void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key);
 
-void names_claim_etcd_answer(struct directory_names *all, const struct name_key *key, const struct name_place *place,
-                             bool granted, int64_t revision);
-void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place,
-                      int64_t revision);
-void names_claims_etcd_down(struct directory_names *all);
-
 /* Whether another node has taken the name over. */
 bool names_claim_lost(const struct directory_names *all, const struct name_key *key, struct name_place *place_p);
-bool names_claim_exists(const struct directory_names *all, const struct name_key *key); /* whatever its state */
 bool names_claim_held(const struct directory_names *all, const struct name_key *key);
 void names_claims_flush(struct deadline *deadline);
 void names_claims_tick(struct directory_names *all, uint64_t now_ns);
@@ -104,8 +84,6 @@ void names_claims_close(struct directory_names *all);
 
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place);
 void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key);
-void names_seek_missing_everywhere(struct directory_names *all, const struct name_key *key);
-void names_seeks_ask(struct directory_names *all); /* asks again, for all readers that wait */
 void names_seeks_tick(struct directory_names *all);
 void names_seeks_peer_up(struct directory_names *all, struct peer *peer);
 void names_seeks_close(struct directory_names *all);

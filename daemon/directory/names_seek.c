@@ -10,6 +10,7 @@
 #define MEMORY_MAX 65536u /* the most names whose place is remembered, in case no home answers */
 
 struct name_seek {
+    struct list link; /* in all->sought or all->to_ask, the one that was asked longest ago first */
     struct directory_names *all;
     struct name_key key;
     struct list seekers;     /* struct name_seeker; empty: the entry only remembers `place` */
@@ -28,6 +29,7 @@ static struct name_seek *seek_get(struct directory_names *all, const struct name
         return seek;
     seek->all = all;
     seek->key = *key;
+    list_init(&seek->link);
     list_init(&seek->seekers);
     if (!map_put(&all->seeks, seek->key.packed, seek->key.bytes, seek)) {
         free(seek);
@@ -38,6 +40,8 @@ static struct name_seek *seek_get(struct directory_names *all, const struct name
 
 static void settle(struct name_seek *seek)
 {
+    if (list_empty(&seek->seekers) && !seek->busy)
+        list_remove(&seek->link);
     if (seek->busy || !list_empty(&seek->seekers) || (seek->place.epoch > 0 && map_count(&seek->all->seeks) < MEMORY_MAX))
         return;
     map_remove(&seek->all->seeks, seek->key.packed, seek->key.bytes);
@@ -75,7 +79,7 @@ enum rdt_status directory_names_find(struct directory_names *all, const struct o
     if (found && is_here(all, &place)) /* this daemon has restarted without the name */
         found = false;
     names_homes_of(all, &key, &homes);
-    if (!found && (names_in_etcd(all) ? all->etcd_up : can_ask(&homes)))
+    if (!found && can_ask(&homes))
         return RDT_AGAIN;
     seek = found ? NULL : map_get(&all->seeks, key.packed, key.bytes);
     if (seek && seek->place.epoch > 0) {
@@ -97,10 +101,8 @@ static void ask(struct name_seek *seek)
 
     seek->asked_ns = uv_hrtime();
     seek->n_missing = 0;
-    if (names_in_etcd(seek->all)) {
-        (void)names_etcd_send(seek->all, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, 0);
-        return;
-    }
+    list_remove(&seek->link);
+    list_append(&seek->all->sought, &seek->link);
     names_homes_of(seek->all, &seek->key, &homes);
     for (unsigned i = 0; i < homes.n; i++)
         if (homes.peer[i])
@@ -198,45 +200,52 @@ void names_seek_missing(struct directory_names *all, const struct peer *from, co
     tell_missing(seek);
 }
 
-void names_seek_missing_everywhere(struct directory_names *all, const struct name_key *key)
+static bool ask_some(struct slice *slice, uint64_t until_ns)
 {
-    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
+    struct directory_names *all = container_of(slice, struct directory_names, asking);
+    static const uint8_t nobody[16];
+    bool only = memcmp(all->ask_only, nobody, sizeof nobody) != 0;
+    struct peer *peer = only && all->peers ? peers_known(all->peers, all->ask_only) : NULL;
 
-    if (seek)
-        tell_missing(seek);
+    while (!list_empty(&all->to_ask)) {
+        struct name_seek *seek = container_of(list_first(&all->to_ask), struct name_seek, link);
+        if (only) {
+            list_remove(&seek->link);
+            list_append(&all->sought, &seek->link);
+            if (peer)
+                (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
+        } else {
+            ask(seek);
+        }
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
 }
 
-void names_seeks_ask(struct directory_names *all)
+static void ask_all(struct directory_names *all, const struct peer *peer)
 {
-    struct name_seek *seek;
-    size_t cursor = 0;
-
-    while ((seek = map_next(&all->seeks, &cursor)))
-        if (!list_empty(&seek->seekers))
-            ask(seek);
+    if (!peer || !list_empty(&all->to_ask)) /* others are being asked already: all of them ask every home again */
+        memset(all->ask_only, 0, sizeof all->ask_only);
+    else
+        memcpy(all->ask_only, peer->uuid, sizeof all->ask_only);
+    list_splice(&all->to_ask, &all->sought);
+    all->asking.run = ask_some;
+    slice_begin(&all->deadlines->slices, &all->asking);
 }
 
 void names_seeks_tick(struct directory_names *all)
 {
     uint64_t now = uv_hrtime();
-    struct name_seek *seek;
-    size_t cursor = 0;
 
-    if (names_in_etcd(all))
-        return; /* rdtd-etcd tells */
-    while ((seek = map_next(&all->seeks, &cursor)))
-        if (!list_empty(&seek->seekers) && now - seek->asked_ns > ASK_AGAIN_NS)
-            ask(seek);
+    if (!list_empty(&all->sought) &&
+        now - container_of(list_first(&all->sought), struct name_seek, link)->asked_ns > ASK_AGAIN_NS)
+        ask_all(all, NULL);
 }
 
 void names_seeks_peer_up(struct directory_names *all, struct peer *peer)
 {
-    struct name_seek *seek;
-    size_t cursor = 0;
-
-    while ((seek = map_next(&all->seeks, &cursor)))
-        if (!list_empty(&seek->seekers))
-            (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
+    ask_all(all, peer);
 }
 
 void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
@@ -250,11 +259,6 @@ void directory_names_explain(const struct directory_names *all, const struct own
     text_p[0] = '\0';
     if (!directory_names_active(all))
         return;
-    if (names_in_etcd(all)) {
-        if (!all->etcd_up)
-            (void)snprintf(text_p, size, "; etcd, which would know the name, cannot be asked");
-        return;
-    }
     name_key_make(&key, owner, id, id_bytes);
     names_homes_of(all, &key, &homes);
     for (unsigned i = 0; i < homes.n; i++)
@@ -270,6 +274,7 @@ void names_seeks_close(struct directory_names *all)
     struct name_seek *seek;
     size_t cursor = 0;
 
+    slice_stop(&all->asking);
     while ((seek = map_next(&all->seeks, &cursor))) {
         list_for_each_safe (node, &seek->seekers) {
             container_of(node, struct name_seeker, link)->seek = NULL;

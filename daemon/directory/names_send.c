@@ -1,34 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nodes that are asked about a name, its homes or etcd, and the messages to them. */
+/* The nodes that are asked about a name, which are its homes, and the messages to them. */
 #include <stdio.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "daemon/directory/directory_impl.h"
 #include "daemon/directory/names_impl.h"
-
-bool names_in_etcd(const struct directory_names *all)
-{
-    return strcmp(all->options->names, "etcd") == 0;
-}
 
 bool directory_names_active(const struct directory_names *all)
 {
     const struct options *options = all->options;
 
-    return all->peers && (names_in_etcd(all) ||
-                          (strcmp(options->names, "nodes") == 0 &&
-                           (options->nodes[0] != '\0' || options->nodes_dns[0] != '\0' || options->etcd_endpoints[0] != '\0')));
-}
-
-const char *directory_names_silence(const struct directory_names *all)
-{
-    if (!names_in_etcd(all))
-        return "the nodes that would know the name have not answered";
-    return all->etcd_up ? "etcd, which decides who has the name, has not answered"
-                        : "etcd, which decides who has the name, cannot be asked (rdtctl nodes says why)";
+    return all->peers && strcmp(options->names, "nodes") == 0 &&
+           (options->nodes[0] != '\0' || options->nodes_dns[0] != '\0' || options->etcd_endpoints[0] != '\0');
 }
 
 void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes)
@@ -91,7 +76,7 @@ void names_homes_of(const struct directory_names *all, const struct name_key *ke
     consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
     if (all->peers && is_shared(all, &key->owner))
         list_each (struct peer, peer, peers_all(all->peers), link)
-            if (peer->names && peer_is_listed(peer))
+            if (peer->names && peer_listed_by(peer) >= 0)
                 consider(homes_p, weights, peer, weight(hash, peer->uuid));
 }
 
@@ -117,29 +102,6 @@ bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__N
         message.address = (char *)place->address;
     }
     return peer_send(peer, RDT_PEER_NAME, &message.base, NULL) == RDT_OK;
-}
-
-bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
-                     const struct name_place *place, int64_t revision)
-{
-    Rdt__Pb__EtcdName message = RDT__PB__ETCD_NAME__INIT;
-    Rdt__Pb__Name name = RDT__PB__NAME__INIT;
-    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
-
-    if (!all->etcd_up)
-        return false;
-    owner.tenant = (char *)key->owner.tenant;
-    owner.uid = key->owner.uid;
-    name.act = act;
-    name.owner = &owner;
-    name.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
-    if (place) {
-        name.epoch = place->epoch;
-        name.version = place->version;
-    }
-    message.name = &name;
-    message.revision = revision;
-    return directory_tell_name(all->directory, &message);
 }
 
 /* ---- text ---- */

@@ -22,7 +22,7 @@ void group_keep(struct group *group)
         record.tenant = group->owner.tenant;
         record.transport = (char *)(uintptr_t)group->transport->name;
         record.n_members = group->n_members;
-        group->record = recovery_keep_group(recovery, &record, group->number, group->epoch);
+        group->record = recovery_keep_group(recovery, group->account, &record, group->number, group->epoch);
     }
     arena_fini(&arena);
 }
@@ -36,7 +36,7 @@ void group_keep_epoch(struct group *group)
 void group_unkeep(struct group *group)
 {
     if (group->record)
-        recovery_end_group(group->groups->recovery, group->record);
+        recovery_end_group(group->groups->recovery, group->account, group->record);
     group->record = NULL;
 }
 

@@ -7,7 +7,7 @@
 #include "daemon/base/text.h"
 #include "daemon/groups/group_impl.h"
 #include "layout.h"
-#include "wire_error.h"
+#include "wire_ref.h"
 
 #define SUSPECT_NS 100000000ll
 #define RETRY_MIN_NS 50000000ll

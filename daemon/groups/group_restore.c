@@ -35,6 +35,7 @@ static enum rdt_status restore(struct groups *groups, const struct kept_group *k
             return rdt_error_set(err, RDT_INVALID, "its record is invalid");
         }
     group->record = kept->record;
+    recovery_take_group(group->account, kept);
     group_set_deadline(group, 0);
     return RDT_OK;
 }
@@ -48,7 +49,7 @@ void groups_restore(struct groups *groups)
         struct kept_group *kept = container_of(list_first(&recovery->groups), struct kept_group, link);
         if (restore(groups, kept, &why) != RDT_OK) {
             log_error("group %.64s of the earlier daemon is lost: %s", kept->group->name, why.msg);
-            recovery_end_group(recovery, kept->record);
+            recovery_end_group(recovery, NULL, kept->record);
         }
         recovery_free_group(kept);
     }

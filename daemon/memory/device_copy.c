@@ -28,6 +28,11 @@ struct device_copy {
 
 /* ---- which tensors ---- */
 
+static bool is_there(const struct device_place *place)
+{
+    return place->region ? !region_is_by_fd(place->region) : place->base != NULL;
+}
+
 /* Whether tensor i has an end on a device, and a place at both. */
 static bool is_copied(const struct device_copy *copy, uint32_t i)
 {
@@ -37,8 +42,7 @@ static bool is_copied(const struct device_copy *copy, uint32_t i)
         return false;
     from = &copy->from[copy->source->region[i]];
     to = &copy->to[copy->target->region[i]];
-    return (from->region || from->base) && (to->region || to->base) &&
-           ((from->region && from->region->device) || (to->region && to->region->device));
+    return is_there(from) && is_there(to) && ((from->region && from->region->device) || (to->region && to->region->device));
 }
 
 static const uint8_t *base_of(const struct device_place *place)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of tensors to, from and between devices. A copy is cut into batches, each of which the plug-in carries out
  * by itself. A few batches run at a time, so that a copy that is stopped ends after those, and not after all of its
- * bytes. Tensors with both ends in host memory are ignored: copy.h copies those.
+ * bytes. Tensors with both ends in host memory are ignored: copy.h copies those. So are those with an end in imported host
+ * memory, which the daemon does not map (imported.h).
  *
  * All calls are made in the loop thread.
  */

@@ -2,8 +2,10 @@
 #include "daemon/memory/pool.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PINNED_MIN_BYTES (UINT64_C(1) << 20)
@@ -97,6 +99,32 @@ void pinned_end(const struct pinned *pinned)
     atomic_fetch_sub(&pinned->kind->pinned, 1);
 }
 
+/* A client that had a writable descriptor may have sealed the memory, and the kernel removes no page of sealed memory. Then the
+ * caller must know the file, to charge its pages as long as there are any. */
+static void discard(struct pool_block *block)
+{
+    struct stat st;
+
+    block->kind->ops.discard(block->kind->instance, &block->block);
+    if (!block->slowed_by || block->block.fd < 0 || fstat(block->block.fd, &st) || st.st_blocks == 0)
+        return;
+    block->kept_fd = fcntl(block->block.fd, F_DUPFD_CLOEXEC, 0);
+}
+
+/* Whoever unmaps memory waits, with the lock of the daemon's address space, for those who remove its pages. The seal ends that.
+ * A client that had a writable descriptor may have sealed the memory against seals. */
+static bool may_unmap(struct pool_block *block)
+{
+    struct memory_kind *kind = block->kind;
+    int seals;
+
+    if (!block->slowed_by || block->to_be_mapped || !block->block.addr || !kind->ops.seal ||
+        kind->ops.seal(kind->instance, &block->block, false, NULL) == RDT_OK)
+        return true;
+    seals = fcntl(block->block.fd, F_GET_SEALS);
+    return seals < 0 || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
+}
+
 void pool_block_free(struct pool_block *block)
 {
     struct memory_kind *kind = block->kind;
@@ -105,9 +133,16 @@ void pool_block_free(struct pool_block *block)
     for (unsigned i = 0; i < block->n_registrations; i++)
         registration_end(&block->registrations[i]);
     sigbus_guard_leave(block->guard);
+    block->kept_fd = -1;
     if (block->discard && kind->ops.discard)
-        kind->ops.discard(kind->instance, &block->block);
+        discard(block);
+    if (!may_unmap(block)) {
+        (void)close(block->block.fd);
+        block->block.fd = -1;
+        return;
+    }
     kind->ops.free(kind->instance, &block->block);
+    block->block.addr = NULL;
     if (!block->device)
         memory_kind_unuse(kind);
 }

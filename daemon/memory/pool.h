@@ -17,6 +17,7 @@
 #include "daemon/base/memory_room.h"
 #include "daemon/base/owner.h"
 #include "daemon/base/sigbus_guard.h"
+#include "daemon/base/usage.h"
 #include "daemon/base/work.h"
 #include "daemon/plugins/plugin.h"
 #include "proto/list.h"
@@ -59,13 +60,15 @@ struct pool_block {
     struct pinned pinned;
     int guard;    /* the SIGBUS guard of its mapping */
     bool discard; /* remove its pages even if another process still maps them */
+    int kept_fd;  /* after that: of its file, if pages were not removed because a client has sealed them; -1: all were */
     /* for device_pool.c: the owner whose bytes are in it, and the only client that ever had it (0: none) */
     struct owner owner;
     uint64_t client;
     uint64_t since_ns;         /* when it came into the device pool, or when slow freeing began */
     struct account *slowed_by; /* a reference: its client can make freeing slow, so owner_work does it; NULL: none can */
-    uint64_t room; /* if slowed_by: the size of daemon memory. bytes may be 0, because the charge was taken off before */
-    bool late;     /* room is charged to slowed_by, because freeing takes so long */
+    uint64_t room;             /* if slowed_by: the size of daemon memory. bytes may be 0: the charge was taken off before */
+    bool to_be_mapped;         /* the daemon ends, and the client may map the memory later: it is not sealed */
+    bool late;                 /* room is charged to slowed_by, because freeing takes so long */
     struct work work;
     enum rdt_status status; /* the result of the work */
 };
@@ -134,7 +137,9 @@ void pool_forget_pins(struct pool *pool, const struct memory_kind *kind);
 void pool_close(struct pool *pool);
 
 /* Unregisters and frees the memory of a block, but not the struct. Any thread. The use of the memory kind ends here
- * for host memory; for memory of a device the caller ends it in the loop, when the device's charge is taken off. */
+ * for host memory; for memory of a device the caller ends it in the loop, when the device's charge is taken off. If the
+ * memory must stay mapped for ever (slowed_by has prevented the seal that makes it safe to unmap), its address stays in the
+ * block. */
 void pool_block_free(struct pool_block *block);
 
 #endif

@@ -78,3 +78,11 @@ void region_unpin(struct region *region)
     region_settle_idle(region);
     region_unref(region);
 }
+
+void region_work_submit(struct region *region, struct work *take_work)
+{
+    if (region_may_wait(region))
+        owner_work_submit(region->regions->owner_work, take_work, region->account, true);
+    else
+        work_submit(region->regions->pool, take_work);
+}

@@ -4,9 +4,10 @@
  *
  * The room owns every allocation and import, its registrations with transports, its exports as descriptors or handles,
  * its charges to accounts and to memory_limit, and the memory that is kept for reuse. It shows region.h (life),
- * region_use.h (which tensors overlap), region_fill.h (pages of imported memory), region_orphans.h (memory that clients
- * keep after its end), region_cache.h and mapped.h (memory that clients keep mapped), slab.h (the arena of small
- * objects), copy.h, device_copy.h and placing.h. It refuses to know objects and transfers: they hold and pin regions.
+ * region_use.h (which tensors overlap), region_fill.h and imported.h (pages and bytes of imported memory),
+ * region_orphans.h (memory that clients keep after its end), region_cache.h and mapped.h (memory that clients keep
+ * mapped), slab.h (the arena of small objects), copy.h, device_copy.h and placing.h. It refuses to know objects and
+ * transfers: they hold and pin regions.
  *
  * A region is reference-counted:
  *
@@ -50,9 +51,12 @@
 #ifndef DAEMON_REGION_H
 #define DAEMON_REGION_H
 
+#include <pthread.h>
+
 #include "daemon/base/account.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/events.h"
+#include "daemon/base/ids.h"
 #include "daemon/base/index.h"
 #include "daemon/base/map.h"
 #include "daemon/base/memory_room.h"
@@ -80,17 +84,20 @@ struct regions {
     struct work_pool *pool;
     struct owner_work *owner_work; /* frees memory that a client can make slow to free */
     struct index by_id;
-    uint64_t next_id;
-    uint64_t *saved_next_id; /* next_id for a later daemon; NULL: none needs it */
+    struct ids ids;
+    uint64_t restored_id; /* of the region that is being restored; 0: none is */
     /* A region with a record ends: its record must be removed, unless a later daemon is to have the memory. */
     void (*on_kept_end)(void *arg, struct region *region);
     void *kept_arg;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
+    bool restoring;              /* what an earlier daemon had is restored, whatever limit_bytes is now */
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
     unsigned n_freeing;          /* blocks that are being freed on the work pool or by owner_work */
     uint64_t freeing_bytes;      /* their host memory unless they are late, and orphaned memory in its grace period */
+    uint64_t leaving_bytes;      /* host memory of all blocks that are being freed, late or not */
     struct list slow;            /* struct pool_block.link: being freed by owner_work, and not late; the oldest first */
     struct deadline slow_late;   /* set while `slow` is not empty */
+    struct list stuck;           /* the same that must stay mapped (pool_block_free) */
     struct list awaiting;        /* struct page_work: allocations that wait, in order, for memory that is being freed */
     uint64_t awaiting_bytes;
     /* Memory of the device (NULL: of the host) has been freed: allocations that wait for it may continue. It may call
@@ -106,7 +113,9 @@ struct regions {
     uint64_t cached_max_bytes;    /* the limit for one client, and for sealed regions */
     uint64_t cached_hits;         /* how often a client's cached region was used again */
     struct deadlines *deadlines;  /* NULL: nothing is pooled or cached */
-    struct accounts *accounts;    /* whose requests may wait for room; NULL: none does */
+    struct list searching;        /* struct region_wait (region_use.h) */
+    struct slice search;
+    struct accounts *accounts; /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
     /* Called before an allocation is refused: releases regions without users of at least `bytes` bytes, or none if there
      * are fewer. Returns how many bytes there were. NULL: there are no such regions. */
@@ -155,11 +164,13 @@ struct region {
     struct memory_kind *kind;
     struct memory_device *device; /* NULL: host memory. If not, only the plug-in touches it: block.addr is in the device */
     struct rdt_block block;
-    int guard;             /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
-    uint64_t bytes;        /* the size that was requested */
-    uint64_t room;         /* the size that is charged and mapped: whole pages, or its size class */
-    uint64_t offset;       /* imported memory: of the region in its file */
-    uint64_t filled_bytes; /* imported memory: the missing pages that the daemon creates and is charged for (region_fill.h) */
+    int guard;               /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
+    uint64_t bytes;          /* the size that was requested */
+    uint64_t room;           /* the size that is charged and mapped: whole pages, or its size class */
+    uint64_t offset;         /* imported memory: of the region in its file */
+    uint64_t filled_bytes;   /* imported memory: the missing pages that the daemon creates and is charged for (region_fill.h) */
+    uint64_t unmade_bytes;   /* of them: charged, and not created yet by a copy, as far as the daemon knows */
+    pthread_mutex_t writing; /* region_is_by_fd: who writes has it, and knows so which pages it creates */
     enum region_origin origin;
     struct account *account; /* a reference */
     uint64_t client;         /* the session that allocated it, imported it or fetched into it; 0 after it released it */
@@ -176,6 +187,7 @@ struct region {
     bool refillable;       /* it is sealed, but the daemon's own mapping can still write it */
     bool one_audience;     /* all clients that ever had a descriptor of it are of one owner: audience */
     struct owner audience;
+    bool mapped;      /* it is charged for the daemon's mapping of it */
     bool abandoned;   /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
     bool read_ahead;  /* of FILE: its bytes are being read from the disk, or have been */
     bool keep_mapped; /* exported_to will keep it mapped after its release, for its next allocation or fetch */
@@ -332,6 +344,19 @@ static inline bool region_is_host(const struct region *region)
     return !region->device;
 }
 
+/* Whether the daemon reads and writes the memory by its descriptor, and never maps it (imported.h). */
+static inline bool region_is_by_fd(const struct region *region)
+{
+    return region->origin == REGION_IMPORTED && !region->device && region->block.fd >= 0;
+}
+
+/* Whether a client can hold up whoever touches the memory, however few bytes of it: a page fault waits while the client removes
+ * pages, which takes long where thousands of mappings show them. So the loop and the worker pool do not touch it. */
+static inline bool region_may_wait(const struct region *region)
+{
+    return !region->device && region->block.fd >= 0 && region->writable_outside && !region->sealed;
+}
+
 /* "" for host memory. */
 static inline const char *region_device_uuid(const struct region *region)
 {
@@ -375,8 +400,8 @@ void region_unpin(struct region *region);
 
 /* ---- who can reach its memory ---- */
 
-/* The address of its first byte in the daemon, mapped at the first call. Returns NULL with err if it cannot be mapped, or
- * if too many regions have a SIGBUS guard (LIMIT). */
+/* The address of its first byte in the daemon, mapped at the first call. Returns NULL with err if it cannot be mapped: INTERNAL
+ * (it was imported: imported.h), LIMIT (of mappings, or too many regions have a SIGBUS guard), NO_MEMORY. */
 uint8_t *region_addr(struct region *region, struct rdt_error *err);
 
 /* Whether touching it may fail, because a client can remove its pages or because they come from a disk. Only the daemon's

@@ -29,6 +29,16 @@ static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
     return ops->alloc(instance, "", region->room, &region->block, err);
 }
 
+static enum rdt_status map_block(struct region *region, bool warm, struct rdt_error *err)
+{
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    enum rdt_status status = ops->map(region->kind->instance, &region->block, warm, err);
+
+    if (status != RDT_OK)
+        ops->free(region->kind->instance, &region->block);
+    return status;
+}
+
 /* may_wait: the calling thread is not the loop. */
 static enum rdt_status alloc_block(struct region *region, bool may_wait, struct rdt_error *err)
 {
@@ -39,6 +49,9 @@ static enum rdt_status alloc_block(struct region *region, bool may_wait, struct 
         return status;
     status = call_alloc(region, err);
     memory_room_taken(room, region->room);
+    /* Before its client has it: who maps a file waits for those who remove its pages (region.h). */
+    if (status == RDT_OK && region->origin == REGION_ALLOCATED)
+        status = map_block(region, false, err);
     return status;
 }
 
@@ -56,9 +69,7 @@ static void run_alloc(struct work *work)
     if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;
     /* The daemon is about to fill it. It is quicker to touch all pages here than for the receiving thread to fault. */
-    page->status = region->kind->ops.map(region->kind->instance, &region->block, true, &page->err);
-    if (page->status != RDT_OK)
-        region->kind->ops.free(region->kind->instance, &region->block);
+    page->status = map_block(region, true, &page->err);
 }
 
 static void done_alloc(struct work *work)
@@ -69,14 +80,20 @@ static void done_alloc(struct work *work)
         region_end_empty(page->region);
         page->on_ready(page->arg, NULL, &page->err);
     } else {
+        region_note_mapped(page->region);
         page->on_ready(page->arg, page->region, NULL);
     }
     free(page);
 }
 
+static uint64_t limit_of(const struct regions *regions)
+{
+    return regions->restoring ? UINT64_MAX : regions->limit_bytes;
+}
+
 static uint64_t free_bytes(const struct regions *regions)
 {
-    return regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
+    return regions->bytes < limit_of(regions) ? limit_of(regions) - regions->bytes : 0;
 }
 
 /* Makes room for that many bytes under memory_limit: frees replicas without users, then pooled and then cached memory.
@@ -86,7 +103,7 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
 {
     uint64_t unused = regions->free_pool.bytes + regions->cached_bytes;
 
-    if (bytes > regions->limit_bytes)
+    if (bytes > limit_of(regions))
         return false;
     if (regions->evict && free_bytes(regions) + unused < bytes) {
         regions->evicted = victims;
@@ -244,7 +261,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return rdt_error_set(err, RDT_INVALID, "cannot allocate 0 bytes");
     if (!memory_kind_is_host(kind))
         return region_alloc_device(regions, kind, device, bytes, origin, account, client, region_p, on_ready, arg, err);
-    if (bytes > regions->limit_bytes)
+    if (bytes > limit_of(regions))
         return no_room(regions, bytes, err);
     if ((origin == REGION_SNAPSHOT || origin == REGION_COPY) && !must_wait &&
         (*region_p = region_cache_take_sealed(regions, bytes, origin, account)))
@@ -278,6 +295,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
             region_end_empty(region);
             return status;
         }
+        region_note_mapped(region);
         *region_p = region;
         return RDT_OK;
     }
@@ -392,6 +410,6 @@ enum rdt_status region_scrub(struct region *region, region_ready on_ready, void 
     if (!page)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to clear region %llu", (unsigned long long)region->id);
     page->work = (struct work){.run = run_scrub, .done = done_scrub};
-    work_submit(region->regions->pool, &page->work);
+    region_work_submit(region, &page->work);
     return RDT_OK;
 }

@@ -6,6 +6,7 @@
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/memory/region_impl.h"
 
+#define SWEPT_AT_ONCE 16u
 #define MAX_REGIONS 256u                    /* of one client, and of sealed memory: each takes a descriptor and its mappings */
 #define CLEARED_BYTES (UINT64_C(256) << 10) /* of old bytes behind the new ones: the loop clears at most so many */
 
@@ -133,6 +134,12 @@ static void move_to_account(struct region *region, struct account *account)
     (void)account_ref(account);
     account_add(account, USAGE_FDS, region->n_fds);
     account_give(region->account, USAGE_FDS, region->n_fds);
+    if (region->mapped) {
+        account_add(account, USAGE_MAPPINGS, 1);
+        account_add(account, USAGE_MAPPED_BYTES, region->room);
+        account_give(region->account, USAGE_MAPPINGS, 1);
+        account_give(region->account, USAGE_MAPPED_BYTES, region->room);
+    }
     account_unref(region->account);
     region->account = account;
 }
@@ -307,11 +314,18 @@ void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *vi
     }
 }
 
-bool region_cache_sweep(struct regions *regions, uint64_t now_ns)
+bool region_cache_sweep(struct regions *regions, uint64_t now_ns, bool *more_p)
 {
+    unsigned n = 0;
+
+    *more_p = false;
     list_drain (struct region, region, &regions->cache, by_age) {
         if (now_ns - region->cached_since_ns < regions->free_pool.idle_ns)
             return true;
+        if (n++ == SWEPT_AT_ONCE) {
+            *more_p = true;
+            return true;
+        }
         drop(region, NULL);
     }
     return false;

@@ -85,7 +85,8 @@ struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes,
 /* Moves the memory of cached regions of at least `bytes` bytes, or of all, to `victims`, the oldest first. */
 void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *victims);
 
-/* Frees the regions that were unused for idle_ns. Returns false if all caches are empty. */
-bool region_cache_sweep(struct regions *regions, uint64_t now_ns);
+/* Frees some regions that were unused for idle_ns; *more_p: there are more such regions. Returns false if all caches are
+ * empty. */
+bool region_cache_sweep(struct regions *regions, uint64_t now_ns, bool *more_p);
 
 #endif

@@ -1,48 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See region_fill.h. Missing pages are counted with mincore: a few in the loop, many on the work pool. */
+/* See region_fill.h. Missing pages are counted on the threads of the memory's owner. */
 #include "daemon/memory/region_fill.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/memory/region_impl.h"
 
-#define LITTLE_RANGES 64u /* up to this many ranges and pages are counted in the loop */
-#define LITTLE_PAGES 256u
-#define STEP_PAGES 4096u /* counted by one call of mincore */
-#define STEPS 16u        /* before the work pool takes work of other clients */
+#define STEP_BYTES ((uint64_t)64 << 20) /* after which a daemon that ends stops counting */
 
 struct range { /* bytes [lo, hi) of a region: whole pages */
     uint64_t lo, hi;
 };
 
-struct counting {
+struct filling {
     struct work work;      /* first */
-    struct region *region; /* a reference */
+    struct region *region; /* a pin */
     region_ready on_ready;
     void *arg;
     struct range *ranges; /* [n] */
-    uint32_t n, next;     /* next: the first range that has not been counted yet */
-    uint64_t missing;     /* bytes, so far */
-    bool sorted;
-    enum rdt_status status;
+    uint32_t n;
+    uint64_t missing; /* bytes: of the whole file, then of the ranges */
     struct rdt_error err;
 };
 
 static uint64_t page_bytes(const struct region *region)
 {
     return region->block.page_bytes ? region->block.page_bytes : (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-/* Whether pages of the region can be missing at all. */
-static bool may_lack_pages(const struct region *region)
-{
-    return region->origin == REGION_IMPORTED && region_is_host(region) && region->block.fd >= 0;
 }
 
 /* How many bytes of the whole file have no page. */
@@ -114,31 +102,50 @@ static uint64_t ranges_bytes(const struct range *ranges, uint32_t n)
     return bytes;
 }
 
-/* Returns how many bytes of [lo, hi), at most STEP_PAGES pages, have no page. Any thread. May be called only if may_count says
- * so: otherwise the kernel reports all pages as present. */
-static uint64_t count_missing(const struct region *region, uint64_t lo, uint64_t hi)
+/* Returns how many bytes of [lo, hi) of a file have no page. *data_p is 0 at first: calls in ascending order pass over what
+ * earlier ones have found. */
+static uint64_t missing_in_file(int fd, uint64_t lo, uint64_t hi, uint64_t *data_p)
 {
-    uint64_t page = page_bytes(region), n = (hi - lo) / page, missing = 0;
-    unsigned char there[STEP_PAGES];
+    uint64_t missing = 0;
 
-    if (mincore((uint8_t *)region->block.addr + lo, hi - lo, there))
-        return hi - lo;
-    for (uint64_t i = 0; i < n; i++)
-        missing += there[i] & 1 ? 0 : page;
+    for (uint64_t at = lo; at < hi;) {
+        off_t next;
+        if (at < *data_p) { /* there is data up to *data_p */
+            at = *data_p;
+            continue;
+        }
+        next = lseek(fd, (off_t)at, SEEK_DATA);
+        if (next < 0 || (uint64_t)next >= hi) /* none follows, or it cannot be found out */
+            return missing + (hi - at);
+        missing += (uint64_t)next - at;
+        at = (uint64_t)next;
+        next = lseek(fd, (off_t)at, SEEK_HOLE);
+        if (next <= (off_t)at)
+            return missing + (hi - at);
+        *data_p = (uint64_t)next;
+    }
     return missing;
 }
 
-/* Whether mincore can tell: it knows ordinary pages, of files that this process may write. */
-static bool may_count(const struct region *region, const struct stat *st)
+/* Returns how many bytes of the ranges have no page. Owner's thread. The client's own descriptor cannot be used: its client
+ * would see the position move. Where its client has forbidden to open the file, at most as many as the whole file lacks. */
+static uint64_t count_missing(const struct region *region, const struct range *ranges, uint32_t n, uint64_t most)
 {
+    uint64_t missing = 0, data = 0;
     char path[32];
+    int fd;
 
-    if (region->block.page_bytes > 0)
-        return false;
-    if (st->st_uid == geteuid())
-        return true;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", region->block.fd);
-    return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0;
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return ranges_bytes(ranges, n) < most ? ranges_bytes(ranges, n) : most;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint64_t lo = ranges[i].lo, hi; lo < ranges[i].hi && !atomic_load(&region->regions->ending); lo = hi) {
+            hi = ranges[i].hi - lo > STEP_BYTES ? lo + STEP_BYTES : ranges[i].hi;
+            missing += missing_in_file(fd, region->offset + lo, region->offset + hi, &data);
+        }
+    (void)close(fd);
+    return missing;
 }
 
 /* ---- the charge ---- */
@@ -174,101 +181,86 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     return status;
 }
 
-/* ---- counting on the work pool ---- */
-
-static void run_count(struct work *work)
+enum rdt_status region_fill_charge(struct region *region, uint64_t bytes, struct rdt_error *err)
 {
-    struct counting *counting = (struct counting *)work;
-    struct memory_room *room = &counting->region->regions->room;
+    uint64_t expected = bytes < region->unmade_bytes ? bytes : region->unmade_bytes;
 
-    if (!counting->sorted)
-        counting->n = merge(counting->ranges, counting->n);
-    counting->sorted = true;
-    for (unsigned i = 0; i < STEPS && counting->next < counting->n; i++) {
-        struct range *range = &counting->ranges[counting->next];
-        uint64_t most = STEP_PAGES * page_bytes(counting->region);
-        uint64_t hi = range->hi - range->lo > most ? range->lo + most : range->hi;
-        counting->missing += count_missing(counting->region, range->lo, hi);
-        range->lo = hi;
-        counting->next += range->lo == range->hi;
-    }
-    work->again = counting->next < counting->n;
-    if (work->again || counting->missing == 0)
-        return;
-    counting->status = memory_room_take(room, counting->missing, true, &counting->err);
-    if (counting->status == RDT_OK) /* the pages are created later, or never, and nobody says when */
-        memory_room_taken(room, counting->missing);
+    region->unmade_bytes -= expected;
+    return charge(region, bytes - expected, err);
 }
 
-static void done_count(struct work *work)
-{
-    struct counting *counting = (struct counting *)work;
-    struct region *region = counting->region;
-    enum rdt_status status = counting->status;
+/* ---- on the threads of the owner ---- */
 
-    if (status == RDT_OK)
-        status = charge(region, counting->missing, &counting->err);
-    else
-        prefix_cause(region, &counting->err);
-    counting->on_ready(counting->arg, status == RDT_OK ? region : NULL, status == RDT_OK ? NULL : &counting->err);
-    region_settle_idle(region); /* the caller may have given up, so that nobody touches the pages */
-    region_unref(region);
-    free(counting->ranges);
-    free(counting);
+static void run_fill(struct work *work)
+{
+    struct filling *filling = (struct filling *)work;
+    struct region *region = filling->region;
+    struct memory_room *room = &region->regions->room;
+
+    filling->n = merge(filling->ranges, filling->n);
+    filling->missing = count_missing(region, filling->ranges, filling->n, filling->missing);
+    if (filling->missing > 0 && memory_room_take(room, filling->missing, true, &filling->err) == RDT_OK)
+        memory_room_taken(room, filling->missing); /* the pages are created later, or never, and nobody says when */
+    else if (filling->missing > 0)
+        prefix_cause(region, &filling->err);
 }
 
-static enum rdt_status start_counting(struct region *region, struct range *take_ranges, uint32_t n, region_ready on_ready,
-                                      void *arg, struct rdt_error *err)
+static void done_fill(struct work *work)
 {
-    struct counting *counting = calloc(1, sizeof *counting);
+    struct filling *filling = (struct filling *)work;
+    struct region *region = filling->region;
+    const struct rdt_error *err = NULL;
 
-    if (!counting) {
-        free(take_ranges);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu", (unsigned long long)region->id);
-    }
-    *counting = (struct counting){.work = {.run = run_count, .done = done_count, .lane = region->creator},
-                                  .region = region_ref(region),
-                                  .on_ready = on_ready,
-                                  .arg = arg,
-                                  .ranges = take_ranges,
-                                  .n = n};
-    work_submit(region->regions->pool, &counting->work);
-    return RDT_AGAIN;
+    if (filling->err.status == RDT_OK && charge(region, filling->missing, &filling->err) == RDT_OK)
+        region->unmade_bytes += filling->missing;
+    if (filling->err.status != RDT_OK)
+        err = &filling->err;
+    filling->on_ready(filling->arg, err ? NULL : region, err);
+    region_unpin(region); /* the caller may have given up, so that nobody touches the pages */
+    free(filling->ranges);
+    free(filling);
 }
 
 static enum rdt_status fill_one(struct region *region, const struct layout *layout, uint32_t index, region_ready on_ready,
                                 void *arg, struct rdt_error *err)
 {
-    struct range *ranges;
+    struct filling *filling;
     struct stat st;
-    uint64_t missing, bytes;
-    uint32_t n;
-    bool little;
+    uint64_t missing = 0;
     enum rdt_status status = look_at_file(region, &st, &missing, err);
 
-    if (status != RDT_OK || missing == 0)
+    if (status != RDT_OK)
         return status;
-    if (region->pins <= 1) /* only the caller's pin: earlier transfers have created their pages, or never will */
+    if (region->block.page_bytes > 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "region %llu lies in huge pages, and the system writes these only where they are mapped: receive "
+                             "into ordinary memory, or into memory of rdt_alloc",
+                             (unsigned long long)region->id);
+    if (missing > 0 && region->pins <= 1) /* only the caller's pin: earlier transfers have created their pages, or never will */
         region_settle(region, &st);
-    if (!region_addr(region, err))
-        return err ? err->status : RDT_SYSTEM;
-    ranges = malloc((layout->count + 1u) * sizeof *ranges);
-    if (!ranges)
+    if (missing == 0)
+        return RDT_OK;
+    filling = calloc(1, sizeof *filling);
+    if (filling)
+        filling->ranges = malloc((layout->count + 1u) * sizeof *filling->ranges);
+    if (!filling || !filling->ranges) {
+        free(filling);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu", (unsigned long long)region->id);
-    n = find_ranges(region, layout, index, ranges);
-    if (n <= LITTLE_RANGES)
-        n = merge(ranges, n);
-    bytes = ranges_bytes(ranges, n);
-    little = n <= LITTLE_RANGES && bytes <= LITTLE_PAGES * page_bytes(region);
-    if (!little && on_ready && may_count(region, &st))
-        return start_counting(region, ranges, n, on_ready, arg, err);
-    if (little && may_count(region, &st)) {
-        bytes = 0;
-        for (uint32_t i = 0; i < n; i++)
-            bytes += count_missing(region, ranges[i].lo, ranges[i].hi);
     }
-    free(ranges);
-    return charge(region, bytes < missing ? bytes : missing, err);
+    filling->n = find_ranges(region, layout, index, filling->ranges);
+    if (filling->n == 0) {
+        free(filling->ranges);
+        free(filling);
+        return RDT_OK;
+    }
+    filling->work = (struct work){.run = run_fill, .done = done_fill};
+    filling->region = region;
+    filling->on_ready = on_ready;
+    filling->arg = arg;
+    filling->missing = missing;
+    region_pin(region);
+    owner_work_submit(region->regions->owner_work, &filling->work, region->account, true);
+    return RDT_AGAIN;
 }
 
 enum rdt_status region_fill(struct region_use *uses, uint32_t n, const struct layout *layout, uint32_t *next_p,
@@ -276,7 +268,7 @@ enum rdt_status region_fill(struct region_use *uses, uint32_t n, const struct la
 {
     while (*next_p < n) {
         enum rdt_status status = RDT_OK;
-        if (may_lack_pages(uses[*next_p].region))
+        if (uses[*next_p].region && region_is_by_fd(uses[*next_p].region))
             status = fill_one(uses[*next_p].region, layout, *next_p, on_ready, arg, err);
         if (status != RDT_OK && status != RDT_AGAIN)
             return status;
@@ -285,15 +277,4 @@ enum rdt_status region_fill(struct region_use *uses, uint32_t n, const struct la
             return status;
     }
     return RDT_OK;
-}
-
-bool region_fill_is_needed(const struct region_use *uses, uint32_t n)
-{
-    struct stat st;
-    uint64_t missing;
-
-    for (uint32_t i = 0; i < n; i++)
-        if (may_lack_pages(uses[i].region) && (look_at_file(uses[i].region, &st, &missing, NULL) != RDT_OK || missing > 0))
-            return true;
-    return false;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/memory/region_cache.h"
 #include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_orphans.h"
@@ -14,7 +15,9 @@
 
 static void run_free(struct work *work)
 {
-    pool_block_free(container_of(work, struct pool_block, work));
+    struct pool_block *block = container_of(work, struct pool_block, work);
+
+    pool_block_free(block);
 }
 
 static uint64_t *freeing_bytes(struct regions *regions, const struct pool_block *block)
@@ -37,6 +40,7 @@ static void on_slow_late(struct deadline *deadline)
         list_remove(&block->link);
         regions->freeing_bytes -= block->bytes;
         regions->bytes += block->room - block->bytes;
+        regions->leaving_bytes += block->room - block->bytes;
         block->bytes = block->room;
         block->late = true;
         account_add(block->slowed_by, USAGE_BYTES, block->room);
@@ -48,7 +52,52 @@ static void on_slow_late(struct deadline *deadline)
 void regions_free_init(struct regions *regions)
 {
     list_init(&regions->slow);
+    list_init(&regions->stuck);
     regions->slow_late.on_passed = on_slow_late;
+}
+
+/* Its client has sealed the memory, so its pages are still there: it stays charged as long as a process has it. */
+static void watch_kept(struct regions *regions, struct pool_block *block)
+{
+    const struct orphaned orphaned = {
+        .fd = block->kept_fd, .account = block->slowed_by, .bytes = block->room, .charged = block->bytes > 0, .at_once = true};
+
+    if (region_orphans_watch(regions->orphans, &orphaned))
+        block->bytes = 0;
+    owner_work_close_fd(regions->owner_work, block->kept_fd, block->slowed_by);
+}
+
+static void free_stuck(struct pool_block *block)
+{
+    account_unref(block->slowed_by);
+    block->kind->ops.free(block->kind->instance, &block->block);
+    memory_kind_unuse(block->kind);
+    free(block);
+}
+
+/* The memory stays mapped until the daemon ends. Its pages are gone, or are watched. */
+static void keep_stuck(struct regions *regions, struct pool_block *block)
+{
+    if (!regions->deadlines) { /* after regions_close */
+        free_stuck(block);
+        return;
+    }
+    log_warn("memory of uid %u stays mapped and charged, because a client has sealed it against seals: to unmap it, the daemon "
+             "would wait for that client",
+             block->slowed_by->owner.uid);
+    account_add(block->slowed_by, USAGE_MAPPINGS, 1);
+    account_add(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
+    list_append(&regions->stuck, &block->link);
+}
+
+void regions_free_stuck(struct regions *regions)
+{
+    list_drain (struct pool_block, block, &regions->stuck, link) {
+        list_remove(&block->link);
+        account_give(block->slowed_by, USAGE_MAPPINGS, 1);
+        account_give(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
+        free_stuck(block);
+    }
 }
 
 static void done_free(struct work *work)
@@ -64,13 +113,20 @@ static void done_free(struct work *work)
     } else {
         *freeing_bytes(regions, block) -= block->bytes;
     }
-    account_unref(block->slowed_by);
+    regions->leaving_bytes -= block->device ? 0 : block->bytes;
+    if (block->kept_fd >= 0)
+        watch_kept(regions, block);
     regions_uncharge_on(regions, block->device, block->bytes);
     if (block->device) {
         regions->on_freed(regions, block->device);
         memory_kind_unuse(block->kind); /* last, because an unload of the kind ends its devices */
     }
-    free(block);
+    if (block->block.addr) {
+        keep_stuck(regions, block);
+    } else {
+        account_unref(block->slowed_by);
+        free(block);
+    }
     regions->on_freed(regions, NULL);
 }
 
@@ -78,6 +134,7 @@ void regions_free_block(struct regions *regions, struct pool_block *take_block)
 {
     regions->n_freeing++;
     *freeing_bytes(regions, take_block) += take_block->bytes;
+    regions->leaving_bytes += take_block->device ? 0 : take_block->bytes;
     take_block->work = (struct work){.run = run_free, .done = done_free};
     if (take_block->slowed_by)
         owner_work_submit(regions->owner_work, &take_block->work, take_block->slowed_by, true);
@@ -163,6 +220,7 @@ void region_adopt(struct region *region, struct pool_block *take_block)
     region->n_registrations = take_block->n_registrations;
     memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
     region->pinned = take_block->pinned;
+    region_note_mapped(region);
     memory_kind_unuse(take_block->kind); /* the region counts as its user */
     free(take_block);
 }
@@ -196,6 +254,13 @@ void region_tell_readers(struct region *region)
         reader->on_gone(reader);
 }
 
+static bool watch(const struct region *region, uint64_t bytes, bool charged)
+{
+    const struct orphaned orphaned = {.fd = region->block.fd, .account = region->account, .bytes = bytes, .charged = charged};
+
+    return region_orphans_watch(region->regions->orphans, &orphaned);
+}
+
 void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
@@ -210,8 +275,9 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
     bool discards = (discard || (was_exported && !region->sealed)) && !region->abandoned && !kept;
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
-     * a write whose bytes come from a file system that does not answer. */
-    bool written = discards && !imported && region->writable_outside && region->kind->ops.discard;
+     * a write whose bytes come from a file system that does not answer. To unmap it is to wait while a client removes pages. */
+    bool written = !imported && region->writable_outside &&
+                   ((discards && region->kind->ops.discard) || (region_may_wait(region) && region->block.addr && !kept));
     bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !region->pinned.kind && !victims &&
                   !imported && !written;
     uint64_t client = region->exported_to;
@@ -220,17 +286,18 @@ void region_retire(struct region *region, bool discard, struct list *victims)
 
     region_tell_readers(region);
     fill_block(filled, region, discards && (block || !written));
-    if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
+    if (region->filled_bytes > 0 && !watch(region, region->filled_bytes, true))
         regions_uncharge(regions, region->filled_bytes);
-    if (was_exported && !discards && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
+    if (was_exported && !filled->discard && watch(region, region->room, !victims) && !victims)
         filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
     if ((region->origin == REGION_IMPORTED || written) && block) { /* a client can make it slow to close memory that it sent */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;
+        block->to_be_mapped = region->abandoned && regions->ending;
     }
     region_leave(region);
     region_set_state(region, REGION_ENDED);
-    free(region);
+    region_destroy(region);
     if (!block) { /* little memory, or none for the block */
         pool_block_free(&on_stack);
         regions_uncharge_on(regions, on_stack.device, on_stack.bytes);

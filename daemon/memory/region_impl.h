@@ -5,13 +5,13 @@
  * The files, the upper ones first: an object uses symbols of lower rows only.
  *
  *   regions                             start, end, limits, the timer
- *   region_fill, region_alloc           what is charged and allocated
+ *   imported > region_fill, region_alloc   the bytes of imported memory; what is charged and allocated
  *   region_device                       the same on devices
  *   region_export > region_file         who can reach the memory
  *   region                              references
  *   region_cache                        regions that are used again as a whole
  *   region_free > region_orphans        the end of the memory; regions->on_freed lets allocations go on that wait for it
- *   region_table                        the entries, with their states and charges
+ *   region_table                        the entries, with their states, charges and mappings
  */
 #ifndef DAEMON_REGION_IMPL_H
 #define DAEMON_REGION_IMPL_H
@@ -21,6 +21,11 @@
 #include "daemon/memory/region.h"
 
 #define SMALL_BYTES POOL_MIN_BYTES /* memory of up to this size is allocated and freed in the loop */
+
+/* ---- region.c ---- */
+
+/* Runs work that touches the region's memory: on the pool, or on the threads of its owner if a client can hold it up. */
+void region_work_submit(struct region *region, struct work *take_work);
 
 /* ---- region_table.c ---- */
 
@@ -44,6 +49,9 @@ void region_unlist(struct region *region);
 /* Takes an unlisted region's charges off its account and its device's counters, and drops the reference to the account. */
 void region_leave(struct region *region);
 
+/* Frees the struct of a region that has left, or was not listed. */
+void region_destroy(struct region *region);
+
 /* Unlists and frees a region that has no memory, or none any more, and gives back region->room. */
 void region_end_empty(struct region *region);
 
@@ -59,6 +67,9 @@ void region_settle_idle(struct region *region);
 
 /* region_addr, except that nothing is read ahead. */
 uint8_t *region_map(struct region *region, struct rdt_error *err);
+
+/* The region has got an address, which nobody could refuse: charges it for the mapping. Does nothing if it has none. */
+void region_note_mapped(struct region *region);
 
 /* ---- region_alloc.c ---- */
 
@@ -87,6 +98,7 @@ void regions_admit_device(struct memory_device *device);
 /* ---- region_free.c ---- */
 
 void regions_free_init(struct regions *regions);
+void regions_free_stuck(struct regions *regions); /* when the daemon ends */
 
 /* Frees the memory of a region without references, which is not listed any more, or pools it for reuse. discard: removes
  * its pages even if a client has it mapped, unless it was abandoned. victims: moves the memory to that list instead, and

@@ -22,6 +22,7 @@ struct orphan {
     struct account *account; /* a reference */
     uint64_t bytes;
     uint64_t since_ns;
+    bool stored;  /* a file of a stored object: charged to the account only, as USAGE_STORED_BYTES */
     bool charged; /* to memory_limit */
     bool late;    /* the grace period is over: also charged to the account */
 };
@@ -63,11 +64,11 @@ static void forget_one(struct region_orphans *orphans, struct orphan *orphan)
     struct regions *regions = orphans->regions;
 
     list_remove(&orphan->link);
-    orphans->bytes -= orphan->bytes;
+    orphans->bytes -= orphan->stored ? 0 : orphan->bytes;
     if (orphan->charged && !orphan->late)
         regions->freeing_bytes -= orphan->bytes;
     if (orphan->late) {
-        account_give(orphan->account, USAGE_BYTES, orphan->bytes);
+        account_give(orphan->account, orphan->stored ? USAGE_STORED_BYTES : USAGE_BYTES, orphan->bytes);
         account_give(orphan->account, USAGE_ORPHANS, 1);
     }
     if (orphan->charged)
@@ -95,28 +96,34 @@ static void forget_all(struct region_orphans *orphans)
         forget(orphans, orphan);
 }
 
-/* Processes still have the memory after the grace period: charges it to the owner and to memory_limit. */
+/* Charges the memory to the owner and to memory_limit. */
+static void charge(struct region_orphans *orphans, struct orphan *orphan)
+{
+    if (!orphan->charged && !orphan->stored)
+        orphans->regions->bytes += orphan->bytes;
+    orphan->charged = !orphan->stored;
+    orphan->late = true;
+    account_add(orphan->account, orphan->stored ? USAGE_STORED_BYTES : USAGE_BYTES, orphan->bytes);
+    account_add(orphan->account, USAGE_ORPHANS, 1);
+}
+
+/* Processes still have the memory after the grace period. */
 static void on_grace(struct deadline *deadline)
 {
     struct region_orphans *orphans = container_of(deadline, struct region_orphans, grace);
-    struct regions *regions = orphans->regions;
     uint64_t now = uv_hrtime();
 
     list_drain (struct orphan, orphan, &orphans->recent, link) {
         if (now - orphan->since_ns < GRACE_NS) {
-            (void)deadline_set(regions->deadlines, &orphans->grace, (int64_t)(orphan->since_ns + GRACE_NS - now));
+            (void)deadline_set(orphans->regions->deadlines, &orphans->grace, (int64_t)(orphan->since_ns + GRACE_NS - now));
             break;
         }
         list_remove(&orphan->link);
         if (orphan->charged)
-            regions->freeing_bytes -= orphan->bytes;
-        else
-            regions->bytes += orphan->bytes;
-        orphan->charged = orphan->late = true;
-        account_add(orphan->account, USAGE_BYTES, orphan->bytes);
-        account_add(orphan->account, USAGE_ORPHANS, 1);
+            orphans->regions->freeing_bytes -= orphan->bytes;
+        charge(orphans, orphan);
     }
-    regions->on_freed(regions, NULL);
+    orphans->regions->on_freed(orphans->regions, NULL);
 }
 
 /* ---- lost events ---- */
@@ -283,14 +290,14 @@ void region_orphans_close(struct region_orphans *orphans)
 }
 
 /* Returns inotify's number for the file, or -errno. */
-static int watch_region(struct region_orphans *orphans, const struct region *region, struct orphan *orphan)
+static int watch_file(struct region_orphans *orphans, int fd, struct orphan *orphan)
 {
     char path[32];
     int watch, error = orphans->watcher ? 0 : open_watcher(orphans);
 
     if (error)
         return -error;
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", region->block.fd);
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     watch = inotify_add_watch(orphans->watcher->fd, path, IN_DELETE_SELF);
     error = errno;
     if (watch >= 0)
@@ -305,14 +312,14 @@ static int watch_region(struct region_orphans *orphans, const struct region *reg
     return watch < 0 ? -error : watch;
 }
 
-bool region_orphans_watch(struct region_orphans *orphans, const struct region *region, uint64_t bytes, bool charged)
+bool region_orphans_watch(struct region_orphans *orphans, const struct orphaned *orphaned)
 {
-    struct orphan *orphan = orphans && region->block.fd >= 0 ? calloc(1, sizeof *orphan) : NULL;
+    struct orphan *orphan = orphans && orphaned->fd >= 0 ? calloc(1, sizeof *orphan) : NULL;
     int watch;
 
     if (!orphan)
         return false;
-    watch = watch_region(orphans, region, orphan);
+    watch = watch_file(orphans, orphaned->fd, orphan);
     if (watch < 0) {
         if (!orphans->warned)
             log_warn("memory that processes keep open after its region's end is not counted: %s (see /proc/sys/fs/inotify)",
@@ -321,15 +328,21 @@ bool region_orphans_watch(struct region_orphans *orphans, const struct region *r
         free(orphan);
         return false;
     }
+    list_init(&orphan->link);
     orphan->watch = (uint32_t)watch;
     orphan->number = ++orphans->n_orphans;
-    orphan->account = account_ref(region->account);
-    orphan->bytes = bytes;
+    orphan->account = account_ref(orphaned->account);
+    orphan->bytes = orphaned->bytes;
     orphan->since_ns = uv_hrtime();
-    orphan->charged = charged;
-    if (charged)
+    orphan->charged = orphaned->charged;
+    orphan->stored = orphaned->stored;
+    orphans->bytes += orphan->stored ? 0 : orphan->bytes;
+    if (orphaned->at_once) {
+        charge(orphans, orphan);
+        return true;
+    }
+    if (orphan->charged)
         orphans->regions->freeing_bytes += orphan->bytes;
-    orphans->bytes += orphan->bytes;
     list_append(&orphans->recent, &orphan->link);
     if (orphans->grace.index == 0)
         (void)deadline_set(orphans->regions->deadlines, &orphans->grace, (int64_t)GRACE_NS);

@@ -83,7 +83,7 @@ enum rdt_status region_pin_for(struct region *region, struct memory_kind *kind, 
         if (region->kind == region->regions->free_pool.kind)
             region->regions->free_pool.pinned_for = kind;
     }
-    work_submit(region->regions->pool, &job->work);
+    region_work_submit(region, &job->work);
     return RDT_AGAIN;
 }
 

@@ -106,7 +106,7 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
     region_ref(region);
     if (region->kind == region->regions->free_pool.kind)
         pool_note_registration(&region->regions->free_pool, transport);
-    work_submit(region->regions->pool, &job->work);
+    region_work_submit(region, &job->work);
     return RDT_AGAIN;
 }
 

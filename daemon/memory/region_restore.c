@@ -85,7 +85,7 @@ static enum rdt_status check_image(const struct regions *regions, const struct r
     if (on_device)
         origin_ok = image->origin == REGION_IMPORTED || (image->origin <= REGION_SNAPSHOT && is_one_chunk(&image->exported) &&
                                                          image->exported.chunk_bytes[0] >= image->room);
-    if (image->id >= regions->next_id && origin_ok && image->bytes > 0 && image->room >= image->bytes)
+    if (!index_get(&regions->by_id, image->id) && origin_ok && image->bytes > 0 && image->room >= image->bytes)
         return RDT_OK;
     return rdt_error_set(err, RDT_INVALID, "the record of region %llu is invalid", (unsigned long long)image->id);
 }
@@ -154,8 +154,10 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     status = check_image(regions, image, device, err);
     if (status != RDT_OK)
         return status;
-    regions->next_id = image->id;
+    ids_above(&regions->ids, image->id);
+    regions->restored_id = image->id;
     status = region_new(regions, kind, device, image->bytes, image->origin, account, image->client, n_fds, &region, err);
+    regions->restored_id = 0;
     if (status != RDT_OK)
         return status;
     status = restore_block(region, image, take_fds, n_fds, err);

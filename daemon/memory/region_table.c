@@ -72,6 +72,8 @@ static void charges(const struct region *region, uint64_t *want)
     want[USAGE_REGIONS] = is_used;
     want[region->device ? USAGE_DEVICE_BYTES : USAGE_BYTES] =
         is_used && region_is_charged(region) ? region->bytes : region->filled_bytes;
+    want[USAGE_MAPPINGS] = region->mapped;
+    want[USAGE_MAPPED_BYTES] = region->mapped ? region->room : 0;
 }
 
 void region_uncharge_use(struct region *region)
@@ -93,6 +95,13 @@ enum rdt_status region_charge_use(struct region *region, struct rdt_error *err)
     return account_take_all(region->account, want, err);
 }
 
+/* Whether the memory is mapped when it is allocated, because the daemon writes it, or because it cannot be mapped once a client
+ * has it (region_alloc.c). */
+static bool is_mapped_at_once(enum region_origin origin)
+{
+    return origin != REGION_IMPORTED && origin != REGION_FILE;
+}
+
 enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err)
@@ -103,9 +112,7 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
 
     if (!region)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
-    region->id = regions->next_id++;
-    if (regions->saved_next_id)
-        *regions->saved_next_id = regions->next_id;
+    region->id = regions->restored_id ? regions->restored_id : ids_next(&regions->ids, account);
     region->generation = 1;
     region->regions = regions;
     region->kind = kind;
@@ -118,6 +125,7 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     region->account = account_ref(account);
     region->client = region->creator = client;
     region->refs = 1;
+    (void)pthread_mutex_init(&region->writing, NULL);
     list_init(&region->uses);
     list_init(&region->readers);
     list_init(&region->by_client);
@@ -125,6 +133,10 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     region->n_fds = n_fds;
     charges(region, want);
     status = account_check(account, USAGE_ORPHANS, 1, err); /* only regions become orphans */
+    if (status == RDT_OK && !device && is_mapped_at_once(origin))
+        status = account_check(account, USAGE_MAPPINGS, 1, err);
+    if (status == RDT_OK && !device && origin == REGION_ALLOCATED && !regions->restored_id)
+        status = account_check(account, USAGE_MAPPED_BYTES, bytes, err);
     if (status == RDT_OK)
         status = account_take_all(account, want, err);
     if (status == RDT_OK && !index_put(&regions->by_id, region->id, region)) {
@@ -133,7 +145,7 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     }
     if (status != RDT_OK) {
         account_unref(account);
-        free(region);
+        region_destroy(region);
         return status;
     }
     memory_kind_use(kind);
@@ -144,6 +156,12 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     *region_p = region;
     return RDT_OK;
+}
+
+void region_destroy(struct region *region)
+{
+    (void)pthread_mutex_destroy(&region->writing);
+    free(region);
 }
 
 static void leave_device(const struct region *region)
@@ -179,7 +197,7 @@ void region_end_empty(struct region *region)
         regions_uncharge_on(region->regions, region->device, region->room);
     region_leave(region);
     memory_kind_unuse(kind);
-    free(region);
+    region_destroy(region);
 }
 
 void region_cancel(struct region *region)
@@ -192,7 +210,7 @@ void region_cancel(struct region *region)
     memory_kind_unuse(region->kind);
     account_undo(region->account, had);
     account_unref(region->account);
-    free(region);
+    region_destroy(region);
 }
 
 enum rdt_status regions_find_kind(struct regions *regions, const char *name, struct memory_kind **kind_p, struct rdt_error *err)
@@ -213,6 +231,7 @@ void region_settle(struct region *region, const struct stat *st)
 {
     uint64_t there = (uint64_t)st->st_blocks * 512;
 
+    region->unmade_bytes = 0;
     if (there >= region->filled_bytes)
         return;
     account_give(region->account, USAGE_BYTES, region->filled_bytes - there);
@@ -233,10 +252,41 @@ bool region_may_fault(const struct region *region)
     return region->block.page_bytes > 0 && (region->writable_outside || region->origin == REGION_FILE);
 }
 
+void region_note_mapped(struct region *region)
+{
+    if (region->mapped || !region->block.addr || region->device)
+        return;
+    region->mapped = true;
+    account_add(region->account, USAGE_MAPPINGS, 1);
+    account_add(region->account, USAGE_MAPPED_BYTES, region->room);
+}
+
+static enum rdt_status map_all(struct region *region, struct rdt_error *err)
+{
+    uint64_t want[USAGE_COUNT] = {[USAGE_MAPPINGS] = 1, [USAGE_MAPPED_BYTES] = region->room};
+    enum rdt_status status = RDT_OK;
+
+    if (region->device)
+        return region->kind->ops.map(region->kind->instance, &region->block, false, err);
+    if (region_is_by_fd(region))
+        return rdt_error_set(err, RDT_INTERNAL, "region %llu was imported by a client, and the daemon never maps such memory",
+                             (unsigned long long)region->id);
+    if (!region->mapped)
+        status = account_take_all(region->account, want, err);
+    if (status != RDT_OK)
+        return status;
+    status = region->kind->ops.map(region->kind->instance, &region->block, false, err);
+    if (status != RDT_OK && !region->mapped)
+        account_undo(region->account, want);
+    region->mapped |= status == RDT_OK;
+    return status;
+}
+
 uint8_t *region_map(struct region *region, struct rdt_error *err)
 {
-    if (!region->block.addr && region->kind->ops.map(region->kind->instance, &region->block, false, err) != RDT_OK)
+    if (!region->block.addr && map_all(region, err) != RDT_OK)
         return NULL;
+    region_note_mapped(region);
     if (region->guard == GUARD_NONE && region_may_fault(region)) {
         uint64_t page = region->block.page_bytes;
         region->guard = sigbus_guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);

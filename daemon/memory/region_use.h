@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which bytes of a region objects and transfers use, and who waits until a range is unused.
  *
- * A region may have a million uses, one for each object in it. A waiter is listed at the first use that overlaps its
+ * A region may have a million uses, one for each object in it. A waiter is settled at the first use that overlaps its
  * range. When that use ends, only the uses after it are searched for the next one that overlaps, so each waiter looks
- * at each use once.
+ * at each use once. It looks in slices (base/slices.h), and so do very many waiters of one use.
  *
  * All calls are made in the loop thread unless a comment says otherwise.
  */
@@ -18,16 +18,24 @@ struct region_use {
     struct region *region;
     uint64_t lo, hi;             /* the smallest range [lo, hi) that contains all bytes that it uses */
     const struct layout *layout; /* which bytes exactly: its tensors whose region is index. It must outlive the use */
-    struct list waiters;         /* struct region_waiter */
+    struct region_wait *wait;    /* who waits at it; NULL: nobody */
     void *object;                /* the object whose use it is, for who knows objects; NULL: a transfer's */
     uint32_t index;
     bool covered; /* set by region_uses_cover: the layout touches every byte of the region */
 };
 
+/* The waiters at one use. When the use ends, all of them look further, from the next one on. */
+struct region_wait {
+    struct list link;               /* in regions->searching, while somebody looks further or is idle */
+    struct region_use *use;         /* NULL: no use is left after it, so `searching` are idle */
+    struct list settled, searching; /* struct region_waiter: the use overlaps their range; they look from it on */
+    uint64_t lo, hi;                /* with this range, the use's tensors before this one have been looked at */
+    uint32_t tensor;
+};
+
 /* Waits until no use overlaps [lo, hi). list_remove(&waiter->link) ends the wait. */
 struct region_waiter {
-    struct list link;             /* in a use's waiters */
-    const struct region_use *use; /* that use; NULL: the wait has ended */
+    struct list link; /* in a region_wait */
     uint64_t lo, hi;
     void (*on_idle)(struct region_waiter *); /* called after its removal from the list */
 };
@@ -57,8 +65,14 @@ void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *l
 /* Ends a use and calls the waiters whose range is unused now. Does nothing if it was never added. */
 void region_use_remove(struct region_use *use);
 
-/* Returns true if the waiter now waits, false if no use overlaps its range. */
-bool region_wait_idle(struct region *region, struct region_waiter *waiter);
+/* AGAIN: the waiter now waits. OK: no use overlaps its range. NO_MEMORY. */
+enum rdt_status region_wait_idle(struct region *region, struct region_waiter *waiter, struct rdt_error *err);
+
+/* A use that overlaps the range, for people. NULL: none of the first ones does. */
+const struct region_use *region_first_use(const struct region *region, uint64_t lo, uint64_t hi);
+
+/* For the end of regions: nobody waits any more. */
+void region_waits_end(struct regions *regions);
 
 /* Sets `covered` of each use. Only contiguous tensors count, because others may have holes. Returns false if there is
  * no memory. */

@@ -3,6 +3,7 @@
 #include "daemon/memory/region_cache.h"
 #include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_orphans.h"
+#include "daemon/memory/region_use.h"
 
 /* The pool gets room that nobody else waits for. */
 static bool reserve(void *arg, uint64_t bytes)
@@ -41,12 +42,13 @@ static void free_device_block(struct pool_block *block)
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
 {
-    *regions =
-        (struct regions){.plugins = plugins, .pool = pool, .next_id = 1, .limit_bytes = limit_bytes, .on_freed = on_freed};
+    *regions = (struct regions){.plugins = plugins, .pool = pool, .limit_bytes = limit_bytes, .on_freed = on_freed};
     index_init(&regions->by_id, 1);
+    ids_init(&regions->ids, IDS_REGIONS, IDS_HALF_BITS, 64);
     map_init(&regions->cached_clients);
     list_init(&regions->cache);
     list_init(&regions->awaiting);
+    list_init(&regions->searching);
     regions_free_init(regions);
     pool_init(&regions->free_pool, pool, 0, 0);
     device_pool_init(&regions->device_pool, free_device_block);
@@ -65,10 +67,13 @@ static void on_sweep(struct deadline *deadline)
 {
     struct regions *regions = container_of(deadline, struct regions, sweep);
     uint64_t now = uv_hrtime();
-    bool more = pool_sweep(&regions->free_pool, now);
+    bool more = pool_sweep(&regions->free_pool, now), at_once;
 
     more |= device_pool_sweep(&regions->device_pool, now);
-    if (region_cache_sweep(regions, now) || more)
+    more |= region_cache_sweep(regions, now, &at_once);
+    if (at_once)
+        (void)deadline_set(regions->deadlines, deadline, 0);
+    else if (more)
         regions_watch(regions);
 }
 
@@ -100,6 +105,7 @@ void regions_close(struct regions *regions)
 {
     if (!regions->deadlines)
         return;
+    region_waits_end(regions);
     region_orphans_close(regions->orphans);
     region_cache_evict(regions, regions->sealed.bytes, NULL);
     pool_close(&regions->free_pool);
@@ -107,5 +113,6 @@ void regions_close(struct regions *regions)
     device_pool_set_idle(&regions->device_pool, 0);
     deadline_unset(regions->deadlines, &regions->sweep);
     deadline_unset(regions->deadlines, &regions->slow_late);
+    regions_free_stuck(regions);
     regions->deadlines = NULL;
 }

@@ -3,20 +3,23 @@
 
 #include <stdlib.h>
 
+#include "daemon/base/ids.h"
 #include "daemon/objects/object.h"
 #include "daemon/objects/remote_hold.h"
 
 /* Ids are unique in the daemon, so that a late release never ends a hold of another client. */
-static uint64_t next_hold = 1;
-static uint64_t *saved_next_hold; /* NULL: no later daemon needs it */
+static struct ids *hold_ids(void)
+{
+    static struct ids ids;
+
+    if (ids.base == 0)
+        ids_init(&ids, IDS_HOLDS, IDS_HALF_BITS, 64);
+    return &ids;
+}
 
 void client_save_hold_ids(uint64_t *next_p)
 {
-    saved_next_hold = next_p;
-    if (next_p && *next_p > next_hold)
-        next_hold = *next_p;
-    else if (next_p)
-        *next_p = next_hold;
+    ids_save(hold_ids(), next_p);
 }
 
 void client_init(struct client *client, uint64_t id)
@@ -240,9 +243,7 @@ static struct hold *hold_new(struct client *client, uint64_t id)
 
     if (!hold)
         return NULL;
-    hold->id = id ? id : next_hold++;
-    if (saved_next_hold)
-        *saved_next_hold = next_hold;
+    hold->id = id ? id : ids_next(hold_ids(), client->account);
     hold->client = client;
     list_init(&hold->by_object);
     if (!map_put_u64(&client->holds, hold->id, hold)) {
@@ -322,8 +323,7 @@ struct hold *client_restore_hold(struct client *client, uint64_t id, struct obje
 {
     if (map_get_u64(&client->holds, id))
         return NULL;
-    if (id >= next_hold) /* the journal says so, too, but it may be wrong */
-        next_hold = id + 1;
+    ids_above(hold_ids(), id); /* the journal says so, too, but it may be wrong */
     return object ? hold_object(client, id, object) : hold_regions(client, id, regions, n_regions);
 }
 
@@ -345,7 +345,7 @@ void client_release(struct hold *hold)
     map_remove_u64(&hold->client->holds, hold->id);
     hold->client->copying_bytes -= hold->copying_bytes;
     if (object)
-        object_drop_by(object, &hold->by_object);
+        object_drop_by(object, HOLDER_READER, &hold->by_object);
     free(hold);
     region_unref(region);
     for (uint32_t i = 0; i < n_regions; i++)

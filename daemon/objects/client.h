@@ -21,9 +21,6 @@
 
 struct watch;
 
-/* A message is charged to the client's heap when it, or the unread input that contains it, is larger than
- * this. */
-#define CLIENT_UNCOUNTED_BYTES (256u << 10)
 #define CLIENT_FDS_OUT 16 /* entries of struct client.fds_out */
 
 /* Follow-up work after an event that concerns the client, such as the answer to a fetch that waited. It
@@ -68,7 +65,7 @@ struct client_transfers {
     char *mapped_devices; /* " cuda:UUID cuda:UUID ", the preferred one first. NULL, or none of a kind: all of that kind */
 };
 
-/* The state of rpc/ for each client; other rooms do not touch it. */
+/* The state of calls/ and rpc/ for each client; other rooms do not touch it. */
 struct client_rpc {
     struct list calls; /* struct call.link: deferred requests */
     unsigned n_calls;
@@ -94,6 +91,7 @@ struct client {
     bool waiting;                  /* the session is an earlier daemon's, and its client has not come back yet */
     bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */
     struct list link;              /* in the list of all clients */
+    uint64_t number;               /* their order there */
     struct list objects;           /* struct object.by_producer: objects that it put and has not freed */
     unsigned n_objects;
     struct list leases;            /* struct name.by_publisher: names that end with the client */
@@ -106,6 +104,7 @@ struct client {
     struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
     struct mapped mapped;          /* regions of others that it keeps mapped for reading */
     unsigned n_lost_holds;         /* of remote_holds: struct remote_hold.lost */
+    uint64_t freed_hold;           /* the latest of remote_holds whose object was freed by force; 0: none */
     uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
     struct list wakes;             /* struct client_wake.link */
     struct list read_barriers;     /* struct client_read_barrier.link */
@@ -115,10 +114,13 @@ struct client {
     struct client_transfers transfers;
     struct client_rpc rpc;
 
-    /* The next three are set by conn.c. send packs and queues one frame. It takes ownership of the fds in
+    /* The next five are set by conn.c. send packs and queues one frame. It takes ownership of the fds in
      * any case, and sends nothing once the client is gone. */
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
                  const int *take_fds, unsigned n_fds);
+    /* Queues an event whose packed message is `head` followed by `rest`. */
+    void (*send_event)(struct client *, uint16_t type, const uint8_t *head, size_t head_bytes, const uint8_t *rest,
+                       size_t rest_bytes);
     size_t (*queued_bytes)(const struct client *);
     /* The number of bytes that the client has sent so far, including bytes that the daemon has not read
      * yet. 0: all of them have been handled. */

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "rdt.pb-c.h"
+#include "rdt_status.h"
 
 struct client;
 struct hold;
@@ -20,6 +21,10 @@ struct remote_hold;
 struct lasting {
     void *arg;
     bool ending; /* the daemon will end: the next one answers the requests that are still open */
+    /* Before a put with `bytes` bytes of its own: *bytes_p is what a record of the object takes, which is charged with it.
+     * LIMIT: there is no room for the record. */
+    enum rdt_status (*check_put)(void *arg, const struct object_put *put, uint64_t bytes, uint64_t *bytes_p,
+                                 struct rdt_error *err);
     /* A client puts the object, which is not live yet. */
     void (*on_put)(void *arg, struct object *object, const struct object_put *put);
     /* The reasons why the object survives have changed, or it no longer survives; object_lasts says which. */

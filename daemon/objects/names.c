@@ -1,26 +1,184 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Names: the entries of the table, those who wait for versions, publishing and its end, and why a wait was in vain. */
 #include "daemon/objects/names.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/text.h"
 #include "daemon/objects/client.h"
-#include "daemon/objects/names_impl.h"
+#include "proto/wire_limits.h"
 
 struct name_carrier { /* an object that at least one name holds */
     uint64_t generation;
-    struct list names; /* struct name.by_carrier */
+    struct list names; /* [n], struct name.by_carrier */
+    uint32_t n;
 };
 
-void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint64_t max_names)
+#define NAMES_REMEMBERED_MAX 4096u /* unpublished names whose versions are remembered one by one */
+/* Thousands may wait for one name. The others are notified later, so that the loop is not blocked. */
+#define NOTIFIED_AT_ONCE 64u
+/* until the next ones; not 0, because libuv would run such a timer in the same iteration */
+#define NOTIFY_INTERVAL_NS 1000000
+#define EXPLAIN_MAX 256 /* the most names that are compared, because many waits may time out together */
+
+/* ---- entries: their visibility, and when they are remembered, forgotten and freed ---- */
+
+bool name_visible_to(const struct name *name, const struct owner *requester)
 {
-    *names = (struct names){.accounts = accounts, .deadlines = deadlines, .next_number = 1, .max_names = max_names};
+    if (owner_equal(&name->account->owner, requester) || name->visibility == RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return true;
+    return name->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT &&
+           strcmp(name->account->owner.tenant, requester->tenant) == 0;
+}
+
+/* It has no waiters, and is not published. */
+static void name_free(struct name *name)
+{
+    fair_remove(&name->names->remembered, &name->remembered);
+    map_remove(&name->names->by_key, name->key, name->key_bytes);
+    account_unref(name->account);
+    free(name);
+}
+
+/* Frees a name that is not published and that nobody waits for, or remembers it for its version. */
+static void name_settle(struct name *name)
+{
+    struct names *names = name->names;
+    struct fair_entry *lost;
+
+    if (name->published || name->busy || name->n_waiters > 0 || name->remembered.owner)
+        return;
+    if (name->version == 0) {
+        name_free(name);
+        return;
+    }
+    lost = fair_add(&names->remembered, &name->remembered, &name->account->owner);
+    if (lost) {
+        struct name *oldest = container_of(lost, struct name, remembered);
+        if (oldest->version > names->forgotten)
+            names->forgotten = oldest->version;
+        name_free(oldest);
+    }
+}
+
+/* A remembered name is published or awaited again. */
+static void name_recall(struct name *name)
+{
+    fair_remove(&name->names->remembered, &name->remembered);
+}
+
+/* ---- waiters ---- */
+
+void name_waiter_remove(struct name_waiter *waiter)
+{
+    struct name *name = waiter->name;
+
+    if (!name)
+        return;
+    list_remove(&waiter->link);
+    waiter->name = NULL;
+    name->n_waiters--;
+    if (list_empty(&name->due))
+        list_remove(&name->by_waking);
+    name_settle(name);
+}
+
+static void notify(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+{
+    list_remove(&waiter->link);
+    waiter->name->n_waiters--;
+    waiter->name = NULL;
+    waiter->on_event(waiter, object, version, err);
+}
+
+static void notify_due(struct name *name)
+{
+    struct names *names = name->names;
+
+    name->busy = true;
+    list_remove(&name->by_waking);
+    for (unsigned n = 0; n < NOTIFIED_AT_ONCE && !list_empty(&name->due) && name->object; n++) {
+        struct name_waiter *waiter = container_of(list_first(&name->due), struct name_waiter, link);
+        notify(waiter, name->object, name->version, NULL);
+    }
+    name->busy = false;
+    if (!list_empty(&name->due)) {
+        list_append(&names->waking, &name->by_waking);
+        /* A timer that is set keeps its time, so that publishing again and again does not postpone the
+         * notification. */
+        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, NOTIFY_INTERVAL_NS))
+            log_error("out of memory: clients that wait for a name will only get its next version");
+    }
+    name_settle(name);
+}
+
+/* The name has a new version. Notifies the first of those who wait for it and may see it; the others are notified in turns of
+ * the loop, so that it is not blocked. The name may be gone afterwards. */
+static void name_notify(struct name *name)
+{
+    list_each_safe (struct name_waiter, waiter, &name->waiters, link) {
+        if (waiter->after >= name->version || !name_visible_to(name, waiter->requester))
+            continue;
+        list_remove(&waiter->link);
+        list_append(&name->due, &waiter->link);
+    }
+    notify_due(name);
+}
+
+static void names_on_wake(struct deadline *deadline)
+{
+    struct names *names = container_of(deadline, struct names, wake);
+    struct list now;
+
+    list_init(&now);
+    while (!list_empty(&names->waking)) {
+        struct list *node = list_first(&names->waking);
+        list_remove(node);
+        list_append(&now, node);
+    }
+    while (!list_empty(&now))
+        notify_due(container_of(list_first(&now), struct name, by_waking));
+}
+
+/* Fails every waiter, those who are to be notified included. all: even those who may not see the name. */
+static void name_fail_waiters(struct name *name, bool all, const struct rdt_error *err)
+{
+    struct list hidden;
+
+    list_init(&hidden);
+    list_remove(&name->by_waking);
+    name->busy = true;
+    for (;;) {
+        struct list *node = list_first(&name->due);
+        if (!node)
+            node = list_first(&name->waiters);
+        if (!node)
+            break;
+        if (all || name_visible_to(name, container_of(node, struct name_waiter, link)->requester)) {
+            notify(container_of(node, struct name_waiter, link), NULL, 0, err);
+        } else {
+            list_remove(node);
+            list_append(&hidden, node);
+        }
+    }
+    list_splice(&name->waiters, &hidden);
+    name->busy = false;
+    name_settle(name);
+}
+
+/* ---- names and their versions ---- */
+
+void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines)
+{
+    *names = (struct names){.accounts = accounts, .deadlines = deadlines, .next_number = 1};
     map_init(&names->by_key);
     map_init(&names->by_object);
-    list_init(&names->published);
-    list_init(&names->remembered);
+    index_init(&names->published, 1);
+    fair_init(&names->remembered, NAMES_REMEMBERED_MAX);
     list_init(&names->waking);
     list_init(&names->observers);
     names->wake.on_passed = names_on_wake;
@@ -28,7 +186,8 @@ void names_init(struct names *names, struct accounts *accounts, struct deadlines
 
 static void end(struct name *name, enum name_end why);
 
-struct name *name_find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+/* NULL: there is none. Ends a name first whose lease belongs to a client that has ended. */
+static struct name *name_find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
     size_t key_bytes = owner_key(key, owner, id, id_bytes);
@@ -47,7 +206,8 @@ static void on_expired(struct deadline *deadline)
     end(container_of(deadline, struct name, expiry), NAME_EXPIRED);
 }
 
-/* Creates a name that is not published. Errors: LIMIT, NO_MEMORY. */
+/* Creates a name that is not published. Whoever waits for it is charged for that, so there may be any number. Error:
+ * NO_MEMORY. */
 static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                                 struct name **name_p, struct rdt_error *err)
 {
@@ -55,9 +215,6 @@ static enum rdt_status name_new(struct names *names, const struct owner *owner, 
     size_t key_bytes = owner_key(key, owner, id, id_bytes);
     struct name *name;
 
-    if (map_count(&names->by_key) - names->n_remembered >= names->max_names)
-        return rdt_error_set(err, RDT_LIMIT, "this daemon already has %llu names, including those that are waited for",
-                             (unsigned long long)names->max_names);
     name = calloc(1, sizeof *name + key_bytes);
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
@@ -66,7 +223,6 @@ static enum rdt_status name_new(struct names *names, const struct owner *owner, 
     memcpy(name->key, key, key_bytes);
     name->key_bytes = (uint8_t)key_bytes;
     name->id_bytes = (uint8_t)id_bytes;
-    list_init(&name->link);
     list_init(&name->by_carrier);
     list_init(&name->waiters);
     list_init(&name->due);
@@ -107,11 +263,14 @@ static void set_object(struct name *name, struct object *object, struct name_car
     struct name_carrier *old_carrier = name->carrier;
 
     list_remove(&name->by_carrier);
+    if (old_carrier)
+        old_carrier->n--;
     name->object = object;
     name->carrier = carrier;
     if (object) {
         object_hold(object);
         list_append(&carrier->names, &name->by_carrier);
+        carrier->n++;
         if (!object->published) {
             object->published = true;
             object_lasting_changed(object);
@@ -123,7 +282,7 @@ static void set_object(struct name *name, struct object *object, struct name_car
         observer->on_change(observer->arg, name);
     if (!old)
         return;
-    if (list_empty(&old_carrier->names)) {
+    if (old_carrier->n == 0) {
         map_remove_u64(&name->names->by_object, old_carrier->generation);
         free(old_carrier);
         old->published = false;
@@ -143,6 +302,13 @@ const struct name *names_of_object(const struct names *names, const struct objec
     return container_of(next, struct name, by_carrier);
 }
 
+uint32_t names_n_of_object(const struct names *names, const struct object *object)
+{
+    const struct name_carrier *carrier = map_get_u64(&names->by_object, object->generation);
+
+    return carrier ? carrier->n : 0;
+}
+
 void names_object_freed(struct names *names, const struct object *object)
 {
     struct name_carrier *carrier = map_get_u64(&names->by_object, object->generation);
@@ -151,11 +317,7 @@ void names_object_freed(struct names *names, const struct object *object)
     while (!last) {
         struct name *name = container_of(list_first(&carrier->names), struct name, by_carrier);
         last = name->by_carrier.next == &carrier->names;
-        while (!list_empty(&name->due)) { /* these waiters wait for the next version now */
-            struct list *node = list_first(&name->due);
-            list_remove(node);
-            list_append(&name->waiters, node);
-        }
+        list_splice(&name->waiters, &name->due); /* these wait for the next version now */
         set_object(name, NULL, NULL);
         event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "freed", name);
     }
@@ -212,6 +374,11 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     struct name_carrier *carrier;
     enum rdt_status status = check_visibility(name, object, publish->visibility, err);
 
+    if (status == RDT_OK && version == 0)
+        version = next_version(names, name);
+    if (status == RDT_OK && !rdt_number_is_valid(version))
+        status = rdt_error_set(err, RDT_LIMIT, "name \"%.*s\" has had its last version, %llu: publish under another name",
+                               (int)publish->id_bytes, (const char *)publish->id, (unsigned long long)RDT_MAX_NUMBER);
     if (status == RDT_OK && !name)
         status = name_new(names, &object->account->owner, publish->id, publish->id_bytes, &name, err);
     if (status != RDT_OK)
@@ -219,10 +386,12 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     if (!name->published)
         status = account_check(name->account, USAGE_NAMES, 1, err);
     carrier = status == RDT_OK ? carrier_get(names, object) : NULL;
-    if (status == RDT_OK &&
-        (!carrier || (publish->ttl_ns > 0 && !deadline_set(names->deadlines, &name->expiry, publish->ttl_ns))))
+    if (status == RDT_OK && (!carrier || !(name->published || index_put(&names->published, names->next_number, name)) ||
+                             (publish->ttl_ns > 0 && !deadline_set(names->deadlines, &name->expiry, publish->ttl_ns))))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to publish an object");
     if (status != RDT_OK) {
+        if (!name->published)
+            (void)index_remove(&names->published, names->next_number);
         name_settle(name);
         return status;
     }
@@ -232,9 +401,8 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
         account_add(name->account, USAGE_NAMES, 1);
         name->visibility = publish->visibility;
         name->number = names->next_number++;
-        list_append(&names->published, &name->link);
     }
-    name->version = version > 0 ? version : next_version(names, name);
+    name->version = version;
     *version_p = name->version;
     set_lease(name, publish->lease, publish->ttl_ns);
     name->session = publish->session;
@@ -297,8 +465,8 @@ enum rdt_status names_restore(struct names *names, const struct name_publish *pu
 static void withdraw(struct name *name, const struct rdt_error *why)
 {
     name->published = false;
+    (void)index_remove(&name->names->published, name->number);
     set_lease(name, NULL, 0);
-    list_remove(&name->link);
     account_give(name->account, USAGE_NAMES, 1);
     name->busy = true;
     event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "unpublished", name);
@@ -412,6 +580,13 @@ enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const
 
 /* ---- the end ---- */
 
+struct name *names_next(const struct names *names, uint64_t after)
+{
+    uint64_t number;
+
+    return index_next(&names->published, after + 1, &number);
+}
+
 void names_clear(struct names *names)
 {
     struct rdt_error err;
@@ -419,8 +594,8 @@ void names_clear(struct names *names)
     size_t cursor = 0;
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "nothing is published any more: the daemon is shutting down");
-    while (!list_empty(&names->published))
-        withdraw(container_of(list_first(&names->published), struct name, link), &err);
+    while ((name = names_next(names, 0)))
+        withdraw(name, &err);
     while ((name = map_next(&names->by_key, &cursor)))
         if (name->n_waiters > 0)
             name_fail_waiters(name, true, &err); /* may free this entry, which map_next allows */
@@ -434,6 +609,63 @@ void names_fini(struct names *names)
 
     while ((name = map_next(&names->by_key, &cursor)))
         name_free(name);
+    index_fini(&names->published);
+    fair_fini(&names->remembered);
     map_fini(&names->by_key);
     map_fini(&names->by_object);
+}
+
+/* ---- why a wait was in vain: something similar exists that the requester may have meant ---- */
+
+/* NULL: nothing is published under it. Not name_find, which may end the name, and with it the wait that is being explained. */
+static const struct name *find_published(const struct names *names, const struct owner *owner, const uint8_t *id,
+                                         size_t id_bytes)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    const struct name *name = map_get(&names->by_key, key, owner_key(key, owner, id, id_bytes));
+
+    return name && name->published && !(name->publisher && name->publisher->gone) ? name : NULL;
+}
+
+void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                          const struct owner *requester, char *text, size_t size)
+{
+    const struct name *name = find_published(names, owner, id, id_bytes);
+
+    text[0] = '\0';
+    if (name && name_visible_to(name, requester))
+        (void)snprintf(text, size, "; there is a name \"%.*s\", which is fetched as a name (rdtctl --name, Ref.from_name)",
+                       (int)id_bytes, (const char *)id);
+}
+
+void names_explain_name(struct names *names, struct object_table *objects, const struct owner *owner, const uint8_t *id,
+                        size_t id_bytes, const struct owner *requester, char *text, size_t size)
+{
+    const struct name *name = find_published(names, owner, id, id_bytes);
+    struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)id_bytes};
+    struct object *object;
+    unsigned compared = 0;
+
+    text[0] = '\0';
+    memcpy(ref.id, id, id_bytes);
+    text_copy(ref.tenant, sizeof ref.tenant, owner->tenant);
+    if (!name && object_table_find_any(objects, &ref, requester, false, &object, NULL) == RDT_OK) {
+        (void)snprintf(text, size, "; there is an object \"%s\", which is fetched by its id, not as a name", ref.id);
+        return;
+    }
+    if (!owner_equal(owner, requester))
+        return;
+    for (name = names_next(names, 0); name; name = names_next(names, name->number)) {
+        uint32_t uid;
+        if (++compared > EXPLAIN_MAX)
+            return;
+        if (name->id_bytes != id_bytes || memcmp(name_id(name), id, id_bytes) != 0 ||
+            owner_equal(&name->account->owner, requester) || !name_visible_to(name, requester))
+            continue;
+        uid = name->account->owner.uid;
+        (void)snprintf(text, size,
+                       "; uid %u has published version %llu of such a name: say whose it is (rdtctl --owner %u, owner=%u)", uid,
+                       (unsigned long long)name->version, uid, uid);
+        return;
+    }
 }

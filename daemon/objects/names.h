@@ -13,7 +13,9 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/deadline.h"
+#include "daemon/base/index.h"
 #include "daemon/base/map.h"
+#include "daemon/objects/fair.h"
 #include "daemon/objects/object_table.h"
 #include "proto/list.h"
 
@@ -33,18 +35,15 @@ struct names {
     struct list observers;         /* struct names_observer.link */
     struct accounts *accounts;
     struct deadlines *deadlines;
-    struct map by_key;     /* owner_key -> struct name: published, awaited, or remembered */
-    struct map by_object;  /* generation of an object -> struct name_carrier: the names that hold it */
-    struct list published; /* struct name.link, ordered by number */
-    /* struct name.link: unpublished names, whose versions are remembered; the oldest first */
-    struct list remembered;
-    struct list waking;   /* struct name.by_waking: names with waiters in `due` */
-    struct deadline wake; /* when the next waiters of those names are notified */
-    uint64_t next_number; /* names are numbered in the order of their first publication */
+    struct map by_key;      /* owner_key -> struct name: published, awaited, or remembered */
+    struct map by_object;   /* generation of an object -> struct name_carrier: the names that hold it */
+    struct index published; /* number -> struct name: the published ones */
+    struct fair remembered; /* struct name.remembered: unpublished names, whose versions are remembered */
+    struct list waking;     /* struct name.by_waking: names with waiters in `due` */
+    struct deadline wake;   /* when the next waiters of those names are notified */
+    uint64_t next_number;   /* names are numbered in the order of their first publication */
     /* The highest version of a name that is no longer remembered. New names start above it. */
     uint64_t forgotten;
-    unsigned n_remembered; /* length of that list */
-    uint64_t max_names;    /* limit for all names, awaited ones included */
 };
 
 struct client;
@@ -56,7 +55,7 @@ enum name_end { NAME_UNPUBLISHED, NAME_PUBLISHER_GONE, NAME_EXPIRED };
 #define NAME_REPEAT_BYTES 24u /* struct client.session, and the number of the request */
 
 struct name {
-    struct list link; /* in names->published or names->remembered; in neither while the name is only awaited */
+    struct fair_entry remembered;
     struct names *names;
     struct account *account; /* of its owner; one reference */
     uint64_t number;
@@ -103,12 +102,15 @@ struct name_waiter {
     void (*on_event)(struct name_waiter *, struct object *object, uint64_t version, const struct rdt_error *err);
 };
 
-void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint64_t max_names);
+void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines);
 
 /* For the end of the daemon: drops every object and fails all waiters with SHUTTING_DOWN. Nothing may be
  * published afterwards. */
 void names_clear(struct names *names);
 void names_fini(struct names *names);
+
+/* The published name with the least number above that one; NULL: there is none. Numbers are never used twice. */
+struct name *names_next(const struct names *names, uint64_t after);
 
 struct name_publish {
     const uint8_t *id; /* [id_bytes] */
@@ -178,6 +180,7 @@ void names_explain_object(struct names *names, const struct owner *owner, const 
 
 /* Iterates over the names that hold the object. *cursor starts as NULL; returns NULL at the end. */
 const struct name *names_of_object(const struct names *names, const struct object *object, struct list **cursor);
+uint32_t names_n_of_object(const struct names *names, const struct object *object);
 
 bool name_visible_to(const struct name *name, const struct owner *requester);
 

@@ -88,6 +88,32 @@ uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *er
     return object->chunk ? slab_addr(object_piece(object)) : region_addr(object->uses[place].region, err);
 }
 
+enum rdt_status object_place(struct object *object, uint32_t place, struct memory_place *place_p, struct rdt_error *err)
+{
+    if (!object->chunk)
+        return memory_place_of(object->uses[place].region, place_p, err);
+    *place_p = (struct memory_place){.base = slab_addr(object_piece(object))};
+    return RDT_OK;
+}
+
+struct account *object_slow_owner(const struct object *object, const struct layout *layout)
+{
+    if (object->n_regions == 0) /* in a chunk, or a replica that has no memory yet */
+        return NULL;
+    for (uint32_t i = 0; i < layout->count; i++)
+        if (layout_bytes(layout, i) > 0 && region_is_by_fd(object->uses[layout->region[i]].region))
+            return object->uses[layout->region[i]].region->account;
+    return NULL;
+}
+
+struct account *object_reads_owner(const struct object *object)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (region_may_wait(object->uses[i].region))
+            return object->uses[i].region->account;
+    return NULL;
+}
+
 static const uint8_t *shapes(const struct object *object)
 {
     return object_metadata(object) + object->metadata_bytes;
@@ -180,9 +206,29 @@ void object_unname(struct object *object)
         table->on_ended(table->on_ended_arg, object);
 }
 
-static void tombstones_add(struct tombstones *tombstones, uint64_t generation)
+void object_forget_end(struct object_table *table, struct tombstone *tombstone)
 {
-    tombstones->generation[tombstones->next++ % TOMBSTONES] = generation;
+    fair_remove(&table->ended, &tombstone->entry);
+    (void)map_remove_u64(&table->by_ended, tombstone->generation);
+    free(tombstone);
+}
+
+/* Without memory for it, a later fetch gets FREED. */
+static void remember_end(struct object *object)
+{
+    struct object_table *table = object->table;
+    struct tombstone *tombstone = calloc(1, sizeof *tombstone);
+    struct fair_entry *lost;
+
+    if (!tombstone || !map_put_u64(&table->by_ended, object->generation, tombstone)) {
+        free(tombstone);
+        return;
+    }
+    tombstone->generation = object->generation;
+    tombstone->end = (enum object_end)object->end;
+    lost = fair_add(&table->ended, &tombstone->entry, &object->account->owner);
+    if (lost)
+        object_forget_end(table, container_of(lost, struct tombstone, entry));
 }
 
 /* Takes it out of the table. */
@@ -193,10 +239,8 @@ static void forget(struct object *object)
     object_unname(object);
     if (object->generation != 0) {
         index_remove(&table->by_generation, object->generation);
-        if (object->end == OBJECT_END_OWNER_DIED)
-            tombstones_add(&table->owner_died, object->generation);
-        else if (object->end == OBJECT_END_DROPPED)
-            tombstones_add(&table->dropped, object->generation);
+        if (object->end != OBJECT_END_FREED)
+            remember_end(object);
     }
 }
 
@@ -234,8 +278,15 @@ static void object_destroy(struct object *object)
     free(object);
 }
 
+static void tell_adopter(const struct object *object)
+{
+    if (object->adopted && object->record)
+        object->table->on_adopted(object->record);
+}
+
 static void settle(struct object *object)
 {
+    tell_adopter(object);
     if (object->holds > 0 || object->state == OBJECT_AWAITED)
         return;
     if (object->pins == 0) {
@@ -250,6 +301,7 @@ void object_hold(struct object *object)
 {
     assert(object->state == OBJECT_FILLING || object->state == OBJECT_LIVE || object->state == OBJECT_DRAINING);
     object->holds++;
+    tell_adopter(object);
 }
 
 void object_drop(struct object *object)
@@ -282,7 +334,7 @@ void object_users_settle(struct object *object)
     if (!users || users->n_waiters > 0 || users->peer_holds > 0 || users->hidden_entry)
         return;
     for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
-        if (!list_empty(&users->holders[kind]))
+        if (users->n_holders[kind] > 0)
             return;
     free(users);
     object->users = NULL;
@@ -295,13 +347,15 @@ bool object_hold_by(struct object *object, enum holder_kind kind, struct list *b
     if (!users)
         return false;
     list_append(&users->holders[kind], by_object);
+    users->n_holders[kind]++;
     object_hold(object);
     return true;
 }
 
-void object_drop_by(struct object *object, struct list *by_object)
+void object_drop_by(struct object *object, enum holder_kind kind, struct list *by_object)
 {
     list_remove(by_object);
+    object->users->n_holders[kind]--;
     object_users_settle(object);
     object_drop(object);
 }
@@ -330,6 +384,11 @@ const struct list *object_holders(const struct object *object, enum holder_kind 
     static const struct list nobody = {(struct list *)&nobody, (struct list *)&nobody};
 
     return object->users ? &object->users->holders[kind] : &nobody;
+}
+
+uint32_t object_n_holders(const struct object *object, enum holder_kind kind)
+{
+    return object->users ? object->users->n_holders[kind] : 0;
 }
 
 unsigned object_n_waiters(const struct object *object)
@@ -371,6 +430,7 @@ void object_pin(struct object *object)
     object->pins++;
     for (uint32_t i = 0; i < object->n_regions; i++)
         region_pin(object->uses[i].region);
+    tell_adopter(object);
 }
 
 void object_unpin(struct object *object)

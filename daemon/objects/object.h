@@ -42,6 +42,7 @@
 #include <string.h>
 
 #include "daemon/base/account.h"
+#include "daemon/memory/imported.h"
 #include "daemon/memory/region_use.h"
 #include "daemon/memory/slab.h"
 #include "proto/layout.h"
@@ -52,6 +53,14 @@ struct client;
 struct object_table;
 
 enum object_state { OBJECT_AWAITED, OBJECT_FILLING, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
+
+/* Whether its bytes may change while it lives. */
+enum object_promise {
+    OBJECT_MAY_CHANGE, /* it is memory that its producer may write */
+    OBJECT_BY_WORD,    /* its producer promises not to write its memory; nothing was copied */
+    OBJECT_SEALED,     /* a copy, or memory that was handed over: its regions are sealed and contain nothing else */
+};
+
 enum object_stored { OBJECT_NOT_STORED, OBJECT_STORING, OBJECT_STORED }; /* whether it has a file (daemon/storage) */
 enum object_end {
     OBJECT_END_FREED,
@@ -70,6 +79,7 @@ enum holder_kind {
 /* The holders of an object, and those who wait for it. An object without either has no such struct. */
 struct object_users {
     struct list holders[HOLDER_KINDS];
+    uint32_t n_holders[HOLDER_KINDS];
     struct list waiters;         /* struct object_waiter: for the object to become live; their owners may see it */
     struct list freed_waiters;   /* struct object_waiter: for the object to be gone */
     struct object *hidden_entry; /* AWAITED entry for waiters that may not see this object; NULL: there are none */
@@ -95,8 +105,11 @@ struct object {
     struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
     uint64_t producer_id;
     struct list by_producer;
-    void *record;   /* of lasting: a later daemon will have the object; NULL: it has none */
+    /* Of lasting: a later daemon will have the object. If it is adopted: what table->on_adopted is called with.
+     * NULL: neither. */
+    void *record;
     uint64_t bytes; /* of all tensors */
+    uint64_t sum;   /* its checksum (proto/layout.h); 0: not known yet, or it has none */
     uint64_t since_ns;
     uint32_t piece; /* index in chunk */
     uint32_t n_regions;
@@ -117,15 +130,16 @@ struct object {
     bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
     bool published : 1;    /* at least one name holds it */
     bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
-    bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else, unless it is immutable */
-    bool immutable : 1; /* a snapshot without a copy: its producer promises not to change its memory while the object lives */
-    bool loaned : 1;    /* its regions are loaned: the producer promises not to change them while the object lives */
-    bool pending : 1;   /* FILLING: its bytes have not been written yet */
-    bool manifest : 1;  /* its metadata lists the parts of a version, which are held as long as it exists (rpc/shards) */
-    bool separate : 1;  /* behind the key there is only a pointer to metadata and shapes */
-    uint8_t key_bytes;  /* of owner and id, which are the key in the table */
-    uint8_t id_bytes;   /* of the id, which is the end of the key */
-    uint8_t tail[];     /* key, metadata, shapes */
+    uint8_t promise : 2;   /* enum object_promise */
+    bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
+    bool pending : 1;      /* FILLING: its bytes have not been written yet */
+    bool manifest : 1;     /* its metadata lists the parts of a version, which are held as long as it exists (versions) */
+    bool unchecked : 1;    /* its memory is a stored file that nobody has compared with its checksums yet, or that is damaged */
+    bool unkept : 1;       /* of lasting: it should have had a record, and there was no room */
+    bool separate : 1;     /* behind the key there is only a pointer to metadata and shapes */
+    uint8_t key_bytes;     /* of owner and id, which are the key in the table */
+    uint8_t id_bytes;      /* of the id, which is the end of the key */
+    uint8_t tail[];        /* key, metadata, shapes */
 };
 
 /* Waits for an object to become live, or to be gone. */
@@ -138,6 +152,11 @@ struct object_waiter {
      * NULL: the object is gone (freed_waiters), or `why` says why it never became live. */
     void (*on_event)(struct object_waiter *, struct object *object, const struct rdt_error *why);
 };
+
+static inline bool object_is_constant(const struct object *object)
+{
+    return object->promise != OBJECT_MAY_CHANGE;
+}
 
 static inline const uint8_t *object_id(const struct object *object)
 {
@@ -179,6 +198,17 @@ static inline bool object_on_device(const struct object *object)
 }
 
 uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err); /* NULL: err says why */
+
+/* The same for tensors that may be in imported memory: memory_place_of. */
+enum rdt_status object_place(struct object *object, uint32_t place, struct memory_place *place_p, struct rdt_error *err);
+
+/* The account whose threads must copy the tensors of a layout of the object, because some are in imported memory (imported.h).
+ * NULL: any thread may. */
+struct account *object_slow_owner(const struct object *object, const struct layout *layout);
+/* The account whose threads must read the object's memory, because its client can hold up whoever touches it (region_may_wait).
+ * NULL: any thread may. */
+struct account *object_reads_owner(const struct object *object);
+
 uint32_t object_n_tensors(const struct object *object);
 
 /* Copies the layout of its tensors, or of a view of them (layout_slice). The caller frees *layout_p. */
@@ -195,12 +225,13 @@ void object_unpin(struct object *object);
 
 /* Counted holds: of one of the kinds, or of a transfer to another node. false: out of memory. */
 bool object_hold_by(struct object *object, enum holder_kind kind, struct list *by_object);
-void object_drop_by(struct object *object, struct list *by_object);
+void object_drop_by(struct object *object, enum holder_kind kind, struct list *by_object);
 bool object_peer_hold(struct object *object);
 void object_peer_drop(struct object *object);
 
 /* an empty list if there are none */
 const struct list *object_holders(const struct object *object, enum holder_kind kind);
+uint32_t object_n_holders(const struct object *object, enum holder_kind kind);
 unsigned object_n_waiters(const struct object *object);
 unsigned object_peer_holds(const struct object *object);
 

@@ -38,6 +38,60 @@ static void stop_filling(struct object *object, const struct rdt_error *why)
     object_notify_waiters(object, why);
 }
 
+/* ---- holds of an object that was freed by force ---- */
+
+struct object_forced {
+    struct slice slice;
+    struct list link;      /* in table->forced */
+    struct object *object; /* held */
+};
+
+static void end_forced(struct object_forced *forced)
+{
+    struct object *object = forced->object;
+
+    list_remove(&forced->link);
+    free(forced);
+    object_drop(object);
+}
+
+static bool drop_some_holds(struct slice *slice, uint64_t until_ns)
+{
+    struct object_forced *forced = container_of(slice, struct object_forced, slice);
+    struct object_table *table = forced->object->table;
+
+    if (!table->drop_holds(table->arg, forced->object, until_ns))
+        return false;
+    end_forced(forced);
+    return true;
+}
+
+/* Drops the holds for later readers, in slices. */
+static void drop_holds(struct object *object)
+{
+    struct object_table *table = object->table;
+    struct object_forced *forced = table->deadlines ? calloc(1, sizeof *forced) : NULL;
+
+    if (!forced) {
+        (void)table->drop_holds(table->arg, object, UINT64_MAX);
+        return;
+    }
+    forced->object = object;
+    forced->slice.run = drop_some_holds;
+    list_append(&table->forced, &forced->link);
+    object_hold(object);
+    slice_begin(&table->deadlines->slices, &forced->slice);
+}
+
+void object_forced_end(struct object_table *table)
+{
+    list_drain (struct object_forced, forced, &table->forced, link) {
+        slice_stop(&forced->slice);
+        (void)table->drop_holds(table->arg, forced->object, UINT64_MAX);
+        end_forced(forced);
+    }
+}
+
 void object_free(struct object *object, bool force, enum object_end end)
 {
     struct object_table *table = object->table;
@@ -62,6 +116,8 @@ void object_free(struct object *object, bool force, enum object_end end)
         transit_end(object);
         if (table->on_forced)
             table->on_forced(table->arg, object);
+        if (table->drop_holds)
+            drop_holds(object);
     }
     drop_producer(object, end);
     object_drop(object);
@@ -108,7 +164,8 @@ static enum rdt_status use_regions(struct object *object, const struct layout *l
 static enum rdt_status set_memory(struct object *object, struct layout *take_layout, struct region **regions,
                                   uint32_t n_regions, struct rdt_error *err)
 {
-    const struct lasting *lasting = object->state == OBJECT_LIVE && object->record ? object->table->lasting : NULL;
+    const struct lasting *lasting =
+        object->state == OBJECT_LIVE && object->record && !object->adopted ? object->table->lasting : NULL;
     struct region_use *old_uses = object->uses;
     struct layout *old_layout = object->layout;
     uint32_t n_old = object->n_regions;
@@ -140,14 +197,16 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
 
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
 {
-    bool immutable = object->immutable, loaned = object->loaned;
+    uint8_t promise = object->promise;
+    bool loaned = object->loaned;
     enum rdt_status status;
 
     assert(object->state == OBJECT_LIVE && object->layout);
-    object->immutable = object->loaned = false; /* set_memory writes its record */
+    object->promise = OBJECT_SEALED; /* set_memory writes its record */
+    object->loaned = false;
     status = set_memory(object, take_layout, &region, 1, err);
     if (status != RDT_OK) {
-        object->immutable = immutable;
+        object->promise = promise;
         object->loaned = loaned;
     }
     return status;

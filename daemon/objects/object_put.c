@@ -6,6 +6,7 @@
 #include "daemon/objects/client.h"
 #include "daemon/objects/detached.h"
 #include "daemon/objects/object_table_impl.h"
+#include "rdt_put_flags.h"
 
 /* Moves all bytes to the arena, packed. From then on the shapes describe them. */
 static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_parts *parts,
@@ -91,7 +92,8 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     size_t id_bytes = put->id_bytes, key_bytes;
     struct object *awaited, *object;
     uint64_t want[USAGE_COUNT];
-    uint64_t generation = put->generation ? put->generation : table->next_generation;
+    uint64_t generation = put->generation;
+    uint64_t heap, record = 0;
     enum rdt_status status;
     bool filling;
 
@@ -100,6 +102,8 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already: free some, or raise it",
                              (unsigned long long)table->max_objects);
     }
+    if (generation == 0)
+        generation = object_table_new_generation(table, put->account);
     if (id_bytes == 0) {
         id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)generation);
         id = (const uint8_t *)generated;
@@ -111,10 +115,16 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
                              "object \"%.*s\" exists already: free it first, or put under another id (an object with "
                              "an id of your own stays when its Ref is dropped)",
                              (int)id_bytes, (const char *)id);
+    heap = heap_bytes(put, key_bytes);
+    if (table->lasting) {
+        status = table->lasting->check_put(table->lasting->arg, put, heap + parts->packed_bytes, &record, err);
+        if (status != RDT_OK)
+            return status;
+    }
     object = object_new(table, put->account, key, key_bytes, id_bytes, put, parts);
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    object->heap_bytes = heap_bytes(put, key_bytes);
+    object->heap_bytes = (uint32_t)(heap + record);
     object_charges(object, want);
     status = account_take_all(put->account, want, err);
     if (status != RDT_OK) {
@@ -151,7 +161,6 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     object->named = true;
     object->detached = put->ttl_ns > 0;
     object->generation = generation;
-    table->next_generation += !put->generation;
     object->visibility = (uint8_t)put->visibility;
     object->transport = put->transport;
     object->producer = put->producer;
@@ -161,12 +170,11 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         list_append(&put->producer->objects, &object->by_producer);
         put->producer->n_objects++;
     }
-    object->snapshot = put->snapshot;
-    object->immutable = put->immutable;
+    object->sum = put->sum;
+    object->promise = put->promise;
     object->loaned = put->loaned;
     object->pending = put->pending;
-    /* bytes in the arena never change, so such a snapshot needs no copy */
-    filling = put->pending || (put->snapshot && object->layout && !put->sealed);
+    filling = put->pending || object_put_copies(put, object);
     if (table->lasting && put->producer && put->producer->lasting)
         table->lasting->on_put(table->lasting->arg, object, put);
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
@@ -179,6 +187,17 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
             object_notify_waiters(object, NULL);
     }
     return RDT_OK;
+}
+
+enum object_promise object_promise_of(uint32_t flags)
+{
+    return flags & RDT_PUT_SNAPSHOT ? OBJECT_SEALED : flags & RDT_PUT_IMMUTABLE ? OBJECT_BY_WORD : OBJECT_MAY_CHANGE;
+}
+
+/* Bytes in the arena never change, so a snapshot there needs no copy. */
+bool object_put_copies(const struct object_put *put, const struct object *object)
+{
+    return put->promise != OBJECT_MAY_CHANGE && object->layout && !put->kept;
 }
 
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
@@ -210,7 +229,7 @@ enum rdt_status object_table_adopt(struct object_table *table, const struct obje
     object->bytes = layout_total_bytes(put->layout);
     object->visibility = (uint8_t)put->visibility;
     object->transport = put->transport;
-    object->snapshot = put->snapshot;
+    object->promise = put->promise;
     object->adopted = true;
     object->holds = 1;
     object_set_state(object, OBJECT_LIVE);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/objects/object_table.h"
 
+#include <stdlib.h>
 #include <sys/random.h>
 #include <uv.h>
 
@@ -8,6 +9,24 @@
 #include "daemon/objects/object_table_impl.h"
 
 #define GENERATION_BITS 40u /* the bits that count within one start of the daemon */
+#define BLOCK_HALF_BITS 17u /* of these bits, those of blocks: ids.h */
+#define STARTS 0x7fffffu
+
+/* ---- generations ---- */
+
+static void begin_start(struct object_table *table, uint64_t start)
+{
+    start &= STARTS;
+    table->first_generation = (start > 0 ? start : 1) << GENERATION_BITS; /* 0 is no generation */
+    ids_init(&table->generations, IDS_GENERATIONS, BLOCK_HALF_BITS, table->first_generation);
+}
+
+uint64_t object_table_new_generation(struct object_table *table, struct account *account)
+{
+    return ids_next(&table->generations, account);
+}
+
+/* ---- the table ---- */
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
                        uint64_t max_objects)
@@ -18,21 +37,22 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     map_init(&table->by_name);
     map_init(&table->detached);
     map_init(&table->transit);
+    map_init(&table->by_ended);
+    fair_init(&table->ended, TOMBSTONES);
+    list_init(&table->summing);
     list_init(&table->notifies);
+    list_init(&table->forced);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
-    table->first_generation = ((uint64_t)(boot & 0x7fffff) << GENERATION_BITS) + 1;
-    table->next_generation = table->oldest_generation = table->first_generation;
+    begin_start(table, boot);
+    table->oldest_generation = table->first_generation;
     index_init(&table->by_generation, table->first_generation);
 }
 
 void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least)
 {
-    uint64_t start = ((earlier >> GENERATION_BITS) + 1) & 0x7fffff;
-
-    table->first_generation = (start << GENERATION_BITS) + 1;
+    begin_start(table, (earlier >> GENERATION_BITS) + 1);
     table->oldest_generation = oldest;
-    table->next_generation = table->first_generation;
     index_fini(&table->by_generation);
     index_init(&table->by_generation, least < table->first_generation ? least : table->first_generation);
 }
@@ -56,13 +76,11 @@ static bool lower_base(struct object_table *table, uint64_t generation)
 
 bool object_table_reserve(struct object_table *table, uint64_t generation)
 {
-    uint64_t start = table->first_generation >> GENERATION_BITS;
-
-    if (generation >> GENERATION_BITS == start) {
-        if (table->next_generation != table->first_generation || table->by_generation.used > 0)
+    if (ids_in_span(&table->generations, generation)) {
+        if (table->generations.n_blocks > 0 || table->by_generation.used > 0)
             return false;
-        table->first_generation = (((start + 1) & 0x7fffff) << GENERATION_BITS) + 1;
-        table->next_generation = table->oldest_generation = table->first_generation;
+        begin_start(table, (generation >> GENERATION_BITS) + 1);
+        table->oldest_generation = table->first_generation;
     }
     return generation >= table->by_generation.base || lower_base(table, generation);
 }
@@ -72,6 +90,10 @@ void object_table_fini(struct object_table *table)
     map_fini(&table->by_name);
     map_fini(&table->detached);
     map_fini(&table->transit);
+    list_drain (struct fair_entry, ended, &table->ended.entries, link)
+        object_forget_end(table, container_of(ended, struct tombstone, entry));
+    fair_fini(&table->ended);
+    map_fini(&table->by_ended);
     index_fini(&table->by_generation);
 }
 
@@ -114,26 +136,20 @@ struct object *object_table_next(struct object_table *table, uint64_t after, uin
     return object;
 }
 
-static bool tombstones_have(const struct tombstones *tombstones, uint64_t generation)
-{
-    for (unsigned i = 0; i < TOMBSTONES; i++)
-        if (tombstones->generation[i] == generation)
-            return true;
-    return false;
-}
-
 static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)
 {
-    if (ref->generation >= table->next_generation || ref->generation < table->oldest_generation)
+    bool ours = ids_in_span(&table->generations, ref->generation);
+    const struct tombstone *tombstone;
+
+    if (ours ? !ids_was_begun(&table->generations, ref->generation)
+             : ref->generation < table->oldest_generation || ref->generation > table->first_generation)
         return rdt_error_set(
             err, RDT_NOT_FOUND,
             "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never issued", ref->id);
-    if (ref->generation < table->first_generation)
+    if (!ours)
         return rdt_error_set(err, RDT_FREED, "object \"%s\" ended before the last restart of its daemon", ref->id);
-    if (tombstones_have(&table->owner_died, ref->generation))
-        return object_error_ended(OBJECT_END_OWNER_DIED, ref->id, ref->id_bytes, err);
-    return object_error_ended(tombstones_have(&table->dropped, ref->generation) ? OBJECT_END_DROPPED : OBJECT_END_FREED,
-                              ref->id, ref->id_bytes, err);
+    tombstone = map_get_u64(&table->by_ended, ref->generation);
+    return object_error_ended(tombstone ? tombstone->end : OBJECT_END_FREED, ref->id, ref->id_bytes, err);
 }
 
 enum rdt_status object_table_not_put(const struct rdt_ref *ref, const struct owner *requester, struct rdt_error *err)
@@ -153,17 +169,19 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
     struct owner owner = owner_of_ref(ref, requester);
     uint8_t key[OWNER_KEY_MAX_BYTES];
     struct object *object;
+    bool same_id, visible;
 
     if (ref->id_bytes == 0 || ref->id_bytes > 128)
         return rdt_error_set(err, RDT_INVALID, "the ref has no id of 1 to 128 bytes");
     if (ref->generation != 0) {
         object = object_table_by_generation(table, ref->generation);
-        if (!object)
+        same_id = object && object->id_bytes == ref->id_bytes && memcmp(object_id(object), ref->id, ref->id_bytes) == 0;
+        visible = object && (sees_all || object_visible_to(object, requester));
+        if (!object || (!visible && !same_id)) /* a guess: it tells nothing about the object that there is */
             return why_gone(table, ref, err);
-        /* checked before the id is compared, since the comparison would reveal the id */
-        if (!sees_all && !object_visible_to(object, requester))
+        if (!visible)
             return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref->id, requester->uid);
-        if (object->id_bytes != ref->id_bytes || memcmp(object_id(object), ref->id, ref->id_bytes) != 0)
+        if (!same_id)
             return rdt_error_set(err, RDT_NOT_FOUND, "the object with the ref's generation does not have the id \"%s\"",
                                  ref->id);
         *object_p = object;

@@ -4,13 +4,21 @@
 #define DAEMON_OBJECT_TABLE_H
 
 #include "daemon/base/deadline.h"
+#include "daemon/base/ids.h"
 #include "daemon/base/index.h"
 #include "daemon/base/map.h"
 #include "daemon/base/node.h"
+#include "daemon/objects/fair.h"
 #include "daemon/objects/lasting.h"
 #include "daemon/objects/object.h"
 
-#define TOMBSTONES 4096
+#define TOMBSTONES 8192
+
+struct tombstone { /* why an object ended */
+    struct fair_entry entry;
+    uint64_t generation;
+    enum object_end end;
+};
 
 struct object_table {
     const struct events *events;   /* NULL: no client watches events */
@@ -20,30 +28,38 @@ struct object_table {
     struct slabs *slabs;
     struct map by_name;         /* key (owner and id) -> awaited, filling or live object */
     struct index by_generation; /* filling, live and draining objects */
-    /* Below 2^63. The upper bits are random for each start of the daemon, so that a ref of an earlier
-     * start never matches. */
-    uint64_t next_generation;
-    uint64_t first_generation;
+    /* Of new objects. All are below 2^63. The upper 23 bits are random for each start, so that a ref of an earlier start never
+     * matches. */
+    struct ids generations;
+    uint64_t first_generation; /* no object of this start has a lower one */
     /* The first generation of the first daemon whose objects this one restored. An object with a generation from there on that
      * is not in the table has ended. */
     uint64_t oldest_generation;
     uint64_t max_objects;
     struct map detached;  /* generation -> struct detached */
     struct map transit;   /* generation -> struct transit */
+    struct list summing;  /* snapshots whose checksums are being computed (object_sum.c) */
     struct list notifies; /* struct object_notify.link: waiters that have not been told of a failure yet */
     /* set by the owner of the table; used for detached objects, holds in transit and notifications */
     struct deadlines *deadlines;
-    struct tombstones { /* a ring: the generations of the last objects that ended in this way */
-        uint64_t generation[TOMBSTONES];
-        unsigned next;
-    } dropped, owner_died;
-    /* Is called when an object is freed by force: holds for later readers must be dropped. NULL: there are
+    struct fair ended;   /* struct tombstone.entry: the last objects that ended in another way than by a free */
+    struct map by_ended; /* generation -> struct tombstone */
+    /* When an object is freed by force, on_forced takes its names from it, and drop_holds drops the holds of clients here and
+     * on other nodes for later readers. drop_holds returns false if until_ns has passed: it is called again. NULL: there are
      * none. */
     void (*on_forced)(void *arg, struct object *object);
+    bool (*drop_holds)(void *arg, struct object *object, uint64_t until_ns);
     void *arg;
+    struct list forced; /* struct object_forced.link: of these objects not all such holds have been dropped yet */
     /* Is called when an object of this node that could be fetched no longer can. NULL: nobody is told. */
     void (*on_ended)(void *arg, const struct object *object);
     void *on_ended_arg;
+    /* Is called with the `record` of an adopted object, if it has one, when a hold or a pin begins or ends. */
+    void (*on_adopted)(void *record);
+    /* Begins to check the bytes of a stored object, unless that is under way, and later calls object_checked. AGAIN: they are
+     * being checked; DAMAGED, SYSTEM, NO_MEMORY: nobody may use them. Only for objects that are `unchecked`. */
+    enum rdt_status (*check)(void *arg, struct object *object, struct rdt_error *err);
+    void *check_arg;
     const char *stored_dir; /* where objects with object->stored have their files; NULL: nowhere */
 };
 
@@ -51,7 +67,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
                        uint64_t max_objects);
 void object_table_fini(struct object_table *table);
 
-/* Puts an object. It becomes live, or filling if put->snapshot or put->pending says so. On success the
+/* Puts an object. It becomes live, or filling if put->promise or put->pending says so. On success the
  * table takes the layout and one reference of each region, and whoever waited for the id has been notified
  * if the object is live. id_bytes 0: the table generates an id. Errors: EXISTS, LIMIT, NO_MEMORY. */
 struct object_parts;
@@ -75,22 +91,32 @@ struct object_put {
     int64_t ttl_ns;
     uint64_t generation; /* of an object that an earlier daemon had; 0: the next one */
     bool pending;        /* the object is FILLING until object_ready, or until it becomes a snapshot */
-    bool snapshot;       /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
-    bool sealed;         /* a snapshot whose regions nobody writes any more: it is live at once */
-    bool immutable;      /* see object->immutable; implies snapshot and, unless it is pending, sealed */
-    bool loaned;         /* see object->loaned */
+    /* With a promise the object is FILLING, over the memory that is copied, until object_fill or object_fail; */
+    enum object_promise promise;
+    bool kept;   /* or the promise is kept already, and the object is live at once */
+    bool loaned; /* see object->loaned */
     /* The request of a client whose session lasts, for a record of it: its id and its packed message; NULL: there is none. */
     uint64_t request_id;
     const uint8_t *message;
     size_t message_bytes;
+    uint64_t sum;               /* its checksum, from the client; 0: none */
     struct object_parts *parts; /* the result of object_parts_init for this put; NULL: the put computes it */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
 
+/* What flags of enum rdt_put_flags promise. */
+enum object_promise object_promise_of(uint32_t flags);
+
+/* Whether the object waits for object_fill, beside what `pending` says. */
+bool object_put_copies(const struct object_put *put, const struct object *object);
+
 /* The table, which is empty, continues that of an earlier daemon, whose own generations began with `earlier`, and those of all
  * that it continued with `oldest`. Objects with generations from `least` on can be put again. */
 void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least);
+
+/* The next generation for an object of that owner; the account is of the owner or one of its clients. */
+uint64_t object_table_new_generation(struct object_table *table, struct account *account);
 
 /* Reserves this generation for an object of an earlier daemon that will be put; no new object gets it. To be called in
  * ascending order. false: this daemon may have given it to an object already, or there is no memory. */
@@ -109,8 +135,8 @@ enum rdt_status object_table_adopt(struct object_table *table, const struct obje
 /* Finds the object that a ref of this node means to the requester; the object is borrowed. OK: it is live.
  * AGAIN: nobody has put it yet, its put has not ended, or the ref has no generation and the requester may
  * not see the object. In the last case neither the answer nor a wait tells the requester that it exists.
- * Errors: DENIED (the ref's generation is that of an object that the requester may not see, under whatever
- * id), FREED, OWNER_DIED, NOT_FOUND, INVALID. */
+ * Errors: DENIED (the ref's generation and id are those of an object that the requester may not see; with
+ * another id the answer is as if the object had ended), FREED, OWNER_DIED, NOT_FOUND, INVALID. */
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err);
 
@@ -137,6 +163,15 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
 /* Waits until the FILLING object is live, or its put has failed, whoever may see it. false: out of memory. */
 bool object_wait_live(struct object *object, struct object_waiter *waiter);
 
+/* Whether the bytes of a live object may be used: those of a stored one are compared with their checksums first. OK: they may;
+ * AGAIN: the waiter is told when they may, or why not; DAMAGED, SYSTEM, NO_MEMORY: they may not. The requester is borrowed like
+ * that of object_table_wait. */
+enum rdt_status object_check(struct object *object, const struct owner *requester, struct object_waiter *waiter,
+                             struct rdt_error *err);
+
+/* The check of the object has ended. why NULL: its bytes may be used from now on; otherwise its waiters are told. */
+void object_checked(struct object *object, const struct rdt_error *why);
+
 /* Waits until the object is gone. false: out of memory. */
 bool object_wait_freed(struct object *object, struct object_waiter *waiter);
 
@@ -152,5 +187,8 @@ void object_notify_waiters(struct object *object, const struct rdt_error *why);
 
 /* Tells all remaining waiters of their failure now. */
 void object_notifies_end(struct object_table *table);
+
+/* Drops all remaining holds of objects that were freed by force now. */
+void object_forced_end(struct object_table *table);
 
 #endif

@@ -89,10 +89,6 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
     if (!object) {
         struct account *account;
-        if (map_count(&table->by_name) >= table->max_objects)
-            return rdt_error_set(err, RDT_LIMIT,
-                                 "this daemon already holds max_objects of %llu, including those that are waited for",
-                                 (unsigned long long)table->max_objects);
         account = account_get(table->accounts, &owner);
         object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;
         account_unref(account);
@@ -129,4 +125,34 @@ bool object_wait_freed(struct object *object, struct object_waiter *waiter)
     list_append(&users->freed_waiters, &waiter->link);
     users->n_waiters++;
     return true;
+}
+
+/* ---- stored objects whose bytes are checked before they are used ---- */
+
+enum rdt_status object_check(struct object *object, const struct owner *requester, struct object_waiter *waiter,
+                             struct rdt_error *err)
+{
+    struct object_table *table = object->table;
+    enum rdt_status status;
+
+    if (!object->unchecked || !table->check)
+        return RDT_OK;
+    if (!object_users_get(object))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the check of a stored object");
+    status = table->check(table->check_arg, object, err);
+    if (status == RDT_AGAIN)
+        add(object, requester, waiter);
+    else
+        object_users_settle(object);
+    return status;
+}
+
+void object_checked(struct object *object, const struct rdt_error *why)
+{
+    struct rdt_error ended;
+
+    object->unchecked = why != NULL;
+    if (!why && object->state != OBJECT_LIVE && object_why_ended(object, &ended) != RDT_OK)
+        why = &ended;
+    object_notify_waiters(object, why);
 }

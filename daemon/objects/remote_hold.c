@@ -48,7 +48,7 @@ void remote_hold_end(struct remote_hold *hold)
     if (hold->far)
         hold->release_far(hold->far);
     if (hold->object)
-        object_drop_by(hold->object, &hold->by_object);
+        object_drop_by(hold->object, HOLDER_REMOTE, &hold->by_object);
     free(hold);
 }
 
@@ -94,13 +94,17 @@ struct remote_hold *remote_hold_find(const struct client *client, uint64_t reque
     return map_get_u64(&client->remote_holds, request_id);
 }
 
-void remote_holds_object_freed(struct object *object)
+bool remote_holds_object_freed(struct object *object, uint64_t until_ns)
 {
     struct list *first;
 
     while ((first = list_first(object_holders(object, HOLDER_REMOTE)))) {
         struct remote_hold *hold = container_of(first, struct remote_hold, by_object);
         hold->object = NULL;
-        object_drop_by(object, first);
+        hold->client->freed_hold = hold->request_id;
+        object_drop_by(object, HOLDER_REMOTE, first);
+        if (uv_hrtime() >= until_ns)
+            return false;
     }
+    return true;
 }

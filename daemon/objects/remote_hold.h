@@ -37,8 +37,8 @@ void remote_hold_end(struct remote_hold *hold);
 /* NULL: the client has no such hold. */
 struct remote_hold *remote_hold_find(const struct client *client, uint64_t request_id);
 
-/* The object was freed by force: its remote holds drop it, and stay until their clients end them. The
- * caller must hold the object. */
-void remote_holds_object_freed(struct object *object);
+/* The object was freed by force: its remote holds drop it, and stay until their clients end them. The caller must hold the
+ * object. Returns false if until_ns has passed: call again. */
+bool remote_holds_object_freed(struct object *object, uint64_t until_ns);
 
 #endif

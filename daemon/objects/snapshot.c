@@ -8,7 +8,6 @@
 #include "daemon/memory/device_copy.h"
 #include "daemon/memory/placing.h"
 #include "daemon/memory/region_cache.h"
-#include "daemon/memory/region_fill.h"
 
 enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_BARRIER, STEP_END };
 
@@ -24,7 +23,6 @@ struct snapshot {
     /* Of `layout`: the regions taken over, borrowed from the object, then the new ones. */
     struct region **regions;
     uint32_t n_taken, n_fresh;
-    uint32_t n_filled;      /* of the object's regions: how many have their pages (region_fill.h) */
     struct placing placing; /* what must be allocated on each device and in host memory */
     struct region *fresh[PLACING_MAX];
     struct copy copy;
@@ -178,18 +176,6 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
     resume(snapshot, why.status, &why);
 }
 
-/* The pages of imported memory that the copy reads exist now, and are charged. */
-static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
-{
-    struct snapshot *snapshot = arg;
-    struct rdt_error why = {0};
-
-    if (err)
-        why = *err;
-    snapshot->step = STEP_RESERVE;
-    resume(snapshot, why.status, &why);
-}
-
 static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
 {
     enum rdt_status status = snapshot->layout ? RDT_OK : plan(snapshot, err);
@@ -210,9 +196,6 @@ static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
         object_pin(snapshot->object);
         snapshot->copying = true;
     }
-    if (status == RDT_OK && snapshot->n_fresh > 0)
-        status = region_fill(snapshot->object->uses, snapshot->object->n_regions, snapshot->object->layout, &snapshot->n_filled,
-                             on_filled, snapshot, err);
     return status;
 }
 
@@ -220,13 +203,14 @@ static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
 
 static void run_copy(struct work *work)
 {
-    (void)copy_step(&((struct snapshot *)work)->copy);
+    (void)copy_turn(&((struct snapshot *)work)->copy);
 }
 
 /* Checks that all memory that was read existed. */
-static enum rdt_status check_regions(const struct object *object, struct rdt_error *err)
+static enum rdt_status check_regions(struct snapshot *snapshot, struct rdt_error *err)
 {
-    enum rdt_status status = RDT_OK;
+    const struct object *object = snapshot->object;
+    enum rdt_status status = copy_check(&snapshot->copy, NULL, NULL, err); /* the daemon's own memory has all its pages */
 
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
         status = region_check(object->uses[i].region, err);
@@ -246,9 +230,9 @@ static void done_copy(struct work *work)
     struct snapshot *snapshot = (struct snapshot *)work;
 
     if (snapshot->failure.status == RDT_OK)
-        (void)check_regions(snapshot->object, &snapshot->failure);
+        (void)check_regions(snapshot, &snapshot->failure);
     if (snapshot->failure.status == RDT_OK && !copy_ended(&snapshot->copy) && snapshot->object->state == OBJECT_FILLING) {
-        work_submit(snapshot->table->pool, &snapshot->work);
+        copy_submit(&snapshot->copy, snapshot->table, &snapshot->work);
         return;
     }
     snapshot->on_host = false;
@@ -290,12 +274,12 @@ static enum rdt_status fill_places(struct snapshot *snapshot, struct rdt_error *
             continue;
         snapshot->from[i].region = region;
         if (region_is_host(region))
-            status = copy_place(&snapshot->copy.from[i], region, err);
+            status = copy_from(&snapshot->copy, i, region, err);
     }
     for (uint32_t i = 0; i < snapshot->n_fresh && status == RDT_OK; i++) {
         snapshot->to[snapshot->n_taken + i].region = snapshot->fresh[i];
         if (region_is_host(snapshot->fresh[i]))
-            status = copy_place(&snapshot->copy.to[snapshot->n_taken + i], snapshot->fresh[i], err);
+            status = copy_to(&snapshot->copy, snapshot->n_taken + i, snapshot->fresh[i], err);
     }
     return status;
 }
@@ -321,17 +305,17 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
         return status;
     if (snapshot->device)
         device_copy_set_wanted(snapshot->device, is_wanted);
-    if (host_bytes <= COPY_SMALL_BYTES) {
+    if (host_bytes <= COPY_SMALL_BYTES && !snapshot->copy.owner) {
         if (host_bytes > 0)
             run_copy(&snapshot->work);
-        (void)check_regions(object, &snapshot->failure);
+        (void)check_regions(snapshot, &snapshot->failure);
         if (!snapshot->device && err && snapshot->failure.status != RDT_OK)
             *err = snapshot->failure;
         return snapshot->device ? RDT_AGAIN : snapshot->failure.status;
     }
     snapshot->on_host = true;
     snapshot->work = (struct work){.run = run_copy, .done = done_copy, .lane = object->producer_id};
-    work_submit(snapshot->table->pool, &snapshot->work);
+    copy_submit(&snapshot->copy, snapshot->table, &snapshot->work);
     return RDT_AGAIN;
 }
 

@@ -11,6 +11,7 @@
 
 struct far_hold {
     struct holds_node *node;
+    struct remote_hold *hold;
     uint64_t number;
     bool lost; /* the owner's node has dropped it */
 };
@@ -22,8 +23,9 @@ void holds_init(struct holds *holds, struct deadlines *deadlines, struct recover
 }
 
 static void on_grace_over(struct deadline *deadline);
-static void on_batch(struct deadline *deadline);
 static void on_linger_over(struct deadline *deadline);
+static bool drop_some(struct slice *slice, uint64_t until_ns);
+static bool sort_some(struct slice *slice, uint64_t until_ns);
 static void on_notify(struct deadline *deadline);
 
 struct holds_node *holds_node_create(struct holds *holds, const uint8_t uuid[16])
@@ -37,11 +39,14 @@ struct holds_node *holds_node_create(struct holds *holds, const uint8_t uuid[16]
     map_init(&node->here);
     map_init(&node->there);
     list_init(&node->taken);
+    list_init(&node->unlisted);
+    list_init(&node->unsorted);
     list_init(&node->dropping);
     list_init(&node->stale);
     node->linger.on_passed = on_linger_over;
     node->grace.on_passed = on_grace_over;
-    node->batch.on_passed = on_batch;
+    node->drop.run = drop_some;
+    node->sort.run = sort_some;
     node->notify.on_passed = on_notify;
     list_append(&holds->nodes, &node->link);
     return node;
@@ -66,50 +71,59 @@ static void send_holds(struct holds_node *node, const Rdt__Pb__Holds *message)
 
 /* ---- the owner's side ---- */
 
-/* Drops one hold, which the caller has removed from the map. */
 static void node_hold_end(struct node_hold *hold)
 {
     struct holds *holds = hold->node->holds;
 
+    if (map_get_u64(&hold->node->here, hold->number) == hold)
+        (void)map_remove_u64(&hold->node->here, hold->number);
     if (holds->recovery)
-        recovery_end_node_hold(holds->recovery, hold->record);
+        recovery_end_node_hold(holds->recovery, hold->account, hold->record);
     list_remove(&hold->by_node);
     account_give(hold->account, USAGE_HOLDS, 1);
     account_unref(hold->account);
-    object_drop_by(hold->object, &hold->by_object);
+    object_drop_by(hold->object, HOLDER_NODE, &hold->by_object);
     free(hold);
 }
 
-static void drop_some(struct holds_node *node, size_t n)
+static bool drop_some(struct slice *slice, uint64_t until_ns)
 {
-    for (; n > 0 && !list_empty(&node->dropping); n--)
-        node_hold_end(container_of(list_first(&node->dropping), struct node_hold, by_node));
+    struct holds_node *node = container_of(slice, struct holds_node, drop);
+
+    list_drain (struct node_hold, hold, &node->dropping, by_node) {
+        node_hold_end(hold);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
 }
 
-static void on_batch(struct deadline *deadline)
-{
-    struct holds_node *node = container_of(deadline, struct holds_node, batch);
-
-    drop_some(node, HOLDS_BATCH);
-    if (!list_empty(&node->dropping) && !deadline_set(node->holds->deadlines, deadline, 0))
-        drop_some(node, SIZE_MAX);
-}
-
-/* Drops the holds in small batches. */
+/* Drops the holds, the first of them at once. */
 static void drop_later(struct holds_node *node, struct list *holds)
 {
-    bool some = !list_empty(holds);
-
     list_splice(&node->dropping, holds);
-    if (some && !deadline_set(node->holds->deadlines, &node->batch, 0))
-        drop_some(node, SIZE_MAX);
+    slice_begin(&node->holds->deadlines->slices, &node->drop);
+}
+
+/* Moves all holds of that node's present daemon, or of one that it may have had before this daemon's start, to this list. Later
+ * holds may have the same numbers. */
+static void move_all(struct holds_node *node, struct list *to)
+{
+    map_fini(&node->here);
+    map_init(&node->here);
+    slice_stop(&node->sort);
+    list_splice(to, &node->unsorted);
+    list_splice(to, &node->unlisted);
+    list_splice(to, &node->taken);
 }
 
 static void drop_all(struct holds_node *node)
 {
-    map_fini(&node->here);
-    map_init(&node->here);
-    drop_later(node, &node->taken);
+    struct list all;
+
+    list_init(&all);
+    move_all(node, &all);
+    drop_later(node, &all);
 }
 
 static void on_linger_over(struct deadline *deadline)
@@ -122,9 +136,7 @@ static void on_linger_over(struct deadline *deadline)
 /* That node's daemon has restarted, and takes the holds of its clients again. */
 static void let_linger(struct holds_node *node)
 {
-    map_fini(&node->here);
-    map_init(&node->here);
-    list_splice(&node->stale, &node->taken);
+    move_all(node, &node->stale);
     if (!list_empty(&node->stale) && !deadline_set(node->holds->deadlines, &node->linger, (int64_t)node->holds->grace_ns))
         drop_later(node, &node->stale);
 }
@@ -148,6 +160,19 @@ static void on_grace_over(struct deadline *deadline)
     holds_give_up(container_of(deadline, struct holds_node, grace));
 }
 
+static bool is_stale(const struct node_hold *hold)
+{
+    return memcmp(hold->boot_id, hold->node->peer->boot_id, sizeof hold->boot_id) != 0;
+}
+
+/* The hold of that number that the node's present daemon has taken. */
+static struct node_hold *find_here(const struct holds_node *node, uint64_t number)
+{
+    struct node_hold *hold = map_get_u64(&node->here, number);
+
+    return hold && !is_stale(hold) ? hold : NULL;
+}
+
 static void keep(struct node_hold *hold)
 {
     const struct peer *peer = hold->node->peer;
@@ -156,7 +181,7 @@ static void keep(struct node_hold *hold)
     memcpy(image.node, peer->uuid, sizeof image.node);
     memcpy(image.boot_id, hold->boot_id, sizeof image.boot_id);
     if (hold->node->holds->recovery)
-        hold->record = recovery_keep_node_hold(hold->node->holds->recovery, &image, hold->object);
+        hold->record = recovery_keep_node_hold(hold->node->holds->recovery, hold->account, &image, hold->object);
 }
 
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
@@ -171,10 +196,12 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
     if (map_count(&node->here) >= NODE_HOLDS_MAX)
         status = rdt_error_set(err, RDT_LIMIT, "node %s already has %u holds on this node, which is the limit", peer->name,
                                NODE_HOLDS_MAX);
-    else if (map_get_u64(&node->here, number))
+    else if (find_here(node, number))
         status = rdt_error_set(err, RDT_INVALID, "node %s already has hold %llu here", peer->name, (unsigned long long)number);
     if (status == RDT_OK)
         status = account_take(account, USAGE_HOLDS, 1, err);
+    if (status == RDT_OK) /* a hold of an earlier daemon of that node has lost its number */
+        (void)map_remove_u64(&node->here, number);
     if (status == RDT_OK && !map_put_u64(&node->here, number, hold)) {
         account_give(account, USAGE_HOLDS, 1);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
@@ -191,14 +218,13 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
     hold->object = object;
     hold->account = account_ref(account);
     hold->number = number;
-    hold->list_seen = node->list_number;
     memcpy(hold->boot_id, peer->boot_id, sizeof hold->boot_id);
     list_append(&node->taken, &hold->by_node);
     keep(hold);
     return RDT_OK;
 }
 
-void holds_object_freed(struct object *object)
+bool holds_object_freed(struct object *object, uint64_t until_ns)
 {
     struct list *first;
 
@@ -209,12 +235,13 @@ void holds_object_freed(struct object *object)
 
         lost.lost = &hold->number;
         lost.n_lost = 1;
-        if (map_get_u64(&node->here, hold->number) == hold) { /* otherwise it is being dropped already */
-            (void)map_remove_u64(&node->here, hold->number);
+        if (map_get_u64(&node->here, hold->number) == hold) /* otherwise it is of an earlier daemon of that node */
             send_holds(node, &lost);
-        }
         node_hold_end(hold);
+        if (uv_hrtime() >= until_ns)
+            return false;
     }
+    return true;
 }
 
 const uint8_t *node_hold_uuid(const struct node_hold *hold)
@@ -232,45 +259,33 @@ const void *node_hold_node(const struct node_hold *hold)
     return hold->node;
 }
 
-static void drop_one(struct holds_node *node, uint64_t number)
-{
-    struct node_hold *hold = map_remove_u64(&node->here, number);
-
-    if (hold)
-        node_hold_end(hold);
-}
-
 /* Handles one message of the node's list of what it still holds. */
 static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
     Rdt__Pb__Holds answer = RDT__PB__HOLDS__INIT;
     uint64_t lost[HOLDS_BATCH];
-    struct list holds;
 
-    node->list_number += message->first;
+    if (message->first) {
+        list_splice(&node->unlisted, &node->taken);
+        node->list_ended = false;
+    }
     answer.lost = lost;
     for (size_t i = 0; i < message->n_current; i++) {
-        struct node_hold *hold = map_get_u64(&node->here, message->current[i]);
-        if (hold)
-            hold->list_seen = node->list_number;
-        else
+        struct node_hold *hold = find_here(node, message->current[i]);
+        if (hold) {
+            list_remove(&hold->by_node);
+            list_append(&node->taken, &hold->by_node);
+        } else {
             lost[answer.n_lost++] = message->current[i];
+        }
         if (answer.n_lost == HOLDS_BATCH || (answer.n_lost > 0 && i + 1 == message->n_current)) {
             send_holds(node, &answer);
             answer.n_lost = 0;
         }
     }
-    if (!message->last)
-        return;
-    list_init(&holds);
-    list_each_safe (struct node_hold, hold, &node->taken, by_node) {
-        if (hold->list_seen == node->list_number)
-            continue;
-        (void)map_remove_u64(&node->here, hold->number);
-        list_remove(&hold->by_node);
-        list_append(&holds, &hold->by_node);
-    }
-    drop_later(node, &holds);
+    node->list_ended |= message->last;
+    if (node->list_ended && list_empty(&node->unsorted))
+        drop_later(node, &node->unlisted);
 }
 
 /* ---- the holder's side ---- */
@@ -350,15 +365,11 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
         return status;
     }
     far->node = node;
+    far->hold = held;
     far->number = number;
     held->far = far;
     held->release_far = release_far;
     return RDT_OK;
-}
-
-bool holds_dropped_there(const struct remote_hold *hold)
-{
-    return hold->far && hold->release_far == release_far && ((const struct far_hold *)hold->far)->lost;
 }
 
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
@@ -421,27 +432,36 @@ void holds_dial(const struct holds_node *node)
     (void)peers_find(node->holds->peers, node->uuid, node->address, NULL, &peer, NULL);
 }
 
+/* Sorts what was held before this daemon's start by the daemon of the node that took it: its present one, or an earlier one. */
+static bool sort_some(struct slice *slice, uint64_t until_ns)
+{
+    struct holds_node *node = container_of(slice, struct holds_node, sort);
+
+    list_drain (struct node_hold, hold, &node->unsorted, by_node) {
+        list_remove(&hold->by_node);
+        list_append(is_stale(hold) ? &node->stale : &node->unlisted, &hold->by_node);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    if (node->linger.index == 0)
+        drop_later(node, &node->stale);
+    if (node->list_ended)
+        drop_later(node, &node->unlisted);
+    return true;
+}
+
 /* The node is back: its holds are as if only the link had been cut, except those of an earlier daemon of that node, which
  * that node takes again under other numbers, if it can (returns). */
 static void adopt(struct holds_node *node, struct peer *peer, bool returns)
 {
     struct holds *holds = node->holds;
-    struct list dropped;
 
-    list_init(&dropped);
     node->peer = peer;
     peer->holds = node;
-    list_each_safe (struct node_hold, hold, &node->taken, by_node) {
-        if (memcmp(hold->boot_id, peer->boot_id, sizeof hold->boot_id) == 0)
-            continue;
-        (void)map_remove_u64(&node->here, hold->number);
-        list_remove(&hold->by_node);
-        list_append(&node->stale, &hold->by_node);
-    }
-    if (returns && !list_empty(&node->stale) && deadline_set(holds->deadlines, &node->linger, (int64_t)holds->grace_ns))
-        return;
-    list_splice(&dropped, &node->stale);
-    drop_later(node, &dropped);
+    if (!returns || !deadline_set(holds->deadlines, &node->linger, (int64_t)holds->grace_ns))
+        drop_later(node, &node->stale);
+    list_splice(&node->unsorted, &node->taken);
+    slice_begin(&holds->deadlines->slices, &node->sort);
 }
 
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns)
@@ -483,12 +503,23 @@ void holds_peer_down(struct holds *holds, struct peer *peer)
 
 static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
-    for (size_t i = 0; i < message->n_dropped; i++)
-        drop_one(node, message->dropped[i]);
+    struct list dropped;
+
+    list_init(&dropped);
+    for (size_t i = 0; i < message->n_dropped; i++) {
+        struct node_hold *hold = find_here(node, message->dropped[i]);
+        if (hold) {
+            list_remove(&hold->by_node);
+            list_append(&dropped, &hold->by_node);
+        }
+    }
+    drop_later(node, &dropped);
     for (size_t i = 0; i < message->n_lost; i++) {
         struct far_hold *far = map_get_u64(&node->there, message->lost[i]);
-        if (far)
+        if (far) {
             far->lost = true;
+            far->hold->client->freed_hold = far->hold->request_id;
+        }
     }
     if (message->first || message->last || message->n_current > 0)
         compare_list(node, message);
@@ -530,12 +561,12 @@ static void node_free(struct holds_node *node)
     struct deadlines *deadlines = node->holds->deadlines;
 
     deadline_unset(deadlines, &node->grace);
-    deadline_unset(deadlines, &node->batch);
+    slice_stop(&node->drop);
     deadline_unset(deadlines, &node->notify);
     deadline_unset(deadlines, &node->linger);
     list_splice(&node->dropping, &node->stale);
-    list_splice(&node->dropping, &node->taken);
-    drop_some(node, SIZE_MAX);
+    move_all(node, &node->dropping);
+    (void)drop_some(&node->drop, UINT64_MAX);
     map_fini(&node->here);
     map_fini(&node->there);
     list_remove(&node->link);
@@ -550,7 +581,8 @@ bool holds_forget_peer(struct holds *holds, struct peer *peer)
 
     if (!node)
         return true;
-    if (holds->closing || map_count(&node->here) + map_count(&node->there) > 0 || !list_empty(&node->stale))
+    if (holds->closing || map_count(&node->here) + map_count(&node->there) > 0 || !list_empty(&node->stale) ||
+        !list_empty(&node->dropping))
         return false;
     node_free(node);
     return true;

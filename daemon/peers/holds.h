@@ -23,8 +23,7 @@
  * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are treated as if the link had
  * been cut.
  *
- * Many holds of one node are dropped in small batches, so that the loop is not held up; a forced free drops
- * all holds of its object at once. Everything here runs on the loop thread.
+ * Many holds are dropped in slices, so that the loop is not held up. Everything here runs on the loop thread.
  */
 #ifndef DAEMON_HOLDS_H
 #define DAEMON_HOLDS_H
@@ -47,14 +46,13 @@ struct holds {
 
 struct node_hold { /* a hold that another node has on an object of this node */
     struct list by_object;
-    struct list by_node; /* in node->taken or node->dropping */
+    struct list by_node; /* in one of the lists of the node */
     struct holds_node *node;
     struct object *object;
     struct account *account; /* charged for the hold; a reference */
     void *record;            /* of recovery; NULL: it has none */
     uint64_t number;         /* number of the call that took it */
     uint8_t boot_id[16];     /* of the holder's daemon that took it */
-    uint32_t list_seen;      /* number of the latest list of the holder that contains it */
 };
 
 void holds_init(struct holds *holds, struct deadlines *deadlines, struct recovery *recovery, uint64_t grace_ns);
@@ -73,8 +71,9 @@ void holds_clear(struct holds *holds);
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
                            struct object *object, struct rdt_error *err);
 
-/* Drops every hold of other nodes on an object that was freed by force. The caller must hold the object. */
-void holds_object_freed(struct object *object);
+/* Drops every hold of other nodes on an object that was freed by force. The caller must hold the object. Returns false if
+ * until_ns has passed: call again. */
+bool holds_object_freed(struct object *object, uint64_t until_ns);
 
 /* The holder: its uuid, its name for people (its address or uuid if it has not been met yet), and a pointer that identifies
  * it. */
@@ -92,9 +91,6 @@ enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt
  * the client has under this id. On an error the owner's node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
 enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                             struct rdt_error *err);
-
-/* Whether the owner's node has dropped the hold by itself, because the object was freed by force. */
-bool holds_dropped_there(const struct remote_hold *hold);
 
 /* The holds of an earlier daemon of this node have been taken again from that node, or will not be. Its link is up. */
 void holds_settled(struct holds *holds, struct peer *peer);

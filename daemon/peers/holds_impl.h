@@ -7,7 +7,7 @@
 
 /* limit for the holds of one node on objects of this node, and for those of this node there */
 #define NODE_HOLDS_MAX (1u << 20)
-#define HOLDS_BATCH 256u /* holds dropped in one iteration of the loop, or notified in one message */
+#define HOLDS_BATCH 256u /* holds notified in one message */
 #define LIST_HOLDS 4096u /* holds in one message of a list */
 
 struct holds_node { /* what peer->holds points to */
@@ -19,14 +19,17 @@ struct holds_node { /* what peer->holds points to */
     char address[65];
 
     /* holds of that node on objects of this node */
-    struct map here;   /* number -> struct node_hold */
-    struct list taken; /* the same holds as in `here` */
-    struct list stale; /* struct node_hold: removed from `here`, of an earlier daemon of that node; dropped by `linger` */
-    struct deadline linger;
-    struct list dropping;  /* struct node_hold: removed from `here`, and dropped in small batches */
-    struct deadline grace; /* set while the link is down and the node has holds here */
-    struct deadline batch; /* set while `dropping` is not empty */
-    uint32_t list_number;  /* number of the node's latest list */
+    struct map here;      /* number -> struct node_hold; also some of those in `stale` and `dropping` */
+    struct list taken;    /* struct node_hold.by_node: all others are in one of the following lists */
+    struct list unlisted; /* since that node has begun its latest list, it has not named them there */
+    struct list unsorted; /* of the time before this daemon's start, until sort_some moves them to `unlisted` or `stale` */
+    struct list stale;    /* of an earlier daemon of that node; dropped by `linger` */
+    struct list dropping; /* they are dropped in slices */
+    struct slice drop;
+    bool list_ended;        /* that node has sent the end of its latest list: what is unlisted is dropped */
+    struct slice sort;      /* while holds are unsorted */
+    struct deadline linger; /* set while holds in `stale` may stay */
+    struct deadline grace;  /* set while the link is down and the node has holds here */
 
     /* holds of this node's clients on objects of that node */
     struct map there; /* number -> struct far_hold */

@@ -25,11 +25,11 @@ static bool restore_hold(struct holds *holds, struct node_hold_record *record)
         /* of two daemons of that node with the same number, one has ended, and its hold is stale anyhow */
         restored = map_get_u64(&node->here, hold->number) || map_put_u64(&node->here, hold->number, hold);
         if (!restored)
-            object_drop_by(record->object, &hold->by_object);
+            object_drop_by(record->object, HOLDER_NODE, &hold->by_object);
     }
     if (!restored) {
         free(hold);
-        recovery_end_node_hold(holds->recovery, record->record);
+        recovery_end_node_hold(holds->recovery, record->account, record->record);
         recovery_free_node_hold(record);
         return false;
     }

@@ -33,6 +33,7 @@ void peer_move(struct peer *peer, enum peer_state to)
     sm_move(&sm, to);
     peer->state = to;
     peer->since_ns = uv_hrtime();
+    peer_settle_sources(peer);
     if (to != PEER_BACKOFF)
         peer_emit(peer, states[to].name);
 }
@@ -66,16 +67,30 @@ void peer_back_off(struct peer *peer)
 static void on_backoff_over(uv_timer_t *timer)
 {
     struct peer_dial *dial = timer->data;
-    struct peer *peer = &dial->peer;
+    struct peers *peers = dial->peer.peers;
+
+    peer_move(&dial->peer, PEER_IDLE);
+    list_append(&peers->to_dial, &dial->to_dial);
+    slice_start(peers->callbacks.slices, &peers->dial);
+}
+
+bool peers_dial_some(struct slice *slice, uint64_t until_ns)
+{
+    struct peers *peers = container_of(slice, struct peers, dial);
     struct rdt_error err;
 
-    peer_move(peer, PEER_IDLE);
-    if (!peer_can_be_dialled(peer) || !(dial->listed || dial->wanted))
-        return;
-    if (peer_start_dial(peer, &err) != RDT_OK) {
-        peer_move(peer, PEER_CONNECTING);
-        peer_failed(peer, &err);
+    list_drain (struct peer_dial, dial, &peers->to_dial, to_dial) {
+        struct peer *peer = &dial->peer;
+        list_remove(&dial->to_dial);
+        if (peer->state == PEER_IDLE && peer_can_be_dialled(peer) && (dial->listed || dial->wanted) &&
+            peer_start_dial(peer, &err) != RDT_OK) {
+            peer_move(peer, PEER_CONNECTING);
+            peer_failed(peer, &err);
+        }
+        if (uv_hrtime() >= until_ns)
+            return list_empty(&peers->to_dial);
     }
+    return true;
 }
 
 void peer_dial_now(struct peer *peer)

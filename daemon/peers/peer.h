@@ -5,7 +5,7 @@
  * moment it becomes known until peers_close; and the holds that clients of one node have on objects of
  * another (holds.h).
  *
- * Public headers: peer.h and holds.h. All other headers are private. Two fields of struct peer, session and n_calls, belong
+ * Public headers: peer.h and holds.h. All other headers are private. Two fields of struct peer, session and calls, belong
  * to rooms above.
  *
  * Refuses: to believe anything before both ends have proved that they hold the key (tls.h), and a first frame
@@ -47,6 +47,7 @@
 #include "daemon/base/account.h"
 #include "daemon/base/events.h"
 #include "daemon/base/owner_work.h"
+#include "daemon/base/slices.h"
 #include "proto/frame.h"
 #include "proto/list.h"
 #include "proto/messages.h"
@@ -62,8 +63,21 @@ struct tls_context;
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 
+/* Requests between this node and the peer (struct call of the room calls). */
+struct peer_calls {
+    struct list here;          /* of that node: they wait here for their answer */
+    struct list unsent, there; /* of clients of this node: they wait for the link, or for that node's answer */
+    unsigned n_here, n_there;  /* those, and those below */
+    /* The link is up, and slices send `unsent`; or it has ended, and slices end what it had. */
+    struct slice send, end;
+    struct list failing, dropping; /* of clients of this node; of that node */
+    struct rdt_error why;
+    struct list ending; /* in rpc->link_ends, while `end` waits */
+};
+
 struct peer {
     struct list link; /* in the list of peers_all */
+    uint64_t number;  /* peers_next */
     struct peers *peers;
     uint8_t uuid[16];    /* all zero: not met yet, known only by its address */
     uint8_t boot_id[16]; /* of the daemon at the other end of the last link */
@@ -89,7 +103,7 @@ struct peer {
     bool tensor_runs;             /* of the last link: the node understands lists of tensors in runs */
     bool names;                   /* of the last link: the node understands RDT_PEER_NAME */
     unsigned epoch;               /* number of links that came up */
-    unsigned n_calls;             /* for rpc/rpc_remote.c: calls of that node that wait here for their answer */
+    struct peer_calls calls;      /* for calls/call_remote.c */
     struct peer_session *session; /* for transfers/, which owns it: struct peer_session that survives links */
     struct holds_node *holds;     /* for holds.c, which owns it: struct holds_node that survives links */
     struct peer_link *link_up;    /* private to peer*.c: the link in use; NULL unless UP */
@@ -119,6 +133,7 @@ struct peers_callbacks {
     void (*on_answer)(void *arg, struct peer *peer);
     const struct events *events;   /* where changes are reported; NULL: nowhere */
     struct owner_work *owner_work; /* looks up host names */
+    struct slices *slices;         /* for long node tables; NULL: they are taken over at once */
     struct busy_poll *busy_poll;   /* is told when bytes of a node have come; NULL: nothing is */
 };
 
@@ -129,24 +144,30 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
                              const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err);
 
 /* Checks everything that peers_create would refuse, without creating anything: mode and length of the key
- * file, and that `listen` is an address of this machine. The port may be in use by the running daemon. Any thread.
+ * file, and that `listen` can be bound. The port may be in use by the running daemon. Any thread.
  * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
+
+/* Whether no interface has the address of `listen` now. Any thread. */
+bool peers_listen_is_away(const struct options *options);
+
+/* Whether this machine lacks a part of its network now, as at boot: an interface of `interfaces` that is up, or an address for
+ * other nodes. what_p names it. Any thread. */
+bool peers_network_is_away(const struct options *options, char *what_p, size_t size);
 
 /* The key or the certificates have changed: links that begin from now on use take_key (NULL: nothing has changed). Links that
  * are up stay up, unless the certificate of the other end is no longer accepted. */
 void peers_reload(struct peers *peers, struct tls_context *take_key);
 
-/* Sets the nodes that are listed from now on, which are copied; NULL: none. Nodes that are new or have another address are
- * dialled; nodes that are no longer listed stay known, like nodes that have connected by themselves. */
+/* Sets the nodes that are listed from now on; NULL: none. They are taken over in slices, so they must stay until the next call
+ * or the end of the room. Nodes that are new or have another address are dialled; nodes that are no longer listed stay known,
+ * like nodes that have connected by themselves. */
 void peers_set_nodes(struct peers *peers, const struct node_entry *entries);
 
-/* Whether the entry describes the peer: it has the peer's uuid or, if one of the two uuids is not known, its address. */
-bool peer_is_listed_as(const struct peer *peer, const struct node_entry *entry);
-
-/* Reads the key and the certificates of the configuration; any thread. The context is the caller's. Errors: as
+/* Reads the key and the certificates of the configuration; any thread. The context is the caller's. early_p and errors: as
  * tls_context_create. */
-enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, struct rdt_error *err);
+enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, bool *early_p,
+                               struct rdt_error *err);
 
 /* Whether the context, of peers_open_tls, differs from what peers_reload was given last. */
 bool peers_is_new_key(const struct peers *peers, const struct tls_context *key);
@@ -174,8 +195,13 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
 void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address);
 
 struct list *peers_all(struct peers *peers);
+/* The peer with the least number above that one, for pages; NULL: there is none. Numbers are never used twice. */
+struct peer *peers_next(const struct peers *peers, uint64_t after);
 struct peer *peers_known(const struct peers *peers, const uint8_t uuid[16]); /* NULL: no such node is known */
-bool peer_is_listed(const struct peer *peer);                                /* in the node table */
+int peer_listed_by(const struct peer *peer); /* its node_entry.source in the node table; -1: the table does not name it */
+/* Whether one of the words, separated by commas, is the node's name in the node table, its uuid as 32 hex digits, with or
+ * without dashes, or the name in its certificate. */
+bool peer_is_one_of(const struct peer *peer, const char *words);
 const char *peer_state_name(enum peer_state state);
 
 /* Writes "node n2 (7f3a...)" for use in sentences; text_p has 128 bytes. */

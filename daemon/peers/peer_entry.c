@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Properties of the entry of a peer, for every other file of this room. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -40,6 +41,55 @@ void peer_describe(const struct peer *peer, char *text_p)
     }
     node_hex(peer->uuid, hex);
     snprintf(text_p, 128, "node %s (%.8s)", peer->name, hex);
+}
+
+struct peer_source {
+    uint8_t source[16];
+    unsigned n;
+};
+
+/* Without memory the source is not counted: connections from there are as those of others. */
+static void count_source(struct peer *peer, const uint8_t source[16])
+{
+    struct map *by_source = &peer->peers->by_source;
+    struct peer_source *counted = map_get(by_source, source, 16);
+
+    if (!counted) {
+        counted = calloc(1, sizeof *counted);
+        if (!counted)
+            return;
+        memcpy(counted->source, source, sizeof counted->source);
+        if (!map_put(by_source, counted->source, sizeof counted->source, counted)) {
+            free(counted);
+            return;
+        }
+    }
+    counted->n++;
+    peer->dial->counted[peer->dial->n_counted++] = counted;
+}
+
+void peer_settle_sources(struct peer *peer)
+{
+    struct peer_dial *dial = peer->dial;
+
+    while (dial->n_counted > 0) {
+        struct peer_source *counted = dial->counted[--dial->n_counted];
+        if (--counted->n > 0)
+            continue;
+        (void)map_remove(&peer->peers->by_source, counted->source, sizeof counted->source);
+        free(counted);
+    }
+    if (!dial->listed && peer->state != PEER_UP)
+        return;
+    if (dial->numeric)
+        count_source(peer, dial->host);
+    for (unsigned i = 0; i < dial->n_sources; i++)
+        count_source(peer, dial->sources[i]);
+}
+
+bool peers_know_source(const struct peers *peers, const uint8_t source[16])
+{
+    return map_get(&peers->by_source, source, 16);
 }
 
 void peer_emit(const struct peer *peer, const char *what)

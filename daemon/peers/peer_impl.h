@@ -4,6 +4,7 @@
 #ifndef DAEMON_PEER_IMPL_H
 #define DAEMON_PEER_IMPL_H
 
+#include "daemon/base/index.h"
 #include "daemon/base/log.h"
 #include "daemon/base/map.h"
 #include "daemon/base/node.h"
@@ -18,25 +19,42 @@ enum peer_proof { PROOF_NONE, PROOF_REF, PROOF_HELLO, PROOF_FILE };
 
 #define DIAL_SOURCES 8u
 
+/* In the table of the addresses and names of peers. */
+struct peer_word {
+    struct peer *peer;
+    const char *text; /* peer->address or peer->name */
+    struct list same; /* struct peer_word.same: those with the same text; one of them is in peers->by_word */
+};
+
+struct peer_source;
+
 struct peer_dial {
     struct peer peer; /* first member */
     enum peer_proof proof;
     struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
     /* The owners who last named peer.address and `hint` in a request, one reference each; NULL: the daemon or another node. */
     struct account *address_by, *hint_by;
-    char hint[65];                     /* the node's address in the last request, if that differs from peer.address */
-    bool at_hint;                      /* the last dial went to `hint` */
-    unsigned n_hints;                  /* dials in a row that went there */
-    bool hint_secret;                  /* the user who gave `hint` may not learn why the node cannot be reached there */
-    bool secret;                       /* not met, and requested by users who may not learn why it cannot be reached */
-    bool hidden;                       /* in peers->hidden */
+    char hint[65];    /* the node's address in the last request, if that differs from peer.address */
+    bool at_hint;     /* the last dial went to `hint` */
+    unsigned n_hints; /* dials in a row that went there */
+    bool hint_secret; /* the user who gave `hint` may not learn why the node cannot be reached there */
+    bool secret;      /* not met, and requested by users who may not learn why it cannot be reached */
+    bool hidden;      /* in peers->hidden */
+    struct peer_word by_address, by_name;
     char logged[192];                  /* the last failure in the log */
     uv_timer_t timer;                  /* for the back-off */
+    struct list to_dial;               /* in peers->to_dial after it */
     struct peer_link *link;            /* the link that this node dialled and that is not up yet */
     unsigned failures;                 /* consecutive */
-    bool listed;                       /* in the nodes file, so it is dialled until the daemon ends */
+    bool listed;                       /* in the node table, so it is dialled until the daemon ends */
+    uint8_t source;                    /* with `listed`: as in struct node_entry */
+    struct list by_listed;             /* with `listed`: in peers->listed or .unlisting */
+    bool numeric;                      /* peer.address is that of a host, and no name: */
+    uint8_t host[16];                  /* as in `sources` */
     uint8_t sources[DIAL_SOURCES][16]; /* listed by a host name: its addresses at the last look-up (strangers.h) */
     unsigned n_sources;
+    struct peer_source *counted[DIAL_SOURCES + 1]; /* [n_counted] those of `host` and `sources` that peers->by_source counts */
+    unsigned n_counted;
     bool wanted;       /* peers_find was called during the back-off: dial again after it */
     struct peer *same; /* hidden: the peer whose daemon of peer.boot_id answered there; NULL: this node itself */
 };
@@ -46,15 +64,31 @@ struct peers {
     const struct options *options;
     struct node *node;
     struct peers_callbacks callbacks;
-    struct tls_context *tls; /* NULL: no key and so no peers */
+    struct tls_context *tls;   /* NULL: no key and so no peers */
+    struct late_key *late_key; /* NULL: no file of the key is awaited */
     struct peer_link_config config;
+    struct peer_link_queues queues;
     uint8_t *read_buf;
-    struct list all;    /* struct peer */
-    struct list hidden; /* struct peer: entries that turned out to be another entry's node, or this node itself */
-    struct map by_uuid; /* of all */
-    unsigned n_peers;   /* in both lists */
-    struct list links;  /* struct peer_link: those that have not ended */
-    unsigned n_open;    /* handles and links whose memory libuv still uses */
+    struct list all;        /* struct peer */
+    struct list hidden;     /* struct peer: entries that turned out to be another entry's node, or this node itself */
+    struct map by_uuid;     /* of all */
+    struct index by_number; /* of all */
+    uint64_t last_number;
+    struct map by_word;   /* of all: struct peer_word, one of those with the same text */
+    struct map by_source; /* struct peer_source: where nodes of the table are, or are met now */
+    unsigned n_peers;     /* in both lists */
+    uint64_t swept_ns;    /* when unmet entries that no request needs were last looked for */
+
+    /* Nodes are dialled in slices after their back-off, because that ends for many at the same time. */
+    struct slice dial;
+    struct list to_dial; /* struct peer_dial.to_dial */
+
+    /* The node table is taken over in slices, too. */
+    struct slice set;
+    const struct node_entry *next_entry; /* the next one to be taken over; NULL: none */
+    struct list listed, unlisting;       /* struct peer_dial.by_listed: and those that the table has not named yet */
+    struct list links;                   /* struct peer_link: those that have not ended */
+    unsigned n_open;                     /* handles and links whose memory libuv still uses */
 
     uv_tcp_t listener, turned_away; /* turned_away accepts a connection only to close it */
     bool turning_away, left_waiting;
@@ -89,6 +123,12 @@ bool peer_can_be_dialled(const struct peer *peer);    /* returns whether an addr
 /* Reports a change of the peer as an event. */
 void peer_emit(const struct peer *peer, const char *what);
 
+/* Counts where the peer is in peers->by_source. Call when it is listed, up, or not any more, or is somewhere else. */
+void peer_settle_sources(struct peer *peer);
+
+/* Whether the source is an address of the node table, or one where a node is met now. */
+bool peers_know_source(const struct peers *peers, const uint8_t source[16]);
+
 /* ---- peer_table.c ---- */
 
 /* Adds a peer; uuid NULL: not known yet. With less proof than PROOF_HELLO, account is that of the user
@@ -96,6 +136,18 @@ void peer_emit(const struct peer *peer, const char *what);
  * many such nodes. Error: NO_MEMORY. */
 enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_proof proof, const char *name, const char *address,
                          struct account *account, struct peer **peer_p, struct rdt_error *err);
+
+/* Change the address or the name of a peer, which may be the text of another one. Without memory, no look-up by it finds the
+ * peer: a request adds an entry, which becomes this one when the node has answered. */
+void peer_set_address(struct peer *peer, const char *address);
+void peer_set_name(struct peer *peer, const char *name);
+
+/* A word of a peer in `all` with that text, and the next one after `at`; NULL: there is no further one. */
+struct peer_word *peers_word(const struct peers *peers, const char *text);
+struct peer_word *peers_next_word(const struct peers *peers, struct peer_word *at);
+
+/* Whether the node table names it. */
+void peer_set_listed(struct peer *peer, bool listed);
 
 /* Sets the uuid of a peer that was known only by its address. Error: NO_MEMORY. */
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum peer_proof proof, struct rdt_error *err);
@@ -106,6 +158,10 @@ void peer_hide(struct peer *peer, struct peer *same);
 /* An entry of which only the address was known turns out to be another one, which gets its name, address
  * and dial. false: the other entry's own dial has progressed further, and this one is closed. */
 bool peer_merge(struct peer *from, struct peer *into);
+
+/* The node has answered at the peer's address. The entry that the node table has for this address, and of which nothing else is
+ * known, turns out to be this one, which gets its name and its place in the table. Returns that entry, or NULL. */
+struct peer *peer_take_listed(struct peer *peer, const uint8_t boot_id[16]);
 
 /* Another node answers at the address of `from`, and gets its name, address and dial. `from` is left without an
  * address, and the caller ends its dial by peer_failed. false: as above. */
@@ -118,6 +174,8 @@ void peers_handle_closed(struct peers *peers);
 
 void peer_move(struct peer *peer, enum peer_state to);
 void peer_back_off(struct peer *peer);
+
+bool peers_dial_some(struct slice *slice, uint64_t until_ns); /* peers->dial.run */
 
 /* Ends the back-off and dials. */
 void peer_dial_now(struct peer *peer);
@@ -151,8 +209,13 @@ void peers_warn_of_stranger(struct peers *peers, const char *remote, const char 
 
 /* ---- peer_reload.c ---- */
 
-/* Adds a node of the nodes file and dials it, unless it is this node itself. */
+/* Adds a node of the node table and dials it, unless it is this node itself. */
+/* Looks for the files of the key, one of which is missing, until they are there. */
+void peers_await_key(struct peers *peers);
+void peers_stop_awaiting_key(struct peers *peers);
+
 void peer_add_listed(struct peers *peers, const struct node_entry *entry);
+bool peers_set_some(struct slice *slice, uint64_t until_ns); /* peers->set.run */
 
 /* ---- peer_listen.c ---- */
 

@@ -4,7 +4,8 @@
  *
  * It refuses anything before TLS is up, a first frame that is not a hello, frames of the rooms above
  * before both ends have agreed on the connection, and more than QUEUE_MAX_BYTES that the other end does
- * not read. It logs nothing: on_end says why. */
+ * not read, or has not begun to read in peer_timeout. When all links together have queued more than they may, the one with
+ * most is refused. It logs nothing: on_end says why. */
 #include "daemon/peers/peer_link.h"
 
 #include <stdio.h>
@@ -38,6 +39,8 @@ static void handle_gone(struct peer_link *link)
 {
     if (--link->n_handles)
         return;
+    list_remove(&link->queue);
+    link->config->queues->bytes -= link->queued_bytes;
     link->config->events->on_freed(link->config->arg);
     peer_wire_fini(link);
     frame_reader_fini(&link->reader);
@@ -134,6 +137,19 @@ void peer_link_probe(struct peer_link *link)
     link->asked = link->ping_sequence;
 }
 
+/* Whether the socket has accepted anything within peer_timeout. A node that pings and never reads would otherwise keep its
+ * queue here for ever. */
+static bool accepts_bytes(struct peer_link *link, uint64_t now)
+{
+    size_t unsent = link->writing ? uv_stream_get_write_queue_size((uv_stream_t *)&link->tcp) : 0;
+
+    if (unsent == 0 || unsent != link->unsent_bytes || now > link->timer_due_ns + LATE_NS) {
+        link->unsent_bytes = unsent;
+        link->unsent_since_ns = now;
+    }
+    return now - link->unsent_since_ns < link->config->peer_timeout_ns;
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct peer_link *link = timer->data;
@@ -151,6 +167,16 @@ static void on_tick(uv_timer_t *timer)
         struct rdt_error why;
 
         peer_wire_no_answer(link, &why);
+        end(link, &why);
+        return;
+    }
+    if (!accepts_bytes(link, now)) {
+        struct rdt_error why;
+        char who[128];
+
+        peer_wire_describe(link, who);
+        rdt_error_set(&why, RDT_PEER_LOST, "%s does not read: it has taken none of the %zu bytes that wait for it in %.1f s",
+                      who, peer_link_queued_bytes(link), seconds(link->config->peer_timeout_ns));
         end(link, &why);
         return;
     }
@@ -184,6 +210,46 @@ static void on_turn(uv_idle_t *turn)
         peer_wire_pump(link);
 }
 
+static void does_not_read(struct peer_link *link, const char *besides)
+{
+    struct rdt_error why;
+    char who[128];
+
+    peer_wire_describe(link, who);
+    (void)rdt_error_set(&why, RDT_LIMIT, "%s does not read: %zu bytes are waiting for it%s", who, peer_link_queued_bytes(link),
+                        besides);
+    peer_wire_fail(link, &why);
+}
+
+/* Ends the links with most until that many bytes fit. false: that is this link, or its queue alone is too long. */
+static bool make_room(struct peer_link *link, size_t bytes)
+{
+    struct peer_link_queues *queues = link->config->queues;
+    size_t max = QUEUE_MAX_BYTES < queues->max_bytes ? QUEUE_MAX_BYTES : queues->max_bytes;
+
+    if (peer_link_queued_bytes(link) + bytes > max) {
+        does_not_read(link, "");
+        return false;
+    }
+    while (queues->bytes + bytes > queues->max_bytes) {
+        struct peer_link *most = NULL;
+
+        list_each (struct peer_link, one, &queues->links, queue)
+            if (!one->failed && (!most || one->queued_bytes > most->queued_bytes))
+                most = one;
+        if (!most)
+            break;
+        does_not_read(most, ", more than for any other node, and all together are more than may wait");
+        if (most == link)
+            return false;
+        queues->bytes -= most->queued_bytes; /* the link ends in the next iteration */
+        most->queued_bytes = 0;
+        frame_writer_fini(&most->writer);
+        frame_writer_init(&most->writer);
+    }
+    return true;
+}
+
 enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message type, const ProtobufCMessage *message,
                                struct rdt_error *err)
 {
@@ -194,15 +260,8 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
     if (bytes > RDT_MAX_FRAME_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "the message has %zu bytes: at most %u can be sent to another node", bytes,
                              RDT_MAX_FRAME_BYTES);
-    if (peer_link_queued_bytes(link) + bytes > QUEUE_MAX_BYTES) {
-        struct rdt_error why;
-        char who[128];
-
-        peer_wire_describe(link, who);
-        rdt_error_set(&why, RDT_LIMIT, "%s does not read: %zu bytes are waiting for it", who, peer_link_queued_bytes(link));
-        peer_wire_fail(link, &why);
-        return rdt_error_set(err, RDT_LIMIT, "%s", why.msg);
-    }
+    if (!make_room(link, bytes))
+        return rdt_error_set(err, RDT_LIMIT, "%s", link->failure.msg);
     status = frame_writer_push(&link->writer, (uint16_t)type, 0, 0, (uint32_t)bytes, NULL, 0, &payload);
     if (status != RDT_OK) { /* the other end would wait for a message that is lost, so the link ends */
         struct rdt_error why;
@@ -215,6 +274,7 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
         return rdt_error_set(err, status, "%s", why.msg);
     }
     protobuf_c_message_pack(message, payload);
+    peer_wire_count_queue(link);
     if (!link->writing)
         uv_idle_start(&link->turn, on_turn);
     return RDT_OK;
@@ -360,6 +420,7 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
     link->upper = &wire_events;
     list_init(&link->node);
     list_init(&link->lookups);
+    list_append(&config->queues->links, &link->queue);
     sm_init(&link->sm, states, sizeof states / sizeof states[0], first);
     arena_init(&link->arena, RDT_MAX_DECODED_BYTES);
     frame_reader_init(&link->reader, RDT_MAX_FRAME_BYTES);

@@ -58,11 +58,18 @@ struct peer_link_events {
     void (*on_freed)(void *arg);
 };
 
+/* What all links together have queued. */
+struct peer_link_queues {
+    struct list links; /* struct peer_link.queue */
+    size_t bytes, max_bytes;
+};
+
 struct peer_link_config { /* shared by all links, and outlives them */
     uv_loop_t *loop;
     struct owner_work *owner_work;
     struct busy_poll *busy_poll;
     struct tls_context *tls;
+    struct peer_link_queues *queues;
     uint64_t ping_interval_ns, peer_timeout_ns, connect_timeout_ns;
     const struct peer_link_events *events;
     void *arg;
@@ -95,6 +102,10 @@ struct peer_link {
     uv_connect_t connect;
     uv_write_t write;
     bool writing, connect_again;
+    struct list queue;        /* config->queues->links */
+    size_t queued_bytes;      /* counted in config->queues */
+    size_t unsent_bytes;      /* of the write under way, when the socket last accepted some of it */
+    uint64_t unsent_since_ns; /* and when that was */
 
     struct tls tls;
     struct frame_reader reader;

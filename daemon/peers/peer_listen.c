@@ -3,12 +3,19 @@
  * they are. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/peers/peer_impl.h"
+
+#ifndef IPV6_FREEBIND
+#define IPV6_FREEBIND 78 /* of linux/in6.h, which netinet/in.h excludes */
+#endif
 
 #define BACKLOG 128
 
@@ -41,33 +48,6 @@ static void refuse_connection(struct peers *peers)
     uv_close((uv_handle_t *)&peers->turned_away, on_turned_away);
 }
 
-static bool has_source(const struct peer *peer, const uint8_t source[16])
-{
-    struct sockaddr_storage address = {0};
-    uint8_t own[16];
-    char host[65];
-    uint16_t port;
-
-    for (unsigned i = 0; i < peer->dial->n_sources; i++)
-        if (memcmp(peer->dial->sources[i], source, 16) == 0)
-            return true;
-    if (options_split_address(peer->address, host, &port, NULL) != RDT_OK ||
-        (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
-         uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0))
-        return false;
-    strangers_source(&address, own);
-    return memcmp(own, source, sizeof own) == 0;
-}
-
-/* Whether the source is an address of the nodes file, or one where a node is met now. */
-static bool is_listed(const struct peers *peers, const uint8_t source[16])
-{
-    list_each (const struct peer, peer, &peers->all, link)
-        if ((peer->dial->listed || peer->state == PEER_UP) && has_source(peer, source))
-            return true;
-    return false;
-}
-
 /* Admits a connection that has not said which node it is from. */
 static void admit_stranger(struct peers *peers, struct peer_link *link)
 {
@@ -77,7 +57,7 @@ static void admit_stranger(struct peers *peers, struct peer_link *link)
 
     (void)uv_tcp_getpeername(&link->tcp, (struct sockaddr *)&address, &bytes);
     strangers_source(&address, link->stranger.source);
-    goes = strangers_admit(&peers->strangers, &link->stranger, is_listed(peers, link->stranger.source));
+    goes = strangers_admit(&peers->strangers, &link->stranger, peers_know_source(peers, link->stranger.source));
     if (!goes)
         return;
     link = container_of(goes, struct peer_link, stranger);
@@ -143,11 +123,111 @@ static enum rdt_status own_address(const struct options *options, const char *li
 
 enum rdt_status peer_listen_error(const char *listen, int sys_errno, struct rdt_error *err)
 {
-    const char *hint = sys_errno == EADDRNOTAVAIL ? " (no interface has this address: behind NAT, set advertise to it)"
-                       : sys_errno == EADDRINUSE  ? " (another program listens there: choose another port)"
-                                                  : "";
+    const char *hint = sys_errno == EADDRINUSE ? " (another program listens there: choose another port)" : "";
 
     return rdt_error_sys(err, sys_errno, "listen = %s%s", listen, hint);
+}
+
+/* An address that an interface gets later, such as that of DHCP or of a bond at boot, can be bound now: other nodes reach this
+ * one from then on, and its own clients do not wait for it. */
+static int bind_anyway(int fd, const struct sockaddr *address, socklen_t bytes)
+{
+    int on = 1;
+
+    if (bind(fd, address, bytes) == 0)
+        return 0;
+    if (errno != EADDRNOTAVAIL)
+        return -1;
+    if (address->sa_family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_FREEBIND, &on, sizeof on)
+                                       : setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &on, sizeof on))
+        return -1;
+    return bind(fd, address, bytes);
+}
+
+bool peers_listen_is_away(const struct options *options)
+{
+    struct sockaddr_storage address = {0};
+    char host[65];
+    uint16_t port;
+    bool away;
+    int fd;
+
+    if (!options->listen[0] || options_split_address(options->listen, host, &port, NULL) != RDT_OK ||
+        (uv_ip4_addr(host, 0, (struct sockaddr_in *)&address) != 0 &&
+         uv_ip6_addr(host, 0, (struct sockaddr_in6 *)&address) != 0))
+        return false;
+    fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    away = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) != 0 && errno == EADDRNOTAVAIL;
+    if (fd >= 0)
+        (void)close(fd);
+    return away;
+}
+
+/* Whether an interface is up, or an RDMA device, which has a port in its name, exists. */
+static bool has_interface(const struct ifaddrs *all, const char *name)
+{
+    char path[64];
+
+    for (const struct ifaddrs *at = all; at; at = at->ifa_next)
+        if (strcmp(at->ifa_name, name) == 0 && (at->ifa_flags & IFF_UP) && (at->ifa_flags & IFF_RUNNING))
+            return true;
+    (void)snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)strcspn(name, ":"), name);
+    return access(path, F_OK) == 0;
+}
+
+static bool names_interface(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+
+    for (; *list; list += strcspn(list, ","), list += *list == ',')
+        if (strcspn(list, ",") == n && strncmp(list, name, n) == 0)
+            return true;
+    return false;
+}
+
+/* Whether one of the interfaces, of any but loopback if none is named, has an address that other nodes can reach. */
+static bool has_address(const struct ifaddrs *all, const char *interfaces)
+{
+    for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)at->ifa_addr;
+        bool wanted = *interfaces ? names_interface(interfaces, at->ifa_name) : !(at->ifa_flags & IFF_LOOPBACK);
+
+        if (in6 && wanted && (at->ifa_flags & IFF_UP) &&
+            (in6->sin6_family == AF_INET || (in6->sin6_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr))))
+            return true;
+    }
+    return false;
+}
+
+bool peers_network_is_away(const struct options *options, char *what_p, size_t size)
+{
+    bool any = strncmp(options->listen, "0.0.0.0:", 8) == 0 || strncmp(options->listen, "[::]:", 5) == 0, away = false;
+    const char *rest = options->interfaces;
+    struct ifaddrs *all = NULL;
+    char name[IF_NAMESIZE + 16];
+
+    if (getifaddrs(&all) != 0)
+        return false;
+    for (; *rest && !away; rest += strcspn(rest, ","), rest += *rest == ',') {
+        (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(rest, ","), rest);
+        away = name[0] && !has_interface(all, name);
+        if (away)
+            (void)snprintf(what_p, size, "interfaces: this machine has no network interface \"%s\" that is up", name);
+    }
+    if (!away && !any && peers_listen_is_away(options)) {
+        away = true;
+        (void)snprintf(what_p, size,
+                       "listen = %s: no interface has this address (behind NAT, set advertise to it, and listen to an address "
+                       "of this machine)",
+                       options->listen);
+    }
+    if (!away && any && !has_address(all, options->interfaces)) {
+        away = true;
+        (void)snprintf(what_p, size, "no interface%s%s has an address for other nodes", *options->interfaces ? " of " : "",
+                       options->interfaces);
+    }
+    freeifaddrs(all);
+    return away;
 }
 
 enum rdt_status peer_listen_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
@@ -173,7 +253,7 @@ enum rdt_status peer_listen_bind(const struct options *options, char *address_p,
     if (fd < 0)
         return rdt_error_sys(err, errno, "listen = %s", options->listen);
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.in6 : sizeof address.in4) < 0 ||
+    if (bind_anyway(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.in6 : sizeof address.in4) < 0 ||
         listen(fd, BACKLOG) < 0 || getsockname(fd, &address.any, &bytes) < 0) {
         status = peer_listen_error(options->listen, errno, err);
     } else {

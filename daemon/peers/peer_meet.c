@@ -141,8 +141,8 @@ static void on_met(struct peer *peer)
     if (!dial->at_hint)
         return;
     if (strcmp(peer->name, peer->address) == 0 || !peer->name[0])
-        snprintf(peer->name, sizeof peer->name, "%s", dial->hint);
-    snprintf(peer->address, sizeof peer->address, "%s", dial->hint);
+        peer_set_name(peer, dial->hint);
+    peer_set_address(peer, dial->hint);
     dial->hint[0] = 0;
     dial->at_hint = false;
     peer_emit(peer, "renamed");
@@ -163,7 +163,11 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
         goes_on = peer_merge(peer, known);
         merged(peer, known);
     } else if (known == peer) {
+        struct peer *listed;
         on_met(peer);
+        listed = peer_take_listed(peer, hello->boot_id.data);
+        if (listed)
+            merged(listed, peer);
     } else if (peer->dial->proof == PROOF_HELLO && !peer->dial->at_hint) {
         status = replace(link, known, &goes_on, err);
     } else {
@@ -209,19 +213,19 @@ static void learn_address(struct peer *peer, const struct peer_link *link)
         snprintf(address, sizeof address, "%s", said);
     if (strlen(address) >= sizeof peer->address || options_split_address(address, host, &port, NULL) != RDT_OK || port == 0)
         return; /* only the peer dials */
-    memcpy(peer->address, address, strlen(address) + 1);
+    peer_set_address(peer, address);
     if (strcmp(peer->name, peer->address) == 0)
         return;
-    memcpy(peer->name, peer->address, sizeof peer->name);
+    peer_set_name(peer, peer->address);
     peer_emit(peer, "renamed");
 }
 
 /* Dials the node that was at this peer's address before: whoever answers there gets the name. */
 static void dial_predecessor(const struct peer *peer)
 {
-    list_each_safe (struct peer, other, &peer->peers->all, link)
-        if (other != peer && other->state == PEER_BACKOFF && peer->address[0] && strcmp(other->address, peer->address) == 0)
-            peer_dial_now(other);
+    for (struct peer_word *word = peers_word(peer->peers, peer->address); word; word = peers_next_word(peer->peers, word))
+        if (word->peer != peer && word->peer->state == PEER_BACKOFF && word->text == word->peer->address)
+            peer_dial_now(word->peer);
 }
 
 /* The accepting end decides about a link that the caller wants: take it now, hold it, or close it. */
@@ -257,7 +261,7 @@ static void confirm_identity(struct peer *peer)
         account_unref(dial->hint_by);
         dial->hint_by = dial->address_by;
         dial->address_by = NULL;
-        peer->address[0] = 0;
+        peer_set_address(peer, "");
     }
     dial->secret = false;
 }
@@ -295,6 +299,7 @@ static void on_looked_up(struct peer_link *link)
         memcpy(&address, info->ai_addr, info->ai_addrlen < sizeof address ? info->ai_addrlen : sizeof address);
         strangers_source(&address, dial->sources[dial->n_sources++]);
     }
+    peer_settle_sources(link->peer);
 }
 
 static void on_secure(struct peer_link *link)

@@ -14,12 +14,94 @@
 #define UNMET_OWNER_MAX 64u /* of one user */
 #define HIDDEN_MAX 256u
 #define FORGET_NS UINT64_C(60000000000)   /* an unmet node that no request needs is forgotten after this time */
+#define SWEEP_NS UINT64_C(1000000000)     /* between two searches for such nodes */
 #define DIAL_EVERY_NS UINT64_C(250000000) /* the average rate of one user's dials of unlisted addresses */
 #define DIAL_BURST 64u
 
 static const uint8_t nobody[16];
 
 /* ---- entries ---- */
+
+static void word_remove(struct map *by_word, struct peer_word *word)
+{
+    size_t bytes = strlen(word->text);
+    struct peer_word *next = container_of(word->same.next, struct peer_word, same);
+
+    if (map_get(by_word, word->text, bytes) == word) {
+        if (next != word)
+            map_replace(by_word, next->text, bytes, next);
+        else
+            (void)map_remove(by_word, word->text, bytes);
+    }
+    list_remove(&word->same);
+}
+
+static void word_add(struct map *by_word, struct peer_word *word)
+{
+    size_t bytes = strlen(word->text);
+    struct peer_word *first = bytes > 0 ? map_get(by_word, word->text, bytes) : NULL;
+
+    if (first)
+        list_append(&first->same, &word->same);
+    else if (bytes > 0)
+        (void)map_put(by_word, word->text, bytes, word);
+}
+
+void peer_set_address(struct peer *peer, const char *address)
+{
+    struct sockaddr_storage numeric = {0};
+    char host[65];
+    uint16_t port;
+
+    word_remove(&peer->peers->by_word, &peer->dial->by_address);
+    (void)snprintf(peer->address, sizeof peer->address, "%s", address);
+    word_add(&peer->peers->by_word, &peer->dial->by_address);
+    peer->dial->numeric = options_split_address(peer->address, host, &port, NULL) == RDT_OK &&
+                          (uv_ip4_addr(host, port, (struct sockaddr_in *)&numeric) == 0 ||
+                           uv_ip6_addr(host, port, (struct sockaddr_in6 *)&numeric) == 0);
+    if (peer->dial->numeric)
+        strangers_source(&numeric, peer->dial->host);
+    peer_settle_sources(peer);
+}
+
+void peer_set_name(struct peer *peer, const char *name)
+{
+    word_remove(&peer->peers->by_word, &peer->dial->by_name);
+    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    word_add(&peer->peers->by_word, &peer->dial->by_name);
+}
+
+/* No look-up finds the entry any more, except by its uuid. */
+static void leave_tables(struct peer *peer)
+{
+    word_remove(&peer->peers->by_word, &peer->dial->by_address);
+    word_remove(&peer->peers->by_word, &peer->dial->by_name);
+    if (!peer->dial->hidden)
+        (void)index_remove(&peer->peers->by_number, peer->number);
+    list_remove(&peer->dial->to_dial);
+    list_remove(&peer->link);
+}
+
+struct peer_word *peers_word(const struct peers *peers, const char *text)
+{
+    return map_get(&peers->by_word, text, strlen(text));
+}
+
+struct peer_word *peers_next_word(const struct peers *peers, struct peer_word *at)
+{
+    struct peer_word *next = container_of(at->same.next, struct peer_word, same);
+
+    return next == map_get(&peers->by_word, at->text, strlen(at->text)) ? NULL : next;
+}
+
+void peer_set_listed(struct peer *peer, bool listed)
+{
+    list_remove(&peer->dial->by_listed);
+    if (listed)
+        list_append(&peer->peers->listed, &peer->dial->by_listed);
+    peer->dial->listed = listed;
+    peer_settle_sources(peer);
+}
 
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum peer_proof proof, struct rdt_error *err)
 {
@@ -40,6 +122,9 @@ static void peer_free(struct peer *peer)
     account_unref(peer->dial->account);
     account_unref(peer->dial->address_by);
     account_unref(peer->dial->hint_by);
+    peer->dial->listed = false;
+    peer->state = PEER_IDLE;
+    peer_settle_sources(peer);
     free(peer->dial);
 }
 
@@ -57,6 +142,9 @@ void peers_handle_closed(struct peers *peers)
     free_entries(&peers->all);
     free_entries(&peers->hidden);
     map_fini(&peers->by_uuid);
+    map_fini(&peers->by_word);
+    map_fini(&peers->by_source);
+    index_fini(&peers->by_number);
     tls_context_destroy(peers->tls);
     free(peers->read_buf);
     free(peers);
@@ -101,7 +189,8 @@ static bool forget(struct peer *peer)
     assert(!peer->session && !peer->holds);
     if (peer_is_known(peer) && map_get(&peers->by_uuid, peer->uuid, 16) == peer)
         map_remove(&peers->by_uuid, peer->uuid, 16);
-    list_remove(&peer->link);
+    leave_tables(peer);
+    list_remove(&peer->dial->by_listed);
     peers->n_peers--;
     if (!peer->dial->hidden)
         peer_emit(peer, "gone");
@@ -150,10 +239,14 @@ static void forget_old(struct peers *peers)
 {
     uint64_t now = uv_hrtime();
     unsigned n_hidden = 0;
+    struct list none;
 
-    list_each_safe (struct peer, peer, &peers->all, link)
+    list_init(&none);
+    list_each_safe (struct peer, peer, now - peers->swept_ns < SWEEP_NS ? &none : &peers->all, link)
         if (!peer_has_been_met(peer) && is_idle(peer) && !peer->dial->wanted && now - peer->since_ns > FORGET_NS)
             (void)forget(peer);
+    if (now - peers->swept_ns >= SWEEP_NS)
+        peers->swept_ns = now;
     list_for_each (node, &peers->hidden)
         n_hidden++;
     if (n_hidden > HIDDEN_MAX) /* one for each that is added */
@@ -169,7 +262,7 @@ static enum rdt_status make_room(struct peers *peers, const struct account *acco
         return rdt_error_set(err, RDT_LIMIT,
                              "requests of uid %u already wait for %u nodes that have not answered: let some of them end",
                              account->owner.uid, of_user);
-    if (count_peers(peers, false, NULL) >= UNMET_MAX && !forget_oldest(peers, false, NULL))
+    if (peers->n_peers >= UNMET_MAX && count_peers(peers, false, NULL) >= UNMET_MAX && !forget_oldest(peers, false, NULL))
         return rdt_error_set(err, RDT_LIMIT, "requests wait for %u nodes that have not answered yet: try again later",
                              UNMET_MAX);
     return RDT_OK;
@@ -185,7 +278,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     forget_old(peers);
     if (proof < PROOF_HELLO)
         status = make_room(peers, account, err);
-    else if (count_peers(peers, true, NULL) >= MET_MAX)
+    else if (peers->n_peers >= MET_MAX && count_peers(peers, true, NULL) >= MET_MAX)
         (void)forget_oldest(peers, true, NULL); /* a node that holds the key always gets room */
     dial = status == RDT_OK ? calloc(1, sizeof *dial) : NULL;
     if (!dial)
@@ -194,17 +287,34 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     peer->peers = peers;
     peer->dial = dial;
     peer->since_ns = uv_hrtime();
+    list_init(&peer->calls.here);
+    list_init(&peer->calls.unsent);
+    list_init(&peer->calls.there);
+    list_init(&peer->calls.failing);
+    list_init(&peer->calls.dropping);
+    list_init(&peer->calls.ending);
+    list_init(&dial->by_listed);
+    list_init(&dial->to_dial);
+    dial->by_address = (struct peer_word){.peer = peer, .text = peer->address};
+    dial->by_name = (struct peer_word){.peer = peer, .text = peer->name};
+    list_init(&dial->by_address.same);
+    list_init(&dial->by_name.same);
     dial->proof = PROOF_NONE;
-    snprintf(peer->name, sizeof peer->name, "%s", name);
-    snprintf(peer->address, sizeof peer->address, "%s", address);
-    if (uuid && peer_identify(peer, uuid, proof, err) != RDT_OK) {
+    peer->number = ++peers->last_number;
+    if (!index_put(&peers->by_number, peer->number, peer))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for another node");
+    else if (uuid && (status = peer_identify(peer, uuid, proof, err)) != RDT_OK)
+        (void)index_remove(&peers->by_number, peer->number);
+    if (status != RDT_OK) {
         free(dial);
-        return RDT_NO_MEMORY;
+        return status;
     }
     dial->account = account ? account_ref(account) : NULL;
     uv_timer_init(peers->loop, &dial->timer);
     dial->timer.data = dial;
     peers->n_open++;
+    peer_set_address(peer, address);
+    peer_set_name(peer, name);
     list_append(&peers->all, &peer->link);
     peers->n_peers++;
     peer_emit(peer, "new");
@@ -223,22 +333,27 @@ void peer_hide(struct peer *peer, struct peer *same)
         peer_drop_link(peer->peers, peer->dial->link, NULL);
     if (peer->state != PEER_IDLE)
         peer_move(peer, PEER_IDLE);
-    peer->dial->listed = false;
-    list_remove(&peer->link);
+    peer_set_listed(peer, false);
+    leave_tables(peer);
     list_append(&peers->hidden, &peer->link);
     peer->dial->hidden = true;
     peer->dial->same = same;
     peer_emit(peer, "gone");
 }
 
-/* Moves address, name and the place in the nodes file to `into`. */
-static void move_identity(const struct peer *from, struct peer *into)
+/* Moves address, name and the place in the node table to `into`. */
+static void move_identity(struct peer *from, struct peer *into)
 {
-    snprintf(into->name, sizeof into->name, "%s", from->name);
-    snprintf(into->address, sizeof into->address, "%s", from->dial->at_hint ? from->dial->hint : from->address);
-    into->dial->listed |= from->dial->listed;
+    peer_set_name(into, from->name);
+    peer_set_address(into, from->dial->at_hint ? from->dial->hint : from->address);
+    if (from->dial->listed && !into->dial->listed) {
+        into->dial->listed = true;
+        into->dial->source = from->dial->source;
+        list_append(&from->dial->by_listed, &into->dial->by_listed);
+    }
     memcpy(into->dial->sources, from->dial->sources, sizeof into->dial->sources);
     into->dial->n_sources = from->dial->n_sources;
+    peer_settle_sources(into);
     into->dial->secret = false;
 }
 
@@ -276,6 +391,23 @@ bool peer_merge(struct peer *from, struct peer *into)
     return goes_on;
 }
 
+struct peer *peer_take_listed(struct peer *peer, const uint8_t boot_id[16])
+{
+    struct peer_word *word = peers_word(peer->peers, peer->address);
+    struct peer *listed;
+
+    while (word && (word->text != word->peer->address || !word->peer->dial->listed || peer_is_known(word->peer)))
+        word = peers_next_word(peer->peers, word);
+    if (!word || peer->dial->listed)
+        return NULL;
+    listed = word->peer;
+    memcpy(listed->boot_id, boot_id, sizeof listed->boot_id);
+    move_identity(listed, peer);
+    peer_hide(listed, peer);
+    peer_emit(peer, "renamed");
+    return listed;
+}
+
 /* Another node has taken an address of the peer, so the next request by any other of its addresses dials. */
 static void distrust_aliases(const struct peer *peer)
 {
@@ -294,9 +426,10 @@ bool peer_replace(struct peer *from, struct peer *into)
     if (!goes_on)
         peer_drop_link(from->peers, from->dial->link, NULL);
     node_hex(from->uuid, hex);
-    snprintf(from->name, sizeof from->name, "%s", hex);
-    from->address[0] = from->dial->hint[0] = 0;
-    from->dial->listed = false;
+    peer_set_name(from, hex);
+    peer_set_address(from, "");
+    from->dial->hint[0] = 0;
+    peer_set_listed(from, false);
     distrust_aliases(from);
     peer_emit(from, "renamed");
     peer_emit(into, "renamed");
@@ -310,12 +443,11 @@ struct list *peers_all(struct peers *peers)
     return &peers->all;
 }
 
-/* Whether a look-up by this address or name means the peer. A uuid from a ref gives no information about an address. */
-static bool matches_address(const struct peer *peer, const char *address)
+struct peer *peers_next(const struct peers *peers, uint64_t after)
 {
-    if (strcmp(peer->address, address) != 0 && strcmp(peer->name, address) != 0)
-        return false;
-    return peer->dial->proof != PROOF_REF;
+    uint64_t number;
+
+    return index_next(&peers->by_number, after + 1, &number);
 }
 
 /* *peer_p NULL: no known node. false: it is this node itself. A hidden entry leads to its node only while the link to the
@@ -323,8 +455,10 @@ static bool matches_address(const struct peer *peer, const char *address)
 static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
 {
     *peer_p = NULL;
-    list_each (struct peer, peer, &peers->all, link) {
-        if (!matches_address(peer, address) || (*peer_p && peer->state != PEER_UP))
+    for (struct peer_word *word = peers_word(peers, address); word; word = peers_next_word(peers, word)) {
+        struct peer *peer = word->peer;
+        /* a uuid from a ref gives no information about an address */
+        if (peer->dial->proof == PROOF_REF || (*peer_p && peer->state != PEER_UP))
             continue;
         *peer_p = peer;
         if (peer->state == PEER_UP) /* it is reachable there now, whichever node was there before */

@@ -105,10 +105,19 @@ static void lost(struct peer_link *link, int uv_error)
     link->upper->on_lost(link, &why);
 }
 
+void peer_wire_count_queue(struct peer_link *link)
+{
+    size_t now = link->writer.queued_bytes + link->out_bytes;
+
+    link->config->queues->bytes += now - link->queued_bytes;
+    link->queued_bytes = now;
+}
+
 /* A large buffer is freed unless there is more to send. */
 static void out_sent(struct peer_link *link)
 {
     link->out_bytes = 0;
+    peer_wire_count_queue(link);
     if (link->out_size > KEEP_OUT_BYTES && !link->writer.queued_bytes) {
         free(link->out);
         link->out = NULL;
@@ -153,6 +162,7 @@ static int write_out(struct peer_link *link)
     link->write.data = link;
     n = uv_write(&link->write, (uv_stream_t *)&link->tcp, &buf, 1, on_written);
     link->writing = n == 0;
+    link->unsent_bytes = 0;
     return n;
 }
 

@@ -22,6 +22,9 @@ void peer_wire_accept(struct peer_link *link, uv_stream_t *listener);
 void peer_wire_close(struct peer_link *link);
 void peer_wire_fini(struct peer_link *link);
 
+/* After the queue has changed: counts it among those of all links. */
+void peer_wire_count_queue(struct peer_link *link);
+
 /* Encrypts and writes the next slice, unless one is being written. */
 void peer_wire_pump(struct peer_link *link);
 

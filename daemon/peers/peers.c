@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The start and the end of the room. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,27 @@
 #define PEERS_STRANGERS_MAX 64u       /* connections whose node is not known yet */
 #define PEERS_STRANGERS_OF_SOURCE 32u /* the same, from one address that the nodes file does not list */
 
+/* *missing_p: a file is missing, as one of a volume that is mounted late. The context then accepts nobody. */
+static enum rdt_status open_tls_at_start(const struct options *options, struct tls_context **context_p, bool *missing_p,
+                                         struct rdt_error *err)
+{
+    const struct tls_files none = {.key = NULL};
+    bool early = false;
+    enum rdt_status status = peers_open_tls(options, context_p, &early, err);
+
+    *missing_p = status != RDT_OK && err->sys_errno == ENOENT;
+    if (*missing_p) {
+        log_warn("%s: this node and others reach each other when it is there", err->msg);
+        status = tls_context_create(&none, context_p, err);
+    }
+    if (status == RDT_OK && early)
+        log_warn(
+            "peer_cert %s, or what peer_ca and peer_crl have for it, is not valid yet: other nodes refuse this one until it "
+            "is, or until the clock of this machine is set",
+            options->peer_cert);
+    return status;
+}
+
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err)
 {
     struct options any_port = *options;
@@ -18,10 +40,11 @@ enum rdt_status peers_check(const struct options *options, struct rdt_error *err
     struct tls_context *tls = NULL;
     uint16_t port;
     enum rdt_status status = RDT_OK;
+    bool missing;
     int fd;
 
     if (options_have_peers(options))
-        status = peers_open_tls(options, &tls, err);
+        status = open_tls_at_start(options, &tls, &missing, err);
     tls_context_destroy(tls);
     if (status != RDT_OK || !options->listen[0])
         return status;
@@ -44,13 +67,14 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     struct peers *peers = calloc(1, sizeof *peers);
     uint8_t *read_buf = malloc(PEER_LINK_READ_BYTES);
     enum rdt_status status = RDT_OK;
+    bool missing = false;
     int listen_fd = -1;
 
     node->address[0] = 0;
     if (!peers || !read_buf)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the peer link");
     else if (options_have_peers(options))
-        status = peers_open_tls(options, &peers->tls, err);
+        status = open_tls_at_start(options, &peers->tls, &missing, err);
     else if (options->listen[0])
         log_warn("there is no peer link: listen is set, but neither key_file nor peer_cert is");
     if (status == RDT_OK && peers->tls && options->listen[0])
@@ -68,7 +92,12 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     peers->node = node;
     peers->callbacks = *callbacks;
     peers->read_buf = read_buf;
+    list_init(&peers->queues.links);
+    peers->queues.max_bytes = options_heap_limit() / 4;
+    if (peers->queues.max_bytes < 2 * (size_t)RDT_MAX_FRAME_BYTES) /* one link of several needs room for a message */
+        peers->queues.max_bytes = 2 * (size_t)RDT_MAX_FRAME_BYTES;
     peers->config = (struct peer_link_config){
+        .queues = &peers->queues,
         .loop = loop,
         .tls = peers->tls,
         .ping_interval_ns = options->peer_timeout_ns / OPTIONS_PINGS,
@@ -87,6 +116,14 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     peers->unmet_warnings.every_ns = UINT64_C(60000000000);
     list_init(&peers->links);
     map_init(&peers->by_uuid);
+    map_init(&peers->by_word);
+    map_init(&peers->by_source);
+    index_init(&peers->by_number, 1);
+    list_init(&peers->listed);
+    list_init(&peers->unlisting);
+    list_init(&peers->to_dial);
+    peers->set.run = peers_set_some;
+    peers->dial.run = peers_dial_some;
     uv_tcp_init(loop, &peers->listener);
     peers->listener.data = peers;
     peers->n_open = 1;
@@ -94,6 +131,8 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
         peer_listen(peers, listen_fd);
     for (const struct node_entry *entry = peers->tls ? options->node_list : NULL; entry; entry = entry->next)
         peer_add_listed(peers, entry);
+    if (missing)
+        peers_await_key(peers);
     *peers_p = peers;
     return RDT_OK;
 }
@@ -121,6 +160,9 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
     struct rdt_error why;
 
     peers->closing = true;
+    peers_stop_awaiting_key(peers);
+    slice_stop(&peers->set);
+    slice_stop(&peers->dial);
     peers->on_closed = on_closed;
     peers->on_closed_arg = arg;
     rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");

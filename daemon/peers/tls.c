@@ -228,6 +228,8 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
         if (verified != X509_V_OK && tls->context->store)
             return rdt_error_set(err, RDT_DENIED, "no TLS: the certificate of the other end is not accepted: %s",
                                  X509_verify_cert_error_string(verified));
+        if (!tls->context->store && !tls->context->has_key)
+            return rdt_error_set(err, RDT_DENIED, "no TLS: this node waits for a missing file of its key or certificates");
         return rdt_error_set(err, RDT_DENIED, "no TLS: the other end has another %s, or is not rdtd (%s)",
                              tls->context->store ? "authority or key" : "key", tls_reason());
     }

@@ -42,6 +42,7 @@ struct tls_files {
     /* No path: patterns separated by commas. One of the DNS names or URIs in the other end's certificate must match one of
      * them; * stands for any characters but a dot in a DNS name, and any but a slash in a URI. "": any name is accepted. */
     const char *allow;
+    bool *early_p; /* NULL: a certificate that is not valid yet is refused; otherwise set to true for one */
 };
 
 /* Reads the files. INVALID: the key is shorter than 16 bytes; a key or private key is not a file, or is readable by

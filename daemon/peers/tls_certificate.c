@@ -171,7 +171,8 @@ static long verify(const struct tls_context *context, X509 *certificate, STACK_O
     return result;
 }
 
-/* If no other node would accept this node's certificate, the start fails. */
+/* If no other node would accept this node's certificate, the start fails. One that is not valid yet will be, or the clock of
+ * this machine has not been set yet. */
 static enum rdt_status check_own(const struct tls_context *context, const struct tls_files *files, struct rdt_error *err)
 {
     STACK_OF(X509) *chain = NULL;
@@ -179,7 +180,9 @@ static enum rdt_status check_own(const struct tls_context *context, const struct
 
     (void)SSL_CTX_get0_chain_certs(context->ssl_ctx, &chain);
     result = verify(context, SSL_CTX_get0_certificate(context->ssl_ctx), chain);
-    if (result != X509_V_OK)
+    if (files->early_p && (result == X509_V_ERR_CERT_NOT_YET_VALID || result == X509_V_ERR_CRL_NOT_YET_VALID))
+        *files->early_p = true;
+    else if (result != X509_V_OK)
         return rdt_error_set(err, RDT_INVALID, "peer_cert %s is not accepted by peer_ca %s: %s", files->certificate,
                              files->authorities, X509_verify_cert_error_string(result));
     return RDT_OK;

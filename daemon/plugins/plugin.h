@@ -212,6 +212,12 @@ typedef void (*plugins_changed)(void *arg, const struct plugin_parts *parts, con
 enum rdt_status plugins_load(struct plugins *plugins, const struct options *options, const char *path,
                              struct options_extra *take_settings, plugins_changed on_changed, void *arg, struct rdt_error *err);
 
+/* Opens a transport that is loaded and not available, and that has no memory kind, once more. If it is available now, the loop
+ * calls on_changed with its new parts, which are in the lists in place of the old ones; otherwise with the error, and nothing
+ * has changed. The old parts are freed when on_changed returns. Errors as above. */
+enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_parts *parts,
+                                   plugins_changed on_changed, void *arg, struct rdt_error *err);
+
 /* Finds a loaded backend by its own name, then by that of its transport or memory kind. NOT_FOUND lists
  * the loaded ones. */
 enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err);
@@ -277,11 +283,6 @@ enum rdt_status plugin_group_create(struct plugin_group *group, struct transport
 void plugin_group_conn(struct plugin_group *group, uint32_t rank, struct plugin_conn *conn_p);
 void plugin_group_close(struct plugin_group *group);
 void plugin_group_destroy(struct plugin_group *group); /* drops its pending reports */
-
-/* Starts this rank's part of a broadcast (rdt_transport_ops.post_broadcast), like the operations below.
- * UNSUPPORTED: the transport has no broadcast. */
-enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err);
-void plugin_group_cancel_broadcast(struct plugin_group *group, struct plugin_op *op);
 
 /* Operations: the caller fills in op.op (priv is zeroed here) and on_done, then posts. On an error on_done
  * is not called. UNSUPPORTED: the transport has no such operation. */

@@ -15,10 +15,11 @@ struct plugin_change {
     struct plugin_event event;
     struct plugins *plugins;
     pthread_t thread;
-    const struct options *options; /* NULL when unloading */
+    const struct options *options; /* NULL when unloading; without a path: opening again */
     char *path;
     struct options_extra *settings;
-    struct plugin_parts parts; /* what was loaded, or is unloaded */
+    struct plugin_parts parts; /* what was loaded, or is unloaded or replaced */
+    struct plugin_parts fresh; /* what replaces it */
     enum rdt_status status;
     struct rdt_error err;
     plugins_changed on_changed;
@@ -34,10 +35,27 @@ static void change_free(struct plugin_change *change)
     free(change);
 }
 
+static enum rdt_status open_available(struct plugin_change *change, struct plugin *plugin, struct plugin_parts *parts_p,
+                                      struct rdt_error *err)
+{
+    struct plugin_parts parts;
+    enum rdt_status status = plugin_open(change->plugins, plugin, change->options, &parts, err);
+    if (status != RDT_OK)
+        return status;
+    if ((parts.kind && parts.kind->available) || (parts.transport && parts.transport->available)) {
+        *parts_p = parts;
+        return RDT_OK;
+    }
+    rdt_error_set(err, RDT_UNSUPPORTED, "backend %s is not available: %s", plugin->path,
+                  parts.transport ? parts.transport->why_not : parts.kind->why_not);
+    plugin_close(&parts);
+    plugin_parts_free(&parts);
+    return RDT_UNSUPPORTED;
+}
+
 /* Checks and opens a loaded file. Nobody else changes the lists meanwhile, and the loop only reads them. */
 static enum rdt_status check_and_open(struct plugin_change *change, struct plugin *plugin, struct rdt_error *err)
 {
-    const struct plugin_parts *parts = &change->parts;
     enum rdt_status status = plugins_check_names(change->plugins, plugin, err);
     if (status != RDT_OK)
         return status;
@@ -45,17 +63,7 @@ static enum rdt_status check_and_open(struct plugin_change *change, struct plugi
     change->settings = NULL;
     plugin_host_init(plugin);
     status = plugin_host_check_own(plugin, err);
-    if (status == RDT_OK)
-        status = plugin_open(change->plugins, plugin, change->options, &change->parts, err);
-    if (status != RDT_OK)
-        return status;
-    if ((parts->kind && parts->kind->available) || (parts->transport && parts->transport->available))
-        return RDT_OK;
-    rdt_error_set(err, RDT_UNSUPPORTED, "backend %s is not available: %s", plugin->path,
-                  parts->transport ? parts->transport->why_not : parts->kind->why_not);
-    plugin_close(&change->parts);
-    plugin_parts_free(&change->parts);
-    return RDT_UNSUPPORTED;
+    return status == RDT_OK ? open_available(change, plugin, &change->parts, err) : status;
 }
 
 static void load(struct plugin_change *change)
@@ -85,6 +93,8 @@ static void *thread_main(void *arg)
     struct plugin_change *change = arg;
     if (change->path)
         load(change);
+    else if (change->options)
+        change->status = open_available(change, change->parts.plugin, &change->fresh, &change->err);
     else
         unload(change);
     plugin_events_queue(&change->plugins->events, &change->event);
@@ -95,14 +105,21 @@ static void deliver(struct plugin_event *event)
 {
     struct plugin_change *change = container_of(event, struct plugin_change, event);
     struct plugins *plugins = change->plugins;
-    bool loaded = change->path && change->status == RDT_OK, unloaded = !change->path;
+    bool loaded = change->path && change->status == RDT_OK, unloaded = !change->options;
+    bool replaced = !change->path && change->options && change->status == RDT_OK;
     pthread_join(change->thread, NULL); /* the thread is about to return */
     plugins->change = NULL;
     if (loaded)
         plugin_link(plugins, &change->parts);
     if (unloaded)
         plugin_unlink(&change->parts);
-    change->on_changed(change->arg, &change->parts, change->status != RDT_OK ? &change->err : NULL);
+    if (replaced) {
+        plugin_unlink(&change->parts);
+        plugin_link(plugins, &change->fresh);
+    }
+    change->on_changed(change->arg, replaced ? &change->fresh : &change->parts, change->status != RDT_OK ? &change->err : NULL);
+    if (replaced)
+        plugin_parts_free(&change->parts);
     if (unloaded) {
         struct plugin *plugin = change->parts.plugin;
         plugin_parts_free(&change->parts);
@@ -146,13 +163,26 @@ enum rdt_status plugins_load(struct plugins *plugins, const struct options *opti
     return start(change, on_changed, arg, err);
 }
 
-enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
-                               struct rdt_error *err)
+static enum rdt_status change_parts(struct plugins *plugins, const struct options *options, const struct plugin_parts *parts,
+                                    plugins_changed on_changed, void *arg, struct rdt_error *err)
 {
     struct plugin_change *change = calloc(1, sizeof(*change));
     if (!change)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to unload %s", parts->plugin->name);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to %s %s", options ? "open" : "unload", parts->plugin->name);
     change->plugins = plugins;
+    change->options = options;
     change->parts = *parts;
     return start(change, on_changed, arg, err);
+}
+
+enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_parts *parts,
+                                   plugins_changed on_changed, void *arg, struct rdt_error *err)
+{
+    return change_parts(plugins, options, parts, on_changed, arg, err);
+}
+
+enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
+                               struct rdt_error *err)
+{
+    return change_parts(plugins, NULL, parts, on_changed, arg, err);
 }

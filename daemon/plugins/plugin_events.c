@@ -269,18 +269,6 @@ static void op_begin(struct plugin_op *op, struct transport *transport)
 
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
-enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root, struct plugin_op *op, struct rdt_error *err)
-{
-    struct transport *transport = group->transport;
-    if (!transport->ops.post_broadcast)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s has no broadcast of its own", transport->name);
-    op_begin(op, transport);
-    enum rdt_status status = transport->ops.post_broadcast(group->handle, root, &op->op, err);
-    if (status != RDT_OK)
-        count_op(transport, -1);
-    return status;
-}
-
 static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post_fn post_op, const char *what,
                             struct rdt_error *err)
 {
@@ -322,10 +310,4 @@ void plugin_op_cancel(struct plugin_conn *conn, struct plugin_op *op)
 {
     if (conn->transport->ops.cancel && !has_ended(conn->transport, op))
         conn->transport->ops.cancel(conn->handle, &op->op);
-}
-
-void plugin_group_cancel_broadcast(struct plugin_group *group, struct plugin_op *op)
-{
-    if (group->transport->ops.cancel_broadcast && !has_ended(group->transport, op))
-        group->transport->ops.cancel_broadcast(group->handle, &op->op);
 }

@@ -35,7 +35,7 @@ static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...)
 static const struct rdt_config_key *find_key(const struct plugin *plugin, const char *name)
 {
     const struct rdt_config_key *key = plugin->backend.config_keys;
-    while (key && key->name && strcmp(key->name, name) != 0)
+    while (key && key->name && (!key->fallback || strcmp(key->name, name) != 0))
         key++;
     return key && key->name ? key : NULL;
 }
@@ -61,6 +61,8 @@ void plugin_host_dump(const struct list *plugins, const struct options *options,
             continue;
         fprintf(out, "\n[%s]\n", plugin->name);
         for (; key->name; key++) {
+            if (!key->fallback)
+                continue;
             const char *value = key_value(plugin, options, key);
             fprintf(out, "\n# %s\n%s =%s%s\n", key->help, key->name, value[0] ? " " : "", value);
         }
@@ -128,8 +130,12 @@ static enum rdt_status unknown_key(const struct plugin *plugin, const struct opt
     struct suggest suggest;
     char hint[96];
     suggest_init(&suggest, extra->key);
-    for (const struct rdt_config_key *key = plugin->backend.config_keys; key && key->name; key++)
-        suggest_try(&suggest, key->name);
+    for (const struct rdt_config_key *key = plugin->backend.config_keys; key && key->name; key++) {
+        if (!key->fallback && strcmp(key->name, extra->key) == 0)
+            return rdt_error_set(err, RDT_INVALID, "%s", key->help);
+        if (key->fallback)
+            suggest_try(&suggest, key->name);
+    }
     suggest_hint(&suggest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "the backend has no such key%s", hint);
 }

@@ -65,6 +65,7 @@ static enum rdt_status copy_memory(struct plugin *plugin, struct rdt_error *err)
         {"zero", ops->zero || !devices},
         {"zero_part", ops->zero_part || !ops->alloc_unzeroed},
         {"unpin", ops->unpin || !ops->pin},
+        {"unmap_part", ops->unmap_part || !ops->map_part},
     };
     enum rdt_status status = check_name("memory kind", ops->name, err);
     if (status == RDT_OK)
@@ -94,8 +95,6 @@ static enum rdt_status copy_transport(struct plugin *plugin, struct rdt_error *e
         {"group_conn", ops->group_conn || !grouped},
         {"group_close", ops->group_close || !grouped},
         {"group_destroy", ops->group_destroy || !grouped},
-        {"post_broadcast", ops->post_broadcast || !ops->cancel_broadcast},
-        {"cancel_broadcast", ops->cancel_broadcast || !ops->post_broadcast},
         {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
         /* one operation of a pair without the other is a bug of the plug-in */
         {"post_send", ops->post_send || !two},

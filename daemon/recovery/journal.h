@@ -2,12 +2,13 @@
 /* The journal: a file of shared memory with one record for everything that must survive this process.
  *
  * A record is written before the request that caused it is answered, and is removed when the thing that it describes ends.
- * Records do not move, and the file does not grow with time: a removed record leaves its slot to the next one of its size, so
- * the file is as large as the most records that ever existed at one time, and there is no compaction. A record is valid once
- * its commit word is written, which happens last. So a daemon that is killed in between leaves either a whole record or none.
+ * Records do not move, and there is no compaction: a removed record leaves its slot to the next one of its size. Pages without
+ * a record go back to the kernel, and an extent without a record serves any size again. A record is valid once its commit word
+ * is written, which happens last. So a daemon that is killed in between leaves either a whole record or none.
  *
  *   file     header (a page), then extents up to header->end
- *   extent   64 KiB, or more for one large slot: its slots' size, then the slots
+ *   extent   64 KiB, or more for one large slot: its slots' size, then the slots; since version 3 also a free extent of any
+ *            length, which has no slots
  *   slot     commit word, kind, key, checksum, flags and three numbers that may change while the record lives, payload
  *
  * A checksum shows whether a record is whole. A faulty daemon may have written the file, so nothing in it is trusted:
@@ -23,11 +24,12 @@
 
 #include "rdt_status.h"
 
-#define JOURNAL_VERSION 2u
+#define JOURNAL_VERSION 3u
 #define JOURNAL_OLDEST 1u /* the oldest version that can be read; it is then written as JOURNAL_VERSION */
 #define JOURNAL_NUMBERS 3u
+/* The file has this length from the beginning, without pages. It never grows, so accesses never reach beyond its end. */
+#define JOURNAL_FILE_BYTES (UINT64_C(16) << 30)
 #define JOURNAL_MAX_BYTES (32u << 20) /* of one payload */
-#define JOURNAL_MAX_ID_BITS 60u       /* ids and versions have no more; others come from a faulty daemon */
 
 /* The part of the header that belongs to the daemon, which changes it in place. */
 struct journal_state {
@@ -38,6 +40,7 @@ struct journal_state {
     /* Since version 2: no daemon has ever used ids from these on, with or without a record. */
     uint64_t next_region, next_hold, next_session;
     uint64_t oldest_generation; /* of the first daemon that wrote this journal */
+    uint64_t reading;           /* since version 3: the record that this start is restoring (journal_offset); 0: none */
 };
 
 struct journal_slot {
@@ -65,6 +68,12 @@ void journal_close(struct journal *journal); /* the file stays with whoever has 
 int journal_fd(const struct journal *journal); /* borrowed */
 struct journal_state *journal_state(struct journal *journal);
 
+/* What a record with such a payload takes of the file. */
+uint64_t journal_record_bytes(size_t bytes);
+
+/* Whether journal_begin would succeed. last: the last eighth of the file counts, too. */
+bool journal_has_room(const struct journal *journal, size_t bytes, bool last);
+
 /* Adds a record in two steps: journal_begin returns a slot, whose payload, [bytes], the caller writes; journal_commit makes the
  * record valid. No other record may be added or removed in between. numbers: [JOURNAL_NUMBERS]. NULL: the record is too large,
  * or there is no memory. */
@@ -74,6 +83,10 @@ void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t
 void journal_remove(struct journal *journal, struct journal_slot *slot);
 void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number);
 void journal_set_flags(struct journal_slot *slot, uint32_t flags);
+
+/* Where the record is in the file, and the record that is there; NULL: there is none. */
+uint64_t journal_offset(const struct journal *journal, const struct journal_slot *slot);
+struct journal_slot *journal_at(const struct journal *journal, uint64_t offset);
 
 /* Iterates over the records that are whole. *cursor starts at 0. NULL: the end. A record may be removed when it has been
  * returned. A damaged record is freed and counted. */

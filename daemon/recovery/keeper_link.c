@@ -96,11 +96,28 @@ static int receive_packet(int fd, struct keeper_message *message_p, int *fds_p)
 
 /* ---- the start, which waits ---- */
 
+/* The keeper gets the memory of all users, and says what their objects were. */
+static enum rdt_status check_server(const struct keeper_link *link, struct rdt_error *err)
+{
+    struct ucred server;
+    socklen_t bytes = sizeof server;
+
+    if (getsockopt(link->fd, SOL_SOCKET, SO_PEERCRED, &server, &bytes) != 0)
+        return rdt_error_sys(err, errno, "cannot find out who serves the keeper's socket %s", link->path);
+    if (server.uid == 0 || server.uid == geteuid())
+        return RDT_OK;
+    return rdt_error_set(err, RDT_DENIED,
+                         "uid %u serves the keeper's socket %s: run rdtd-keeper as this daemon's user, uid %u, or as root, and "
+                         "put its socket where nobody else can write",
+                         server.uid, link->path, geteuid());
+}
+
 /* On Linux, connect to a Unix socket with room in its backlog does not wait. */
 static enum rdt_status connect_keeper(struct keeper_link *link, struct rdt_error *err)
 {
     struct keeper_message hello = {.type = KEEPER_HELLO, .value = KEEPER_VERSION, .count = (uint64_t)getpid()};
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    enum rdt_status status = RDT_OK;
     int error;
 
     if (strlen(link->path) >= sizeof address.sun_path)
@@ -110,12 +127,16 @@ static enum rdt_status connect_keeper(struct keeper_link *link, struct rdt_error
     link->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     error = link->fd < 0 || connect(link->fd, (struct sockaddr *)&address, sizeof address) ? errno : 0;
     if (error == 0)
+        status = check_server(link, err);
+    if (error == 0 && status == RDT_OK)
         error = send_packet(link->fd, &hello, NULL, 0);
-    if (error == 0)
+    if (error == 0 && status == RDT_OK)
         return RDT_OK;
     if (link->fd >= 0)
         (void)close(link->fd);
     link->fd = -1;
+    if (status != RDT_OK)
+        return status;
     (void)rdt_error_sys(err, error, "the keeper at %s does not answer (start rdtd-keeper, or set keeper to nothing)",
                         link->path);
     if (err)

@@ -4,13 +4,14 @@
 
 #include "daemon/recovery/recovery_impl.h"
 
-void *recovery_keep_group(struct recovery *recovery, const Rdt__Pb__JournalGroup *group, uint64_t number, uint32_t epoch)
+void *recovery_keep_group(struct recovery *recovery, struct account *account, const Rdt__Pb__JournalGroup *group,
+                          uint64_t number, uint32_t epoch)
 {
     const uint64_t numbers[JOURNAL_NUMBERS] = {epoch};
 
     if (!recovery->journal || recovery->frozen)
         return NULL;
-    return recovery_add_record(recovery, RECORD_GROUP, number, &group->base, 0, numbers);
+    return recovery_add_record(recovery, account, RECORD_GROUP, number, &group->base, 0, numbers);
 }
 
 void recovery_set_epoch(struct recovery *recovery, void *record, uint32_t epoch)
@@ -19,10 +20,15 @@ void recovery_set_epoch(struct recovery *recovery, void *record, uint32_t epoch)
         journal_set_number(record, 0, epoch);
 }
 
-void recovery_end_group(struct recovery *recovery, void *record)
+void recovery_take_group(struct account *account, const struct kept_group *kept)
+{
+    recovery_charge(account, kept->record);
+}
+
+void recovery_end_group(struct recovery *recovery, struct account *account, void *record)
 {
     if (record && !recovery->frozen)
-        journal_remove(recovery->journal, record);
+        recovery_remove_record(recovery, account, record);
 }
 
 void recovery_free_group(struct kept_group *group)

@@ -9,7 +9,8 @@
 
 /* ---- writing ---- */
 
-void *recovery_keep_node_hold(struct recovery *recovery, const struct node_hold_image *image, struct object *object)
+void *recovery_keep_node_hold(struct recovery *recovery, struct account *account, const struct node_hold_image *image,
+                              struct object *object)
 {
     Rdt__Pb__JournalNodeHold record = RDT__PB__JOURNAL_NODE_HOLD__INIT;
     struct journal_slot *slot;
@@ -22,16 +23,16 @@ void *recovery_keep_node_hold(struct recovery *recovery, const struct node_hold_
     record.uid = image->owner.uid;
     record.tenant = (char *)image->owner.tenant;
     record.generation = object->generation;
-    slot = recovery_add_record(recovery, RECORD_NODE_HOLD, image->number, &record.base, 0, NULL);
+    slot = recovery_add_record(recovery, account, RECORD_NODE_HOLD, image->number, &record.base, 0, NULL);
     recovery->n_holds += slot != NULL;
     return slot;
 }
 
-void recovery_end_node_hold(struct recovery *recovery, void *record)
+void recovery_end_node_hold(struct recovery *recovery, struct account *account, void *record)
 {
     if (!record || recovery->frozen)
         return;
-    journal_remove(recovery->journal, record);
+    recovery_remove_record(recovery, account, record);
     recovery->n_holds--;
 }
 
@@ -85,6 +86,7 @@ bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, s
         hold->account = account_ref(account);
         hold->object = object;
         hold->record = slot;
+        recovery_charge(account, slot);
         object_hold(object);
         list_append(&recovery->node_holds, &hold->link);
         recovery->n_holds++;

@@ -13,6 +13,13 @@ struct published {
     unsigned next;
 };
 
+static struct account *account_of(struct recovery *recovery, uint64_t session)
+{
+    struct client *client = map_get_u64(&recovery->sessions, session);
+
+    return client ? client->account : NULL;
+}
+
 /* Notes that the session has this record. false: no memory. */
 static bool add_published(struct recovery *recovery, struct journal_slot *slot)
 {
@@ -29,8 +36,9 @@ static bool add_published(struct recovery *recovery, struct journal_slot *slot)
     }
     at = &published->slots[published->next++ % MOST];
     if (*at)
-        journal_remove(recovery->journal, *at);
+        recovery_remove_record(recovery, account_of(recovery, session), *at);
     *at = slot;
+    recovery_charge(account_of(recovery, session), slot);
     return true;
 }
 
@@ -62,7 +70,7 @@ void recovery_forget_published(struct recovery *recovery, uint64_t session)
 
     for (unsigned i = 0; published && i < MOST; i++)
         if (published->slots[i])
-            journal_remove(recovery->journal, published->slots[i]);
+            recovery_remove_record(recovery, account_of(recovery, session), published->slots[i]);
     free(published);
 }
 

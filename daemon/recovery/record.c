@@ -14,19 +14,6 @@ static uint64_t until(int64_t left_ns)
     return left_ns < 0 ? NEVER_BEGAN : uv_hrtime() + (uint64_t)left_ns;
 }
 
-struct journal_slot *recovery_add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
-                                         const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers)
-{
-    static const uint64_t none[JOURNAL_NUMBERS];
-    struct journal_slot *slot = journal_begin(recovery->journal, protobuf_c_message_get_packed_size(message));
-
-    if (!slot)
-        return NULL;
-    (void)protobuf_c_message_pack(message, slot->payload);
-    journal_commit(recovery->journal, slot, kind, key, flags, numbers ? numbers : none);
-    return slot;
-}
-
 /* ---- sessions ---- */
 
 bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image)
@@ -43,11 +30,11 @@ bool recovery_keep_session(struct recovery *recovery, struct client *client, con
     record.started = image->started;
     record.name = client->name;
     record.tensor_runs = client->tensor_runs;
-    client->record = recovery_add_record(recovery, RECORD_SESSION, client->id, &record.base, 0, NULL);
+    client->record = recovery_add_record(recovery, client->account, RECORD_SESSION, client->id, &record.base, 0, NULL);
     if (!client->record)
         return false;
     if (!map_put_u64(&recovery->sessions, client->id, client)) {
-        journal_remove(recovery->journal, client->record);
+        recovery_remove_record(recovery, client->account, client->record);
         client->record = NULL;
         return false;
     }
@@ -62,7 +49,7 @@ void recovery_end_session(struct recovery *recovery, struct client *client)
         return;
     recovery_forget_published(recovery, client->id);
     (void)map_remove_u64(&recovery->sessions, client->id);
-    journal_remove(recovery->journal, client->record);
+    recovery_remove_record(recovery, client->account, client->record);
     client->record = NULL;
     recovery->n_sessions--;
 }
@@ -74,13 +61,14 @@ bool recovery_add_region(struct recovery *recovery, struct region *region, struc
     if (!map_put_u64(&recovery->kept_regions, region->id, region))
         return false;
     region->record = slot;
+    recovery_charge(region->account, slot);
     recovery->kept_bytes += region->room;
     return true;
 }
 
 void recovery_drop_region(struct recovery *recovery, struct region *region)
 {
-    journal_remove(recovery->journal, region->record);
+    recovery_remove_record(recovery, region->account, region->record);
     for (uint32_t i = 0; i < region->n_fds; i++)
         keeper_link_drop(&recovery->link, keeper_id(region->id, i));
     (void)map_remove_u64(&recovery->kept_regions, region->id);
@@ -157,7 +145,7 @@ static bool keep_region(struct recovery *recovery, struct region *region, uint64
         fill_device(&image, &record);
     recovery_store_region(recovery, &storing, region); /* a record never refers to memory that the keeper has not been sent */
     recovery_store_end(recovery, &storing);
-    slot = recovery_add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
+    slot = recovery_add_record(recovery, NULL, RECORD_REGION, region->id, &record.base, image.origin, numbers);
     if (slot && recovery_add_region(recovery, region, slot))
         return true;
     if (slot)
@@ -232,7 +220,7 @@ static void commit_object(struct recovery *recovery, struct object *object, cons
 
     object_numbers(object, numbers);
     object->record =
-        recovery_add_record(recovery, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
+        recovery_add_record(recovery, NULL, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
     recovery->n_objects += object->record != NULL;
 }
 
@@ -259,16 +247,20 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
     record.n_regions = object->n_regions;
     record.visibility = (Rdt__Pb__Visibility)object->visibility;
     record.transport = (char *)object->transport;
-    record.snapshot = object->snapshot;
-    record.immutable = object->immutable;
+    record.snapshot = object_is_constant(object);
+    record.immutable = object->promise == OBJECT_BY_WORD;
     record.loaned = object->loaned;
     record.request = (uintptr_t)map_get_u64(&recovery->filling, object->generation);
     commit_object(recovery, object, &record);
     free(layout);
 }
 
-static void lose(struct recovery *recovery, const struct object *object)
+/* Each change of the object tries again to give it a record; it is counted once. */
+static void lose(struct recovery *recovery, struct object *object)
 {
+    if (object->unkept)
+        return;
+    object->unkept = true;
     recovery->n_lost++;
     log_debug("obj %016llx will not survive a restart: its memory cannot be kept, or there is no memory for its record",
               (unsigned long long)object->generation);
@@ -277,7 +269,7 @@ static void lose(struct recovery *recovery, const struct object *object)
 /* Updates the records of its regions: a snapshot may have taken the regions from its client. */
 static void refresh_regions(const struct object *object)
 {
-    for (uint32_t i = 0; object->snapshot && i < object->n_regions; i++) {
+    for (uint32_t i = 0; object_is_constant(object) && i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
         refresh_region(region, region->client != 0 ? session_of(region) : 0);
     }
@@ -317,10 +309,34 @@ static void keep_put(struct recovery *recovery, struct object *object, const str
         free(ids);
 }
 
+/* The last eighth of the journal is for owners who have little. A record is about as large as the request, or as what the
+ * object keeps in the daemon's heap. */
+static enum rdt_status check_put(void *arg, const struct object_put *put, uint64_t bytes, uint64_t *bytes_p,
+                                 struct rdt_error *err)
+{
+    struct recovery *recovery = arg;
+    uint64_t payload = (put->message_bytes > bytes ? put->message_bytes : bytes) + 16u * put->n_regions;
+    bool little = recovery_has_little(put->account);
+
+    *bytes_p = journal_record_bytes(payload);
+    if (recovery->frozen || journal_has_room(recovery->journal, payload, little))
+        return RDT_OK;
+    if (payload > JOURNAL_MAX_BYTES)
+        return rdt_error_set(
+            err, RDT_LIMIT,
+            "the object's metadata, tensors and inline bytes take %llu bytes, and the journal, from which a "
+            "restarted daemon restores objects, takes at most %u for each: put some of it as tensors in memory",
+            (unsigned long long)payload, JOURNAL_MAX_BYTES);
+    return rdt_error_set(err, RDT_LIMIT,
+                         "the journal, from which a restarted daemon restores objects, has no room for %llu more bytes of "
+                         "metadata and lists of tensors%s: free objects that have many",
+                         (unsigned long long)payload, little ? "" : ", and its last eighth is for users that have few");
+}
+
 static void on_put(void *arg, struct object *object, const struct object_put *put)
 {
     struct recovery *recovery = arg;
-    bool filling = put->snapshot && object->layout && !put->sealed;
+    bool filling = object_put_copies(put, object);
 
     if (recovery->frozen || object->generation == 0)
         return;
@@ -382,8 +398,8 @@ static void on_object(void *arg, struct object *object)
     if (object->state == OBJECT_GONE) {
         if (slot)
             forget_object(recovery, object);
-    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->snapshot &&
-               !object->immutable && object->layout) {
+    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->promise == OBJECT_SEALED &&
+               object->layout) {
         write_again(recovery, object);
     } else if (slot) {
         object_numbers(object, numbers);
@@ -426,12 +442,13 @@ static void on_name(void *arg, struct name *name)
         numbers[NUMBER_NAME_SESSION] = name->session;
         numbers[NUMBER_NAME_REQUEST] = name->request;
         numbers[NUMBER_NAME_UNTIL] = name->ttl_ns > 0 ? until(deadline_left_ns(&name->expiry)) : 0;
-        name->record = recovery_add_record(recovery, RECORD_NAME, name->version, &record.base, 0, numbers);
+        name->record = recovery_add_record(recovery, name->account, RECORD_NAME, name->version, &record.base, 0, numbers);
+        recovery->n_lost += name->record == NULL;
     }
     if (old) {
         if (!name->record || name->version != old->key)
             recovery_remember_published(recovery, old);
-        journal_remove(recovery->journal, old);
+        recovery_remove_record(recovery, name->account, old);
     }
     recovery->n_names += (name->record != NULL) - (old != NULL);
 }
@@ -443,7 +460,7 @@ bool recovery_keep_held(struct recovery *recovery, struct object *object)
 {
     if (!object->record && !object->adopted && object->state != OBJECT_FILLING)
         keep_object(recovery, object);
-    return object->record;
+    return !object->adopted && object->record;
 }
 
 /* The regions that a hold keeps: the object's, if it is a replica, or those of a copy. NULL: no memory, or they cannot be
@@ -486,7 +503,7 @@ static void on_hold(void *arg, struct hold *hold)
     }
     record.regions = ids;
     record.n_regions = n;
-    hold->record = recovery_add_record(recovery, RECORD_HOLD, hold->id, &record.base, 0, NULL);
+    hold->record = recovery_add_record(recovery, hold->client->account, RECORD_HOLD, hold->id, &record.base, 0, NULL);
     recovery->n_holds += hold->record != NULL;
     free(ids);
 }
@@ -497,7 +514,7 @@ static void on_hold_end(void *arg, struct hold *hold)
 
     if (recovery->frozen)
         return;
-    journal_remove(recovery->journal, hold->record);
+    recovery_remove_record(recovery, hold->client->account, hold->record);
     recovery->n_holds--;
 }
 
@@ -510,7 +527,8 @@ static void on_remote_hold(void *arg, struct remote_hold *hold)
         return;
     record.session = hold->client->id;
     record.generation = hold->object->generation;
-    hold->record = recovery_add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
+    hold->record =
+        recovery_add_record(recovery, hold->client->account, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
     recovery->n_holds += hold->record != NULL;
 }
 
@@ -523,7 +541,8 @@ static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref 
         return;
     record.session = hold->client->id;
     record.ref = (Rdt__Pb__Ref *)ref;
-    hold->record = recovery_add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
+    hold->record =
+        recovery_add_record(recovery, hold->client->account, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
     recovery->n_holds += hold->record != NULL;
 }
 
@@ -533,13 +552,14 @@ static void on_remote_hold_end(void *arg, struct remote_hold *hold)
 
     if (recovery->frozen)
         return;
-    journal_remove(recovery->journal, hold->record);
+    recovery_remove_record(recovery, hold->client->account, hold->record);
     recovery->n_holds--;
 }
 
 void recovery_record(struct recovery *recovery)
 {
     recovery->lasting = (struct lasting){.arg = recovery,
+                                         .check_put = check_put,
                                          .on_put = on_put,
                                          .on_object = on_object,
                                          .on_object_moved = on_object_moved,

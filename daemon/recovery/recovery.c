@@ -2,12 +2,17 @@
 /* The start and the end of the room, and the messages to the keeper. */
 #include "daemon/recovery/recovery.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/recovery/recovery_impl.h"
+#include "proto/wire_limits.h"
+
+#define NO_ROOM_LINES_NS UINT64_C(10000000000)
 
 struct recovery_counts recovery_counts(const struct recovery *recovery)
 {
@@ -109,18 +114,46 @@ static enum rdt_status check_node(struct recovery *recovery, bool may_take_uuid,
         recovery->keeper, theirs, ours);
 }
 
-/* A journal that ends the daemon while it is read would do so at each start. */
-static enum rdt_status set_aside(struct recovery *recovery, struct rdt_error *err)
+/* What cannot be read now could not be read at the next start either: the daemon starts without it. */
+static enum rdt_status set_aside(struct recovery *recovery, int take_fd, struct rdt_error *err)
 {
     const uint64_t id = KEEPER_SET_ASIDE;
-    int fd = journal_fd(recovery->journal);
 
-    log_error("%u starts in a row ended while they read the journal, so it is set aside and its objects are given up: please "
-              "report this",
-              RECOVERY_ATTEMPTS);
-    keeper_link_store(&recovery->link, &id, &fd, 1);
+    keeper_link_store(&recovery->link, &id, &take_fd, 1);
+    (void)close(take_fd);
     journal_close(recovery->journal);
+    recovery->journal = NULL;
     return new_journal(recovery, err);
+}
+
+/* A record that ended the daemon while it was restored would do so at each start. */
+static void give_up_last(struct recovery *recovery)
+{
+    struct journal_state *state = journal_state(recovery->journal);
+    struct journal_slot *slot = state->reading != 0 ? journal_at(recovery->journal, state->reading) : NULL;
+
+    state->reading = 0;
+    if (!slot)
+        return;
+    recovery->n_lost++;
+    log_error("the last start ended while it restored record %016llx (%u bytes of kind %u), which is lost: please report this",
+              (unsigned long long)slot->key, slot->bytes, slot->kind);
+    journal_remove(recovery->journal, slot);
+}
+
+/* An earlier daemon, or a damaged file, may have numbers in the header that no later daemon could count on from. */
+static void check_numbers(struct journal_state *state)
+{
+    if (!rdt_number_is_valid(state->next_region) || !rdt_number_is_valid(state->next_hold) ||
+        !rdt_number_is_valid(state->next_session)) {
+        log_error("the ids in the journal's header are out of range: this daemon continues those of the records");
+        state->next_region = state->next_hold = state->next_session = 0;
+    }
+    if (state->names_version > RDT_MAX_LEARNED) {
+        log_error("the journal says that a name had version %llu, which is out of range: new names begin after version %llu",
+                  (unsigned long long)state->names_version, (unsigned long long)RDT_MAX_LEARNED);
+        state->names_version = RDT_MAX_LEARNED;
+    }
 }
 
 static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool may_take_uuid, struct map *held,
@@ -128,24 +161,44 @@ static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool
 {
     struct rdt_error why;
     struct journal_state *state;
-    enum rdt_status status = journal_open(take_fd, &recovery->journal, &why);
+    int copy = fcntl(take_fd, F_DUPFD_CLOEXEC, 0); /* for set_aside */
+    enum rdt_status status = copy < 0 ? rdt_error_sys(err, errno, "opening the journal") : RDT_OK;
 
-    if (status != RDT_OK)
-        return rdt_error_set(
-            err, status,
-            "the journal that the keeper at %s has cannot be read: %s. Start the rdtd that wrote it, or restart "
-            "rdtd-keeper to give its objects up",
-            recovery->keeper, why.msg);
+    if (copy < 0) {
+        (void)close(take_fd);
+        return status;
+    }
+    status = journal_open(take_fd, &recovery->journal, &why);
+    if (status == RDT_INVALID || status == RDT_UNSUPPORTED) {
+        log_error("the journal that the keeper at %s has cannot be read: %s. It is set aside, and its objects are given up",
+                  recovery->keeper, why.msg);
+        recovery->journal = NULL;
+        return set_aside(recovery, copy, err);
+    }
+    if (status != RDT_OK) {
+        (void)close(copy);
+        return rdt_error_set(err, status, "the journal that the keeper at %s has cannot be opened: %s", recovery->keeper,
+                             why.msg);
+    }
     state = journal_state(recovery->journal);
     if (state->oldest_generation == 0)
         state->oldest_generation = state->generations; /* version 1 did not say */
-    if (++state->n_attempts > RECOVERY_ATTEMPTS)
-        return set_aside(recovery, err);
     status = check_node(recovery, may_take_uuid, err);
-    if (status == RDT_OK)
-        status = recovery_restore(recovery, held, err);
+    if (status == RDT_OK && ++state->n_attempts > RECOVERY_ATTEMPTS) {
+        log_error("%u starts in a row ended while they read the journal, so it is set aside and its objects are given up: "
+                  "please report this",
+                  RECOVERY_ATTEMPTS);
+        return set_aside(recovery, copy, err);
+    }
+    (void)close(copy);
     if (status != RDT_OK)
-        state->n_attempts--; /* this start was refused: it did not end the daemon */
+        return status; /* this start was refused: it did not end the daemon */
+    if (state->n_attempts > 1)
+        give_up_last(recovery);
+    check_numbers(state);
+    status = recovery_restore(recovery, held, err);
+    if (status != RDT_OK)
+        state->n_attempts--; /* it has not ended the daemon, and may go well when there is memory again */
     return status;
 }
 
@@ -153,12 +206,8 @@ static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool
 static void save_ids(struct recovery *recovery)
 {
     struct journal_state *state = journal_state(recovery->journal);
-    struct regions *regions = recovery->regions;
 
-    if (state->next_region > regions->next_id)
-        regions->next_id = state->next_region;
-    state->next_region = regions->next_id;
-    regions->saved_next_id = &state->next_region;
+    ids_save(&recovery->regions->ids, &state->next_region);
     client_save_hold_ids(&state->next_hold);
 }
 
@@ -180,6 +229,7 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     list_init(&recovery->node_holds);
     list_init(&recovery->groups);
     map_init(&recovery->kept_regions);
+    recovery->no_room.every_ns = NO_ROOM_LINES_NS;
     recovery->link.fd = -1;
     if (recovery->keeper[0] == '\0')
         return RDT_OK;
@@ -256,7 +306,7 @@ void recovery_fini(struct recovery *recovery)
 {
     recovery->frozen = true;
     if (recovery->regions) /* NULL: the start failed before this */
-        recovery->regions->saved_next_id = NULL;
+        ids_save(&recovery->regions->ids, NULL);
     client_save_hold_ids(NULL);
     recovery_fini_published(recovery);
     map_fini(&recovery->sessions);

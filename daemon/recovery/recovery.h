@@ -23,8 +23,9 @@
  *   something ends                 its record is removed; the keeper drops the region
  *
  *   start      the keeper greets ──► no journal: a new one ──────────────────────────────► SERVING
- *                              └──► a journal: its version cannot be read: the start is refused
+ *                              └──► a journal: it cannot be read: set aside, a new one
  *                                              it crashed the daemon RECOVERY_ATTEMPTS times: set aside, a new one
+ *                                              a record crashed the daemon at the last start: it is lost
  *                                              otherwise sessions, regions, objects, names and holds are restored
  *                                              ──► SERVING
  *   SIGTERM    recovery_close: from now on the journal does not change, so the next daemon finds everything that is in it
@@ -38,6 +39,7 @@
 #ifndef DAEMON_RECOVERY_H
 #define DAEMON_RECOVERY_H
 
+#include "daemon/base/log.h"
 #include "daemon/objects/client.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
@@ -135,14 +137,14 @@ struct recovery {
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
     uint64_t n_restored;                              /* objects that this daemon restored at its start */
     uint64_t n_restored_sessions;
-    uint64_t n_lost; /* objects whose record could not be written or restored */
+    uint64_t n_lost;         /* objects and names whose record could not be written or restored */
+    struct log_rare no_room; /* in the journal */
 };
 
 /* Connects to recovery->keeper and restores the state of an earlier daemon. The public fields must be set. Blocks for some
  * seconds at most, and for about 10 microseconds for each object. With an empty state_dir the node gets the uuid of the earlier
  * daemon. Nothing may have been put or published before. Errors, which end the start: DISCONNECTED, BUSY, PROTOCOL
- * (the keeper); UNSUPPORTED (the journal's version); INVALID (the journal is of another node, or its header is damaged);
- * NO_MEMORY, SYSTEM. */
+ * (the keeper); INVALID (the journal is of another node); NO_MEMORY, SYSTEM. */
 enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool may_take_uuid, struct rdt_error *err);
 
 /* Returns where the first unused session id is stored; NULL: nothing is kept. */
@@ -152,9 +154,11 @@ uint64_t *recovery_session_ids(struct recovery *recovery);
 bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image);
 void recovery_end_session(struct recovery *recovery, struct client *client); /* does nothing if it has no record */
 
-/* Records a hold of another node on the object, which is live. NULL: it will end with this process. */
-void *recovery_keep_node_hold(struct recovery *recovery, const struct node_hold_image *image, struct object *object);
-void recovery_end_node_hold(struct recovery *recovery, void *record); /* record NULL: does nothing */
+/* Records a hold, charged to that account, of another node on the object, which is live. NULL: it ends with this process. */
+void *recovery_keep_node_hold(struct recovery *recovery, struct account *account, const struct node_hold_image *image,
+                              struct object *object);
+/* record NULL: does nothing */
+void recovery_end_node_hold(struct recovery *recovery, struct account *account, void *record);
 
 /* For the start: a hold of the client (remote_hold.h) on an object of another node, which is taken again when that node can be
  * asked. false: no memory. */
@@ -166,11 +170,13 @@ bool recovery_is_frozen(const struct recovery *recovery);
 /* Removes the hold from the list, releases everything that it has, and frees it. Its record stays. */
 void recovery_free_node_hold(struct node_hold_record *hold);
 
-/* Records a group. Its epoch is changed by recovery_set_epoch, before anybody is told of the new one. record NULL: does
- * nothing. */
-void *recovery_keep_group(struct recovery *recovery, const Rdt__Pb__JournalGroup *group, uint64_t number, uint32_t epoch);
+/* Records a group, whose record is charged to that account. Its epoch is changed by recovery_set_epoch, before anybody is told
+ * of the new one. record NULL: does nothing. */
+void *recovery_keep_group(struct recovery *recovery, struct account *account, const Rdt__Pb__JournalGroup *group,
+                          uint64_t number, uint32_t epoch);
+void recovery_take_group(struct account *account, const struct kept_group *kept); /* charges a restored group's record */
 void recovery_set_epoch(struct recovery *recovery, void *record, uint32_t epoch);
-void recovery_end_group(struct recovery *recovery, void *record);
+void recovery_end_group(struct recovery *recovery, struct account *account, void *record);
 void recovery_free_group(struct kept_group *group); /* its record stays */
 
 /* The daemon will end: the next daemon will answer the open requests of sessions that survive. */

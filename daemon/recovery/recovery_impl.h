@@ -57,6 +57,17 @@ struct storing {
     unsigned n;
 };
 
+/* Adds a record, and charges its bytes to the owner of that account. NULL account: they are charged with the thing itself,
+ * as those of an object's record are. NULL: it is too large, or the journal has no room, which is logged. numbers NULL: all
+ * are 0. */
+struct journal_slot *recovery_add_record(struct recovery *recovery, struct account *account, enum record_kind kind,
+                                         uint64_t key, const ProtobufCMessage *message, uint32_t flags,
+                                         const uint64_t *numbers);
+bool recovery_has_little(struct account *account); /* its owner may have the last eighth of the journal; NULL is allowed */
+void recovery_charge(struct account *account, const struct journal_slot *slot);
+void recovery_remove_record(struct recovery *recovery, struct account *account, struct journal_slot *slot);
+struct account *recovery_owner_of(struct account *account); /* the owner's, which things keep when their client has gone */
+
 void recovery_store(struct recovery *recovery, struct storing *storing, uint64_t id, int fd);
 void recovery_store_region(struct recovery *recovery, struct storing *storing, const struct region *region);
 void recovery_store_end(struct recovery *recovery, struct storing *storing);
@@ -65,10 +76,6 @@ void recovery_store_end(struct recovery *recovery, struct storing *storing);
 
 /* From now on changes are recorded. */
 void recovery_record(struct recovery *recovery);
-
-/* Adds a record. NULL: it is too large, or there is no memory. numbers NULL: all are 0. */
-struct journal_slot *recovery_add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
-                                         const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers);
 
 /* Records an object that is held, which must exist as long as the hold. false: the object cannot be kept. */
 bool recovery_keep_held(struct recovery *recovery, struct object *object);

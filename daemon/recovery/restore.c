@@ -9,6 +9,7 @@
 #include "daemon/recovery/recovery_impl.h"
 #include "proto/boxes.h"
 #include "proto/grow.h"
+#include "proto/wire_limits.h"
 #include "rdt_journal.pb-c.h"
 #include "rdt_put_flags.h"
 
@@ -25,17 +26,26 @@ static void lose(struct restoring *restoring, struct journal_slot *slot, const c
 
 /* ---- collecting records ---- */
 
-/* A daemon that is killed while it replaces a record leaves two records of one object; the pending one is older. */
-static int compare_keys(const void *a, const void *b)
+/* The object has no id any more, and a later one may have got it. */
+static bool is_unnamed(const struct journal_slot *slot)
+{
+    return slot->kind == RECORD_OBJECT && slot->flags & OBJECT_IS_FORCED;
+}
+
+/* Objects without an id come first, because they have it for a moment. Generations do not say which object is older. A daemon
+ * that is killed while it replaces a record leaves two records of one object; the pending one is older. */
+static int compare_records(const void *a, const void *b)
 {
     const struct journal_slot *left = *(struct journal_slot *const *)a, *right = *(struct journal_slot *const *)b;
 
+    if (is_unnamed(left) != is_unnamed(right))
+        return is_unnamed(left) ? -1 : 1;
     if (left->key != right->key)
         return left->key > right->key ? 1 : -1;
     return (int)(left->flags & OBJECT_IS_PENDING) - (int)(right->flags & OBJECT_IS_PENDING);
 }
 
-/* All records of one kind, in the order of their keys. */
+/* All records of one kind, in the order in which they are restored. */
 static enum rdt_status collect(struct restoring *restoring, enum record_kind kind, struct rdt_error *err)
 {
     struct journal_slot *slot, **slots;
@@ -52,8 +62,17 @@ static enum rdt_status collect(struct restoring *restoring, enum record_kind kin
         restoring->slots[restoring->n_slots++] = slot;
     }
     if (restoring->n_slots > 0)
-        qsort(restoring->slots, restoring->n_slots, sizeof(struct journal_slot *), compare_keys);
+        qsort(restoring->slots, restoring->n_slots, sizeof(struct journal_slot *), compare_records);
     return RDT_OK;
+}
+
+static uint64_t least_key(const struct restoring *restoring)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (size_t i = 0; i < restoring->n_slots; i++)
+        least = restoring->slots[i]->key < least ? restoring->slots[i]->key : least;
+    return least;
 }
 
 /* A reference: the account of that session, if it is the owner's; else the owner's own. NULL: err says why. */
@@ -182,14 +201,11 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
     else
         close_fds(fds, image.exported.n_fds);
     if (region) {
-        restored = recovery_add_region(recovery, region, slot) && give_to_session(restoring, region);
-        if (restored)
+        restored = give_to_session(restoring, region) && recovery_add_region(recovery, region, slot);
+        if (restored) {
             restoring->regions[restoring->n_regions++] = region;
-        else
+        } else {
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the region");
-        if (!restored) {
-            (void)map_remove_u64(&recovery->kept_regions, region->id);
-            region->record = NULL;
             region_unref(region);
         }
     }
@@ -279,8 +295,7 @@ static void from_fields(struct recovery *recovery, const Rdt__Pb__JournalObject 
     put_p->inline_bytes = record->inline_data.len;
     put_p->visibility = record->visibility;
     put_p->transport = transport_name(recovery, record->transport);
-    put_p->snapshot = record->snapshot;
-    put_p->immutable = record->immutable;
+    put_p->promise = record->immutable ? OBJECT_BY_WORD : record->snapshot ? OBJECT_SEALED : OBJECT_MAY_CHANGE;
     put_p->loaned = record->loaned;
     *more_p = (struct object_record){.tensors = record->tensors, .all_loaned = record->loaned};
 }
@@ -303,8 +318,7 @@ static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__
     put_p->inline_bytes = put->inline_data.len;
     put_p->visibility = put->visibility;
     put_p->transport = transport_name(recovery, put->transport);
-    put_p->snapshot = put->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE);
-    put_p->immutable = put_p->snapshot && !(put->flags & RDT_PUT_SNAPSHOT);
+    put_p->promise = object_promise_of(put->flags);
     put_p->loaned = put->n_loaned > 0 && put->n_loaned == put->n_regions;
     *more_p = (struct object_record){.tensors = put->tensors, .loaned = put->loaned, .n_loaned = put->n_loaned};
     return true;
@@ -331,6 +345,8 @@ static void add_object(struct restoring *restoring, struct object *object, const
         object_free(object, true, OBJECT_END_FREED);
         return;
     }
+    if (object->state == OBJECT_FILLING && !object->producer) /* it will never be put, and end_restoring ends it */
+        return;
     for (uint64_t i = 0; i < slot->numbers[NUMBER_TRANSIT_COUNT] && i < UINT16_MAX; i++)
         if (!transit_begin(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns)))
             break;
@@ -356,7 +372,7 @@ static struct object *put_again(struct restoring *restoring, struct journal_slot
         return NULL;
     if (record->put.len == 0)
         from_fields(recovery, record, &put, &more);
-    put.sealed = put.snapshot && !put.pending;
+    put.kept = !put.pending;
     if (client && owner_equal(&client->account->owner, &account->owner) && slot->flags & OBJECT_HAS_PRODUCER)
         put.producer = client;
     if (until_ns > 0)
@@ -381,7 +397,7 @@ static struct object *put_again(struct restoring *restoring, struct journal_slot
 /* Checks the generation, and makes sure that no object of this daemon gets the same one. */
 static bool check_generation(struct recovery *recovery, uint64_t generation, struct rdt_error *err)
 {
-    if (generation > 0 && generation < INT64_MAX && object_table_reserve(recovery->objects, generation))
+    if (rdt_generation_is_valid(generation) && object_table_reserve(recovery->objects, generation))
         return true;
     (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: no earlier daemon had this generation");
     return false;
@@ -446,12 +462,13 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
     }
     if (restored && name->record) { /* the earlier daemon died between a new version's record and the end of the old one's */
         (void)recovery_write_published(recovery, name->record);
-        journal_remove(recovery->journal, name->record);
+        recovery_remove_record(recovery, name->account, name->record);
     } else if (restored) {
         recovery->n_names++;
     }
     if (restored) {
         name->record = slot;
+        recovery_charge(name->account, slot);
         journal_set_number(slot, NUMBER_NAME_SESSION, record->session); /* older daemons did not write them */
         journal_set_number(slot, NUMBER_NAME_REQUEST, record->request);
     }
@@ -475,6 +492,26 @@ static bool make_room(struct restoring *restoring, enum record_kind kind)
     return true;
 }
 
+#define HEAP_FACTOR 3u /* a record that is decoded, and what is made of it, take so many times its bytes */
+
+/* The kernel kills a daemon that takes more than its control group has, at this start and at each later one, so what does not
+ * fit is lost, and the rest is not. The journal says which record is being read, in case that one ends the daemon. */
+static bool restore_if_it_fits(struct restoring *restoring, struct journal_slot *slot, restore_one one, struct rdt_error *err)
+{
+    struct journal_state *state = journal_state(restoring->recovery->journal);
+    struct memory_room *room = &restoring->recovery->regions->room;
+    uint64_t bytes = (uint64_t)HEAP_FACTOR * slot->bytes;
+    bool restored;
+
+    if (memory_room_take(room, bytes, false, err) != RDT_OK)
+        return false;
+    state->reading = journal_offset(restoring->recovery->journal, slot);
+    restored = one(restoring, slot, err);
+    state->reading = 0;
+    memory_room_taken(room, bytes);
+    return restored;
+}
+
 static enum rdt_status restore_all(struct restoring *restoring, enum record_kind kind, const char *what, restore_one one,
                                    struct rdt_error *err)
 {
@@ -485,11 +522,10 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     if (status == RDT_OK && !make_room(restoring, kind))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the journal");
     if (status == RDT_OK && kind == RECORD_OBJECT)
-        object_table_continue(restoring->recovery->objects, state->oldest_generation, state->generations,
-                              restoring->n_slots > 0 ? restoring->slots[0]->key : UINT64_MAX);
+        object_table_continue(restoring->recovery->objects, state->oldest_generation, state->generations, least_key(restoring));
     for (size_t i = 0; status == RDT_OK && i < restoring->n_slots; i++) {
         why = (struct rdt_error){0};
-        if (!one(restoring, restoring->slots[i], &why))
+        if (!restore_if_it_fits(restoring, restoring->slots[i], one, &why))
             lose(restoring, restoring->slots[i], what, &why);
     }
     return status;
@@ -553,13 +589,13 @@ enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, st
     enum rdt_status status;
 
     map_init(&restoring.sessions);
-    recovery->accounts->unlimited = true;
+    recovery->accounts->unlimited = recovery->regions->restoring = true;
     recovery->frozen = true; /* what is restored has its records already */
     recovery_record(recovery);
     status = restore_kinds(&restoring, err);
     if (status == RDT_OK)
         restore_manifests(&restoring);
-    recovery->accounts->unlimited = false;
+    recovery->accounts->unlimited = recovery->regions->restoring = false;
     if (status == RDT_OK) {
         recovery->frozen = false;
         recovery->n_restored = recovery->n_objects;

@@ -6,6 +6,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/recovery/recovery_impl.h"
+#include "proto/wire_limits.h"
 
 int recovery_take_held(struct map *held, uint64_t id)
 {
@@ -18,7 +19,7 @@ int recovery_take_held(struct map *held, uint64_t id)
 
 bool restore_check_id(uint64_t id, struct rdt_error *err)
 {
-    if (id > 0 && id >> JOURNAL_MAX_ID_BITS == 0)
+    if (id > 0 && rdt_number_is_valid(id))
         return true;
     (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: %llu is not a valid id", (unsigned long long)id);
     return false;

@@ -44,6 +44,7 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
     }
     if (client && err->status == RDT_OK) {
         client->record = slot;
+        recovery_charge(client->account, slot);
         client->lasting = &recovery->lasting;
         recovery->n_sessions++;
     }
@@ -91,6 +92,7 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     }
     if (hold) {
         hold->record = slot;
+        recovery_charge(client->account, slot);
         recovery->n_holds++;
     }
     free(regions);
@@ -137,6 +139,7 @@ bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot,
 
     if (client && remote_hold_take(client, slot->key, object, &hold, err) == RDT_OK) {
         hold->record = slot;
+        recovery_charge(client->account, slot);
         recovery->n_holds++;
         if (record->ref)
             (void)recovery_await_far_hold(recovery, client, slot->key, record->ref);

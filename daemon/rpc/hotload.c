@@ -7,8 +7,10 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
+#include "daemon/peers/peer.h"
 
 #define CHECK_NS 1000000     /* between two checks whether the connections and registrations have ended */
+#define LOOK_NS 1000000000l  /* between two looks whether the network is there */
 #define CLOSE_NS 300000000ul /* other nodes may take this long to close their ends; then the daemon closes the connections */
 
 enum { IDLE, LOADING, LEAVING, FORGETTING, CLOSING };
@@ -22,11 +24,13 @@ static const struct sm_state states[] = {
 };
 
 static void on_tick(struct deadline *deadline);
+static void look_again(struct deadline *deadline);
 
 void hotload_init(struct hotload *hotload)
 {
     sm_init(&hotload->sm, states, sizeof states / sizeof states[0], IDLE);
     hotload->tick.on_passed = on_tick;
+    hotload->late.again.on_passed = look_again;
 }
 
 static void emit(const struct hotload *hotload, const char *what, const struct plugin_parts *parts)
@@ -105,6 +109,91 @@ enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct o
     (void)snprintf(hotload->what, sizeof hotload->what, "backend %.100s is being loaded", path);
     begin(hotload, LOADING, on_done, arg);
     return RDT_OK;
+}
+
+/* ---- transports that found no network ---- */
+
+static void open_next(struct hotload *hotload);
+
+static void on_opened(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+{
+    struct hotload *hotload = arg;
+
+    if (err)
+        hotload->late.n_passed++;
+    else
+        transfers_transport_forget(hotload->transfers,
+                                   parts->transport); /* what other nodes offered to the one that it replaces */
+    on_loaded(hotload, parts, err);
+    open_next(hotload);
+}
+
+/* Transports without memory of their own: nothing of them is in use while they are not available. */
+static bool find_waiting(const struct hotload *hotload, unsigned n, struct plugin_parts *parts_p)
+{
+    list_each (const struct transport, transport, plugins_transports(hotload->plugins), link)
+        if (!transport->available && !transport->unloading &&
+            plugins_find(hotload->plugins, transport->name, parts_p, NULL) == RDT_OK && !parts_p->kind && n-- == 0)
+            return true;
+    return false;
+}
+
+/* Each transport that waits is tried once. */
+static void open_next(struct hotload *hotload)
+{
+    struct late_network *late = &hotload->late;
+    struct plugin_parts parts;
+    struct rdt_error err;
+
+    if (hotload->transfers->closing || !find_waiting(hotload, late->n_passed, &parts))
+        return;
+    if (check_idle(hotload, &err) != RDT_OK ||
+        plugins_open_again(hotload->plugins, hotload->options, &parts, on_opened, hotload, &err) != RDT_OK) {
+        (void)deadline_set(hotload->deadlines, &late->again, LOOK_NS);
+        return;
+    }
+    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.64s is being opened again", plugin_name(parts.plugin));
+    begin(hotload, LOADING, NULL, NULL);
+}
+
+static void run_look(struct work *work)
+{
+    struct late_network *late = container_of(work, struct late_network, look);
+
+    late->away = peers_network_is_away(container_of(late, struct hotload, late)->options, late->what, sizeof late->what);
+}
+
+static void done_look(struct work *work)
+{
+    struct hotload *hotload = container_of(work, struct hotload, late.look);
+
+    if (hotload->late.away) {
+        if (!hotload->transfers->closing)
+            (void)deadline_set(hotload->deadlines, &hotload->late.again, LOOK_NS);
+        return;
+    }
+    log_info("the network is complete now");
+    open_next(hotload);
+}
+
+static void look_again(struct deadline *deadline)
+{
+    struct hotload *hotload = container_of(deadline, struct hotload, late.again);
+
+    if (hotload->transfers->closing)
+        return;
+    if (hotload->late.away)
+        owner_work_submit(hotload->late.owner_work, &hotload->late.look, NULL, true);
+    else
+        open_next(hotload);
+}
+
+void hotload_await_network(struct hotload *hotload, struct owner_work *owner_work)
+{
+    hotload->late.owner_work = owner_work;
+    hotload->late.look = (struct work){.run = run_look, .done = done_look};
+    hotload->late.away = true;
+    look_again(&hotload->late.again);
 }
 
 /* ---- unload ---- */

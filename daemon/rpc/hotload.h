@@ -4,6 +4,8 @@
  *   IDLE ----load--> LOADING (the file is opened on a thread) ------> IDLE   every node whose link is up gets an offer
  *   IDLE --unload--> LEAVING --connections closed--> FORGETTING --registrations gone--> CLOSING (on a thread) --> IDLE
  *
+ * Transports that found no network at the daemon's start, as at boot, are opened again when the machine has it.
+ *
  * A backend that is in use is not unloaded: the error names its user. From LEAVING on, nothing new starts to use the
  * backend, and the unload cannot be undone. All functions and callbacks run on the loop thread.
  */
@@ -11,6 +13,7 @@
 #define DAEMON_HOTLOAD_H
 
 #include "daemon/base/events.h"
+#include "daemon/base/owner_work.h"
 #include "daemon/base/sm.h"
 #include "daemon/transfers/transfer.h"
 
@@ -33,9 +36,20 @@ struct hotload {
     struct deadline tick;
     hotload_done on_done; /* NULL: nobody waits for the end of the load or unload */
     void *arg;
+    struct late_network {
+        struct owner_work *owner_work;
+        struct work look;
+        struct deadline again;
+        bool away;
+        char what[256];
+        unsigned n_passed; /* transports that were tried, and are not available all the same */
+    } late;
 };
 
 void hotload_init(struct hotload *hotload);
+
+/* When the daemon serves and found a part of its network missing: looks each second. */
+void hotload_await_network(struct hotload *hotload, struct owner_work *owner_work);
 
 /* Starts loading the plug-in file `path` with the settings, which are taken in any case. If it returns RDT_OK, on_done(arg)
  * runs once, later, unless hotload_cancel_wait(arg) is called first. Errors: BUSY (another backend is being loaded or

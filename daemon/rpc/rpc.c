@@ -47,24 +47,24 @@ static int64_t wait_limit_ns(const struct call *call, const void *request)
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
     /* memory that came with the request has been used, so the put cannot be tried again */
-    if (call->type != RDT_MSG_PUT || call->handed_over || put->sealed_bytes > 0)
+    if (call->type != RDT_MSG_PUT || call->put.handed_over || put->sealed_bytes > 0)
         return 0;
     return put->timeout_ns;
 }
 
 static void on_try_again(struct client_wake *wake)
 {
-    struct call *call = container_of(wake, struct call, wake);
+    struct call *call = container_of(wake, struct call, waits.wake);
 
-    rpc_dispatch(call, call->packed, call->packed_bytes);
+    rpc_dispatch(call, call->copy.packed, call->copy.packed_bytes);
 }
 
 static void on_room(struct account_wait *room)
 {
-    struct call *call = container_of(room, struct call, room);
+    struct call *call = container_of(room, struct call, waits.room);
 
-    call->wake.run = on_try_again;
-    client_wake(call->client, &call->wake);
+    call->waits.wake.run = on_try_again;
+    client_wake(call->client, &call->waits.wake);
 }
 
 /* Defers a request that a limit refused and that may wait. It keeps only its packed bytes, and is
@@ -78,18 +78,18 @@ static enum rdt_status wait_for_room(struct call *call, const uint8_t *payload, 
     struct rdt_error why = *err;
     enum rdt_status status;
 
-    if (!call->packed) {
+    if (!call->copy.packed) {
         status = account_take(call->account, USAGE_HEAP, bytes, err);
         if (status != RDT_OK)
             return status;
-        call->heap_bytes = bytes;
-        call->packed = malloc(bytes ? bytes : 1);
-        if (!call->packed)
+        call->copy.heap_bytes = bytes;
+        call->copy.packed = malloc(bytes ? bytes : 1);
+        if (!call->copy.packed)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for room");
-        memcpy(call->packed, payload, bytes);
-        call->packed_bytes = bytes;
-        call->frame = NULL;
-        call->room.on_room = on_room;
+        memcpy(call->copy.packed, payload, bytes);
+        call->copy.packed_bytes = bytes;
+        call->request.frame = NULL;
+        call->waits.room.on_room = on_room;
         status = call_defer(call, timeout_ns, NULL, err);
         if (status != RDT_OK)
             return status;
@@ -98,7 +98,7 @@ static enum rdt_status wait_for_room(struct call *call, const uint8_t *payload, 
     call->why = strdup(why.msg);
     accounts->full = full;
     accounts->full_of = full_of;
-    account_request_end(accounts, &call->room);
+    account_request_end(accounts, &call->waits.room);
     return RDT_OK;
 }
 
@@ -107,7 +107,7 @@ void rpc_postpone_waits(struct client *client)
     list_for_each (node, &client->wakes) { /* the loop also reaches wakes that are appended during it */
         struct client_wake *wake = container_of(node, struct client_wake, link);
         if (wake->run == on_try_again)
-            account_wait_postpone(&container_of(wake, struct call, wake)->room);
+            account_wait_postpone(&container_of(wake, struct call, waits.wake)->waits.room);
     }
 }
 
@@ -119,9 +119,9 @@ static void run_handler(struct call *call, const ProtobufCMessage *request, stru
     bool unread = err->status != RDT_OK;
     enum rdt_status status = err->status;
 
-    call->payload = payload;
-    call->payload_bytes = bytes;
-    account_request_begin(accounts, &call->room);
+    call->request.payload = payload;
+    call->request.payload_bytes = bytes;
+    account_request_begin(accounts, &call->waits.room);
     if (!unread) {
         log_trace("%s from client %llu, %zu bytes", call->verb->name,
                   call->client ? (unsigned long long)call->client->id : 0ull, bytes);
@@ -161,8 +161,8 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
         arena_init(&arena, RDT_MAX_DECODED_BYTES);
     else
         arena_init_with(&arena, RDT_MAX_DECODED_BYTES, buffer, sizeof buffer);
-    call->arena = &arena;
-    call->digest = NULL;
+    call->request.arena = &arena;
+    call->request.digest = NULL;
     (void)arena_unpack(&arena, call->verb->request, payload, bytes, call->verb->name, &request, &err);
     run_handler(call, request, &err, payload, bytes);
     arena_fini(&arena);
@@ -190,7 +190,7 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
         return RDT_OK;
     } else {
         client->rpc.n_requests++;
-        call->frame = frame;
+        call->request.frame = frame;
         rpc_dispatch(call, frame->payload, frame->length);
     }
     frame_close_fds(frame);

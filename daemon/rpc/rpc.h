@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room rpc: answers the requests of clients, and those that other nodes forward for their clients.
  *
- * It owns: one call for each request (rpc_call.h), the handlers (rpc_<request>.c, several related ones in a file),
- * large requests that the work pool decodes (rpc_read.h), watches (rpc_watch.h), backend hot-load (hotload.h), versions of many
- * parts (shards/shards.h) and the daemon's checks of rdtctl doctor (doctor/doctor.h).
+ * It owns: the handlers of requests that do something (rpc_<request>.c, several related ones in a file; those that show
+ * something stand in the room view),
+ * large requests that the work pool decodes (rpc_read.h), watches (rpc_watch.c) and backend hot-load (hotload.h).
  * It promises: every request with an id is answered exactly once, unless its client has gone; a handler that
  * cannot answer at once defers its call and never blocks; a malformed request is answered before the connection
  * closes. It refuses: to interpret bytes of tensors, to keep state that belongs to a lower room, and requests that
@@ -20,7 +20,8 @@
 #ifndef DAEMON_RPC_H
 #define DAEMON_RPC_H
 
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/calls/call.h"
+#include "daemon/rpc/hotload.h"
 
 /* The worker pool decodes larger payloads. A put of a small object, whose bytes are in the message, is not larger. */
 #define RPC_AT_ONCE_BYTES (48u << 10)
@@ -35,7 +36,42 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
  * before its own. */
 void rpc_postpone_waits(struct client *client);
 
+/* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed
+ * (daemon/storage). generation: of the object that was freed; 0: none was. */
+void call_reply_removed(struct call *call, uint64_t generation);
+
+/* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */
+enum rdt_status rpc_refuse_drained(struct rdt_error *err);
+
+/* For struct shards.above; arg is the struct rpc. */
+enum rdt_status rpc_hold_part(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *ref, struct rdt_error *err);
+bool rpc_holder_gone(void *arg, struct client *holder, uint64_t until_ns);
+
 /* Called by rpc->dispatch: decodes the request, checks it and calls its handler. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
+
+/* ---- rpc_watch.c: what the connections and the start of the daemon need ---- */
+
+/* The kinds that can be watched: all kinds of LIST. */
+#define WATCH_KINDS                                                                                 \
+    (1u << RDT__PB__LIST_KIND__LIST_KIND_OBJECTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_REGIONS |    \
+     1u << RDT__PB__LIST_KIND__LIST_KIND_CLIENTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_PEERS |      \
+     1u << RDT__PB__LIST_KIND__LIST_KIND_BACKENDS | 1u << RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS | \
+     1u << RDT__PB__LIST_KIND__LIST_KIND_NAMES | 1u << RDT__PB__LIST_KIND__LIST_KIND_OWNERS |       \
+     1u << RDT__PB__LIST_KIND__LIST_KIND_GROUPS)
+
+void watches_init(struct rpc *rpc);
+void watches_fini(struct rpc *rpc); /* after the last client */
+
+/* Ends the client's watch, if it has one. */
+void watch_end(struct rpc *rpc, struct client *client);
+
+/* To be called when a watching client has read everything that was queued: if it was sent no events meanwhile, it is sent those
+ * that there are, or told how many it has lost. */
+void watch_on_room(struct client *client);
+
+/* Sends the events that a watching client has not been sent yet, before it is answered what it asked after them. Returns false
+ * if until_ns has passed before the end. */
+bool watch_catch_up(struct client *client, uint64_t until_ns);
 
 #endif

@@ -3,7 +3,8 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "daemon/rpc/rpc_row.h"
+#include "daemon/rpc/rpc.h"
+#include "daemon/view/view.h"
 #include "proto/wire_limits.h"
 
 #define MAX_SETTINGS 64u

@@ -4,7 +4,7 @@
  * served at once. */
 #include <stdlib.h>
 
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/calls/call.h"
 #include "daemon/transfers/reservation.h"
 
 #define AT_ONCE 8u /* a message with at most this many items is served in the turn in which it has arrived */

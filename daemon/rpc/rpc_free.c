@@ -2,8 +2,8 @@
 /* FREE, WAIT_FREED and CANCEL_REQUEST: the end of objects, and of waits for them. */
 #include <stdlib.h>
 
-#include "daemon/rpc/rpc_call.h"
-#include "daemon/rpc/rpc_holders.h"
+#include "daemon/rpc/rpc.h"
+#include "daemon/view/view.h"
 #include "wire_ref.h"
 
 /* ---- freeing ---- */
@@ -117,7 +117,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
 
 static void on_wake_freed(struct client_wake *wake)
 {
-    call_reply_empty(container_of(wake, struct call, wake));
+    call_reply_empty(container_of(wake, struct call, waits.wake));
 }
 
 static void wake_freed(struct call *call)
@@ -126,13 +126,13 @@ static void wake_freed(struct call *call)
         call_reply_empty(call);
         return;
     }
-    call->wake.run = on_wake_freed;
-    client_wake(call->client, &call->wake);
+    call->waits.wake.run = on_wake_freed;
+    client_wake(call->client, &call->waits.wake);
 }
 
 static void on_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    wake_freed(container_of(waiter, struct call, object));
+    wake_freed(container_of(waiter, struct call, waits.object));
 }
 
 /* Writes who holds the object. NULL: the object has ended, and the client has had no turn since; writes "". */
@@ -150,14 +150,14 @@ static void explain_freed(const struct call *call, struct rdt_error *err)
 {
     char who[320];
 
-    say_holders(call, call->object.object, who, sizeof who);
+    say_holders(call, call->waits.object.object, who, sizeof who);
     (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s", call->verb->unmet, who[0] ? ": " : "", who);
 }
 
 /* Names the first object that overlaps the range, and who holds that. A range can have many objects. */
 static void explain_range(const struct call *call, struct rdt_error *err)
 {
-    const struct region_use *use = call->range.use;
+    const struct region_use *use = region_first_use(call->waits.region, call->waits.range.lo, call->waits.range.hi);
     const struct object *object = use ? use->object : NULL;
     char id[3 * RDT_MAX_ID_BYTES + 1], who[320];
 
@@ -175,12 +175,13 @@ static void explain_range(const struct call *call, struct rdt_error *err)
 
 static void on_idle(struct region_waiter *waiter)
 {
-    wake_freed(container_of(waiter, struct call, range));
+    wake_freed(container_of(waiter, struct call, waits.range));
 }
 
 static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *message, struct rdt_error *err)
 {
     struct region *region;
+    enum rdt_status status;
 
     if (!call->client)
         return rdt_error_set(err, RDT_DENIED, "only a client of this node may wait for a range of memory");
@@ -189,14 +190,15 @@ static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *m
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
     if (message->offset > region->bytes || message->bytes > region->bytes - message->offset)
         return rdt_error_set(err, RDT_INVALID, "the range ends beyond region %llu", (unsigned long long)region->id);
-    call->range.lo = message->offset;
-    call->range.hi = message->offset + message->bytes;
-    call->range.on_idle = on_idle;
-    if (!region_wait_idle(region, &call->range)) {
+    call->waits.range.lo = message->offset;
+    call->waits.range.hi = message->offset + message->bytes;
+    call->waits.range.on_idle = on_idle;
+    status = region_wait_idle(region, &call->waits.range, err);
+    if (status == RDT_OK)
         call_reply_empty(call);
-        return RDT_OK;
-    }
-    call->region = region_ref(region);
+    if (status != RDT_AGAIN)
+        return status;
+    call->waits.region = region_ref(region);
     call->explain = explain_range;
     return call_defer(call, message->timeout_ns, NULL, err);
 }
@@ -224,9 +226,9 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
         return object_table_not_put(&ref, &call->account->owner, err);
     if (status != RDT_OK)
         return status;
-    call->object.on_event = on_gone;
+    call->waits.object.on_event = on_gone;
     call->explain = explain_freed;
-    if (!object_wait_freed(object, &call->object))
+    if (!object_wait_freed(object, &call->waits.object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the end of \"%s\"", ref.id);
     return call_defer(call, message->timeout_ns, NULL, err);
 }
@@ -234,7 +236,7 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
 enum rdt_status rpc_cancel_request(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__CancelRequest *message = request;
-    struct call *other = call->client ? call_find(call->client, message->request_id) : NULL;
+    struct call *other = call->client ? call_find(call->rpc, call->client, NULL, message->request_id) : NULL;
     struct remote_hold *hold = call->client ? remote_hold_find(call->client, message->request_id) : NULL;
     struct rdt_error why;
 

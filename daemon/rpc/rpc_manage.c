@@ -5,7 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/config/options.h"
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc.h"
 
 enum rdt_status rpc_log_level(struct call *call, const void *request, struct rdt_error *err)
 {

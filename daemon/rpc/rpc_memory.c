@@ -4,8 +4,8 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "daemon/calls/call.h"
 #include "daemon/memory/handle.h"
-#include "daemon/rpc/rpc_call.h"
 
 /* Answers with the region and, if the client must still map it, with an fd or what the plug-in exports. Takes the caller's
  * reference. */
@@ -133,7 +133,7 @@ static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *m
 {
     struct client *client = call->client;
     struct import_parts *parts;
-    uint32_t n = call->frame->nfds;
+    uint32_t n = call->request.frame->nfds;
 
     if (message->first_chunk == 0)
         client_drop_import(client);
@@ -156,7 +156,7 @@ static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *m
     parts->number = message->number;
     parts->charged += n;
     for (uint32_t i = 0; i < n; i++, parts->n++) {
-        parts->fds[parts->n] = frame_take_fd(call->frame, i);
+        parts->fds[parts->n] = frame_take_fd(call->request.frame, i);
         parts->chunk_bytes[parts->n] = message->chunk_bytes[i];
     }
     return RDT_OK;
@@ -172,8 +172,9 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
 
     if (!call_may_wait(call, err))
         return RDT_LIMIT;
-    if (message->n_chunk_bytes != call->frame->nfds)
-        status = rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
+    if (message->n_chunk_bytes != call->request.frame->nfds)
+        status =
+            rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->request.frame->nfds);
     else if (is_part)
         status = gather_chunks(call, message, err);
     if (status == RDT_OK && message->more) {
@@ -217,8 +218,8 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
     struct rdt_import import = {.kind = (enum rdt_import_kind)message->kind,
                                 .bytes = message->bytes,
                                 .offset = message->offset,
-                                .fds = call->frame->fds,
-                                .n_fds = call->frame->nfds,
+                                .fds = call->request.frame->fds,
+                                .n_fds = call->request.frame->nfds,
                                 .chunk_bytes = message->chunk_bytes,
                                 .handle = message->handle.data,
                                 .handle_bytes = message->handle.len};
@@ -226,10 +227,10 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
     struct region *region;
     enum rdt_status status;
 
-    if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_MEMFD && call->frame->nfds != 1)
-        return rdt_error_set(err, RDT_INVALID, "an import of a memfd carries one fd, not %u", call->frame->nfds);
-    if (comes_in_chunks(message) && message->n_chunk_bytes != call->frame->nfds)
-        return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
+    if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_MEMFD && call->request.frame->nfds != 1)
+        return rdt_error_set(err, RDT_INVALID, "an import of a memfd carries one fd, not %u", call->request.frame->nfds);
+    if (comes_in_chunks(message) && message->n_chunk_bytes != call->request.frame->nfds)
+        return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->request.frame->nfds);
     if (kind && !memory_kind_is_host(kind))
         return import_device(call, message, &import, err);
     status = region_import(call->rpc->regions, message->memory, &import, call->account, call->client->id, &region, err);

@@ -2,7 +2,8 @@
 /* PUBLISH and UNPUBLISH: names for objects of this node. */
 #include <string.h>
 
-#include "daemon/rpc/rpc_place.h"
+#include "daemon/calls/call.h"
+#include "daemon/rpc/rpc.h"
 #include "proto/wire_limits.h"
 
 /* How long a publish waits for an object whose bytes are still being written: less than the minute after which librdt ends the
@@ -47,9 +48,9 @@ static enum rdt_status publish_live(struct call *call, const struct name_publish
 
     reply.version = names_repeated(call->rpc->names, publish);
     if (reply.version == 0) {
-        call->claim.on_decided = call_on_claim;
+        call->waits.claim.on_decided = call_on_claim;
         status = directory_names_claim(call->rpc->directory_names, &publish->object->account->owner, publish->id,
-                                       publish->id_bytes, &call->claim, err);
+                                       publish->id_bytes, &call->waits.claim, err);
         if (status == RDT_AGAIN)
             return call_wait_for_claim(call, -1, err);
     }

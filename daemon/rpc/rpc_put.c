@@ -4,13 +4,12 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/calls/call.h"
 #include "daemon/objects/snapshot.h"
-#include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_read.h"
 #include "daemon/storage/storage.h"
 #include "proto/boxes.h"
 #include "rdt_put_flags.h"
-#include "wire_error.h"
 #include "wire_ref.h"
 
 #define MAX_REGIONS 4096u
@@ -146,7 +145,7 @@ static void answer(struct call *call, struct object *object)
     Rdt__Pb__Ref wire;
     struct rdt_ref ref;
 
-    if (call->stores)
+    if (call->put.stores)
         begin_to_store(call, object);
     object_ref(object, &ref);
     wire_ref_from(&ref, &wire);
@@ -203,7 +202,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
     struct snapshot *snapshot;
     enum rdt_status status;
 
-    call->handed_over = message->n_given > 0;
+    call->put.handed_over = message->n_given > 0;
     for (size_t i = 0; i < message->n_given; i++) { /* they belong to the daemon now, even if the put fails */
         struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
         if (region)
@@ -249,11 +248,6 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
     return RDT_OK;
 }
 
-static bool is_immutable(const Rdt__Pb__Put *message)
-{
-    return (message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE)) == RDT_PUT_IMMUTABLE;
-}
-
 /* Whether the object becomes live only after the daemon has looked for a cancel by its client, because a put that timed out was
  * never put. That is so for librdt's copies; memory that the caller itself promises not to write is live at once. */
 static bool may_be_given_up(const Rdt__Pb__Put *message)
@@ -275,7 +269,7 @@ static enum rdt_status check_stored(const struct call *call, const Rdt__Pb__Put 
 static enum rdt_status check_sealed_memfd(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->sealed_max_bytes);
-    unsigned n = call->frame ? call->frame->nfds : 0;
+    unsigned n = call->request.frame ? call->request.frame->nfds : 0;
 
     if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
         return rdt_error_set(err, RDT_INVALID, "a sealed memfd is only for a SNAPSHOT that is not PENDING");
@@ -308,16 +302,17 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .producer = call->client,
                              .ttl_ns = ttl_of(call, message),
                              .pending = message->flags & RDT_PUT_PENDING,
+                             .sum = message->sum,
                              .layout = digest->layout,
                              .parts = &digest->parts,
-                             .snapshot = message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE),
-                             .immutable = is_immutable(message),
-                             .sealed = (is_immutable(message) && !may_be_given_up(message)) ||
-                                       (message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0),
+                             .promise = object_promise_of(message->flags),
+                             .kept = object_promise_of(message->flags) == OBJECT_BY_WORD
+                                         ? !may_be_given_up(message)
+                                         : message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,
-                             .message = call->payload,
-                             .message_bytes = call->payload_bytes};
+                             .message = call->request.payload,
+                             .message_bytes = call->request.payload_bytes};
     struct region *sealed = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
@@ -331,15 +326,15 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     if (status == RDT_OK)
         status = check_places(message, digest->parts.spans, regions, err);
     /* the answer waits until the bytes have been copied */
-    if (status == RDT_OK && put.snapshot && !put.sealed && put.n_regions > 0 && !call_may_wait(call, err))
+    if (status == RDT_OK && put.promise != OBJECT_MAY_CHANGE && !put.kept && put.n_regions > 0 && !call_may_wait(call, err))
         status = RDT_LIMIT;
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < message->n_given; i++)
         given[message->given[i]] = snapshot_may_take_over(regions[message->given[i]]);
     if (message->sealed_bytes > 0) {
-        status = region_take(call->rpc->regions, call->frame->fds[0], message->sealed_bytes, call->account, call->client->id,
-                             &sealed, err);
+        status = region_take(call->rpc->regions, call->request.frame->fds[0], message->sealed_bytes, call->account,
+                             call->client->id, &sealed, err);
         if (status != RDT_OK)
             return status;
         regions[message->n_regions] = sealed;
@@ -366,7 +361,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     enum rdt_status status;
     bool *given;
 
-    call->stores = message->flags & RDT_PUT_STORED;
+    call->put.stores = message->flags & RDT_PUT_STORED;
     if (map_count(&call->client->resumed) > 0 && answer_again(call, message, err))
         return err->status;
     if (message->id.len > RDT_MAX_ID_BYTES)
@@ -406,8 +401,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     given = calloc(message->n_regions + 1, sizeof *given);
     if (!regions || !given) {
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the put");
-    } else if (call->digest) {
-        status = put(call, message, call->digest, regions, given, err);
+    } else if (call->request.digest) {
+        status = put(call, message, call->request.digest, regions, given, err);
     } else {
         put_digest_make(&here, message);
         status = put(call, message, &here, regions, given, err);
@@ -457,7 +452,7 @@ enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_err
     if (message->status != RDT_OK) {
         (void)wire_error(message->status, 0, message->message[0] ? message->message : "its producer could not write it", &why);
         object_fail(object, &why);
-    } else if (object->snapshot && !object->immutable && object->layout) {
+    } else if (object->promise == OBJECT_SEALED && object->layout) {
         (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
     } else {
         object_ready(object);

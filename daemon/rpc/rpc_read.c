@@ -81,9 +81,9 @@ static void done_read(struct work *work)
     struct rpc *rpc = call->rpc;
 
     client->task = NULL; /* the handler may set another task */
-    call->frame = &reading->frame;
-    call->arena = &reading->arena;
-    call->digest = reading->err.status == RDT_OK && call->type == RDT_MSG_PUT ? &reading->digest : NULL;
+    call->request.frame = &reading->frame;
+    call->request.arena = &reading->arena;
+    call->request.digest = reading->err.status == RDT_OK && call->type == RDT_MSG_PUT ? &reading->digest : NULL;
     if (client->gone)
         call_drop(call);
     else

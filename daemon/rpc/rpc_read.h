@@ -10,8 +10,8 @@
 #ifndef DAEMON_RPC_READ_H
 #define DAEMON_RPC_READ_H
 
+#include "daemon/calls/call.h"
 #include "daemon/objects/object_parts.h"
-#include "daemon/rpc/rpc_call.h"
 
 /* The part of a PUT that needs no table of the daemon. The struct must not be moved. */
 struct put_digest {

@@ -5,9 +5,9 @@
  * daemon restarts. */
 #include <stdlib.h>
 
+#include "daemon/calls/call.h"
 #include "daemon/memory/region_cache.h"
 #include "daemon/recovery/recovery.h"
-#include "daemon/rpc/rpc_call.h"
 
 enum kind { HOLDS, REMOTE_HOLDS, REGIONS, KINDS };
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* STORE, and the answers of requests that remove stored objects. */
+/* STORE and SCRUB, and the answers of requests that remove stored objects. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc.h"
 #include "daemon/storage/storage.h"
 
 struct storing {
@@ -112,6 +112,59 @@ enum rdt_status rpc_store(struct call *call, const void *request, struct rdt_err
     if (status == RDT_OK)
         status = storage_store(call->rpc->storage, object, err);
     return status == RDT_OK ? wait(call, object, version, message->timeout_ns, err) : status;
+}
+
+/* ---- scrubs ---- */
+
+struct scrubbing {
+    struct storage_scrub scrub; /* first */
+    struct call *call;
+};
+
+static void on_scrubbed(struct storage_scrub *scrub)
+{
+    struct scrubbing *scrubbing = (struct scrubbing *)scrub;
+    Rdt__Pb__ScrubReply reply = RDT__PB__SCRUB_REPLY__INIT;
+    struct call *call = scrubbing->call;
+
+    reply.checked = scrub->checked;
+    reply.damaged = scrub->damaged;
+    reply.without_sums = scrub->without_sums;
+    reply.failed = scrub->failed;
+    reply.bytes = scrub->bytes;
+    free(scrubbing);
+    call->on_end = NULL;
+    call->waiting = NULL;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+static void scrubbing_end(struct call *call)
+{
+    storage_scrub_stop(call->rpc->storage);
+    free(call->waiting);
+    call->waiting = NULL;
+}
+
+enum rdt_status rpc_scrub(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Scrub *message = request;
+    struct scrubbing *scrubbing = calloc(1, sizeof *scrubbing);
+    enum rdt_status status;
+
+    if (!scrubbing)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a scrub");
+    scrubbing->scrub.on_done = on_scrubbed;
+    scrubbing->call = call;
+    status = storage_scrub(call->rpc->storage, &scrubbing->scrub, err);
+    if (status != RDT_OK) {
+        free(scrubbing);
+        return status;
+    }
+    call->waiting = scrubbing;
+    status = call_defer(call, message->timeout_ns, scrubbing_end, err);
+    if (status != RDT_OK)
+        scrubbing_end(call);
+    return status;
 }
 
 /* ---- removals ---- */

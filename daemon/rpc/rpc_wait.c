@@ -2,9 +2,9 @@
 /* WAIT and HOLD: both wait until an object is live. WAIT then describes it, and HOLD takes a hold on it. */
 #include <stdio.h>
 
+#include "daemon/calls/call.h"
 #include "daemon/objects/transit.h"
-#include "daemon/rpc/rpc_place.h"
-#include "daemon/rpc/rpc_view.h"
+#include "daemon/view/view.h"
 #include "wire_ref.h"
 
 static void answer_view(struct call *call, struct object *object)
@@ -20,7 +20,7 @@ static enum rdt_status hold(struct call *call, struct object *object, struct rdt
     if (object->state != OBJECT_LIVE) /* it was freed after the wait had ended */
         return object_why_ended(object, err);
     if (!call->client)
-        return holds_take(&call->rpc->holds, call->peer, call->request_id, call->account, object, err);
+        return holds_take(call->rpc->holds, call->peer, call->request_id, call->account, object, err);
     return remote_hold_take(call->client, call->request_id, object, &(struct remote_hold *){NULL}, err);
 }
 
@@ -44,7 +44,7 @@ static void answer_hold(struct call *call, struct object *object)
         call_fail(call, &err);
         return;
     }
-    if (call->takes_over)
+    if (call->hold.takes_over)
         transit_arrived(object);
     answer_held(call, object);
 }
@@ -60,17 +60,17 @@ static void answer_live(struct call *call, struct object *object)
 
 static void on_wake_put(struct client_wake *wake)
 {
-    struct call *call = container_of(wake, struct call, wake);
-    struct object *object = call->woken;
+    struct call *call = container_of(wake, struct call, waits.wake);
+    struct object *object = call->waits.woken;
 
-    call->woken = NULL;
+    call->waits.woken = NULL;
     answer_live(call, object);
     object_drop(object);
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct call *call = container_of(waiter, struct call, object);
+    struct call *call = container_of(waiter, struct call, waits.object);
 
     if (why) {
         call_fail(call, why);
@@ -81,14 +81,14 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
         return;
     }
     object_hold(object);
-    call->woken = object;
-    call->wake.run = on_wake_put;
-    client_wake(call->client, &call->wake);
+    call->waits.woken = object;
+    call->waits.wake.run = on_wake_put;
+    client_wake(call->client, &call->waits.wake);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct call *call = container_of(waiter, struct call, named);
+    struct call *call = container_of(waiter, struct call, waits.named);
 
     if (object)
         answer_live(call, object);
@@ -101,13 +101,14 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
 static void explain_wait(const struct call *call, struct rdt_error *err)
 {
     const struct owner *requester = &call->account->owner;
-    const struct name *name = call->named.name;
-    const struct object *object = call->object.object;
+    const struct name *name = call->waits.named.name;
+    const struct object *object = call->waits.object.object;
     const struct owner *owner = name ? &name->account->owner : object ? &object->account->owner : requester;
     char missing[200] = "", hidden[80] = "", away[120] = "";
 
-    if (call->forward) {
-        (void)rdt_error_set(err, RDT_TIMED_OUT, "node %s has not answered in time: %s", call->to->name, call->verb->unmet);
+    if (call->forwarded.number) {
+        (void)rdt_error_set(err, RDT_TIMED_OUT, "node %s has not answered in time: %s", call->forwarded.to->name,
+                            call->verb->unmet);
         return;
     }
 
@@ -118,7 +119,7 @@ static void explain_wait(const struct call *call, struct rdt_error *err)
                            sizeof missing);
     else if (object)
         names_explain_object(call->rpc->names, owner, object_id(object), object->id_bytes, requester, missing, sizeof missing);
-    if (name && call->seeker.seek)
+    if (name && call->waits.seeker.seek)
         directory_names_explain(call->rpc->directory_names, owner, name_id(name), name->id_bytes, away, sizeof away);
     (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s%s",
                         name ? "nobody has published such a version of the name" : call->verb->unmet, hidden, missing, away);
@@ -140,8 +141,8 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
         answer_live(call, object);
     if (status != RDT_AGAIN)
         return status;
-    call->named.on_event = on_published;
-    status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
+    call->waits.named.on_event = on_published;
+    status = names_wait(call->rpc->names, ref, &call->account->owner, &call->waits.named, err);
     if (status == RDT_OK)
         status = defer(call, timeout_ns, err);
     return status == RDT_OK ? call_seek_name(call, ref, err) : status;
@@ -169,8 +170,8 @@ static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, co
     }
     if (status != RDT_AGAIN)
         return status;
-    call->object.on_event = on_put;
-    status = object_table_wait(call->rpc->objects, &ref, &call->account->owner, &call->object, err);
+    call->waits.object.on_event = on_put;
+    status = object_table_wait(call->rpc->objects, &ref, &call->account->owner, &call->waits.object, err);
     return status == RDT_OK ? defer(call, timeout_ns, err) : status;
 }
 
@@ -191,7 +192,7 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
 
     if (status != RDT_OK)
         return status;
-    call->begins_transit = true;
+    call->hold.begins_transit = true;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, 0, err);
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, false, &object, err);
@@ -238,6 +239,6 @@ enum rdt_status rpc_hold(struct call *call, const void *request, struct rdt_erro
         return begin_transit(call, message, err);
     if (call->client && answer_hold_again(call, message))
         return RDT_OK;
-    call->takes_over = message->takes_over;
+    call->hold.takes_over = message->takes_over;
     return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
 }

@@ -1,57 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* WATCH: sends every change of the daemon's tables to the clients that watch them, as the rows that LIST shows.
+/* WATCH: sends every change of the daemon's tables to the clients that watch them, as the rows that LIST shows. The log of
+ * events (event_log.h) serves them in turn.
  *
- * A client that does not read loses events: while it has more than UNREAD_MAX unread bytes, events are only counted, and
- * the next one that is sent says how many were lost. So a slow watcher neither delays others nor takes their memory.
+ * A client that does not read loses events: while it has more than UNREAD_MAX unread bytes, it is sent none, and the next one
+ * that is sent says how many were lost. So a slow watcher neither delays others nor takes their memory.
  */
 #include <stdlib.h>
 
-#include "daemon/rpc/rpc_row.h"
-#include "daemon/rpc/rpc_watch.h"
+#include "daemon/rpc/rpc.h"
+#include "daemon/view/view.h"
 
 #define UNREAD_MAX ((size_t)1 << 20) /* of events and other answers */
 
 struct watch {
-    struct list link; /* rpc->watches */
+    struct event_watcher base;
     struct client *client;
-    uint32_t kinds;
-    uint64_t sequence; /* of the latest event, whether sent or lost */
-    uint64_t lost;     /* events lost since the last one that was sent */
 };
 
-static void update_watched(struct rpc *rpc)
+static struct client *client_of(struct event_watcher *watcher)
 {
-    rpc->events.watched = 0;
-    list_for_each (node, &rpc->watches)
-        rpc->events.watched |= container_of(node, struct watch, link)->kinds;
+    return container_of(watcher, struct watch, base)->client;
+}
+
+static bool has_room(struct event_watcher *watcher)
+{
+    struct client *client = client_of(watcher);
+
+    return client->queued_bytes(client) <= UNREAD_MAX;
+}
+
+static void send_event(struct event_watcher *watcher, const uint8_t *rest, size_t bytes)
+{
+    struct client *client = client_of(watcher);
+    Rdt__Pb__Event numbers = RDT__PB__EVENT__INIT;
+    uint8_t packed[32];
+
+    numbers.sequence = watcher->sequence;
+    numbers.lost = watcher->lost;
+    client->send_event(client, RDT_EVENT_WATCHED, packed, rdt__pb__event__pack(&numbers, packed), rest, bytes);
 }
 
 void watch_end(struct rpc *rpc, struct client *client)
 {
     if (!client->rpc.watch)
         return;
-    list_remove(&client->rpc.watch->link);
+    event_watcher_stop(&client->rpc.watch->base);
     free(client->rpc.watch);
     client->rpc.watch = NULL;
-    update_watched(rpc);
-}
-
-static void send_event(struct watch *watch, Rdt__Pb__Event *message)
-{
-    message->sequence = watch->sequence;
-    message->lost = watch->lost;
-    watch->lost = 0;
-    watch->client->send(watch->client, RDT_EVENT_WATCHED, FRAME_EVENT, 0, &message->base, NULL, 0);
+    rpc->events.watched = event_log_watched(&rpc->event_log);
 }
 
 void watch_on_room(struct client *client)
 {
-    Rdt__Pb__Event message = RDT__PB__EVENT__INIT;
+    event_watcher_unblock(&client->rpc.watch->base);
+}
 
-    if (client->rpc.watch->lost == 0)
-        return;
-    message.what = (char *)"lost";
-    send_event(client->rpc.watch, &message);
+bool watch_catch_up(struct client *client, uint64_t until_ns)
+{
+    return event_watcher_serve(&client->rpc.watch->base, until_ns);
 }
 
 /* Sets the row of the event. Returns false if there is no memory. */
@@ -83,35 +89,29 @@ static bool set_row(struct arena *arena, Rdt__Pb__ListKind kind, const void *thi
 
 static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void *thing)
 {
-    struct rpc *rpc = arg;
+    const struct row_audience audience = row_audience(kind, thing);
     Rdt__Pb__Event message = RDT__PB__EVENT__INIT;
+    struct rpc *rpc = arg;
     struct arena arena;
-    bool have_row = false, failed = false;
 
+    if (!event_log_wanted(&rpc->event_log, kind, &audience))
+        return;
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     message.what = (char *)what;
     message.kind = kind;
-    list_each (struct watch, watch, &rpc->watches, link) {
-        const struct client *client = watch->client;
-        if (!(watch->kinds & 1u << kind) || !row_is_for(kind, thing, &client->account->owner, client->admin))
-            continue;
-        watch->sequence++;
-        if (!have_row && !failed && client->queued_bytes(client) <= UNREAD_MAX) {
-            have_row = set_row(&arena, kind, thing, &message);
-            failed = !have_row;
-        }
-        if (have_row && client->queued_bytes(client) <= UNREAD_MAX)
-            send_event(watch, &message);
-        else
-            watch->lost++;
-    }
+    event_log_add(&rpc->event_log, kind, &audience, set_row(&arena, kind, thing, &message) ? &message : NULL);
     arena_fini(&arena);
 }
 
 void watches_init(struct rpc *rpc)
 {
-    list_init(&rpc->watches);
+    event_log_init(&rpc->event_log, &rpc->deadlines->slices);
     rpc->events = (struct events){.emit = emit, .arg = rpc};
+}
+
+void watches_fini(struct rpc *rpc)
+{
+    event_log_fini(&rpc->event_log);
 }
 
 enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_error *err)
@@ -124,16 +124,24 @@ enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_err
     if (message->kinds & ~WATCH_KINDS)
         return rdt_error_set(err, RDT_UNSUPPORTED, "kinds %#x cannot be watched: only %#x can", message->kinds & ~WATCH_KINDS,
                              WATCH_KINDS);
-    if (message->kinds != 0 && !(watch = calloc(1, sizeof *watch)))
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a watch");
+    if (message->kinds != 0) {
+        watch = calloc(1, sizeof *watch);
+        if (!watch)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a watch");
+        watch->client = client;
+        watch->base = (struct event_watcher){.owner = &client->account->owner,
+                                             .admin = client->admin,
+                                             .kinds = message->kinds,
+                                             .has_room = has_room,
+                                             .send = send_event};
+        if (event_watcher_start(&rpc->event_log, &watch->base, err) != RDT_OK) {
+            free(watch);
+            return err->status;
+        }
+    }
     watch_end(rpc, client);
-    call_reply_empty(call); /* before the first event */
-    if (!watch)
-        return RDT_OK;
-    watch->client = client;
-    watch->kinds = message->kinds;
-    list_append(&rpc->watches, &watch->link);
     client->rpc.watch = watch;
-    update_watched(rpc);
+    rpc->events.watched = event_log_watched(&rpc->event_log);
+    call_reply_empty(call); /* before the first event */
     return RDT_OK;
 }

@@ -100,6 +100,7 @@ static void work_free_all(struct store_work *store)
 {
     stored_plan_fini(&store->plan);
     free(store->own_layout);
+    free(store->sums);
     free(store->bases);
     free(store);
 }
@@ -146,6 +147,7 @@ static void done_store(struct work *work)
         account_add(stored->account, USAGE_STORED_BYTES, bytes);
         account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         stored->bytes = bytes;
+        stored->has_sums = true;
         storage->counts->stores_done++;
         storage->counts->stores_bytes += bytes;
         stored_set_durable(stored);
@@ -172,6 +174,7 @@ static enum rdt_status prepare(struct store_work *store, struct object *object, 
                                          .id_bytes = object->id_bytes,
                                          .metadata = object_metadata(object),
                                          .metadata_bytes = object->metadata_bytes,
+                                         .box_bytes = object->box_bytes,
                                          .visibility = (Rdt__Pb__Visibility)object->visibility,
                                          .transport = object->transport,
                                          .ttl_ns = object->detached ? detached_ttl_ns(object) : 0};
@@ -243,11 +246,14 @@ static enum rdt_status check(const struct storage *storage, const struct object 
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (object->state != OBJECT_LIVE || !object->named)
         return rdt_error_set(err, RDT_INVALID, "the object is %s: it can be stored once it is live", object_state_name(object));
-    if (!object->snapshot || (object->immutable && !object->loaned))
+    if (!object_is_constant(object) || (object->promise == OBJECT_BY_WORD && !object->loaned))
         return rdt_error_set(err, RDT_INVALID,
                              "the object may change, and only snapshots can be stored: put it with RDT_PUT_SNAPSHOT");
     if (object_on_device(object))
         return rdt_error_set(err, RDT_UNSUPPORTED, "the object lies on a device: copy it to host memory to store it");
+    if (object->manifest)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "a version of many parts cannot be stored: fetch it (rdtctl fetch) and put it as one object");
     return RDT_OK;
 }
 
@@ -291,6 +297,19 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
     if (stored->state == STORED_DURABLE)
         stored_write_claims(stored);
     return start_next(storage, object->generation, err);
+}
+
+static void write_again(struct stored *stored)
+{
+    struct storage *storage = stored->storage;
+
+    if (storage->frozen)
+        return;
+    list_remove(&stored->queue);
+    storage->n_objects--;
+    stored->object->stored = OBJECT_STORING;
+    stored_queue(stored);
+    (void)start_next(storage, 0, NULL);
 }
 
 /* ---- start and end ---- */
@@ -339,6 +358,9 @@ enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct r
     storage->frozen = false;
     storage->regions->file_pool = storage->helper;
     storage->objects->stored_dir = storage->directory;
+    storage->write_again = write_again;
+    storage->objects->check = storage_check;
+    storage->objects->check_arg = storage;
     storage->observer = (struct names_observer){.on_change = storage_name_changed, .arg = storage};
     list_append(&storage->names->observers, &storage->observer.link);
     return RDT_OK;
@@ -420,6 +442,7 @@ void storage_fini(struct storage *storage)
         account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         account_unref(stored->account);
         (void)map_remove_u64(&storage->stored, stored->generation);
+        free(stored->damage);
         free(stored);
     }
     cursor = 0;

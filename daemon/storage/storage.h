@@ -6,6 +6,9 @@
  *
  * Public header: this one.
  *
+ * Before an object is first served from its file, the bytes are compared with the checksums that were computed when it was
+ * written (storage_check.c). Later readers trust the page cache.
+ *
  * Refuses: to know clients, requests and peers; memory on devices; objects that may change. Storing an object changes neither
  * who holds it nor how long it lives: when it ends, its file is removed. A later daemon restores only objects that outlive
  * their client anyway: detached objects, whose time to live begins again, and those of published names without a lease.
@@ -33,6 +36,9 @@
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
 
+struct check_work;
+struct stored;
+
 struct storage {
     const char *directory; /* "": nothing is stored */
     struct regions *regions;
@@ -44,17 +50,20 @@ struct storage {
 
     /* The rest belongs to this room. */
     struct names_observer observer;
-    int dir;                     /* -1: nothing is stored */
-    struct work_pool *writer;    /* writes objects */
-    struct work_pool *helper;    /* everything that is quick: records, removals; and reads files ahead */
-    struct map stored;           /* generation -> struct stored */
-    struct map by_name;          /* name of the record's file -> struct stored_name */
-    struct list queue;           /* struct stored.queue */
-    struct list in_memory;       /* struct stored.queue of durable objects whose memory could be given up */
-    struct stored *writing;      /* NULL: nothing is being written */
-    bool frozen;                 /* the daemon starts or ends: what happens to objects and names does not touch the files */
-    unsigned n_removals;         /* on their way to the disk */
-    uint64_t n_objects, n_names; /* durable */
+    int dir;                  /* -1: nothing is stored */
+    struct work_pool *writer; /* writes objects */
+    struct work_pool *helper; /* everything that is quick: records, removals; and reads files ahead */
+    struct map stored;        /* generation -> struct stored */
+    struct map by_name;       /* name of the record's file -> struct stored_name */
+    struct list queue;        /* struct stored.queue */
+    struct list in_memory;    /* struct stored.queue of durable objects whose memory could be given up */
+    struct stored *writing;   /* NULL: nothing is being written */
+    bool frozen;              /* the daemon starts or ends: what happens to objects and names does not touch the files */
+    void (*write_again)(struct stored *stored); /* of a DURABLE object that is in memory: its file is damaged */
+    struct storage_scrub *scrub;                /* NULL: none is running */
+    struct work scrub_start;                    /* run NULL: no scrub begins */
+    unsigned n_removals;                        /* on their way to the disk */
+    uint64_t n_objects, n_names;                /* durable */
     struct log_rare spill_failures;
 };
 
@@ -92,6 +101,19 @@ void storage_object_ended(struct storage *storage, const struct object *object);
 /* Frees at least `bytes` of the memory of stored objects that nobody uses, which are then served from their files. Returns how
  * many bytes were freed; if the objects have fewer than `bytes`, nothing is freed, and it returns how many they have. */
 uint64_t storage_spill(struct storage *storage, uint64_t bytes);
+
+/* A scrub reads all files of objects from the disk and compares them with their checksums. */
+struct storage_scrub {
+    void (*on_done)(struct storage_scrub *);                /* called once, unless it is stopped */
+    uint64_t checked, damaged, without_sums, failed, bytes; /* so far; failed: files that could not be read */
+    uint64_t *generations;                                  /* [n]; this and the rest belong to the room */
+    struct check_work *check;                               /* of the file that it reads; NULL: none now */
+    size_t n, next;
+};
+
+/* Begins it; *scrub is zero but for on_done. UNSUPPORTED: nothing is stored here; BUSY: one is running; NO_MEMORY. */
+enum rdt_status storage_scrub(struct storage *storage, struct storage_scrub *scrub, struct rdt_error *err);
+void storage_scrub_stop(struct storage *storage);
 
 /* Calls on_done when the files whose removal has begun are removed. The answer to a free or an unpublish waits for this,
  * because after a crash the next daemon must not restore what was ended. The object of that generation (0: none) was freed: if

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/boxes.h"
 #include "proto/wire_limits.h"
 
 #define SUFFIX ".safetensors"
@@ -37,7 +38,7 @@ bool storage_is_object_file(const char *name, uint64_t *generation_p)
     if (!is_hex(name, 16) || strcmp(name + 16, SUFFIX) != 0)
         return false;
     *generation_p = strtoull(name, NULL, 16);
-    return *generation_p > 0 && *generation_p < INT64_MAX;
+    return rdt_generation_is_valid(*generation_p);
 }
 
 static void hash(const void *data, size_t bytes, char text_p[HASH_BYTES + 1])
@@ -79,17 +80,11 @@ static void add_string(FILE *out, const uint8_t *bytes, size_t n)
     fputc('"', out);
 }
 
-static const char *const dtype_texts[] = {
-#define X(number, name, bytes, text, safetensors) [number] = (safetensors),
-    RDT_DTYPE_MAP(X)
-#undef X
-};
-
 /* A dtype that safetensors does not know is written as bytes, with one dimension more. */
 static void add_tensor(FILE *out, const struct layout *layout, uint32_t i, uint64_t at, const struct tensor_name *name)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
-    const char *dtype = dtype_texts[layout->dtype[i]];
+    const char *dtype = rdt_dtype_row((enum rdt_dtype)layout->dtype[i])->safetensors;
 
     fputc(',', out);
     if (name)
@@ -184,7 +179,7 @@ static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__Sto
 }
 
 enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
-                                 struct rdt_error *err)
+                                 const uint64_t *sums, struct rdt_error *err)
 {
     struct stored_plan plan = {.order = calloc(layout->count + 1u, sizeof *plan.order)};
     Rdt__Pb__StoredObject object = RDT__PB__STORED_OBJECT__INIT;
@@ -192,10 +187,12 @@ enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored
     struct layout *packed = layout_dup(layout);
     struct layout_rows *rows = malloc(sizeof *rows);
     struct tensor_name *names = calloc(layout->count + 1u, sizeof *names);
+    uint64_t *none = calloc(layout->count + 1u, sizeof *none);
     enum rdt_status status;
 
-    if (!plan.order || !packed || !rows || !names) {
+    if (!plan.order || !packed || !rows || !names || !none) {
         free(plan.order);
+        free(none);
         free(names);
         free(packed);
         free(rows);
@@ -208,14 +205,18 @@ enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored
     object.tenant = (char *)facts->owner.tenant;
     object.id = (ProtobufCBinaryData){facts->id_bytes, (uint8_t *)facts->id};
     object.metadata = (ProtobufCBinaryData){facts->metadata_bytes, (uint8_t *)facts->metadata};
+    object.box_bytes = facts->box_bytes;
     object.tensors = &tensors;
     object.data_bytes = plan.data_bytes;
     object.visibility = facts->visibility;
     object.transport = (char *)facts->transport;
     object.detached_ttl_ns = facts->ttl_ns;
+    object.sums = sums ? (uint64_t *)(uintptr_t)sums : none;
+    object.n_sums = layout->count;
     status = write_header(&plan, &object, packed,
                           storage_tensor_names(facts->metadata, facts->metadata_bytes, layout, names) ? names : NULL, err);
     free(names);
+    free(none);
     free(packed);
     free(rows);
     if (status == RDT_OK)
@@ -278,7 +279,7 @@ static enum rdt_status check_facts(const struct stored_file *file, uint64_t file
 {
     const Rdt__Pb__StoredObject *facts = file->facts;
 
-    if (facts->generation == 0 || facts->generation >= INT64_MAX || facts->id.len == 0 || facts->id.len > RDT_MAX_ID_BYTES ||
+    if (!rdt_generation_is_valid(facts->generation) || facts->id.len == 0 || facts->id.len > RDT_MAX_ID_BYTES ||
         facts->metadata.len > RDT_MAX_METADATA_BYTES || strlen(facts->tenant) >= sizeof((struct owner *)0)->tenant ||
         (unsigned)facts->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || facts->detached_ttl_ns < 0)
         return rdt_error_set(err, RDT_INVALID, "its description of the object is invalid");
@@ -303,6 +304,14 @@ static enum rdt_status read_tensors(struct stored_file *file, struct rdt_error *
         else if (status == RDT_OK)
             file->layout->offset[i] += file->header_bytes;
     }
+    if (status == RDT_OK && file->facts->box_bytes > file->facts->metadata.len)
+        status = rdt_error_set(err, RDT_INVALID, "its boxes are longer than the metadata that contains them");
+    if (status == RDT_OK && file->facts->box_bytes > 0)
+        status = boxes_check(file->facts->metadata.data + file->facts->metadata.len - file->facts->box_bytes,
+                             file->facts->box_bytes, file->layout, err);
+    if (status == RDT_OK && file->facts->n_sums > 0 && file->facts->n_sums != file->layout->count)
+        status =
+            rdt_error_set(err, RDT_INVALID, "it has %zu checksums for %u tensors", file->facts->n_sums, file->layout->count);
     return status;
 }
 
@@ -353,10 +362,12 @@ enum rdt_status storage_check_file(int fd, uint64_t *bytes_p, struct rdt_error *
     return RDT_OK;
 }
 
-static enum rdt_status read_at(int fd, uint8_t *data, size_t bytes, off_t at, struct rdt_error *err)
+enum rdt_status storage_read_at(int fd, void *data_p, size_t bytes, uint64_t at, struct rdt_error *err)
 {
+    uint8_t *data = data_p;
+
     while (bytes > 0) {
-        ssize_t n = pread(fd, data, bytes, at);
+        ssize_t n = pread(fd, data, bytes, (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -364,7 +375,7 @@ static enum rdt_status read_at(int fd, uint8_t *data, size_t bytes, off_t at, st
         if (n == 0)
             return rdt_error_set(err, RDT_INVALID, "it is cut off");
         data += n;
-        at += n;
+        at += (uint64_t)n;
         bytes -= (size_t)n;
     }
     return RDT_OK;
@@ -377,7 +388,7 @@ enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_
     enum rdt_status status = storage_check_file(fd, &file_bytes, err);
 
     if (status == RDT_OK)
-        status = read_at(fd, raw, sizeof raw, 0, err);
+        status = storage_read_at(fd, raw, sizeof raw, 0, err);
     if (status != RDT_OK)
         return status;
     for (unsigned i = sizeof raw; i-- > 0;)
@@ -388,11 +399,26 @@ enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_
     header = malloc(header_bytes + 1);
     if (!header)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for its header");
-    status = read_at(fd, header, header_bytes, sizeof raw, err);
+    status = storage_read_at(fd, header, header_bytes, sizeof raw, err);
     if (status == RDT_OK)
         status = stored_file_parse(header, header_bytes, file_bytes, file_p, err);
     free(header);
     return status;
+}
+
+enum rdt_status stored_file_damaged(const struct stored_file *file, uint32_t tensor, uint64_t found, struct rdt_error *err)
+{
+    const Rdt__Pb__StoredObject *facts = file->facts;
+    struct tensor_name *names = calloc(file->layout->count + 1u, sizeof *names), name = {(const uint8_t *)"", 0};
+
+    if (names && storage_tensor_names(facts->metadata.data, facts->metadata.len, file->layout, names))
+        name = names[tensor];
+    free(names);
+    return rdt_error_set(err, RDT_DAMAGED,
+                         "the bytes of tensor %" PRIu32 "%s%.*s have changed since they were stored: their checksum is "
+                         "%016" PRIx64 ", and was %016" PRIx64,
+                         tensor, name.bytes > 0 ? " " : "", (int)(name.bytes < 100 ? name.bytes : 100), (const char *)name.text,
+                         found, facts->sums[tensor]);
 }
 
 /* ---- records of names ---- */
@@ -427,7 +453,8 @@ enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct aren
     if (status != RDT_OK)
         return status;
     record = (const Rdt__Pb__StoredName *)message;
-    if (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->version == 0 || record->generation == 0 ||
+    if (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->version == 0 ||
+        !rdt_number_is_valid(record->version) || !rdt_generation_is_valid(record->generation) ||
         strlen(record->tenant) >= sizeof((struct owner *)0)->tenant || record->ttl_ns < 0 ||
         (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "its description of the name is invalid");

@@ -11,7 +11,10 @@
  *   HASH.name                the record of a name; the hash is that of its owner and name
  *   *.tmp                    a file that is not complete; the next start removes it
  *
- * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. rdtd reads nothing else of the header:
+ *   *.damaged                the file of an object whose bytes were found to have changed; nobody uses it again
+ *
+ * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. It has a checksum of each tensor, which
+ * is compared with the bytes before they are first used (storage_check.c). rdtd reads nothing else of the header:
  * the JSON is for other readers. NAME is the tensor's name in the object's metadata, if that is a safetensors header, as for a
  * file that rdtctl has put and for a dict of Python; otherwise the tensors are "0", "1" and so on. rdtd trusts no file: sizes,
  * checksums and the place of each tensor are checked before they are used.
@@ -40,6 +43,7 @@ struct stored_facts {
     struct owner owner;
     const uint8_t *id, *metadata; /* [id_bytes], [metadata_bytes] */
     size_t id_bytes, metadata_bytes;
+    uint32_t box_bytes; /* of the metadata, at their end */
     Rdt__Pb__Visibility visibility;
     const char *transport;
     int64_t ttl_ns;
@@ -67,10 +71,11 @@ struct stored_plan {
     uint32_t *order; /* [count]: the tensors in the order of their bytes in the file */
 };
 
-/* Plans the file of an object whose tensors are those of the layout. NO_MEMORY; LIMIT (the header is too large). The caller
- * calls stored_plan_fini. */
+/* Plans the file of an object whose tensors are those of the layout, with their checksums sums [layout->count]. The header has
+ * the same length whatever they are, so a plan without them (NULL) says where the data begin. NO_MEMORY; LIMIT (the header is
+ * too large). The caller calls stored_plan_fini. */
 enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
-                                 struct rdt_error *err);
+                                 const uint64_t *sums, struct rdt_error *err);
 void stored_plan_fini(struct stored_plan *plan);
 
 /* A file that was read. It must not be moved in memory. */
@@ -89,7 +94,14 @@ enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, 
 /* The same for an open file. It must be a regular file that belongs to this process's user and that nobody can write. Also
  * returns SYSTEM. */
 enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_error *err);
+
 void stored_file_fini(struct stored_file *file);
+
+/* Reads bytes of an open file. SYSTEM; INVALID (the file is too short). */
+enum rdt_status storage_read_at(int fd, void *data_p, size_t bytes, uint64_t at, struct rdt_error *err);
+
+/* The error for a tensor of that file whose bytes have another checksum. DAMAGED. */
+enum rdt_status stored_file_damaged(const struct stored_file *file, uint32_t tensor, uint64_t found, struct rdt_error *err);
 
 /* Checks who may change the open file, and its size. INVALID, SYSTEM. */
 enum rdt_status storage_check_file(int fd, uint64_t *bytes_p, struct rdt_error *err);

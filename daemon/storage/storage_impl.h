@@ -20,14 +20,17 @@ struct stored {
     uint64_t generation;
     struct object *object; /* NULL: it has ended, and the file stays only for records of names on the disk */
     enum stored_state state;
-    struct account *account; /* of the owner; one reference */
-    uint64_t bytes;          /* charged to it */
-    struct list queue;       /* QUEUED: in storage->queue; DURABLE: in storage->in_memory while it has memory */
-    struct list waiters;     /* struct storage_waiter.link */
-    struct list claims;      /* struct claim.link: names whose version it is, and whose record does not refer to it yet */
-    struct list barriers;    /* struct storage_barrier.link: submitted when only a removal that has begun is left */
-    unsigned n_names;        /* records on the disk that refer to it */
-    struct store_work *work; /* WRITING */
+    struct account *account;  /* of the owner; one reference */
+    uint64_t bytes;           /* charged to it */
+    struct list queue;        /* QUEUED: in storage->queue; DURABLE: in storage->in_memory while it has memory */
+    struct list waiters;      /* struct storage_waiter.link */
+    struct list claims;       /* struct claim.link: names whose version it is, and whose record does not refer to it yet */
+    struct list barriers;     /* struct storage_barrier.link: submitted when only a removal that has begun is left */
+    bool has_sums;            /* its file has checksums */
+    unsigned n_names;         /* records on the disk that refer to it */
+    struct store_work *work;  /* WRITING */
+    struct check_work *check; /* NULL: its file is not being checked */
+    char *damage;             /* what is wrong with its file, which has been set aside; NULL: nothing is known to be */
 };
 
 /* A name with a record on the disk, or with one that is being written. */
@@ -56,11 +59,37 @@ struct store_work {
     /* Of the thread: */
     bool began, synced;
     struct stored_plan plan;
+    struct byte_sum *sum; /* of the present tensor */
+    uint64_t *sums;       /* [layout->count] */
     int fd;
     uint32_t at;      /* of plan.order */
     uint64_t from;    /* byte of that tensor */
     uint64_t file_at; /* where the next byte goes */
     uint8_t *buffer;  /* for tensors with holes */
+    enum rdt_status status;
+    struct rdt_error err;
+};
+
+/* Comparing one file with its checksums. */
+struct check_work {
+    struct work work; /* first */
+    struct storage *storage;
+    struct stored *stored; /* NULL: it has ended */
+    struct object *object; /* held and pinned; NULL: nobody waits for this check but a scrub */
+    uint64_t generation;
+    bool at_rest; /* for a scrub: reads from the disk, where the page cache can be dropped */
+    _Atomic bool cancelled;
+    /* Of the thread: */
+    int fd; /* -1: it is opened by the file's name */
+    bool began;
+    struct stored_file file;
+    struct byte_sum *sum;
+    uint8_t *buffer; /* [BUFFER_BYTES] */
+    uint32_t tensor;
+    uint64_t from; /* byte of that tensor */
+    uint64_t bytes;
+    bool aside;             /* the file has got its other name */
+    uint64_t damaged_bytes; /* then: of all files that are set aside */
     enum rdt_status status;
     struct rdt_error err;
 };
@@ -74,6 +103,10 @@ enum rdt_status storage_write_file(int dir, const char *name, const void *conten
 
 /* Removes the file. RDT_OK if it is not there. */
 enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error *err);
+
+/* Returns the bytes of the files *.damaged, of which the newest few stay for whoever looks for the reason; removes the others,
+ * because nobody is charged for them. */
+uint64_t storage_prune_damaged(int dir);
 
 /* ---- stored.c ---- */
 
@@ -92,6 +125,14 @@ void stored_free(struct stored *stored); /* it has no claims and no waiters; its
 void stored_submit_barrier(struct storage *storage, struct storage_barrier *barrier);
 void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes an unneeded file */
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
+
+/* ---- storage_check.c ---- */
+
+/* Compares the bytes of an open file with its checksums, at once. DAMAGED; SYSTEM, NO_MEMORY. */
+enum rdt_status storage_compare(int fd, const struct stored_file *file, struct rdt_error *err);
+
+/* Begins to check the bytes of an object that is served from its file (object_table.check). */
+enum rdt_status storage_check(void *arg, struct object *object, struct rdt_error *err);
 
 /* ---- storage_spill.c ---- */
 

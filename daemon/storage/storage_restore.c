@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -36,6 +37,33 @@ static void bad(struct storage *storage, const char *file, const struct rdt_erro
 
 /* ---- which files there are ---- */
 
+/* The keeper may have brought the object back, with the descriptor of this file. */
+static void restore_damage(struct storage *storage, const char *name)
+{
+    uint64_t generation = strtoull(name, NULL, 16);
+    struct object *object = index_get(&storage->objects->by_generation, generation);
+    struct stored *stored;
+    struct rdt_error why;
+    struct stat st;
+
+    if (strspn(name, "0123456789abcdef") != 16 || !object || object->n_regions == 0 ||
+        object->uses[0].region->origin != REGION_FILE || fstatat(storage->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return;
+    stored = stored_new(storage, generation, object, (uint64_t)st.st_size);
+    if (!stored) {
+        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to restore a stored object");
+        object_fail(object, &why);
+        return;
+    }
+    (void)rdt_error_set(&why, RDT_DAMAGED,
+                        "object \"%.*s\" cannot be read from %s/%016" PRIx64
+                        ".safetensors, which is %s now: put the object again",
+                        (int)object->id_bytes, (const char *)object_id(object), storage->directory, generation, name);
+    stored->damage = strdup(why.msg);
+    object->unchecked = true;
+    stored_set_durable(stored);
+}
+
 static bool add_file(struct restoring *restoring, const char *name)
 {
     struct storage *storage = restoring->storage;
@@ -58,6 +86,12 @@ static bool add_file(struct restoring *restoring, const char *name)
         text_copy(restoring->names[restoring->n_names++], STORAGE_FILE_NAME_BYTES, name);
     } else if (length > 4 && strcmp(name + length - 4, ".tmp") == 0 && length < STORAGE_FILE_NAME_BYTES) {
         (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this file */
+    } else if (length > 8 && strcmp(name + length - 8, ".damaged") == 0) {
+        (void)rdt_error_set(&why, RDT_DAMAGED,
+                            "an earlier rdtd has set the file aside, because its bytes had changed: remove it when you "
+                            "have looked at it");
+        bad(storage, name, &why);
+        restore_damage(storage, name);
     } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0) {
         (void)rdt_error_set(&why, RDT_INVALID, "rdtd does not write files with such names");
         bad(storage, name, &why);
@@ -123,6 +157,8 @@ static enum rdt_status read_bytes(int fd, struct stored_file *file, uint8_t *dat
 
     if (pread(fd, data, bytes, (off_t)file->header_bytes) != (ssize_t)bytes)
         return rdt_error_sys(err, errno ? errno : EIO, "reading it");
+    if (storage_compare(fd, file, err) != RDT_OK)
+        return err->status;
     for (uint32_t i = 0; i < file->layout->count; i++)
         file->layout->offset[i] -= file->header_bytes;
     put->inline_data = data;
@@ -143,14 +179,15 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
                              .id_bytes = facts->id.len,
                              .metadata = facts->metadata.data,
                              .metadata_bytes = facts->metadata.len,
+                             .box_bytes = facts->box_bytes,
                              .layout = file->layout,
                              .regions = &region,
                              .visibility = facts->visibility,
                              .transport = transport ? transport->name : "",
                              .ttl_ns = facts->detached_ttl_ns,
                              .generation = facts->generation,
-                             .snapshot = true,
-                             .sealed = true};
+                             .promise = OBJECT_SEALED,
+                             .kept = true};
     uint8_t data[RDT_INLINE_MAX_BYTES];
     enum rdt_status status = RDT_OK;
 
@@ -164,6 +201,8 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
         if (status == RDT_OK)
             *fd = -1;
     }
+    if (status == RDT_OK && facts->n_sums > 0)
+        put.sum = tensor_sum_object(file->layout, facts->sums, facts->metadata.data, facts->metadata.len - facts->box_bytes);
     if (status == RDT_OK)
         status = object_table_put(storage->objects, &put, object_p, err);
     if (status == RDT_OK)
@@ -175,7 +214,7 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
 
 static bool is_same(const struct object *object, const Rdt__Pb__StoredObject *facts)
 {
-    return object->snapshot && object->account->owner.uid == facts->uid &&
+    return object_is_constant(object) && object->account->owner.uid == facts->uid &&
            strcmp(object->account->owner.tenant, facts->tenant) == 0 && object->id_bytes == facts->id.len &&
            memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
 }
@@ -201,10 +240,17 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         if (object_has_producer_hold(object)) /* the hold of a detached object; otherwise this file has the hold of the put */
             object_hold(object);
         storage->counts->storage_restored++;
+    } else if (object->sum == 0 && file->facts->n_sums > 0) {
+        object->sum = tensor_sum_object(file->layout, file->facts->sums, object_metadata(object),
+                                        object->metadata_bytes - object->box_bytes);
     }
     stored = stored_new(storage, generation, object, bytes);
     if (!stored)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
+    stored->has_sums = file->facts->n_sums > 0;
+    storage->counts->storage_without_sums += file->facts->n_sums == 0;
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        object->unchecked |= object->uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
     stored_set_durable(stored);
     return RDT_OK;
 }
@@ -343,13 +389,15 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
 {
     struct restoring restoring = {.storage = storage};
     uint64_t began_ns = uv_hrtime();
-    enum rdt_status status = list_files(&restoring, err);
+    enum rdt_status status;
 
+    storage->counts->storage_damaged_bytes = storage_prune_damaged(storage->dir);
+    status = list_files(&restoring, err);
     if (status == RDT_OK) {
-        storage->accounts->unlimited = true;
+        storage->accounts->unlimited = storage->regions->restoring = true;
         restore_objects(&restoring);
         restore_names(&restoring);
-        storage->accounts->unlimited = false;
+        storage->accounts->unlimited = storage->regions->restoring = false;
         end_restoring(&restoring);
         log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,
                  storage->counts->storage_restored, storage->n_names, storage->accounts->node.used[USAGE_STORED_BYTES],

@@ -15,24 +15,11 @@
 #define MAX_IN_USE 4096u /* objects in use that are passed over for one allocation; the next one looks at others */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
 
-static uint32_t count_list(const struct list *list)
-{
-    uint32_t n = 0;
-
-    list_for_each (node, list)
-        n++;
-    return n;
-}
-
 /* The number of holds that use no memory: those of the producer, of names, and of clients and nodes without its bytes. */
 static uint32_t idle_holds(const struct storage *storage, const struct object *object)
 {
-    struct list *cursor = NULL;
-    uint32_t n = object_has_producer_hold(object);
-
-    while (names_of_object(storage->names, object, &cursor))
-        n++;
-    return n + count_list(object_holders(object, HOLDER_REMOTE)) + count_list(object_holders(object, HOLDER_NODE));
+    return object_has_producer_hold(object) + names_n_of_object(storage->names, object) +
+           object_n_holders(object, HOLDER_REMOTE) + object_n_holders(object, HOLDER_NODE);
 }
 
 bool stored_has_memory(const struct stored *stored)
@@ -89,6 +76,7 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
             layout->offset[i] += stored->bytes - data_bytes;
         status = object_move(object, layout, region, err);
         layout = status == RDT_OK ? NULL : layout;
+        object->unchecked |= status == RDT_OK && stored->has_sums;
     }
     region_unref(region); /* the object has its own reference */
     if (fd >= 0)

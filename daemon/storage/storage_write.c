@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The work of this room's threads on files. A file gets its name when all of it is on the disk, so that a daemon that is
  * killed leaves a complete file or a temporary one. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/storage/storage_impl.h"
+#include "proto/grow.h"
 
 #define TURN_BYTES (UINT64_C(32) << 20) /* written in one turn */
 #define BUFFER_BYTES (UINT64_C(1) << 20)
@@ -80,6 +84,73 @@ enum rdt_status storage_write_file(int dir, const char *name, const void *conten
     return status;
 }
 
+/* ---- damaged files ---- */
+
+#define DAMAGED_FILES 16u                 /* that are kept */
+#define DAMAGED_BYTES (UINT64_C(1) << 30) /* of them, unless the newest alone has more */
+
+struct damaged {
+    char name[STORAGE_FILE_NAME_BYTES];
+    struct timespec since; /* when it got that name */
+    uint64_t bytes;
+};
+
+static int newest_first(const void *a, const void *b)
+{
+    const struct timespec *left = &((const struct damaged *)a)->since, *right = &((const struct damaged *)b)->since;
+
+    if (left->tv_sec != right->tv_sec)
+        return left->tv_sec > right->tv_sec ? -1 : 1;
+    return left->tv_nsec > right->tv_nsec ? -1 : left->tv_nsec < right->tv_nsec;
+}
+
+static size_t list_damaged(int dir, struct damaged **files_p)
+{
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
+    struct damaged *files = NULL, *grown;
+    const struct dirent *entry;
+    size_t n = 0, room = 0;
+    struct stat st;
+
+    if (fd >= 0 && !list)
+        (void)close(fd);
+    while (list && (entry = readdir(list))) {
+        if (strspn(entry->d_name, "0123456789abcdef") != 16 || strcmp(entry->d_name + 16, ".damaged") != 0 ||
+            fstatat(dir, entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode))
+            continue;
+        grown = array_grow(files, n, &room, sizeof *files);
+        if (!grown)
+            break;
+        files = grown;
+        files[n] = (struct damaged){.since = st.st_ctim, .bytes = (uint64_t)st.st_size};
+        memcpy(files[n++].name, entry->d_name, sizeof "0123456789abcdef.damaged");
+    }
+    if (list)
+        (void)closedir(list);
+    *files_p = files;
+    return n;
+}
+
+uint64_t storage_prune_damaged(int dir)
+{
+    struct damaged *files;
+    size_t n = list_damaged(dir, &files);
+    uint64_t bytes = 0;
+
+    if (n > 0)
+        qsort(files, n, sizeof *files, newest_first);
+    for (size_t i = 0; i < n; i++) {
+        bool stays = i == 0 || (i < DAMAGED_FILES && bytes + files[i].bytes <= DAMAGED_BYTES);
+        if (stays || unlinkat(dir, files[i].name, 0) != 0)
+            bytes += files[i].bytes;
+    }
+    free(files);
+    return bytes;
+}
+
+/* ---- removing ---- */
+
 enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error *err)
 {
     if (unlinkat(dir, name, 0) == 0 || errno == ENOENT)
@@ -92,11 +163,15 @@ enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error 
 static enum rdt_status begin(struct store_work *store, struct rdt_error *err)
 {
     char temporary[STORAGE_FILE_NAME_BYTES];
-    enum rdt_status status = stored_plan_init(&store->plan, &store->facts, store->layout, err);
+    enum rdt_status status = stored_plan_init(&store->plan, &store->facts, store->layout, NULL, err);
     uint64_t bytes;
 
     if (status != RDT_OK)
         return status;
+    store->sum = byte_sum_create();
+    store->sums = calloc(store->layout->count + 1u, sizeof *store->sums);
+    if (!store->sum || !store->sums)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the checksums of %u tensors", store->layout->count);
     storage_object_file(store->facts.generation, TMP, temporary);
     store->fd = create(store->dir, temporary);
     if (store->fd < 0)
@@ -106,7 +181,7 @@ static enum rdt_status begin(struct store_work *store, struct rdt_error *err)
     if (fallocate(store->fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != EINTR)
         return rdt_error_sys(err, errno, "reserving %llu bytes", (unsigned long long)bytes);
     store->file_at = store->plan.header_bytes;
-    return write_all(store->fd, store->plan.header, store->plan.header_bytes, 0, err);
+    return RDT_OK;
 }
 
 /* Writes up to `most` bytes of the present tensor; *written_p: how many. */
@@ -130,10 +205,12 @@ static enum rdt_status write_tensor(struct store_work *store, uint64_t most, uin
     status = write_all(store->fd, data, bytes, store->file_at, err);
     if (status != RDT_OK)
         return status;
+    byte_sum_add(store->sum, data, bytes);
     store->file_at += bytes;
     store->from += bytes;
     *written_p = bytes;
     if (bytes == left) {
+        store->sums[i] = byte_sum_end(store->sum);
         store->at++;
         store->from = 0;
     }
@@ -154,11 +231,24 @@ static enum rdt_status write_turn(struct store_work *store, struct rdt_error *er
     return status;
 }
 
+/* The header comes last, because it has the checksums of what was written. */
+static enum rdt_status write_header(struct store_work *store, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    stored_plan_fini(&store->plan);
+    status = stored_plan_init(&store->plan, &store->facts, store->layout, store->sums, err);
+    return status == RDT_OK ? write_all(store->fd, store->plan.header, store->plan.header_bytes, 0, err) : status;
+}
+
 static enum rdt_status end(struct store_work *store, struct rdt_error *err)
 {
     char temporary[STORAGE_FILE_NAME_BYTES], name[STORAGE_FILE_NAME_BYTES];
+    enum rdt_status status = write_header(store, err);
     int fd = store->fd;
 
+    if (status != RDT_OK)
+        return status;
     storage_object_file(store->facts.generation, TMP, temporary);
     storage_object_file(store->facts.generation, ".safetensors", name);
     store->fd = -1;
@@ -191,6 +281,8 @@ void run_store(struct work *work)
     if (store->status != RDT_OK)
         (void)unlinkat(store->dir, temporary, 0);
     free(store->buffer);
+    byte_sum_destroy(store->sum);
+    store->sum = NULL;
     store->buffer = NULL;
     store->fd = -1;
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One stored object: its entry, its waiters, and the removal of its file. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/memory/region_orphans.h"
 #include "daemon/storage/storage_impl.h"
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation)
@@ -26,6 +29,7 @@ struct removal {
     struct storage *storage;
     struct account *account; /* one reference */
     uint64_t bytes;
+    int fd; /* of the file; -1: it could not be opened */
     enum rdt_status status;
     struct rdt_error err;
     char file[STORAGE_FILE_NAME_BYTES];
@@ -35,7 +39,19 @@ static void run_removal(struct work *work)
 {
     struct removal *removal = (struct removal *)work;
 
+    removal->fd = openat(removal->storage->dir, removal->file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     removal->status = storage_remove_file(removal->storage->dir, removal->file, &removal->err);
+}
+
+/* A reader that still has the file keeps its room on the disk, which is charged until the last reader closes it. */
+static void watch_removed(struct removal *removal)
+{
+    struct regions *regions = removal->storage->regions;
+    const struct orphaned orphaned = {.fd = removal->fd, .account = removal->account, .bytes = removal->bytes, .stored = true};
+
+    if (removal->status == RDT_OK)
+        (void)region_orphans_watch(regions->orphans, &orphaned);
+    owner_work_close_fd(regions->owner_work, removal->fd, removal->account);
 }
 
 static void done_removal(struct work *work)
@@ -43,6 +59,8 @@ static void done_removal(struct work *work)
     struct removal *removal = (struct removal *)work;
 
     removal->storage->n_removals--;
+    if (removal->fd >= 0)
+        watch_removed(removal);
     account_give(removal->account, USAGE_STORED_BYTES, removal->bytes);
     account_unref(removal->account);
     if (removal->status != RDT_OK)
@@ -131,6 +149,15 @@ void stored_queue(struct stored *stored)
     list_append(&stored->storage->queue, &stored->queue);
 }
 
+static void stop_check(struct stored *stored)
+{
+    if (!stored->check)
+        return;
+    stored->check->cancelled = true;
+    stored->check->stored = NULL;
+    stored->check = NULL;
+}
+
 void stored_free(struct stored *stored)
 {
     struct storage *storage = stored->storage;
@@ -139,6 +166,8 @@ void stored_free(struct stored *stored)
     list_remove(&stored->queue);
     if (stored->object)
         stored->object->stored = OBJECT_NOT_STORED;
+    stop_check(stored);
+    free(stored->damage);
     (void)map_remove_u64(&storage->stored, stored->generation);
     free(stored);
 }

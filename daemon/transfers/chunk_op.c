@@ -73,3 +73,17 @@ struct chunk_op *chunk_op_create(const struct chunk *chunk, const struct chunk_g
     op->piece.bytes = chunk->bytes;
     return created;
 }
+
+struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
+{
+    struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};
+
+    if (chunk->count == 1) {
+        part.at = chunk->offset - packed->offset[chunk->first];
+        return part;
+    }
+    part.bytes = 0;
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++)
+        part.bytes += layout_bytes(packed, i);
+    return part;
+}

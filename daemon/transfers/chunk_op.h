@@ -30,15 +30,16 @@ struct chunk_ground {
 /* One operation on a connection, which moves a chunk. */
 struct chunk_op {
     struct plugin_op base;
-    struct transfer *in; /* a receive or read of this transfer, or */
-    struct serve *out;   /* a send of this serve; the other is NULL */
-    struct list posted;  /* a send that the transport has: in out->posted */
+    struct transfer *transfer; /* a receive or read of this transfer, or */
+    struct serve *serve;       /* a send of this serve; the other is NULL */
+    struct list posted;        /* a send that the transport has: in sending.posted */
     uint32_t chunk;
     bool in_place;
     uint8_t *staging;          /* NULL: the operation moves the chunk from or to its tensors directly */
     struct device_place place; /* the staging memory as one end of a device copy */
     struct device_copy *copy;
     struct work work;
+    int failed;                          /* the errno of the copy from or to imported memory; 0: none */
     uint8_t padding[LAYOUT_ALIGN_BYTES]; /* sent, and received, between two tensors */
     struct rdt_piece pieces[];
 };
@@ -49,5 +50,8 @@ bool chunk_is_in_place(const struct chunk *chunk, const struct chunk_ground *gro
 /* Creates the operation of a chunk, to be freed with free(); NULL: no memory. If it is not in_place, or ground is NULL, the
  * caller adds the address of a buffer of chunk->bytes in host memory. */
 struct chunk_op *chunk_op_create(const struct chunk *chunk, const struct chunk_ground *ground);
+
+/* Which part of the tensors the chunk holds, for device copies. */
+struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
 
 #endif

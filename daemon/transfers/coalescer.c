@@ -5,6 +5,8 @@
 
 #include "daemon/transfers/coalescer.h"
 
+#define JOINED_MAX 1024u /* fetches of one transfer */
+
 _Static_assert(sizeof(struct coalesced_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 65 + 3,
                "bytes of the key that nobody sets");
 
@@ -60,7 +62,9 @@ struct transfer *coalescer_open(const struct transfers *transfers, const struct 
 {
     const struct coalesced *coalesced = find(transfers, ref, requester);
 
-    return coalesced && coalesced->open && same_id(&coalesced->open->ref, ref) ? coalesced->open : NULL;
+    if (!coalesced || !coalesced->open || coalesced->open->n_fetches >= JOINED_MAX)
+        return NULL;
+    return same_id(&coalesced->open->ref, ref) ? coalesced->open : NULL;
 }
 
 bool coalescer_begin(struct transfer *transfer)

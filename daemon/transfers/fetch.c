@@ -135,6 +135,46 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
     return status;
 }
 
+/* ---- names whose ref leaves the node open ---- */
+
+/* Such a fetch waits for the name on this node, and becomes a pull as soon as the name is found on another one. */
+static void on_found(struct name_seeker *seeker, const uint8_t node[16], const char *address)
+{
+    struct transfer *transfer = container_of(seeker, struct transfer, local.seeker);
+
+    transfer_set_state(transfer, TRANSFER_NEW); /* it goes on as if the ref had named the node from the start */
+    memcpy(transfer->ref.node, node, sizeof transfer->ref.node);
+    text_copy(transfer->ref.address, sizeof transfer->ref.address, address);
+    transfer->record.ref = transfer->ref;
+    transfer_become(transfer, &transfer_pull_kind);
+    transfer->kind->start(transfer);
+}
+
+/* Writes the node of the name into the ref, if this node knows that it is another one. */
+static void place_name(struct transfers *transfers, const struct client *client, struct rdt_ref *ref)
+{
+    struct owner owner = owner_of_ref(ref, &client->account->owner);
+
+    if (transfers->directory_names && ref_is_unplaced(ref))
+        (void)directory_names_find(transfers->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, ref->node,
+                                   ref->address);
+}
+
+/* PARKED, in other states nothing: looks for the name at its homes. May fail the transfer. */
+static void seek_name(struct transfer *transfer)
+{
+    struct directory_names *all = transfer->transfers->directory_names;
+    struct owner owner = owner_of_ref(&transfer->ref, &transfer->account->owner);
+    struct rdt_error err;
+
+    if (transfer->sm.state != TRANSFER_PARKED || !all || !ref_is_unplaced(&transfer->ref) || !directory_names_active(all))
+        return;
+    transfer->local.seeker.on_found = on_found;
+    if (directory_names_seek(all, &owner, (const uint8_t *)transfer->ref.id, transfer->ref.id_bytes, &transfer->local.seeker,
+                             &err) != RDT_OK)
+        transfer_fail_err(transfer, &err);
+}
+
 /* ---- starting ---- */
 
 /* What nobody has done here, for a fetch that waited for it on this node. */
@@ -168,8 +208,7 @@ static void say_how_far(const struct transfer *transfer, char missing[480])
         (void)snprintf(missing, 480, "the link to node %s is not up: rdtctl peers says why", node);
         break;
     case TRANSFER_ASKED:
-    case TRANSFER_EARLY:
-        if (transfer->pull.awaits_put)
+        if (transfer->pull.answer.state == ANSWER_PARKED)
             (void)snprintf(missing, 480, "on node %s nobody has %s, or its owner does not show it to you", node,
                            transfer->ref.is_name ? "published such a version of it" : "put an object with this id");
         else
@@ -202,14 +241,19 @@ static void on_deadline(struct deadline *deadline)
     struct rdt_error err;
     char missing[480];
 
-    if (fetch->no_wait && (transfer->sm.state != TRANSFER_PARKED || transfer->local.seeker.seek)) { /* what is there may come */
+    if (fetch_answer_now(fetch))
+        return;
+    if (fetch->no_wait && (transfer->sm.state != TRANSFER_PARKED || transfer->local.seeker.seek ||
+                           transfer->local.checks)) { /* what is there may come */
         fetch->no_wait = false;
         if (deadline_set(transfer->transfers->deadlines, deadline, NO_WAIT_NS))
             return;
     }
-    if (transfer->sm.state == TRANSFER_PARKED)
+    if (transfer->sm.state == TRANSFER_PARKED && transfer->local.checks)
+        (void)snprintf(missing, sizeof missing, "its stored file was being compared with its checksums");
+    else if (transfer->sm.state == TRANSFER_PARKED)
         say_nobody_put_it(fetch, missing);
-    else if (!transfer_is_local(transfer))
+    else if (transfer->kind->pulls)
         say_how_far(transfer, missing);
     else
         (void)snprintf(missing, sizeof missing, "%llu of %llu bytes were copied",
@@ -236,8 +280,7 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     fetch->handle = item->handle;
     fetch->transfer = transfer;
     fetch->deadline.on_passed = on_deadline;
-    fetch->counted = joined;
-    fetch->merged = joined && !is_name;
+    fetch->joined = !joined ? FETCH_ALONE : is_name ? FETCH_JOINED : FETCH_MERGED;
     fetch->message = message->fds_once ? client->transfers.n_fetch_messages : 0;
     fetch->no_wait = message->timeout_ns == 0;
     fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
@@ -254,7 +297,7 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     }
     list_append(&transfer->fetches, &fetch->by_transfer);
     transfer->n_fetches++;
-    if (!transfer->client) /* Until now the transfer was part of a broadcast and had no client. */
+    if (!transfer->client)
         transfer->client = client;
     return RDT_OK;
 }
@@ -357,7 +400,7 @@ static enum rdt_status check_group(const struct transfers *transfers, const stru
 
 /* Whether a snapshot that is fetched in this way may become a replica on this node: all of it, by any path,
  * in memory that others may read. */
-static bool may_keep(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
+static bool may_become_replica(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *item)
 {
     return !wants_device(message) &&
            (message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW) &&
@@ -369,7 +412,7 @@ static struct transfer *find_joinable(struct transfers *transfers, const struct 
                                       const Rdt__Pb__FetchItem *item, const struct rdt_ref *ref)
 {
     const struct owner *requester = &client->account->owner;
-    struct replica *replica = may_keep(message, item) ? replica_for(&transfers->replicas, ref, requester) : NULL;
+    struct replica *replica = may_become_replica(message, item) ? replica_for(&transfers->replicas, ref, requester) : NULL;
 
     if (replica)
         return replica->filling; /* NULL: the replica is complete and serves at once. */
@@ -399,7 +442,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = note_devices(client, message, err);
     if (status != RDT_OK)
         return status;
-    transfer_place(transfers, client, &ref);
+    place_name(transfers, client, &ref);
     is_here = node_is_here(transfers->node, ref.node, ref.address);
     if (!twin && !is_here) {
         twin = find_joinable(transfers, client, message, item, &ref);
@@ -416,12 +459,14 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->wish.mode = message->mode;
     transfer->wish.meta_only = message->meta_only;
     transfer->wish.self_copy_bytes = message->self_copy_bytes;
-    transfer->pull.joinable = !wants_device(message) && coalescer_fits(message, item, &ref);
+    if (!wants_device(message) && coalescer_fits(message, item, &ref))
+        transfer->wish.sharing = SHARES_REQUEST;
+    else if (may_become_replica(message, item))
+        transfer->wish.sharing = SHARES_REPLICA;
     text_copy(transfer->wish.memory, sizeof transfer->wish.memory, item->to_host ? "host" : message->memory);
     text_copy(transfer->wish.device, sizeof transfer->wish.device, item->to_host ? "" : message->device);
     transfer->wish.host_stays = message->host_stays;
     note_maps(client, message);
-    transfer->pull.keeps = may_keep(message, item);
     memcpy(transfer->wish.transport, message->transport, strlen(message->transport) + 1);
     memcpy(transfer->wish.least, message->least_path, strlen(message->least_path) + 1);
     if (group) {
@@ -433,7 +478,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     if (status == RDT_OK)
         status = destination_check_wish(transfer, err);
     if (status == RDT_OK && item->targets)
-        status = target_create(client, item, &transfer->target, err);
+        status = target_create(client, item, &transfer->move.target, err);
     if (status == RDT_OK)
         status = join(client, transfer, message, item, false, err);
     if (status != RDT_OK) {
@@ -445,16 +490,51 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     return RDT_OK;
 }
 
+enum rdt_status fetch_for_node(struct peer_session *owner, struct account *account, const struct rdt_ref *ref,
+                               const char *group, uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err),
+                               void *arg, struct fetch **fetch_p, struct rdt_error *err)
+{
+    struct transfers *transfers = owner->transfers;
+    struct replica *replica = replica_find(&transfers->replicas, ref->node, ref->generation);
+    struct transfer *transfer = replica ? replica->filling : NULL;
+    struct fetch *fetch = calloc(1, sizeof *fetch);
+    bool joins = transfer;
+
+    if (fetch && !joins)
+        transfer = transfer_new(transfers, &transfer_pull_kind, NULL, account, ref);
+    if (!fetch || !transfer) {
+        free(fetch);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
+    }
+    fetch->transfer = transfer;
+    fetch->on_done = on_done;
+    fetch->arg = arg;
+    fetch->joined = FETCH_JOINED; /* Only fetches of clients are counted. */
+    list_append(&transfer->fetches, &fetch->by_transfer);
+    transfer->n_fetches++;
+    *fetch_p = fetch;
+    if (joins)
+        return RDT_OK;
+    transfer->wish.sharing = SHARES_REPLICA;
+    transfer->pull.broadcast = broadcast;
+    text_copy(transfer->wish.group, sizeof transfer->wish.group, group);
+    transfer->record.direction = "in";
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, owner->peer->name);
+    peer_session_name(&transfer->pull.origin, owner);
+    pull_pull_from(transfer, owner);
+    return RDT_OK;
+}
+
 void transfer_go(struct transfer *transfer, struct reservation *reservation)
 {
     struct transfers *transfers = transfer->transfers;
     uint64_t id = transfer->id;
 
-    transfer->reserve.message = reservation;
+    transfer->move.reserve.message = reservation;
     transfer->kind->start(transfer);
     transfer = transfers_find(transfers, id);
     if (!transfer)
         return;
-    transfer->reserve.message = NULL; /* The transfer waits for an event. The reservation serves the other items. */
-    transfer_seek(transfer);
+    transfer->move.reserve.message = NULL; /* The transfer waits for an event. The reservation serves the other items. */
+    seek_name(transfer);
 }

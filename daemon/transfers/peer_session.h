@@ -8,29 +8,78 @@
 #include "daemon/peers/peer.h"
 #include "daemon/transfers/transfer.h"
 
+/* For replica.c: what this node has of that node's objects. */
+struct session_replicas {
+    unsigned n;               /* replicas, also those that only their readers have */
+    struct list listed;       /* struct replica.by_session */
+    struct list to_report;    /* the same, after a link came up: until they were reported, or dropped */
+    struct list sums_awaited; /* struct replica.by_sum: that node has promised their checksum */
+    struct list sums_lost;    /* the same, after the link on which it had */
+    struct slice report, lose_sums;
+};
+
+/* For replica_directory.c: what that node has of this node's objects. */
+struct session_entries {
+    struct list receiving; /* struct replica_entry.by_node: its replica is not whole */
+    struct list whole;     /* the same: it is */
+    struct list lost;      /* the same: LOST */
+    struct list ending;    /* the same, after the link ended or came up: until they are lost or removed */
+    struct list sums_due;  /* struct sum_due.link: checksums that it will be told */
+    struct list sums_ending;
+    struct slice end;
+    uint64_t lost_until_ns; /* 0: since the link ended, the node serves none of them */
+};
+
+/* Pings of the peer. */
+struct session_ping {
+    uint64_t asked, answered; /* the numbers of the last peer_probe, and of the last that was answered */
+    bool due;                 /* the peer has not answered that ping yet */
+    bool ask_again;           /* a transfer waits for a later one */
+};
+
+/* Transfers by slower transports than both nodes have. */
+struct session_fell_back {
+    uint64_t n;
+    struct log_rare lines;
+    char to[140]; /* what was logged last about that: "stream instead of ucx" */
+};
+
+struct session_counts {
+    unsigned n_pulls, n_serves; /* active transfers from and to that node */
+    uint64_t bytes_pulled, bytes_served;
+};
+
 struct peer_session {
     struct list link; /* in transfers->sessions */
     struct transfers *transfers;
     struct peer *peer;
-    struct list pending;         /* struct transfer.pull.by_peer: in state LINK or QUEUED */
-    struct list incoming;        /* struct transfer.pull.by_peer: in state ASKED or later */
-    struct map serves;           /* the reader's number of its pull -> struct serve */
-    struct list replica_entries; /* struct replica_entry.by_node: replicas of this node's objects on that node */
-    struct list lost_entries;    /* the same, after the link was lost */
-    struct list transports;      /* struct peer_transport.link */
-    struct list in_groups;       /* struct peer_transport.link: sides of groups with that node */
-    struct list members;         /* struct broadcast_member.link: this node as a member of that node's broadcasts */
+    struct list pending;       /* struct transfer.pull.by_peer: in state LINK or QUEUED */
+    struct list pulls;         /* struct transfer.pull.by_peer: in state ASKED or later */
+    struct list looked;        /* the same, while look_some has not looked at them after an event of a connection or a ping */
+    struct list failing[2];    /* the same, after the end of the link: before fail_some has looked at them, and after */
+    struct map by_number;      /* the reader's number of its pull -> struct serve, of the present link */
+    struct list serves;        /* struct serve.by_session: the same */
+    struct list lost_serves;   /* struct serve.by_session: of an earlier link, until stop_some stops them */
+    struct slice fail, stop;   /* after the end of a link */
+    struct slice look;         /* at `looked` */
+    bool connected, refused;   /* with `look`: what connections to that node have reported */
+    struct rdt_error why_lost; /* why it has ended */
+    struct session_replicas replicas;
+    struct session_entries entries;
+    struct list transports; /* struct peer_transport.link */
+    struct list in_groups;  /* struct peer_transport.link: sides of groups with that node */
+    struct list members;    /* struct broadcast_member.link: what this node fetches for that node's broadcasts */
     unsigned n_members;
-    unsigned n_in, n_out; /* active transfers from and to that node */
-    unsigned n_replicas;  /* replicas on this node of that node's objects */
-    uint64_t bytes_in, bytes_out;
+    struct session_counts counts;
+    unsigned n_named;       /* struct transfer.pull.origin and .read_from that are this session */
     uint64_t slow_until_ns; /* until then it is a leaf of every fan-out (fanout.h); 0: it was never slow */
-    uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
-    struct log_rare fell_back_lines, rebuilt_lines; /* users can cause both */
-    char fell_back_to[140];                         /* what was logged last about that: "stream instead of ucx" */
-    uint64_t asked;                                 /* the number of the last peer_probe */
-    bool answer_due;                                /* the peer has not answered that ping yet */
+    struct session_fell_back fell_back;
+    struct log_rare rebuilt_lines; /* users can cause them */
+    struct session_ping ping;
 };
+
+/* Where walks about the session take turns; NULL, which means at once: the daemon closes its transfers. */
+struct slices *session_slices(const struct peer_session *session);
 
 /* Finds or creates the session of a peer. NULL: no memory. */
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
@@ -38,16 +87,25 @@ struct peer_session *peer_session_get(struct transfers *transfers, struct peer *
 /* Frees a session that nothing uses any more. Its peer may have been freed already. */
 void peer_session_free(struct peer_session *session);
 
+/* Sets *at_p, which is pull.origin or pull.read_from of a transfer: a session that they name is not freed. */
+void peer_session_name(struct peer_session **at_p, struct peer_session *session);
+
 /* Sends by peer_send. SHUTTING_DOWN while the daemon closes its transfers, since the peer may not exist any more. */
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                                   struct rdt_error *err);
 
-/* Pings the peer by peer_probe and counts the ping in session->asked. One ping is under way at a time: a failure
+/* The same for what belongs to the link of that epoch. PEER_LOST: that link has ended. */
+enum rdt_status peer_session_send_over(struct peer_session *session, unsigned epoch, enum rdt_peer_message type,
+                                       const ProtobufCMessage *message, struct rdt_error *err);
+
+/* Pings the peer by peer_probe and counts the ping in ping.asked. One ping is under way at a time: a failure
  * that is found meanwhile needs the next ping, because the node may have ended since it answered. */
 void peer_session_ping(struct peer_session *session);
 
+bool session_pickles_trusted(const struct peer_session *session); /* whether the option trusted_pickles lists the node */
+
 /* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure
- * (pull.failed). It ends with that failure when the peer has answered a ping, or with PEER_LOST if the link
+ * (pull.failure). It ends with that failure when the peer has answered a ping, or with PEER_LOST if the link
  * goes down instead. */
 void peer_session_verify(struct transfer *transfer);
 

@@ -213,9 +213,11 @@ static struct peer_transport *peer_transport_get(struct peer_session *session, s
     pt->transport = transport;
     pt->retry.on_passed = on_retry;
     sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
-    list_init(&pt->users_in);
-    list_init(&pt->users_out);
+    list_init(&pt->pulls);
+    list_init(&pt->serves);
     list_init(&pt->sending);
+    list_init(&pt->cut_off);
+    list_init(&pt->cut_sending);
     list_append(&session->transports, &pt->link);
     return pt;
 }
@@ -374,13 +376,13 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
 
 bool peer_transport_has_users(const struct peer_transport *pt)
 {
-    const struct serve *out;
-    size_t cursor = 0;
-
-    if (!list_empty(&pt->users_in) || !list_empty(&pt->users_out))
+    if (!list_empty(&pt->pulls) || !list_empty(&pt->serves) || !list_empty(&pt->cut_off))
         return true;
-    while ((out = map_next(&pt->session->serves, &cursor)))
-        if (out->awaits_memory == pt)
+    list_each (const struct serve, serve, &pt->session->serves, by_session)
+        if (serve->awaits_memory == pt)
+            return true;
+    list_each (const struct serve, serve, &pt->session->lost_serves, by_session)
+        if (serve->awaits_memory == pt)
             return true;
     return false;
 }
@@ -415,6 +417,7 @@ void transfers_transport_forget(struct transfers *transfers, const struct transp
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);
+        slice_stop(&pt->stop);
         list_remove(&pt->link);
         free(pt);
     }

@@ -55,9 +55,12 @@ struct peer_transport {
     bool difference_logged; /* the log has said that the versions differ */
     unsigned failures;      /* in a row; delays the next try */
     struct deadline retry;
-    struct list users_in;  /* struct transfer.pull.by_connection */
-    struct list users_out; /* struct serve.by_connection */
-    struct list sending;   /* struct serve.in_turn: chunks are left to post */
+    struct list pulls;   /* struct transfer.pull.path.by_connection */
+    struct list serves;  /* struct sending.by_connection */
+    struct list sending; /* struct sending.by_sending: chunks are left to post */
+    /* The same two of a connection that has closed, until slices have stopped the serves (serve_is_cut_off). */
+    struct list cut_off, cut_sending;
+    struct slice stop;
     unsigned sends_in_flight;
     bool pumping; /* serve_pump is running */
 };
@@ -106,6 +109,11 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
 /* Whether the connection is no group's, or all nodes of the group are ready; whether it was a group's, which
  * is destroyed. */
 bool transfer_group_is_open(const struct peer_transport *pt);
+
+/* Whether a ready group of that owner, of this node and the two others, moves host memory, and not through ordered queues, in
+ * which a replica that is still being filled would hold up others. */
+bool transfer_group_joins(const struct transfers *transfers, const struct owner *owner, const uint8_t a[16],
+                          const uint8_t b[16]);
 bool transfer_group_is_gone(const struct peer_transport *pt);
 
 /* Whether the reader and the object's producer, both on this node, are members of a group of the transport
@@ -113,7 +121,7 @@ bool transfer_group_is_gone(const struct peer_transport *pt);
 bool transfer_group_is_local(const struct transfer *transfer, const struct object *object);
 
 /* PULL_START names a group: finds the connection by which the reader's node may be sent chunks. */
-enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+enum rdt_status transfer_group_start(struct serve *serve, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
                                      struct rdt_error *err);
 
 /* The group has changed: tells its connections, and through connection_events their users. */
@@ -122,10 +130,5 @@ void transfer_groups_on_change(struct transfers *transfers, struct group *group,
 /* Whether there is a group of this transport, or a transfer in a destroyed one has not ended yet; err says
  * which (BUSY). */
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
-
-/* ---- chunks ---- */
-
-/* Which part of the tensors the chunk holds, for device copies (transfer_staging.c). */
-struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
 
 #endif

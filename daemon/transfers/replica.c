@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See replica.h. */
 #include <assert.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
@@ -12,15 +13,16 @@
 
 /* How long a pull waits for the answer that creates the replica. */
 #define EXPECT_NS 5000000000ll
-#define STILL_BEATS 16u       /* for so long no chunk may move although there is one: the reader stays */
-#define MAX_GENERATIONS 1000u /* of one message */
+#define STILL_BEATS 16u                       /* for so long no chunk may move although there is one: the reader stays */
+#define CHECK_STEP_BYTES (UINT64_C(8) << 20)  /* in one turn of the pool */
+#define CHECK_BATCH_BYTES (UINT64_C(2) << 20) /* that have arrived before the pool is woken */
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events)
 {
     *replicas = (struct replicas){.transfers = transfers, .events = events};
     map_init(&replicas->by_origin);
-    list_init(&replicas->listed);
-    list_init(&replicas->expected);
+    list_init(&replicas->idle);
+    map_init(&replicas->expected);
 }
 
 static void make_key(const uint8_t node[16], uint64_t generation, uint8_t key[24])
@@ -29,12 +31,20 @@ static void make_key(const uint8_t node[16], uint64_t generation, uint8_t key[24
     memcpy(key + 16, &generation, 8);
 }
 
+/* The node has restarted since, so its objects are gone. The replica is dropped soon. */
+static bool is_stale(const struct replica *replica)
+{
+    return memcmp(replica->boot_id, replica->origin->peer->boot_id, sizeof replica->boot_id) != 0;
+}
+
 struct replica *replica_find(const struct replicas *replicas, const uint8_t node[16], uint64_t generation)
 {
+    struct replica *replica;
     uint8_t key[24];
 
     make_key(node, generation, key);
-    return generation ? map_get(&replicas->by_origin, key, sizeof key) : NULL;
+    replica = generation ? map_get(&replicas->by_origin, key, sizeof key) : NULL;
+    return replica && !is_stale(replica) ? replica : NULL;
 }
 
 /* ---- messages to the owner's node ---- */
@@ -61,17 +71,39 @@ void replica_decline(struct peer_session *origin, uint64_t generation)
 
 /* ---- life ---- */
 
+static bool is_idle(const struct replica *replica)
+{
+    return replica->listed && replica->placed && !replica->filling && list_empty(&replica->pulls) &&
+           replica->object->holds == 1 && replica->object->pins == 0;
+}
+
+void replica_settle(void *arg)
+{
+    struct replica *replica = arg;
+    struct replicas *replicas = replica->replicas;
+    bool was_idle = !list_empty(&replica->link), idle = is_idle(replica);
+
+    if (idle == was_idle)
+        return;
+    if (idle)
+        list_append(&replicas->idle, &replica->link);
+    else
+        list_remove(&replica->link);
+    replicas->idle_bytes += idle ? replica->bytes : -replica->bytes;
+}
+
 static void replica_unref(struct replica *replica)
 {
     assert(replica->refs > 0);
     if (--replica->refs > 0)
         return;
-    assert(list_empty(&replica->pulls) && list_empty(&replica->waiters) && !replica->listed);
+    assert(list_empty(&replica->pulls) && !replica->listed);
     deadline_unset(replica->replicas->transfers->deadlines, &replica->beat);
-    if (replica->object)
-        object_drop(replica->object); /* Fetches that hold the object keep it. */
+    replica->object->record = NULL;
+    object_drop(replica->object); /* Fetches that hold the object keep it. */
     account_unref(replica->account);
-    replica->origin->n_replicas--;
+    replica->origin->replicas.n--;
+    list_remove(&replica->by_sum);
     free(replica->arrived);
     free(replica);
 }
@@ -82,8 +114,9 @@ static void unlist(struct replica *replica)
     if (!replica->listed)
         return;
     replica->listed = false;
+    replica_settle(replica);
     map_remove(&replica->replicas->by_origin, replica->key, sizeof replica->key);
-    list_remove(&replica->link);
+    list_remove(&replica->by_session);
     if (replica->placed)
         replica->replicas->bytes -= replica->bytes;
     replica_unref(replica);
@@ -91,21 +124,239 @@ static void unlist(struct replica *replica)
 
 static void drop(struct replica *replica)
 {
-    replica_decline(replica->origin, replica->ref.generation);
+    if (!is_stale(replica))
+        replica_decline(replica->origin, replica->ref.generation);
     unlist(replica);
 }
 
 void replicas_close(struct replicas *replicas)
 {
-    while (!list_empty(&replicas->listed))
-        unlist(container_of(list_first(&replicas->listed), struct replica, link));
+    struct replica *replica;
+    size_t cursor = 0;
+
+    while ((replica = map_next(&replicas->by_origin, &cursor)))
+        unlist(replica);
 }
 
 void replicas_fini(struct replicas *replicas)
 {
-    assert(list_empty(&replicas->listed));
+    assert(list_empty(&replicas->idle) && map_count(&replicas->by_origin) == 0);
     map_fini(&replicas->by_origin);
+    map_fini(&replicas->expected);
 }
+
+/* ---- the check ---- */
+
+/* Compares the bytes of a replica with its publisher's checksum before anybody on this node gets them. The checksum comes in
+ * the owner's answer or, if the owner computes it while it sends, in a message. Whatever is last, that or what this node
+ * computes while bytes arrive, ends the check. */
+struct replica_check {
+    struct work work;        /* first */
+    struct replica *replica; /* a reference, by which its memory stays */
+    const uint8_t *base;
+    struct tensor_sums sums;
+    bool at_work;             /* the pool has it */
+    uint32_t next;            /* the first chunk that has not arrived */
+    _Atomic uint64_t arrived; /* where that chunk begins: all bytes before are there */
+    uint64_t taken;           /* what the pool was last told */
+    bool all;                 /* every chunk has arrived */
+    uint64_t found;           /* 0: not computed yet */
+    _Atomic bool stop;
+};
+
+static void check_free(struct replica_check *check)
+{
+    tensor_sums_fini(&check->sums);
+    free(check);
+}
+
+static void run_check(struct work *work)
+{
+    struct replica_check *check = (struct replica_check *)work;
+    const struct object *object = check->replica->object;
+    uint64_t arrived = check->arrived;
+
+    work->again = !check->stop && tensor_sums_step_to(&check->sums, CHECK_STEP_BYTES, arrived);
+    if (!check->stop && check->sums.at == object->layout->count && check->found == 0)
+        check->found = tensor_sum_object(object->layout, check->sums.sums, object_metadata(object),
+                                         object->metadata_bytes - object->box_bytes);
+}
+
+static void end_check(struct replica *replica, const struct rdt_error *err)
+{
+    struct replica_check *check = replica->check;
+
+    replica->check = NULL;
+    check_free(check);
+    if (replica->filling)
+        replica->replicas->events->on_checked(replica->filling, err);
+    replica_unref(replica);
+}
+
+static bool sum_follows(const struct replica *replica)
+{
+    return !list_empty(&replica->by_sum);
+}
+
+/* Ends the check if both checksums are there, or if none will come. */
+static void compare_sums(struct replica *replica)
+{
+    Rdt__Pb__StatusReply *counts = replica->replicas->transfers->counts;
+    const struct replica_check *check = replica->check;
+    struct rdt_error err = {0};
+
+    if (!check->all || check->at_work || check->found == 0 || sum_follows(replica))
+        return;
+    if (replica->sum == 0) {
+        counts->replicas_unchecked++;
+    } else if (replica->sum == check->found) {
+        counts->replicas_checked++;
+        replica->object->sum = replica->sum;
+    } else {
+        counts->replicas_damaged++;
+        (void)rdt_error_set(&err, RDT_DAMAGED,
+                            "the bytes of object \"%s\" that came from node %s are not those that were put on node %s: their "
+                            "checksum is %016" PRIx64 ", and should be %016" PRIx64,
+                            replica->ref.id, replica->filling ? replica->filling->record.peer : "?",
+                            replica->origin->peer->name, check->found, replica->sum);
+        log_warn("%s", err.msg);
+    }
+    end_check(replica, err.status == RDT_OK ? NULL : &err);
+}
+
+static void done_check(struct work *work);
+
+static void go_on_checking(struct replica_check *check)
+{
+    struct replica *replica = check->replica;
+
+    check->at_work = true;
+    check->taken = check->arrived;
+    check->work = (struct work){.run = run_check, .done = done_check, .lane = replica->filling->record.client};
+    work_submit(replica->replicas->transfers->pool, &check->work);
+}
+
+static void done_check(struct work *work)
+{
+    struct replica_check *check = (struct replica_check *)work;
+    struct replica *replica = check->replica;
+
+    check->at_work = false;
+    if (replica->check != check) { /* its transfer has ended, or starts again */
+        check_free(check);
+        replica_unref(replica);
+    } else if (check->found == 0 && (check->all || check->arrived - check->taken >= CHECK_BATCH_BYTES)) {
+        go_on_checking(check);
+    } else {
+        compare_sums(replica);
+    }
+}
+
+static bool begin_check(struct replica *replica)
+{
+    struct object *object = replica->object;
+    struct replica_check *check;
+
+    if ((replica->sum == 0 && !sum_follows(replica)) || object->n_regions != 1)
+        return false;
+    check = calloc(1, sizeof *check);
+    if (!check || !(check->base = region_addr(object->uses[0].region, NULL)) ||
+        !tensor_sums_init(&check->sums, object->layout, &check->base)) {
+        if (check)
+            check_free(check);
+        return false;
+    }
+    check->replica = replica;
+    replica->refs++;
+    replica->check = check;
+    return true;
+}
+
+/* Computes while bytes arrive, when they are still in the processor's caches. */
+void replica_check_more(struct replica *replica)
+{
+    const struct chunk_plan *plan = replica->plan;
+    struct replica_check *check;
+
+    if (!replica->check && !begin_check(replica))
+        return;
+    check = replica->check;
+    while (check->next < plan->n && replica->arrived[check->next])
+        check->next++;
+    check->arrived = check->next < plan->n ? plan->chunks[check->next].offset : UINT64_MAX;
+    if (!check->at_work && check->arrived - check->taken >= CHECK_BATCH_BYTES && check->found == 0)
+        go_on_checking(check);
+}
+
+void replica_check(struct replica *replica)
+{
+    struct replica_check *check;
+
+    if (!replica->check && !begin_check(replica)) {
+        replica->replicas->transfers->counts->replicas_unchecked++;
+        replica->replicas->events->on_checked(replica->filling, NULL);
+        return;
+    }
+    check = replica->check;
+    check->arrived = UINT64_MAX;
+    check->all = true;
+    if (!check->at_work && check->found == 0)
+        go_on_checking(check);
+    else
+        compare_sums(replica);
+}
+
+void replica_take_sum(struct replica *replica, uint64_t sum, bool follows)
+{
+    if (replica->sum == 0) {
+        replica->sum = sum;
+        list_remove(&replica->by_sum);
+        if (sum == 0 && follows)
+            list_append(&replica->origin->replicas.sums_awaited, &replica->by_sum);
+    }
+    if (replica->check)
+        compare_sums(replica);
+}
+
+static void stop_check(struct replica *replica)
+{
+    struct replica_check *check = replica->check;
+
+    if (!check)
+        return;
+    replica->check = NULL;
+    if (check->at_work) {
+        check->stop = true;
+        return;
+    }
+    check_free(check);
+    replica_unref(replica);
+}
+
+static bool lose_some_sums(struct slice *slice, uint64_t until_ns)
+{
+    struct session_replicas *replicas = container_of(slice, struct session_replicas, lose_sums);
+
+    list_drain (struct replica, replica, &replicas->sums_lost, by_sum) {
+        replica_take_sum(replica, 0, false); /* the end of a check may drop this replica and others */
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+void replicas_link_down(struct peer_session *session)
+{
+    struct session_replicas *replicas = &session->replicas;
+
+    slice_stop(&replicas->report);
+    list_splice(&replicas->listed, &replicas->to_report);
+    list_splice(&replicas->sums_lost, &replicas->sums_awaited);
+    replicas->lose_sums.run = lose_some_sums;
+    slice_begin(session_slices(session), &replicas->lose_sums);
+}
+
+/* ---- filling ---- */
 
 /* Creates the replica's object, still without memory. */
 static bool adopt(struct replica *replica, const struct transfer *transfer)
@@ -113,14 +364,14 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
     struct object_put put = {.account = replica->account,
                              .id = (const uint8_t *)replica->ref.id,
                              .id_bytes = replica->ref.id_bytes,
-                             .metadata = transfer->metadata,
-                             .metadata_bytes = transfer->metadata_bytes,
-                             .box_bytes = transfer->box_bytes,
+                             .metadata = transfer->metadata.bytes,
+                             .metadata_bytes = transfer->metadata.n_bytes,
+                             .box_bytes = transfer->metadata.box_bytes,
                              .visibility = replica->visibility,
                              .transport = "",
-                             .snapshot = true};
+                             .promise = OBJECT_SEALED};
 
-    if (layout_packed(transfer->source, &put.layout, &replica->bytes, NULL) != RDT_OK)
+    if (layout_packed(transfer->move.source, &put.layout, &replica->bytes, NULL) != RDT_OK)
         return false;
     if (object_table_adopt(replica->replicas->transfers->objects, &put, &replica->object, NULL) == RDT_OK)
         return true;
@@ -128,11 +379,68 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
     return false;
 }
 
+struct expected {
+    struct list pulls;   /* struct serve.by_replica; never empty */
+    uint8_t key[16 + 8]; /* as in struct replica */
+};
+
+static struct expected *find_expected(const struct replicas *replicas, const struct serve *serve)
+{
+    uint8_t key[16 + 8];
+
+    make_key(serve->ref.node, serve->ref.generation, key);
+    return map_get(&replicas->expected, key, sizeof key);
+}
+
+static void drop_expected(struct replicas *replicas, struct expected *expected)
+{
+    map_remove(&replicas->expected, expected->key, sizeof expected->key);
+    free(expected);
+}
+
+/* false: no memory. */
+static bool expect(struct replicas *replicas, struct serve *serve)
+{
+    struct expected *expected = find_expected(replicas, serve);
+
+    if (!expected) {
+        expected = calloc(1, sizeof *expected);
+        if (!expected)
+            return false;
+        list_init(&expected->pulls);
+        make_key(serve->ref.node, serve->ref.generation, expected->key);
+        if (!map_put(&replicas->expected, expected->key, sizeof expected->key, expected)) {
+            free(expected);
+            return false;
+        }
+    }
+    list_append(&expected->pulls, &serve->by_replica);
+    return true;
+}
+
+/* The pull leaves its replica, or does not wait for one any more. */
+static void leave(struct replicas *replicas, struct serve *serve)
+{
+    struct expected *expected = serve->replica || list_empty(&serve->by_replica) ? NULL : find_expected(replicas, serve);
+
+    list_remove(&serve->by_replica);
+    if (expected && list_empty(&expected->pulls))
+        drop_expected(replicas, expected);
+}
+
 static void wake_expected(struct replica *replica)
 {
-    list_each_safe (struct serve, out, &replica->replicas->expected, by_replica)
-        if (out->ref.generation == replica->ref.generation && memcmp(out->ref.node, replica->ref.node, 16) == 0)
-            replica_serve(replica->replicas, out);
+    struct replicas *replicas = replica->replicas;
+    struct expected *expected = map_get(&replicas->expected, replica->key, sizeof replica->key);
+    struct list pulls;
+
+    if (!expected)
+        return;
+    list_init(&pulls);
+    list_splice(&pulls, &expected->pulls);
+    drop_expected(replicas, expected);
+    list_drain (struct serve, serve, &pulls, by_replica)
+        replica_serve(replicas, serve);
 }
 
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -140,7 +448,7 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     struct replicas *replicas = &transfer->transfers->replicas;
     const struct rdt_ref *ref = &transfer->ref;
     struct owner owner = {.uid = ref->uid};
-    struct replica *replica = calloc(1, sizeof *replica);
+    struct replica *replica = calloc(1, sizeof *replica), *stale;
 
     assert(!transfer->pull.replica);
     if (!replica)
@@ -155,22 +463,29 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     memcpy(replica->tenant, transfer->account->owner.tenant, sizeof replica->tenant);
     replica->account = account_get(replicas->transfers->objects->accounts, &owner);
     replica->visibility = (Rdt__Pb__Visibility)meta->visibility;
+    list_init(&replica->by_sum);
+    list_init(&replica->link);
+    replica->untrusted = transfer->pull.untrusted;
+    if ((stale = map_get(&replicas->by_origin, replica->key, sizeof replica->key)))
+        unlist(stale);
     list_init(&replica->pulls);
-    list_init(&replica->waiters);
     if (!replica->account || !adopt(replica, transfer) ||
         !map_put(&replicas->by_origin, replica->key, sizeof replica->key, replica)) {
         if (replica->object)
             object_drop(replica->object);
         account_unref(replica->account);
+        list_remove(&replica->by_sum);
         free(replica);
         return false;
     }
-    replica->origin->n_replicas++;
-    list_append(&replicas->listed, &replica->link);
+    replica->object->record = replica;
+    replica->origin->replicas.n++;
+    list_append(&replica->origin->replicas.listed, &replica->by_session);
     replica->listed = true;
     replica->filling = transfer;
     replica->refs = 2;
     transfer->pull.replica = replica;
+    replica_take_sum(replica, meta->sum, meta->sum_follows);
     wake_expected(replica);
     return true;
 }
@@ -213,24 +528,24 @@ struct replica *replica_for(const struct replicas *replicas, const struct rdt_re
 
 void replica_used(struct replica *replica)
 {
-    if (!replica->listed)
+    if (list_empty(&replica->link))
         return;
     list_remove(&replica->link);
-    list_append(&replica->replicas->listed, &replica->link);
+    list_append(&replica->replicas->idle, &replica->link);
 }
 
 /* ---- being filled ---- */
 
 enum rdt_status replica_place(struct replica *replica, struct transfer *transfer, struct rdt_error *err)
 {
-    enum rdt_status status = object_attach(replica->object, &transfer->received, 1, err);
+    enum rdt_status status = object_attach(replica->object, &transfer->move.received, 1, err);
 
     if (status != RDT_OK)
         return status;
-    region_clear_gaps(transfer->received, replica->object->layout, 0);
-    transfer->received->origin = REGION_COPY;
-    transfer->received->client = 0;
-    event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->received);
+    region_clear_gaps(transfer->move.received, replica->object->layout, 0);
+    transfer->move.received->origin = REGION_COPY;
+    transfer->move.received->client = 0;
+    event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->move.received);
     replica->placed = true;
     if (replica->listed)
         replica->replicas->bytes += replica->bytes;
@@ -264,6 +579,14 @@ enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *p
 void replica_unplan(struct replica *replica)
 {
     replica->plan = NULL;
+    stop_check(replica);
+}
+
+void replica_forget_bytes(struct replica *replica)
+{
+    if (replica->arrived)
+        memset(replica->arrived, 0, replica->plan_n * sizeof *replica->arrived);
+    replica->arrived_to = 0;
 }
 
 bool replica_wants(const struct replica *replica, uint32_t chunk)
@@ -278,33 +601,19 @@ void replica_arrived(struct replica *replica, uint32_t chunk)
     replica->arrived[chunk] = true;
     if (at->offset + at->bytes > replica->arrived_to)
         replica->arrived_to = at->offset + at->bytes;
+    replica_check_more(replica);
     replica->refs++; /* A pull that fails may be the last that wanted the replica. */
     wake_pulls(replica);
     replica_unref(replica);
 }
 
-static bool idle(const struct replica *replica)
-{
-    return replica->placed && !replica->filling && list_empty(&replica->pulls) && replica->object->holds == 1 &&
-           replica->object->pins == 0;
-}
-
 /* Drops idle replicas, least recently used first, until replicas_max_bytes is met. */
 static void make_room(struct replicas *replicas)
 {
-    list_each_safe (struct replica, replica, &replicas->listed, link) {
+    list_drain (struct replica, replica, &replicas->idle, link) {
         if (replicas->bytes <= replicas->transfers->options->replicas_max_bytes)
             return;
-        if (idle(replica))
-            drop(replica);
-    }
-}
-
-static void tell_waiters(struct replica *replica)
-{
-    list_drain (struct replica_waiter, waiter, &replica->waiters, link) {
-        list_remove(&waiter->link);
-        waiter->on_end(waiter);
+        drop(replica);
     }
 }
 
@@ -319,7 +628,6 @@ void replica_whole(struct replica *replica)
     replica->plan = NULL;
     wake_pulls(replica);
     if (replica->listed) {
-        replica_used(replica);
         send_copies(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
         make_room(replicas);
         if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
@@ -327,7 +635,7 @@ void replica_whole(struct replica *replica)
         else /* Every fetch shares the memory now, so it is charged to no user's limit. */
             region_make_common(replica->object->uses[0].region);
     }
-    tell_waiters(replica);
+    replica_settle(replica);
     replica_unref(replica);
 }
 
@@ -338,45 +646,45 @@ void replica_end_filling(struct transfer *transfer)
     if (!replica)
         return;
     transfer->pull.replica = NULL;
+    stop_check(replica);
     if (replica->filling) {
         struct rdt_error err;
         replica->filling = NULL;
         replica->plan = NULL;
         (void)rdt_error_set(&err, RDT_PEER_LOST, "the replica of object \"%s\" on this node will not become complete",
                             replica->ref.id);
-        list_drain (struct serve, out, &replica->pulls, by_replica) {
-            list_remove(&out->by_replica); /* Its operations may have to end first. */
-            replica->replicas->events->on_failed(out, &err);
+        list_drain (struct serve, serve, &replica->pulls, by_replica) {
+            list_remove(&serve->by_replica); /* Its operations may have to end first. */
+            replica->replicas->events->on_failed(serve, &err);
         }
         if (replica->listed)
             drop(replica);
-        tell_waiters(replica);
     }
     replica_unref(replica);
 }
 
 bool replica_in_demand(const struct replica *replica)
 {
-    return replica && (!list_empty(&replica->pulls) || !list_empty(&replica->waiters) ||
-                       (replica->filling && replica->filling->pull.member));
+    return replica && !list_empty(&replica->pulls);
 }
 
 /* ---- pulls of other nodes ---- */
 
-static bool has_next(const struct serve *out)
+static bool has_next(const struct serve *serve)
 {
-    return out->sm.state == SERVE_SENDING && out->plan &&
-           (out->next_chunk >= out->plan->n ||
-            replica_has(out->replica, out->plan->chunks[out->next_chunk].offset, out->plan->chunks[out->next_chunk].bytes));
+    return serve->sm.state == SERVE_SENDING && serve->sending.plan &&
+           (serve->sending.next >= serve->sending.plan->n ||
+            replica_has(serve->replica, serve->sending.plan->chunks[serve->sending.next].offset,
+                        serve->sending.plan->chunks[serve->sending.next].bytes));
 }
 
 /* Whether this node can say that it serves the pull: it waits for bytes itself, or chunks have moved lately. */
-static bool can_vouch(struct serve *out)
+static bool can_vouch(struct serve *serve)
 {
-    if (!has_next(out) || out->chunks_done != out->chunks_at_beat)
-        out->beats = 0;
-    out->chunks_at_beat = out->chunks_done;
-    return out->beats++ < STILL_BEATS;
+    if (!has_next(serve) || serve->sending.n_done != serve->chunks_at_beat)
+        serve->beats = 0;
+    serve->chunks_at_beat = serve->sending.n_done;
+    return serve->beats++ < STILL_BEATS;
 }
 
 /* Readers leave a node that is silent. This one may have no bytes for them, or a slow way, but is alive. */
@@ -386,11 +694,11 @@ static void on_beat(struct deadline *deadline)
 
     if (list_empty(&replica->pulls))
         return;
-    list_each (struct serve, out, &replica->pulls, by_replica) {
+    list_each (struct serve, serve, &replica->pulls, by_replica) {
         Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
-        parked.transfer = out->number;
-        if (can_vouch(out))
-            (void)peer_session_send(out->session, RDT_PEER_PULL_PARKED, &parked.base, NULL);
+        parked.transfer = serve->number;
+        if (can_vouch(serve))
+            (void)peer_session_send_over(serve->session, serve->epoch, RDT_PEER_PULL_PARKED, &parked.base, NULL);
     }
     (void)deadline_set(replica->replicas->transfers->deadlines, &replica->beat, FANOUT_BEAT_NS);
 }
@@ -408,44 +716,49 @@ void replica_reader_is_slow(const struct replica *replica, const struct peer_ses
     (void)peer_session_send(replica->origin, RDT_PEER_REPLICAS, &message.base, NULL);
 }
 
-void replica_serve(struct replicas *replicas, struct serve *out)
+void replica_serve(struct replicas *replicas, struct serve *serve)
 {
-    struct replica *replica = replica_find(replicas, out->ref.node, out->ref.generation);
+    struct replica *replica = replica_find(replicas, serve->ref.node, serve->ref.generation);
     struct rdt_error err;
 
-    list_remove(&out->by_replica);
+    leave(replicas, serve);
+    if (!replica && !expect(replicas, serve)) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to wait for the replica of object \"%s\"", serve->ref.id);
+        replicas->events->on_refused(serve, &err);
+        return;
+    }
     if (!replica) {
-        list_append(&replicas->expected, &out->by_replica);
-        (void)deadline_set(replicas->transfers->deadlines, &out->deadline, EXPECT_NS);
+        (void)deadline_set(replicas->transfers->deadlines, &serve->deadline, EXPECT_NS);
         return;
     }
-    deadline_unset(replicas->transfers->deadlines, &out->deadline); /* The reader watches the time. */
-    if (!visible_to(replica, &out->account->owner)) {
-        (void)rdt_error_set(&err, RDT_DENIED, "the replica of object \"%s\" is not visible to uid %u", out->ref.id,
-                            out->account->owner.uid);
-        replicas->events->on_refused(out, &err);
+    deadline_unset(replicas->transfers->deadlines, &serve->deadline); /* The reader watches the time. */
+    if (!visible_to(replica, &serve->account->owner)) {
+        (void)rdt_error_set(&err, RDT_DENIED, "the replica of object \"%s\" is not visible to uid %u", serve->ref.id,
+                            serve->account->owner.uid);
+        replicas->events->on_refused(serve, &err);
         return;
     }
-    replica_used(replica);
     replica->refs++;
-    out->replica = replica;
-    list_append(&replica->pulls, &out->by_replica);
+    serve->replica = replica;
+    list_append(&replica->pulls, &serve->by_replica);
+    replica_settle(replica);
     replica->beat.on_passed = on_beat;
     if (deadline_left_ns(&replica->beat) < 0) /* Without memory for it, readers may leave early. */
         (void)deadline_set(replicas->transfers->deadlines, &replica->beat, FANOUT_BEAT_NS);
-    replicas->events->on_found(out, replica->object);
+    replicas->events->on_found(serve, replica->object);
 }
 
-void replica_unserve(struct serve *out)
+void replica_unserve(struct serve *serve)
 {
-    struct replica *replica = out->replica;
+    struct replica *replica = serve->replica;
 
-    list_remove(&out->by_replica);
-    out->replica = NULL;
+    leave(&serve->transfers->replicas, serve);
+    serve->replica = NULL;
     if (!replica)
         return;
     if (replica->filling && list_empty(&replica->pulls))
         replica->replicas->events->on_unwanted(replica->filling);
+    replica_settle(replica);
     replica_unref(replica);
 }
 
@@ -478,28 +791,37 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 
 /* ---- messages from the owner's node ---- */
 
-void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
+/* Reports replicas, and drops those of an earlier daemon. */
+static bool report_some(struct slice *slice, uint64_t until_ns)
 {
-    uint64_t generations[MAX_GENERATIONS];
+    struct session_replicas *replicas = container_of(slice, struct session_replicas, report);
+    struct peer_session *session = container_of(replicas, struct peer_session, replicas);
+    uint64_t generations[REPLICAS_MAX_GENERATIONS];
     size_t n = 0;
 
-    list_each_safe (struct replica, replica, &replicas->listed, link) {
-        if (replica->origin != session)
-            continue;
-        if (memcmp(replica->boot_id, session->peer->boot_id, sizeof replica->boot_id) != 0) {
-            unlist(replica); /* The node has restarted, so its objects are gone. */
-            continue;
-        }
-        if (replica->filling) /* it is reported when it is complete */
-            continue;
-        generations[n++] = replica->ref.generation;
-        if (n == MAX_GENERATIONS) {
-            send_copies(session, generations, n, NULL, NULL, 0);
-            n = 0;
-        }
+    while (!list_empty(&replicas->to_report) && n < REPLICAS_MAX_GENERATIONS) {
+        struct replica *replica = container_of(list_first(&replicas->to_report), struct replica, by_session);
+        list_remove(&replica->by_session);
+        list_append(&replicas->listed, &replica->by_session);
+        if (is_stale(replica))
+            unlist(replica);
+        else if (!replica->filling) /* it is reported when it is complete */
+            generations[n++] = replica->ref.generation;
+        if (uv_hrtime() >= until_ns)
+            break;
     }
     if (n > 0)
         send_copies(session, generations, n, NULL, NULL, 0);
+    return list_empty(&replicas->to_report);
+}
+
+void replicas_peer_up(struct peer_session *session)
+{
+    struct session_replicas *replicas = &session->replicas;
+
+    list_splice(&replicas->to_report, &replicas->listed);
+    replicas->report.run = report_some;
+    slice_begin(session_slices(session), &replicas->report);
 }
 
 static const char *why_again(Rdt__Pb__AskAgainWhy why)
@@ -516,6 +838,16 @@ static const char *why_again(Rdt__Pb__AskAgainWhy why)
     }
 }
 
+/* The object may have been freed by force meanwhile: then its replica is not listed. */
+static void take_due_sum(struct peer_session *origin, uint64_t generation, uint64_t sum)
+{
+    list_each (struct replica, replica, &origin->replicas.sums_awaited, by_sum)
+        if (replica->ref.generation == generation) {
+            replica_take_sum(replica, sum, false);
+            return;
+        }
+}
+
 void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message)
 {
     for (size_t i = 0; i < message->n_valid; i++) {
@@ -530,6 +862,8 @@ void replicas_on_message(struct replicas *replicas, struct peer_session *session
         if (replica)
             unlist(replica);
     }
+    for (size_t i = 0; i < message->n_summed && i < message->n_sums; i++)
+        take_due_sum(session, message->summed[i], message->sums[i]);
     for (size_t i = 0; i < message->n_ask_again; i++) {
         struct replica *replica = replica_find(replicas, session->peer->uuid, message->ask_again[i]);
         if (replica && replica->filling)
@@ -544,17 +878,13 @@ void replicas_on_message(struct replicas *replicas, struct peer_session *session
 
 uint64_t replicas_evict(struct replicas *replicas, uint64_t bytes)
 {
-    uint64_t idle_bytes = 0, evicted_bytes = 0;
+    uint64_t idle_bytes = replicas->idle_bytes, evicted_bytes = 0;
 
-    list_each (const struct replica, replica, &replicas->listed, link)
-        idle_bytes += idle(replica) ? replica->bytes : 0;
     if (idle_bytes < bytes)
         return idle_bytes; /* Evicting all idle replicas would not free enough memory. */
-    list_each_safe (struct replica, replica, &replicas->listed, link) {
+    list_drain (struct replica, replica, &replicas->idle, link) {
         if (evicted_bytes >= bytes)
             break;
-        if (!idle(replica))
-            continue;
         evicted_bytes += replica->bytes;
         log_debug("obj %016llx: evicting its replica", (unsigned long long)replica->ref.generation);
         drop(replica);

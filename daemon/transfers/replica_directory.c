@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/objects/object_sum.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica_directory.h"
@@ -39,6 +40,54 @@ static void replica_entry_free(struct replica_entry *entry)
         replicated_object_forget(replicated);
 }
 
+/* ---- checksums ---- */
+
+/* A node waits for a checksum that is being computed, even if it has no entry any more. */
+struct sum_due {
+    struct object_sum_waiter waiter;
+    struct list link; /* in session->entries.sums_due or .sums_ending */
+    struct peer_session *session;
+    uint64_t generation;
+};
+
+static void sum_due_free(struct sum_due *due)
+{
+    list_remove(&due->waiter.link);
+    list_remove(&due->link);
+    free(due);
+}
+
+static void on_sum(struct object_sum_waiter *waiter, uint64_t sum, const struct rdt_error *err)
+{
+    struct sum_due *due = container_of(waiter, struct sum_due, waiter);
+    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
+
+    (void)err; /* without a checksum the node keeps its replica unchecked */
+    message.summed = &due->generation;
+    message.sums = &sum;
+    message.n_summed = message.n_sums = 1;
+    (void)peer_session_send(due->session, RDT_PEER_REPLICAS, &message.base, NULL);
+    sum_due_free(due);
+}
+
+void replica_directory_sum(struct peer_session *session, struct object *object, uint64_t *sum_p, bool *follows_p)
+{
+    struct sum_due *due = object->sum == 0 ? calloc(1, sizeof *due) : NULL;
+
+    *follows_p = false;
+    if (due) {
+        due->waiter.on_sum = on_sum;
+        due->session = session;
+        due->generation = object->generation;
+        list_init(&due->waiter.link);
+        list_append(&session->entries.sums_due, &due->link);
+        *follows_p = object_sum(object, &due->waiter, NULL) == RDT_AGAIN;
+        if (!*follows_p)
+            sum_due_free(due);
+    }
+    *sum_p = object->sum;
+}
+
 unsigned replica_entry_depth(const struct replica_entry *entry)
 {
     return entry->place.depth;
@@ -46,15 +95,19 @@ unsigned replica_entry_depth(const struct replica_entry *entry)
 
 void replica_entry_serve_here(struct replica_entry *entry)
 {
+    list_remove(&entry->by_node);
+    list_append(&entry->session->entries.receiving, &entry->by_node);
     fanout_serve_here(&entry->place);
 }
 
 void replica_directory_fini(struct replica_directory *directory)
 {
     list_each (struct peer_session, session, &directory->transfers->sessions, link) {
-        replica_directory_link_up(session);
-        while (!list_empty(&session->replica_entries))
-            replica_entry_free(container_of(list_first(&session->replica_entries), struct replica_entry, by_node));
+        list_splice(&session->entries.ending, &session->entries.receiving);
+        list_splice(&session->entries.ending, &session->entries.whole);
+        list_splice(&session->entries.ending, &session->entries.lost);
+        list_drain (struct replica_entry, entry, &session->entries.ending, by_node)
+            replica_entry_free(entry);
     }
     map_fini(&directory->by_generation);
 }
@@ -64,7 +117,7 @@ void replica_directory_fini(struct replica_directory *directory)
 static struct replica_entry *find(const struct replicated_object *replicated, const struct peer_session *session)
 {
     list_each (struct replica_entry, entry, &replicated->nodes, link)
-        if (entry->session == session)
+        if (entry->session == session && entry->epoch == session->peer->epoch)
             return entry;
     return NULL;
 }
@@ -109,9 +162,10 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
     }
     entry->replicated = replicated;
     entry->session = session;
+    entry->epoch = session->peer->epoch;
     fanout_join(&replicated->fanout, &entry->place, session->slow_until_ns > uv_hrtime());
     list_append(&replicated->nodes, &entry->link);
-    list_append(&session->replica_entries, &entry->by_node);
+    list_append(&session->entries.receiving, &entry->by_node);
     return entry;
 }
 
@@ -129,12 +183,15 @@ static bool share_transport(struct peer_session *a, struct peer_session *b)
     return false;
 }
 
-static bool can_read(const struct fanout_place *reader, const struct fanout_place *source, void *arg)
+static bool can_read(const struct fanout_place *reader, const struct fanout_place *source, void *requester)
 {
-    struct peer_session *there = container_of(source, struct replica_entry, place)->session;
+    const struct replica_entry *entry = container_of(source, struct replica_entry, place);
+    struct peer_session *here = container_of(reader, struct replica_entry, place)->session;
+    struct peer_session *there = entry->session;
 
-    return there->peer->state == PEER_UP && there->peer->address[0] &&
-           share_transport(there, container_of(reader, struct replica_entry, place)->session);
+    return there->peer->state == PEER_UP && entry->epoch == there->peer->epoch && there->peer->address[0] &&
+           (share_transport(there, here) ||
+            transfer_group_joins(here->transfers, requester, there->peer->uuid, here->peer->uuid));
 }
 
 /* The reader will send PULL again, and then gets another source. */
@@ -152,7 +209,7 @@ static void ask_again(struct fanout_place *place, void *arg)
     (void)peer_session_send(entry->session, RDT_PEER_REPLICAS, &message.base, NULL);
 }
 
-struct peer_session *replica_entry_redirect(struct replica_entry *entry, const uint8_t *left)
+struct peer_session *replica_entry_redirect(struct replica_entry *entry, const struct owner *requester, const uint8_t *left)
 {
     struct replica_directory *directory = entry->replicated->directory;
     struct fanout_place *source = entry->place.source;
@@ -161,7 +218,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
         entry->place.asked = FANOUT_ASKED_SOURCE; /* It had not begun at this source. */
     if (left)
         fanout_left(&entry->place, ask_again, NULL);
-    source = fanout_choose(&entry->place, can_read, ask_again, NULL);
+    source = fanout_choose(&entry->place, can_read, ask_again, (void *)requester);
     if (!source)
         return NULL;
     directory->transfers->counts->redirected++;
@@ -185,9 +242,8 @@ static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
         log_debug("obj %016llx: node %s lags, so no other node reads from it",
                   (unsigned long long)entry->replicated->generation, reader->peer->name);
     }
-    list_each_safe (struct replica_entry, other, &reader->replica_entries, by_node)
-        if (!other->place.whole)
-            fanout_demote(&other->place, verdict, ask_again, NULL);
+    list_each_safe (struct replica_entry, other, &reader->entries.receiving, by_node)
+        fanout_demote(&other->place, verdict, ask_again, NULL);
 }
 
 /* The entry of a node that receives from the source (NULL: this node); NULL: it has another source, or is done. */
@@ -234,12 +290,15 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
     struct replica_entry *entry;
     bool is_new;
 
-    if (!object || object->state != OBJECT_LIVE || !object->snapshot)
+    if (!object || object->state != OBJECT_LIVE || !object_is_constant(object))
         return false;
     entry = replica_entry_add(directory, session, object, &is_new);
-    if (entry)
-        fanout_set_whole(&entry->place);
-    return entry;
+    if (!entry)
+        return false;
+    fanout_set_whole(&entry->place);
+    list_remove(&entry->by_node);
+    list_append(&session->entries.whole, &entry->by_node);
+    return true;
 }
 
 static struct peer_session *session_of(const struct transfers *transfers, const ProtobufCBinaryData *uuid)
@@ -289,34 +348,70 @@ static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
 {
     struct replicated_object *replicated = entry->replicated;
 
-    fanout_leave(&entry->place);
+    if (entry->place.fanout)
+        fanout_leave(&entry->place);
     list_remove(&entry->link);
     list_remove(&entry->by_node);
     list_append(&replicated->lost, &entry->link);
-    list_append(&entry->session->lost_entries, &entry->by_node);
+    list_append(&entry->session->entries.lost, &entry->by_node);
     entry->over.on_passed = on_over;
     /* Without memory for the deadline, the entry stays LOST until the link is up. */
     (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over, left_ns);
 }
 
+/* Of an earlier link: while there is none, the node may serve the replica for some time. Now it has asked, or will. */
+static bool end_some(struct slice *slice, uint64_t until_ns)
+{
+    struct session_entries *entries = container_of(slice, struct session_entries, end);
+    struct peer_session *session = container_of(entries, struct peer_session, entries);
+
+    list_drain (struct sum_due, due, &entries->sums_ending, link) {
+        sum_due_free(due);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    list_drain (struct replica_entry, entry, &entries->ending, by_node) {
+        uint64_t now = uv_hrtime();
+        if (session->peer->state != PEER_UP && now < entries->lost_until_ns)
+            replica_entry_lose(entry, (int64_t)(entries->lost_until_ns - now));
+        else
+            replica_entry_free(entry);
+        if (now >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+static void end_entries(struct peer_session *session)
+{
+    session->entries.end.run = end_some;
+    slice_begin(session_slices(session), &session->entries.end);
+}
+
 void replica_directory_link_down(struct peer_session *session)
 {
     const struct transfers *transfers = session->transfers;
-    uint64_t now = uv_hrtime(), until_ns = session->peer->answered_ns + transfers->options->peer_timeout_ns;
-    bool serves = session->peer->answered_ns != 0 && now < until_ns && !transfers->closing;
+    uint64_t answered_ns = transfers->closing ? 0 : session->peer->answered_ns;
 
-    list_drain (struct replica_entry, entry, &session->replica_entries, by_node) {
-        if (serves)
-            replica_entry_lose(entry, (int64_t)(until_ns - now));
-        else
-            replica_entry_free(entry);
-    }
+    session->entries.lost_until_ns = answered_ns != 0 ? answered_ns + transfers->options->peer_timeout_ns : 0;
+    list_splice(&session->entries.ending, &session->entries.receiving);
+    list_splice(&session->entries.ending, &session->entries.whole);
+    list_splice(&session->entries.sums_ending, &session->entries.sums_due);
+    end_entries(session);
 }
 
 void replica_directory_link_up(struct peer_session *session)
 {
-    while (!list_empty(&session->lost_entries))
-        replica_entry_free(container_of(list_first(&session->lost_entries), struct replica_entry, by_node));
+    list_splice(&session->entries.ending, &session->entries.lost);
+    end_entries(session);
+}
+
+bool replica_directory_may_forget(const struct peer_session *session)
+{
+    const struct session_entries *entries = &session->entries;
+
+    return list_empty(&entries->receiving) && list_empty(&entries->whole) && list_empty(&entries->lost) &&
+           list_empty(&entries->ending) && list_empty(&entries->sums_due) && list_empty(&entries->sums_ending);
 }
 
 void replica_directory_object_ended(struct replica_directory *directory, const struct object *object)

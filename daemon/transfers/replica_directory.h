@@ -32,6 +32,7 @@
 #include "rdt_peer.pb-c.h"
 
 struct replica_directory;
+struct object;
 struct peer;
 struct peer_session;
 struct transfers;
@@ -48,9 +49,10 @@ struct replicated_object { /* an object of this node that has entries */
 
 struct replica_entry {
     struct list link;    /* in replicated->nodes; LOST: in replicated->lost */
-    struct list by_node; /* in session->replica_entries; LOST: in session->lost_entries */
+    struct list by_node; /* in session->entries: .receiving, .whole, .ending or, LOST, .lost */
     struct replicated_object *replicated;
     struct peer_session *session;
+    unsigned epoch;            /* of the link on which it was made; an earlier one: it will be removed or LOST in a moment */
     struct fanout_place place; /* LOST: in no fan-out */
     struct deadline over;      /* LOST */
 };
@@ -72,9 +74,13 @@ void replica_directory_fini(struct replica_directory *directory);
 struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
                                         const struct object *object, bool *is_new_p);
 
-/* The node that the entry's node should pull from, noted in the entry; NULL: this one. `left` is the uuid of the node that it
- * has come back from; NULL: it is new. */
-struct peer_session *replica_entry_redirect(struct replica_entry *entry, const uint8_t *left);
+/* Whether the checksum of the object, which that node compares its replica with, is known: *sum_p. Otherwise the node gets it
+ * in a message later, if *follows_p. */
+void replica_directory_sum(struct peer_session *session, struct object *object, uint64_t *sum_p, bool *follows_p);
+
+/* The node that the entry's node should pull from for this user, noted in the entry; NULL: this one. `left` is the uuid of the
+ * node that it has come back from; NULL: it is new. */
+struct peer_session *replica_entry_redirect(struct replica_entry *entry, const struct owner *requester, const uint8_t *left);
 
 /* The number of nodes between this entry's node and this one. */
 unsigned replica_entry_depth(const struct replica_entry *entry);
@@ -90,6 +96,7 @@ void replica_directory_on_message(struct replica_directory *directory, struct pe
                                   const Rdt__Pb__Replicas *message);
 void replica_directory_link_down(struct peer_session *session);
 void replica_directory_link_up(struct peer_session *session);
+bool replica_directory_may_forget(const struct peer_session *session); /* nothing refers to the session */
 
 /* The object has ended: tells the nodes that have entries. */
 void replica_directory_object_ended(struct replica_directory *directory, const struct object *object);

@@ -13,7 +13,7 @@ struct reservation_group {
     unsigned unknown;          /* transfers that have joined and whose size is not known yet */
     unsigned n_ready;
     uint64_t bytes;    /* needed by the transfers that wait */
-    struct list ready; /* struct transfer.reserve.link */
+    struct list ready; /* struct move.reserve.link */
 };
 
 struct reservation {
@@ -46,16 +46,16 @@ static void unref(struct reservation *reservation)
 
 static void take_out(struct transfer *transfer)
 {
-    struct reservation_group *group = transfer->reserve.group;
+    struct reservation_group *group = transfer->move.reserve.group;
 
-    if (list_empty(&transfer->reserve.link)) {
+    if (list_empty(&transfer->move.reserve.link)) {
         group->unknown--;
     } else {
-        list_remove(&transfer->reserve.link);
+        list_remove(&transfer->move.reserve.link);
         group->n_ready--;
-        group->bytes -= transfer->reserve.bytes;
+        group->bytes -= transfer->move.reserve.bytes;
     }
-    transfer->reserve.group = NULL;
+    transfer->move.reserve.group = NULL;
 }
 
 static enum rdt_status check_limit(const struct reservation_group *group, struct rdt_error *err)
@@ -90,10 +90,10 @@ static void settle(struct reservation_group *group)
     /* A single transfer learns from the allocation itself whether there is room. */
     status = complete && group->n_ready == 1 ? RDT_OK : check_limit(group, &err);
     reservation->refs++;
-    list_drain (struct transfer, transfer, &group->ready, reserve.link) {
+    list_drain (struct transfer, transfer, &group->ready, move.reserve.link) {
         take_out(transfer);
         unref(reservation);
-        transfer->reserve.on_room(transfer, status == RDT_OK ? NULL : &err);
+        transfer->move.reserve.on_room(transfer, status == RDT_OK ? NULL : &err);
     }
     unref(reservation);
 }
@@ -127,41 +127,42 @@ static struct reservation_group *group_of(struct reservation *reservation, struc
 
 void reservation_join(struct transfer *transfer, struct peer_session *peer)
 {
-    struct reservation *reservation = transfer->reserve.message;
+    struct reservation *reservation = transfer->move.reserve.message;
 
-    transfer->reserve.message = NULL; /* A transfer joins a group once only. */
-    if (!reservation || transfer->target || transfer->wish.meta_only)
+    transfer->move.reserve.message = NULL; /* A transfer joins a group once only. */
+    if (!reservation || transfer->move.target || transfer->wish.meta_only)
         return;
-    assert(!transfer->reserve.group);
-    transfer->reserve.group = group_of(reservation, peer);
-    if (!transfer->reserve.group)
+    assert(!transfer->move.reserve.group);
+    transfer->move.reserve.group = group_of(reservation, peer);
+    if (!transfer->move.reserve.group)
         return;
-    transfer->reserve.group->unknown++;
+    transfer->move.reserve.group->unknown++;
     reservation->refs++;
 }
 
 bool reservation_wait(struct transfer *transfer, reservation_room on_room)
 {
-    struct reservation_group *group = transfer->reserve.group;
+    struct reservation_group *group = transfer->move.reserve.group;
 
     if (!group)
         return false;
     group->unknown--;
     group->n_ready++;
-    transfer->reserve.bytes = transfer->stream_bytes;
-    group->bytes = group->bytes + transfer->reserve.bytes < group->bytes ? UINT64_MAX : group->bytes + transfer->reserve.bytes;
-    transfer->reserve.on_room = on_room;
-    list_append(&group->ready, &transfer->reserve.link);
+    transfer->move.reserve.bytes = transfer->move.stream_bytes;
+    group->bytes =
+        group->bytes + transfer->move.reserve.bytes < group->bytes ? UINT64_MAX : group->bytes + transfer->move.reserve.bytes;
+    transfer->move.reserve.on_room = on_room;
+    list_append(&group->ready, &transfer->move.reserve.link);
     settle(group);
     return true;
 }
 
 void reservation_leave(struct transfer *transfer)
 {
-    struct reservation_group *group = transfer->reserve.group;
+    struct reservation_group *group = transfer->move.reserve.group;
     struct reservation *reservation;
 
-    transfer->reserve.message = NULL;
+    transfer->move.reserve.message = NULL;
     if (!group)
         return;
     reservation = group->reservation;

@@ -7,7 +7,7 @@
  *
  * The room owns the transfers of both directions, the connections of transports to other nodes, the replicas
  * of other nodes' snapshots and the directory of the nodes that have replicas of ours. Its public headers are transfer.h,
- * reservation.h and transfer_broadcast.h. It does not deal with clients' requests, which rpc does, or with how a peer link
+ * reservation.h and broadcast.h. It does not deal with clients' requests, which rpc does, or with how a peer link
  * works, which peers does. All functions are called in the loop thread.
  *
  * The states of the reader's side (struct transfer; the table in transfer.c has exactly these moves):
@@ -17,14 +17,13 @@
  *   LINK     the link to the node that is asked is not up
  *   QUEUED   another transfer of this node has asked for the same object and has no answer yet (coalescer.h)
  *   ASKED    PULL has been sent
- *   EARLY    PULL has been sent, and the receives into the reader's targets were posted before it
  *   RESERVE  memory for the bytes is allocated or registered
  *   CONNECT  the transport's connection is being rebuilt; with a connection chosen, all memory is reserved
  *   TICKET   memory is there; in ordered queues the transfer waits until both ends have their tickets (ticket.h)
  *   MOVE     chunks, a local copy or sub-pulls are under way
  *   REWIND   the attempt has failed; the transfer starts again when its operations have ended
  *   ABORT    its fetches have ended badly, and its operations have not ended yet
- *   ENDED    nothing touches its memory: it is freed
+ *   ENDED    nothing moves its bytes any more: it is freed, or its fetches are still being answered, in slices of the loop
  *
  *     +--> PARKED --put, published--+
  *     |                             |
@@ -34,15 +33,15 @@
  *     |          +--QUEUED--replica here---------------------------------^
  *     |          v                                                       |
  *     +------> LINK --> ASKED --answer-----------------------------------+--> CONNECT (and back)
- *                ^        |                                              |
- *                |        +--targets--> EARLY --started--> MOVE          +--> TICKET --> MOVE --> ENDED
- *                |                        |                              |
- *                |                        v                              +--> MOVE
- *                +------------------- REWIND <-- LINK, ASKED, EARLY, RESERVE, CONNECT, TICKET, MOVE
+ *                ^                                                       |
+ *                |                                                       +--> TICKET --> MOVE --> ENDED
+ *                |                                                       |
+ *                |                                                       +--> MOVE
+ *                +------------------- REWIND <-- LINK, ASKED, RESERVE, CONNECT, TICKET, MOVE
  *                                     (to LINK or ASKED: asks again; to RESERVE: takes another path)
  *
  *   NEW, QUEUED -> LINK, ASKED;  LINK -> LINK and ASKED -> LINK, ASKED: another node is asked
- *   ASKED, EARLY, RESERVE, CONNECT, TICKET, MOVE, REWIND -> ABORT -> ENDED
+ *   ASKED, RESERVE, CONNECT, TICKET, MOVE, REWIND -> ABORT -> ENDED
  *   NEW, PARKED, LINK, QUEUED, ASKED, RESERVE -> ENDED: nothing was started, or the answer had everything
  */
 #ifndef DAEMON_TRANSFER_H
@@ -51,6 +50,8 @@
 #include <uv.h>
 
 #include "daemon/base/histogram.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/index.h"
 #include "daemon/base/trace.h"
 #include "daemon/directory/directory_names.h"
 #include "daemon/groups/group.h"
@@ -74,7 +75,6 @@ enum transfer_state {
     TRANSFER_LINK,
     TRANSFER_QUEUED,
     TRANSFER_ASKED,
-    TRANSFER_EARLY,
     TRANSFER_RESERVE,
     TRANSFER_CONNECT,
     TRANSFER_TICKET,
@@ -97,7 +97,7 @@ struct transfer_source {
 
 /* What rdtctl shows of a transfer, under way and after its end. */
 struct transfer_record {
-    struct list link; /* in transfers->active or ->serves until the transfer ends */
+    struct list link; /* in transfers->under_way until the transfer ends */
     uint64_t id;
     uint64_t part_of;      /* the id of the transfer that this sub-pull belongs to; 0: none */
     char from[40], to[40]; /* memory kinds of source and target; "": not known, or several */
@@ -112,12 +112,12 @@ struct transfer_record {
     uint64_t bytes, bytes_done;
     struct transfer_source *sources; /* [n_sources] that the fetch has left, in order; owned */
     unsigned n_sources;
-    uint64_t source_from; /* bytes done when the present source began */
-    const char *reader;   /* of a transfer to another node: that node "lags" or is "slow"; NULL: it is neither */
-    uint64_t since_ns;    /* when it was requested */
-    uint64_t began_ns;    /* when the object was found and work began; 0: not yet */
-    uint64_t elapsed_ns;  /* from began_ns to the end; 0: not ended */
-    struct order *order;  /* in ordered queues: its ticket, until the transfer ends; NULL: none */
+    uint64_t source_from;           /* bytes done when the present source began */
+    const char *reader;             /* of a transfer to another node: that node "lags" or is "slow"; NULL: it is neither */
+    uint64_t since_ns;              /* when it was requested */
+    uint64_t began_ns;              /* when the object was found and work began; 0: not yet */
+    uint64_t elapsed_ns;            /* from began_ns to the end; 0: not ended */
+    struct transfer_ticket *ticket; /* in ordered queues: its ticket, until the transfer ends; NULL: none */
     /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
     struct path_decision *decision;
     enum rdt_status status; /* of error */
@@ -131,6 +131,55 @@ struct transfer_path {
     uint64_t bytes;        /* of transfers that are done */
     uint64_t ended[TRANSFER_OUTCOMES];
     struct histogram duration; /* of transfers that are done, from the time when the object was found */
+};
+
+/* Transfers that have ended, and when all entered their states, for rdtctl. */
+struct transfers_past {
+    struct transfer_record records[TRANSFER_HISTORY];
+    uint64_t n; /* all that have ended; the n-th lies at n % TRANSFER_HISTORY */
+    struct transfer_path paths[TRANSFER_PATHS];
+    struct trace trace;
+};
+
+/* The last path query about an object of this node, and the decision on it, which the same query gets again. */
+struct decided {
+    struct path_query query;
+    char show[192], cow[192];       /* its show_why_not and cow_why_not */
+    struct path_decision *decision; /* a reference; NULL: none */
+};
+
+/* How much this node receives, sends and copies. */
+struct transfers_load {
+    struct fanout_intake intake; /* what this node receives */
+    uint64_t serving_bytes;      /* of all serves */
+    /* Of these, struct serve.by_pace: long sends of snapshots, whose readers are watched; and how many send, except to readers
+     * that were found to take little. */
+    struct list paced;
+    unsigned n_sharing;
+    uint64_t usual_rate;    /* bytes/s at which readers lately took what this node sent; 0: not known */
+    uint64_t last_sent_ns;  /* when the last transfer to another node ended; 0: never */
+    uint64_t copying_bytes; /* of local copies on the work pool */
+};
+
+struct transfers_tickets { /* of this node's ordered queues */
+    struct tickets all;
+    struct deadline ready, tick;
+    const struct transfer_ticket_events *events; /* from the queues to their users */
+};
+
+/* Transfers that have not ended. */
+struct transfers_under_way {
+    struct index by_id; /* id -> struct transfer_record: those of both lists */
+    struct list active; /* struct transfer_record.link: transfers to this node's clients */
+    struct list serves; /* struct transfer_record.link: transfers to other nodes */
+    unsigned n;         /* in both lists, and those that have ended, but not all of whose fetches are answered yet */
+};
+
+/* Who is told of the end of all transfers. */
+struct transfers_ends {
+    void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
+    void (*on_closed)(void *arg);
+    void *closed_arg;
 };
 
 struct transfers {
@@ -147,43 +196,23 @@ struct transfers {
     struct peers *peers; /* NULL without a peer link */
     struct groups *groups;
     struct directory_names *directory_names; /* where names are; NULL in tests: only here */
-    uint64_t next_id;
-    struct map by_id;                            /* id -> struct transfer of this node's clients, not ended */
+    struct ids ids;
+    struct transfers_under_way under_way;
     struct map coalesced_requests;               /* struct coalesced: requests that other fetches may join */
     const struct connection_events *connections; /* from connections to their users */
-    const struct order_events *order;            /* from ordered queues to their users */
-    const struct serve_events *serve;            /* from the owner's side of pulls to broadcasts */
     struct replicas replicas;
     struct replica_directory directory;
-    struct tickets tickets; /* the tickets of this node's ordered queues */
-    struct deadline tickets_ready, tickets_tick;
-    struct list active; /* struct transfer_record.link: transfers to this node's clients */
-    struct list serves; /* struct transfer_record.link: transfers to other nodes */
-    /* Of these, struct serve.by_pace: long sends of snapshots, whose readers are watched; and how many send, except to readers
-     * that were found to take little. */
-    struct list paced;
-    unsigned n_sharing;
-    struct transfer_record history[TRANSFER_HISTORY];
-    uint64_t n_history;
-    struct trace trace;                       /* when transfers entered their states, for rdtctl trace */
-    struct path_query decided;                /* the last path query about an object of this node, */
-    char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
-    /* and the decision on it, which the same query gets again: a reference; NULL: none */
-    struct path_decision *decision;
-    uint64_t usual_rate;          /* bytes/s at which readers lately took what this node sent; 0: not known */
-    struct fanout_intake intake;  /* what this node receives */
-    uint64_t last_sent_ns;        /* when the last transfer to another node ended; 0: never */
+    struct transfers_tickets tickets;
+    struct transfers_load load;
+    struct transfers_past past;
+    struct decided decided;
     Rdt__Pb__StatusReply *counts; /* where everything is counted that STATUS shows */
-    struct transfer_path paths[TRANSFER_PATHS];
-    uint64_t copying_bytes;              /* bytes of local copies on the work pool */
-    void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
-    struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
+    struct list broadcasts;       /* struct broadcast.link: of this node's objects (broadcast.h) */
     /* struct peer_session.link: one for each node that was ever asked or served */
     struct list sessions;
     bool refuse_parked; /* the daemon takes no more puts, so nothing may wait for one */
     bool closing;
-    void (*on_closed)(void *arg);
-    void *closed_arg;
+    struct transfers_ends ends;
 };
 
 struct reservation; /* memory for all items of a message (reservation.h) */
@@ -294,8 +323,9 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
 
 /* ---- for rdtctl ---- */
 
-/* The next transfer that has not ended; *cursor starts NULL. NULL: there is none any more. */
-const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor);
+/* The transfer with the least id above that one that has not ended, and the one with that id. NULL: there is none. */
+const struct transfer_record *transfers_next_active(const struct transfers *transfers, uint64_t after);
+const struct transfer_record *transfers_active_record(const struct transfers *transfers, uint64_t id);
 
 /* What a transfer in ordered queues waits for: "behind transfer 12 (to n2) in queue nccl/gpu0"; "": it does
  * not wait in a queue. */
@@ -303,8 +333,8 @@ const struct transfer_record *transfers_next_active(const struct transfers *tran
 void record_waits_for(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES]);
 
 struct peer_summary {
-    unsigned transfers_in, transfers_out;
-    uint64_t bytes_in, bytes_out;
+    unsigned n_pulls, n_serves;
+    uint64_t bytes_pulled, bytes_served;
     const char *transports[PATH_MAX_CANDIDATES]; /* connected */
     char lanes[PATH_MAX_CANDIDATES][160];        /* what each transport says about its path there */
     unsigned n_transports;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decides where the tensors of a fetch without targets go, by what its reader wishes and can map. Tensors in
- * host memory get one range (transfer->received). If some of them go to devices, each device gets a region of
- * its own (transfer->destination), and together the regions become a target that the daemon made. */
+ * host memory get one range (transfer->move.received). If some of them go to devices, each device gets a region of
+ * its own (transfer->move.destination), and together the regions become a target that the daemon made. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,20 +127,20 @@ static void use_kinds(const struct placing *placing, void (*use)(struct memory_k
 
 static void drop_plan(struct transfer *transfer)
 {
-    free(transfer->destination);
-    transfer->destination = NULL;
+    free(transfer->move.destination);
+    transfer->move.destination = NULL;
 }
 
 enum rdt_status destination_plan(struct transfer *transfer, struct memory_device *const *from, bool always, bool *elsewhere_p,
                                  struct rdt_error *err)
 {
-    const struct layout *source = transfer->source;
+    const struct layout *source = transfer->move.source;
     struct memory_device *wish, **to;
     bool any = false;
     enum rdt_status status = find_wish(transfer, &wish, err);
 
     *elsewhere_p = false;
-    if (status != RDT_OK || transfer->destination)
+    if (status != RDT_OK || transfer->move.destination)
         return status;
     to = calloc(source->count + 1u, sizeof *to);
     if (!to)
@@ -156,13 +156,13 @@ enum rdt_status destination_plan(struct transfer *transfer, struct memory_device
         any |= to[i] || always;
         *elsewhere_p |= to[i] != at;
     }
-    if (any && !transfer->target) {
-        transfer->destination = calloc(1, sizeof *transfer->destination);
-        status = transfer->destination
-                     ? placing_make(source, to, &transfer->destination->placing, &transfer->destination->layout, err)
+    if (any && !transfer->move.target) {
+        transfer->move.destination = calloc(1, sizeof *transfer->move.destination);
+        status = transfer->move.destination
+                     ? placing_make(source, to, &transfer->move.destination->placing, &transfer->move.destination->layout, err)
                      : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
         if (status == RDT_OK)
-            use_kinds(&transfer->destination->placing, memory_kind_use);
+            use_kinds(&transfer->move.destination->placing, memory_kind_use);
         else
             drop_plan(transfer);
     }
@@ -172,9 +172,9 @@ enum rdt_status destination_plan(struct transfer *transfer, struct memory_device
 
 void destination_free(struct transfer *transfer)
 {
-    struct device_destination *destination = transfer->destination;
+    struct device_destination *destination = transfer->move.destination;
 
-    transfer->destination = NULL;
+    transfer->move.destination = NULL;
     if (!destination)
         return;
     for (uint32_t i = 0; i < destination->n_ready; i++)
@@ -188,7 +188,7 @@ void destination_free(struct transfer *transfer)
  * regions. */
 static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_error *err)
 {
-    const struct device_destination *destination = transfer->destination;
+    const struct device_destination *destination = transfer->move.destination;
     unsigned all = 0;
 
     for (uint32_t i = 0; i < destination->n_ready; i++) {
@@ -210,7 +210,7 @@ static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_
 /* All regions are allocated: they become the transfer's target. */
 static enum rdt_status become_target(struct transfer *transfer, struct rdt_error *err)
 {
-    struct device_destination *destination = transfer->destination;
+    struct device_destination *destination = transfer->move.destination;
     enum rdt_status status = transfer->client ? check_answer(transfer, err) : RDT_OK;
     struct target *target = status == RDT_OK ? calloc(1, sizeof *target) : NULL;
 
@@ -228,14 +228,14 @@ static enum rdt_status become_target(struct transfer *transfer, struct rdt_error
         target->uses[i].region = destination->regions[i];
     }
     region_uses_add(target->uses, target->n, target->layout, NULL);
-    transfer->target = target;
-    transfer->target_is_destination = true;
+    transfer->move.target = target;
+    transfer->move.target_is_destination = true;
     return RDT_OK;
 }
 
 enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_ready, struct rdt_error *err)
 {
-    struct device_destination *destination = transfer->destination;
+    struct device_destination *destination = transfer->move.destination;
     /* Memory that several fetches share belongs to no client. */
     bool own = transfer->client && transfer->n_fetches == 1;
     enum rdt_status status = RDT_OK;
@@ -255,7 +255,7 @@ enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_r
         if (status == RDT_OK)
             destination_take(transfer, region);
     }
-    if (status == RDT_OK && !transfer->target)
+    if (status == RDT_OK && !transfer->move.target)
         status = become_target(transfer, err);
     return status;
 }
@@ -263,27 +263,31 @@ enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_r
 void destination_take(struct transfer *transfer, struct region *region)
 {
     if (region)
-        transfer->destination->regions[transfer->destination->n_ready++] = region;
+        transfer->move.destination->regions[transfer->move.destination->n_ready++] = region;
 }
 
 /* ---- the memory of sub-pulls ---- */
 
 const char *transfer_source_device(const struct transfer *transfer)
 {
-    const struct memory_placement *places =
-        transfer->subpull.parent && transfer->subpull.n_select > 0 ? transfer->subpull.parent->pull.placement : NULL;
+    const struct memory_placement *places = transfer->pull.subpull.parent && transfer->pull.subpull.n_select > 0
+                                                ? transfer->pull.subpull.parent->pull.placement
+                                                : NULL;
 
-    return places ? places->device[places->of[transfer->subpull.select[0]]] : "";
+    return places ? places->device[places->of[transfer->pull.subpull.select[0]]] : "";
 }
 
 const char *transfer_target_device(const struct transfer *transfer)
 {
-    return transfer->subpull.parent && transfer->target->n > 0 ? region_device_uuid(transfer->target->uses[0].region) : "";
+    return transfer->pull.subpull.parent && transfer->move.target->n > 0
+               ? region_device_uuid(transfer->move.target->uses[0].region)
+               : "";
 }
 
 const char *transfer_target_memory(const struct transfer *transfer)
 {
-    const struct region *region = transfer->subpull.parent && transfer->target->n > 0 ? transfer->target->uses[0].region : NULL;
+    const struct region *region =
+        transfer->pull.subpull.parent && transfer->move.target->n > 0 ? transfer->move.target->uses[0].region : NULL;
 
     return region ? region->kind->name : "host";
 }

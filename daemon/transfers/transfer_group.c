@@ -90,9 +90,11 @@ static struct peer_transport *connection_of(struct peer_session *session, struct
     pt->rank_there = rank_there;
     pt->transport = group->transport;
     sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
-    list_init(&pt->users_in);
-    list_init(&pt->users_out);
+    list_init(&pt->pulls);
+    list_init(&pt->serves);
     list_init(&pt->sending);
+    list_init(&pt->cut_off);
+    list_init(&pt->cut_sending);
     list_append(&session->in_groups, &pt->link);
     list_append(&group->connections, &pt->by_group);
     connect_side(pt);
@@ -107,6 +109,22 @@ bool transfer_group_is_open(const struct peer_transport *pt)
 bool transfer_group_is_gone(const struct peer_transport *pt)
 {
     return transport_is_grouped(pt->transport) && !pt->group;
+}
+
+bool transfer_group_joins(const struct transfers *transfers, const struct owner *owner, const uint8_t a[16],
+                          const uint8_t b[16])
+{
+    list_each (const struct group, group, &transfers->groups->all, link) {
+        struct group_rank *here = group_rank_here(group);
+        struct plugin_conn conn;
+        if (group->sm.state != GROUP_READY || !here || !here->open || !owner_equal(&group->owner, owner) ||
+            !transport_moves(group->transport, "host") || !group_has(group, a, NULL, NULL) || !group_has(group, b, NULL, NULL))
+            continue;
+        plugin_group_conn(&here->vendor, here == group->ranks ? 1 : 0, &conn);
+        if (!plugin_conn_queue(&conn, "host", ""))
+            return true;
+    }
+    return false;
 }
 
 /* ---- changes of the group ---- */
@@ -183,7 +201,7 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
                      const struct group_rank **there_p, char why_p[192])
 {
     const struct peer *peer = transfer->pull.peer->peer;
-    const struct client *client = transfer->subpull.parent ? transfer->subpull.parent->client : transfer->client;
+    const struct client *client = transfer->pull.subpull.parent ? transfer->pull.subpull.parent->client : transfer->client;
     /* "": the memory is staged */
     const char *from = transport_moves(group->transport, transfer->pull.answer.memory) ? transfer_source_device(transfer) : "";
     const char *to =
@@ -201,24 +219,16 @@ static bool ranks_of(const struct transfer *transfer, const struct group *group,
     return false;
 }
 
-/* The group of the broadcast that the transfer is part of; NULL: it has ended, or was formed anew. */
-static struct group *group_of_broadcast(const struct transfer *transfer)
-{
-    const struct pull_broadcast *broadcast = &transfer->pull.broadcast;
-    struct group *group = group_by_token(transfer->transfers->groups, broadcast->token, sizeof broadcast->token);
-
-    return group && group->sm.state != GROUP_ENDING && group->epoch == broadcast->epoch ? group : NULL;
-}
-
 /* The group that moves the transfer: one with members on its devices, READY if possible. NULL: why_p, if
  * given, says what to do. */
 struct group *transfer_group_of(const struct transfer *transfer, const struct transport *transport, char why_p[192])
 {
     const struct transfers *transfers = transfer->transfers;
-    const struct client *client = transfer->subpull.parent ? transfer->subpull.parent->client : transfer->client;
-    const char *reader = client ? client->name : NULL;
+    const struct client *client = transfer->pull.subpull.parent ? transfer->pull.subpull.parent->client : transfer->client;
+    bool for_node = transfer->pull.broadcast; /* Both nodes must have members; which ones does not matter. */
+    const char *reader = client && !for_node ? client->name : NULL;
     /* A replica serves on behalf of its node, and so does a node whose producing client has ended. */
-    const char *producer = transfer->pull.answer.producer[0] && transfer->pull.peer == transfer->pull.origin
+    const char *producer = transfer->pull.answer.producer[0] && transfer->pull.peer == transfer->pull.origin && !for_node
                                ? transfer->pull.answer.producer
                                : NULL;
     const struct group_rank *here, *there;
@@ -226,15 +236,9 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     bool shared_will_do = false;
     char from[40] = "the producer";
 
-    if (transfer->pull.member) {
-        shared = group_of_broadcast(transfer);
-        if (!shared && why_p)
-            (void)snprintf(why_p, 192, "group %.40s has ended, or was formed anew", transfer->wish.group);
-        return shared && shared->transport == transport ? shared : NULL;
-    }
     list_each (struct group, group, &transfers->groups->all, link) {
         bool fits;
-        if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
+        if (group->transport != transport || group->sm.state == GROUP_ENDING || !(reader || for_node) ||
             !owner_equal(&group->owner, &transfer->account->owner) ||
             (transfer->wish.group[0] && strcmp(transfer->wish.group, group->name) != 0))
             continue;
@@ -336,39 +340,39 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
 
 /* ---- the owner's side ---- */
 
-enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
+enum rdt_status transfer_group_start(struct serve *serve, const Rdt__Pb__PullStart *start, struct peer_transport **pt_p,
                                      struct rdt_error *err)
 {
-    struct transfers *transfers = out->transfers;
+    struct transfers *transfers = serve->transfers;
     struct group *group = group_by_token(transfers->groups, start->group.data, start->group.len);
-    const char *producer = out->object->producer && !out->replica ? out->object->producer->name : NULL;
+    const char *producer = serve->object->producer && !serve->replica ? serve->object->producer->name : NULL;
     const struct group_rank *here;
 
     if (!group || group->sm.state == GROUP_ENDING)
         return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
-    /* The root's owner may broadcast without a member that produced the object. */
-    if (!owner_equal(&group->owner, &out->account->owner) || !group_has(group, out->session->peer->uuid, NULL, NULL) ||
-        !group_has(group, transfers->node->uuid, out->broadcast_number ? NULL : producer, NULL))
+    /* The object's owner may broadcast what no member has produced. */
+    if (!owner_equal(&group->owner, &serve->account->owner) || !group_has(group, serve->session->peer->uuid, NULL, NULL) ||
+        !group_has(group, transfers->node->uuid, start->broadcast ? NULL : producer, NULL))
         return rdt_error_set(err, RDT_DENIED,
-                             "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", out->ref.id,
+                             "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", serve->ref.id,
                              group->name);
     if (!group->ranks || start->reader_rank >= group->n_ranks || start->owner_rank >= group->n_ranks ||
-        memcmp(group->ranks[start->reader_rank].node, out->session->peer->uuid, 16) != 0 ||
+        memcmp(group->ranks[start->reader_rank].node, serve->session->peer->uuid, 16) != 0 ||
         !group->ranks[start->owner_rank].here)
         return rdt_error_set(err, RDT_PROTOCOL, "ranks %u and %u of group \"%s\" are not on these two nodes",
                              start->reader_rank, start->owner_rank, group->name);
     here = &group->ranks[start->owner_rank];
-    for (uint32_t i = 0; i < out->source->count; i++) {
-        uint32_t place = out->source->region[i];
+    for (uint32_t i = 0; i < serve->source->count; i++) {
+        uint32_t place = serve->source->region[i];
         const struct region *region;
-        if (layout_bytes(out->source, i) == 0 || place >= object_n_places(out->object))
+        if (layout_bytes(serve->source, i) == 0 || place >= object_n_places(serve->object))
             continue; /* a replica that is being filled may have no memory yet */
-        region = object_region(out->object, place);
+        region = object_region(serve->object, place);
         if (transport_moves(group->transport, region->kind->name) && !group_rank_serves(here, region_device_uuid(region)))
             return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
-                                 start->owner_rank, group->name, here->device, out->ref.id, region_device_uuid(region));
+                                 start->owner_rank, group->name, here->device, serve->ref.id, region_device_uuid(region));
     }
-    *pt_p = connection_of(out->session, group, here, &group->ranks[start->reader_rank]);
+    *pt_p = connection_of(serve->session, group, here, &group->ranks[start->reader_rank]);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }
 
@@ -377,9 +381,9 @@ unsigned transfers_of_group_side(const struct list *connection)
     const struct peer_transport *pt = container_of(connection, struct peer_transport, by_group);
     unsigned n = 0;
 
-    list_for_each (in, &pt->users_in)
+    list_for_each (transfer, &pt->pulls)
         n++;
-    list_for_each (out, &pt->users_out)
+    list_for_each (serve, &pt->serves)
         n++;
     return n;
 }

@@ -15,15 +15,17 @@
 /* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken first. */
 #define READERS_SHARE 2
 
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
+
 /* Whether the reader copies the bytes itself. For objects of a middle size that is faster than the pool,
- * whose threads must be woken. But a reader is one thread: of several copies at once the pool gets its
- * share. */
+ * whose threads must be woken, and for small ones than an owner's threads. But a reader is one thread: of
+ * several copies at once the pool gets its share. */
 static bool reader_copies(const struct transfer *transfer, const struct object *object)
 {
-    uint64_t bytes = layout_total_bytes(transfer->source);
+    uint64_t bytes = layout_total_bytes(transfer->move.source);
+    bool loop_copies = bytes <= COPY_SMALL_BYTES;
 
-    if (!transfer->target || bytes <= COPY_SMALL_BYTES || bytes > transfer->wish.self_copy_bytes ||
-        transfer->source->count > MAX_READER_TENSORS)
+    if (!transfer->move.target || bytes > transfer->wish.self_copy_bytes || transfer->move.source->count > MAX_READER_TENSORS)
         return false;
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
@@ -31,26 +33,29 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
          * daemon can survive. */
         if (!mapped_may_keep(region) || region_may_fault(region))
             return false;
+        loop_copies = loop_copies && !region_may_wait(region);
     }
-    for (uint32_t i = 0; i < transfer->target->n; i++) {
-        const struct region *region = transfer->target->uses[i].region;
-        if (!region_is_host(region) || region_may_fault(region))
+    for (uint32_t i = 0; i < transfer->move.target->n; i++) {
+        const struct region *region = transfer->move.target->uses[i].region;
+        /* The daemon writes little of imported memory itself, because it charges the client for the pages that it creates. */
+        if (!region_is_host(region) || region_may_fault(region) || (bytes <= COPY_SMALL_BYTES && region_is_by_fd(region)))
             return false;
+        loop_copies = loop_copies && !region_may_wait(region);
     }
-    return transfer->client->copying_bytes <= READERS_SHARE * transfer->transfers->copying_bytes;
+    return !loop_copies && transfer->client->copying_bytes <= READERS_SHARE * transfer->transfers->load.copying_bytes;
 }
 
 static void let_reader_copy(struct transfer *transfer, struct object *object)
 {
     struct rdt_error err = {0};
 
-    if (layout_same_shape(transfer->source, transfer->target->layout, &err) != RDT_OK) {
+    if (layout_same_shape(transfer->move.source, transfer->move.target->layout, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    transfer->record.bytes = transfer->record.bytes_done = layout_total_bytes(transfer->source);
+    transfer->record.bytes = transfer->record.bytes_done = layout_total_bytes(transfer->move.source);
     transfer->transfers->counts->bytes_local += transfer->record.bytes;
-    transfer_deliver_object(transfer, object, transfer->source, PATH_COPY);
+    transfer_deliver_object(transfer, object, transfer->move.source, PATH_COPY);
     transfer_end(transfer);
 }
 
@@ -58,32 +63,33 @@ static void let_reader_copy(struct transfer *transfer, struct object *object)
 static void reply_inline(struct transfer *transfer, struct object *object)
 {
     struct rdt_error err = {0};
-    const struct layout *source = transfer->source;
+    const struct layout *source = transfer->move.source;
     uint8_t *data = slab_addr(object_piece(object));
     enum rdt_status status = RDT_OK;
 
     transfer_use_metadata(transfer, object);
     if (transfer->wish.slice) {
-        status = layout_packed(source, &transfer->packed, &transfer->stream_bytes, &err);
-        if (status == RDT_OK && !(transfer->inline_data = calloc(1, transfer->stream_bytes + 1)))
+        status = layout_packed(source, &transfer->move.packed, &transfer->move.stream_bytes, &err);
+        transfer->move.own_inline = status == RDT_OK ? calloc(1, transfer->move.stream_bytes + 1) : NULL;
+        if (status == RDT_OK && !transfer->move.own_inline)
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
         for (uint32_t i = 0; status == RDT_OK && i < source->count; i++)
             if (layout_bytes(source, i) > 0)
-                layout_gather(source, i, data, 0, layout_bytes(source, i), transfer->inline_data + transfer->packed->offset[i]);
+                layout_gather(source, i, data, 0, layout_bytes(source, i),
+                              transfer->move.own_inline + transfer->move.packed->offset[i]);
+        transfer->move.inline_data = transfer->move.own_inline;
     } else { /* The bytes are sent as they lie in the arena. */
         uint32_t last = source->count - 1;
-        transfer->packed = transfer->source;
-        transfer->stream_bytes = source->offset[last] + layout_bytes(source, last);
-        transfer->inline_data = data;
+        transfer->move.packed = transfer->move.source;
+        transfer->move.stream_bytes = source->offset[last] + layout_bytes(source, last);
+        transfer->move.inline_data = data;
     }
     if (status == RDT_OK) {
-        transfer->is_inline = true;
-        transfer->record.bytes = transfer->record.bytes_done = transfer->stream_bytes;
-        transfer->transfers->counts->bytes_local += transfer->stream_bytes;
+        transfer->move.is_inline = true;
+        transfer->record.bytes = transfer->record.bytes_done = transfer->move.stream_bytes;
+        transfer->transfers->counts->bytes_local += transfer->move.stream_bytes;
         transfer_deliver_received(transfer);
     }
-    if (transfer->inline_data == data)
-        transfer->inline_data = NULL; /* The bytes belong to the arena. */
     if (status == RDT_OK)
         transfer_end(transfer);
     else
@@ -118,7 +124,7 @@ static bool is_own_handle(const struct region *region, const struct client *clie
 static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_query *query,
                                      struct rdt_error *unshared_p, struct rdt_error *err)
 {
-    const struct layout *source = transfer->source;
+    const struct layout *source = transfer->move.source;
     struct memory_device **from;
     bool elsewhere = false;
     enum rdt_status status = RDT_OK;
@@ -149,6 +155,28 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     return status;
 }
 
+/* false: the bytes of the object, which lie in a stored file, are being checked, or they are damaged. */
+static bool is_checked(struct transfer *transfer, struct object *object)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (!object->unchecked || transfer->wish.meta_only)
+        return true;
+    transfer->local.waiter.on_event = on_put;
+    status = object_check(object, &transfer->account->owner, &transfer->local.waiter, &err);
+    if (status == RDT_OK)
+        return true;
+    if (status == RDT_AGAIN) {
+        transfer->local.checks = true;
+        reservation_leave(transfer); /* The other items need not wait for a disk. */
+        transfer_set_state(transfer, TRANSFER_PARKED);
+    } else {
+        transfer_fail_err(transfer, &err);
+    }
+    return false;
+}
+
 void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {
@@ -159,16 +187,18 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         /* Every path of one node is faster than any transport. */
         .least = plugins_transport(transfer->transfers->plugins, transfer->wish.least) ? "" : transfer->wish.least,
         .preferred = "",
-        .has_target = transfer->target};
+        .has_target = transfer->move.target};
     struct rdt_error err = {0}, unshared = {0};
     const char *why_not = NULL;
     const struct path_candidate *chosen;
 
+    if (!is_checked(transfer, object))
+        return;
     transfer->record.began_ns = uv_hrtime();
     if (!transfer->local.from_replica)
         object_ref(object, &transfer->ref);
     transfer->record.ref = transfer->ref;
-    if (object_layout(object, transfer->wish.slice, &transfer->source, &err) != RDT_OK) {
+    if (object_layout(object, transfer->wish.slice, &transfer->move.source, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
@@ -183,7 +213,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         query.transport = ""; /* No bytes move between nodes. */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
-    if (!object->snapshot && !object->loaned)
+    if (!object_is_constant(object) && !object->loaned)
         query.cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
     if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
@@ -212,8 +242,8 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
             transfer_local_copy(transfer, object);
         return;
     }
-    transfer->record.bytes = transfer->wish.slice ? layout_total_bytes(transfer->source) : object->bytes;
-    transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
+    transfer->record.bytes = transfer->wish.slice ? layout_total_bytes(transfer->move.source) : object->bytes;
+    transfer_deliver_object(transfer, object, transfer->move.source, chosen->kind);
     transfer->record.bytes_done = transfer->record.bytes; /* All bytes are there, although none moved. */
     transfer_end(transfer);
 }
@@ -242,6 +272,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
     struct transfer *transfer = container_of(waiter, struct transfer, local.waiter);
 
     transfer_set_state(transfer, TRANSFER_NEW); /* The transfer goes on as if it had just begun. */
+    transfer->local.checks = false;
     if (why) {
         transfer_fail_err(transfer, why);
         return;
@@ -312,6 +343,16 @@ static void start(struct transfer *transfer)
     transfer_local_serve(transfer, object);
 }
 
+static void init(struct transfer *transfer)
+{
+    list_init(&transfer->local.wake.link);
+}
+
+static bool pickles_trusted(const struct transfer *transfer)
+{
+    return transfer->local.pickles_trusted;
+}
+
 static void release(struct transfer *transfer)
 {
     object_waiter_remove(&transfer->local.waiter);
@@ -326,5 +367,9 @@ static void release(struct transfer *transfer)
     }
 }
 
-const struct transfer_kind transfer_local_kind = {
-    .start = start, .abort = transfer_local_abort, .settled = transfer_end, .release = release};
+const struct transfer_kind transfer_local_kind = {.init = init,
+                                                  .start = start,
+                                                  .abort = transfer_local_abort,
+                                                  .settled = transfer_end,
+                                                  .release = release,
+                                                  .pickles_trusted = pickles_trusted};

@@ -7,6 +7,7 @@
 #include "daemon/memory/device_copy.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/reservation.h"
+#include "daemon/transfers/staged_copy.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 
@@ -22,18 +23,19 @@ struct local_copy {
     struct transfer *transfer;
     struct copy copy;
     struct rdt_error failure; /* status RDT_OK: no failure */
-    uint64_t on_pool_bytes;   /* counted in transfers->copying_bytes; 0: none */
+    uint64_t on_pool_bytes;   /* counted in transfers->load.copying_bytes; 0: none */
     unsigned n_jobs;          /* work items that have not ended */
     struct copy_job *jobs;
     struct device_copy *device; /* copies from or to devices; NULL: they have ended, or there are none */
+    struct staged_copy *staged; /* the same, of imported memory */
     struct device_place *from, *to;
-    uint64_t device_bytes; /* bytes that devices have copied */
+    uint64_t device_bytes; /* bytes that copies from or to devices have copied, which have ended */
 };
 
 static void copy_free(struct local_copy *local)
 {
     local->transfer->local.copy = NULL;
-    local->transfer->transfers->copying_bytes -= local->on_pool_bytes;
+    local->transfer->transfers->load.copying_bytes -= local->on_pool_bytes;
     copy_fini(&local->copy);
     free(local->from);
     free(local->to);
@@ -44,16 +46,17 @@ static void copy_free(struct local_copy *local)
 static void run_job(struct work *work)
 {
     struct copy_job *job = (struct copy_job *)work;
-    bool more = copy_step(&job->local->copy);
+    bool more = copy_turn(&job->local->copy);
 
-    work->again = more && ++job->steps % STEPS_PER_TURN != 0;
+    if (!job->local->copy.owner)
+        work->again = more && ++job->steps % STEPS_PER_TURN != 0 && !copy_must_be_checked(&job->local->copy);
 }
 
 /* Checks that no memory that the copy read or wrote was missing. */
 static enum rdt_status check_regions(const struct transfer *transfer, struct rdt_error *err)
 {
     const struct object *object = transfer->local.object;
-    enum rdt_status status = target_check(transfer->target, err);
+    enum rdt_status status = target_check(transfer->move.target, err);
 
     for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++)
         status = region_check(object->uses[i].region, err);
@@ -64,7 +67,23 @@ static void part_ended(struct local_copy *local);
 
 static uint64_t copied(const struct local_copy *local)
 {
-    return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
+    return atomic_load(&local->copy.copied) + local->device_bytes + (local->device ? device_copy_bytes(local->device) : 0) +
+           (local->staged ? staged_copy_bytes(local->staged) : 0);
+}
+
+static struct region *target_region(void *arg, uint32_t index)
+{
+    const struct transfer *transfer = arg;
+
+    return transfer->move.target ? transfer->move.target->uses[index].region : transfer->move.received;
+}
+
+static void stop_devices(struct local_copy *local)
+{
+    if (local->device)
+        device_copy_stop(local->device);
+    if (local->staged)
+        staged_copy_stop(local->staged);
 }
 
 static void job_done(struct work *work)
@@ -75,13 +94,15 @@ static void job_done(struct work *work)
     transfer->record.bytes_done = copied(local);
     if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK)
         (void)check_regions(transfer, &local->failure);
+    if (local->failure.status == RDT_OK)
+        (void)copy_check(&local->copy, target_region, transfer, &local->failure);
     if (transfer->sm.state == TRANSFER_MOVE && local->failure.status == RDT_OK && !copy_ended(&local->copy)) {
-        work_submit(transfer->transfers->pool, work);
+        copy_submit(&local->copy, transfer->transfers->regions, work);
         return;
     }
-    if (local->failure.status != RDT_OK && local->device)
-        device_copy_stop(local->device);
-    transfer->n_ops--;
+    if (local->failure.status != RDT_OK)
+        stop_devices(local);
+    transfer->move.n_ops--;
     if (--local->n_jobs > 0)
         atomic_store(&local->copy.stop, true); /* No step is left, or nobody wants the copy any more. */
     else
@@ -94,7 +115,7 @@ static void part_ended(struct local_copy *local)
     struct transfer *transfer = local->transfer;
     struct rdt_error failure = local->failure;
 
-    if (local->n_jobs > 0 || local->device)
+    if (local->n_jobs > 0 || local->device || local->staged)
         return;
     transfer->record.bytes_done = copied(local);
     copy_free(local);
@@ -118,9 +139,9 @@ static struct region *place_region(const struct local_copy *local, uint32_t i)
 
     if (i < n_from)
         return object->uses[i].region;
-    if (transfer->target)
-        return i - n_from < transfer->target->n ? transfer->target->uses[i - n_from].region : NULL;
-    return i == n_from ? transfer->received : NULL;
+    if (transfer->move.target)
+        return i - n_from < transfer->move.target->n ? transfer->move.target->uses[i - n_from].region : NULL;
+    return i == n_from ? transfer->move.received : NULL;
 }
 
 static struct memory_kind *kind_of_devices(const struct local_copy *local)
@@ -155,9 +176,9 @@ static void note_device_copy(const struct local_copy *local)
 }
 
 /* Between two GPUs the bytes may have gone through host memory, many times slower, so the record says which way they went. */
-static void note_way(const struct local_copy *local)
+static void note_path(const struct local_copy *local)
 {
-    const struct layout *source = local->transfer->source, *target = local->copy.target;
+    const struct layout *source = local->transfer->move.source, *target = local->copy.target;
 
     for (uint32_t i = 0; i < source->count; i++) {
         const struct region *from = local->from[source->region[i]].region, *to = local->to[target->region[i]].region;
@@ -168,22 +189,63 @@ static void note_way(const struct local_copy *local)
     }
 }
 
+static void note_device_failure(struct local_copy *local, const struct rdt_error *err)
+{
+    if (!err || local->failure.status != RDT_OK || local->transfer->sm.state != TRANSFER_MOVE)
+        return;
+    local->failure = *err;
+    atomic_store(&local->copy.stop, true);
+    stop_devices(local);
+}
+
+static void on_staged_copied(void *arg, const struct rdt_error *err)
+{
+    struct local_copy *local = arg;
+
+    local->device_bytes += staged_copy_bytes(local->staged);
+    local->staged = NULL;
+    note_device_failure(local, err);
+    local->transfer->move.n_ops--;
+    part_ended(local);
+}
+
 static void on_device_copied(void *arg, const struct rdt_error *err)
 {
     struct local_copy *local = arg;
 
-    if (err && local->failure.status == RDT_OK && local->transfer->sm.state == TRANSFER_MOVE) {
-        local->failure = *err;
-        atomic_store(&local->copy.stop, true);
-    }
     if (!err) {
         note_device_copy(local);
-        note_way(local);
+        note_path(local);
     }
-    local->device_bytes = device_copy_bytes(local->device);
+    local->device_bytes += device_copy_bytes(local->device);
     local->device = NULL;
-    local->transfer->n_ops--;
+    note_device_failure(local, err);
+    local->transfer->move.n_ops--;
     part_ended(local);
+}
+
+static struct memory_place *source_memory(void *arg, uint32_t index)
+{
+    return &((struct local_copy *)arg)->copy.from[index].at;
+}
+
+static struct memory_place *target_memory(void *arg, uint32_t index)
+{
+    return &((struct local_copy *)arg)->copy.to[index].at;
+}
+
+/* Imported memory, which a device cannot reach, is copied by way of other memory. */
+static enum rdt_status start_staged_copy(struct local_copy *local, struct rdt_error *err)
+{
+    struct transfer *transfer = local->transfer;
+    const struct staged_end from = {transfer->move.source, local->from, source_memory},
+                            to = {local->copy.target, local->to, target_memory};
+    enum rdt_status status =
+        staged_copy_start(transfer->transfers, &from, &to, transfer->account, on_staged_copied, local, &local->staged, err);
+
+    if (local->staged)
+        transfer->move.n_ops++;
+    return status;
 }
 
 /* Starts the copies from and to devices. */
@@ -191,7 +253,7 @@ static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_er
 {
     struct transfer *transfer = local->transfer;
     struct object *object = transfer->local.object;
-    struct target *target = transfer->target;
+    struct target *target = transfer->move.target;
     uint32_t n_from = object_n_places(object), n_to = target ? target->n : 1;
     enum rdt_status status;
 
@@ -200,43 +262,43 @@ static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_er
     if (!local->from || !local->to)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
     for (uint32_t i = 0; i < n_from; i++)
-        local->from[i] = object->chunk ? (struct device_place){.base = local->copy.from[i].base}
+        local->from[i] = object->chunk ? (struct device_place){.base = local->copy.from[i].at.base}
                                        : (struct device_place){.region = object->uses[i].region};
     for (uint32_t i = 0; i < n_to; i++)
-        local->to[i].region = target ? target->uses[i].region : transfer->received;
-    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, is_pinned(local),
+        local->to[i].region = target ? target->uses[i].region : transfer->move.received;
+    status = device_copy_start(transfer->move.source, local->from, local->copy.target, local->to, NULL, is_pinned(local),
                                on_device_copied, local, &local->device, err);
     if (status == RDT_OK && local->device)
-        transfer->n_ops++;
+        transfer->move.n_ops++;
     return status;
 }
 
 static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy, struct rdt_error *err)
 {
     struct object *object = transfer->local.object;
-    struct target *target = transfer->target;
+    struct target *target = transfer->move.target;
     enum rdt_status status = RDT_OK;
 
     if (object->chunk)
-        copy->from[0] = (struct copy_place){object_base(object, 0, err), object_region(object, 0)->kind};
+        copy->from[0] = (struct copy_place){.at.base = object_base(object, 0, err), .kind = object_region(object, 0)->kind};
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
         if (region_is_host(object->uses[i].region)) /* Devices copy the rest. */
-            status = copy_place(&copy->from[i], object->uses[i].region, err);
+            status = copy_from(copy, i, object->uses[i].region, err);
     for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
         if (region_is_host(target->uses[i].region))
-            status = copy_place(&copy->to[i], target->uses[i].region, err);
-    if (!target && transfer->received && status == RDT_OK)
-        status = copy_place(&copy->to[0], transfer->received, err);
+            status = copy_to(copy, i, target->uses[i].region, err);
+    if (!target && transfer->move.received && status == RDT_OK)
+        status = copy_to(copy, 0, transfer->move.received, err);
     return status;
 }
 
 static struct local_copy *copy_create(struct transfer *transfer)
 {
-    struct target *target = transfer->target;
+    struct target *target = transfer->move.target;
     struct local_copy *local = calloc(1, sizeof *local);
 
-    if (!local || !copy_init(&local->copy, transfer->source, object_n_places(transfer->local.object),
-                             target ? target->layout : transfer->packed, target ? target->n : 1)) {
+    if (!local || !copy_init(&local->copy, transfer->move.source, object_n_places(transfer->local.object),
+                             target ? target->layout : transfer->move.packed, target ? target->n : 1)) {
         free(local);
         return NULL;
     }
@@ -269,17 +331,19 @@ static void start_copy(struct transfer *transfer)
         return;
     }
     transfer_set_state(transfer, TRANSFER_MOVE);
-    transfer->n_ops += local->n_jobs;
-    if (transfer->stream_bytes <= COPY_SMALL_BYTES) {
+    transfer->move.n_ops += local->n_jobs;
+    if (start_staged_copy(local, &err) != RDT_OK)
+        note_device_failure(local, &err);
+    if (transfer->move.stream_bytes <= COPY_SMALL_BYTES && !local->copy.owner) {
         run_job(&local->jobs[0].work);
         job_done(&local->jobs[0].work);
         return;
     }
-    local->on_pool_bytes = transfer->stream_bytes;
-    transfer->transfers->copying_bytes += local->on_pool_bytes;
+    local->on_pool_bytes = transfer->move.stream_bytes;
+    transfer->transfers->load.copying_bytes += local->on_pool_bytes;
     /* No work item ends before the next loop iteration. */
     for (unsigned i = 0, n = local->n_jobs; i < n; i++)
-        work_submit(transfer->transfers->pool, &local->jobs[i].work);
+        copy_submit(&local->copy, transfer->transfers->regions, &local->jobs[i].work);
 }
 
 /* A step of preparing memory was started. AGAIN: step_ended follows later. OK: the step has ended; does the next one. */
@@ -287,7 +351,7 @@ static void step_started(struct transfer *transfer, enum rdt_status status, cons
                          void (*next)(struct transfer *))
 {
     if (status == RDT_AGAIN)
-        transfer->n_ops++;
+        transfer->move.n_ops++;
     else if (status == RDT_OK)
         next(transfer);
     else
@@ -311,17 +375,15 @@ static void on_filled(void *arg, struct region *region, const struct rdt_error *
     step_ended(arg, err, fill);
 }
 
-/* The memory is allocated. Makes its pages present where it is imported, then copies. */
+/* The memory is allocated. Charges for pages that imported targets lack, then copies. */
 static void fill(struct transfer *transfer)
 {
-    struct object *object = transfer->local.object;
-    struct target *target = transfer->target;
+    struct target *target = transfer->move.target;
     struct rdt_error err = {0};
-    enum rdt_status status =
-        region_fill(object->uses, object->n_regions, transfer->source, &transfer->filled_from, on_filled, transfer, &err);
+    enum rdt_status status = RDT_OK;
 
-    if (status == RDT_OK && target)
-        status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_filled, transfer, &err);
+    if (target)
+        status = region_fill(target->uses, target->n, target->layout, &transfer->move.filled_to, on_filled, transfer, &err);
     step_started(transfer, status, &err, start_copy);
 }
 
@@ -343,7 +405,7 @@ static void reserve_devices(struct transfer *transfer)
 
 static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
-    ((struct transfer *)arg)->received = region;
+    ((struct transfer *)arg)->move.received = region;
     step_ended(arg, err, fill);
 }
 
@@ -368,28 +430,28 @@ void transfer_local_copy(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (transfer->target || transfer->destination) /* The target says where each tensor goes. */
-        status = layout_packed_bytes(transfer->source, &transfer->stream_bytes, &err);
+    if (transfer->move.target || transfer->move.destination) /* The target says where each tensor goes. */
+        status = layout_packed_bytes(transfer->move.source, &transfer->move.stream_bytes, &err);
     else
-        status = layout_packed(transfer->source, &transfer->packed, &transfer->stream_bytes, &err);
-    if (status == RDT_OK && transfer->target)
-        status = layout_same_shape(transfer->source, transfer->target->layout, &err);
+        status = layout_packed(transfer->move.source, &transfer->move.packed, &transfer->move.stream_bytes, &err);
+    if (status == RDT_OK && transfer->move.target)
+        status = layout_same_shape(transfer->move.source, transfer->move.target->layout, &err);
     if (status != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    transfer->record.bytes = transfer->stream_bytes;
+    transfer->record.bytes = transfer->move.stream_bytes;
     transfer_use_metadata(transfer, object);
     object_hold(object);
     object_pin(object);
     transfer->local.object = object;
     transfer_set_state(transfer, TRANSFER_RESERVE);
-    if (transfer->destination) {
+    if (transfer->move.destination) {
         reservation_leave(transfer);
         reserve_devices(transfer);
         return;
     }
-    if (transfer->target || transfer->stream_bytes == 0) {
+    if (transfer->move.target || transfer->move.stream_bytes == 0) {
         fill(transfer);
         return;
     }
@@ -401,8 +463,8 @@ void transfer_local_abort(struct transfer *transfer)
 {
     if (transfer->local.copy)
         atomic_store(&transfer->local.copy->copy.stop, true);
-    if (transfer->local.copy && transfer->local.copy->device)
-        device_copy_stop(transfer->local.copy->device);
+    if (transfer->local.copy)
+        stop_devices(transfer->local.copy);
     transfer_set_state(transfer, TRANSFER_ABORT);
     transfer_settle(transfer);
 }

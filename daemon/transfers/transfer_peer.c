@@ -4,14 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/transfers/broadcast/transfer_broadcast.h"
+#include "daemon/transfers/broadcast.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
-#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_ticket.h"
 
 /* Moves the first transfer of `from` to `to` and returns it; NULL: none is left. The end of one transfer may
  * end others of the list, so a loop over a list must not remember the next one. */
@@ -39,8 +39,8 @@ static void ask_pending(struct peer_session *session)
         if (transfer->sm.state != TRANSFER_LINK)
             continue;
         list_remove(&transfer->pull.by_peer);
-        list_append(&session->incoming, &transfer->pull.by_peer);
-        transfer_in_ask(transfer);
+        list_append(&session->pulls, &transfer->pull.by_peer);
+        pull_ask(transfer);
     }
 }
 
@@ -52,7 +52,7 @@ void transfers_peer_up(struct transfers *transfers, struct peer *peer)
         return;
     peer_transports_up(session);
     replica_directory_link_up(session);
-    replicas_peer_up(&transfers->replicas, session);
+    replicas_peer_up(session);
     broadcasts_peer_up(session);
     ask_pending(session);
 }
@@ -75,10 +75,10 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         list_append(&session->pending, &transfer->pull.by_peer);
         transfer->pull.peer = session;
         if (transfer->pull.origin == old_session)
-            transfer->pull.origin = session;
+            peer_session_name(&transfer->pull.origin, session);
         (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
-        old_session->n_in--;
-        session->n_in++;
+        old_session->counts.n_pulls--;
+        session->counts.n_pulls++;
     }
     if (session && !from_is_known) /* The nodes of a group are known by their uuids. */
         broadcasts_peer_merged(old_session, session);
@@ -86,96 +86,117 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         ask_pending(session);
 }
 
-/* Fails all transfers. Those that wait for the rest of their reservation group fail first, because the end of
- * the rest would let them go on. */
-static void fail_each(struct list *transfers, const struct rdt_error *why)
+/* Fails transfers after the end of the link. Those that wait for the rest of their reservation group fail first, because the
+ * end of the rest would let them go on. */
+static bool fail_some(struct slice *slice, uint64_t until_ns)
 {
-    for (unsigned pass = 0; pass < 2; pass++) {
-        struct list now;
-        struct transfer *transfer;
+    struct peer_session *session = container_of(slice, struct peer_session, fail);
+    struct transfer *transfer;
 
-        list_init(&now);
-        list_splice(&now, transfers);
-        while ((transfer = take_over(&now, transfers)))
-            if (pass == 1 || !list_empty(&transfer->reserve.link))
-                transfer_fail_err(transfer, why);
+    while ((transfer = take_over(&session->failing[0], &session->failing[1]))) {
+        if (!list_empty(&transfer->move.reserve.link))
+            transfer_fail_err(transfer, &session->why_lost);
+        if (uv_hrtime() >= until_ns)
+            return false;
     }
+    while ((transfer = take_over(&session->failing[1], &session->pulls))) { /* it may have operations that must end */
+        if (session->transfers->closing || !pull_is_checked(transfer))      /* otherwise it needs nothing of that node */
+            transfer_fail_err(transfer, &session->why_lost);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+/* A connection has changed, or a ping was answered, since the transfer was looked at last. */
+static void look(struct peer_session *session, struct transfer *transfer)
+{
+    const struct peer_transport *pt = transfer->pull.path.connection;
+
+    if (transfer->pull.failure.ping != 0 && transfer->pull.failure.ping <= session->ping.answered)
+        pull_fail_noted(transfer);
+    else if (transfer->sm.state == TRANSFER_CONNECT && (pt ? pt->sm.state == PT_CONNECTED : session->connected))
+        pull_connected(transfer, pt);
+    else if (transfer->sm.state == TRANSFER_CONNECT && (pt ? pt->remote_why_not[0] != '\0' : session->refused))
+        pull_refused(transfer, pt);
+}
+
+static bool look_some(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_session *session = container_of(slice, struct peer_session, look);
+    struct transfer *transfer;
+
+    while ((transfer = take_over(&session->looked, &session->pulls))) {
+        look(session, transfer);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    session->connected = session->refused = false;
+    return true;
+}
+
+static void look_again(struct peer_session *session)
+{
+    list_splice(&session->looked, &session->pulls);
+    session->look.run = look_some;
+    slice_begin(session_slices(session), &session->look);
 }
 
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
 {
     struct peer_session *session = peer->session;
-    struct transfer *transfer;
-    bool again = false;
-    struct list now;
 
     if (!session || transfers->closing)
         return;
-    session->answer_due = false;
-    list_init(&now);
-    list_splice(&now, &session->incoming);
-    while ((transfer = take_over(&now, &session->incoming))) {
-        if (transfer->pull.ping == 0)
-            continue;
-        if (transfer->pull.ping > session->asked)
-            again = true;
-        else
-            transfer_in_fail_noted(transfer);
-    }
-    if (again && !session->answer_due)
+    session->ping.due = false;
+    session->ping.answered = session->ping.asked;
+    if (session->ping.ask_again) { /* for the failures that were noted meanwhile */
+        session->ping.ask_again = false;
         peer_session_ping(session);
-}
-
-static void tell_incoming(struct peer_transport *pt, void (*tell)(struct transfer *, const struct peer_transport *))
-{
-    struct peer_session *session = pt->session;
-    struct transfer *transfer;
-    struct list now;
-
-    list_init(&now);
-    list_splice(&now, &session->incoming);
-    while ((transfer = take_over(&now, &session->incoming)))
-        tell(transfer, pt);
+    }
+    look_again(session);
 }
 
 static void tell_connected(struct peer_transport *pt)
 {
-    tell_incoming(pt, transfer_in_connected);
+    pt->session->connected = true;
+    look_again(pt->session);
 }
 
 static void tell_refused(struct peer_transport *pt)
 {
-    tell_incoming(pt, transfer_in_refused);
+    pt->session->refused = true;
+    look_again(pt->session);
 }
 
 static void tell_broken(struct peer_transport *pt)
 {
     struct rdt_error err;
 
-    transfer_in_connection_failed(pt);
+    pull_connection_failed(pt);
     (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
-    list_for_each_safe (node, &pt->users_out)
-        serve_fail(container_of(node, struct serve, by_connection), &err);
+    list_for_each_safe (node, &pt->serves)
+        serve_fail(container_of(node, struct serve, sending.by_connection), &err);
 }
 
 static void check_closed(struct transfers *transfers)
 {
     void (*on_closed)(void *arg);
 
-    if (!transfers->closing || !transfers->on_closed)
+    if (!transfers->closing || !transfers->ends.on_closed)
         return;
     list_for_each (node, &transfers->sessions) {
         if (!peer_transports_closed(container_of(node, struct peer_session, link)))
             return;
     }
-    on_closed = transfers->on_closed;
-    transfers->on_closed = NULL;
-    on_closed(transfers->closed_arg);
+    on_closed = transfers->ends.on_closed;
+    transfers->ends.on_closed = NULL;
+    on_closed(transfers->ends.closed_arg);
 }
 
 static void tell_closed(struct peer_transport *pt)
 {
-    transfer_in_connection_failed(pt);
+    pull_connection_failed(pt);
     serve_connection_closed(pt);
     check_closed(pt->session->transfers);
 }
@@ -183,7 +204,7 @@ static void tell_closed(struct peer_transport *pt)
 /* The transfers that wait for the group to be formed anew will not be served. */
 static void tell_gone(struct peer_transport *pt)
 {
-    list_each_safe (struct transfer, transfer, &pt->users_in, pull.by_connection)
+    list_each_safe (struct transfer, transfer, &pt->pulls, pull.path.by_connection)
         if (transfer->sm.state == TRANSFER_CONNECT)
             transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
 }
@@ -196,13 +217,17 @@ const struct connection_events transfers_connection_events = {.on_connected = te
 
 static void session_fail(struct peer_session *session, const struct rdt_error *why)
 {
-    session->answer_due = false;
+    session->ping.due = session->ping.ask_again = false;
     peer_transports_down(session);
-    fail_each(&session->pending, why);
-    fail_each(&session->incoming, why);
-    transfer_members_link_down(session, why);
+    list_splice(&session->failing[0], &session->pending);
+    list_splice(&session->failing[0], &session->looked);
+    list_splice(&session->failing[0], &session->pulls);
+    session->why_lost = *why;
+    session->fail.run = fail_some;
+    slice_begin(session_slices(session), &session->fail);
     broadcasts_link_down(session, why);
     serve_link_down(session);
+    replicas_link_down(session);
     replica_directory_link_down(session);
 }
 
@@ -220,14 +245,12 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
 
     if (!session)
         return true;
-    if (transfers->closing || session->n_in > 0 || session->n_out > 0 || session->n_replicas > 0 ||
-        map_count(&session->serves) > 0 || !list_empty(&session->pending) || !list_empty(&session->incoming) ||
-        !list_empty(&session->in_groups) || !list_empty(&session->members) || !list_empty(&session->replica_entries) ||
-        !list_empty(&session->lost_entries) || !peer_transports_closed(session) || broadcasts_name_session(session))
+    if (transfers->closing || session->n_named > 0 || session->counts.n_pulls > 0 || session->counts.n_serves > 0 ||
+        session->replicas.n > 0 || map_count(&session->by_number) > 0 || !list_empty(&session->pending) ||
+        !list_empty(&session->pulls) || !list_empty(&session->looked) || !list_empty(&session->in_groups) ||
+        !list_empty(&session->members) || !replica_directory_may_forget(session) || !peer_transports_closed(session) ||
+        broadcasts_name_session(session))
         return false;
-    list_each (const struct transfer, transfer, &transfers->active, record.link)
-        if (transfer->pull.origin == session || transfer->pull.read_from == session)
-            return false;
     peer_session_free(session);
     peer->session = NULL;
     return true;
@@ -241,8 +264,8 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     serve_shut_down(transfers, &err);
     broadcasts_close(transfers, &err);
     transfers->closing = true;
-    transfers->on_closed = on_closed;
-    transfers->closed_arg = arg;
+    transfers->ends.on_closed = on_closed;
+    transfers->ends.closed_arg = arg;
     list_for_each (node, &transfers->sessions)
         session_fail(container_of(node, struct peer_session, link), &err);
     replicas_close(&transfers->replicas);
@@ -259,13 +282,14 @@ typedef enum rdt_status (*handler)(struct peer_session *session, const void *mes
         take(session, message);                                                                           \
         return RDT_OK;                                                                                    \
     }
-HANDLER(on_meta, transfer_in_on_meta)
-HANDLER(on_parked, transfer_in_on_parked)
+HANDLER(on_meta, pull_on_meta)
+HANDLER(on_parked, pull_on_parked)
 HANDLER(on_credit, serve_on_credit)
 HANDLER(on_start, serve_on_start)
-HANDLER(on_turn, order_on_message)
-HANDLER(on_keys, transfer_in_on_keys)
+HANDLER(on_ticket, transfer_ticket_on_message)
+HANDLER(on_keys, pull_on_keys)
 HANDLER(on_abort, serve_on_abort)
+HANDLER(on_broadcast_result, broadcast_on_result)
 
 static enum rdt_status on_offer(struct peer_session *session, const void *message, struct rdt_error *err)
 {
@@ -282,20 +306,27 @@ static enum rdt_status on_end(struct peer_session *session, const void *message,
     const Rdt__Pb__PullEnd *end = message;
 
     if (end->from_owner)
-        transfer_in_on_end(session, end);
+        pull_on_end(session, end);
     else
         serve_on_end(session, end);
     return RDT_OK;
 }
 
-static enum rdt_status on_aborted(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    /* The reader's memory depends on its own operations only. */
-    return RDT_OK;
-}
-
 static enum rdt_status on_copies(struct peer_session *session, const void *message, struct rdt_error *err)
 {
+    const Rdt__Pb__Replicas *copies = message;
+    const struct {
+        size_t n;
+        unsigned most;
+    } lists[] = {{copies->n_whole, REPLICAS_MAX_GENERATIONS},       {copies->n_dropped, REPLICAS_MAX_GENERATIONS},
+                 {copies->n_invalidated, REPLICAS_MAX_GENERATIONS}, {copies->n_valid, REPLICAS_MAX_GENERATIONS},
+                 {copies->n_invalid, REPLICAS_MAX_GENERATIONS},     {copies->n_slow, REPLICAS_MAX_SINGLE},
+                 {copies->n_ask_again, REPLICAS_MAX_SINGLE},        {copies->n_summed, REPLICAS_MAX_SINGLE}};
+
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        if (lists[i].n > lists[i].most)
+            return rdt_error_set(err, RDT_PROTOCOL, "node %s names %zu replicas in a list of a message: at most %u are allowed",
+                                 session->peer->name, lists[i].n, lists[i].most);
     replica_directory_on_message(&session->transfers->directory, session, message);
     replicas_on_message(&session->transfers->replicas, session, message);
     return RDT_OK;
@@ -303,18 +334,7 @@ static enum rdt_status on_copies(struct peer_session *session, const void *messa
 
 static enum rdt_status on_broadcast(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    return transfer_member_on_ask(session, message, err);
-}
-
-static enum rdt_status on_broadcast_word(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    const Rdt__Pb__BroadcastResult *word = message;
-
-    if (word->from_root)
-        transfer_member_on_over(session, word);
-    else
-        broadcast_on_word(session, word);
-    return RDT_OK;
+    return broadcast_on_ask(session, message, err);
 }
 
 static const struct {
@@ -328,14 +348,13 @@ static const struct {
     {RDT_PEER_PULL_PARKED, &rdt__pb__pull_parked__descriptor, on_parked},
     {RDT_PEER_PULL_CREDIT, &rdt__pb__pull_credit__descriptor, on_credit},
     {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
-    {RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor, on_turn},
+    {RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor, on_ticket},
     {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
     {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
     {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
-    {RDT_PEER_PULL_ABORTED, &rdt__pb__pull_aborted__descriptor, on_aborted},
     {RDT_PEER_REPLICAS, &rdt__pb__replicas__descriptor, on_copies},
     {RDT_PEER_BROADCAST, &rdt__pb__group_broadcast__descriptor, on_broadcast},
-    {RDT_PEER_BROADCAST_RESULT, &rdt__pb__broadcast_result__descriptor, on_broadcast_word},
+    {RDT_PEER_BROADCAST_RESULT, &rdt__pb__broadcast_result__descriptor, on_broadcast_result},
 };
 
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
@@ -345,7 +364,7 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
 
     if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
-    if (transfers->closing)
+    if (transfers->closing || frame->type == RDT_PEER_PULL_ABORTED)
         return RDT_OK;
     for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
         enum rdt_status status;

@@ -20,7 +20,7 @@ void record_start(struct transfer_record *record, uint64_t id, const struct owne
 
 void record_stage_at(struct transfers *transfers, const struct transfer_record *record, uint64_t at_ns)
 {
-    struct trace_record *entry = trace_next(&transfers->trace);
+    struct trace_record *entry = trace_next(&transfers->past.trace);
 
     _Static_assert(sizeof record->path >= sizeof entry->path && sizeof record->peer >= sizeof entry->peer &&
                        sizeof record->ref.id >= sizeof entry->id,
@@ -85,9 +85,9 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
     enum rdt_status status;
     size_t bytes;
 
-    if (common && transfers->decision && is_same(query, &transfers->decided)) {
+    if (common && transfers->decided.decision && is_same(query, &transfers->decided.query)) {
         record_drop_decision(record->decision);
-        record->decision = transfers->decision;
+        record->decision = transfers->decided.decision;
         record->decision->refs++;
         return RDT_OK;
     }
@@ -101,11 +101,11 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
     record_drop_decision(record->decision);
     record->decision = copy;
     if (common && status == RDT_OK) {
-        record_drop_decision(transfers->decision);
-        transfers->decision = copy;
-        transfers->decided = *query;
-        transfers->decided.show_why_not = keep_text(transfers->decided_show, query->show_why_not);
-        transfers->decided.cow_why_not = keep_text(transfers->decided_cow, query->cow_why_not);
+        record_drop_decision(transfers->decided.decision);
+        transfers->decided.decision = copy;
+        transfers->decided.query = *query;
+        transfers->decided.query.show_why_not = keep_text(transfers->decided.show, query->show_why_not);
+        transfers->decided.query.cow_why_not = keep_text(transfers->decided.cow, query->cow_why_not);
         copy->refs++;
     }
     return status;
@@ -140,7 +140,7 @@ void record_fail(struct transfer_record *record, const struct rdt_error *err)
 
 static struct transfer_path *path_of(struct transfers *transfers, const struct transfer_record *record)
 {
-    struct transfer_path *path = transfers->paths;
+    struct transfer_path *path = transfers->past.paths;
 
     for (unsigned i = 0; i < TRANSFER_PATHS - 1; i++, path++) {
         if (!path->direction) {
@@ -178,7 +178,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record)
                                                                       : TRANSFER_FAILED;
     uint64_t now_ns = uv_hrtime();
     struct transfer_path *path;
-    struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];
+    struct transfer_record *place = &transfers->past.records[transfers->past.n++ % TRANSFER_HISTORY];
 
     record->state = states[outcome];
     record_stage_at(transfers, record, now_ns);
@@ -188,7 +188,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record)
     record_drop_decision(place->decision);
     free(place->sources);
     memcpy(place, record, offsetof(struct transfer_record, error) + strlen(record->error) + 1);
-    place->order = NULL;
+    place->ticket = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
     record->decision = NULL; /* The history owns these now. */
     record->sources = NULL;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
@@ -28,8 +29,9 @@ static void result_init(struct result *result, const struct transfer *transfer, 
     result->done.transfer = transfer->id;
     result->done.version = transfer->version;
     result->done.path = (char *)transfer->record.path;
+    result->done.pickles_trusted = transfer->answers.pickles_trusted;
     result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.began_ns);
-    result->done.bytes_moved = transfer->record.bytes_done;
+    result->done.bytes_moved = transfer->answers.bytes_moved;
     result->regions = NULL;
     result->region_list = NULL;
     result->shares = NULL;
@@ -173,9 +175,9 @@ static size_t result_at_most(const struct result *result)
  * share of the heap. */
 static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_error *err)
 {
-    size_t counted = fetch->transfer->pull.own_metadata ? fetch->transfer->metadata_bytes : 0;
+    size_t counted = fetch->transfer->metadata.own ? fetch->transfer->metadata.n_bytes : 0;
 
-    if (bytes <= CLIENT_UNCOUNTED_BYTES ||
+    if (bytes <= account_uncounted_bytes(fetch->client->account) ||
         account_check(fetch->client->account, USAGE_HEAP, bytes > counted ? bytes - counted : 0, err) == RDT_OK)
         return false;
     rdt_error_prefix(err, "the answer to the fetch of \"%s\"", fetch->transfer->ref.id);
@@ -192,10 +194,10 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
 
     result->done.handle = fetch->handle;
     result->done.hold = hold ? hold->id : 0;
-    if (fetch->merged)
+    if (fetch->joined == FETCH_MERGED)
         result->done.version = fetch->version;
     bytes = result_at_most(result);
-    if (bytes > CLIENT_UNCOUNTED_BYTES)
+    if (bytes > account_uncounted_bytes(fetch->client->account))
         bytes = protobuf_c_message_get_packed_size(&result->done.base);
     if (bytes > RDT_MAX_FRAME_BYTES || is_too_much(fetch, bytes, &err)) {
         struct transfer *transfer = fetch->transfer;
@@ -236,7 +238,7 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
 {
     struct client *producer = object->producer;
 
-    if (object->snapshot || object->loaned || object->notice_given || !producer || producer == transfer->client ||
+    if (object_is_constant(object) || object->loaned || object->notice_given || !producer || producer == transfer->client ||
         !may_be_written(object))
         return false;
     object->notice_given = true;
@@ -247,59 +249,69 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
     return true;
 }
 
+/* Notes what the transfer knows only until it ends. */
+static void answer_all(struct transfer *transfer, void (*one)(struct fetch *))
+{
+    transfer->answers.pickles_trusted = transfer->kind->pickles_trusted(transfer);
+    transfer->answers.bytes_moved = transfer->record.bytes_done;
+    transfer_answer(transfer, one);
+}
+
+static void answer_object(struct fetch *fetch)
+{
+    struct transfer *transfer = fetch->transfer;
+    struct object *object = transfer->answers.object;
+    enum path_kind how = transfer->answers.how;
+    struct rdt_error err = {0};
+    enum rdt_status status = RDT_OK;
+    struct hold *hold = NULL;
+    struct result result;
+
+    result_init(&result, transfer, &transfer->ref);
+    result_set_tensors(&result, transfer->answers.layout, true, fetch->client);
+    result.done.tensors = &result.tensors;
+    result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+    result.done.box_bytes = object->box_bytes;
+    result.done.mutable_shared = transfer->answers.notice;
+    result.done.to_copy = how == PATH_COPY;
+    transfer->answers.notice = false;
+    if (!result_make_regions(&result, object->n_regions, object_on_device(object)) ||
+        !(hold = client_hold_object(fetch->client, object)))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", transfer->ref.id);
+    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
+        struct region *region = object->uses[i].region;
+        bool cow = how == PATH_COW || (fetch->cow && how != PATH_COPY);
+        enum share share = how == PATH_SAME ? SHARE_WRITE : cow ? SHARE_COW : SHARE_READ;
+
+        status =
+            result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region), &err);
+        if (status == RDT_OK && share == SHARE_READ)
+            result.regions[i].cacheable = mapped_may_keep(region);
+    }
+    if (status == RDT_OK) {
+        if (how == PATH_COPY)
+            client_set_copying(hold, transfer->record.bytes);
+        result_send(&result, fetch, hold);
+    } else {
+        bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
+        if (hold)
+            client_release(hold);
+        fetch_answer_error(fetch->client, fetch->handle, &err);
+        fetch_detach(fetch);
+        if (last)
+            record_fail(&transfer->record, &err);
+    }
+    result_fini(&result);
+}
+
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how)
 {
-    struct rdt_ref ref;
-    bool notice = how == PATH_SHARE && give_notice(transfer, object);
-
-    if (transfer->local.from_replica || transfer->pull.replica)
-        ref = transfer->ref;
-    else
-        object_ref(object, &ref);
-    object_hold(object); /* The object must outlive this function. */
-    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
-        struct rdt_error err = {0};
-        enum rdt_status status = RDT_OK;
-        struct hold *hold = NULL;
-        struct result result;
-
-        result_init(&result, transfer, &ref);
-        result_set_tensors(&result, layout, true, fetch->client);
-        result.done.tensors = &result.tensors;
-        result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
-        result.done.box_bytes = object->box_bytes;
-        result.done.mutable_shared = notice;
-        result.done.to_copy = how == PATH_COPY;
-        notice = false;
-        if (!result_make_regions(&result, object->n_regions, object_on_device(object)) ||
-            !(hold = client_hold_object(fetch->client, object)))
-            status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", ref.id);
-        for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
-            struct region *region = object->uses[i].region;
-            bool cow = how == PATH_COW || (fetch->cow && how != PATH_COPY);
-            enum share share = how == PATH_SAME ? SHARE_WRITE : cow ? SHARE_COW : SHARE_READ;
-
-            status = result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region),
-                                       &err);
-            if (status == RDT_OK && share == SHARE_READ)
-                result.regions[i].cacheable = mapped_may_keep(region);
-        }
-        if (status == RDT_OK) {
-            if (how == PATH_COPY)
-                client_set_copying(hold, transfer->record.bytes);
-            result_send(&result, fetch, hold);
-        } else {
-            bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
-            if (hold)
-                client_release(hold);
-            fetch_answer_error(fetch->client, fetch->handle, &err);
-            fetch_detach(fetch);
-            if (last)
-                record_fail(&transfer->record, &err);
-        }
-        result_fini(&result);
-    }
-    object_drop(object);
+    transfer->answers.notice = how == PATH_SHARE && give_notice(transfer, object);
+    transfer->answers.layout = layout;
+    transfer->answers.how = how;
+    object_hold(object);
+    transfer->answers.object = object;
+    answer_all(transfer, answer_object);
 }
 
 /* How readers get host memory that was allocated for the fetch: a single reader may write it, several may
@@ -315,12 +327,12 @@ static enum share share_of(const struct transfer *transfer)
 static enum rdt_status fill_devices(struct result *result, struct transfer *transfer, struct client *client,
                                     struct hold **hold_p, struct rdt_error *err)
 {
-    const struct target *target = transfer->target;
+    const struct target *target = transfer->move.target;
     enum rdt_status status = RDT_OK;
 
     result_set_tensors(result, target->layout, true, client);
     if (!result_make_regions(result, target->n, true) ||
-        !(*hold_p = client_hold_regions(client, transfer->destination->regions, target->n)))
+        !(*hold_p = client_hold_regions(client, transfer->move.destination->regions, target->n)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
         struct region *region = target->uses[i].region;
@@ -336,74 +348,84 @@ static enum rdt_status fill_devices(struct result *result, struct transfer *tran
 static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
                                      struct hold **hold_p, struct rdt_error *err)
 {
-    if (transfer->target_is_destination)
+    if (transfer->move.target_is_destination)
         return fill_devices(result, transfer, client, hold_p, err);
-    if (transfer->target) {
-        if (!result_make_regions(result, transfer->target->n, false))
+    if (transfer->move.target) {
+        if (!result_make_regions(result, transfer->move.target->n, false))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         result->done.tensors = NULL; /* The tensors are where the reader asked for. */
-        for (uint32_t i = 0; i < transfer->target->n; i++)
-            (void)result_add_region(result, transfer->target->uses[i].region, client->id, SHARE_WRITE, false, err);
+        for (uint32_t i = 0; i < transfer->move.target->n; i++)
+            (void)result_add_region(result, transfer->move.target->uses[i].region, client->id, SHARE_WRITE, false, err);
         return RDT_OK;
     }
-    result_set_tensors(result, transfer->packed, true, client);
-    if (transfer->is_inline) {
-        result->done.inline_data = (ProtobufCBinaryData){transfer->stream_bytes, transfer->inline_data};
+    result_set_tensors(result, transfer->move.packed, true, client);
+    if (transfer->move.is_inline) {
+        result->done.inline_data = (ProtobufCBinaryData){transfer->move.stream_bytes, (uint8_t *)transfer->move.inline_data};
         return RDT_OK;
     }
-    if (!transfer->received) /* All tensors are empty. */
+    if (!transfer->move.received) /* All tensors are empty. */
         return RDT_OK;
     /* Several fetches read the same memory, so none may write it, not even others of the same uid. */
     if (transfer->n_fetches > 1)
-        (void)region_seal(transfer->received, NULL);
-    if (!result_make_regions(result, 1, false) || !(*hold_p = client_hold_region(client, transfer->received)))
+        (void)region_seal(transfer->move.received, NULL);
+    if (!result_make_regions(result, 1, false) || !(*hold_p = client_hold_region(client, transfer->move.received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    return result_add_region(result, transfer->received, client->id, share_of(transfer), true, err);
+    return result_add_region(result, transfer->move.received, client->id, share_of(transfer), true, err);
+}
+
+static void answer_received(struct fetch *fetch)
+{
+    struct transfer *transfer = fetch->transfer;
+    struct rdt_error err = {0};
+    struct hold *hold = NULL;
+    struct result result;
+
+    result_init(&result, transfer, &transfer->ref);
+    result.done.tensors = &result.tensors;
+    result.done.metadata = (ProtobufCBinaryData){transfer->metadata.n_bytes, (uint8_t *)transfer->metadata.bytes};
+    result.done.box_bytes = transfer->metadata.box_bytes;
+    if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
+        result_send(&result, fetch, hold);
+    } else {
+        if (hold)
+            client_release(hold);
+        fetch_answer_error(fetch->client, fetch->handle, &err);
+        fetch_detach(fetch);
+        record_fail(&transfer->record, &err);
+    }
+    result_fini(&result);
 }
 
 void transfer_deliver_received(struct transfer *transfer)
 {
-    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
-        struct rdt_error err = {0};
-        struct hold *hold = NULL;
-        struct result result;
+    answer_all(transfer, answer_received);
+}
 
-        result_init(&result, transfer, &transfer->ref);
+static void answer_meta(struct fetch *fetch)
+{
+    struct transfer *transfer = fetch->transfer;
+    struct result result;
+
+    result_init(&result, transfer, &transfer->ref);
+    if (transfer->move.source) {
+        result_set_tensors(&result, transfer->move.source, false, fetch->client);
         result.done.tensors = &result.tensors;
-        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
-        result.done.box_bytes = transfer->box_bytes;
-        if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
-            result_send(&result, fetch, hold);
-        } else {
-            if (hold)
-                client_release(hold);
-            fetch_answer_error(fetch->client, fetch->handle, &err);
-            fetch_detach(fetch);
-            record_fail(&transfer->record, &err);
-        }
-        result_fini(&result);
     }
+    result.done.metadata = (ProtobufCBinaryData){transfer->metadata.n_bytes, (uint8_t *)transfer->metadata.bytes};
+    result.done.box_bytes = transfer->metadata.box_bytes;
+    result_send(&result, fetch, NULL);
 }
 
 void transfer_deliver_meta(struct transfer *transfer)
 {
-    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
-        struct result result;
-
-        result_init(&result, transfer, &transfer->ref);
-        if (transfer->source) {
-            result_set_tensors(&result, transfer->source, false, fetch->client);
-            result.done.tensors = &result.tensors;
-        }
-        result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
-        result.done.box_bytes = transfer->box_bytes;
-        result_send(&result, fetch, NULL);
-    }
+    answer_all(transfer, answer_meta);
 }
 
-void transfer_use_metadata(struct transfer *transfer, const struct object *object)
+void transfer_use_metadata(struct transfer *transfer, struct object *object)
 {
-    transfer->metadata = object_metadata(object);
-    transfer->metadata_bytes = object->metadata_bytes;
-    transfer->box_bytes = object->box_bytes;
+    object_hold(object);
+    transfer->answers.object = object;
+    transfer->metadata.bytes = object_metadata(object);
+    transfer->metadata.n_bytes = object->metadata_bytes;
+    transfer->metadata.box_bytes = object->box_bytes;
 }

@@ -3,81 +3,72 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/broadcast/transfer_broadcast.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
-#include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"
+#include "daemon/transfers/transfer_ticket.h"
 
 /* The tables by which lower files of the room call higher ones. */
 static const struct replica_events replica_events = {.on_found = serve_answer,
                                                      .on_refused = serve_refuse,
                                                      .on_arrived = serve_go_on,
                                                      .on_failed = serve_fail,
-                                                     .on_ask_again = transfer_replica_ask_again,
-                                                     .on_unwanted = transfer_replica_unwanted};
-static const struct order_events order_events = {
-    .receive = transfer_in_receive, .waits = transfer_in_heard, .send = serve_send_in_order, .fail_serve = serve_fail};
-static const struct serve_events serve_events = {
-    .on_start = broadcast_reader_joins, .on_ready = broadcast_reader_ready, .on_end = broadcast_reader_ended};
+                                                     .on_ask_again = pull_replica_ask_again,
+                                                     .on_checked = pull_checked,
+                                                     .on_unwanted = pull_replica_unwanted};
+static const struct transfer_ticket_events transfer_ticket_events = {
+    .receive = pull_receive, .waits = pull_heard, .send = serve_send_in_order, .fail_serve = serve_fail};
 
 void transfers_init(struct transfers *transfers)
 {
-    list_init(&transfers->active);
-    list_init(&transfers->serves);
-    list_init(&transfers->paced);
+    list_init(&transfers->under_way.active);
+    list_init(&transfers->under_way.serves);
+    list_init(&transfers->load.paced);
     list_init(&transfers->sessions);
     list_init(&transfers->broadcasts);
-    map_init(&transfers->by_id);
+    index_init(&transfers->under_way.by_id, 1);
     map_init(&transfers->coalesced_requests);
     replicas_init(&transfers->replicas, transfers, &replica_events);
     replica_directory_init(&transfers->directory, transfers);
-    orders_init(transfers);
+    transfer_tickets_init(transfers);
     transfers->connections = &transfers_connection_events;
-    transfers->order = &order_events;
-    transfers->serve = &serve_events;
-    transfers->next_id = 1;
+    transfers->tickets.events = &transfer_ticket_events;
+    ids_init(&transfers->ids, IDS_TRANSFERS, IDS_HALF_BITS, 64);
 }
 
 void transfers_fini(struct transfers *transfers)
 {
-    tickets_fini(&transfers->tickets);
+    tickets_fini(&transfers->tickets.all);
     replica_directory_fini(&transfers->directory);
     replicas_fini(&transfers->replicas);
     list_for_each_safe (node, &transfers->sessions)
         peer_session_free(container_of(node, struct peer_session, link));
-    map_fini(&transfers->by_id);
+    index_fini(&transfers->under_way.by_id);
     map_fini(&transfers->coalesced_requests);
     for (unsigned i = 0; i < TRANSFER_HISTORY; i++) {
-        record_drop_decision(transfers->history[i].decision);
-        free(transfers->history[i].sources);
+        record_drop_decision(transfers->past.records[i].decision);
+        free(transfers->past.records[i].sources);
     }
-    record_drop_decision(transfers->decision);
+    record_drop_decision(transfers->decided.decision);
 }
 
 unsigned transfers_active(const struct transfers *transfers)
 {
-    unsigned n = 0;
-
-    list_for_each (node, &transfers->active)
-        n++;
-    list_for_each (node, &transfers->serves)
-        n++;
-    return n;
+    return transfers->under_way.n;
 }
 
 void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *))
 {
-    transfers->on_idle = on_idle;
+    transfers->ends.on_idle = on_idle;
 }
 
 uint64_t transfers_quiet_ns(const struct transfers *transfers)
 {
-    return transfers->last_sent_ns ? uv_hrtime() - transfers->last_sent_ns : UINT64_MAX;
+    return transfers->load.last_sent_ns ? uv_hrtime() - transfers->load.last_sent_ns : UINT64_MAX;
 }
 
 void transfers_status(const struct transfers *transfers, Rdt__Pb__StatusReply *reply_p)
@@ -90,14 +81,14 @@ void transfers_status(const struct transfers *transfers, Rdt__Pb__StatusReply *r
     reply_p->replica_bytes = transfers->replicas.bytes;
     for (unsigned i = 0; i < TRANSFER_PATHS; i++)
         for (unsigned outcome = 0; outcome < TRANSFER_OUTCOMES; outcome++)
-            *ended[outcome] += transfers->paths[i].ended[outcome];
+            *ended[outcome] += transfers->past.paths[i].ended[outcome];
 }
 
 const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)
 {
-    if (n >= TRANSFER_HISTORY || n >= transfers->n_history)
+    if (n >= TRANSFER_HISTORY || n >= transfers->past.n)
         return NULL;
-    return &transfers->history[(transfers->n_history - 1 - n) % TRANSFER_HISTORY];
+    return &transfers->past.records[(transfers->past.n - 1 - n) % TRANSFER_HISTORY];
 }
 
 void transfers_object_ended(struct transfers *transfers, const struct object *object)
@@ -113,7 +104,7 @@ uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes)
 void transfers_refuse_parked(struct transfers *transfers)
 {
     transfers->refuse_parked = true;
-    list_each_safe (struct transfer, transfer, &transfers->active, record.link)
+    list_each_safe (struct transfer, transfer, &transfers->under_way.active, record.link)
         if (transfer->sm.state == TRANSFER_PARKED)
             transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
                           transfer->ref.id);
@@ -129,10 +120,10 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
         const struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (!pt || !peer_transport_has_users(pt))
             continue;
-        if (!list_empty(&pt->users_in))
+        if (!list_empty(&pt->pulls))
             return rdt_error_set(
                 err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
-                (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
+                (unsigned long long)container_of(list_first(&pt->pulls), struct transfer, pull.path.by_connection)->id,
                 session->peer->name);
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s uses it", transport->name,
                              session->peer->name);
@@ -157,16 +148,16 @@ bool transfers_transport_gone(const struct transfers *transfers, const struct tr
 
 /* ---- for rdtctl ---- */
 
-const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor)
+const struct transfer_record *transfers_next_active(const struct transfers *transfers, uint64_t after)
 {
-    struct list *next = *cursor ? (*cursor)->next : transfers->active.next;
+    uint64_t id;
 
-    if (next == &transfers->active)
-        next = transfers->serves.next;
-    if (next == &transfers->serves)
-        return NULL;
-    *cursor = next;
-    return container_of(next, struct transfer_record, link);
+    return index_next(&transfers->under_way.by_id, after + 1, &id);
+}
+
+const struct transfer_record *transfers_active_record(const struct transfers *transfers, uint64_t id)
+{
+    return index_get(&transfers->under_way.by_id, id);
 }
 
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info,
@@ -202,11 +193,11 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     *summary = (struct peer_summary){0};
     if (!session)
         return;
-    summary->transfers_in = session->n_in;
-    summary->transfers_out = session->n_out;
-    summary->bytes_in = session->bytes_in;
-    summary->bytes_out = session->bytes_out;
-    summary->fell_back = session->fell_back;
+    summary->n_pulls = session->counts.n_pulls;
+    summary->n_serves = session->counts.n_serves;
+    summary->bytes_pulled = session->counts.bytes_pulled;
+    summary->bytes_served = session->counts.bytes_served;
+    summary->fell_back = session->fell_back.n;
     list_each (const struct peer_transport, pt, &session->transports, link) {
         if (pt->remote_known && summary->n_versions < PATH_MAX_CANDIDATES &&
             strcmp(pt->transport->version, pt->remote_version) != 0)

@@ -95,32 +95,37 @@ static uint64_t part(const struct chunk *chunk, const struct layout *packed, uin
     return bytes < chunk->bytes - *at_p ? bytes : chunk->bytes - *at_p;
 }
 
-void chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
-                  uint8_t *stream_p)
+int chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
+                 const struct memory_place *places, uint8_t *stream_p)
 {
     uint64_t end = 0;
+    int failed = 0;
 
-    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++) {
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count && !failed; i++) {
         uint64_t from, at, bytes;
         if (layout_bytes(packed, i) == 0)
             continue;
         bytes = part(chunk, packed, i, &from, &at);
         memset(stream_p + end, 0, at - end); /* no old bytes may leave the daemon as padding */
-        layout_gather(layout, i, bases[layout->region[i]], from, bytes, stream_p + at);
+        failed = memory_place_gather(&places[layout->region[i]], layout, i, from, bytes, stream_p + at);
         end = at + bytes;
     }
+    return failed;
 }
 
-void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
-                   const uint8_t *stream)
+int chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
+                  struct memory_place *places, const uint8_t *stream)
 {
-    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++) {
+    int failed = 0;
+
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count && !failed; i++) {
         uint64_t from, at, bytes;
         if (layout_bytes(packed, i) == 0)
             continue;
         bytes = part(chunk, packed, i, &from, &at);
-        layout_scatter(layout, i, bases[layout->region[i]], from, bytes, stream + at);
+        failed = memory_place_scatter(&places[layout->region[i]], layout, i, from, bytes, stream + at);
     }
+    return failed;
 }
 
 struct run_list {

@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 
+#include "daemon/memory/imported.h"
 #include "proto/layout.h"
 
 struct chunk {
@@ -35,11 +36,11 @@ enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t s
                                          struct chunk_plan **plan_p, struct rdt_error *err);
 
 /* Copy one chunk between the stream's bytes and the tensors of `layout`, which has the same shapes as `packed` and
- * whose regions start at bases[region]. */
-void chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
-                  uint8_t *stream_p);
-void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
-                   const uint8_t *stream);
+ * whose regions are at places[region]. They return 0 or an errno, as the functions of imported.h. */
+int chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
+                 const struct memory_place *places, uint8_t *stream_p);
+int chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
+                  struct memory_place *places, const uint8_t *stream);
 
 #define CHUNK_PADDING UINT32_MAX
 

@@ -101,7 +101,7 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
     candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->source_contiguous);
     candidate->staged_target = offer->stages_target && !offer->moves_target;
     candidate->gathered = candidate->staged_source && offer->moves_source;
-    reads_all = query->source_contiguous && !is_staged(candidate);
+    reads_all = query->source_contiguous && !query->target_imported && !is_staged(candidate);
     candidate->one_sided = offer->one_sided && reads_all;
     candidate->wrong_memory =
         (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
@@ -129,7 +129,10 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
     if (only_reads && is_staged(candidate))
         reject(candidate, "it only reads, and bytes that go through host memory must be sent");
     if (only_reads && !query->source_contiguous)
-        reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
+        reject(candidate,
+               "it only reads contiguous memory, and the tensors at the owner have holes, or are in imported memory");
+    if (only_reads && query->target_imported)
+        reject(candidate, "it only reads, and not into imported memory");
     if (candidate->possible && offer->group)
         (void)snprintf(candidate->reason, sizeof candidate->reason, "in group %s, ", offer->group);
 }
@@ -258,6 +261,10 @@ static void explain_choice(const struct path_query *query, struct path_candidate
                    chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
                        ? "the producer prefers it"
                        : "the fastest that fits");
+    used = strlen(chosen->reason);
+    if (query->target_imported && chosen->kind == PATH_TRANSPORT)
+        (void)snprintf(chosen->reason + used, sizeof chosen->reason - used,
+                       "; through memory of the daemon: the target is imported");
     if (!is_staged(chosen))
         return;
     used = strlen(chosen->reason);

@@ -70,6 +70,7 @@ struct path_query {
     /* other node */
     const char *source_memory, *target_memory;
     bool source_contiguous;
+    bool target_imported;            /* the target is memory that a client imported: the bytes arrive in memory of the daemon */
     const struct path_offer *offers; /* [n_offers] */
     unsigned n_offers;
     /* wishes */

@@ -61,7 +61,7 @@ enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, 
     if (!stage || !creation) {
         free(stage);
         free(creation);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to stage tensors of a device");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to stage tensors");
     }
     stage->kind = kind;
     memory_kind_use(kind);
@@ -77,7 +77,7 @@ enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, 
     if (status == RDT_OK)
         status = region_pin_for(stage->region, kind, on_pinned, creation, err);
     if (status != RDT_AGAIN) {
-        rdt_error_prefix(err, "cannot stage tensors of a device");
+        rdt_error_prefix(err, "cannot stage the tensors");
         free_stage(stage);
         free(creation);
     }

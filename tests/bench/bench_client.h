@@ -17,11 +17,9 @@
 
 static inline rdt *bench_connect(const char *socket, const char *name)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *conn;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = socket, .name = name};
 
-    options.socket = socket;
-    options.name = name;
     must_ok(rdt_connect(&options, &conn, &err));
     return conn;
 }
@@ -53,13 +51,13 @@ static inline void bench_check_path(const rdt_object *object, const char *path)
 static inline rdt_object *bench_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode,
                                       const struct rdt_tensor *targets, size_t n_targets, const char *path)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *object;
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .mode = mode,
+                                        .timeout_ns = BENCH_TIMEOUT_NS,
+                                        .targets = n_targets ? &targets : NULL,
+                                        .target_counts = n_targets ? &n_targets : NULL};
 
-    options.mode = mode;
-    options.timeout_ns = BENCH_TIMEOUT_NS;
-    options.targets = n_targets ? &targets : NULL;
-    options.target_counts = n_targets ? &n_targets : NULL;
     must_ok(rdt_fetch(conn, ref, 1, &options, &object, &err));
     bench_check_path(object, path);
     return object;

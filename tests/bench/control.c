@@ -53,19 +53,16 @@ static void call(int sock, enum bench_message type, const ProtobufCMessage *requ
     struct bench_header header = {.bytes = 0};
     struct iovec iov = {buffer, 0};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    ProtobufCMessage *reply;
     size_t n = 0;
 
     iov.iov_len = bench_pack(buffer, sizeof buffer, (uint16_t)type, ++id, request);
     if (sendmsg(sock, &msg, MSG_NOSIGNAL) != (ssize_t)iov.iov_len)
         bench_die("a request did not go out whole");
     while (n < sizeof header || n < sizeof header + header.bytes) {
-        ssize_t got;
-
         iov = (struct iovec){buffer + n, sizeof buffer - n};
         msg.msg_control = fd_p ? control : NULL;
         msg.msg_controllen = fd_p ? sizeof control : 0;
-        got = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
+        ssize_t got = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
         if (got <= 0)
             bench_die("the reference has gone");
         if (fd_p && n == 0)
@@ -74,7 +71,7 @@ static void call(int sock, enum bench_message type, const ProtobufCMessage *requ
         if (n >= sizeof header)
             memcpy(&header, buffer, sizeof header);
     }
-    reply = protobuf_c_message_unpack(reply_type, NULL, header.bytes, buffer + sizeof header);
+    ProtobufCMessage *reply = protobuf_c_message_unpack(reply_type, NULL, header.bytes, buffer + sizeof header);
     if (!reply || header.id != id)
         bench_die("a bad reply");
     if (reply_p)
@@ -129,11 +126,10 @@ static void reference_put_free(struct bench *bench)
 static void reference_share(struct bench *bench)
 {
     Rdt__Pb__Ping message = RDT__PB__PING__INIT;
-    void *addr;
     int fd = -1;
 
     call(bench->echo, BENCH_PASS_FD, &message.base, &rdt__pb__ping__descriptor, NULL, &fd);
-    addr = mmap(NULL, BENCH_BIG_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    void *addr = mmap(NULL, BENCH_BIG_BYTES, PROT_READ, MAP_SHARED, fd, 0);
     if (addr == MAP_FAILED || munmap(addr, BENCH_BIG_BYTES) != 0 || close(fd) != 0)
         bench_die("the reference's fd cannot be mapped: %s", strerror(errno));
 }
@@ -325,13 +321,11 @@ int main(int argc, char **argv)
 {
     bool local = argc == 6 && strcmp(argv[1], "local") == 0;
     bool peers = argc == 8 && strcmp(argv[1], "peers") == 0;
-    struct bench bench = {.tcp = -1};
-    unsigned rounds;
 
     if (!local && !peers)
         bench_die("usage: control local SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET | peers ... OTHER_RDTD_SOCKET PORT");
-    rounds = (unsigned)bench_number(argv[3]);
-    bench.actor = bench_connect(argv[4], "bench");
+    unsigned rounds = (unsigned)bench_number(argv[3]);
+    struct bench bench = {.tcp = -1, .actor = bench_connect(argv[4], "bench")};
     bench.owner = bench_connect(peers ? argv[6] : argv[4], "bench-owner");
     bench.echo = bench_connect_unix(argv[5]);
     if (peers)

@@ -139,12 +139,11 @@ static void fetch_together(struct copies *copies, size_t n)
     const size_t one = 1;
 
     for (size_t i = 0; i < n; i++) {
-        struct rdt_fetch_options options = RDT_INIT(options);
-
-        options.mode = RDT_FETCH_COPY;
-        options.timeout_ns = BENCH_TIMEOUT_NS;
-        options.targets = &target;
-        options.target_counts = &one;
+        struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                            .mode = RDT_FETCH_COPY,
+                                            .timeout_ns = BENCH_TIMEOUT_NS,
+                                            .targets = &target,
+                                            .target_counts = &one};
         must_ok(rdt_fetch_start(copies->reader, &copies->ref, 1, &options, &requests[i], &err));
     }
     must_ok(rdt_wait(copies->reader, requests, n, RDT_WAIT_ALL, BENCH_TIMEOUT_NS, NULL, NULL, &err));
@@ -208,17 +207,15 @@ int main(int argc, char **argv)
     static double speeds[WAYS][MAX_ROUNDS], sorted[MAX_ROUNDS];
     struct copies copies = {.owner = NULL};
     struct rdt_tensor source;
-    unsigned rounds, threads;
     double best_speed = 0;
     char note[160], one[32];
-    int64_t bytes;
     int best = MEMCPY_1;
 
     if (argc != 6)
         bench_die("usage: copy ROUNDS SOCKET THREADS BYTES LABEL");
-    rounds = (unsigned)bench_number(argv[1]);
-    threads = (unsigned)bench_number(argv[3]);
-    bytes = (int64_t)bench_number(argv[4]);
+    unsigned rounds = (unsigned)bench_number(argv[1]);
+    unsigned threads = (unsigned)bench_number(argv[3]);
+    int64_t bytes = (int64_t)bench_number(argv[4]);
     if (rounds == 0 || rounds > MAX_ROUNDS || threads == 0 || threads > MAX_THREADS)
         bench_die("1 to %u rounds, 1 to %u threads", MAX_ROUNDS, MAX_THREADS);
     copies.bytes = (size_t)bytes;
@@ -237,10 +234,8 @@ int main(int argc, char **argv)
             if ((way != STREAM_1 && way != STREAM_N) || can_stream())
                 speeds[way][round] = measure(&copies, way);
     for (int way = MEMCPY_1; way < WAYS; way++) {
-        double median;
-
         memcpy(sorted, speeds[way], sizeof sorted);
-        median = bench_median(sorted, rounds);
+        double median = bench_median(sorted, rounds);
         if (median > best_speed) {
             best_speed = median;
             best = way;

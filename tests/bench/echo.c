@@ -4,7 +4,6 @@
  *
  *     echo unix PATH | echo tcp PORT       serves until it is killed; says "ready" on stdout
  */
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <uv.h>
 
@@ -139,7 +138,6 @@ static void on_socket(uv_poll_t *poll, int status, int events)
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t n = status < 0 ? 0 : recvmsg(peer->sock, &msg, MSG_DONTWAIT);
 
-    (void)events;
     if (n < 0 && errno == EAGAIN)
         return;
     if (n <= 0) {
@@ -156,7 +154,6 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     int fd, on = 1, sock;
     struct peer *peer;
 
-    (void)events;
     if (status < 0 || uv_fileno((uv_handle_t *)poll, &fd) != 0)
         return;
     sock = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -177,11 +174,10 @@ int main(int argc, char **argv)
 {
     uv_loop_t *loop = uv_default_loop();
     uv_poll_t listener;
-    int sock;
 
     if (argc != 3 || (strcmp(argv[1], "unix") != 0 && strcmp(argv[1], "tcp") != 0))
         bench_die("usage: echo unix PATH | echo tcp PORT");
-    sock = strcmp(argv[1], "unix") == 0 ? bench_listen_unix(argv[2]) : bench_listen_tcp((uint16_t)bench_number(argv[2]));
+    int sock = strcmp(argv[1], "unix") == 0 ? bench_listen_unix(argv[2]) : bench_listen_tcp((uint16_t)bench_number(argv[2]));
     big_memory = memfd_create("bench", MFD_CLOEXEC);
     if (big_memory < 0 || ftruncate(big_memory, (off_t)BENCH_BIG_BYTES) != 0)
         bench_die("no memfd: %s", strerror(errno));

@@ -170,10 +170,9 @@ static void puts_(struct flood *flood)
         char id[32];
         Rdt__Pb__Put put = RDT__PB__PUT__INIT;
         Rdt__Pb__Free message = RDT__PB__FREE__INIT;
-        Rdt__Pb__Ref ref;
 
         (void)snprintf(id, sizeof id, "flood-%u", i);
-        ref = named(id);
+        Rdt__Pb__Ref ref = named(id);
         put.id = ref.id;
         message.ref = &ref;
         size = add(&bytes, size, RDT_MSG_PUT, &put.base);
@@ -190,10 +189,9 @@ static void waits(struct flood *flood)
     for (unsigned i = 0; i < BATCH; i++) {
         char id[32];
         Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
-        Rdt__Pb__Ref ref;
 
         (void)snprintf(id, sizeof id, "never-%u", i);
-        ref = named(id);
+        Rdt__Pb__Ref ref = named(id);
         wait.ref = &ref;
         wait.timeout_ns = 20000000;
         size = add(&bytes, size, RDT_MSG_WAIT, &wait.base);
@@ -226,7 +224,6 @@ static void large(struct flood *flood)
     Rdt__Pb__Free message = RDT__PB__FREE__INIT;
     Rdt__Pb__Ref ref = named((char *)"large");
     uint8_t *bytes = NULL;
-    size_t size;
 
     for (unsigned i = 0; i < TENSORS; i++) {
         dtype[i] = RDT_U8;
@@ -240,7 +237,7 @@ static void large(struct flood *flood)
     put.tensors = &tensors;
     put.metadata = (ProtobufCBinaryData){4u << 20, calloc(1, 4u << 20)};
     message.ref = &ref;
-    size = add(&bytes, 0, RDT_MSG_PUT, &put.base);
+    size_t size = add(&bytes, 0, RDT_MSG_PUT, &put.base);
     size = add(&bytes, size, RDT_MSG_FREE, &message.base);
     flood_raw(flood, bytes, size, 2);
 }
@@ -308,15 +305,13 @@ static void copies_from(struct flood *flood, const char *owner_socket)
         memset(targets[i].data, 0, COPY_BYTES);
     }
     for (unsigned i = 0; told(flood); i = (i + 1) % COPIES_IN_FLIGHT) {
-        struct rdt_fetch_options options = RDT_INIT(options);
         const struct rdt_tensor *target = &targets[i];
         const size_t count = 1;
         if (requests[i])
             must_ok(rdt_wait(conn, &requests[i], 1, RDT_WAIT_ALL, BENCH_TIMEOUT_NS, NULL, NULL, &err));
         rdt_request_destroy(requests[i]);
-        options.mode = RDT_FETCH_COPY;
-        options.targets = &target;
-        options.target_counts = &count;
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .mode = RDT_FETCH_COPY, .targets = &target, .target_counts = &count};
         must_ok(rdt_fetch_start(conn, &ref, 1, &options, &requests[i], &err));
         atomic_fetch_add(&flood->done, 1);
     }
@@ -385,12 +380,11 @@ static void put_and_free_for(rdt *conn, const struct rdt_tensor *tensor, int64_t
 static pid_t start(struct flood *flood, void (*run)(struct flood *), int niceness)
 {
     const struct sched_param ordinary = {0};
-    pid_t pid;
 
     atomic_store(&flood->state, STOP);
     atomic_store(&flood->rests, 0);
     atomic_store(&flood->done, 0);
-    pid = fork();
+    pid_t pid = fork();
     if (pid < 0)
         bench_die("cannot fork: %s", strerror(errno));
     if (pid == 0) {
@@ -410,12 +404,11 @@ static void measure(struct flood *flood, unsigned kind, unsigned rounds, const c
     (void)snprintf(p50, sizeof p50, "put_free_p50_beside_%s", floods[kind].name);
     (void)snprintf(p99, sizeof p99, "put_free_p99_beside_%s", floods[kind].name);
     for (unsigned i = 0; i < rounds; i++) {
-        double idle50, idle99;
         unsigned long before = atomic_load(&flood->done);
 
         put_and_free_for(conn, tensor, TICKET_NS, samples);
-        idle50 = bench_percentile(samples->us, samples->n, 0.5);
-        idle99 = bench_percentile(samples->us, samples->n, 0.99);
+        double idle50 = bench_percentile(samples->us, samples->n, 0.5);
+        double idle99 = bench_percentile(samples->us, samples->n, 0.99);
         flood_go(flood);
         put_and_free_for(conn, tensor, TICKET_NS / 3, samples); /* until it is under way */
         put_and_free_for(conn, tensor, TICKET_NS, samples);

@@ -10,14 +10,14 @@
 /* target NULL: memory of the daemon. Reads the last byte, as a user of the object would. */
 static double rate(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, size_t bytes, size_t count, bool copy)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     const size_t one = 1;
     int64_t since = bench_now_ns();
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .timeout_ns = BENCH_TIMEOUT_NS,
+                                        .mode = copy ? RDT_FETCH_COPY : RDT_FETCH_AUTO,
+                                        .targets = target ? &target : NULL,
+                                        .target_counts = target ? &one : NULL};
 
-    options.timeout_ns = BENCH_TIMEOUT_NS;
-    options.mode = copy ? RDT_FETCH_COPY : RDT_FETCH_AUTO;
-    options.targets = target ? &target : NULL;
-    options.target_counts = target ? &one : NULL;
     for (size_t i = 0; i < count; i++) {
         struct rdt_object_info info;
         struct rdt_tensor tensor;
@@ -36,21 +36,18 @@ static double rate(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor
 int main(int argc, char **argv)
 {
     struct rdt_tensor source, target;
-    size_t count, rounds;
     struct rdt_ref ref;
-    int64_t bytes;
-    rdt *owner, *reader;
     bool copy = argc == 8 && strcmp(argv[7], "copy") == 0;
 
     if (argc != 7 && !copy)
         bench_die("usage: fresh OWNER READER BYTES COUNT ROUNDS LABEL [copy]");
-    bytes = (int64_t)bench_number(argv[3]);
-    count = bench_number(argv[4]);
-    rounds = bench_number(argv[5]);
+    int64_t bytes = (int64_t)bench_number(argv[3]);
+    size_t count = bench_number(argv[4]);
+    size_t rounds = bench_number(argv[5]);
     if (bytes == 0 || count == 0)
         bench_die("BYTES and COUNT are at least 1");
-    owner = bench_connect(argv[1], "bench-owner");
-    reader = bench_connect(argv[2], "bench");
+    rdt *owner = bench_connect(argv[1], "bench-owner");
+    rdt *reader = bench_connect(argv[2], "bench");
     bench_tensor(owner, &bytes, 1, &source);
     bench_tensor(reader, &bytes, 0, &target);
     must_ok(rdt_put(owner, &source, 1, NULL, &ref, &err));

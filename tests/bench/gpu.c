@@ -29,12 +29,9 @@ static double plain(void *to, const void *from, size_t bytes)
 /* From the start of a fetch until its tensors may be used. */
 static double fetched(const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *memory, const char *uuid)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     double seconds[ROUNDS];
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = mode, .memory = memory, .device = uuid};
 
-    options.mode = mode;
-    options.memory = memory;
-    options.device = uuid;
     for (unsigned i = 0; i < ROUNDS; i++) {
         int64_t since = now_ns();
         rdt_object *object;
@@ -78,7 +75,6 @@ int main(void)
     static const char *env[2];
     struct rdt_device_info devices[16];
     uint64_t held = 0;
-    const size_t *sizes;
     void *first;
     size_t n = 0;
 
@@ -101,7 +97,7 @@ int main(void)
         (void)printf("its first use of one takes %.1f MiB besides\n", (double)devices[0].overhead_bytes / MIB);
     must_ok(rdt_dealloc(a, first, &err));
     gpu_use(0);
-    sizes = bench_gpu_sizes(&n);
+    const size_t *sizes = bench_gpu_sizes(&n);
     for (size_t i = 0; i < n; i++)
         size(sizes[i]);
     rdt_cuda_close(gpu_a);

@@ -2,7 +2,6 @@
 /* GPU memory between two daemons on this machine, beside plain CUDA and the same transport between host memories, in the
  * same run: tests/gpu/run bench. Staged transfers go from GPU to GPU through pinned host memory, beside the slowest of
  * their parts alone. Transfers by NCCL stay within a group, beside a plain copy from GPU to GPU. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #ifdef RDT_WITHOUT_CUDA
@@ -19,11 +18,9 @@ int main(void)
 static double fetched(const struct rdt_ref *ref, const struct rdt_fetch_options *options, char path_p[64])
 {
     int64_t since = now_ns();
-    rdt_object *object;
-    double seconds;
+    rdt_object *object = fetch_as(conn[READER], ref, options);
+    double seconds = (double)(now_ns() - since) / 1e9;
 
-    must_ok(rdt_fetch(conn[READER], ref, 1, options, &object, &err));
-    seconds = (double)(now_ns() - since) / 1e9;
     (void)snprintf(path_p, 64, "%s", info_of(object).path);
     rdt_release(object);
     return seconds;
@@ -109,17 +106,15 @@ int main(void)
 {
     static const char *const transports[] = {"stream", "ucx"};
     struct rdt_error why = {0};
-    enum rdt_status status;
-    const size_t *sizes;
     size_t n;
 
     bench_gpu_begin();
     begin_with(true, NULL, NULL);
-    sizes = bench_gpu_sizes(&n);
+    const size_t *sizes = bench_gpu_sizes(&n);
     for (unsigned t = 0; t < 2; t++)
         for (size_t i = 0; i < n; i++)
             staged(transports[t], sizes[i]);
-    status = form(other_gpu(), &why);
+    enum rdt_status status = form(other_gpu(), &why);
     if (status == RDT_OK) {
         for (size_t i = 0; i < n; i++)
             by_nccl(sizes[i]);

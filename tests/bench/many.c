@@ -61,10 +61,9 @@ static void prepare_objects(struct many *many)
 /* `at_once` of them in each call, until all are there; then they are let go of. us. */
 static double fetch_objects(struct many *many, unsigned at_once)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     int64_t since = bench_now_ns();
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = BENCH_TIMEOUT_NS};
 
-    options.timeout_ns = BENCH_TIMEOUT_NS;
     for (unsigned i = 0; i < OBJECTS; i += at_once) {
         must_ok(rdt_fetch(many->reader, &many->refs[i], at_once, &options, &many->objects[i], &err));
         rdt_cork(many->reader);
@@ -139,7 +138,6 @@ static double fetch_and_read(struct many *many, bool one)
     rdt_object *object = bench_fetch(many->reader, one ? &many->one : &many->many, RDT_FETCH_SHARE, NULL, 0, "local/share");
     uint64_t sum = 0;
     struct rdt_error err; /* once: must_ok empties one of 512 bytes each time, which is no tensor's */
-    double result;
 
     for (size_t i = 0; i < (one ? 1 : TENSORS); i++) {
         struct rdt_tensor tensor;
@@ -149,7 +147,7 @@ static double fetch_and_read(struct many *many, bool one)
         sum += read_lines(tensor.data, (size_t)tensor.shape[0]);
     }
     sink = sum;
-    result = speed(since);
+    double result = speed(since);
     rdt_release(object);
     return result;
 }
@@ -171,11 +169,10 @@ int main(int argc, char **argv)
     bool local = argc == 4 && strcmp(argv[1], "local") == 0, peers = argc == 5 && strcmp(argv[1], "peers") == 0;
     struct many many = {.peers = peers};
     const char *suffix = peers ? "_between_nodes" : "_same_node";
-    unsigned rounds;
 
     if (!local && !peers)
         bench_die("usage: many local ROUNDS SOCKET | many peers ROUNDS READER OWNER");
-    rounds = (unsigned)bench_number(argv[2]);
+    unsigned rounds = (unsigned)bench_number(argv[2]);
     many.reader = bench_connect(argv[3], "bench");
     many.owner = bench_connect(argv[peers ? 4 : 3], "bench-owner");
     prepare_objects(&many);

@@ -49,7 +49,6 @@ static void move(rdt *conn, const struct rdt_ref *ref, struct rdt_tensor *target
     for (size_t i = 0; i < n + IN_FLIGHT; i++) {
         rdt_request **slot = &requests[i % IN_FLIGHT];
         const struct rdt_tensor *target = &targets[i % IN_FLIGHT];
-        struct rdt_fetch_options options = RDT_INIT(options);
         const size_t count = 1;
 
         if (*slot) {
@@ -59,10 +58,11 @@ static void move(rdt *conn, const struct rdt_ref *ref, struct rdt_tensor *target
         }
         if (i >= n)
             continue;
-        options.mode = RDT_FETCH_COPY;
-        options.timeout_ns = BENCH_TIMEOUT_NS;
-        options.targets = &target;
-        options.target_counts = &count;
+        struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                            .mode = RDT_FETCH_COPY,
+                                            .timeout_ns = BENCH_TIMEOUT_NS,
+                                            .targets = &target,
+                                            .target_counts = &count};
         must_ok(rdt_fetch_start(conn, ref, 1, &options, slot, &err));
     }
 }
@@ -130,19 +130,17 @@ int main(int argc, char **argv)
     struct samples busy = {.n = 0}, idle = {.n = 0};
     struct rdt_tensor tensor;
     struct mover mover;
-    unsigned rounds;
-    rdt *conn;
     int status;
 
     if (argc != 6)
         bench_die("usage: moving ROUNDS NAME SOCKET OWNER_SOCKET BYTES");
-    rounds = (unsigned)bench_number(argv[1]);
+    unsigned rounds = (unsigned)bench_number(argv[1]);
     busy.us = calloc(MAX_SAMPLES, sizeof(double));
     idle.us = calloc(MAX_SAMPLES, sizeof(double));
     if (!busy.us || !idle.us)
         bench_die("no memory");
     mover_start(&mover, argv[3], argv[4], bench_number(argv[5]));
-    conn = bench_connect(argv[3], "bench");
+    rdt *conn = bench_connect(argv[3], "bench");
     bench_tensor(conn, &small, 1, &tensor);
     put_and_free(conn, &tensor, &idle);
     for (unsigned i = 0; i < rounds; i++) {

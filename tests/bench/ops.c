@@ -162,11 +162,10 @@ int main(int argc, char **argv)
         {"ping_pipelined_16_clients", "0.3", 16, 64},
     };
     static struct server rdtd, echo;
-    unsigned rounds;
 
     if (argc != 4)
         bench_die("usage: ops ROUNDS RDTD_SOCKET ECHO_SOCKET");
-    rounds = (unsigned)bench_number(argv[1]);
+    unsigned rounds = (unsigned)bench_number(argv[1]);
     server_connect(&rdtd, argv[2], true);
     server_connect(&echo, argv[3], false);
     for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++)

@@ -14,11 +14,10 @@
 static uint8_t *touched_memory(size_t bytes, int fill)
 {
     int fd = memfd_create("stream", MFD_CLOEXEC); /* touched, as the daemons' memory is */
-    void *memory;
 
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
         bench_die("no memfd: %s", strerror(errno));
-    memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED)
         bench_die("no memory: %s", strerror(errno));
     memset(memory, fill, bytes);
@@ -47,7 +46,6 @@ static SSL_SESSION *known_key(SSL *ssl)
 
 static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_t *id_bytes_p, SSL_SESSION **session_p)
 {
-    (void)md;
     *session_p = known_key(ssl);
     *id_p = (const unsigned char *)"bench";
     *id_bytes_p = 5;
@@ -56,8 +54,6 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
 
 static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **session_p)
 {
-    (void)id;
-    (void)id_bytes;
     *session_p = known_key(ssl);
     return 1;
 }
@@ -147,13 +143,12 @@ static void serve(uint16_t port)
     (void)fflush(stdout);
     for (;;) { /* one client after the other */
         int sock = accept(listener, NULL, NULL);
-        struct wire wire;
         uint64_t bytes;
 
         if (sock < 0)
             bench_die("accept: %s", strerror(errno));
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        wire = wire_start(sock, true);
+        struct wire wire = wire_start(sock, true);
         while (read_all(&wire, &bytes, sizeof bytes)) {
             if (bytes > room) {
                 if (memory)

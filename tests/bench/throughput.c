@@ -11,13 +11,13 @@ static const char *transport = "ucx";
 
 static void start(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, rdt_request **request_p)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     const size_t count = 1;
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .timeout_ns = BENCH_TIMEOUT_NS,
+                                        .transport = transport,
+                                        .targets = &target,
+                                        .target_counts = &count};
 
-    options.timeout_ns = BENCH_TIMEOUT_NS;
-    options.transport = transport;
-    options.targets = &target;
-    options.target_counts = &count;
     must_ok(rdt_fetch_start(conn, ref, 1, &options, request_p, &err));
 }
 
@@ -57,30 +57,27 @@ static void fetch_all(rdt *conn, const struct rdt_ref *ref, const struct rdt_ten
 int main(int argc, char **argv)
 {
     struct rdt_tensor source, target;
-    size_t count, warmup, window;
     struct rdt_ref ref;
-    int64_t bytes, since;
-    rdt *owner, *reader;
 
     if (argc != 7 && argc != 8)
         bench_die("usage: throughput OWNER READER BYTES COUNT WARMUP WINDOW [TRANSPORT]");
     if (argc == 8)
         transport = argv[7];
-    bytes = (int64_t)bench_number(argv[3]);
-    count = bench_number(argv[4]);
-    warmup = bench_number(argv[5]);
-    window = bench_number(argv[6]);
+    int64_t bytes = (int64_t)bench_number(argv[3]);
+    size_t count = bench_number(argv[4]);
+    size_t warmup = bench_number(argv[5]);
+    size_t window = bench_number(argv[6]);
     if (bytes == 0 || window == 0)
         bench_die("BYTES and WINDOW are at least 1");
-    owner = bench_connect(argv[1], "bench-owner");
-    reader = bench_connect(argv[2], "bench");
+    rdt *owner = bench_connect(argv[1], "bench-owner");
+    rdt *reader = bench_connect(argv[2], "bench");
     bench_tensor(owner, &bytes, 1, &source);
     bench_tensor(reader, &bytes, 0, &target);
     bench_put(owner, &source, 1, &ref);
     fetch_all(reader, &ref, &target, warmup, window);
     if (warmup > 0 && ((uint8_t *)target.data)[bytes - 1] != 1)
         bench_die("the bytes did not come");
-    since = bench_now_ns();
+    int64_t since = bench_now_ns();
     fetch_all(reader, &ref, &target, count, window);
     (void)printf("%.3f\n", (double)count * (double)bytes / (double)(bench_now_ns() - since));
     rdt_close(reader);

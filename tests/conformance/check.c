@@ -112,10 +112,9 @@ static int follow(pid_t pid, int fd, char text[REPORT_BYTES])
 
     while (!over) {
         struct pollfd pollfd = {.fd = fd, .events = POLLIN};
-        pid_t got;
 
         (void)poll(&pollfd, 1, 20);
-        got = waitpid(pid, &status, WNOHANG);
+        pid_t got = waitpid(pid, &status, WNOHANG);
         over = got == pid || now_ms() > end_ms;
         if (got != pid && over)
             status = -1;
@@ -247,7 +246,8 @@ static void check_describe(void)
     if (host.backend->transport)
         describe_transport(host.backend->transport);
     for (const struct rdt_config_key *key = host.backend->config_keys; key && key->name; key++)
-        printf("  key %s = %s: %s\n", key->name, key->fallback ? key->fallback : "?", key->help ? key->help : "?");
+        if (key->fallback)
+            printf("  key %s = %s: %s\n", key->name, key->fallback, key->help ? key->help : "?");
     fflush(stdout);
 }
 

@@ -43,15 +43,12 @@ static void load(struct backend_host *host)
     must(host->ops->group_offer && host->ops->group_connect && host->ops->group_conn && host->ops->group_close &&
              host->ops->group_destroy,
          "the table has group_create and lacks one of group_offer, group_connect, group_conn, group_close, group_destroy");
-    must_eq(HAS_OP(host->ops, post_broadcast), HAS_OP(host->ops, cancel_broadcast), "one of the two for broadcasts is missing");
 }
 
 static void open_host(struct backend_host *host)
 {
-    enum rdt_status status;
-
     load(host);
-    status = backend_host_open(host, NULL, &err);
+    enum rdt_status status = backend_host_open(host, NULL, &err);
     if (status == RDT_UNSUPPORTED)
         check_skip("it is not available here: %s", err.msg);
     must_eq(status, RDT_OK, "open fails: %s", err.msg);
@@ -172,14 +169,13 @@ GROUP_CHECK(large_group_that_never_connects_holds_nobody_up)
     static uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES];
     struct host_group *group = &world.groups[0];
     struct rdt_group_desc desc = {sizeof desc, "large", 1, 1, MANY_RANKS, members, {3}};
-    const struct rdt_transport_ops *ops;
     enum rdt_status status;
     size_t bytes;
     double took_ms;
 
     open_host(&world.hosts[0]);
     world.n = 1;
-    ops = world.hosts[0].ops;
+    const struct rdt_transport_ops *ops = world.hosts[0].ops;
     for (uint32_t i = 0; i < MANY_RANKS; i++)
         members[i] = (struct rdt_group_member){.node_uuid = {2, (uint8_t)i}, .device = ""};
     for (unsigned round = 0; round < 3; round++) {
@@ -232,117 +228,6 @@ GROUP_CHECK(another_group_of_the_same_instances_does_not_disturb)
     move(1, 0, 2, MIB);
     close_all();
     finish();
-}
-
-/* ---- broadcasts ---- */
-
-static void form_for_broadcasts(void)
-{
-    form(RANKS);
-    if (!HAS_OP(world.hosts[0].ops, post_broadcast))
-        check_skip("it has no broadcast of its own: the core sends from the root");
-}
-
-struct cast { /* one chunk of a broadcast, on all ranks */
-    uint32_t root;
-    uint64_t bytes;
-    struct host_op ops[RANKS];
-    struct guarded memory[RANKS];
-};
-
-static void cast_post(struct cast *cast, uint32_t rank, uint64_t transfer, uint64_t chunk)
-{
-    host_op_fill(&cast->ops[rank], transfer, chunk, cast->memory[rank].addr, cast->bytes);
-    must_eq(host_group_broadcast(&world.groups[rank], cast->root, &cast->ops[rank], &err), RDT_OK, "%s", err.msg);
-}
-
-static void cast_begin(struct cast *cast, uint32_t root, uint64_t transfer, uint64_t chunk, uint64_t bytes)
-{
-    cast->root = root;
-    cast->bytes = bytes;
-    for (uint32_t i = 0; i < RANKS; i++)
-        must(guarded_create(&cast->memory[i], bytes));
-    pattern_fill(cast->memory[root].addr, bytes, root + 1);
-    for (uint32_t i = 0; i < RANKS; i++)
-        if (i != root)
-            cast_post(cast, i, transfer, chunk);
-}
-
-static void cast_end(struct cast *cast)
-{
-    for (uint32_t i = 0; i < RANKS; i++) {
-        must(host_op_wait(&cast->ops[i], LATER_MS), "rank %u's part of a broadcast of rank %u does not end", i, cast->root);
-        must_eq(cast->ops[i].status, RDT_OK, "rank %u: %s", i, cast->ops[i].msg);
-        must_eq(cast->ops[i].n_done, 1);
-        must(!cast->ops[i].ended_in_post);
-        must(pattern_holds(cast->memory[i].addr, cast->bytes, cast->root + 1), "rank %u has wrong bytes", i);
-        must(guarded_margins_hold(&cast->memory[i]));
-        guarded_destroy(&cast->memory[i]);
-    }
-}
-
-GROUP_CHECK(broadcasts_of_all_sizes_reach_every_rank)
-{
-    form_for_broadcasts();
-    for (uint32_t root = 0; root < RANKS; root++)
-        for (uint64_t bytes = 1; bytes <= 4 * MIB; bytes = bytes * 16 + 1) {
-            struct cast cast;
-            cast_begin(&cast, root, bytes, 0, bytes);
-            cast_post(&cast, root, bytes, 0);
-            cast_end(&cast);
-        }
-    close_all();
-    finish();
-}
-
-GROUP_CHECK(broadcasts_cross_in_any_order_with_sends_between)
-{
-    enum { CHUNKS = 8 };
-    static struct cast casts[RANKS][CHUNKS];
-
-    form_for_broadcasts();
-    for (uint32_t root = 0; root < RANKS; root++)
-        for (uint32_t k = 0; k < CHUNKS; k++)
-            cast_begin(&casts[root][k], root, 9, root % 2 ? CHUNKS - k : k, MIB + k); /* the number is each root's own */
-    for (uint32_t k = 0; k < CHUNKS; k++)
-        for (uint32_t root = 0; root < RANKS; root++)
-            cast_post(&casts[root][k], root, 9, root % 2 ? CHUNKS - k : k);
-    for (uint32_t i = 0; i < RANKS; i++)
-        move(i, (i + 1) % RANKS, 9, MIB); /* the same number once more */
-    for (uint32_t root = 0; root < RANKS; root++)
-        for (uint32_t k = 0; k < CHUNKS; k++)
-            cast_end(&casts[root][k]);
-    close_all();
-    finish();
-}
-
-GROUP_CHECK(cancelled_part_ends_at_once_and_the_others_get_their_bytes)
-{
-    for (uint32_t gone = 1; gone < RANKS; gone++) {
-        struct cast cast;
-        struct guarded *spoiled = &cast.memory[gone];
-
-        form_for_broadcasts();
-        cast_begin(&cast, 0, 1, 0, MIB);
-        world.hosts[gone].ops->cancel_broadcast(world.groups[gone].handle, &cast.ops[gone].op);
-        must(host_op_wait(&cast.ops[gone], SOON_MS), "a cancelled part of a broadcast goes on");
-        must_eq(cast.ops[gone].status, RDT_CANCELLED);
-        world.hosts[gone].ops->cancel_broadcast(world.groups[gone].handle, &cast.ops[gone].op); /* it has ended */
-        cast_post(&cast, 0, 1, 0);
-        for (uint32_t i = 0; i < RANKS; i++)
-            if (i != gone) {
-                must(host_op_wait(&cast.ops[i], LATER_MS), "rank %u does not get what rank %u did not want", i, gone);
-                must_eq(cast.ops[i].status, RDT_OK, "%s", cast.ops[i].msg);
-                must(pattern_holds(cast.memory[i].addr, MIB, 1));
-            }
-        move(0, gone, 2, MIB); /* and goes on */
-        must(guarded_untouched(spoiled));
-        must_eq(cast.ops[gone].n_done, 1);
-        for (uint32_t i = 0; i < RANKS; i++)
-            guarded_destroy(&cast.memory[i]);
-        close_all();
-        finish();
-    }
 }
 
 /* ---- close, in every state ---- */

@@ -32,8 +32,7 @@ TRANSPORT_CHECK(zero_bytes_end_once)
     struct host_conn conn;
     uint8_t byte = CANARY;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     host_op_fill(&recv, 1, 0, &byte, 0);
     if (host_op_post(&conn, &recv, POST_RECV, &err) == RDT_OK) {
         if (backend_peer_send(&peer, 1, 0, 0, 1))
@@ -77,9 +76,7 @@ TRANSPORT_CHECK(cancel_of_what_has_ended_does_nothing)
     receive(&conn, &peer, 2, MIB);
     for (unsigned i = 0; i < 16; i++)
         must_eq(ops[i].n_done, 1, "an operation ended %u times", ops[i].n_done);
-    leave(&conn);
-    must(backend_peer_stop(&peer), "the peer did not end well");
-    finish();
+    part(&conn, &peer);
     free(memory);
 }
 
@@ -90,8 +87,7 @@ TRANSPORT_CHECK(operations_never_end_inside_their_post)
     struct host_conn conn;
     static uint8_t bytes[64][100];
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < 64; i++) {
         must(backend_peer_recv(&peer, 1, i, 100));
         post_send(&conn, &ops[i], 1, i, bytes[i], 100);
@@ -149,9 +145,7 @@ TRANSPORT_CHECK(second_offer_does_not_confuse_it)
     must_eq(host.ops->connect(conn.handle, first, bytes, &err), RDT_OK, "%s", err.msg);
     must(backend_peer_connect(&peer, second, again));
     receive(&conn, &peer, 1, MIB);
-    leave(&conn);
-    must(backend_peer_stop(&peer), "the peer did not end well");
-    finish();
+    part(&conn, &peer);
 }
 
 TRANSPORT_CHECK(open_and_close_leave_nothing)

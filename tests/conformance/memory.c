@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every memory kind must do. The processor may be unable to reach such memory, so the checks read and write it through
  * the plug-in's own copy operation: copy, or copy_start of a kind with devices. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -121,13 +120,12 @@ MEMORY_CHECK(allocations_of_all_sizes_are_zeroed)
 
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct rdt_block block;
-        uint8_t *out;
         uint64_t dirty = 0;
 
         alloc(&block, sizes[i]);
         must_eq(block.bytes, sizes[i], "the block says that it has %llu bytes", (unsigned long long)block.bytes);
         must_not(block.read_only, "memory that was allocated is said to be read-only");
-        out = copied_out(&block, sizes[i]);
+        uint8_t *out = copied_out(&block, sizes[i]);
         for (uint64_t k = 0; k < sizes[i]; k++)
             dirty += out[k] != 0;
         must_eq(dirty, 0, "%llu of %llu bytes were not zero", (unsigned long long)dirty, (unsigned long long)sizes[i]);
@@ -186,13 +184,11 @@ MEMORY_CHECK(copies_of_all_sizes_and_alignments_are_exact)
     alloc(&block, 18 * MIB);
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (unsigned shift = 0; shift < 3; shift++) {
-            uint8_t *out;
-
             memset(from, CANARY, 18 * MIB);
             copy_in(&block, 0, from, 18 * MIB);
             pattern_fill(from + shift * 7, sizes[i], i);
             copy_in(&block, 4096 + shift * 13, from + shift * 7, sizes[i]);
-            out = copied_out(&block, 18 * MIB);
+            uint8_t *out = copied_out(&block, 18 * MIB);
             must(pattern_holds(out + 4096 + shift * 13, sizes[i], i), "a copy of %llu bytes is wrong",
                  (unsigned long long)sizes[i]);
             must(out[4095] == CANARY && out[4096 + shift * 13 + sizes[i]] == CANARY,
@@ -232,11 +228,10 @@ MEMORY_CHECK(free_takes_what_was_never_mapped)
 MEMORY_CHECK(cycles_leave_no_descriptors)
 {
     struct rdt_block block;
-    unsigned before;
 
     alloc(&block, MIB);
     ops->free(memory, &block);
-    before = count_fds();
+    unsigned before = count_fds();
     for (unsigned i = 0; i < 100; i++) {
         alloc(&block, MIB);
         ops->free(memory, &block);
@@ -268,12 +263,11 @@ MEMORY_CHECK(export_names_the_block_in_constant_form)
     struct rdt_export first = {0}, second = {0};
     struct rdt_block block;
     uint64_t bytes = 0;
-    enum rdt_status status;
 
     if (!HAS_OP(ops, devices))
         check_skip("its memory is not on devices");
     alloc(&block, MIB);
-    status = ops->export_block(memory, &block, &first, &err);
+    enum rdt_status status = ops->export_block(memory, &block, &first, &err);
     if (status == RDT_UNSUPPORTED)
         check_skip("its memory cannot be exported: %s", err.msg);
     must_eq(status, RDT_OK, "%s", err.msg);
@@ -292,12 +286,11 @@ MEMORY_CHECK(export_names_the_block_in_constant_form)
 
 static int shared(const struct rdt_block *block, bool writable)
 {
-    enum rdt_status status;
     int fd = -1;
 
     if (!ops->share)
         check_skip("its memory cannot be shared");
-    status = ops->share(memory, block, writable, &fd, &err);
+    enum rdt_status status = ops->share(memory, block, writable, &fd, &err);
     if (status == RDT_UNSUPPORTED && !writable)
         check_skip("it knows no read-only right: %s", err.msg);
     must_eq(status, RDT_OK, "sharing: %s", err.msg);
@@ -310,16 +303,14 @@ static int shared(const struct rdt_block *block, bool writable)
 MEMORY_CHECK(shared_memory_is_the_same_memory)
 {
     struct rdt_block block;
-    uint8_t *there, *out;
-    int fd;
 
     alloc(&block, MIB);
-    fd = shared(&block, true);
-    there = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int fd = shared(&block, true);
+    uint8_t *there = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (there == MAP_FAILED)
         check_skip("what it shares is no memory that mmap knows");
     pattern_fill(there, MIB, 3);
-    out = copied_out(&block, MIB);
+    uint8_t *out = copied_out(&block, MIB);
     must(pattern_holds(out, MIB, 3), "what another process writes is not seen here");
     free(out);
     (void)munmap(there, MIB);
@@ -330,12 +321,10 @@ MEMORY_CHECK(shared_memory_is_the_same_memory)
 MEMORY_CHECK(read_only_share_stays_read_only)
 {
     struct rdt_block block;
-    void *there;
-    int fd;
 
     alloc(&block, MIB);
-    fd = shared(&block, false);
-    there = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int fd = shared(&block, false);
+    void *there = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     must_eq(there, MAP_FAILED, "a descriptor for reading is mapped writable");
     there = mmap(NULL, MIB, PROT_READ, MAP_SHARED, fd, 0);
     must(there == MAP_FAILED || mprotect(there, MIB, PROT_READ | PROT_WRITE) != 0, "a mapping for reading is made writable");
@@ -347,12 +336,11 @@ MEMORY_CHECK(read_only_share_stays_read_only)
 MEMORY_CHECK(seal_ends_every_right_to_write)
 {
     struct rdt_block block;
-    int fd;
 
     if (!HAS_OP(ops, seal))
         check_skip("its memory cannot be sealed");
     alloc(&block, MIB);
-    fd = shared(&block, true);
+    int fd = shared(&block, true);
     must_eq(ops->seal(memory, &block, false, &err), RDT_OK, "%s", err.msg);
     must_eq(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED, "sealed memory is mapped writable");
     must(write(fd, "x", 1) < 0, "sealed memory is written");
@@ -385,6 +373,7 @@ MEMORY_CHECK(imported_memory_is_the_clients)
     struct rdt_import request = {.kind = RDT_IMPORT_MEMFD, .bytes = MIB, .fds = &fd, .n_fds = 1};
     struct rdt_block block;
     uint8_t *there = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *out;
+    void *part = NULL;
     enum rdt_status status = import(&request, &block);
 
     if (status == RDT_UNSUPPORTED || HAS_OP(ops, devices)) {
@@ -398,6 +387,12 @@ MEMORY_CHECK(imported_memory_is_the_clients)
     out = copied_out(&block, MIB);
     must(pattern_holds(out, MIB, 5), "what the client writes is not seen");
     free(out);
+    if (HAS_OP(ops, map_part)) {
+        must(HAS_OP(ops, unmap_part), "it has map_part, and lacks unmap_part");
+        must_eq(ops->map_part(memory, &block, MIB / 2, MIB / 4, &part, &err), RDT_OK, "mapping a part: %s", err.msg);
+        must(memcmp(part, there + MIB / 2, MIB / 4) == 0, "a part of the memory shows something else");
+        ops->unmap_part(memory, part, MIB / 4);
+    }
     ops->free(memory, &block);
 }
 

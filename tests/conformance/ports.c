@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -44,12 +43,11 @@ static struct ports ports_now(void)
         struct sockaddr_storage address;
         const struct in6_addr *in6 = &((struct sockaddr_in6 *)(void *)&address)->sin6_addr;
         const struct in_addr *in = &((struct sockaddr_in *)(void *)&address)->sin_addr;
-        bool v4, anyone;
 
         if (!is_port(fd, &address))
             continue;
-        v4 = address.ss_family == AF_INET;
-        anyone = v4 ? in->s_addr == INADDR_ANY : IN6_IS_ADDR_UNSPECIFIED(in6);
+        bool v4 = address.ss_family == AF_INET;
+        bool anyone = v4 ? in->s_addr == INADDR_ANY : IN6_IS_ADDR_UNSPECIFIED(in6);
         ports.n++;
         ports.n_anyone += anyone;
         if (anyone || ports.n_anyone == 0)
@@ -71,7 +69,6 @@ static struct ports ports_of_offers(void)
     static struct host_group group;
     static struct host_conn conn;
     uint8_t blob[RDT_OFFER_MAX_BYTES], group_blob[RDT_GROUP_OFFER_MAX_BYTES];
-    struct ports ports;
     size_t bytes;
 
     if (HAS_OP(host.ops, connection_create)) {
@@ -82,7 +79,7 @@ static struct ports ports_of_offers(void)
         must_eq(host_group_create(&host, &group, 0, 2, &err), RDT_OK, "%s", err.msg);
         must_eq(host.ops->group_offer(group.handle, group_blob, &bytes, &err), RDT_OK, "%s", err.msg);
     }
-    ports = ports_now();
+    struct ports ports = ports_now();
     if (group.handle) {
         host_group_close(&group);
         must(host_group_wait_closed(&group, 20000), "group_closed did not come");
@@ -99,27 +96,22 @@ static struct ports ports_of_offers(void)
 CHECK(ports, none_without_peers)
 {
     static const struct config_pair config[] = {{"peers", "no"}, {NULL, NULL}};
-    enum rdt_status status;
-    struct ports ports;
 
     load();
-    status = backend_host_open(&host, config, &err);
+    enum rdt_status status = backend_host_open(&host, config, &err);
     must(status == RDT_OK || status == RDT_UNSUPPORTED, "open fails: %s", err.msg);
-    ports = status == RDT_OK ? ports_of_offers() : ports_now();
+    struct ports ports = status == RDT_OK ? ports_of_offers() : ports_now();
     must_eq(ports.n, 0, "it opens a port at %s though this node has no peers", ports.text);
 }
 
 /* The host says: interfaces = lo, and the peer link listens at 127.0.0.1. */
 CHECK(ports, none_at_every_address)
 {
-    enum rdt_status status;
-    struct ports ports;
-
     load();
-    status = backend_host_open(&host, NULL, &err);
+    enum rdt_status status = backend_host_open(&host, NULL, &err);
     if (status == RDT_UNSUPPORTED)
         check_skip("it is not available here: %s", err.msg);
     must_eq(status, RDT_OK, "open fails: %s", err.msg);
-    ports = ports_of_offers();
+    struct ports ports = ports_of_offers();
     must_eq(ports.n_anyone, 0, "it listens at %s, which is every address of the node", ports.text);
 }

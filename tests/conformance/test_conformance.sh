@@ -18,8 +18,7 @@ over backends/rdt_host.so
 over tests/rdt_fake.so                      # memory on devices, without copy and without memfds
 over tests/rdt_v1.so "directory=$TMPDIR"
 over tests/rdt_loopback.so
-over backends/rdt_ucx.so threads=1
-over backends/rdt_ucx.so threads=3        # chunks overtake each other (from UCX 1.18 on; before it is one thread, too)
+over backends/rdt_ucx.so
 over backends/rdt_stream.so                # bare: the network is trusted
 over backends/rdt_stream.so encrypt=always
 over backends/rdt_stream.so encrypt=always threads=3 connections=3 rekey_bytes=1048576 # chunks overtake each other

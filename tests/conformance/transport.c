@@ -9,10 +9,8 @@
 
 TRANSPORT_CHECK(table_is_sound)
 {
-    const struct rdt_transport_ops *ops;
-
     load();
-    ops = host.ops;
+    const struct rdt_transport_ops *ops = host.ops;
     must_eq(host.backend->abi_version, RDT_BACKEND_ABI);
     must_geq(host.backend->struct_size, offsetof(struct rdt_backend, transport) + sizeof(void *));
     must_not_null(host.backend->name);
@@ -28,16 +26,15 @@ TRANSPORT_CHECK(table_is_sound)
     must(!ops->post_read || ops->register_memory, "a key needs a registration");
     must_eq(!ops->register_memory, !ops->unregister_memory);
     for (const struct rdt_config_key *key = host.backend->config_keys; key && key->name; key++)
-        must(key->fallback && key->help, "key %s lacks a fallback or a help", key->name);
+        must(key->help, "key %s lacks a help", key->name);
 }
 
 TRANSPORT_CHECK(open_without_trust_says_what_to_do)
 {
     const struct config_pair config[] = {{"trusted_network", "no"}, {NULL, NULL}};
-    enum rdt_status status;
 
     load();
-    status = backend_host_open(&host, config, &err);
+    enum rdt_status status = backend_host_open(&host, config, &err);
     if (status == RDT_OK) {
         finish();
         return;
@@ -54,7 +51,7 @@ TRANSPORT_CHECK(open_with_a_bad_value_names_the_key)
     for (const struct rdt_config_key *key = host.backend->config_keys; key && key->name; key++) {
         const struct config_pair config[] = {{key->name, "0x!"}, {NULL, NULL}};
 
-        if (!*key->fallback || strspn(key->fallback, "0123456789") != strlen(key->fallback) ||
+        if (!key->fallback || !*key->fallback || strspn(key->fallback, "0123456789") != strlen(key->fallback) ||
             (given && strstr(given, key->name))) /* options given by hand come first */
             continue;
         must_eq(backend_host_open(&host, config, &err), RDT_INVALID, "key %s takes '0x!'", key->name);
@@ -83,11 +80,10 @@ TRANSPORT_CHECK(sides_follow_from_operations)
 static void expect_description(struct host_conn *conn, bool known)
 {
     char text[200], small[8];
-    enum rdt_status status;
 
     memset(text, 'x', sizeof text);
     memset(small, 'x', sizeof small);
-    status = host.ops->describe(conn->handle, text, sizeof text - 1);
+    enum rdt_status status = host.ops->describe(conn->handle, text, sizeof text - 1);
     must(status == RDT_OK || (status == RDT_AGAIN && !known), "%s", rdt_status_name(status));
     must_eq(text[sizeof text - 1], 'x');
     (void)host.ops->describe(conn->handle, small, sizeof small - 1);
@@ -105,16 +101,13 @@ TRANSPORT_CHECK(description_is_a_line)
     struct backend_peer peer;
     struct host_conn conn;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     if (host.ops->struct_size > offsetof(struct rdt_transport_ops, describe) && host.ops->describe) {
         expect_description(&conn, false);
         receive(&conn, &peer, 1, MIB);
         expect_description(&conn, true);
     }
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
 }
 
 /* ---- moving bytes ---- */
@@ -127,13 +120,10 @@ TRANSPORT_CHECK(receives_of_all_sizes_arrive)
     struct backend_peer peer;
     struct host_conn conn;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < N_SIZES; i++)
         receive(&conn, &peer, i, sizes[i]);
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
 }
 
 TRANSPORT_CHECK(sends_of_all_sizes_arrive)
@@ -142,8 +132,7 @@ TRANSPORT_CHECK(sends_of_all_sizes_arrive)
     struct host_conn conn;
     struct host_op op;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < N_SIZES; i++) {
         uint8_t *memory = malloc(sizes[i]);
 
@@ -156,9 +145,7 @@ TRANSPORT_CHECK(sends_of_all_sizes_arrive)
         must_eq(op.status, RDT_OK, "%s", op.msg);
         free(memory);
     }
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
 }
 
 #define N_CHUNKS 64u
@@ -172,8 +159,7 @@ TRANSPORT_CHECK(chunks_out_of_order_find_their_memory)
     struct guarded memory;
 
     must(ops && guarded_create(&memory, N_CHUNKS * bytes));
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < N_CHUNKS; i++)
         post_recv(&conn, &ops[i], 3 + i % 2, i, memory.addr + i * bytes, bytes);
     for (unsigned i = 0; i < N_CHUNKS; i++) {
@@ -187,9 +173,7 @@ TRANSPORT_CHECK(chunks_out_of_order_find_their_memory)
         must(pattern_holds(memory.addr + i * bytes, bytes, i), "chunk %u is wrong", i);
     }
     must(guarded_margins_hold(&memory));
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
     guarded_destroy(&memory);
     free(ops);
 }
@@ -205,8 +189,7 @@ TRANSPORT_CHECK(both_directions_at_once)
 
     must(in && out);
     pattern_fill(out, bytes, 1);
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < N; i++) {
         post_recv(&conn, &recvs[i], 1, i, in + i * bytes, bytes);
         must(backend_peer_recv(&peer, 2, i, bytes));
@@ -222,9 +205,7 @@ TRANSPORT_CHECK(both_directions_at_once)
         must(pattern_holds(in + i * bytes, bytes, i));
         must_eq(backend_peer_wait(&peer, 2, i, 1, LATER_MS), RDT_OK);
     }
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
     free(in);
     free(out);
 }
@@ -239,8 +220,7 @@ TRANSPORT_CHECK(chunk_without_a_receive_is_dropped)
     struct guarded memory;
 
     must(guarded_create(&memory, MIB));
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     post_recv(&conn, &op, 1, 0, memory.addr, MIB);
     must(backend_peer_send(&peer, 1, 1, MIB, 1)); /* another chunk */
     must(backend_peer_send(&peer, 2, 0, MIB, 1)); /* another transfer */
@@ -251,9 +231,7 @@ TRANSPORT_CHECK(chunk_without_a_receive_is_dropped)
     must(backend_peer_send(&peer, 1, 0, MIB, 5));
     must(host_op_wait(&op, LATER_MS));
     must(pattern_holds(memory.addr, MIB, 5));
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
     guarded_destroy(&memory);
 }
 
@@ -265,8 +243,7 @@ TRANSPORT_CHECK(chunk_of_another_length_writes_nothing)
     static struct host_op ops[4];
     struct guarded memory[4];
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < 4; i++) {
         must(guarded_create(&memory[i], 1000));
         post_recv(&conn, &ops[i], 1, i, memory[i].addr, 1000);

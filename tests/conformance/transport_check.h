@@ -85,6 +85,20 @@ static inline void finish(void)
     must_eq(host.n_errors, 0, "the plug-in logged errors");
 }
 
+/* A connection to one peer, from the load to the end. */
+static inline void meet(struct host_conn *conn, struct backend_peer *peer)
+{
+    two_sided(peer, 1);
+    join(conn, peer);
+}
+
+static inline void part(struct host_conn *conn, struct backend_peer *peer)
+{
+    leave(conn);
+    must(backend_peer_stop(peer), "the peer did not end well");
+    finish();
+}
+
 static inline void post_recv(struct host_conn *conn, struct host_op *op, uint64_t transfer, uint64_t chunk, void *addr,
                              uint64_t bytes)
 {

@@ -30,9 +30,7 @@ TRANSPORT_CHECK(cancel_of_an_unmatched_receive_ends_it)
     must(guarded_untouched(&memory));
     for (unsigned i = 0; i < 8; i++)
         must_eq(ops[i].n_done, 1);
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
     guarded_destroy(&memory);
 }
 
@@ -45,8 +43,7 @@ TRANSPORT_CHECK(disconnect_ends_every_operation)
     uint8_t *memory = calloc(N, 8 * MIB);
 
     must_not_null(memory);
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < N; i++)
         post_recv(&conn, &recvs[i], 1, i, memory + i * 8 * MIB, 8 * MIB);
     must(backend_peer_send_many(&peer, 1, N / 2, 8 * MIB, 1)); /* half of them are on their way */

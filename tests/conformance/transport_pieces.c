@@ -93,7 +93,6 @@ static void receive_scattered(struct host_conn *conn, struct backend_peer *peer,
 {
     struct scattered scattered;
     struct host_op op;
-    uint8_t *whole;
 
     scatter_create(&scattered, n, most);
     fill_op(&op, transfer, 0, &scattered);
@@ -101,7 +100,7 @@ static void receive_scattered(struct host_conn *conn, struct backend_peer *peer,
     must(backend_peer_send(peer, transfer, 0, scattered.bytes, n));
     must(host_op_wait(&op, LATER_MS), "a receive in %u pieces did not end", n);
     must_eq(op.status, RDT_OK, "%u pieces: %s: %s", n, rdt_status_name(op.status), op.msg);
-    whole = joined(&scattered);
+    uint8_t *whole = joined(&scattered);
     must(pattern_holds(whole, scattered.bytes, n), "%llu bytes came in wrong in %u pieces", (unsigned long long)scattered.bytes,
          n);
     must(gaps_hold(&scattered), "bytes between %u pieces were written", n);
@@ -144,8 +143,7 @@ TRANSPORT_CHECK(lists_of_pieces_arrive)
     struct backend_peer peer;
     struct host_conn conn;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < sizeof lists / sizeof *lists; i++) {
         uint32_t most = most_pieces(&conn);
 
@@ -153,9 +151,7 @@ TRANSPORT_CHECK(lists_of_pieces_arrive)
         most = most_pieces(&conn);
         send_scattered(&conn, &peer, 50 + i, lists[i].n < most ? lists[i].n : most, lists[i].most);
     }
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
 }
 
 /* The padding between tensors may be received in one place for all of them, and be sent from one. */
@@ -168,8 +164,7 @@ TRANSPORT_CHECK(pieces_may_share_memory)
     struct host_op op;
     uint8_t padding[64] = {0}, *whole;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     if (most_pieces(&conn) < N)
         check_skip("an operation has fewer pieces");
     scatter_create(&scattered, N, 70000);
@@ -192,9 +187,7 @@ TRANSPORT_CHECK(pieces_may_share_memory)
              "piece %u is wrong", i);
     must(guarded_margins_hold(&scattered.memory));
     free(whole);
-    leave(&conn);
-    must(backend_peer_stop(&peer));
-    finish();
+    part(&conn, &peer);
     scatter_destroy(&scattered);
 }
 
@@ -205,8 +198,7 @@ TRANSPORT_CHECK(receive_in_pieces_of_another_length_writes_nothing)
     struct scattered scattered;
     struct host_op op;
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     scatter_create(&scattered, most_pieces(&conn) < 7 ? 2 : 7, MIB);
     for (unsigned i = 0; i < 2; i++) {
         fill_op(&op, 1, i, &scattered);
@@ -265,8 +257,7 @@ TRANSPORT_CHECK(killed_peer_ends_operations_in_pieces)
     static struct scattered recvs[N], sends[N];
     static struct host_op ins[N], outs[N];
 
-    two_sided(&peer, 1);
-    join(&conn, &peer);
+    meet(&conn, &peer);
     for (unsigned i = 0; i < N; i++) {
         scatter_create(&recvs[i], most_pieces(&conn), MIB);
         scatter_create(&sends[i], most_pieces(&conn), MIB);

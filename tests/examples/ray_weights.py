@@ -1,6 +1,6 @@
 """A trainer and two samplers: weights go through rdtd, on this node without a copy. Prints what the samplers saw.
 
-    rdtd --socket /tmp/rdtd.sock --state-dir '' &  RDT_SOCKET=/tmp/rdtd.sock python3 ray_weights.py
+    rdtd --socket ~/.rdtd/sock --state-dir '' &  RDT_SOCKET=~/.rdtd/sock python3 ray_weights.py
 
 or, without a daemon, rdtd.ray.register(start_daemon=True)."""
 import ray

@@ -52,12 +52,11 @@ CUresult cuStreamBeginCapture(CUstream given, CUstreamCaptureMode mode)
 CUresult cuStreamEndCapture(CUstream given, CUgraph *graph_p)
 {
     struct fake_stream *stream = (struct fake_stream *)given;
-    bool invalid;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
-    invalid = stream->invalid || !stream->captured;
+    bool invalid = stream->invalid || !stream->captured;
     stream->captured = false;
     pthread_mutex_unlock(&fake_streams_mutex);
     *graph_p = NULL;

@@ -20,11 +20,10 @@ static bool is_pageable(CUdeviceptr address, size_t bytes)
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     bool pageable = is_pageable(to, bytes) || is_pageable(from, bytes);
-    CUresult result;
 
     if (bytes > 0 && (!reach(to, bytes) || !reach(from, bytes)))
         return CUDA_ERROR_INVALID_VALUE;
-    result = fake_queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes});
+    CUresult result = fake_queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes});
     if (result == CUDA_SUCCESS && pageable && fake_unkind("FAKE_CUDA_UNPINNED_BLOCKS"))
         fake_stream_await(fake_stream_of(stream));
     return result;

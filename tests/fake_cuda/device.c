@@ -111,10 +111,8 @@ static int device_of(CUcontext context)
 
 bool fake_has_context(CUdevice device)
 {
-    bool has;
-
     pthread_mutex_lock(&fake_mutex);
-    has = device >= 0 && fake_gpu[device].retained > 0;
+    bool has = device >= 0 && fake_gpu[device].retained > 0;
     pthread_mutex_unlock(&fake_mutex);
     return has;
 }
@@ -130,12 +128,11 @@ CUdevice fake_numbered(int number)
 size_t fake_cuda_held(int number)
 {
     CUdevice device = fake_numbered(number);
-    size_t bytes;
 
     if (device < 0)
         return 0;
     pthread_mutex_lock(&fake_mutex);
-    bytes = fake_gpu[device].used;
+    size_t bytes = fake_gpu[device].used;
     if (fake_gpu[device].retained > 0)
         bytes += (size_t)fake_setting("FAKE_CUDA_CONTEXT_MIB", 256) << 20;
     pthread_mutex_unlock(&fake_mutex);
@@ -401,19 +398,16 @@ CUresult cuCtxGetDevice(CUdevice *device_p)
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 {
     CUdevice device = fake_current();
-    unsigned bit;
-    bool again;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    (void)flags;
     if (device < 0 || !peer || device_of(peer) == device)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (getenv("FAKE_CUDA_NO_PEER"))
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-    bit = 1u << device_of(peer);
+    unsigned bit = 1u << device_of(peer);
     pthread_mutex_lock(&fake_mutex);
-    again = fake_gpu[device].peers & bit;
+    bool again = fake_gpu[device].peers & bit;
     fake_gpu[device].peers |= bit;
     pthread_mutex_unlock(&fake_mutex);
     return again ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;

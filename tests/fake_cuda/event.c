@@ -14,7 +14,6 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    (void)flags;
     return fake_queue(stream, &(struct work){.kind = WORK_AWAIT, .event = (struct fake_event *)event});
 }
 
@@ -42,14 +41,13 @@ static void call_back(void *arg)
 CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, unsigned flags)
 {
     struct callback *callback = flags ? NULL : malloc(sizeof *callback);
-    CUresult result;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (!callback)
         return CUDA_ERROR_INVALID_VALUE;
     *callback = (struct callback){stream, call, arg};
-    result = cuLaunchHostFunc(stream, call_back, callback);
+    CUresult result = cuLaunchHostFunc(stream, call_back, callback);
     if (result != CUDA_SUCCESS)
         free(callback);
     return result;
@@ -61,7 +59,6 @@ CUresult cuEventCreate(CUevent *event_p, unsigned flags)
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    (void)flags;
     if (!event)
         return CUDA_ERROR_INVALID_CONTEXT;
     event->refs = 1;
@@ -89,7 +86,6 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 CUresult cuEventQuery(CUevent given)
 {
     struct fake_event *event = (struct fake_event *)given;
-    bool done;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -100,7 +96,7 @@ CUresult cuEventQuery(CUevent given)
         pthread_mutex_unlock(&fake_streams_mutex);
         return CUDA_ERROR_CAPTURED_EVENT;
     }
-    done = event->done >= event->recorded || getenv("FAKE_CUDA_EVENTS_AT_ONCE");
+    bool done = event->done >= event->recorded || getenv("FAKE_CUDA_EVENTS_AT_ONCE");
     pthread_mutex_unlock(&fake_streams_mutex);
     if (fake_broken() != CUDA_SUCCESS)
         return fake_broken();
@@ -110,12 +106,11 @@ CUresult cuEventQuery(CUevent given)
 CUresult cuEventSynchronize(CUevent given)
 {
     struct fake_event *event = (struct fake_event *)given;
-    uint64_t until;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
-    until = event->recorded;
+    uint64_t until = event->recorded;
     while (event->done < until)
         pthread_cond_wait(&fake_streams_change, &fake_streams_mutex);
     pthread_mutex_unlock(&fake_streams_mutex);

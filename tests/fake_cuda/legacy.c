@@ -51,7 +51,6 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
     size_t room = (bytes + FAKE_GRANULE - 1) & ~(FAKE_GRANULE - 1);
     bool shares = bytes <= SHARED_BYTES && fake_unkind("FAKE_CUDA_SHARED_BLOCKS");
     struct part *part = calloc(1, sizeof *part);
-    struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -68,7 +67,7 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
         return fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
     }
     pthread_mutex_lock(&fake_mutex);
-    range = shares ? shared_block[device] : NULL;
+    struct range *range = shares ? shared_block[device] : NULL;
     if (!range || range->filled + bytes > range->bytes)
         range = block_new(device, room);
     if (range) {
@@ -99,7 +98,6 @@ CUresult cuMemFree(CUdeviceptr address)
 {
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
     struct part **at, *part;
-    struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -111,7 +109,7 @@ CUresult cuMemFree(CUdeviceptr address)
         return fake_broken();
     fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);
-    range = fake_range_at(address);
+    struct range *range = fake_range_at(address);
     for (at = range ? &range->parts : NULL; at && *at && (*at)->base != address;)
         at = &(*at)->next;
     if (at && *at) {
@@ -130,14 +128,13 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_p, CUdeviceptr address)
 {
     struct legacy_handle handle = {.magic = "fakeipc"};
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
-    struct mapping *mapping;
     struct range *range;
     struct stat st;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
-    mapping = fake_mapping_at(address, &range);
+    struct mapping *mapping = fake_mapping_at(address, &range);
     if (result == CUDA_ERROR_INVALID_VALUE && mapping && mapping->chunk->legacy && !range->opened &&
         fstat(mapping->chunk->fd, &st) == 0) {
         handle.pid = getpid();
@@ -159,11 +156,9 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
 {
     struct legacy_handle handle;
     struct range *range;
-    struct chunk *chunk;
     struct stat st;
     char path[64];
     CUdevice device = fake_current();
-    int fd;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -179,7 +174,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
     if (fake_unkind("FAKE_CUDA_NO_IPC") || (fake_unkind("FAKE_CUDA_IPC_SAME_UID") && handle.uid != geteuid()))
         return CUDA_ERROR_INVALID_HANDLE;
     (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
-    fd = open(path, O_RDWR | O_CLOEXEC);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) || st.st_ino != handle.inode || (uint64_t)st.st_size < handle.bytes) {
         if (fd >= 0)
             (void)close(fd);
@@ -194,7 +189,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
         }
     if (fake_numbered(handle.number) >= 0) /* otherwise the memory belongs, for this process, to the GPU that opens it */
         device = fake_numbered(handle.number);
-    chunk = fake_chunk_new(device, handle.bytes, fd, true);
+    struct chunk *chunk = fake_chunk_new(device, handle.bytes, fd, true);
     range = chunk ? fake_range_new(handle.bytes) : NULL;
     if (range && fake_map(range, 0, chunk, true)) {
         memcpy(range->handle, &given, sizeof range->handle);
@@ -210,7 +205,6 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
 CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 {
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
-    struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -218,7 +212,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);
-    range = fake_range_at(address);
+    struct range *range = fake_range_at(address);
     if (result == CUDA_ERROR_INVALID_VALUE && range && range->opened && range->base == (char *)address) {
         fake_unmap(range, range->mappings);
         fake_range_free(range);

@@ -143,22 +143,19 @@ void fake_unmap(struct range *range, struct mapping *mapping)
 
 bool fake_is_device(CUdeviceptr address)
 {
-    bool is;
-
     pthread_mutex_lock(&fake_mutex);
-    is = fake_range_at(address);
+    bool is = fake_range_at(address);
     pthread_mutex_unlock(&fake_mutex);
     return is;
 }
 
 bool fake_reaches(CUdevice device, CUdeviceptr address)
 {
-    const struct mapping *mapping;
     struct range *range;
     bool reaches;
 
     pthread_mutex_lock(&fake_mutex);
-    mapping = fake_mapping_at(address, &range);
+    const struct mapping *mapping = fake_mapping_at(address, &range);
     if (!mapping)
         reaches = true; /* host memory */
     else if (mapping->chunk->legacy)
@@ -197,15 +194,13 @@ CUresult fake_no_context_or(CUresult result)
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr address)
 {
-    const struct part *part;
-    struct mapping *mapping;
     struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
-    mapping = fake_mapping_at(address, &range);
-    part = mapping ? range->parts : NULL;
+    struct mapping *mapping = fake_mapping_at(address, &range);
+    const struct part *part = mapping ? range->parts : NULL;
     while (part && (address < part->base || address >= part->base + part->bytes))
         part = part->next;
     if (mapping && !part && range->parts)
@@ -220,7 +215,6 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr 
 
 CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUdeviceptr address)
 {
-    struct mapping *mapping;
     struct range *range;
     CUresult result = CUDA_SUCCESS;
 
@@ -231,7 +225,7 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
     if (fake_current() < 0 && fake_unkind("FAKE_CUDA_POINTER_CONTEXT"))
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&fake_mutex);
-    mapping = fake_mapping_at(address, &range);
+    struct mapping *mapping = fake_mapping_at(address, &range);
     if (!mapping)
         result = CUDA_ERROR_INVALID_VALUE;
     else if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)

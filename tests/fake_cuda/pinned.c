@@ -36,10 +36,9 @@ static bool is_mapped(uintptr_t from, size_t bytes, bool read_only)
 static bool is_refused(void)
 {
     static unsigned calls;
-    bool refused;
 
     pthread_mutex_lock(&fake_mutex);
-    refused = ++calls % 3 == 0 && fake_unkind("FAKE_CUDA_REGISTER_REFUSED");
+    bool refused = ++calls % 3 == 0 && fake_unkind("FAKE_CUDA_REGISTER_REFUSED");
     pthread_mutex_unlock(&fake_mutex);
     return refused;
 }
@@ -61,11 +60,10 @@ CUresult cuMemHostRegister(void *address, size_t bytes, unsigned flags)
 {
     CUdevice device = flags & CU_MEMHOSTREGISTER_PORTABLE ? -1 : fake_current();
     struct pinned *pin;
-    CUresult result;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    result = check((uintptr_t)address, bytes, flags);
+    CUresult result = check((uintptr_t)address, bytes, flags);
     if (result != CUDA_SUCCESS)
         return result;
     if (fake_unkind("FAKE_CUDA_SLOW_REGISTER"))
@@ -88,11 +86,9 @@ CUresult cuMemHostRegister(void *address, size_t bytes, unsigned flags)
 
 CUresult cuMemHostUnregister(void *address)
 {
-    CUresult result;
-
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    result = fake_no_context_or(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    CUresult result = fake_no_context_or(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);
     for (struct pinned **at = &pins; *at; at = &(*at)->next)

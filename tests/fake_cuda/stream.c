@@ -89,10 +89,9 @@ static void *run(void *arg)
 
     pthread_mutex_lock(&fake_streams_mutex);
     for (;;) {
-        struct work *work;
         while (!stream->first && !stream->end)
             pthread_cond_wait(&fake_streams_change, &fake_streams_mutex);
-        work = stream->first;
+        struct work *work = stream->first;
         if (!work)
             break;
         while (must_wait(stream, work) || (work->kind == WORK_AWAIT && work->event->done < work->number))
@@ -202,8 +201,6 @@ CUresult fake_queue(CUstream given, const struct work *values)
 
 CUresult cuStreamCreate(CUstream *stream_p, unsigned flags)
 {
-    struct fake_stream *stream;
-
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (fake_current() < 0)
@@ -211,7 +208,7 @@ CUresult cuStreamCreate(CUstream *stream_p, unsigned flags)
     if (fake_broken() != CUDA_SUCCESS)
         return fake_broken();
     pthread_mutex_lock(&fake_streams_mutex);
-    stream = stream_new(fake_current(), flags & CU_STREAM_NON_BLOCKING ? STREAM_FREE : STREAM_BLOCKING);
+    struct fake_stream *stream = stream_new(fake_current(), flags & CU_STREAM_NON_BLOCKING ? STREAM_FREE : STREAM_BLOCKING);
     pthread_mutex_unlock(&fake_streams_mutex);
     *stream_p = (CUstream)stream;
     return stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -241,10 +238,8 @@ CUresult cuStreamDestroy(CUstream given)
 /* A call that waits for a stream that is being captured spoils the capture, in whichever mode. */
 static bool spoils(struct fake_stream *stream)
 {
-    bool captured;
-
     pthread_mutex_lock(&fake_streams_mutex);
-    captured = stream->captured;
+    bool captured = stream->captured;
     stream->invalid |= captured;
     pthread_mutex_unlock(&fake_streams_mutex);
     return captured;
@@ -252,10 +247,8 @@ static bool spoils(struct fake_stream *stream)
 
 void fake_stream_await(struct fake_stream *stream)
 {
-    uint64_t until;
-
     pthread_mutex_lock(&fake_streams_mutex);
-    until = stream->queued;
+    uint64_t until = stream->queued;
     while (stream->done < until && !stream->captured)
         pthread_cond_wait(&fake_streams_change, &fake_streams_mutex);
     pthread_mutex_unlock(&fake_streams_mutex);
@@ -264,7 +257,6 @@ void fake_stream_await(struct fake_stream *stream)
 CUresult cuStreamQuery(CUstream given)
 {
     struct fake_stream *stream = fake_stream_of(given);
-    bool idle;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -273,7 +265,7 @@ CUresult cuStreamQuery(CUstream given)
     if (fake_is_unsafe() || spoils(stream))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_streams_mutex);
-    idle = stream->done == stream->queued;
+    bool idle = stream->done == stream->queued;
     pthread_mutex_unlock(&fake_streams_mutex);
     if (fake_broken() != CUDA_SUCCESS)
         return fake_broken();

@@ -23,7 +23,6 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes_p, const CUmemAllocationPro
 {
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    (void)option;
     if (!fits(prop))
         return CUDA_ERROR_INVALID_VALUE;
     *bytes_p = FAKE_GRANULE;
@@ -70,7 +69,6 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
                                       unsigned long long flags)
 {
     struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
-    int fd;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -78,7 +76,7 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
         return CUDA_ERROR_INVALID_VALUE;
     if (chunk->imported && fake_unkind("FAKE_CUDA_NO_REEXPORT"))
         return CUDA_ERROR_NOT_PERMITTED;
-    fd = fcntl(chunk->fd, F_DUPFD_CLOEXEC, 3);
+    int fd = fcntl(chunk->fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     *(int *)shared_p = fd;
@@ -89,7 +87,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
 {
     int given = (int)(intptr_t)shared, fd = fcntl(given, F_DUPFD_CLOEXEC, 3), number = -1;
     char path[64], name[64] = "";
-    struct chunk *chunk;
     struct stat st;
 
     if (!fake_call(__func__))
@@ -110,7 +107,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
         return CUDA_ERROR_INVALID_DEVICE;
     }
     pthread_mutex_lock(&fake_mutex);
-    chunk = fake_chunk_new(fake_numbered(number), (size_t)st.st_size, fd, false);
+    struct chunk *chunk = fake_chunk_new(fake_numbered(number), (size_t)st.st_size, fd, false);
     pthread_mutex_unlock(&fake_mutex);
     if (!chunk)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -135,13 +132,12 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop_p, CUm
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle_p, void *address)
 {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    struct mapping *mapping;
     struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
-    mapping = fake_mapping_at((CUdeviceptr)address, &range);
+    struct mapping *mapping = fake_mapping_at((CUdeviceptr)address, &range);
     if (mapping && !mapping->chunk->legacy) {
         mapping->chunk->refs++;
         *handle_p = (CUmemGenericAllocationHandle)(uintptr_t)mapping->chunk;
@@ -153,17 +149,14 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle_p, voi
 
 CUresult cuMemAddressReserve(CUdeviceptr *address_p, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags)
 {
-    struct range *range;
-
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    (void)alignment, (void)wish;
     if (!bytes || bytes % FAKE_GRANULE || flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_mutex);
-    range = fake_range_new(bytes);
+    struct range *range = fake_range_new(bytes);
     pthread_mutex_unlock(&fake_mutex);
     if (!range)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -174,12 +167,11 @@ CUresult cuMemAddressReserve(CUdeviceptr *address_p, size_t bytes, size_t alignm
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
 {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
-    range = fake_range_at(address);
+    struct range *range = fake_range_at(address);
     if (range && range->base == (char *)address && range->bytes == bytes && !range->mappings) {
         fake_range_free(range);
         result = CUDA_SUCCESS;
@@ -193,14 +185,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 {
     struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    struct range *range;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
-    range = fake_range_at(address);
+    struct range *range = fake_range_at(address);
     if (range && !offset && !flags && bytes == chunk->bytes && address + bytes <= (CUdeviceptr)range->base + range->bytes &&
         fake_map(range, (size_t)(address - (CUdeviceptr)range->base), chunk, false))
         result = CUDA_SUCCESS;
@@ -211,17 +202,15 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    struct mapping *mapping;
     struct range *range;
-    CUdevice device;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
-    mapping = fake_mapping_at(address, &range);
-    device = mapping ? mapping->chunk->device : -1;
+    struct mapping *mapping = fake_mapping_at(address, &range);
+    CUdevice device = mapping ? mapping->chunk->device : -1;
     pthread_mutex_unlock(&fake_mutex);
     fake_await_kernels(device);
     pthread_mutex_lock(&fake_mutex);

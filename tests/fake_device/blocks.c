@@ -112,10 +112,7 @@ static void publish(struct rdt_block *block_p, struct fake_block *block, uint64_
 enum rdt_status fake_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
 {
     uint64_t chunk = fake.chunk_bytes ? fake.chunk_bytes : bytes, left = bytes;
-    struct fake_block *block;
-    uint32_t n;
 
-    (void)memory;
     if (fake_take(&fake.control->fail_allocs))
         return rdt_error_set(err, RDT_NO_MEMORY, "%s: out of memory, as the test wants it", device);
     if (bytes == 0 || bytes > fake.device_bytes)
@@ -124,8 +121,8 @@ enum rdt_status fake_alloc(void *memory, const char *device, uint64_t bytes, str
         atomic_fetch_sub(&fake.control->allocated[index_of(device)], bytes);
         return rdt_error_set(err, RDT_NO_MEMORY, "%s has no %llu bytes left", device, (unsigned long long)bytes);
     }
-    n = (uint32_t)((bytes + chunk - 1) / chunk);
-    block = block_new(device, n);
+    uint32_t n = (uint32_t)((bytes + chunk - 1) / chunk);
+    struct fake_block *block = block_new(device, n);
     for (; block && block->n_fds < n; left -= block->chunk_bytes[block->n_fds++]) {
         int fd = memfd_create("fake", MFD_CLOEXEC);
         block->chunk_bytes[block->n_fds] = left < chunk ? left : chunk;
@@ -194,15 +191,12 @@ static struct handle *open_handle(const struct rdt_import *import, struct rdt_er
 enum rdt_status fake_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                             struct rdt_error *err)
 {
-    struct fake_block *block;
-
-    (void)memory;
     atomic_fetch_add(&fake.control->importing, 1);
     fake_await_zero(&fake.control->hold_imports);
     atomic_fetch_sub(&fake.control->importing, 1);
     if (fake_take(&fake.control->fail_imports))
         return rdt_error_set(err, RDT_SYSTEM, "refused, as the test wants it");
-    block = block_new(device, import->kind == RDT_IMPORT_VMM ? import->n_fds : 1);
+    struct fake_block *block = block_new(device, import->kind == RDT_IMPORT_VMM ? import->n_fds : 1);
     if (!block)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     block->imported = true;
@@ -247,8 +241,6 @@ enum rdt_status fake_map(void *memory, struct rdt_block *block_p, bool warm, str
     struct fake_block *block = block_p->priv;
     uint64_t at = 0;
 
-    (void)memory;
-    (void)warm;
     block->real = mmap(NULL, block->span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     block->fence = mmap(NULL, block->span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     for (uint32_t i = 0; i < block->n_fds; at += block->chunk_bytes[i++])
@@ -288,7 +280,6 @@ enum rdt_status fake_zero_part(void *memory, struct rdt_block *block_p, uint64_t
 {
     struct fake_block *block = block_p->priv;
 
-    (void)memory;
     if (fake_take(&fake.control->fail_zeros))
         return rdt_error_set(err, RDT_SYSTEM, "it cannot be cleared, as the test wants it");
     atomic_fetch_add(&fake.control->cleared_bytes, bytes);
@@ -303,7 +294,6 @@ void fake_free(void *memory, struct rdt_block *block_p)
     bool imported = block->imported;
     unsigned device = block->device;
 
-    (void)memory;
     block_free(block);
     if (!imported)
         atomic_fetch_sub(&fake.control->allocated[device], block_p->bytes);
@@ -314,7 +304,6 @@ void fake_free(void *memory, struct rdt_block *block_p)
 
 uint64_t fake_round(void *memory, uint64_t bytes)
 {
-    (void)memory;
     return (bytes + fake.granule - 1) / fake.granule * fake.granule;
 }
 
@@ -322,7 +311,6 @@ enum rdt_status fake_zero(void *memory, struct rdt_block *block_p, struct rdt_er
 {
     struct fake_block *block = block_p->priv;
 
-    (void)memory;
     if (fake_take(&fake.control->fail_zeros))
         return rdt_error_set(err, RDT_SYSTEM, "it cannot be cleared, as the test wants it");
     atomic_fetch_add(&fake.control->zeroed, 1);
@@ -334,7 +322,6 @@ enum rdt_status fake_export(void *memory, const struct rdt_block *block_p, struc
 {
     const struct fake_block *block = block_p->priv;
 
-    (void)memory;
     if (block->imported && atomic_load(&fake.control->no_export))
         return rdt_error_set(err, RDT_UNSUPPORTED, "what was imported cannot be exported, as the test wants it");
     *export_p = (struct rdt_export){.kind = block->handle ? RDT_IMPORT_LEGACY_IPC : RDT_IMPORT_VMM, .offset = block->offset};

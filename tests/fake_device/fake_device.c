@@ -21,7 +21,6 @@ struct fake fake;
 
 static uint32_t fake_devices(void *memory, struct rdt_device *devices, uint32_t max)
 {
-    (void)memory;
     for (uint32_t i = 0; i < fake.n_devices && i < max; i++)
         devices[i] = (struct rdt_device){.uuid = fake.uuids[i],
                                          .name = "Fake Device",
@@ -59,7 +58,6 @@ static void copy_now(const struct rdt_memory_copy *copy)
 
 static void *engine(void *arg)
 {
-    (void)arg;
     pthread_mutex_lock(&fake.mutex);
     while (!fake.stop || fake.first) {
         struct rdt_memory_copy *copy = fake.first;
@@ -89,7 +87,6 @@ static void *engine(void *arg)
 
 static enum rdt_status fake_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err)
 {
-    (void)memory;
     if (!copy->to && !copy->from)
         return rdt_error_set(err, RDT_INVALID, "neither end is on a device");
     copy->priv[0] = NULL;
@@ -109,8 +106,6 @@ static enum rdt_status fake_pin(void *memory, void *addr, uint64_t bytes, void *
 {
     uint64_t *pin = malloc(sizeof *pin);
 
-    (void)memory;
-    (void)addr;
     if (!pin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     *pin = bytes;
@@ -122,7 +117,6 @@ static enum rdt_status fake_pin(void *memory, void *addr, uint64_t bytes, void *
 
 static void fake_unpin(void *memory, void *pin)
 {
-    (void)memory;
     atomic_fetch_sub(&fake.control->pinned, *(uint64_t *)pin);
     free(pin);
 }
@@ -178,7 +172,6 @@ static enum rdt_status fake_open(const struct rdt_host *host, void **memory_p, s
 
 static void fake_close(void *memory)
 {
-    (void)memory;
     pthread_mutex_lock(&fake.mutex);
     fake.stop = true;
     pthread_cond_signal(&fake.changed);

@@ -300,11 +300,10 @@ static void leave_queue(const struct call *call)
 /* Waits for the calls of all communicators of the GPU that are in streams now. */
 static void await_gpu(CUdevice device)
 {
-    uint64_t until;
     bool busy = true;
 
     (void)pthread_mutex_lock(&queued_mutex);
-    until = n_calls;
+    uint64_t until = n_calls;
     while (busy) {
         busy = false;
         for (const struct call *call = queued; call; call = call->queued)
@@ -379,7 +378,6 @@ SHOW int ncclCommInitRankConfig(nccl_comm *comm_p, int size, struct nccl_id id, 
 {
     struct ncclComm *comm;
     struct sockaddr_un address;
-    socklen_t bytes;
 
     *comm_p = NULL;
     if (config->magic != NCCL_CONFIG_MAGIC || config->blocking != 0 || size < 1 || rank < 0 || rank >= size ||
@@ -400,7 +398,7 @@ SHOW int ncclCommInitRankConfig(nccl_comm *comm_p, int size, struct nccl_id id, 
     atomic_init(&comm->state, NCCL_IN_PROGRESS);
     atomic_init(&comm->refs, 2);
     comm->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bytes = address_of(comm, rank, &address);
+    socklen_t bytes = address_of(comm, rank, &address);
     if (bind(comm->listener, (struct sockaddr *)&address, bytes) || listen(comm->listener, size) ||
         pthread_create(&comm->thread, NULL, run, comm)) {
         atomic_store(&comm->refs, 1);

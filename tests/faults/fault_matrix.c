@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/actor.h"
@@ -34,7 +33,6 @@ static int run_cell(struct actor *self, void *arg)
 {
     struct job *job = arg;
 
-    (void)self;
     if (!freopen(job->log, "w", stdout) || dup2(STDOUT_FILENO, STDERR_FILENO) < 0)
         return 1;
     fault_cell_run(&job->cell, rounds, seed);

@@ -17,7 +17,7 @@
 #include "daemon/objects/object.h"
 #include "daemon/objects/transit.h"
 #include "daemon/recovery/recovery_impl.h"
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/versions/shards.h"
 #include "tests/fuzz/harness/fuzz.h"
 
 #define REGION_BYTES 65536u
@@ -97,7 +97,7 @@ struct world {
     struct deadlines deadlines;
     struct recovery recovery;
     struct directory_names directory_names; /* knows no name */
-    struct rpc rpc;                         /* what versions of many parts use of it */
+    struct shards shards;                   /* it asks no other node */
     struct list sessions;
 };
 
@@ -129,6 +129,12 @@ static struct client *restore_session_here(void *arg, const struct session_image
     return &session->client;
 }
 
+static bool holder_gone(void *arg, struct client *holder, uint64_t until_ns)
+{
+    (void)arg, (void)holder, (void)until_ns;
+    return true;
+}
+
 static void world_init(struct world *world, struct journal *journal)
 {
     *world = (struct world){.own = {.refs = 1}};
@@ -140,7 +146,7 @@ static void world_init(struct world *world, struct journal *journal)
     world->regions.owner_work = owner_work;
     slabs_init(&world->slabs, &world->regions, NULL, "host", &world->own);
     object_table_init(&world->objects, &world->node, &world->accounts, &world->slabs, 100000);
-    names_init(&world->names, &world->accounts, &world->deadlines, 50);
+    names_init(&world->names, &world->accounts, &world->deadlines);
     world->objects.deadlines = &world->deadlines;
     world->objects.on_forced = on_forced;
     world->objects.arg = &world->names;
@@ -155,18 +161,19 @@ static void world_init(struct world *world, struct journal *journal)
                                         .restore_session = restore_session_here,
                                         .restore_arg = world,
                                         .restore_manifest = shards_restore,
-                                        .manifest_arg = &world->rpc.shards,
+                                        .manifest_arg = &world->shards,
                                         .link = {.fd = -1},
                                         .journal = journal};
-    world->rpc = (struct rpc){.node = &world->node,
-                              .deadlines = &world->deadlines,
-                              .regions = &world->regions,
-                              .objects = &world->objects,
-                              .names = &world->names,
-                              .recovery = &world->recovery,
-                              .directory_names = &world->directory_names};
+    world->shards = (struct shards){.node = &world->node,
+                                    .deadlines = &world->deadlines,
+                                    .regions = &world->regions,
+                                    .objects = &world->objects,
+                                    .published = &world->names,
+                                    .recovery = &world->recovery,
+                                    .directory_names = &world->directory_names,
+                                    .above = {NULL, NULL, holder_gone}};
     map_init(&world->directory_names.claims);
-    shards_init(&world->rpc.shards, &world->rpc);
+    shards_init(&world->shards);
     map_init(&world->recovery.filling);
     map_init(&world->recovery.kept_regions);
     map_init(&world->recovery.sessions);
@@ -206,7 +213,7 @@ static void world_fini(struct world *world)
     object_notifies_end(&world->objects);
     detached_end_all(&world->objects);
     transit_end_all(&world->objects);
-    shards_clear(&world->rpc.shards);
+    shards_clear(&world->shards);
     names_clear(&world->names);
     fuzz_must(world->objects.by_generation.used == 0);
     names_fini(&world->names);

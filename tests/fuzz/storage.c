@@ -60,7 +60,8 @@ static void check(const struct stored_file *file, uint64_t file_bytes)
         fuzz_must(layout_extent(file->layout, i, &lo, &hi, &err) == RDT_OK);
         fuzz_must(lo >= file->header_bytes && hi <= file_bytes);
     }
-    if (layout_total_bytes(file->layout) > UINT32_MAX || stored_plan_init(&plan, &again, file->layout, &err) != RDT_OK)
+    if (layout_total_bytes(file->layout) > UINT32_MAX ||
+        stored_plan_init(&plan, &again, file->layout, file->facts->n_sums > 0 ? file->facts->sums : NULL, &err) != RDT_OK)
         return;
     fuzz_must(stored_file_parse(plan.header + 8, plan.header_bytes - 8, plan.header_bytes + plan.data_bytes, &second, &err) ==
               RDT_OK);

@@ -11,23 +11,20 @@
 
 static void offer(const void *blob, size_t n)
 {
-    struct sockaddr_storage addresses[MAX_ENGINES], addresses_again[MAX_ENGINES];
+    struct sockaddr_storage address, address_again;
     uint8_t token[TOKEN_BYTES], again[RDT_OFFER_MAX_BYTES], token_again[TOKEN_BYTES];
-    unsigned count, count_again;
     struct rdt_error err;
-    enum rdt_status status = wire_read_offer(blob, n, addresses, &count, token, &err);
+    enum rdt_status status = wire_read_offer(blob, n, &address, token, &err);
     size_t bytes;
 
     if (status != RDT_OK) {
         fuzz_refused(status, &err);
         return;
     }
-    fuzz_must(count > 0 && count <= MAX_ENGINES);
-    for (unsigned i = 0; i < count; i++)
-        fuzz_must(addresses[i].ss_family == AF_INET || addresses[i].ss_family == AF_INET6);
-    bytes = wire_put_offer(addresses, count, token, again);
-    fuzz_must(bytes == n && wire_read_offer(again, bytes, addresses_again, &count_again, token_again, &err) == RDT_OK);
-    fuzz_must(count == count_again && memcmp(addresses, addresses_again, count * sizeof addresses[0]) == 0);
+    fuzz_must(address.ss_family == AF_INET || address.ss_family == AF_INET6);
+    bytes = wire_put_offer(&address, token, again);
+    fuzz_must(bytes <= n && wire_read_offer(again, bytes, &address_again, token_again, &err) == RDT_OK);
+    fuzz_must(memcmp(&address, &address_again, sizeof address) == 0);
     fuzz_must(memcmp(token, token_again, sizeof token) == 0);
 }
 
@@ -38,7 +35,7 @@ static void greeting(const void *header, size_t n, size_t data_bytes, bool annou
     if (!wire_read_greeting(header, n, data_bytes, announced, &first))
         return;
     fuzz_must(data_bytes == 0 && !announced);
-    wire_put_greeting(&second, first.secret, sizeof first.secret, first.dialler);
+    wire_put_greeting(&second, first.secret, sizeof first.secret);
     fuzz_must(wire_greeting_session(&first) == wire_greeting_session(&second));
     fuzz_must(wire_read_greeting(&second, sizeof second, 0, false, &first));
     (void)session_of(first.secret);

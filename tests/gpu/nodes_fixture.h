@@ -102,12 +102,11 @@ UNUSED static const char *other_gpu(void)
 /* Memory of the owner's on the first GPU, put. */
 static struct rdt_ref put_on_gpu(size_t bytes, uint32_t seed, void **addr_p)
 {
-    struct rdt_tensor one;
     struct rdt_ref ref;
 
     must_ok(rdt_cuda_alloc(gpu[OWNER], gpu_uuid(0), bytes, addr_p, &err));
     gpu_fill(*addr_p, bytes, seed);
-    one = bytes_at(*addr_p, bytes);
+    struct rdt_tensor one = bytes_at(*addr_p, bytes);
     must_ok(rdt_cuda_put(gpu[OWNER], &one, 1, NULL, &ref, &err));
     return ref;
 }
@@ -121,11 +120,7 @@ static void drop(struct rdt_ref *ref, void *addr)
 
 static struct rdt_fetch_options to(const char *memory, const char *uuid)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.timeout_ns = LONG;
-    options.memory = memory;
-    options.device = uuid;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .memory = memory, .device = uuid};
     return options;
 }
 
@@ -143,9 +138,8 @@ UNUSED static void expect(const struct rdt_ref *ref, const struct rdt_fetch_opti
                           const char *path)
 {
     const char *in, *on;
-    rdt_object *object;
+    rdt_object *object = fetch_as(conn[READER], ref, options);
 
-    must_ok(rdt_fetch(conn[READER], ref, 1, options, &object, &err));
     must_go_by(path, object);
     must_ok(rdt_object_place(object, 0, &in, &on, &err));
     must_say(strcmp(in, options->memory ? options->memory : "host") == 0, "it lies in %s memory", in);

@@ -6,7 +6,6 @@
  * The leak checker of gcc 12: see cuda_nodes.c.
  * lsan: use_tls=0
  */
-#include <criterion/criterion.h>
 
 #ifdef RDT_WITHOUT_CUDA
 Test(one_gpu, memory)
@@ -49,7 +48,6 @@ Test(one_gpu, nccl_sends_to_itself_and_receives_in_one_group_call)
     nccl_comm comm = NULL;
     struct nccl_id id;
     const char *why;
-    int error;
 
     if (!nccl_or_skip())
         return;
@@ -68,7 +66,7 @@ Test(one_gpu, nccl_sends_to_itself_and_receives_in_one_group_call)
     }
     stream = gpu_stream_create();
     must(api->ncclGetUniqueId(&id) == NCCL_SUCCESS);
-    error = api->ncclCommInitRankConfig(&comm, 1, id, 0, &config);
+    int error = api->ncclCommInitRankConfig(&comm, 1, id, 0, &config);
     await_nccl(comm, error, "ncclCommInitRankConfig");
     must(api->ncclGroupStart() == NCCL_SUCCESS);
     for (unsigned i = 0; i < TENSORS; i++) {
@@ -92,8 +90,6 @@ Test(one_gpu, nccl_sends_to_itself_and_receives_in_one_group_call)
 
 Test(one_gpu, two_daemons_move_by_nccl)
 {
-    struct rdt_fetch_options options;
-    struct rdt_ref ref;
     void *addr;
 
     if (!nccl_or_skip())
@@ -101,8 +97,8 @@ Test(one_gpu, two_daemons_move_by_nccl)
     begin(true, NULL);
     if (!form_or_skip(gpu_uuid(0)))
         return;
-    ref = put_on_gpu(BYTES, 6, &addr);
-    options = to("cuda", gpu_uuid(0));
+    struct rdt_ref ref = put_on_gpu(BYTES, 6, &addr);
+    struct rdt_fetch_options options = to("cuda", gpu_uuid(0));
     options.group = "g";
     options.least_path = "direct";
     for (unsigned i = 0; i < 5; i++)
@@ -114,8 +110,6 @@ Test(one_gpu, two_daemons_move_by_nccl)
 
 Test(one_gpu, refusal_is_told_in_nccls_words_and_everything_else_goes_on)
 {
-    struct rdt_fetch_options options;
-    struct rdt_ref ref;
     void *addr;
 
     if (gpu_is_real())
@@ -123,8 +117,8 @@ Test(one_gpu, refusal_is_told_in_nccls_words_and_everything_else_goes_on)
     (void)setenv("FAKE_NCCL_REFUSES", "1", 1);
     begin(true, NULL);
     must_refuse(RDT_TRANSPORT, "Duplicate GPU", form(gpu_uuid(0), &err));
-    ref = put_on_gpu(BYTES, 6, &addr);
-    options = to("cuda", gpu_uuid(0));
+    struct rdt_ref ref = put_on_gpu(BYTES, 6, &addr);
+    struct rdt_fetch_options options = to("cuda", gpu_uuid(0));
     expect(&ref, &options, BYTES, 6, "stream/staged");
     drop(&ref, addr);
     end(refused);

@@ -3,8 +3,7 @@
  * the faults of the test transport, and two more: a group that cannot be connected, and one that never
  * becomes connected.
  *
- * With GROUPED_BROADCASTS in the environment it also has a broadcast, which moves nothing: the operation of
- * a rank ends when it is cancelled, and that of the root only with the group.
+ * It has the two operations of broadcasts that earlier versions called. They end the daemon.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +16,7 @@ struct party {          /* one rank of a group; under transport->lock */
     struct transport *transport;
     void *ctx;
     uint32_t rank, size;
-    struct conn **conns;  /* [size], NULL where it has ended or is this rank */
-    struct rdt_op *parts; /* of broadcasts, by priv[0]; priv[1]: it is the root's */
+    struct conn **conns; /* [size], NULL where it has ended or is this rank */
     bool listed, connected, ready_told, failed_told, closing;
 };
 
@@ -181,55 +179,20 @@ static void *group_conn(void *arg, uint32_t rank)
     return ((struct party *)arg)->conns[rank];
 }
 
-static enum rdt_status post_broadcast(void *arg, uint32_t root, struct rdt_op *op, struct rdt_error *err)
+static enum rdt_status post_broadcast(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err)
 {
-    struct party *party = arg;
-
-    (void)err;
-    (void)pthread_mutex_lock(&party->transport->lock);
-    op->priv[0] = party->parts;
-    op->priv[1] = root == party->rank ? party : NULL;
-    party->parts = op;
-    (void)pthread_mutex_unlock(&party->transport->lock);
-    return RDT_OK;
+    abort();
 }
 
-/* op NULL: all there are. */
-static void end_parts(struct party *party, const struct rdt_op *op)
+static void cancel_broadcast(void *group, struct rdt_op *op)
 {
-    struct rdt_op *ended = NULL;
-
-    (void)pthread_mutex_lock(&party->transport->lock);
-    for (struct rdt_op *at = party->parts, *before = NULL, *next; at; at = next) {
-        next = at->priv[0];
-        if (op && (at != op || at->priv[1])) {
-            before = at;
-            continue;
-        }
-        if (before)
-            before->priv[0] = next;
-        else
-            party->parts = next;
-        at->priv[0] = ended;
-        ended = at;
-    }
-    (void)pthread_mutex_unlock(&party->transport->lock);
-    for (struct rdt_op *next; ended; ended = next) {
-        next = ended->priv[0];
-        party->transport->host.op_done(ended, RDT_CANCELLED, NULL);
-    }
-}
-
-static void cancel_broadcast(void *arg, struct rdt_op *op)
-{
-    end_parts(arg, op);
+    abort();
 }
 
 static void group_close(void *arg)
 {
     struct party *party = arg;
 
-    end_parts(party, NULL);
     for (uint32_t i = 0; i < party->size; i++)
         if (party->conns[i])
             loopback_disconnect(party->conns[i]);
@@ -250,13 +213,11 @@ static bool moves(void *arg, const char *memory_kind)
 static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
                                        struct rdt_error *err)
 {
-    (void)memory_kind;
     return loopback_register_memory(arg, addr, bytes, "host", registration_p, err);
 }
 
 static uint32_t sides(void *conn, const char *memory_kind)
 {
-    (void)memory_kind;
     return loopback_sides(conn, "host");
 }
 
@@ -282,6 +243,8 @@ static struct rdt_transport_ops transport_ops = {
     .group_conn = group_conn,
     .group_close = group_close,
     .group_destroy = group_destroy,
+    .post_broadcast = post_broadcast,
+    .cancel_broadcast = cancel_broadcast,
 };
 
 static const struct rdt_config_key config_keys[] = {
@@ -305,9 +268,5 @@ static const struct rdt_backend backend = {
 
 const struct rdt_backend *rdt_backend_init(void)
 {
-    if (getenv("GROUPED_BROADCASTS")) {
-        transport_ops.post_broadcast = post_broadcast;
-        transport_ops.cancel_broadcast = cancel_broadcast;
-    }
     return &backend;
 }

@@ -39,6 +39,7 @@ static const struct rdt_config_key config_keys[] = {
     {"no_abort", "no", "yes: cancel does nothing"},
     {"late_ms", "0", "a cancelled operation ends this much later, and its memory is written just before"},
     {"hold_chunk", "0", "chunk n - 1 of each transfer is not sent as long as this is n"},
+    {"flip_chunk", "0", "a bit of chunk n - 1 of each transfer is sent wrong"},
     {"disconnect_delay_ms", "0", "a disconnect takes effect this much later"},
     {"fault_file", "", "file of key=value lines that override the faults above, read before every operation"},
     {NULL, NULL, NULL},

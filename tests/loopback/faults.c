@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The faults: reads them from the configuration and the fault file. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@ static const struct {
     {"no_abort", offsetof(struct faults, no_abort)},
     {"late_ms", offsetof(struct faults, late_ms)},
     {"hold_chunk", offsetof(struct faults, hold_chunk)},
+    {"flip_chunk", offsetof(struct faults, flip_chunk)},
     {"disconnect_delay_ms", offsetof(struct faults, disconnect_delay_ms)},
     {"refuse_group", offsetof(struct faults, refuse_group)},
     {"hang_group", offsetof(struct faults, hang_group)},

@@ -106,7 +106,6 @@ static void *thread_main(void *arg)
     while (!transport->stopping) {
         uint64_t due_ns = 0;
         eventfd_t count;
-        unsigned n;
 
         for (struct conn *conn = transport->conns; conn; conn = conn->next) {
             uint64_t conn_ns = ops_run(conn);
@@ -116,7 +115,7 @@ static void *thread_main(void *arg)
         }
         if (report(transport))
             continue;
-        n = watch(transport, fds, channels);
+        unsigned n = watch(transport, fds, channels);
         (void)pthread_mutex_unlock(&transport->lock);
         (void)poll(fds, n, timeout_until(due_ns));
         (void)pthread_mutex_lock(&transport->lock);
@@ -150,11 +149,12 @@ static void transport_free(struct transport *transport)
 static int start_thread(struct transport *transport)
 {
     sigset_t all, before;
-    int error;
 
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&transport->thread, NULL, thread_main, transport);
+    int error = pthread_create(&transport->thread, NULL, thread_main, transport);
+    if (error == 0)
+        (void)pthread_setname_np(transport->thread, "loopback");
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
 }
@@ -162,7 +162,6 @@ static int start_thread(struct transport *transport)
 enum rdt_status loopback_transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
     struct transport *transport = calloc(1, sizeof *transport);
-    enum rdt_status status;
 
     if (!transport)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transport");
@@ -173,7 +172,7 @@ enum rdt_status loopback_transport_open(const struct rdt_host *host, void **tran
     for (unsigned i = 0; i < MAX_SOCKETS; i++)
         transport->incoming[i].fd = -1;
     transport->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    status = transport->wake < 0 ? rdt_error_sys(err, errno, "creating an event descriptor") : RDT_OK;
+    enum rdt_status status = transport->wake < 0 ? rdt_error_sys(err, errno, "creating an event descriptor") : RDT_OK;
     if (status == RDT_OK)
         status = faults_configure(transport, err);
     if (status == RDT_OK)
@@ -255,8 +254,6 @@ enum rdt_status loopback_pack_key(void *transport, void *arg, uint8_t key[RDT_KE
 {
     const struct registration *registration = arg;
 
-    (void)transport;
-    (void)err;
     memcpy(key, &registration->key, sizeof registration->key);
     *bytes_p = sizeof registration->key;
     return RDT_OK;
@@ -270,7 +267,6 @@ enum rdt_status loopback_connection_create(void *arg, const uint8_t peer_uuid[16
     struct transport *transport = arg;
     struct conn *conn = calloc(1, sizeof *conn);
 
-    (void)peer_uuid;
     if (!conn)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
     if (getrandom(conn->token, sizeof conn->token, 0) != sizeof conn->token) {
@@ -305,7 +301,6 @@ enum rdt_status loopback_offer(void *arg, uint8_t blob[RDT_OFFER_MAX_BYTES], siz
 {
     const struct conn *conn = arg;
 
-    (void)err;
     memcpy(blob, conn->transport->name, NAME_BYTES);
     memcpy(blob + NAME_BYTES, conn->token, TOKEN_BYTES);
     *bytes_p = NAME_BYTES + TOKEN_BYTES;
@@ -350,10 +345,8 @@ void loopback_disconnect(void *arg)
 
 static enum rdt_status post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err)
 {
-    enum rdt_status status;
-
     (void)pthread_mutex_lock(&conn->transport->lock);
-    status = op_post(conn, op, kind, err);
+    enum rdt_status status = op_post(conn, op, kind, err);
     (void)pthread_mutex_unlock(&conn->transport->lock);
     loopback_wake(conn->transport);
     return status;
@@ -389,7 +382,5 @@ const char *loopback_queue(void *arg, const char *memory_kind, const char *devic
 {
     const struct conn *conn = arg;
 
-    (void)memory_kind;
-    (void)device;
     return conn->transport->says_so ? "all" : NULL;
 }

@@ -33,6 +33,7 @@ struct faults {
     uint32_t no_abort;            /* cancel does nothing */
     uint32_t late_ms;             /* a cancelled operation ends this much later, and its memory is written just before */
     uint32_t hold_chunk;          /* chunk n - 1 of each transfer is not sent as long as this is n; 0: none is held */
+    uint32_t flip_chunk;          /* a bit of chunk n - 1 of each transfer is sent wrong; 0: of none */
     uint32_t disconnect_delay_ms; /* a disconnect takes effect this much later */
     uint32_t refuse_group;        /* tests/grouped: a group is not connected */
     uint32_t hang_group;          /* tests/grouped: a group never becomes ready */
@@ -70,7 +71,7 @@ enum frame_type { FRAME_HELLO = 1, FRAME_DATA, FRAME_READ, FRAME_ANSWER, FRAME_C
 
 struct frame {
     uint32_t type;
-    uint32_t refused; /* ANSWER: refused, so no bytes follow */
+    uint32_t refused; /* ANSWER: refused, so no bytes follow; DATA: the receiver changes a bit */
     uint64_t transfer, chunk;
     uint64_t bytes;       /* number of bytes that follow; READ: that are requested */
     uint64_t key, offset; /* READ: what to read; HELLO: the token */

@@ -22,7 +22,6 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
     struct transport *transport = conn->transport;
     struct faults faults = faults_now(transport);
     struct operation *operation, **at = &conn->operations;
-    uint64_t n;
 
     if (conn->closing)
         return rdt_error_set(err, RDT_PEER_LOST, "the connection is closing");
@@ -42,7 +41,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
         operation->due_ns += faults.delay_ms * MS_NS;
         conn->next_due_ns = operation->due_ns;
     }
-    n = ++transport->n_ops;
+    uint64_t n = ++transport->n_ops;
     if (faults.lose_every && n % faults.lose_every == 0)
         operation->state = OP_LOST;
     else if (faults.fail_every && n % faults.fail_every == 0)
@@ -145,6 +144,7 @@ static void start(struct operation *operation)
         memcpy(&frame.key, op->key, sizeof frame.key);
         queued = wire_queue(&conn->out, &frame, NULL, NULL, NULL);
     } else {
+        frame.refused = faults_now(conn->transport).flip_chunk == op->chunk + 1;
         queued = wire_queue(&conn->out, &frame, loopback_address(op), operation, NULL);
     }
     if (queued)

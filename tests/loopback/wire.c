@@ -186,7 +186,6 @@ static uint64_t payload_bytes(const struct frame *frame)
 static bool on_frame(struct channel *channel, struct transport *transport)
 {
     const struct frame *frame = &channel->in;
-    struct operation *operation;
 
     if (!channel->conn)
         return frame->type == FRAME_HELLO && !frame->bytes && on_hello(channel, transport, frame);
@@ -197,7 +196,8 @@ static bool on_frame(struct channel *channel, struct transport *transport)
     if (frame->type != FRAME_DATA && frame->type != FRAME_ANSWER)
         return false;
 
-    operation = op_find(channel->conn, frame->type == FRAME_DATA ? OP_RECV : OP_READ, frame->transfer, frame->chunk);
+    struct operation *operation =
+        op_find(channel->conn, frame->type == FRAME_DATA ? OP_RECV : OP_READ, frame->transfer, frame->chunk);
     if (!operation)
         return true; /* dropped */
     if (frame->type == FRAME_ANSWER && frame->refused) {
@@ -217,6 +217,8 @@ static void on_payload(struct channel *channel)
 
     channel->target = NULL;
     channel->in_at = 0;
+    if (target && target->state == OP_RUNNING && channel->in.type == FRAME_DATA && channel->in.refused)
+        loopback_address(target->op)[0] ^= 1;
     if (target && target->state == OP_RUNNING)
         op_end(target, RDT_OK, NULL);
 }
@@ -225,12 +227,11 @@ static void on_payload(struct channel *channel)
 static ssize_t read_some(struct channel *channel)
 {
     static _Thread_local uint8_t nowhere[65536];
-    uint64_t at, left;
 
     if (channel->in_at < sizeof channel->in)
         return recv(channel->fd, (char *)&channel->in + channel->in_at, sizeof channel->in - channel->in_at, 0);
-    at = channel->in_at - sizeof channel->in;
-    left = payload_bytes(&channel->in) - at;
+    uint64_t at = channel->in_at - sizeof channel->in;
+    uint64_t left = payload_bytes(&channel->in) - at;
     if (channel->target && channel->target->state == OP_RUNNING)
         return recv(channel->fd, loopback_address(channel->target->op) + at, left < TICKET_BYTES ? left : TICKET_BYTES, 0);
     return recv(channel->fd, nowhere, left < sizeof nowhere ? left : sizeof nowhere, 0);
@@ -271,10 +272,9 @@ static bool write_turn(struct channel *channel)
         bool in_frame = message->at < frame_bytes;
         const uint8_t *from =
             in_frame ? (const uint8_t *)&message->frame + message->at : message->payload + (message->at - frame_bytes);
-        ssize_t n;
 
         left = (in_frame ? frame_bytes : total) - message->at;
-        n = send(channel->fd, from, left < TICKET_BYTES ? left : TICKET_BYTES, MSG_NOSIGNAL);
+        ssize_t n = send(channel->fd, from, left < TICKET_BYTES ? left : TICKET_BYTES, MSG_NOSIGNAL);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return false;
         if (n < 0) {

@@ -33,7 +33,6 @@ static int on_object(struct dl_phdr_info *info, size_t size, void *arg)
 {
     bool first = *(bool *)arg;
 
-    (void)size;
     *(bool *)arg = false; /* the program itself comes first */
     if (!first && !strstr(info->dlpi_name, "/rdt_") && !strstr(info->dlpi_name, "libprotobuf-c"))
         return 0;
@@ -53,11 +52,10 @@ static void attach(void)
 {
     const char *path = getenv("RDT_FAIL_ALLOC");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    void *memory;
 
     if (fd < 0)
         return;
-    memory = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *memory = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     (void)close(fd);
     if (memory != MAP_FAILED)
         control = memory;

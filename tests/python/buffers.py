@@ -3,21 +3,13 @@
 without one."""
 import array
 import pickle
-import sys
 
 import rdtd
 
-from nodes import Node, Skipped, main, raises
+from nodes import Node, Skipped, main, optional, raises, required
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
-try:
-    import pyarrow as pa
-except ImportError:
-    pa = None
+np = required("numpy")
+pa = optional("pyarrow")
 
 BLOCK = bytes(range(256)) * 400
 

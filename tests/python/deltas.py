@@ -1,21 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights as deltas: a publisher at one daemon, followers at it and at another."""
-import sys
 from contextlib import contextmanager
 
 import rdtd
 
-from nodes import LONG, Node, Skipped, main, raises
+from nodes import LONG, Node, main, need, optional, raises, required
 
-try:
-    import torch
-except ImportError:
-    torch = None
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
+torch = optional("torch")
+np = required("numpy")
 
 RANDOM = np.random.default_rng(7)
 
@@ -167,6 +159,19 @@ def test_a_name_without_deltas_can_be_followed():
         c.unpublish("plain")
 
 
+def test_a_name_whose_deltas_have_ended_is_followed():
+    with followed() as (c, now, publisher, follower):
+        step(now)
+        publisher.publish(now)
+        assert follower.update(LONG) == 2 and follower.by_delta
+        publisher.unpublish()
+        step(now)
+        c.publish("policy", now)
+        assert follower.update(LONG) == 3 and not follower.by_delta
+        assert_same(now, follower._tensors)
+        c.unpublish("policy")
+
+
 def test_a_publisher_keeps_two_versions_and_no_more():
     with Node() as node, rdtd.connect(node.socket) as c:
         now = weights()
@@ -190,8 +195,7 @@ def test_what_has_no_delta_is_named():
 
 
 def test_tensors_of_torch_are_followed_in_place():
-    if torch is None:
-        raise Skipped("no torch here")
+    need(torch, "torch")
     with Node() as node, rdtd.connect(node.socket) as c:
         model = torch.nn.Linear(200, 300).to(torch.bfloat16)
         copy = torch.nn.Linear(200, 300).to(torch.bfloat16)

@@ -3,6 +3,7 @@
 The tests show which calls are made in which order, and how long things live; they show nothing about a GPU.
 Small classes stand for the tensors of foreign libraries."""
 import ctypes as ct
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -11,17 +12,10 @@ import threading
 import rdtd
 from rdtd import _rdt
 
-from nodes import LONG, Node, Skipped, main, raises, until
+from nodes import LONG, Node, main, optional, raises, required, until
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
-try:
-    import torch
-except ImportError:
-    torch = None
+np = required("numpy")
+torch = optional("torch")
 
 FAKE = os.path.join(os.environ["RDT_BUILD_DIR"], "tests", "fake_cuda")
 if not os.path.exists(os.path.join(FAKE, "libcuda.so.1")):
@@ -472,6 +466,40 @@ def test_pool_is_the_daemons_memory_and_says_what_is_missing():
         done = subprocess.run([sys.executable, __file__, node.socket], capture_output=True, text=True,
                               timeout=LONG)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ends(child):
+    """Waits for a forked child, which must not hang."""
+    status = []
+    until(lambda: (status.append(os.waitpid(child, os.WNOHANG)), status[-1][0] == child)[1], "the child ends")
+    assert status[-1][1] == 0, status[-1]
+
+
+def test_forked_children_of_a_trainer_that_has_published_end():
+    with Node() as node:
+        use(0)
+        os.environ["RDT_SOCKET"] = node.socket
+        c = rdtd.default()
+        c.publish("policy", {"w": ByInterface(VALUE, stream=1)})
+        got = c.get(c.name("policy"), device="cuda:0", as_="tensor")
+        kept = c.get(c.name("policy"), device="cuda:0", as_="tensor")
+        consumed = got["w"].__dlpack__(stream=1)
+        del consumed, got  # a release behind streams starts the library's thread
+        for child_does in (lambda: None, c.close, lambda: kept.clear(), lambda: rdtd.default().put(VALUE.copy())):
+            child = os.fork()
+            if child == 0:
+                child_does()
+                os._exit(0)
+            ends(child)
+        worker = multiprocessing.get_context("fork").Process(target=sum, args=((1, 2),))  # a DataLoader's
+        worker.start()
+        worker.join(LONG)
+        assert worker.exitcode == 0, worker.exitcode
+        assert "w" in kept
+        kept.clear()
+        c.unpublish("policy")
+        c.close()
+        del os.environ["RDT_SOCKET"]
 
 
 if __name__ == "__main__":

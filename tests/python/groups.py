@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of actors on two nodes: create, fetch, broadcast, destroy."""
 import asyncio
-import sys
 
 import rdtd
 
-from nodes import BUILD, LONG, Node, Skipped, main, raises, until
+from nodes import BUILD, LONG, Node, Skipped, main, raises, required, until
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
+np = required("numpy")
 
 
 def two():
@@ -68,6 +63,7 @@ def test_broadcast_puts_a_copy_on_the_other_node():
 
         asyncio.run(again())
         here.destroy_group("weights")
+        a.fds, b.fds = a.open_fds(), b.open_fds()  # the transports between the nodes stay connected
 
 
 def test_what_cannot_be_formed_is_said():

@@ -13,13 +13,9 @@ import warnings
 
 import rdtd
 
-from nodes import LONG, Node, main, raises, until
+from nodes import LONG, Node, main, raises, required, until
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
+np = required("numpy")
 
 
 def gone(c, ref):
@@ -353,6 +349,7 @@ def test_pickling_after_the_connection_was_closed_warns():
             warnings.simplefilter("always")
             data = [pickle.dumps(ref) for ref in (lost, detached, published)]
         assert [str(w.message)[:45] for w in warned] == ["pickling the Ref of an object that ended when"]
+        until(lambda: len(other.objects()) == 2, "the end of the closed session")
         with raises(rdtd.Freed, "dropped its Ref or closed its connection"):
             other.get(pickle.loads(data[0]))
         assert [other.get(pickle.loads(one))[0] for one in data[1:]] == [2.0, 3.0]

@@ -4,22 +4,21 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 
 import rdtd
+from rdtd import _daemon
 
-from nodes import LONG, SLOWER, Node, Skipped, main, raises, times_out, until
+from nodes import LONG, SLOWER, Node, Skipped, main, raises, required, times_out, until
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
+np = required("numpy")
 
 
 def holds(c, ref):
@@ -27,6 +26,57 @@ def holds(c, ref):
         return c.stat(ref)["holds"]
     except (rdtd.NotFound, rdtd.Freed, rdtd.OwnerDied):
         return 0
+
+
+def test_daemon_uid_names_who_may_serve():
+    with Node() as node:
+        with rdtd.connect(node.socket, daemon_uid=os.geteuid()) as c:
+            c.ping()
+        with raises(ValueError, "no uid"):
+            rdtd.connect(node.socket, daemon_uid=2**32 - 1)
+        with raises(TypeError):
+            rdtd.connect(node.socket, daemon_uid="rdtd")
+        os.environ["RDT_DAEMON_UID"] = "rdtd"
+        with raises(rdtd.Error, 'RDT_DAEMON_UID is "rdtd"'):
+            rdtd.connect(node.socket)
+        del os.environ["RDT_DAEMON_UID"]
+
+
+def test_no_daemon_is_started_where_others_can_write():
+    folder = tempfile.mkdtemp()
+    os.chmod(folder, 0o1777)
+    os.symlink("/nonexistent/owned", folder + "/s.log")
+    os.environ["RDT_SOCKET"] = folder + "/s"
+    os.environ[_daemon.ASKED] = "1"
+    try:
+        with raises(PermissionError, "does not belong to this user alone"):
+            _daemon.ensure()
+        assert os.listdir(folder) == ["s.log"]
+    finally:
+        del os.environ["RDT_SOCKET"], os.environ[_daemon.ASKED]
+        shutil.rmtree(folder)
+
+
+CLOSED = """
+import os, sys
+for fd in range(3):
+    os.close(fd)
+import rdtd
+c = rdtd.connect(sys.argv[1])
+ref = c.put(b"x" * 300000, snapshot=True)
+value = c.get(ref)
+taken = [fd for fd in range(3) if os.path.exists(f"/proc/self/fd/{fd}")]
+ok = not taken and bytes(value) == b"x" * 300000
+open(sys.argv[2], "w").write("ok" if ok else f"{taken} are in use")
+"""
+
+
+def test_descriptors_of_closed_streams_are_left_alone():
+    with Node() as node:
+        said = node.dir / "said"
+        subprocess.run([sys.executable, "-c", CLOSED, node.socket, str(said)], timeout=LONG)
+        assert said.read_text() == "ok", said.read_text()
+        said.unlink()
 
 
 def test_object_lives_as_long_as_its_ref():

@@ -4,18 +4,13 @@ import asyncio
 import gc
 import os
 import select
-import sys
 import threading
 
 import rdtd
 
-from nodes import LONG, Node, main, raises, until
+from nodes import LONG, Node, main, raises, required, until
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
+np = required("numpy")
 
 
 def test_threads_share_a_connection():

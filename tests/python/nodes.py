@@ -4,6 +4,7 @@ ends them with the test."""
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 BUILD = Path(os.environ["RDT_BUILD_DIR"])
 SLOWER = 3 if os.environ.get("RDT_VARIANT") == "asan" else 1
@@ -190,6 +191,29 @@ class Skipped(Exception):
     """Why this test cannot run here."""
 
 
+def optional(name: str) -> Any:
+    """The module, or None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def required(name: str) -> Any:
+    """The module; where it is not installed, the whole file is skipped."""
+    module = optional(name)
+    if module is None:
+        print(f"no {name} here")
+        sys.exit(77)
+    return module
+
+
+def need(module: Any, name: str) -> None:
+    """Skips the test if an optional module is missing."""
+    if module is None:
+        raise Skipped(f"no {name} here")
+
+
 def in_a_line(error: BaseException) -> str:
     """Describes an error in one line: what was raised, and in which line of the tests. A report may show only
     the beginning of a long text."""
@@ -197,6 +221,13 @@ def in_a_line(error: BaseException) -> str:
     at = ([frame for frame in frames if frame.filename == sys.modules["__main__"].__file__] or frames)[-1]
     said = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {said} ({os.path.basename(at.filename)}:{at.lineno}: {at.line})"
+
+
+def end(*nodes: Node) -> None:
+    """Ends daemons, whose link keeps descriptors open while they run."""
+    for node in nodes:
+        node.process.terminate()
+        assert node.process.wait(LONG) == 0, node.log()
 
 
 def main(tests: dict[str, object]) -> None:

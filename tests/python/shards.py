@@ -2,9 +2,12 @@
 """Versions of many parts from Python, with numpy arrays and between two nodes. shards_torch.py uses torch."""
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import tempfile
 import threading
+from typing import Any
 
 import rdtd
 from nodes import LONG, Node, Skipped, main, raises, until
@@ -53,8 +56,22 @@ def test_parts_and_plans() -> None:
             reader.plan(home, {"v": numpy.zeros(3, "f4")}).run(timeout=LONG)
         with raises(rdtd.Unsupported, "no cast"):
             reader.plan(home, {"bias": numpy.zeros(96, "i4")}).run(timeout=LONG)
-        with raises(ValueError):
+        with raises(ValueError, "tensor 'bias' has 1 dimensions"):
             reader.plan(home, {"bias": rdtd.Box(bias, start=(0, 0))})
+        with raises(ValueError, "at least one target"):
+            reader.plan(home, {})
+        half, whole = numpy.zeros((32, 96), "f4"), numpy.zeros((64, 96), "f4")
+        with raises(rdtd.Mismatch, 'tensor "w" has the shape [64, 96], but the reader wants a tensor of the shape [32, 96]'):
+            reader.plan(home, {"w": half}).run(timeout=LONG)
+        with raises(rdtd.Mismatch, "wants a tensor of the shape [32, 96]"):
+            reader.plan(home, {"w": rdtd.Box(half[:16], (32, 96), (16, 0))}).run(timeout=LONG)
+        reader.plan(home, {"w": rdtd.Box(half, (64, 96), (32, 0))}).run(timeout=LONG)
+        assert (half == value[32:]).all()
+        with raises(rdtd.Mismatch, 'the version has the tensor "bias", which the reader does not have'):
+            reader.plan(home, {"w": whole}, strict=True).run(timeout=LONG)
+        more = numpy.full((70, 96), -1, "f4")
+        reader.plan(home, {"w": more}, padded={"w": 0}).run(timeout=LONG)
+        assert (more[:64] == value).all() and (more[64:] == -1).all()
         trainer.unpublish(home)
         del request, plan, first, waiting
 
@@ -65,7 +82,75 @@ def test_buffers_without_a_shape_are_boxes_of_a_shape_that_is_given() -> None:
         c.publish_part("text", 1, 0, 1, part, timeout=LONG)
         (shard,) = c.manifest("text").parts[0].shards
         assert (shard.key, shard.global_shape, shard.start) == ("text", (11,), (0,))
+        for publishes in (c.put_part, lambda targets: c.plan("text", targets)):
+            with raises(ValueError, r"tensor 'a\x00b': its key contains a zero byte"):
+                publishes({"a\0b": rdtd.Box(bytearray(8), (8,))})
+            with raises(TypeError, "tensor 5: its key is a int, not text"):
+                publishes({5: rdtd.Box(bytearray(8), (8,))})
         c.unpublish("text")
+
+
+def test_a_version_of_parts_is_fetched_as_its_whole_tensors() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    w = numpy.arange(64 * 96, dtype="f4").reshape(64, 96)
+    with Node(listen=True) as a, Node(f"--storage-dir={tempfile.mkdtemp()}", listen=True) as b, \
+            rdtd.connect(a.socket) as trainer, rdtd.connect(b.socket) as reader:
+        home = rdtd.Ref.from_name("policy", address=trainer.node["address"])
+
+        def publish(step: int) -> dict[str, Any]:
+            waiting = trainer.start_part(home, step, 0, 2, trainer.put_part(
+                {"w": rdtd.Box(w[:, :40] * step, (64, 96)), "scalar": numpy.array(step)}), timeout=LONG)
+            reader.publish_part(home, step, 1, 2, {"w": rdtd.Box(w[:, 40:] * step, (64, 96), (0, 40)),
+                                                   "none": numpy.zeros((0, 3), "f8")}, timeout=LONG)
+            waiting.result()
+            return {"w": w * step, "scalar": numpy.array(step), "none": numpy.zeros((0, 3))}
+
+        def check(got: Any, wanted: dict[str, Any]) -> None:
+            assert list(got) == list(wanted)
+            for key, value in wanted.items():
+                assert got[key].shape == value.shape and (got[key] == value).all(), key
+
+        first = publish(1)
+        for connection in (trainer, reader):
+            check(connection.get(home), first)
+            check(connection.get([home], timeout=LONG)[0], first)
+            fetched = connection.get_fetched(home, timeout=LONG)
+            assert (fetched.version, fetched.path, fetched.writable, len(fetched.tensors)) == (1, "plan", True, 3)
+            check(fetched.value, first)
+            check(connection.get(fetched.ref), first)
+            check(asyncio.run(fetching(connection, home)), first)
+            check(dict(zip(first, connection.get(home, as_="list"))), first)
+            assert connection.get(home, as_="tensor")["w"].shape == (64, 96)
+        versions = reader.versions(home)
+        check(next(versions)[1], first)
+        second = publish(2)
+        version, got = next(versions)
+        assert version == 2
+        check(got, second)
+        got["w"][0, 0] = -1  # a copy of its own
+        check(trainer.get(home), second)
+        part = reader.manifest(home).parts[1].ref
+        assert (reader.get(part)[0] == w[:, 40:] * 2).all()  # a part is an object like any other
+        mine = {"w": numpy.zeros((64, 96), "f4")}
+        for connection, option in ((reader, {"into": mine}), (trainer, {"mode": "share"}), (reader, {"slices": []}),
+                                   (reader, {"transport": "stream"})):
+            with raises(rdtd.Unsupported, "has a version of many parts, which cannot be fetched with"):
+                connection.get(home, timeout=LONG, **option)
+        with raises(rdtd.Unsupported, "Connection.plan reads"):
+            rdtd.DeltaFollower(reader, home, mine).update(timeout=LONG)
+        with raises(rdtd.Mismatch, "if it is a version of many parts, a plan reads it into targets"):
+            reader.get(home, into=mine["w"], timeout=LONG)
+        reader.publish_part("here", 1, 0, 1, {"w": w}, timeout=LONG)
+        with raises(rdtd.Unsupported, "a version of many parts cannot be stored"):
+            reader.store(reader.name("here"))
+        reader.unpublish("here")
+        trainer.unpublish(home)
+        del fetched, got, versions
+
+
+async def fetching(connection: rdtd.Connection, ref: rdtd.Ref) -> Any:
+    return await connection.fetch(ref, timeout=LONG)
 
 
 def test_a_plan_runs_in_one_thread_at_a_time() -> None:

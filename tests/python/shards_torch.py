@@ -5,14 +5,17 @@ casts against torch's own."""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from typing import Any
 
 import rdtd
-from nodes import LONG, SLOWER, Node, Skipped, main, raises, until
+from nodes import LONG, SLOWER, Node, main, need, raises, until
 
 try:
     import torch
@@ -85,22 +88,39 @@ def train(kind: str, rank: int, world: int, home: str, store: str, socket: str) 
             else:
                 version = rdtd.torch.publish(globals()[kind](step, world, mesh), name, connection=c, timeout=LONG)
             assert version == step, (version, step)
-            print(version, flush=True)
-            sys.stdin.readline()  # the samplers have read it
+            os.write(1, b"%d\n" % version)  # at once: the ranks have one pipe
+            os.read(0, 1)  # the samplers have read it
     torch.distributed.destroy_process_group()
+
+
+def train_all(kind: str, world: int, home: str, store: str, *sockets: str) -> int:
+    """All ranks, each in a child of this process: importing torch takes seconds of a processor. Returns how many fail."""
+    if kind != "megatron":
+        import torch.distributed.device_mesh
+        import torch.distributed.fsdp
+        import torch.distributed.tensor  # noqa: F401
+    for rank in range(world):
+        if os.fork() == 0:
+            try:
+                train(kind, rank, world, home, store, sockets[rank % 2])
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+    return sum(os.wait()[1] != 0 for _ in range(world))
 
 
 # ---- the test: the samplers ----
 
 def feed(kind: str, world: int) -> None:
-    if torch is None:
-        raise Skipped("torch is not installed")
+    need(torch, "torch")
     with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as first, rdtd.connect(b.socket) as c:
         home = first.node["address"]
         store = tempfile.mktemp(prefix="store")
-        command = [sys.executable, os.path.abspath(__file__), "--train", kind]
-        ranks = [subprocess.Popen([*command, str(rank), str(world), home, os.path.abspath(store), (a, b)[rank % 2].socket],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for rank in range(world)]
+        ranks = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--train", kind, str(world), home,
+                                  os.path.abspath(store), a.socket, b.socket],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert ranks.stdout is not None and ranks.stdin is not None
         try:
             name = rdtd.Ref.from_name("policy", address=home)
             samplers = [(megatron(0, rank, 2), split(rank, 2)) for rank in range(2)]
@@ -113,25 +133,23 @@ def feed(kind: str, world: int) -> None:
                 assert rdtd.torch.update(half, name, connection=c, timeout=LONG) == step
                 for key, value in model_of(step).state_dict().items():
                     assert torch.equal(half[key], value.to(torch.bfloat16)), (kind, step, key)
-                for rank in ranks:
-                    assert rank.stdout is not None and rank.stdin is not None
-                    assert rank.stdout.readline() == f"{step}\n"
-                for rank in ranks:
-                    rank.stdin.write("\n")  # type: ignore[union-attr]
-                    rank.stdin.flush()  # type: ignore[union-attr]
-            for rank in ranks:
-                assert rank.wait(LONG) == 0
+                for _ in range(world):
+                    line = ranks.stdout.readline()
+                    assert line == f"{step}\n", (step, line)
+                ranks.stdin.write("\n" * world)  # each rank reads one
+                ranks.stdin.flush()
+            assert ranks.wait(LONG) == 0
             first.unpublish(name)
             for node in (a, b):
                 until(lambda: '"generation"' not in node.ctl("objects", "--json"), "parts and manifests are gone")
             a.kill()  # what the transports keep open for the link, which differs, is not looked at
             b.kill()
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-                rank.stdin.close()  # type: ignore[union-attr]
-                rank.stdout.close()  # type: ignore[union-attr]
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+            ranks.wait()
+            ranks.stdin.close()
+            ranks.stdout.close()
         rdtd.torch._plans.clear()
 
 
@@ -156,8 +174,7 @@ def test_megatron_4_feeds_2() -> None:
 
 
 def test_rank_whose_publish_failed_joins_the_others_again() -> None:
-    if torch is None:
-        raise Skipped("torch is not installed")
+    need(torch, "torch")
     with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
         state = {"w": torch.ones(8, 8), "bias": torch.zeros(3)}
 
@@ -177,11 +194,219 @@ def test_rank_whose_publish_failed_joins_the_others_again() -> None:
     rdtd.torch._plans.clear()
 
 
+def a_node_with(state: Any, name: str = "policy") -> Any:
+    """A node on which a version of these tensors is published, and a connection to it."""
+    @contextlib.contextmanager
+    def both() -> Any:
+        need(torch, "torch")
+        with Node() as node, rdtd.connect(node.socket) as c:
+            rdtd.torch.publish(state, name, connection=c, rank=0, world_size=1, timeout=LONG)
+            yield node, c
+            c.unpublish(name)
+        rdtd.torch._plans.clear()
+    return both()
+
+
+def test_a_model_of_another_shape_is_refused() -> None:
+    need(torch, "torch")
+    whole = torch.arange(8.).reshape(8, 1)
+    with a_node_with({"w": whole}) as (node, c):
+        def update(rows: int, columns: int = 1, **options: Any) -> Any:
+            mine = {"w": torch.full((rows, columns), -1.)}
+            try:
+                rdtd.torch.update(mine, "policy", after=0, connection=c, timeout=LONG, **options)
+            except rdtd.Error:
+                assert (mine["w"] == -1).all()
+                raise
+            return mine["w"]
+
+        for rank in range(2):
+            with raises(rdtd.Mismatch, 'tensor "w" has the shape [8, 1], but the reader wants a tensor of the shape [4, 1]'):
+                update(4)  # the layout was forgotten
+            assert torch.equal(update(4, layout={"w": (0, rank, 2)}), whole.chunk(2)[rank])
+        for wrong in ({"rows": 2, "layout": {"w": (0, 1, 2)}}, {"rows": 4, "layout": {"w": (0, 0, 4)}}, {"rows": 9},
+                      {"rows": 8, "columns": 2}):
+            with raises(rdtd.Mismatch, 'tensor "w" has the shape [8, 1]'):
+                update(**wrong)
+        with raises(rdtd.Mismatch, "wants a tensor of the shape [8]"):
+            rdtd.torch.update({"w": torch.zeros(8)}, "policy", connection=c, timeout=LONG)
+        # the same tensors, of which one layout fits and the other does not
+        mine = {"w": torch.zeros(4, 1)}
+        assert rdtd.torch.update(mine, "policy", connection=c, layout={"w": (0, 0, 2)}, timeout=LONG) == 1
+        with raises(rdtd.Mismatch):
+            rdtd.torch.update(mine, "policy", after=0, connection=c, timeout=LONG)
+        # a plan that was made for an earlier shape
+        mine = {"w": torch.zeros(8, 1)}
+        prepared = rdtd.torch.plan(mine, "policy", connection=c)
+        prepared.update(timeout=LONG)
+        rdtd.torch.publish({"w": torch.ones(9, 1)}, "policy", connection=c, rank=0, world_size=1, timeout=LONG)
+        with raises(rdtd.Mismatch, 'version 2 of "policy": tensor "w" has the shape [9, 1]'):
+            prepared.update(timeout=LONG)
+        assert torch.equal(mine["w"], whole)
+
+
+def test_padded_vocabulary_is_asked_for() -> None:
+    need(torch, "torch")
+    words = torch.arange(10.).reshape(5, 2)
+    with a_node_with({"embed": words, "bias": torch.ones(3)}) as (node, c):
+        def update(rank: int, rows: int, size: int, padded: Any) -> Any:
+            mine = {"embed": torch.full((rows, 2), -1.), "bias": torch.zeros(3)}
+            rdtd.torch.update(mine, "policy", after=0, connection=c, layout={"embed": (0, rank, size)}, padded=padded,
+                              timeout=LONG)
+            return mine["embed"]
+
+        with raises(rdtd.Mismatch, 'tensor "embed" has the shape [5, 2], but the reader wants a tensor of the shape [8, 2]'):
+            update(1, 4, 2, None)
+        with raises(rdtd.Mismatch, 'tensor "embed"'):
+            update(1, 4, 2, {"embed": 1})
+        assert torch.equal(update(0, 4, 2, {"embed": 0}), words[:4])
+        last = update(1, 4, 2, {"embed": 0})
+        assert torch.equal(last[:1], words[4:]) and (last[1:] == -1).all()
+        assert (update(2, 4, 3, {"embed": 0}) == -1).all()  # nothing but padding
+        assert torch.equal(update(0, 3, 1, {"embed": 0}), words[:3])  # the trainer's is the padded one
+
+
+def test_update_is_as_strict_as_load_state_dict() -> None:
+    need(torch, "torch")
+    state = {"w": torch.ones(4), "bias": torch.ones(()), "steps": torch.tensor(7)}
+    with a_node_with(state) as (node, c):
+        def update(mine: Any, **options: Any) -> int:
+            return rdtd.torch.update(mine, "policy", after=0, connection=c, timeout=LONG, **options)
+
+        mine = {key: torch.zeros_like(value) for key, value in state.items()}
+        assert update(mine) == 1 and float(mine["bias"]) == 1 and int(mine["steps"]) == 7
+        some = {"w": torch.zeros(4)}
+        with raises(rdtd.Mismatch, 'the version has the tensor "bias" and others, which the reader does not have'):
+            update(some)
+        assert update(some, strict=False) == 1 and (some["w"] == 1).all()
+        with raises(rdtd.NotFound, 'no tensor "more"'):
+            update(dict(mine, more=torch.zeros(1)))
+        for nothing in ({}, torch.nn.Identity()):
+            with raises(ValueError, "no tensors"):
+                update(nothing, strict=False)
+        with raises(ValueError, "no tensors"):
+            rdtd.torch.publish({}, "other", connection=c, rank=0, world_size=1, timeout=LONG)
+        with raises(TypeError, "'model' is a dict, not a tensor"):
+            update({"model": mine})
+        with raises(TypeError, "'model' is a dict, not a tensor"):
+            rdtd.torch.publish({"model": state}, "other", connection=c, rank=0, world_size=1, timeout=LONG)
+
+
+def test_tensors_without_memory_are_named() -> None:
+    need(torch, "torch")
+    with a_node_with({"w": torch.ones(4)}) as (node, c):
+        meta = {"w": torch.zeros(4, device="meta")}
+        with raises(ValueError, "tensor 'w' is on the meta device"):
+            rdtd.torch.update(meta, "policy", connection=c, timeout=LONG)
+        with raises(ValueError, "tensor 'w' is on the meta device"):
+            rdtd.torch.publish(meta, "other", connection=c, rank=0, world_size=1, timeout=LONG)
+        with raises(TypeError, "plan: tensor 'w': it is neither in host memory"):
+            c.plan("policy", meta)
+        with raises(TypeError, "value['w']: it is neither in host memory"):
+            c.put(meta)
+        with raises(TypeError, "'w' is on meta"):
+            rdtd.DeltaFollower(c, "policy", meta)
+        with raises(TypeError, "tensor 'w' has the layout torch.sparse_coo"):
+            rdtd.torch.update({"w": torch.eye(4).to_sparse()}, "policy", connection=c, timeout=LONG)
+
+
+def test_targets_that_overlap_themselves_are_named() -> None:
+    need(torch, "torch")
+    whole = torch.arange(12.).reshape(3, 4)
+    with a_node_with({"w": whole}) as (node, c):
+        for target in (torch.zeros(4).expand(3, 4), torch.zeros(8).as_strided((3, 4), (2, 1))):
+            with raises(ValueError, "tensor 'w' overlaps itself"):
+                rdtd.torch.update({"w": target}, "policy", connection=c, timeout=LONG)
+            with raises(rdtd.Invalid, "want 0 (\"w\") overlaps itself"):
+                c.plan("policy", {"w": target})
+            with raises(ValueError, "'w' is not contiguous"):
+                rdtd.DeltaFollower(c, "policy", {"w": target})
+            assert torch.count_nonzero(target) == 0
+        for target in (torch.zeros(4, 3).t(), torch.zeros(3, 2, 4)[:, 1], torch.zeros(3, 8)[:, ::2]):
+            assert rdtd.torch.update({"w": target}, "policy", connection=c, timeout=LONG) == 1 and torch.equal(target, whole)
+            assert c.plan("policy", {"w": target}).run(timeout=LONG).version == 1
+
+
+def test_tied_tensors_must_be_tied_in_the_version() -> None:
+    need(torch, "torch")
+    embed = torch.randn(6, 2)
+    with a_node_with({"embed": embed, "head": embed}) as (node, c):
+        mine = torch.zeros(6, 2)
+        tied = {"embed": mine, "head": mine}
+        assert rdtd.torch.update(tied, "policy", connection=c, timeout=LONG) == 1 and torch.equal(mine, embed)
+        rdtd.torch.publish({"embed": embed, "head": embed + 1}, "policy", connection=c, rank=0, world_size=1, timeout=LONG)
+        with raises(rdtd.Mismatch, "version 2: tensors 'embed' and 'head' differ, but share their memory in this model"):
+            rdtd.torch.update(tied, "policy", connection=c, timeout=LONG)
+
+
+def test_overlapping_tensors_must_be_equal_where_they_overlap() -> None:
+    need(torch, "torch")
+    square = torch.randn(4, 4)
+    with a_node_with({"w": square, "rows": square[:2], "t": square.t()}) as (node, c):
+        mine = torch.zeros(4, 4)
+        state = {"w": mine, "rows": mine[:2], "t": mine.t()}
+        assert rdtd.torch.update(state, "policy", connection=c, timeout=LONG) == 1 and torch.equal(mine, square)
+        for other in ({"rows": square[1:3]}, {"t": square}):
+            rdtd.torch.publish({"w": square, "rows": square[:2], "t": square.t(), **other}, "policy", connection=c, rank=0,
+                               world_size=1, timeout=LONG)
+            with raises(rdtd.Mismatch, f"tensors 'w' and '{next(iter(other))}' differ where they share memory"):
+                rdtd.torch.update(state, "policy", connection=c, timeout=LONG)
+        columns = torch.zeros(4, 8)
+        state = {"w": columns[:, :4], "t": columns[:, 4:], "rows": torch.zeros(2, 4)}
+        rdtd.torch.update(state, "policy", after=0, connection=c, timeout=LONG)
+        assert torch.equal(columns, torch.cat([square, square], 1))
+
+
+def test_update_sees_that_a_tensor_was_transposed() -> None:
+    need(torch, "torch")
+    square = torch.randn(3, 3)
+    with a_node_with({"w": square}) as (node, c):
+        mine = torch.zeros(3, 3)
+        for target in (mine, mine.t()):
+            rdtd.torch.update({"w": target}, "policy", after=0, connection=c, timeout=LONG)
+            assert torch.equal(target, square)
+
+
+def test_a_plan_sees_that_the_memory_of_a_tensor_was_freed() -> None:
+    need(torch, "torch")
+    with a_node_with({"rows": torch.arange(240_000.0)}) as (_, c):
+        mine = {"rows": torch.zeros(240_000)}
+        plan = rdtd.torch.plan(mine, "policy", connection=c)
+        plan.update(0, timeout=LONG)
+        mine["rows"].untyped_storage().resize_(0)  # as FSDP does between its steps
+        with raises(ValueError, "the memory of tensor 'rows' has been freed or moved"):
+            plan.update(0, timeout=LONG)
+
+
+def test_tensor_of_a_later_rank_needs_a_layout() -> None:
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        states = ({"embed": torch.ones(2), "0.w": torch.ones(3)}, {"embed": torch.ones(2), "1.w": torch.ones(3)})
+
+        def publish(rank: int, connection: Any, layout: Any) -> Any:
+            return rdtd.torch.publish(states[rank], "policy", rank=rank, world_size=2, layout=layout, connection=connection,
+                                      timeout=LONG)
+
+        for layout in (None, {"1.w": (0, 0, 1)}):
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(publish, 0, other, None)
+                if layout is None:
+                    with raises(rdtd.Invalid, 'tensor "1.w": rank 1 has it, but no rank has published it'):
+                        publish(1, c, layout)
+                    with raises(rdtd.Invalid, 'tensor "1.w": rank 1 has it'):
+                        waiting.result()
+                else:
+                    assert publish(1, c, layout) == waiting.result() == 1
+        mine = {key: torch.zeros_like(value) for state in states for key, value in state.items()}
+        assert rdtd.torch.update(mine, "policy", connection=c, timeout=LONG) == 1
+        assert all((value == 1).all() for value in mine.values())
+        c.unpublish("policy")
+    rdtd.torch._plans.clear()
+
+
 def test_plans_are_of_a_connection() -> None:
-    if torch is None:
-        raise Skipped("torch is not installed")
+    need(torch, "torch")
     with Node() as one, Node() as two, rdtd.connect(one.socket) as c, rdtd.connect(two.socket) as d:
-        assert c.node["session"] == d.node["session"]
         state = {"w": torch.zeros(8, 8)}
         for number, connection in enumerate((c, d), 1):
             given = {"w": torch.full((8, 8), float(number))}
@@ -201,8 +426,7 @@ def test_plans_are_of_a_connection() -> None:
 
 
 def test_casts_are_those_of_torch() -> None:
-    if torch is None:
-        raise Skipped("torch is not installed")
+    need(torch, "torch")
     bits = torch.randint(-2**31, 2**31 - 1, (1 << 20,), dtype=torch.int64).to(torch.int32)
     halves = torch.arange(-2**15, 2**15, dtype=torch.int32).to(torch.int16)
     sources = {"f32": bits.view(torch.float32), "bf16": halves.view(torch.bfloat16), "f16": halves.view(torch.float16),
@@ -228,6 +452,6 @@ def test_casts_are_those_of_torch() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--train"]:
-        train(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
+        sys.exit(train_all(sys.argv[2], int(sys.argv[3]), *sys.argv[4:]))
     else:
         main(globals())

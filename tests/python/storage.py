@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """stored=True, and what a later daemon, and the safetensors library, make of the files."""
+import base64
+import hashlib
 import json
 import os
-import sys
 import tempfile
 
 import rdtd
 
-from nodes import Node, Skipped, main, raises
+from nodes import Node, Skipped, main, raises, required
 
-try:
-    import numpy as np
-except ImportError:
-    print("no numpy here")
-    sys.exit(77)
+np = required("numpy")
 
 WEIGHTS = {"w": np.arange(1 << 18, dtype=np.float32).reshape(512, 512), "b": np.arange(5, dtype=np.int8), "step": 7}
 
@@ -76,6 +73,63 @@ def test_the_safetensors_library_reads_the_file():
         assert len(tensors) == 2, tensors.keys()
         assert np.array_equal(shapes[(512, 512)], WEIGHTS["w"]) and np.array_equal(shapes[(5,)], WEIGHTS["b"])
         c.unpublish("weights")
+
+
+def without_checksums(path):
+    """Makes of a file what an earlier rdtd would have written: its description has no field 20."""
+    with open(path, "rb") as file:
+        data = bytearray(file.read())
+    length = int.from_bytes(data[:8], "little")
+    head = bytes(data[8:8 + length])
+    text = head[head.index(b'"rdtd":"') + 8:]
+    text = text[:text.index(b'"')]
+    version, _, encoded = text.split(b" ")
+    facts = base64.b64decode(encoded)
+    at = facts.rindex(b"\xa2\x01")  # the tag of the last field
+    assert at + 3 + facts[at + 2] == len(facts), facts[at:]
+    old = facts[:at]
+    new = head.replace(text, b" ".join((version, hashlib.sha256(old).hexdigest().encode(), base64.b64encode(old))))
+    assert len(new) <= length
+    data[8:8 + length] = new.ljust(length)
+    os.chmod(path, 0o600)
+    with open(path, "wb") as file:
+        file.write(data)
+    os.chmod(path, 0o400)
+
+
+def test_file_of_an_earlier_rdtd_is_served_and_counted():
+    store = tempfile.mkdtemp(prefix="store")
+    with Node("--storage-dir", store, keeps_identity=True) as node:
+        with rdtd.connect(node.socket) as c:
+            c.publish("old", WEIGHTS, stored=True)
+            old = c.store(c.name("old"))
+            c.publish("new", WEIGHTS, stored=True)
+        node.kill()
+        without_checksums(old)
+        node.start()
+        with rdtd.connect(node.socket) as c:
+            for name in "old", "new":
+                assert np.array_equal(c.get(c.name(name))["w"], WEIGHTS["w"])
+            status = c.status()
+            assert status["storage_without_sums"] == 1 and status["storage_checked"] == 1, status
+            assert status["storage_damaged"] == 0, status
+            assert "1 have no checksums" in node.ctl("scrub")
+            for name in "old", "new":
+                c.unpublish(name)
+
+
+def test_checksum_of_the_publisher_outlives_the_daemon():
+    store = tempfile.mkdtemp(prefix="store")
+    with Node("--storage-dir", store, keeps_identity=True) as node:
+        with rdtd.connect(node.socket) as c:
+            c.publish("weights", WEIGHTS, stored=True)
+        node.kill()
+        node.start()
+        with rdtd.connect(node.socket) as c:
+            got = c.get(c.name("weights"), verify=True)
+            assert np.array_equal(got["w"], WEIGHTS["w"])
+            del got
+            c.unpublish("weights")
 
 
 main(globals())

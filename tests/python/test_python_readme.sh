@@ -20,14 +20,13 @@ awk '/^<!-- python -->$/ {marked = 1; next}
      inside' README.md >"$dir/first.py"
 [[ -s $dir/first.py ]] || { echo "README.md holds no Python after the line <!-- python -->"; exit 1; }
 sed -n 's/^ *print(.*# //p' "$dir/first.py" >"$dir/wanted"
-[[ $(wc -l <"$dir/wanted") == 2 ]] || { echo "the README's program does not say what it prints"; exit 1; }
+[[ -s $dir/wanted ]] || { echo "the README's program does not say what it prints"; exit 1; }
 serve "$RDT_SOCKET" "$dir/log" --state-dir ''
 check() { # PYTHONPATH
   (cd "$dir" && PYTHONPATH=$1 timeout 60 "$python" first.py) >"$dir/out" 2>&1 || { cat "$dir/out"; return 1; }
   diff -u "$dir/wanted" "$dir/out"
 }
 check "$RDT_BUILD_DIR/python" || exit 1
-"$RDT_BUILD_DIR/rdtctl" unpublish weights || exit 1
 
 # ---- pip ----
 
@@ -39,6 +38,5 @@ cp -r client "$dir/" && mkdir -p "$dir/build" && ln -s "$RDT_BUILD_DIR" "$dir/bu
 "$python" -m pip -q --disable-pip-version-check install --no-build-isolation --no-index --no-deps --target "$dir/site" \
   "$dir/client/python" \
   >"$dir/out" 2>&1 || { cat "$dir/out"; exit 1; }
-sed -i 's/(1, /(2, /' "$dir/wanted" # versions are not given twice
 check "$dir/site" || exit 1
 [[ $("$python" -c 'import sys; sys.path[0] = sys.argv[1]; import rdtd; print(rdtd.__file__)' "$dir/site") == "$dir/site/"* ]]

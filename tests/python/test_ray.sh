@@ -17,7 +17,7 @@ python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}
   { echo "the package was built for another Python than $python"; exit 1; }
 export PYTHONPATH=$RDT_BUILD_DIR/python:$PWD/tests/python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
 timeout 700 "$python" tests/python/ray_transport.py || exit
-for part in ray_gpu buffers; do # with what only that Python has: Ray, and pyarrow
+for part in ray_gpu buffers values; do # with what only that Python has: Ray, pyarrow and torch
   timeout 120 "$python" "tests/python/$part.py"
   case $? in
   0 | 77) ;; # 77: built without cuda.h

@@ -5,34 +5,27 @@ import array
 import asyncio
 import collections
 import dataclasses
+import datetime
+import decimal
+import enum
 import pickle
 import signal
 import threading
 import time
+import uuid
 
 import rdtd
 
-from nodes import LONG, Node, Skipped, main, raises, until
+from nodes import LONG, Node, Skipped, end, main, need, optional, raises, until
 
-try:
-    import numpy as np
-except ImportError:
-    np = None
-try:
-    import torch
-except ImportError:
-    torch = None
+np = optional("numpy")
+torch = optional("torch")
 
 
 @dataclasses.dataclass
 class Step:
     weights: object
     number: int
-
-
-def need(module, name):
-    if module is None:
-        raise Skipped(f"no {name} here")
 
 
 def same(a, b):
@@ -69,6 +62,11 @@ def test_every_numpy_dtype_and_stride():
         with raises(TypeError, "no rdtd dtype matches"):
             c._put([np.zeros(3, ">f4")], None, None, 0, None, 0, None, None, None)
         same(np.zeros(3, ">f4"), c.get(c.put(np.zeros(3, ">f4"))))  # as a pickle
+        named = np.zeros(3, np.dtype("i4", metadata={"enum": {"red": 1}}))
+        for value, found in (named, lambda got: got), ({"a": named}, lambda got: got["a"]):
+            assert found(c.get(c.put(value))).dtype.metadata == {"enum": {"red": 1}}
+            with raises(TypeError, "without pickle"):
+                c.put(value, allow_pickle=False)
         same(np.array(["a", None], object), c.get(c.put(np.array(["a", None], object))))
 
 
@@ -137,41 +135,253 @@ def test_headers_of_others_are_read_too():
             rdtd._rdt.header_names("text")
 
 
-def test_what_needs_a_pickle_says_so_and_can_be_refused():
-    need(np, "numpy")
-    with Node() as node, rdtd.connect(node.socket) as c:
-        shared = np.arange(5)
-        value = {"step": Step({"w": shared, "again": shared}, 4), "set": {1, 2},
-                 "deque": collections.deque([np.float32(2)])}
-        ref = c.put(value)
-        got = c.get(ref)
-        assert got["step"].number == 4 and got["set"] == {1, 2} and (got["step"].weights["w"] == shared).all()
-        assert c.stat(ref)["tensors"] == 1, "the same array twice is one tensor"
-        with raises(rdtd.PickleRefused, "allow_pickle"):
-            c.get(ref, allow_pickle=False)
-        (leaf,) = c.get(ref, allow_pickle=False, as_="list")
-        same(leaf, shared)
-        with raises(TypeError, "value['step'] is a values.Step" if __name__ != "__main__"
-                    else "value['step'] is a __main__.Step"):
-            c.put(value, allow_pickle=False)
-        with raises(TypeError, "value[1] is a"):
-            c.put([1, array.array("d", [1])], allow_pickle=False)
-        same(c.get(c.put(array.array("d", [1, 2]))), array.array("d", [1, 2]))
-        long = [Step(None, i) for i in range(20000)]
-        assert c.get(c.put(long)) == long
+class Colour(enum.Enum):
+    RED = 1
 
 
-def test_pickles_of_another_user_are_refused_unless_asked_for():
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Whole(int):
+    pass
+
+
+class Words(dict):
+    pass
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: object
+
+
+@dataclasses.dataclass
+class Ran:
+    """Its code must not run when it is read."""
+
+    x: object
+    ran = []
+
+    def __post_init__(self):
+        self.ran.append(self.x)
+
+
+def test_plain_values_keep_their_types_and_need_no_pickle():
+    utc = datetime.timezone.utc
+    plain = [
+        -0.0, float("-inf"), 10**5000, -10**5000, True, Colour.RED, Level.LOW, Access.READ, Point(1, [2]), Frozen((1, "x")),
+        Step({"w": [1]}, 2), 1 + 2j, range(3, 10**400, 7), slice(1, None), {1, "x"}, frozenset((1, (2,))), (1,), (), ...,
+        b"b", bytearray(b"B"), "\ud800", "\ud83d\ude00", "\U0001f600", {"\ud83d\ude00": 1},
+        {(1, 2): 3, b"k": 4, Colour.RED: 5, frozenset([1]): 6, 1.5: 7}, collections.OrderedDict(b=1, a=2),
+        datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4, 5, 6, utc, fold=1), datetime.time(1, 2, 3),
+        datetime.timedelta(-1, 2, 3), decimal.Decimal("1.10"), uuid.UUID(int=7),
+        uuid.UUID(int=7, is_safe=uuid.SafeUUID.safe)]
+    pickled = [Whole(3), Words(a=1), Access.READ | Access.WRITE, collections.defaultdict(list, {1: [2]}),
+               collections.deque([1], 3), collections.Counter("aab"), Step]
+    if np:
+        plain += [np.float32(2.5), np.bool_(True), np.str_("xé"), np.str_("x\0"), np.bytes_(b"x\0"), np.datetime64("2026-01-01", "ns"), np.complex64(1j),
+                  np.dtype("f4"), np.dtype("M8[ns]")]
+        pickled += [np.dtype([("a", "i4")]), np.float32]
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for value in plain:
+            got = c.get(c.put([value], allow_pickle=False), allow_pickle=False)[0]
+            assert type(got) is type(value) and got == value and (type(value) is int or repr(got) == repr(value))
+            assert type(value) is not uuid.UUID or got.is_safe == value.is_safe
+        for value in pickled:
+            got = c.get(c.put([value]))[0]
+            assert type(got) is type(value) and got == value, (value, got)
+        not_a_number = c.get(c.put(float("nan")))
+        assert not_a_number != not_a_number
+        keys = {"b": 1, "a": 2, "$": 3}
+        assert list(c.get(c.put(keys))) == list(keys)
+        ordered = collections.OrderedDict(b=1)
+        ordered.note = {"version": (2,)}
+        got = c.get(c.put([ordered, ordered], allow_pickle=False))
+        assert got[0] is got[1] and got[0] == ordered and vars(got[0]) == vars(ordered)
+        put = Ran(1)
+        Ran.ran.clear()
+        assert c.get(c.put({"r": put}))["r"].x == 1 and Ran.ran == []
+
+
+def test_shared_parts_stay_shared_and_cycles_work():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        part = [1]
+        got = c.get(c.put({"a": part, "b": (part, {"c": part})}))
+        assert got["a"] is got["b"][0] is got["b"][1]["c"]
+        ring = [b"x"]
+        ring.append(ring)
+        got = c.get(c.put(ring))
+        assert got[0] == b"x" and got[1] is got
+        knot = {"x": 1}
+        knot["knot"] = knot
+        got = c.get(c.put(knot))
+        assert got["knot"] is got
+        step = Step(None, 1)
+        step.weights = {"back": step}
+        got = c.get(c.put(step, allow_pickle=False))
+        assert got.weights["back"] is got
+        pair = ([],)
+        pair[0].append(pair)
+        got = c.get(c.put(pair))  # as a pickle
+        assert got[0][0] is got
+        for twice in (lambda x: [x, x], lambda x: (x, x), lambda x: {"a": x, "b": x}):
+            value = []
+            for _ in range(90):  # two to the power of 90 ways lead to the innermost list
+                value = twice(value)
+            assert len(c.put(value).pack()) and type(c.get(c.put(value))) is type(value)
+        deep = []
+        for _ in range(100000):
+            deep = [deep]
+        with raises(TypeError, "nested more deeply"):
+            c.put(deep)
+        while deep:
+            deep = deep.pop()
+
+
+def test_an_array_with_two_names_is_one_tensor():
     need(np, "numpy")
     with Node() as node, rdtd.connect(node.socket) as c:
-        ref = c.put({1, 2})
-        owner = c._owner
-        c._owner = (owner[0] + 1, owner[1])
-        with raises(rdtd.PickleRefused):
-            c.get(ref)
-        assert c.get(ref, allow_pickle=True) == {1, 2}
-        c._owner = owner
-        assert c.get(ref) == {1, 2}
+        a = np.arange(5)
+        for value in ({"a": a, "b": np.ones(2), "c": a}, {"x": [a, 1], "c": a}, [a, a]):
+            ref = c.put(value)
+            assert c.stat(ref)["tensors"] == len({id(x) for x in _leaves(value)})
+            got = _leaves(c.get(ref))
+            assert got[0] is got[-1]
+            same(c.get(ref), value)
+            into = {"a": np.zeros(5, "i8"), "b": np.zeros(2), "c": np.zeros(5, "i8")}
+            if isinstance(value, dict) and "a" in value:
+                same(c.get(ref, into=into), value)
+        with raises(rdtd.Mismatch, "into['c']"):
+            c.get(c.put({"a": a, "b": a[:2].copy(), "c": a}), into={**into, "b": np.zeros(2, "i8"), "c": np.zeros(4, "i8")})
+
+
+def _leaves(value):
+    if isinstance(value, (dict, list)):
+        return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in _leaves(item)]
+    return [] if isinstance(value, int) else [value]
+
+
+if np:
+    class Rows(np.ndarray):
+        pass
+
+
+def test_subclasses_of_arrays_come_back():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        rows = np.ones(3).view(Rows)
+        rows.unit = "m"
+        got = c.get(c.put({"r": rows}))["r"]
+        assert type(got) is Rows and got.unit == "m"
+        for a in (np.matrix([[1, 2]]), np.ma.array([1, 2], mask=[0, 1]), np.rec.array([(1, 2.0)], dtype="i4,f4"),
+                  np.array(["a", "bc"]), np.array([1], ">i4"), np.array(["2026"], "M8[s]"), np.zeros(2, "i4,f8")):
+            got = c.get(c.put(a))
+            assert type(got) is type(a) and got.dtype == a.dtype and got.tolist() == a.tolist(), (a, got)
+
+
+if torch:
+    class Boxes(torch.Tensor):
+        pass
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(4, 4, bias=False)
+            self.b = torch.nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+
+def test_torch_keeps_parameters_subclasses_and_attributes():
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        model = torch.nn.Linear(3, 2)
+        model.bias.requires_grad_(False)
+        for got in c.get(c.put(model)), c.get(c.put({"m": model}, snapshot=True))["m"]:
+            assert type(got.weight) is torch.nn.Parameter and got.weight.requires_grad and not got.bias.requires_grad
+            got(torch.ones(3)).sum().backward()
+            same(got.weight.detach(), model.weight.detach())
+        for value in (dict(model.named_parameters()), {"x": [model.weight, 1], "y": model.bias}):
+            got = c.get(c.put(value, allow_pickle=False), allow_pickle=False)
+            for put, read in zip(_leaves(value), _leaves(got)):
+                assert type(read) is torch.nn.Parameter and read.requires_grad == put.requires_grad
+        got = c.get(c.put(torch.ones(3, requires_grad=True)))
+        assert type(got) is torch.Tensor and got.requires_grad
+        boxes = torch.ones(3).as_subclass(Boxes)
+        boxes.format = "XYWH"
+        plain = torch.ones(2)
+        plain.note = "attribute"
+        parallel = torch.nn.Parameter(torch.ones(2))
+        parallel.split = 1
+        got = c.get(c.put([boxes, {"p": plain, "q": parallel}]))
+        assert type(got[0]) is Boxes and got[0].format == "XYWH" and got[1]["p"].note == "attribute"
+        assert type(got[1]["q"]) is torch.nn.Parameter and got[1]["q"].split == 1 and got[1]["q"].requires_grad
+        assert type(c.get(c.put(boxes))) is Boxes
+        for value in torch.float16, torch.Size([1, 2]), torch.device("cpu"):
+            same(c.get(c.put([value], allow_pickle=False))[0], value)
+        with raises(TypeError, "value['m'] is a torch.nn.modules.linear.Linear"):
+            c.put({"m": model}, allow_pickle=False)
+
+
+def test_torch_dtypes_and_layouts_that_do_not_exist_are_refused():
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for name in ("int1", "int7", "uint4", "bits8"):
+            if hasattr(torch, name):
+                with raises(TypeError, f"value['a']: no rdtd dtype matches its dtype torch.{name}"):
+                    c.put({"a": torch.empty(4, dtype=getattr(torch, name))})
+                with raises(TypeError, f"no rdtd dtype matches its dtype torch.{name}"):
+                    c.put_part({"a": torch.empty(4, dtype=getattr(torch, name))})
+        for layout in torch.strided, torch.jagged:
+            with raises(TypeError, "value['n']: it is a nested tensor"):
+                c.put({"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)})
+        lazy = torch.tensor([1 + 2j]).conj()
+        same(c.get(c.put({"a": lazy, "b": lazy.conj()})), {"a": lazy.resolve_conj(), "b": lazy.conj()})
+
+
+def test_torch_tensors_of_one_storage_are_stored_once_and_stay_aliased():
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        tied = Tied()
+        got = c.get(c.put(tied))
+        assert got.a.weight is got.b.weight
+        for value in (dict(tied.state_dict()), tied.state_dict(), {"s": dict(tied.state_dict())}):
+            ref = c.put(value)
+            assert c.stat(ref)["tensors"] == 1
+            got = c.get(ref)
+            assert type(got) is type(value)
+            a, b = _leaves(got)
+            assert a.data_ptr() == b.data_ptr() and a is not b and torch.equal(a, tied.a.weight)
+            into = {name: torch.zeros(4, 4) for name in tied.state_dict()}
+            c.get(ref, into=into if len(value) == 2 else {"s": into})
+            assert torch.equal(into["a.weight"], into["b.weight"]) and torch.equal(into["a.weight"], tied.a.weight)
+        state = torch.nn.BatchNorm1d(2).state_dict()
+        for note in (None, (torch.ones(1),), {"shared": [[]] * 2}, Step(None, 1)):
+            state.note = note
+            got = c.get(c.put(state, allow_pickle=False))
+            assert type(got) is type(state) and list(got) == list(state) and got._metadata == state._metadata
+            assert got.note == note
+        numbers = torch.arange(30.0)
+        value = {"even": numbers[0::2], "odd": numbers[1::2], "later": numbers[2::2]}
+        got = c.get(c.put(value))
+        assert got["even"][1:].data_ptr() == got["later"].data_ptr() and all(torch.equal(got[k], value[k]) for k in value)
+        w = torch.arange(12.0).reshape(3, 4)
+        value = {"w": w, "rows": w[:2], "t": w.T, "bits": w.view(torch.int32)}
+        got = c.get(c.put(value), mode="copy")
+        for name in value:
+            same(got[name], value[name])
+        got["w"][0, 0] = 7
+        assert got["rows"][0, 0] == 7 and got["t"][0, 0] == 7
+        columns = {"q": w[:, :2], "k": w[:, 2:]}
+        same(c.get(c.put(columns)), columns)
 
 
 def test_daemon_memory_is_put_without_a_copy_and_stays_live():
@@ -255,6 +465,11 @@ def test_targets_match_by_name():
         flat = c.put({"a": ones, "b": twos})
         nested = c.put({"m": {"a": ones, "l": [twos, (ones * 3, 7)]}, "step": 7})
         pickled = c.put({"a": ones, "b": twos, "what": Step(None, 1)})
+        loop = {"a": ones, "l": []}
+        for _ in range(60):
+            loop["l"] = [loop["l"], loop["l"]]
+        loop["l"].append(loop["l"])
+        looped = c.put(loop)
         for reader in (c, other):
             def zeros(reader=reader):
                 return reader.empty(9000, "f8")
@@ -265,6 +480,7 @@ def test_targets_match_by_name():
                     assert reader.get(ref, into=into) is into
                     same({"b": twos, "a": ones}, {name: np.array(array) for name, array in into.items()})
                 into = {"m": {"l": [make(), [make()]], "a": make()}}
+                assert reader.get(looped, into={"a": make()})["a"][0] == 1
                 assert reader.get(nested, into=into) is into
                 assert into["m"]["a"][0] == 1 and into["m"]["l"][0][8999] == 2
                 assert into["m"]["l"][1][0][0] == 3
@@ -413,6 +629,22 @@ def test_views_of_every_protocol_are_the_memory_itself():
         del e, capsule, half, t, frozen  # capsules that nobody has consumed
 
 
+def test_every_dtype_is_what_other_libraries_call_by_its_names():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for text, (number, size, name, kind, _) in rdtd._rdt.DTYPES.items():
+            tensor = c.empty((2,), text, as_="tensor")
+            assert (tensor.dtype, tensor.nbytes) == (text, 2 * size), text
+            if kind:
+                assert np.dtype(f"{kind}{size}") == np.dtype(name), text
+                assert np.asarray(tensor).dtype == np.dtype(name), text
+                assert kind == "b" or np.from_dlpack(tensor).dtype == np.dtype(name), text  # numpy 1 lacks it
+                assert c.get(c.put(np.ones(2, name)), as_="tensor").dtype == text
+            if torch is not None and hasattr(torch, name):
+                assert c.empty((2,), text, as_="torch").dtype == getattr(torch, name), text
+                assert c.get(c.put(torch.ones(2).to(getattr(torch, name))), as_="tensor").dtype == text
+
+
 def test_dlpack_comes_in():
     need(np, "numpy")
 
@@ -483,9 +715,7 @@ def test_arrays_are_read_only_whatever_their_size():
                         got[:1] = 7
                     into = np.ones(n, "i8")
                     assert reader.get(one, into=into) is into and into.flags.writeable
-    for node in (a, b):  # their link keeps descriptors open while both run
-        node.process.terminate()
-        assert node.process.wait(LONG) == 0, node.log()
+    end(a, b)
 
 
 def test_reprs_say_what_they_are():
@@ -576,6 +806,88 @@ def test_calls_end_at_their_time_out_if_the_daemon_does_not_answer():
                 assert time.monotonic() - began < LONG, "each would wait for a minute or more by itself"
         finally:
             node.process.send_signal(signal.SIGCONT)
+
+
+# ---- verify=True ----
+
+
+def test_verified_fetch_has_the_bytes_that_were_put():
+    strided = np.arange(4000, dtype=np.int32).reshape(40, 100)[::2, 1::3]
+    value = {"a": strided, "b": np.arange(1 << 20, dtype=np.float32), "c": np.array(7, dtype=np.int16),
+             "none": np.zeros((0, 3)), "text": "t"}
+    with Node(listen=True) as here, Node(listen=True) as there:
+        with rdtd.connect(here.socket) as c, rdtd.connect(there.socket) as far:
+            for how in {"snapshot": True}, {"snapshot": "unsealed"}, {"snapshot": True, "checksum": True}, {"checksum": True}:
+                ref = c.put(value, **how)
+                for reader in c, far:
+                    for mode in None, "copy", "share", "cow":
+                        if mode in ("share", "cow") and (reader is far or "snapshot" not in how):
+                            continue
+                        got = reader.get(rdtd.Ref(str(ref)), verify=True, mode=mode)
+                        assert np.array_equal(got["a"], strided) and np.array_equal(got["b"], value["b"]), (how, mode)
+                    into = {"a": np.empty(strided.shape, np.int32), "b": np.empty(1 << 20, np.float32),
+                            "c": np.empty((), np.int16), "none": np.zeros((0, 3))}
+                    assert reader.get(rdtd.Ref(str(ref)), verify=True, into=into) is into
+                    assert np.array_equal(into["a"], strided) and into["c"] == 7
+                    fetched = reader.get_fetched(rdtd.Ref(str(ref)), verify=True)
+                    assert fetched.value["text"] == "t"
+                with raises(ValueError, "whole"):
+                    c.fetch(ref, verify=True, slices=[None] * 4)
+                del got, fetched
+                ref.free()
+            small = c.put(np.arange(10), snapshot=True)
+            assert far.get(rdtd.Ref(str(small)), verify=True)[9] == 9
+            assert asyncio.run(awaited(far, small))[9] == 9
+            assert far.status()["replicas_checked"] == 3 and far.status()["replicas_damaged"] == 0
+        for node in here, there:  # they keep their connections to each other open
+            node.kill()
+
+
+async def awaited(connection, ref):
+    return await connection.fetch(rdtd.Ref(str(ref)), verify=True)
+
+
+def test_snapshot_that_is_freed_while_it_moves_is_checked():
+    """Its node computes the checksum meanwhile, and the reader waits for it."""
+    value = np.arange(6 << 20, dtype=np.uint64)
+    with Node(listen=True) as here, Node(listen=True) as there:
+        with rdtd.connect(here.socket) as c, rdtd.connect(there.socket) as far:
+            for _ in range(12):
+                ref = c.put(value, snapshot="unsealed")
+                before = far.status()["bytes_in"]
+                request = far.fetch(rdtd.Ref(str(ref)))
+                until(lambda before=before: far.status()["bytes_in"] > before, "bytes have come")
+                c.free(ref, force=True)
+                assert np.array_equal(request.result(LONG), value)
+                del request
+            counts = far.status()
+            assert (counts["replicas_checked"], counts["replicas_unchecked"]) == (12, 0), counts
+        for node in here, there:  # they keep their connections to each other open
+            node.kill()
+
+
+def test_verified_fetch_of_changed_bytes_is_damaged():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        for size in 10, 1 << 20:
+            memory = c.empty((size,), np.uint8)
+            memory[:] = 3
+            ref = c.put(memory, checksum=True)
+            assert reader.get(ref, verify=True)[0] == 3
+            memory[size // 2] ^= 1
+            for options in {}, {"mode": "copy"}, {"into": np.empty(size, np.uint8)}:
+                with raises(rdtd.Damaged, "checksum"):
+                    reader.get(ref, verify=True, **options)
+            assert reader.get(ref)[size // 2] == 2, "who does not ask gets them"
+            ref.free()
+
+
+def test_fetch_that_cannot_be_verified_says_how_to_get_a_checksum():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        memory = c.empty((1 << 20,), np.uint8)
+        ref = c.put(memory)
+        with raises(rdtd.Unsupported, "RDT_PUT_SUM"):
+            c.get(ref, verify=True)
+        ref.free()
 
 
 if __name__ == "__main__":

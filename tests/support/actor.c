@@ -2,7 +2,6 @@
 #include "tests/support/actor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -151,9 +150,8 @@ void actor_recv(struct actor *actor, void *data, size_t bytes)
     char *at = data;
 
     while (bytes > 0) {
-        ssize_t n;
         must_say(readable(actor->channel, LONG), "the other end says nothing");
-        n = recv(actor->channel, at, bytes, 0);
+        ssize_t n = recv(actor->channel, at, bytes, 0);
         if (n < 0 && errno == EINTR)
             continue;
         must_say(n > 0, "the other end is gone");

@@ -152,10 +152,8 @@ static void on_copy_done(struct rdt_memory_copy *rdt_copy, enum rdt_status statu
 
 bool host_copy_wait(struct host_copy *copy, int ms)
 {
-    bool done;
-
     (void)pthread_mutex_lock(&lock);
-    done = wait_until(&copy->n_done, ms);
+    bool done = wait_until(&copy->n_done, ms);
     (void)pthread_mutex_unlock(&lock);
     return done;
 }
@@ -272,11 +270,9 @@ enum rdt_status backend_host_load(struct backend_host *host, const char *path, s
 
 enum rdt_status backend_host_open(struct backend_host *host, const struct config_pair *config, struct rdt_error *err)
 {
-    enum rdt_status status;
-
     host->config = config;
     host->opening = true;
-    status = host->ops->open(&host->table, &host->transport, err);
+    enum rdt_status status = host->ops->open(&host->table, &host->transport, err);
     host->opening = false;
     return status;
 }
@@ -319,21 +315,17 @@ enum rdt_status host_conn_join(struct host_conn *a, struct host_conn *b, struct 
 
 bool host_conn_wait_failed(struct host_conn *conn, int ms)
 {
-    bool failed;
-
     (void)pthread_mutex_lock(&lock);
-    failed = wait_until(&conn->n_failed, ms);
+    bool failed = wait_until(&conn->n_failed, ms);
     (void)pthread_mutex_unlock(&lock);
     return failed;
 }
 
 bool host_conn_disconnect(struct host_conn *conn, int ms)
 {
-    bool closed;
-
     conn->host->ops->disconnect(conn->handle);
     (void)pthread_mutex_lock(&lock);
-    closed = wait_until(&conn->n_closed, ms);
+    bool closed = wait_until(&conn->n_closed, ms);
     (void)pthread_mutex_unlock(&lock);
     return closed;
 }
@@ -394,10 +386,8 @@ enum rdt_status host_group_create(struct backend_host *host, struct host_group *
 
 static bool wait_for(unsigned *number, int ms)
 {
-    bool there;
-
     (void)pthread_mutex_lock(&lock);
-    there = wait_until(number, ms);
+    bool there = wait_until(number, ms);
     (void)pthread_mutex_unlock(&lock);
     return there;
 }
@@ -417,17 +407,6 @@ void host_group_take_conns(struct host_group *group)
     for (uint32_t i = 0; i < group->size; i++)
         if (i != group->rank)
             group->conns[i].handle = group->host->ops->group_conn(group->handle, i);
-}
-
-enum rdt_status host_group_broadcast(struct host_group *group, uint32_t root, struct host_op *op, struct rdt_error *err)
-{
-    struct host_conn *own = &group->conns[group->rank];
-    enum rdt_status status;
-
-    op_begin(own, op);
-    status = group->host->ops->post_broadcast(group->handle, root, &op->op, err);
-    op_posted(own, op, status);
-    return status;
 }
 
 void host_group_close(struct host_group *group)
@@ -469,20 +448,16 @@ enum rdt_status host_op_post(struct host_conn *conn, struct host_op *op, enum po
 
 bool host_op_wait(struct host_op *op, int ms)
 {
-    bool done;
-
     (void)pthread_mutex_lock(&lock);
-    done = wait_until(&op->n_done, ms);
+    bool done = wait_until(&op->n_done, ms);
     (void)pthread_mutex_unlock(&lock);
     return done;
 }
 
 bool host_op_ended(struct host_op *op)
 {
-    bool done;
-
     (void)pthread_mutex_lock(&lock);
-    done = op->n_done > 0;
+    bool done = op->n_done > 0;
     (void)pthread_mutex_unlock(&lock);
     return done;
 }

@@ -81,7 +81,7 @@ struct host_group {
     uint32_t rank, size;
     unsigned n_ready, n_failed, n_closed;
     unsigned open_at_close;                 /* operations that had not ended when group_closed came */
-    struct host_conn conns[HOST_GROUP_MAX]; /* once the group is ready: to other ranks; own: broadcasts */
+    struct host_conn conns[HOST_GROUP_MAX]; /* once the group is ready: to other ranks */
     char msg[160];
 };
 enum rdt_status host_group_create(struct backend_host *host, struct host_group *group, uint32_t rank, uint32_t size,
@@ -89,7 +89,6 @@ enum rdt_status host_group_create(struct backend_host *host, struct host_group *
 bool host_group_wait_ready(struct host_group *group, int ms);
 bool host_group_wait_failed(struct host_group *group, int ms);
 void host_group_take_conns(struct host_group *group); /* it is ready */
-enum rdt_status host_group_broadcast(struct host_group *group, uint32_t root, struct host_op *op, struct rdt_error *err);
 void host_group_close(struct host_group *group);
 bool host_group_wait_closed(struct host_group *group, int ms);
 

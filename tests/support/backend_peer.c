@@ -54,11 +54,9 @@ struct peer_process {
 static enum rdt_status post_one(struct peer_process *process, struct posted *posted, const struct request *request,
                                 uint64_t chunk, void *addr)
 {
-    enum rdt_status status;
-
     host_op_fill(&posted->op, request->transfer, chunk, addr, request->bytes);
     process->ops[process->n_ops++] = posted;
-    status = host_op_post(&process->conn, &posted->op, posted->is_recv ? POST_RECV : POST_SEND, NULL);
+    enum rdt_status status = host_op_post(&process->conn, &posted->op, posted->is_recv ? POST_RECV : POST_SEND, NULL);
     if (status != RDT_OK)
         posted->op.n_done = 1, posted->op.status = status;
     return status;
@@ -109,13 +107,12 @@ static enum rdt_status do_wait(struct peer_process *process, const struct reques
 static enum rdt_status do_serve(struct peer_process *process, const struct request *request, struct answer *answer)
 {
     const struct rdt_transport_ops *ops = process->host.ops;
-    enum rdt_status status;
 
     if (!guarded_create(&process->served, request->bytes))
         return RDT_NO_MEMORY;
     pattern_fill(process->served.addr, request->bytes, request->seed);
-    status = ops->register_memory(process->host.transport, process->served.addr, request->bytes, "host", &process->registration,
-                                  NULL);
+    enum rdt_status status = ops->register_memory(process->host.transport, process->served.addr, request->bytes, "host",
+                                                  &process->registration, NULL);
     if (status == RDT_OK)
         status = ops->pack_key(process->host.transport, process->registration, answer->blob, &answer->blob_bytes, NULL);
     return status;

@@ -53,6 +53,12 @@ void check_says(const char *file, int line, const struct rdt_error *err, enum rd
         check_fail(file, line, "the sentence \"%s\" does not say \"%s\"", err->msg, text);
 }
 
+void need_root(void)
+{
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become another user or to trace a process");
+}
+
 int64_t now_ns(void)
 {
     struct timespec now;
@@ -153,10 +159,9 @@ unsigned fds_of(int pid)
 {
     char path[64];
     unsigned n = 0;
-    DIR *dir;
 
     (void)snprintf(path, sizeof path, "/proc/%d/fd", pid ? pid : (int)getpid());
-    dir = opendir(path);
+    DIR *dir = opendir(path);
     must_say(dir, "cannot read %s", path);
     for (struct dirent *entry; (entry = readdir(dir));)
         n += entry->d_name[0] != '.' && !is_of_driver(dirfd(dir), entry->d_name);
@@ -168,10 +173,9 @@ size_t rss_of(int pid)
 {
     char path[64];
     unsigned long total, resident;
-    FILE *file;
 
     (void)snprintf(path, sizeof path, "/proc/%d/statm", pid ? pid : (int)getpid());
-    file = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     must_say(file, "cannot read %s", path);
     must(fscanf(file, "%lu %lu", &total, &resident) == 2);
     (void)fclose(file);

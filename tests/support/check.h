@@ -56,6 +56,9 @@ void check_fail(const char *file, int line, const char *fmt, ...) __attribute__(
 bool check_is_late(const struct rdt_error *err); /* the sentence is librdt's own */
 void check_says(const char *file, int line, const struct rdt_error *err, enum rdt_status expected, const char *text);
 
+/* Skips the test unless it runs as root. */
+void need_root(void);
+
 /* Times. `patience` makes a limit longer under sanitizers. */
 int64_t now_ns(void);
 int64_t patience(int64_t ns);

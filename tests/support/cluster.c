@@ -143,13 +143,11 @@ static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char 
 {
     rdt *owner = node_client(&cluster->node[i], "owner"), *reader = node_client(&cluster->node[j], "reader");
     struct rdt_ref ref = put_pattern(owner, NULL, 300000, 1);
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_error err = {0};
     enum rdt_status status;
     rdt_object *object;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .transport = transport, .timeout_ns = LONG};
 
-    options.transport = transport;
-    options.timeout_ns = LONG;
     wait_until(20 * SEC, !comes_back(status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) || !cluster->met);
     must_say(status == RDT_OK, "%s from %s: %s", transport, cluster->node[i].name, err.msg);
     rdt_release(object);
@@ -355,8 +353,7 @@ void await_engine(const struct test_node *node)
 void cluster_expect_idle_of_transfers(const struct cluster *cluster)
 {
     for (unsigned i = 0; i < cluster->n; i++) {
-        struct node_status status;
-        wait_until(20 * SEC, (node_status(&cluster->node[i], &status), status.transfers_active == 0));
+        wait_until(20 * SEC, node_now(&cluster->node[i]).transfers_active == 0);
     }
 }
 
@@ -406,25 +403,22 @@ struct rdt_ref put_pattern(rdt *conn, const char *id, size_t bytes, uint32_t see
 {
     uint8_t *data = malloc(bytes + 1);
     struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, data);
-    struct rdt_ref ref;
 
     must(data);
     fill_pattern(data, bytes, seed);
-    ref = put_one(conn, &tensor, id);
+    struct rdt_ref ref = put_one(conn, &tensor, id);
     free(data);
     return ref;
 }
 
 void fetch_pattern(rdt *conn, const struct rdt_ref *ref, size_t bytes, uint32_t seed, const char *path)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
     rdt_object *object;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
 
-    options.timeout_ns = LONG;
     must_ok(rdt_fetch(conn, ref, 1, &options, &object, &err));
     must(rdt_object_count(object) == 1);
-    tensor = tensor_of(object, 0);
+    struct rdt_tensor tensor = tensor_of(object, 0);
     must(tensor.dtype == RDT_U8 && tensor.ndim == 1 && tensor.shape[0] == (int64_t)bytes);
     must(bytes == 0 || holds_pattern(tensor.data, bytes, seed));
     if (path)
@@ -449,10 +443,9 @@ void bystander_round(struct cluster *cluster, unsigned mask)
         if (mask & 1u << i)
             conns[i] = node_client(&cluster->node[i], "bystander");
     for (unsigned i = 0; i < cluster->n; i++) {
-        struct rdt_ref ref;
         if (!conns[i])
             continue;
-        ref = put_pattern(conns[i], NULL, 5000, i + 1);
+        struct rdt_ref ref = put_pattern(conns[i], NULL, 5000, i + 1);
         for (unsigned j = 0; j < cluster->n; j++)
             if (conns[j])
                 fetch_pattern(conns[j], &ref, 5000, i + 1, NULL);

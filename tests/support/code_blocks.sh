@@ -80,7 +80,7 @@ named_commands() {
       { echo "$1 names rdtctl $name, which does not exist"; failed=1; }
   done
   for name in $(grep -oE '[`*(]make [a-z-]+' "$1" | awk '{print $NF}' | sort -u); do
-    grep -qE "^([a-z -]+ )?$name( [a-z -]+)?:" Makefile || { echo "$1 names make $name, which does not exist"; failed=1; }
+    grep -qhE "^([a-z -]+ )?$name( [a-z -]+)?:|^BEGIN .*\<$name\>" Makefile ./*/rules.mk ./*/*/rules.mk || { echo "$1 names make $name, which does not exist"; failed=1; }
   done
   return $failed
 }

@@ -18,6 +18,10 @@ no-watch    the watch ends at once
 silent      the watch says nothing of what was written
 compacted   the watch is cancelled as compacted, each time
 number      numbers are of another type
+edges       beside the right ones there are keys with numbers at the edges of their ranges: ports and revisions. The file
+            FOLDER/edges says how many
+header=N    the revision in etcd's header is N, which is JSON
+lease=N     the lease has expired, and the id of the next one is N, which is JSON
 """
 import base64
 import json
@@ -40,6 +44,19 @@ def kv(key, value, revision):
     return {"key": b64(key), "create_revision": str(revision), "mod_revision": str(revision), "version": "1", "value": b64(value)}
 
 
+EDGES = (-1, 1 << 60, 1 << 61, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1.5, 1e300, "-1", "1e3", " 1", "9" * 400, [1], None, True, "")
+
+
+def at_the_edges(root):
+    """Keys that a reader leaves out, each for one number."""
+    def node(number, address, revision=900):
+        return kv(root + b"nodes/%032x" % number, json.dumps({"address": address, "boot": OTHER}).encode(), revision)
+
+    kvs = [node(i, f"127.0.0.8:{port}") for i, port in enumerate((0, 65536, 4294967296 + 7411, "-1", "+7411", "7e3", ""), 1)]
+    kvs += [dict(node(100 + i, "127.0.0.8:7411"), mod_revision=str(edge) if type(edge) is int else edge) for i, edge in enumerate(EDGES)]
+    return kvs
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -53,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         return {
             "cluster_id": "2" if lie == "other" else "1",
             "member_id": "1",
-            "revision": [7] if lie == "number" else "5" if lie == "backwards" else str(state["revision"]),
+            "revision": json.loads(lie[7:]) if lie[:7] == "header=" else [7] if lie == "number" else "5" if lie == "backwards" else str(state["revision"]),
             "raft_term": "2",
         }
 
@@ -103,16 +120,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def unary(self, path, request, lie):
         if path == "lease/grant":
-            self.answer({"header": self.header(lie), "ID": "77", "TTL": request["TTL"]})
+            number = json.loads(lie[6:]) if lie[:6] == "lease=" else "77"
+            self.answer({"header": self.header(lie), "ID": number, "TTL": request["TTL"]})
         elif path == "lease/keepalive":
-            self.answer({"result": {"header": self.header(lie), "ID": "77", "TTL": "10"}})
+            self.answer({"result": {"header": self.header(lie), "ID": "77", "TTL": "0" if lie[:6] == "lease=" else "10"}})
         elif path == "kv/range":
-            prefix = base64.b64decode(request["key"])
+            root = base64.b64decode(request["key"]).removesuffix(b"nodes/")
+            prefix = root + b"nodes/"
             kvs = [kv(prefix + OTHER.encode(), b'{"address":"127.0.0.9:7411","boot":"' + OTHER.encode() + b'"}', 900)]
             if lie == "giant-value":
                 kvs.append(kv(prefix + b"f" * 32, b"x" * (1 << 20), 900))
             if lie == "base64":
                 kvs[:0] = [dict(kvs[0], key="*** no base64 ***"), kv(prefix + b"e" * 32, b"no JSON", 900)]
+            if lie == "edges":
+                edges = at_the_edges(root)
+                kvs = edges[:len(edges) // 2] + kvs + edges[len(edges) // 2:]
+                (FOLDER / "edges").write_text(str(len(edges)))
             body = {"header": self.header(lie), "kvs": kvs, "count": str(len(kvs))}
             if lie == "no-header":
                 del body["header"]

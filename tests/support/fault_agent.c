@@ -66,10 +66,9 @@ static void look(const struct self *self, struct agent_report *report)
 {
     report->right = true;
     for (unsigned i = 0; i < AGENT_ITEMS; i++) {
-        struct rdt_tensor tensor;
         if (!self->objects[i])
             continue;
-        tensor = tensor_of(self->objects[i], 0);
+        struct rdt_tensor tensor = tensor_of(self->objects[i], 0);
         if (report->right && !holds_pattern(tensor.data, self->fetched_bytes, self->fetched_seed)) {
             report->right = false;
             (void)snprintf(report->wrong, sizeof report->wrong, "what fetch %u brought holds wrong bytes", i);
@@ -186,24 +185,23 @@ static void poison(struct self *self, struct memory *memory, bool region)
 static void fetch(struct self *self, const struct agent_order *order, struct actor *channel, struct agent_report *report)
 {
     const struct rdt_ref refs[AGENT_ITEMS] = {order->ref, order->ref, order->ref};
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2];
     const struct rdt_tensor *targets[AGENT_ITEMS] = {NULL, &tensors[0], &tensors[1]};
     const size_t counts[AGENT_ITEMS] = {0, 1, 1};
     rdt_request *requests[AGENT_ITEMS] = {0};
     struct rdt_error err = {0};
-    enum rdt_status status;
 
     make_targets(self, order);
     self->fetched_bytes = order->bytes;
     self->fetched_seed = order->seed;
     tensors[0] = VECTOR(RDT_U8, order->bytes, self->plain.base + MARGIN);
     tensors[1] = VECTOR(RDT_U8, order->bytes, self->direct.base + MARGIN);
-    options.targets = targets;
-    options.target_counts = counts;
-    options.timeout_ns = order->timeout_ns;
-    options.transport = order->transport[0] ? order->transport : NULL;
-    status = rdt_fetch_start(self->conn, refs, AGENT_ITEMS, &options, requests, &err);
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .targets = targets,
+                                        .target_counts = counts,
+                                        .timeout_ns = order->timeout_ns,
+                                        .transport = order->transport[0] ? order->transport : NULL};
+    enum rdt_status status = rdt_fetch_start(self->conn, refs, AGENT_ITEMS, &options, requests, &err);
     actor_step(channel);
     if (status == RDT_OK && order->cancel_after_ns >= 0) {
         for (unsigned i = 0; i < AGENT_ITEMS; i++)

@@ -522,8 +522,7 @@ static void recover(struct scene *scene)
 static bool at_rest(const struct scene *scene)
 {
     for (unsigned i = 0; i < scene->cluster.n; i++) {
-        struct node_status status;
-        node_status(&scene->cluster.node[i], &status);
+        struct node_status status = node_now(&scene->cluster.node[i]);
         if (status.transfers_active > 0 || status.objects > 0 || pins_of(&scene->cluster.node[i]) > 0)
             return false;
     }

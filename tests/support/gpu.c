@@ -3,7 +3,6 @@
 #include "tests/support/gpu.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -223,11 +222,10 @@ void gpu_fill(void *to, size_t bytes, uint32_t seed)
 bool gpu_holds(const void *from, size_t bytes, uint32_t seed)
 {
     uint8_t *host = malloc(bytes + 1);
-    bool holds;
 
     must(host);
     gpu_read(host, from, bytes);
-    holds = holds_pattern(host, bytes, seed);
+    bool holds = holds_pattern(host, bytes, seed);
     free(host);
     return holds;
 }

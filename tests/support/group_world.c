@@ -23,7 +23,6 @@ static enum rdt_status fake_create(void *arg, const struct rdt_group_desc *desc,
 {
     struct gw_node *node = arg;
 
-    (void)desc;
     if (node->refuses_create)
         return rdt_error_set(err, RDT_TRANSPORT, "a refusal was asked for");
     for (unsigned i = 0; i < GW_RANKS; i++)
@@ -41,7 +40,6 @@ static enum rdt_status fake_offer(void *arg, uint8_t *blob, size_t *bytes_p, str
 {
     const struct gw_rank *rank = arg;
 
-    (void)err;
     blob[0] = (uint8_t)rank->node->index;
     *bytes_p = 1;
     return RDT_OK;
@@ -129,7 +127,6 @@ static enum rdt_status find_peer(void *arg, const uint8_t uuid[16], const char *
                                  struct peer **peer_p, struct rdt_error *err)
 {
     struct gw_node *node = arg;
-    (void)account;
 
     for (unsigned i = 0; i < GW_NODES; i++) {
         const struct gw_node *other = &node->world->nodes[i];
@@ -143,8 +140,6 @@ static enum rdt_status find_peer(void *arg, const uint8_t uuid[16], const char *
 
 static bool check_requester(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
 {
-    (void)arg;
-    (void)err;
     *owner_p = (struct owner){.uid = requester->uid};
     return true;
 }

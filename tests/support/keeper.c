@@ -86,10 +86,9 @@ bool keeper_recv(int fd, struct keeper_message *message_p, int *fds_p, unsigned 
     struct iovec data = {message_p, sizeof *message_p};
     struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     struct pollfd readable = {.fd = fd, .events = POLLIN};
-    ssize_t bytes;
 
     must_say(poll(&readable, 1, (int)(LONG / MSEC)) == 1, "the keeper does not answer");
-    bytes = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
+    ssize_t bytes = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
     *n_p = 0;
     if (bytes <= 0)
         return false;

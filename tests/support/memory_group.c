@@ -14,14 +14,12 @@
 static bool write_value(const char *dir, const char *name, const char *value)
 {
     char path[640];
-    FILE *file;
-    bool written;
 
     (void)snprintf(path, sizeof path, "%s/%s", dir, name);
-    file = fopen(path, "we");
+    FILE *file = fopen(path, "we");
     if (!file)
         return false;
-    written = fputs(value, file) >= 0;
+    bool written = fputs(value, file) >= 0;
     return fclose(file) == 0 && written;
 }
 
@@ -103,10 +101,9 @@ uint64_t memory_group_kills(const struct memory_group *group)
 {
     unsigned long long kills = 0;
     char path[640], line[128];
-    FILE *file;
 
     (void)snprintf(path, sizeof path, "%s/%s", group->dir, group->v2 ? "memory.events" : "memory.oom_control");
-    file = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     must_say(file, "cannot read %s", path);
     while (fgets(line, sizeof line, file))
         (void)sscanf(line, "oom_kill %llu", &kills);

@@ -23,12 +23,11 @@ int net_run(int ns, const char *fmt, ...)
     char command[512];
     va_list args;
     int status;
-    pid_t pid;
 
     va_start(args, fmt);
     (void)vsnprintf(command, sizeof command, fmt, args);
     va_end(args);
-    pid = fork();
+    pid_t pid = fork();
     must(pid >= 0);
     if (pid == 0) {
         net_enter(ns);
@@ -49,11 +48,9 @@ static void run(int ns, const char *command)
 /* The caller's own namespace is the old one afterwards. */
 static int make_ns(int home)
 {
-    int ns;
-
     if (unshare(CLONE_NEWNET) != 0)
         return -1;
-    ns = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+    int ns = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
     must(setns(home, CLONE_NEWNET) == 0);
     return ns;
 }
@@ -65,8 +62,7 @@ void net_create(struct test_net *net, unsigned n)
 
     *net = (struct test_net){.n = n};
     must(n <= NET_MAX && home >= 0);
-    if (geteuid() != 0)
-        cr_skip_test("network namespaces need root");
+    need_root();
     if (system("command -v ip >/dev/null 2>&1") != 0)
         cr_skip_test("no `ip` here (iproute2)");
     net->hub = make_ns(home);

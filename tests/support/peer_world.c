@@ -22,8 +22,6 @@ static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
 {
     static char version[] = "9.9-test";
 
-    (void)arg;
-    (void)peer;
     hello->version = version;
 }
 
@@ -56,11 +54,10 @@ static void on_down(void *arg, struct peer *peer, bool was_up, const struct rdt_
 static enum rdt_status on_frame(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err)
 {
     struct world_node *node = arg;
-    Rdt__Pb__CallReply *reply;
 
     cr_assert_eq(peer->state, PEER_UP);
     cr_assert_eq(frame->type, RDT_PEER_CALL_REPLY);
-    reply = rdt__pb__call_reply__unpack(NULL, frame->length, frame->payload);
+    Rdt__Pb__CallReply *reply = rdt__pb__call_reply__unpack(NULL, frame->length, frame->payload);
     cr_assert_not_null(reply);
     node->in_order &= reply->call == node->last_number + 1;
     node->last_number = reply->call;
@@ -73,12 +70,11 @@ static enum rdt_status on_frame(void *arg, struct peer *peer, const struct frame
 enum rdt_status world_send(struct world_node *node, uint64_t number, size_t bytes, struct rdt_error *err)
 {
     Rdt__Pb__CallReply reply = RDT__PB__CALL_REPLY__INIT;
-    enum rdt_status status;
 
     reply.call = number;
     reply.reply.len = bytes;
     reply.reply.data = calloc(1, bytes ? bytes : 1);
-    status = peer_send(node->peer, RDT_PEER_CALL_REPLY, &reply.base, err);
+    enum rdt_status status = peer_send(node->peer, RDT_PEER_CALL_REPLY, &reply.base, err);
     free(reply.reply.data);
     return status;
 }
@@ -87,12 +83,9 @@ enum rdt_status world_send(struct world_node *node, uint64_t number, size_t byte
 
 void world_write_key(struct world *world, const char *name, const char *text)
 {
-    FILE *file;
-    int fd;
-
     snprintf(world->key_path, sizeof world->key_path, "%s/%s", world->dir, name);
-    fd = open(world->key_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    file = fdopen(fd, "w");
+    int fd = open(world->key_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    FILE *file = fdopen(fd, "w");
     cr_assert_not_null(file);
     fputs(text, file);
     fclose(file);
@@ -139,8 +132,6 @@ void world_list(struct world_node *node, unsigned i, const char *name, const cha
 
 static bool may_forget(void *arg, struct peer *peer)
 {
-    (void)arg;
-    (void)peer;
     return true;
 }
 
@@ -152,7 +143,8 @@ void world_start(struct world_node *node)
                                               .on_down = on_down,
                                               .on_frame = on_frame,
                                               .may_forget = may_forget,
-                                              .owner_work = node->owner_work};
+                                              .owner_work = node->owner_work,
+                                              .slices = node->slices};
     static unsigned boots;
     struct rdt_error err = {0};
 
@@ -298,7 +290,6 @@ void world_turn(struct world *world)
 
     for (unsigned i = 0; i < WORLD_NODES; i++) {
         struct world_node *node = &world->nodes[i];
-        int timeout;
 
         if (node->frozen)
             continue;
@@ -308,7 +299,7 @@ void world_turn(struct world *world)
         }
         uv_run(&node->loop, UV_RUN_NOWAIT);
         uv_update_time(&node->loop);
-        timeout = uv_loop_alive(&node->loop) ? uv_backend_timeout(&node->loop) : -1;
+        int timeout = uv_loop_alive(&node->loop) ? uv_backend_timeout(&node->loop) : -1;
         if (timeout >= 0 && timeout < wait_ms)
             wait_ms = timeout;
         polls[n++] = (struct pollfd){uv_backend_fd(&node->loop), POLLIN, 0};

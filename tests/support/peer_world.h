@@ -23,7 +23,8 @@ struct world_node {
     char listen[65];
     struct peers *peers; /* NULL: not running */
     struct owner_work *owner_work;
-    bool frozen; /* its loop does not run */
+    struct slices *slices; /* NULL: node tables are taken over at once */
+    bool frozen;           /* its loop does not run */
 
     /* What the callbacks received. */
     unsigned n_up, n_down, n_failed, n_boot_changed, n_frames;

@@ -34,10 +34,9 @@ static bool is_free(const char *address, uint16_t port)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool is;
 
     must(fd >= 0 && inet_pton(AF_INET, address, &in.sin_addr) == 1);
-    is = bind(fd, (const struct sockaddr *)&in, sizeof in) == 0;
+    bool is = bind(fd, (const struct sockaddr *)&in, sizeof in) == 0;
     must(is || errno == EADDRINUSE);
     (void)close(fd);
     return is;

@@ -39,7 +39,6 @@ static bool send_some(struct raw *raw, const uint8_t **bytes_p, size_t *n_p, con
     char control[CMSG_SPACE(253 * sizeof(int))] = {0};
     struct iovec iov = {.iov_base = (void *)(uintptr_t)*bytes_p, .iov_len = *n_p};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    ssize_t sent;
 
     if (n_fds > 0) {
         struct cmsghdr *cmsg = (struct cmsghdr *)(void *)control;
@@ -51,7 +50,7 @@ static bool send_some(struct raw *raw, const uint8_t **bytes_p, size_t *n_p, con
         memcpy(CMSG_DATA(cmsg), fds, n_fds * sizeof(int));
     }
     must_say(ready(raw->sock, POLLOUT), "the daemon takes nothing more");
-    sent = sendmsg(raw->sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = sendmsg(raw->sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && (errno == EPIPE || errno == ECONNRESET))
         return false;
     if (sent < 0)
@@ -118,8 +117,6 @@ bool raw_next(struct raw *raw)
 
 ProtobufCMessage *raw_reply(struct raw *raw, uint64_t id, const ProtobufCMessageDescriptor *type)
 {
-    ProtobufCMessage *message;
-
     must_say(raw_next(raw), "the daemon has closed");
     if (raw->frame.flags & FRAME_ERROR) {
         Rdt__Pb__ErrorReply *error = rdt__pb__error_reply__unpack(NULL, raw->frame.length, raw->frame.payload);
@@ -127,36 +124,29 @@ ProtobufCMessage *raw_reply(struct raw *raw, uint64_t id, const ProtobufCMessage
     }
     must_say(raw->frame.request_id == id && raw->frame.flags == FRAME_REPLY, "frame of type %u, flags %u, id %llu",
              raw->frame.type, raw->frame.flags, (unsigned long long)raw->frame.request_id);
-    message = protobuf_c_message_unpack(type, NULL, raw->frame.length, raw->frame.payload);
+    ProtobufCMessage *message = protobuf_c_message_unpack(type, NULL, raw->frame.length, raw->frame.payload);
     must(message);
     return message;
 }
 
 enum rdt_status raw_error(struct raw *raw, char text_p[256])
 {
-    Rdt__Pb__ErrorReply *error;
-    enum rdt_status status;
-
     must_say(raw_next(raw), "the daemon has closed without an answer");
     must_say(raw->frame.flags == (FRAME_REPLY | FRAME_ERROR), "flags %u", raw->frame.flags);
-    error = rdt__pb__error_reply__unpack(NULL, raw->frame.length, raw->frame.payload);
+    Rdt__Pb__ErrorReply *error = rdt__pb__error_reply__unpack(NULL, raw->frame.length, raw->frame.payload);
     must(error);
     (void)snprintf(text_p, 256, "%s", error->message);
-    status = (enum rdt_status)error->status;
+    enum rdt_status status = (enum rdt_status)error->status;
     rdt__pb__error_reply__free_unpacked(error, NULL);
     return status;
 }
 
 uint64_t raw_alloc(struct raw *raw, uint64_t bytes, int *fd_p, uint64_t *generation_p)
 {
-    Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
-    Rdt__Pb__RegionReply *reply;
-    uint64_t region;
-
-    alloc.bytes = bytes;
-    reply = (Rdt__Pb__RegionReply *)raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
-                                              &rdt__pb__region_reply__descriptor);
-    region = reply->region;
+    Rdt__Pb__Alloc alloc = MESSAGE(alloc, .bytes = bytes);
+    Rdt__Pb__RegionReply *reply = (Rdt__Pb__RegionReply *)raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
+                                                                    &rdt__pb__region_reply__descriptor);
+    uint64_t region = reply->region;
     *generation_p = reply->generation;
     if (fd_p)
         *fd_p = frame_take_fd(&raw->frame, 0);
@@ -172,11 +162,8 @@ void raw_expect_closed(struct raw *raw)
 
 void raw_hello(struct raw *raw)
 {
-    Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
-
-    hello.protocol_min = RDT_PROTOCOL_MIN;
-    hello.protocol_max = RDT_PROTOCOL_MAX;
-    hello.client_name = (char *)"raw";
+    Rdt__Pb__Hello hello =
+        MESSAGE(hello, .protocol_min = RDT_PROTOCOL_MIN, .protocol_max = RDT_PROTOCOL_MAX, .client_name = (char *)"raw");
     protobuf_c_message_free_unpacked(
         raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor), NULL);
 }

@@ -10,6 +10,7 @@
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
+#include "tests/support/message.h"
 #include "tests/support/rdtd.h"
 
 struct raw {

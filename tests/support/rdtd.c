@@ -63,10 +63,9 @@ static void full_path(const char *path, char full_p[PATH_MAX])
 void write_file(const char *path, const char *text)
 {
     char full[PATH_MAX];
-    FILE *file;
 
     full_path(path, full);
-    file = fopen(full, "we");
+    FILE *file = fopen(full, "we");
     must_say(file, "cannot write %s", full);
     must(fchmod(fileno(file), 0600) == 0); /* keys must be */
     must(fputs(text, file) >= 0 && fclose(file) == 0);
@@ -76,10 +75,9 @@ char *read_file(const char *path, size_t *bytes_p)
 {
     char full[PATH_MAX], *text = NULL;
     size_t bytes = 0, room = 0;
-    FILE *file;
 
     full_path(path, full);
-    file = fopen(full, "re");
+    FILE *file = fopen(full, "re");
     must_say(file, "cannot read %s", full);
     do {
         room = bytes + 65536;
@@ -259,11 +257,10 @@ static int await(struct test_node *node, const char *text, int64_t ns)
     while ((left = deadline - now_ns()) > 0) {
         struct pollfd fds[] = {{.fd = node->notify, .events = POLLIN}, {.fd = node->pidfd, .events = POLLIN}};
         char datagram[1024];
-        ssize_t n;
 
         if (poll(fds, 2, (int)(left / MSEC) + 1) < 0 && errno != EINTR)
             return -1;
-        n = recv(node->notify, datagram, sizeof datagram - 1, MSG_DONTWAIT);
+        ssize_t n = recv(node->notify, datagram, sizeof datagram - 1, MSG_DONTWAIT);
         if (n >= 0) {
             datagram[n] = '\0';
             if (strstr(datagram, text))
@@ -300,10 +297,8 @@ static void introduce(struct test_node *node)
 
 bool node_try_start(struct test_node *node, const struct node_options *options, int *exit_p)
 {
-    int came;
-
     node_spawn(node, options);
-    came = await(node, "READY=1", patience(START_NS));
+    int came = await(node, "READY=1", patience(START_NS));
     if (came == 0) {
         *exit_p = node_result(node);
         return false;
@@ -353,10 +348,8 @@ void node_kill(struct test_node *node, int signal)
 
 void node_stop(struct test_node *node)
 {
-    int status;
-
     must(kill(node->pid, SIGTERM) == 0);
-    status = node_result(node);
+    int status = node_result(node);
     if (status != 0)
         node_print_log(node);
     must_say(status == 0, "%s ended with %d", node->name, status);
@@ -378,11 +371,10 @@ void node_thaw(struct test_node *node)
 static bool is_named(const struct test_node *node, pid_t tid, const char *name)
 {
     char path[64], *found;
-    bool is;
 
     (void)snprintf(path, sizeof path, "/proc/%d/task/%d/comm", (int)node->pid, (int)tid);
     found = read_file(path, NULL);
-    is = strncmp(found, name, strlen(name)) == 0;
+    bool is = strncmp(found, name, strlen(name)) == 0;
     free(found);
     return is;
 }
@@ -396,10 +388,9 @@ bool node_hold_threads(struct test_node *node, const char *name)
 {
     char path[64];
     struct dirent *entry;
-    DIR *dir;
 
     (void)snprintf(path, sizeof path, "/proc/%d/task", (int)node->pid);
-    dir = opendir(path);
+    DIR *dir = opendir(path);
     must(dir);
     node->n_held = 0;
     while ((entry = readdir(dir))) {
@@ -435,12 +426,10 @@ void node_release_workers(struct test_node *node)
 
 rdt *node_client(const struct test_node *node, const char *name)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *conn = NULL;
+    struct rdt_connect_options options = {
+        .struct_size = sizeof options, .socket = node->socket, .name = name, .timeout_ns = LONG};
 
-    options.socket = node->socket;
-    options.name = name;
-    options.timeout_ns = LONG;
     must_ok(rdt_connect(&options, &conn, &err));
     return conn;
 }
@@ -490,6 +479,14 @@ void node_status(const struct test_node *node, struct node_status *status_p)
     (void)snprintf(status_p->state, sizeof status_p->state, "%s", reply->state);
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     rdt_close(conn);
+}
+
+struct node_status node_now(const struct test_node *node)
+{
+    struct node_status status;
+
+    node_status(node, &status);
+    return status;
 }
 
 void node_expect_idle(const struct test_node *node)

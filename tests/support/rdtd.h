@@ -90,6 +90,7 @@ void node_connect(const struct test_node *node, rdt **rdt_p);
 rdt *node_client(const struct test_node *node, const char *name);
 
 void node_status(const struct test_node *node, struct node_status *status_p);
+struct node_status node_now(const struct test_node *node); /* the same */
 
 /* Waits until nobody is connected, nothing is left of anyone and nothing runs. */
 void node_expect_idle(const struct test_node *node);

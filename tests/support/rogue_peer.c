@@ -70,6 +70,7 @@ static void take(struct rogue_peer *rogue_peer, const struct frame *frame)
     Rdt__Pb__Pull *pull;
     Rdt__Pb__Call *call;
 
+    insist(frame->type != RDT_PEER_PULL_ABORTED); /* Nobody sends it any more. */
     if (frame->type < INSIDER_TYPES) {
         free(rogue_peer->came[frame->type].payload);
         rogue_peer->came[frame->type].payload = malloc(frame->length + 1u);
@@ -213,8 +214,6 @@ static void name_all(const struct rogue_peer *rogue_peer, uint16_t type, Protobu
         name_token(rogue_peer, &((Rdt__Pb__GroupCommit *)message)->token);
     else if (type >= RDT_PEER_GROUP_READY && type <= RDT_PEER_GROUP_ENDED)
         name_token(rogue_peer, &((Rdt__Pb__GroupStatus *)message)->token);
-    else if (type == RDT_PEER_PULL && ((Rdt__Pb__Pull *)message)->start)
-        name_start(rogue_peer, ((Rdt__Pb__Pull *)message)->start);
     else if (type == RDT_PEER_PULL_START)
         name_start(rogue_peer, (Rdt__Pb__PullStart *)message);
     else if (type == RDT_PEER_BROADCAST_RESULT)
@@ -227,8 +226,6 @@ static void name_all(const struct rogue_peer *rogue_peer, uint16_t type, Protobu
         name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullMeta *)message)->transfer);
     else if (type == RDT_PEER_PULL_KEYS)
         name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullKeys *)message)->transfer);
-    else if (type == RDT_PEER_PULL_ABORTED)
-        name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullAborted *)message)->transfer);
     else if (type == RDT_PEER_PULL_END && ((Rdt__Pb__PullEnd *)message)->from_owner)
         name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullEnd *)message)->transfer);
     else if (type == RDT_PEER_CALL_REPLY)
@@ -239,13 +236,12 @@ void rogue_peer_say(struct rogue_peer *rogue_peer, uint16_t type, uint8_t flags,
 {
     const ProtobufCMessageDescriptor *descriptor = descriptor_of(type);
     ProtobufCMessage *message = known && descriptor ? protobuf_c_message_unpack(descriptor, NULL, n, payload) : NULL;
-    uint8_t *frame;
 
     if (message) {
         name_all(rogue_peer, type, message);
         n = protobuf_c_message_get_packed_size(message);
     }
-    frame = malloc(FRAME_HEADER_BYTES + n);
+    uint8_t *frame = malloc(FRAME_HEADER_BYTES + n);
     insist(frame);
     frame_header_encode(frame, (uint32_t)n, type, 0, flags, 0);
     if (message)
@@ -262,11 +258,10 @@ void rogue_peer_say(struct rogue_peer *rogue_peer, uint16_t type, uint8_t flags,
 
 void rogue_peer_flush(struct rogue_peer *rogue_peer)
 {
-    Rdt__Pb__LinkPing ping = RDT__PB__LINK_PING__INIT;
     uint8_t packed[16];
     unsigned before = rogue_peer->came[RDT_PEER_PONG].n;
+    Rdt__Pb__LinkPing ping = MESSAGE(link_ping, .sequence = 1);
 
-    ping.sequence = 1;
     rogue_peer_say(rogue_peer, RDT_PEER_PING, 0, packed, rdt__pb__link_ping__pack(&ping, packed), false);
     (void)rogue_peer_await(rogue_peer, RDT_PEER_PONG, before + 1);
 }
@@ -305,7 +300,6 @@ bool rogue_peer_await(struct rogue_peer *rogue_peer, uint16_t type, unsigned n)
 void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16_t port)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    Rdt__Pb__LinkHello hello = RDT__PB__LINK_HELLO__INIT;
     int on = 1;
 
     memset(rogue_peer, 0, sizeof *rogue_peer);
@@ -323,11 +317,10 @@ void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16
     rogue_peer->secure = tls_handshake(&rogue_peer->tls, NULL) == RDT_OK;
     flush_out(rogue_peer);
     insist(rogue_peer_await(rogue_peer, RDT_PEER_HELLO, 1));
-    hello.protocol_min = RDT_PROTOCOL_MIN;
-    hello.protocol_max = RDT_PROTOCOL_MAX;
-    hello.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_uuid};
-    hello.boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_boot_id};
-    hello.version = (char *)"insider";
+    Rdt__Pb__LinkHello hello =
+        MESSAGE(link_hello, .protocol_min = RDT_PROTOCOL_MIN, .protocol_max = RDT_PROTOCOL_MAX,
+                .node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_uuid},
+                .boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_boot_id}, .version = (char *)"insider");
     rogue_peer_send(rogue_peer, RDT_PEER_HELLO, &hello.base);
     rogue_peer_flush(rogue_peer);
     insist(rogue_peer->sock >= 0);

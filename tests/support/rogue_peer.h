@@ -13,6 +13,7 @@
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt_peer.pb-c.h"
+#include "tests/support/message.h"
 
 #define INSIDER_ASKED 16
 #define INSIDER_TYPES 64

@@ -96,13 +96,10 @@ bool equals_slice(const struct rdt_tensor *part, const struct rdt_tensor *whole,
 
 struct rdt_ref put_shown(rdt *conn, const struct rdt_tensor *tensor, const char *id, enum rdt_visibility visibility)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref = {0};
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .id = id, .id_bytes = id ? strlen(id) : 0, .visibility = visibility, .timeout_ns = LONG};
 
-    options.id = id;
-    options.id_bytes = id ? strlen(id) : 0;
-    options.visibility = visibility;
-    options.timeout_ns = LONG;
     must_ok(rdt_put(conn, tensor, 1, &options, &ref, &err));
     return ref;
 }
@@ -115,10 +112,7 @@ struct rdt_ref put_one(rdt *conn, const struct rdt_tensor *tensor, const char *i
 enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns,
                           rdt_object **object_p, struct rdt_error *err)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.mode = mode;
-    options.timeout_ns = timeout_ns;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = mode, .timeout_ns = timeout_ns};
     return rdt_fetch(conn, ref, 1, &options, object_p, err);
 }
 
@@ -127,12 +121,10 @@ struct rdt_ref put_half(rdt *conn, uint32_t rank, size_t bytes)
     static uint8_t zeros[1 << 16];
     struct rdt_tensor tensor = MATRIX(RDT_U8, 1, (int64_t)bytes, zeros);
     struct rdt_shard shard = {"x", (const int64_t[]){2, (int64_t)bytes}, (const int64_t[]){rank, 0}};
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 
     must(bytes <= sizeof zeros);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = &shard;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = &shard};
     must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
     return ref;
 }
@@ -148,22 +140,58 @@ rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode 
 enum rdt_status fetch_to(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, rdt_object **object_p,
                          struct rdt_error *err)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.timeout_ns = LONG;
-    options.memory = memory;
-    options.device = device;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .memory = memory, .device = device};
     return rdt_fetch(conn, ref, 1, &options, object_p, err);
 }
 
 rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *request = NULL;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
 
-    options.timeout_ns = timeout_ns;
     must_ok(rdt_fetch_start(conn, ref, 1, &options, &request, &err));
     return request;
+}
+
+struct rdt_ref put_as(rdt *conn, const struct rdt_tensor *tensors, size_t n, const struct rdt_put_options *options)
+{
+    struct rdt_ref ref;
+
+    must_ok(rdt_put(conn, tensors, n, options, &ref, &err));
+    return ref;
+}
+
+rdt_object *fetch_as(rdt *conn, const struct rdt_ref *ref, const struct rdt_fetch_options *options)
+{
+    rdt_object *object;
+
+    must_ok(rdt_fetch(conn, ref, 1, options, &object, &err));
+    return object;
+}
+
+rdt_request *start_as(rdt *conn, const struct rdt_ref *ref, const struct rdt_fetch_options *options)
+{
+    rdt_request *request;
+
+    must_ok(rdt_fetch_start(conn, ref, 1, options, &request, &err));
+    return request;
+}
+
+struct rdt_stat stat_of(rdt *conn, const struct rdt_ref *ref)
+{
+    struct rdt_stat stat;
+
+    must_ok(rdt_stat(conn, ref, &stat, &err));
+    return stat;
+}
+
+rdt_object *await_object(rdt *conn, rdt_request *request)
+{
+    rdt_object *object = NULL;
+
+    must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    return object;
 }
 
 struct rdt_tensor tensor_of(const rdt_object *object, size_t i)

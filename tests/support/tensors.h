@@ -42,6 +42,12 @@ enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_m
 enum rdt_status fetch_to(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, rdt_object **object_p,
                          struct rdt_error *err);
 rdt_request *start_one(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns);
+/* The calls of librdt that must succeed, with their options. */
+struct rdt_ref put_as(rdt *conn, const struct rdt_tensor *tensors, size_t n, const struct rdt_put_options *options);
+rdt_object *fetch_as(rdt *conn, const struct rdt_ref *ref, const struct rdt_fetch_options *options);
+rdt_request *start_as(rdt *conn, const struct rdt_ref *ref, const struct rdt_fetch_options *options);
+struct rdt_stat stat_of(rdt *conn, const struct rdt_ref *ref);
+rdt_object *await_object(rdt *conn, rdt_request *request); /* the request remains */
 struct rdt_tensor tensor_of(const rdt_object *object, size_t i);
 void must_lie(const rdt_object *object, size_t i, const char *memory, const char *device);
 struct rdt_object_info info_of(const rdt_object *object);

@@ -15,18 +15,11 @@
 
 static bool dtype_of(const char *text, enum rdt_dtype *dtype_p)
 {
-    static const struct {
-        enum rdt_dtype dtype;
-        const char *text;
-    } known[] = {
-#define X(number, name, bytes, text, safetensors) {RDT_##name, (safetensors)},
-        RDT_DTYPE_MAP(X)
-#undef X
-    };
+    const struct rdt_dtype_row *row;
 
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (known[i].text && strcmp(known[i].text, text) == 0) {
-            *dtype_p = known[i].dtype;
+    for (int number = 1; (row = rdt_dtype_row((enum rdt_dtype)number)); number++) {
+        if (row->safetensors && strcmp(row->safetensors, text) == 0) {
+            *dtype_p = (enum rdt_dtype)number;
             return true;
         }
     }

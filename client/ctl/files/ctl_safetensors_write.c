@@ -8,18 +8,6 @@
 
 #define SHOWN 80 /* bytes of a name in a message */
 
-static const char *dtype_text(enum rdt_dtype dtype)
-{
-    switch (dtype) {
-#define X(number, name, bytes, text, safetensors) \
-    case RDT_##name:                              \
-        return (safetensors);
-        RDT_DTYPE_MAP(X)
-#undef X
-    }
-    return NULL;
-}
-
 static bool is_utf8(const char *text)
 {
     json_t *string = json_string(text);
@@ -38,17 +26,15 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
     char *text, *header;
 
     for (size_t i = 0; root && i < count; i++) {
-        const char *dtype = dtype_text(tensors[i].dtype);
+        const struct rdt_dtype_row *dtype = rdt_dtype_row(tensors[i].dtype);
         json_t *shape, *value;
         char number[24];
         const char *name = names ? names[i] : number;
 
         snprintf(number, sizeof number, "%zu", i);
-        if (!dtype) {
-            const char *known = rdt_dtype_name(tensors[i].dtype);
-
+        if (!dtype || !dtype->safetensors) {
             status = rdt_error_set(err, RDT_UNSUPPORTED, "tensor %zu (\"%.*s\"): safetensors has no dtype for %s", i, SHOWN,
-                                   name, known ? known : "what it holds");
+                                   name, dtype ? dtype->name : "what it holds");
         } else if (!is_utf8(name)) {
             status = rdt_error_set(err, RDT_INVALID, "tensor %zu: its name is not UTF-8", i);
         } else if (strcmp(name, "__metadata__") == 0 || json_object_get(root, name)) {
@@ -63,8 +49,8 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
         shape = json_array();
         for (uint32_t d = 0; d < tensors[i].ndim; d++)
             json_array_append_new(shape, json_integer(tensors[i].shape[d]));
-        value = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape, "data_offsets", (json_int_t)offset,
-                          (json_int_t)(offset + bytes));
+        value = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype->safetensors, "shape", shape, "data_offsets",
+                          (json_int_t)offset, (json_int_t)(offset + bytes));
         if (json_object_set_new(root, name, value) < 0) {
             json_decref(root);
             return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the header of %zu tensors", count);

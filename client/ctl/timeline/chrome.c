@@ -55,7 +55,7 @@ static json_t *flow_json(const struct timeline *timeline, const struct timeline_
                      (double)event->at_ns / 1e3, "bp", "e");
 }
 
-enum rdt_status timeline_write_chrome(const struct timeline *timeline, FILE *out, struct rdt_error *err)
+enum rdt_status timeline_write(const struct timeline *timeline, FILE *out, struct rdt_error *err)
 {
     json_t *events = json_array(), *nodes = json_array(), *all;
     int failed;
@@ -154,7 +154,7 @@ enum rdt_status timeline_read(struct timeline *timeline, const char *path, struc
     if (!file)
         return rdt_error_set(err, RDT_INVALID, "%s: %s", path, why.text);
     if (!json_object_get(other, "rdtd_trace") || json_array_size(nodes) == 0)
-        status = rdt_error_set(err, RDT_INVALID, "%s was not written by rdtctl trace --format chrome", path);
+        status = rdt_error_set(err, RDT_INVALID, "%s was not written by rdtctl trace", path);
     for (size_t i = 0; i < json_array_size(nodes) && status == RDT_OK; i++)
         status = read_node(timeline, json_array_get(nodes, i), err);
     for (size_t i = 0; i < json_array_size(events) && status == RDT_OK; i++)

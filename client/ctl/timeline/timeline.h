@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A time line of transfers on one node or several: events in order of time, each of which begins a stage of a transfer or ends
- * the transfer. It comes from a daemon (ctl_trace.c) or from a file that chrome.c has written, and goes to one of three
- * formats. */
+ * the transfer. It comes from a daemon (ctl_trace.c) or from a file that chrome.c has written. */
 #ifndef CLIENT_CTL_TIMELINE_H
 #define CLIENT_CTL_TIMELINE_H
 
@@ -56,12 +55,10 @@ void timeline_finish(struct timeline *timeline);
  * differ. */
 enum rdt_status timeline_merge(struct timeline *timeline, const struct timeline *other, struct rdt_error *err);
 
-/* Reads a file that timeline_write_chrome has written. INVALID, SYSTEM. */
+/* Reads a file that timeline_write has written. INVALID, SYSTEM. */
 enum rdt_status timeline_read(struct timeline *timeline, const char *path, struct rdt_error *err);
 
-/* Each writes the whole file. NO_MEMORY; whether the bytes were written is for the caller to ask of `out`. */
-enum rdt_status timeline_write_chrome(const struct timeline *timeline, FILE *out, struct rdt_error *err);
-enum rdt_status timeline_write_perfetto(const struct timeline *timeline, FILE *out, struct rdt_error *err);
-enum rdt_status timeline_write_svg(const struct timeline *timeline, FILE *out, struct rdt_error *err);
+/* Writes the whole file. NO_MEMORY; whether the bytes were written is for the caller to ask of `out`. */
+enum rdt_status timeline_write(const struct timeline *timeline, FILE *out, struct rdt_error *err);
 
 #endif

@@ -28,7 +28,7 @@ from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
 from ._groups import Group, Member
-from ._arrays import BY_OTHER_NAME, MORE_NAMES, NUMBERS
+from ._arrays import DTYPES
 from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
 from ._shards import Box, Manifest, Part, Plan, PlanRun, Shard
@@ -39,14 +39,14 @@ __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connectio
            "Fetched", "Tensor", "Versions", "Published", "DeltaPublisher", "DeltaFollower", "Member", "Group", "Box",
            "Shard", "Part", "Manifest", "Plan", "PlanRun", *_error_names]
 
-_rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items()
-                                            if text in MORE_NAMES})
+_rdt.setup(BY_STATUS, Error, Ref, Request, {dtype.name: dtype.number for dtype in DTYPES.values()
+                                            if not dtype.kind})
 
 
 def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
-            timeout: Optional[float] = None) -> Connection:
+            timeout: Optional[float] = None, daemon_uid: Optional[int] = None) -> Connection:
     """Opens a connection to the daemon of this node: see Connection."""
-    return Connection(socket, name=name, timeout=timeout)
+    return Connection(socket, name=name, timeout=timeout, daemon_uid=daemon_uid)
 
 
 _default: Optional[Connection] = None

@@ -11,6 +11,7 @@ some time after the connection was closed, and by then a new connection may have
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import threading
 import weakref
@@ -35,7 +36,7 @@ class Hub:
 
     def __init__(self, connection: _rdt.Conn) -> None:
         self._connection = weakref.ref(connection)
-        self._fd = os.dup(connection.fileno())
+        self._fd = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         weakref.finalize(self, os.close, self._fd).atexit = False
         # Reentrant: the garbage collector may end a waiting coroutine, or close the connection, in the thread
         # that holds the lock.

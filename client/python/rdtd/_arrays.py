@@ -9,35 +9,25 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from operator import index
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from . import _rdt
 
-NUMPY_NAMES = {
-    "bool": "bool", "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32",
-    "i32": "int32", "u64": "uint64",
-    "i64": "int64", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64",
-    "c128": "complex128",
-}
-# ml_dtypes adds these to numpy; torch has some of them under the same names.
-MORE_NAMES = {
-    "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2",
-    "f8_e4m3fnuz": "float8_e4m3fnuz",
-    "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e4m3b11fnuz": "float8_e4m3b11fnuz", "f8_e4m3": "float8_e4m3",
-    "f8_e3m4": "float8_e3m4",
-    "f8_e8m0fnu": "float8_e8m0fnu",
-}
-NUMBERS = {text: number for text, (number, _) in _rdt.DTYPES.items()}
-ITEM_BYTES = {text: size for text, (_, size) in _rdt.DTYPES.items()}
-BY_OTHER_NAME = {other: text for names in (NUMPY_NAMES, MORE_NAMES) for text, other in names.items()}
-BY_OTHER_NAME["complex32"] = "c32"
+
+class DType(NamedTuple):
+    """A dtype of rdtd: a row of rdt_dtype.h."""
+    number: int
+    bytes: int
+    name: str  # in numpy, ml_dtypes or torch: "float32"
+    kind: str  # numpy's: "f"; "": numpy lacks it (bf16 and fp8 are in ml_dtypes)
+    plain: bool  # every torch accepts it in a DLPack capsule; others are exported as integers and viewed as it
+
+
+DTYPES = {text: DType(*row) for text, row in _rdt.DTYPES.items()}
+BY_OTHER_NAME = {dtype.name: text for text, dtype in DTYPES.items()}
 # What numpy calls them as well: "f4", "<f4", "half", "float". Without a byte order "i8" and "u8" are rdtd's
 # own, of eight bits.
-NUMPY_CODES = {
-    "b1": "bool", "u1": "u8", "i1": "i8", "u2": "u16", "i2": "i16", "u4": "u32", "i4": "i32", "u8": "u64",
-    "i8": "i64", "f2": "f16", "f4": "f32",
-    "f8": "f64", "c8": "c64", "c16": "c128",
-}
+NUMPY_CODES = {f"{dtype.kind}{dtype.bytes}": text for text, dtype in DTYPES.items() if dtype.kind}
 NUMPY_WORDS = {"half": "f16", "single": "f32", "float": "f64", "double": "f64", "int": "i64", "long": "i64",
                "short": "i16", "complex": "c128"}
 PYTHON_TYPES: dict[Any, str] = {float: "f64", int: "i64", bool: "bool", complex: "c128"}
@@ -59,8 +49,8 @@ def numpy() -> Any:
         except ImportError:
             module = False
         else:
-            for text, name in NUMPY_NAMES.items():
-                dtype = module.dtype(name)
+            for text in NUMPY_CODES.values():
+                dtype = module.dtype(DTYPES[text].name)
                 _np_dtypes[text] = dtype
                 _np_known[dtype] = text
         _np = module  # last: another thread that sees it needs the rest
@@ -73,9 +63,9 @@ def numpy_dtype(text: str) -> Any:
     if np is None:
         return None
     found = _np_dtypes.get(text)
-    if found is None and text in MORE_NAMES:
+    if found is None and text in DTYPES:
         try:
-            found = np.dtype(getattr(import_module("ml_dtypes"), MORE_NAMES[text]))
+            found = np.dtype(getattr(import_module("ml_dtypes"), DTYPES[text].name))
         except (ImportError, AttributeError, TypeError):
             return None
         _np_dtypes[text] = found
@@ -84,13 +74,16 @@ def numpy_dtype(text: str) -> Any:
 
 
 def plain_array(array: Any) -> bool:
-    """Whether the dtype of a numpy array is an rdtd dtype: not objects, structs or times, and in native byte
-    order."""
+    """Whether the dtype of a numpy array is an rdtd dtype: not objects, structs or times, in native byte order, and without
+    metadata, such as the names of h5py's enums."""
     numpy()
-    if array.dtype in _np_known:
+    dtype = array.dtype
+    if dtype.metadata:
+        return False
+    if dtype in _np_known:
         return True
-    text = BY_OTHER_NAME.get(array.dtype.name)
-    return text in MORE_NAMES and numpy_dtype(text) == array.dtype
+    text = BY_OTHER_NAME.get(dtype.name)
+    return text is not None and numpy_dtype(text) == dtype
 
 
 def to_numpy(tensor: _rdt.Tensor) -> Any:
@@ -110,7 +103,7 @@ def to_numpy(tensor: _rdt.Tensor) -> Any:
             return tensor
     if tensor.device != "cpu":
         return tensor
-    if tensor.dtype in NUMPY_NAMES:
+    if DTYPES[tensor.dtype].kind:
         return _np.asarray(tensor)
     return _np.asarray(tensor.bits()).view(dtype)
 
@@ -120,9 +113,6 @@ def to_numpy(tensor: _rdt.Tensor) -> Any:
 _torch: Any = None
 _from_capsule: Any = None
 _torch_by_text: dict[str, Any] = {}
-# Dtypes that every torch accepts in a DLPack capsule; others are exported as integers and viewed as their
-# dtype.
-_TORCH_PLAIN = frozenset(("f16", "bf16", "f32", "f64", "c64", "c128", "u8", "i8", "i16", "i32", "i64"))
 
 
 def torch() -> Any:
@@ -139,7 +129,7 @@ def torch() -> Any:
                 dtype = getattr(module, other, None)
                 if isinstance(dtype, module.dtype):
                     _torch_by_text[text] = dtype
-                    numbers[dtype] = NUMBERS[text]
+                    numbers[dtype] = DTYPES[text].number
             # The function that torch.from_dlpack calls in the end; it runs once for every tensor.
             _from_capsule = getattr(module._C, "_from_dlpack", module.utils.dlpack.from_dlpack)
             _rdt.set_torch(module.Tensor, numbers, _stream_of)
@@ -204,7 +194,7 @@ def to_torch(tensor: _rdt.Tensor) -> Any:
         raise TypeError(f"this torch ({module.__version__}) cannot use a GPU: pass as_=\"tensor\" or "
                         "device=\"host\"")
     made = _from_capsule(tensor._capsule())
-    return made if text in _TORCH_PLAIN else made.view(dtype)
+    return made if DTYPES[text].plain else made.view(dtype)
 
 
 # ---- what is a tensor ----
@@ -242,7 +232,7 @@ def kind_of(value: Any) -> str:
 def dtype_text(dtype: Any) -> str:
     """The rdtd name of a dtype: "f32" for "f32", numpy.float32, "float32", "f4", "<f4", torch.float32. Raises
     TypeError."""
-    if isinstance(dtype, str) and dtype in NUMBERS:
+    if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if isinstance(dtype, type) and dtype in PYTHON_TYPES:
         return PYTHON_TYPES[dtype]
@@ -257,7 +247,7 @@ def dtype_text(dtype: Any) -> str:
         name = _np.dtype(dtype).name
     text = BY_OTHER_NAME.get(name)
     if text is None:
-        raise TypeError(f"unknown dtype {name}: rdtd has {', '.join(NUMBERS)}")
+        raise TypeError(f"unknown dtype {name}: rdtd has {', '.join(DTYPES)}")
     return text
 
 
@@ -269,7 +259,7 @@ def convert(tensors: list[_rdt.Tensor], kinds: str, as_: str) -> list[Any]:
     if kinds in ("n", "o"):
         return [one(tensor) for tensor in tensors]
     if kinds == "t" and one is _auto and torch() is not None:
-        return [_from_capsule(tensor._capsule()) if tensor.dtype in _TORCH_PLAIN and tensor.device == "cpu"
+        return [_from_capsule(tensor._capsule()) if DTYPES[tensor.dtype].plain and tensor.device == "cpu"
                 else _as_put(tensor, "t")
                 for tensor in tensors]
     if len(kinds) == 1:

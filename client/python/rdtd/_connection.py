@@ -12,14 +12,15 @@ from typing import Any, ContextManager, Iterable, Literal, Optional, Sequence, U
 
 from . import _rdt
 from ._aio import AGAIN
-from ._arrays import box, kind_of, stream_number, torch_uses_gpus
+from ._arrays import box, convert, kind_of, stream_number, torch_uses_gpus
 from ._daemon import SYSTEM_SOCKET
 from ._errors import Error
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
 from ._memory import As, MemoryCalls
-from ._requests import MODES, VISIBILITY, Fetched, FetchInto, How, Ref, Request, Steps, Visible, is_open, ref_of
+from ._requests import (HOLD, MODES, VISIBILITY, Fetched, FetchInto, Held, How, Ref, Request, Steps, Visible, is_open,
+                        parts_refused, ref_of)
 from ._shards import PartCalls
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 from ._versions import Published, Versions
@@ -27,7 +28,6 @@ from ._waits import WaitCalls
 
 Mode = Literal["auto", "share", "copy", "cow"]
 
-_SNAPSHOT, _DETACHED, _IMMUTABLE, _UNSEALED, _MAY_SHARE = 1, 2, 16, 32, 0x20000  # the last one is transfer.c's
 AUTO, COW = MODES["auto"], MODES["cow"]
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
 
@@ -47,17 +47,19 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
     socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl;
-    None: the name of the program. timeout: seconds to wait for the connection; None: 10.
+    None: the name of the program. timeout: seconds to wait for the connection; None: 10. daemon_uid: the user
+    that the daemon runs as; None: $RDT_DAEMON_UID, else root, this process's user, or the owner of the socket's
+    folder if nobody else can put a socket there.
 
     Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None:
     no limit; 0: it does not wait) and can be interrupted by Ctrl-C. After
     a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
 
-    Errors: Disconnected (no daemon serves the socket), Denied, LimitReached (too many clients),
-    ProtocolBroken, TimedOut."""
+    Errors: Disconnected (no daemon serves the socket), Denied (another user serves the socket, or the daemon
+    refuses this one), LimitReached (too many clients), ProtocolBroken, TimedOut."""
 
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
-                 timeout: Optional[float] = None) -> None:
+                 timeout: Optional[float] = None, daemon_uid: Optional[int] = None) -> None:
         self._own_pools: Optional[TorchPools] = None
         self._kept_live: dict[Request, Any] = {}
         # The connections that took the place of this one after it was lost.
@@ -65,6 +67,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         info = self._node()
         self._session = info["session"]
         self._called = name
+        self._served_by = daemon_uid
         chosen = os.fspath(socket) if socket is not None else os.environ.get("RDT_SOCKET")
         self._where = chosen or SYSTEM_SOCKET
         self._owner = (info["uid"], info["tenant"])
@@ -118,15 +121,27 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
 
     def _reopened(self) -> Connection:
         """A new connection to the same daemon, or to the one that took its place. It is closed with this one."""
-        made = Connection(self._where, name=self._called)
+        made = Connection(self._where, name=self._called, daemon_uid=self._served_by)
         with self._hub_lock:
             self._heirs.add(made)
         if self.closed:  # just now, by another thread
             made.close()
         return made
 
-    def _is_own(self, ref: _rdt.Ref) -> bool:
-        return ref.owner is None or ref.owner == self._owner
+    def _may_unpickle(self, brought: _rdt.Object, allowed: Optional[bool] = None) -> bool:
+        """Whether code of the producer may run: if the caller says so, else if the producer is this user, on this node or on
+        one whose pickles the daemon trusts. What another node says about the owner counts only then."""
+        if allowed is not None:
+            return allowed
+        ref = brought.info()["ref"]
+        return ref.owner in (None, self._owner) and (ref.node == self._node()["node"] or brought.pickles_trusted)
+
+    def _source_of(self, brought: _rdt.Object) -> str:
+        """Words for the node that an object came from; none for this one."""
+        ref = brought.info()["ref"]
+        if ref.node == self._node()["node"]:
+            return ""
+        return f" of node {ref.node.hex()}" + (f" at {ref.address}" if ref.address else "")
 
     # ---- the daemon ----
 
@@ -173,7 +188,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
-            copy: bool = True, immutable: bool = False) -> Ref:
+            copy: bool = True, immutable: bool = False, checksum: bool = False) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -181,10 +196,12 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         `__cuda_array_interface__`, in host memory or on a CUDA GPU, with any strides. They are borrowed
         during the call. Tensors in memory from `empty` or `torch_pool` are not copied: the object is live, so
         readers see later writes to that memory (`wait_freed` returns when nobody reads it any more). All other
-        tensors are copied once (`Ref.copied` counts them), on their GPU if they are on one. Everything that
-        is not a tensor becomes metadata of the object: JSON if possible, otherwise a pickle, which
-        allow_pickle=False refuses with a TypeError that names the value; the out-of-band buffers of that
-        pickle (PEP 574: Arrow's, for instance) are tensors, too. requires_grad is not preserved.
+        tensors are copied once (`Ref.copied` counts them), on their GPU if they are on one;
+        several names of one tensor, and torch tensors of one storage, are stored once. Everything that is not a
+        tensor becomes metadata of the object: plain values as they are, others (rdt-python(7), WHAT A VALUE
+        BECOMES) as a pickle, which allow_pickle=False refuses with a TypeError that names the value; the
+        out-of-band buffers of that pickle (PEP 574: Arrow's, for instance) are tensors, too. A value comes back as
+        it was put, or put refuses it.
 
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
         holds such an object until it is freed, even after the Ref is deleted. snapshot: the tensors are copied
@@ -196,6 +213,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
         has returned. Memory from `empty` is then not copied, and other nodes treat the object as a snapshot: it
         is fetched once for all readers of a node, and many nodes pass it on to each other.
+        checksum: computes the checksum of the tensors before the put, for readers that fetch with verify=True. A
+        snapshot has one without this. Readers of a live object that has been written since find it damaged.
         stored: the object is a snapshot that the daemon stores in its storage_dir before put returns, as `store`
         does. If it cannot be stored, put raises the error and there is no object. After a restart of the
         daemon the object is there again if it is detached or published.
@@ -218,10 +237,10 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
         if isinstance(snapshot, str) and snapshot != "unsealed":
             raise ValueError(f"snapshot must be True, False or 'unsealed', not {snapshot!r}")
-        flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0) | (0 if copy else _MAY_SHARE)
-        flags |= (_IMMUTABLE if immutable else 0) | (_UNSEALED if snapshot == "unsealed" and not stored else 0)
+        flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
+        flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
+        flags |= (_rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" and not stored else 0) | (0 if copy else _rdt.PUT_MAY_SHARE)
         snapshot = bool(snapshot or stored)
-        flags |= _SNAPSHOT if stored else 0
         if detached and not copy:
             raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
         if ttl is not None and not detached:
@@ -237,7 +256,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 encoded = encode_nested(value, allow_pickle)
                 ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
                 assert ref is not None
-        except (TypeError, RuntimeError) as error:  # RuntimeError: torch's, of a sparse tensor
+        except (TypeError, RuntimeError, AttributeError) as error:  # those of torch, of a sparse or nested tensor
             raise refused(error, value, encoded.tensors) from error
         if encoded.has_torch:
             ref._hint = 1
@@ -286,24 +305,27 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
               as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
               allow_pickle: Optional[bool] = None, device: Any = None,
-              group: Optional[str] = None) -> Request: ...
+              group: Optional[str] = None, verify: bool = False) -> Request: ...
 
     @overload
     def fetch(self, refs: Sequence[_rdt.Ref], *, timeout: Optional[float] = None, mode: Optional[Mode] = None,
               as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
               allow_pickle: Optional[bool] = None, device: Any = None,
-              group: Optional[str] = None) -> list[Request]: ...
+              group: Optional[str] = None, verify: bool = False) -> list[Request]: ...
 
     def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None,
               mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Any:
+              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None,
+              verify: bool = False) -> Any:
         """Starts to fetch all refs at the same time. Returns a Request, or a list of Requests for a list of
         refs.
 
         A fetch of an id that has not been put yet, or of a name without a new version, waits until `timeout`
-        (seconds; None: no limit).
+        (seconds; None: no limit). A version of many parts (`publish_part`) comes as a dict of its whole tensors by
+        their keys, put together in new memory, which may be written, when the result is taken (again within `timeout`);
+        `plan` reads them, or boxes of them, into memory that is there.
         mode: "share": the object's own memory on this node, in constant time and read-only (writing to a
         torch tensor of it is a fault, because torch has no read-only tensors); "copy": private and writable;
         "cow": private and writable, in constant time for snapshots in host memory (others are copied); "auto": share
@@ -325,16 +347,20 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         group: use only this group (see `create_group`); None: if a path needs a group, the first one that
         both nodes are members of.
         allow_pickle: whether to load a structure that is a pickle, which can run any code of its producer;
-        None: only if the producer is this user.
+        None: only if the producer is this user on this node, or on one that the daemon's key trusted_pickles lists.
         device: where to bring the tensors: "host", or a GPU as in `empty`. None: they stay where they are, if
         torch has opened a GPU in this process or this connection has used one before; otherwise they go to host
         memory. Tensors from another node arrive in host memory. as_="numpy" implies "host". On a GPU, tensors
         that were put as numpy arrays arrive as rdtd.Tensor, which supports DLPack and
         `__cuda_array_interface__`. All bytes are there when the fetch has ended: there is no need to wait for a
         stream. Targets on a GPU whose memory the driver does not share are written when the result is taken.
+        verify: the result is compared with the checksum of the object, when it is taken: `Damaged` if the bytes that
+        this process got (shared, copied or in `into`) are not those that were put. All of them are read for that. A
+        snapshot always has a checksum; other objects have one if they were put with checksum=True, and otherwise
+        the result raises `Unsupported`, as it does for tensors on a GPU. Not with slices.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
-        TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), NoMemory,
-        LimitReached, TimedOut, Cancelled, PickleRefused."""
+        TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), Damaged,
+        NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
         given: Any = refs
         several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
@@ -345,6 +371,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                                 "Ref(\"...\") parses one from text")
             if ref._wanting:
                 self._hold_too(ref)
+        if verify and slices is not None:
+            raise ValueError("only a whole object can be verified, not slices of it")
         if into is not None:
             into = [into] if one else list(into)
         if slices is not None:
@@ -369,19 +397,20 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             if as_ == "list" and not all(all(map(kind_of, value)) for value in into if _is_structure(value)):
                 raise TypeError("as_=\"list\" takes a list of targets, in the order of the tensors")
             if any(map(_is_structure, into)) and as_ != "list":
-                made = [self._fetch_into(into[i], targets[i], number, as_, mode, allow_pickle, again[i])
+                made = [self._fetch_into(into[i], targets[i], number, as_, mode, allow_pickle, again[i], verify)
                         for i in range(len(wanted))]
                 return made[0] if one else made
         started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place, group)
         for i, request in enumerate(started):
-            request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again[i])
+            request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again[i],
+                               verify=verify)
         return started[0] if one else started
 
     def _fetch_into(self, into: Any, targets: Optional[list[Any]], number: int, as_: str, mode: Optional[str],
-                    allow_pickle: Optional[bool], again: tuple[Any, ...]) -> Request:
+                    allow_pickle: Optional[bool], again: tuple[Any, ...], verify: bool) -> Request:
         """Starts the fetch of one object; see FetchInto."""
         ref, timeout, transport, least_path, boxes, place, group = again
-        how = How(as_, mode, into, allow_pickle, again)
+        how = How(as_, mode, into, allow_pickle, again, verify=verify)
         if not _is_structure(into):
             (request,) = self._fetch([ref], number, timeout, transport, least_path, boxes,
                                      None if targets is None else [targets], place, group)
@@ -401,6 +430,35 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         # A second fetch is enough: torch can write its tensors, and arrays beside them are read-only.
         request._how = how._replace(mode="auto")
         return request
+
+    def _put_together(self, how: How, brought: _rdt.Object) -> Fetched:
+        """The whole tensors of a version of many parts, by their keys. brought: its manifest, which may have come without
+        a hold: if it has ended meanwhile, a newer version is read."""
+        ref, timeout, transport, least_path, boxes, place, group = how.again
+        end = None if timeout is None else time.monotonic() + timeout
+        given = {"slices": boxes is not None, "mode='share'": how.mode == "share", "transport": transport, "group": group,
+                 "least_path": least_path, "a GPU as device": place is not None and place[0] != "host"}
+        for option in given:
+            if given[option]:
+                raise parts_refused(ref, option)
+
+        def left() -> Optional[float]:
+            return None if end is None else max(0.0, end - time.monotonic())
+
+        request = self._start(HOLD, ref if ref.is_name else brought.info()["ref"], 0, 0, left())
+        request._how = Held(0, ref)
+        with request._result_or_cancel() as held:
+            version, _, parts = self._manifest(held, left())
+            whole = {key: (shape, dtype) for _, rows in parts for key, dtype, shape, _, _ in rows}
+            tensors = self._arrays(list(whole.values()), ["tensor"] * len(whole), left(), None)
+            anywhere: list[Any] = [None] * len(whole)
+            run = self._plan(held, tensors, list(whole), anywhere, anywhere, [-1] * len(whole), True, 0).run(0, left())
+            info = brought.info()
+            info.update(ref=Ref._unpack(held.pack()), path="plan", bytes_moved=run["bytes_moved"], writable=True,
+                        elapsed=run["wait_s"] + run["fetch_s"] + run["copy_s"], version=version if ref.is_name else 0)
+        leaves = convert(tensors, "n", "auto" if how.as_ == "list" else how.as_)
+        value = leaves if how.as_ == "list" else dict(zip(whole, leaves))
+        return Fetched(value, tensors=tensors, metadata=brought.metadata, **info)
 
     def get(self, refs: Any, **options: Any) -> Any:
         """Fetches and waits. Returns the value of a ref, or the list of values of a list of refs; raises the
@@ -434,6 +492,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         if not self._gpus_open and torch_uses_gpus():
             self._open_gpus(False)
         brought = self._get(ref, number)
+        if brought.is_manifest:
+            how = How(as_, mode, None, None, (ref, None, None, None, None, None, None))
+            return self._put_together(how, brought).value
         metadata = brought.metadata
         readonly = mode is None or number == AUTO  # see Request._tensors
         if not metadata and as_ == "auto":
@@ -442,7 +503,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.writable:
             brought = self._get(ref, COW)
             layout = Layout(metadata, brought.tensors(readonly))
-        return layout.value(as_, layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
+        return layout.value(as_, partial(self._may_unpickle, brought), Ref,
+                            self._source_of(brought) if layout.form == "pickle" else "")
 
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
         """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes

@@ -43,7 +43,9 @@ def ensure() -> bool:
     if _serves(path):
         return True
     flags = [] if asked == "1" else shlex.split(asked)
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = Path(path).parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(folder.resolve())  # whoever can write there could lead the log elsewhere, and serve in the daemon's place
     with open(path + ".lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _serves(path):
@@ -56,10 +58,15 @@ def _socket_path() -> str:
         return SYSTEM_SOCKET
     folder = Path(tempfile.gettempdir()) / f"rdtd-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    _check_own(folder)
+    return str(folder / "rdtd.sock")
+
+
+def _check_own(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{folder} does not belong to this user alone: set RDT_SOCKET to another path")
-    return str(folder / "rdtd.sock")
+        raise PermissionError(f"{folder} does not belong to this user alone: set RDT_SOCKET to a path in a "
+                              "directory that does")
 
 
 def _serves(path: str) -> bool:

@@ -7,9 +7,9 @@ import time
 from typing import Any, Mapping, Optional, Union
 
 from . import _rdt
-from ._arrays import dtype_text, kind_of, torch
+from ._arrays import DTYPES, dtype_text, kind_of, torch
 from ._connection import Connection
-from ._errors import Freed, Mismatch, NotFound
+from ._errors import Freed
 from ._requests import MODES, Ref, Visible, ref_of
 from ._versions import Published
 
@@ -27,8 +27,10 @@ def _memory_of(key: str, value: Any) -> tuple[Any, int]:
         if not value.is_contiguous():
             raise ValueError(f"{key!r} is not contiguous")
         return value.detach().reshape(-1).view(torch().uint8).numpy(), int(value.element_size())
+    if not getattr(getattr(value, "flags", None), "c_contiguous", True):  # an array of numpy
+        raise ValueError(f"{key!r} is not contiguous")
     text = value.dtype if isinstance(value, _rdt.Tensor) else dtype_text(value.dtype)
-    return value, _rdt.DTYPES[text][1]
+    return value, DTYPES[text].bytes
 
 
 class DeltaPublisher:
@@ -126,7 +128,6 @@ class DeltaFollower:
         self._tensors = dict(tensors)
         self._memory = {key: _memory_of(key, value) for key, value in self._tensors.items()}
         self._holds: Optional[str] = None  # the object whose bytes the tensors hold
-        self._has_deltas = False  # whether the name has been seen to have them
 
     def update(self, timeout: Optional[float] = None) -> int:
         """Waits for a version newer than `version`, brings the tensors to the newest one, and returns it.
@@ -168,16 +169,14 @@ class DeltaFollower:
         c = self._connection
         name = Ref.from_name(self._name.id.decode() + _SUFFIX, near=self._name)
         try:
-            if not self._has_deltas:
-                c.stat(name)  # a fetch would wait for the first version
-                self._has_deltas = True
-            found = c.get(name, as_="tensor", timeout=timeout)
+            delta = c.stat(name)["ref"]  # a fetch of the name would wait where no delta is published, or no longer
+            found = c.get(delta, as_="tensor", timeout=timeout)
             how = json.loads(found["how"])
             if (how["base"], how["next"]) != (base, ref) or found["deltas"].keys() != self._memory.keys():
                 return False
             for key, (memory, elem_bytes) in self._memory.items():
                 _rdt.delta_apply(memory, elem_bytes, found["deltas"][key])
-        except (NotFound, Freed, Mismatch):
+        except (Freed, LookupError, TypeError, ValueError):  # NotFound, Invalid and Mismatch among them: no delta of ours
             return False
         self.bytes_fetched = sum(len(delta) for delta in found["deltas"].values())
         return True

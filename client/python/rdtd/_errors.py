@@ -13,7 +13,7 @@ __all__ = [
     "PeerLost", "TimedOut",
     "Cancelled", "TransportFailed", "NoPath", "Mismatch", "Unsupported", "ProtocolBroken", "Restarted",
     "Disconnected", "Forked",
-    "ShuttingDown", "Busy", "SystemFailed", "Internal", "PickleRefused",
+    "ShuttingDown", "Busy", "SystemFailed", "Internal", "Damaged", "PickleRefused",
 ]
 
 BY_STATUS: dict[int, type[Error]] = {}
@@ -132,8 +132,13 @@ class Internal(Error, of="INTERNAL"):
     """INTERNAL: a bug in rdtd."""
 
 
+class Damaged(Error, of="DAMAGED"):
+    """DAMAGED: bytes differ from their checksum: of a stored file, of a snapshot from another node, or of what a fetch
+    with verify=True brought."""
+
+
 class PickleRefused(Error, pickle.UnpicklingError):
-    """The object's structure is a pickle, and the reader does not accept pickles of this producer: see
+    """The object's structure is a pickle, of another user or node that the reader has no reason to trust: see
     allow_pickle."""
 
 

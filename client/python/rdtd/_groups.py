@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
 
@@ -78,7 +79,10 @@ class GroupCalls(_rdt.Conn):
 
     def groups(self) -> list[Group]:
         """The groups of this user that this node is a member of or has created."""
-        return [Group(*one) for one in self._groups()]
+        own = self._node()
+        return [Group(row["name"], row["transport"], row["state"], row["why"], row["epoch"], len(row["members"]), row["ranks"])
+                for row in json.loads(self._json("groups", None, None, None, 0, 0))
+                if (row["uid"], row["tenant"]) == (own["uid"], own["tenant"])]  # root sees those of all
 
     def when_broadcast(self, ref: _rdt.Ref, group: str, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when every other node of the group has a replica of the snapshot. The replica
@@ -86,8 +90,8 @@ class GroupCalls(_rdt.Conn):
         snapshot on this node. timeout: seconds; None: no limit.
 
         Errors, from the request: Invalid (the object is live), Unsupported (the object is on another node, or
-        in memory that the transport cannot read), NotFound (the object, or the group on this node), Denied,
-        Freed, NoPath (the group is down), PeerLost (names the node; the other nodes keep their replicas),
+        in memory of a device), NotFound (the object, or the group on this node), Denied, Freed, NoPath (the
+        group is down, or no transport connects the named node), PeerLost (names the node; the other nodes keep their replicas),
         TransportFailed, LimitReached, NoMemory, TimedOut."""
         return self._broadcast(ref, group, timeout)
 

@@ -6,7 +6,7 @@ from operator import index
 from typing import Any, Literal, Optional, Sequence, Union
 
 from . import _rdt
-from ._arrays import (ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch_uses_gpus)
+from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch_uses_gpus)
 from ._errors import Unsupported
 from ._structure import flatten
 
@@ -71,7 +71,7 @@ class MemoryCalls(_rdt.Conn):
         offsets = []
         end = 0
         for dims, text in shapes:
-            count = ITEM_BYTES[text]
+            count = DTYPES[text].bytes
             for n in dims:
                 if n < 0:
                     raise ValueError(f"a dimension of the shape {dims} is negative")
@@ -81,7 +81,7 @@ class MemoryCalls(_rdt.Conn):
         memory = _rdt.Memory(self, max(end, 1), timeout, place)
         made = []
         for (dims, text), offset, kind in zip(shapes, offsets, kinds):
-            tensor = memory.tensor(NUMBERS[text], dims, offset)
+            tensor = memory.tensor(DTYPES[text].number, dims, offset)
             if kind in ("t", "torch"):
                 made.append(to_torch(tensor))
             else:

@@ -2,22 +2,24 @@
 """Refs, requests, and what a fetch brought."""
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generator, Literal, NamedTuple, Optional, Union
 
 from . import _rdt
 from ._aio import AGAIN, OK
-from ._errors import Cancelled, Error, TimedOut, status_name
-from ._structure import Layout, arrange
+from ._errors import Cancelled, Error, TimedOut, Unsupported, status_name
+from ._structure import Copies, Layout, arrange, copy_all
 
 if TYPE_CHECKING:
     from ._connection import Connection
 
 FREED, INVALID = _rdt.STATUSES["FREED"], _rdt.STATUSES["INVALID"]
-HOLD, TAKE_OVER = 3, 4  # Conn._start: take a hold; take it over from the process that pickled the Ref
+HOLD, TAKE_OVER = _rdt.WAIT_HOLD, _rdt.WAIT_TAKE_OVER
 HOLD_SECONDS = 1.0  # how long implicit holds (unpickling) are waited for
 
 _opened: list[weakref.ref[Connection]] = []
@@ -39,8 +41,8 @@ def forked() -> None:
     _opened.clear()
 
 
-MODES = {"auto": 0, "share": 1, "copy": 2, "cow": 3}
-VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
+MODES = {"auto": _rdt.RDT_FETCH_AUTO, "share": _rdt.RDT_FETCH_SHARE, "copy": _rdt.RDT_FETCH_COPY, "cow": _rdt.RDT_FETCH_COW}
+VISIBILITY = {"owner": _rdt.RDT_VISIBLE_TO_OWNER, "tenant": _rdt.RDT_VISIBLE_TO_TENANT, "all": _rdt.RDT_VISIBLE_TO_ALL}
 Visible = Literal["owner", "tenant", "all"]
 
 
@@ -192,6 +194,11 @@ def _settle(hold: _rdt.Request) -> None:
             pass  # the fetch will raise it
 
 
+def parts_refused(ref: Any, option: str) -> Unsupported:
+    return Unsupported(f"{ref!r} has a version of many parts, which cannot be fetched with {option}: Connection.plan reads "
+                       "boxes of it into memory of your own, rdtd.torch.update into a model")
+
+
 class Held(NamedTuple):
     """Used in place of How by a request that takes a hold; its result is a Ref."""
 
@@ -208,6 +215,7 @@ class How(NamedTuple):
     allow_pickle: Optional[bool]
     again: tuple[Any, ...]  # what Connection._again needs to start the same fetch in another mode
     steps: Optional[Steps] = None  # of a FetchInto
+    verify: bool = False
 
 
 @dataclass
@@ -225,6 +233,7 @@ class Steps:
     starting: bool = False  # a step is being started, by code that may ask for the state again
     missed: bool = False  # Hub.look found the lock taken: the thread that has it looks again
     lock: Any = field(default_factory=threading.RLock)
+    copies: Copies = field(default_factory=list)  # for the targets of tensors that have several places
 
     def left(self) -> Optional[float]:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
@@ -239,7 +248,8 @@ class Fetched:
     version: int
     """The version, if the ref was of a published name: the next `after`."""
     path: str
-    """"local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name."""
+    """"local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name; "plan": put together from
+    the parts of a version of many."""
     transfer: int
     """The transfer's number, for `rdtctl explain`; 0: no transfer was needed."""
     bytes_moved: int
@@ -308,6 +318,8 @@ class Request(_rdt.Request):
         brought = self._take()
         if self._needs_cow(how, brought):
             return self._again(how).fetched()
+        if how.verify:
+            brought.verify()
         return self._tell(how, brought)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -339,6 +351,10 @@ class Request(_rdt.Request):
         brought = self._take()
         if self._needs_cow(how, brought):
             return await self._again(how).fetched_async()
+        if how.verify:  # reads all bytes, and asks the daemon
+            await asyncio.get_running_loop().run_in_executor(None, brought.verify)
+        if brought.is_manifest:  # waits for the parts
+            return await asyncio.get_running_loop().run_in_executor(None, self._tell, how, brought)
         return self._tell(how, brought)
 
     def _state_if_free(self) -> int:
@@ -353,18 +369,26 @@ class Request(_rdt.Request):
 
     def _value(self, how: How) -> Any:
         brought = self._take()
-        if how.into is not None:
-            return how.into
-        if self._needs_cow(how, brought):
+        if how.into is None and self._needs_cow(how, brought):
             return self._again(how).result()
+        if how.verify:
+            brought.verify()
+        if how.into is not None:
+            return self._written(how)
+        if brought.is_manifest:
+            return self._tell(how, brought).value
         return self._read(how, brought, Layout(brought.metadata, self._tensors(how, brought)))
 
+    @staticmethod
+    def _written(how: How) -> Any:
+        if how.steps is not None and how.steps.copies:
+            copy_all(how.steps.copies)
+        return how.into
+
     def _read(self, how: How, brought: _rdt.Object, layout: Layout) -> Any:
-        may_unpickle = how.allow_pickle
-        if may_unpickle is None:
-            connection: Connection = self.connection
-            may_unpickle = layout.form == "pickle" and connection._is_own(brought.info()["ref"])
-        return layout.value(how.as_, may_unpickle, Ref)
+        connection: Connection = self.connection
+        return layout.value(how.as_, partial(connection._may_unpickle, brought, how.allow_pickle), Ref,
+                            connection._source_of(brought) if layout.form == "pickle" else "")
 
     @staticmethod
     def _tensors(how: How, brought: _rdt.Object) -> list[_rdt.Tensor]:
@@ -374,9 +398,12 @@ class Request(_rdt.Request):
         return brought.tensors(how.into is None and how.mode in (None, "auto"))
 
     def _tell(self, how: How, brought: _rdt.Object) -> Fetched:
+        if how.into is None and brought.is_manifest:
+            connection: Connection = self.connection
+            return connection._put_together(how, brought)
         metadata = brought.metadata
         tensors = self._tensors(how, brought)
-        value = how.into if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
+        value = self._written(how) if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
         info = brought.info()
         if how.steps is not None:
             info["version"] = how.steps.version
@@ -386,8 +413,9 @@ class Request(_rdt.Request):
     # unless the caller asked to share.
 
     def _needs_cow(self, how: How, brought: _rdt.Object) -> bool:
-        if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto",
-                                                                                               "torch"):
+        if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto", "torch"):
+            return False
+        if brought.is_manifest:
             return False
         metadata = brought.metadata
         return how.as_ == "torch" or bool(metadata) and Layout(metadata, brought.tensors()).has_torch
@@ -464,8 +492,11 @@ class FetchInto(Request):
         found: _rdt.Ref = structure.info()["ref"]
         if steps.freed is not None and steps.freed[0] == found:
             raise steps.freed[1]
-        may_unpickle = connection._is_own(found) if how.allow_pickle is None else how.allow_pickle
-        targets = arrange(structure.metadata, structure.count, how.into, may_unpickle)
+        if structure.is_manifest:
+            raise parts_refused(how.again[0], "into")
+        may_unpickle = partial(connection._may_unpickle, structure, how.allow_pickle)
+        targets, steps.copies = arrange(structure.metadata, structure.count, how.into, may_unpickle,
+                                        connection._source_of(structure))
         (request,) = connection._fetch([found], steps.number, steps.left(), transport, least_path, boxes,
                                        [targets], place, group)
         steps.found, steps.version = found, structure.version

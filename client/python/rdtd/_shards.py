@@ -2,8 +2,10 @@
 """Connection's calls about versions that consist of many parts: publishing a part, and plans that read any boxes."""
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from typing import TYPE_CHECKING, Any, Literal, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
 from ._requests import VISIBILITY, Ref, Request, Visible, ref_of
@@ -11,12 +13,13 @@ from ._requests import VISIBILITY, Ref, Request, Visible, ref_of
 if TYPE_CHECKING:
     from ._rdt import Plan as _Plan
 
-_MOVES = {"auto": 0, "whole": 1, "slices": 2}
+_MOVES = {"auto": _rdt.RDT_PLAN_AUTO, "whole": _rdt.RDT_PLAN_WHOLE, "slices": _rdt.RDT_PLAN_SLICES}
 
 
 class Box(NamedTuple):
-    """A tensor that is the box [start, start + its shape) of a larger one. global_shape None: it is the whole
-    tensor; start None: it begins at 0 in every dimension."""
+    """A tensor that is the box [start, start + its shape) of a larger one. start None: it begins at 0 in every
+    dimension. global_shape: of the larger tensor; None: it is the whole tensor, or for a plan, with a start, a box of
+    a tensor of any shape."""
 
     tensor: Any
     global_shape: Optional[Sequence[int]] = None
@@ -66,8 +69,24 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in tensor.shape)
 
 
+@contextlib.contextmanager
+def _naming(keys: Iterable[str]) -> Iterator[None]:
+    """Errors that name a tensor by its number name its key."""
+    try:
+        yield
+    except (TypeError, ValueError, BufferError) as error:
+        found = re.match(r"((?:part|plan): )?tensor (\d+)(.*)", str(error), re.DOTALL)
+        if not found:
+            raise
+        raise type(error)(f"{found[1] or ''}tensor {list(keys)[int(found[2])]!r}{found[3]}") from error
+
+
 def _boxes(listed: Mapping[str, Any]) -> list[Box]:
     return [value if isinstance(value, Box) else Box(value) for value in listed.values()]
+
+
+def _dims(numbers: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
+    return None if numbers is None else tuple(int(n) for n in numbers)
 
 
 def _start(box: Box) -> tuple[int, ...]:
@@ -88,8 +107,9 @@ class Plan:
     def run(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes its boxes into the
         targets, all from that one version. After an error of waiting or fetching the targets have what they
-        had. One thread at a time. Errors: TimedOut, NotFound (no such tensor), Mismatch, Unsupported (a cast
-        that does not exist), and those of a fetch."""
+        had. One thread at a time. Errors: TimedOut, NotFound (no such tensor), Mismatch (a tensor of another shape,
+        also in a later version; the sentence names both shapes), Unsupported (a cast that does not exist), and
+        those of a fetch."""
         newer = Ref.from_name(self._name.id.decode(), self.version if after is None else after, near=self._name)
         end = None if timeout is None else time.monotonic() + timeout
         self._connection._wait_version(newer, timeout)
@@ -101,7 +121,7 @@ class Plan:
 class PartCalls(_rdt.Conn):
     def _wait_version(self, name: _rdt.Ref, timeout: Optional[float]) -> None:
         """Waits for a version. Ctrl-C ends this wait; it would not end that of the call of librdt that follows."""
-        self._start(0, name, 0, 0, timeout)._result_or_cancel()
+        self._start(_rdt.WAIT_PUT, name, 0, 0, timeout)._result_or_cancel()
 
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
@@ -110,31 +130,33 @@ class PartCalls(_rdt.Conn):
         listed = _boxes(boxes)
         shapes = [_shape(box.tensor) if box.global_shape is None else tuple(int(n) for n in box.global_shape)
                   for box in listed]
-        return self._put_part([box.tensor for box in listed], list(boxes), shapes, list(map(_start, listed)),
-                              VISIBILITY[visible], timeout)
+        with _naming(boxes):
+            return self._put_part([box.tensor for box in listed], list(boxes), shapes, list(map(_start, listed)),
+                                  VISIBILITY[visible], timeout)
 
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
-                   visible: Visible = "owner", timeout: Optional[float] = None) -> Request:
+                   others: Sequence[str] = (), visible: Visible = "owner", timeout: Optional[float] = None) -> Request:
         """Starts `publish_part` for a Ref of `put_part` and returns the Request. Cancelling or deleting it
         before it has ended withdraws the part, and the version fails for all its publishers."""
-        return self._publish_part(ref_of(name), step, rank, of, part, VISIBILITY[visible], timeout)
+        return self._publish_part(ref_of(name), step, rank, of, part, VISIBILITY[visible], timeout, list(others))
 
     def publish_part(self, name: Union[str, Ref], step: int, rank: int, of: int,
-                     part: Union[_rdt.Ref, Mapping[str, Any]], *,
+                     part: Union[_rdt.Ref, Mapping[str, Any]], *, others: Sequence[str] = (),
                      visible: Visible = "owner", timeout: Optional[float] = None) -> int:
         """Publishes a Ref of `put_part`, or boxes, which are put first, as the part of `rank` (below `of`) of
         the version `step` of a name. Returns the version's number when all parts have been published and cover
         every tensor once: only then can anybody see the version. Each step must be greater than the one before.
         name: a string, or a Ref with an address, which publishers on several nodes need where there is no node
-        table. Errors: Invalid (names the tensor and
+        table. others: keys of tensors that this rank has, too, and leaves to other ranks: the version fails if none
+        of them publishes one. Errors: Invalid (names the tensor and
         the box), Exists (this rank has published, or another node has the name), OwnerDied (another publisher
         ended or gave up), Freed (a later step became complete first), TimedOut, LimitReached."""
         if isinstance(part, _rdt.Ref):
-            request = self.start_part(name, step, rank, of, part, visible=visible, timeout=timeout)
+            request = self.start_part(name, step, rank, of, part, others=others, visible=visible, timeout=timeout)
             request._result_or_cancel()
             return self._part_version(request)
         with self.put_part(part, visible=visible) as ref:
-            return self.publish_part(name, step, rank, of, ref, visible=visible, timeout=timeout)
+            return self.publish_part(name, step, rank, of, ref, others=others, visible=visible, timeout=timeout)
 
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:
         """Returns what the newest version of a name consists of; waits for the first one. Errors: Invalid (the
@@ -147,14 +169,26 @@ class PartCalls(_rdt.Conn):
         return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
 
     def plan(self, name: Union[str, Ref], targets: Mapping[str, Union[Box, Any]], *,
-             move: Literal["auto", "whole", "slices"] = "auto") -> Plan:
+             move: Literal["auto", "whole", "slices"] = "auto", padded: Optional[Mapping[str, int]] = None,
+             strict: bool = False) -> Plan:
         """Prepares to read boxes of the versions of a name. targets: by the key of the larger tensor, the
-        writable tensor in host memory that receives the whole tensor, or a Box of it (global_shape is not
-        used). Another dtype than the published one is a cast on the way: f32, f16 and bf16 to each other, to
+        writable tensor in host memory that receives the whole tensor, or a Box of it; there is at least one.
+        `run` raises Mismatch if the published tensor has another shape than the target, or than the Box's
+        global_shape; a Box with a start and no global_shape is a box of a tensor of any shape. Another dtype than
+        the published one is a cast on the way: f32, f16 and bf16 to each other, to
         f8_e4m3fn and f8_e5m2. Strides are the target's. The targets are borrowed as long as the Plan lives.
         move: "whole": parts of other nodes come whole, once for all processes of this node; "slices": only what
-        this plan wants; "auto": whole if it is at least half."""
+        this plan wants; "auto": whole if it is at least half.
+        padded: by key, the dimension in which this reader's tensor is longer or shorter than the published one on
+        purpose, such as a vocabulary that is padded for the number of ranks. What the target has beyond the
+        published tensor stays as it is. strict: a version with a tensor that is not among the targets is a
+        Mismatch, too."""
         at = ref_of(name)
+        if not targets:
+            raise ValueError("a plan needs at least one target")
         boxes = _boxes(targets)
-        return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets), list(map(_start, boxes)),
-                                         _MOVES[move]))
+        with _naming(targets):
+            return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets),
+                                             [_dims(box.start) for box in boxes],
+                                             [_dims(box.global_shape) for box in boxes],
+                                             [(padded or {}).get(key, -1) for key in targets], strict, _MOVES[move]))

@@ -4,26 +4,30 @@ metadata.
 
 The first bytes of the metadata tell which of three forms it has:
 - a safetensors header, for a dict of tensors. `rdtctl fetch` writes such an object as a safetensors file, and
-  files that `rdtctl put` reads are fetched as dicts.
-- {"rdt": 1, "form": "tree", ...}: JSON that refers to tensors by number, for dicts, lists, tuples, strings,
-  numbers and bytes.
+  files that `rdtctl put` reads are fetched as dicts. "rdt.same" in its "__metadata__" lists the further names of a
+  tensor that has several, and their positions in the dict; "rdt.attributes" is the plain form of an OrderedDict's attributes.
+- {"rdt": 1, "form": "tree", ...}: the plain form (_plain.py).
 - {"rdt": 1, "form": "pickle", ...}: a pickle that refers to tensors by number, for everything else. "buffers"
-  are the numbers of those that are its out-of-band buffers (PEP 574), in order.
+  are the numbers of those that are its out-of-band buffers (PEP 574), in order; "why" says what needed it.
 
-A single tensor has no metadata, or only a note that it was a torch tensor. Long text is stored as one more
-tensor after the others ("tail"). """
+A single tensor has no metadata, or only a note of what it was. In all forms "kinds" ("rdt") says of which library each
+tensor was, and "torch" ("rdt.torch") which were Parameters (notes_of); earlier versions ignore the latter. Long text is
+stored as one more tensor after the others ("tail"). """
 from __future__ import annotations
 
 import io
 import json
 import pickle
 import re
+import sys
 from collections import OrderedDict
-from typing import Any, Callable, Iterator, NamedTuple, Optional, cast
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Union, cast
 
 from . import _rdt
-from ._arrays import convert, kind_of, to_numpy
-from ._errors import Mismatch, PickleRefused
+from ._arrays import convert, kind_of, to_numpy, torch
+from ._errors import Error, Invalid, Mismatch, PickleRefused
+from ._plain import NotPlain, Reader, Writer, is_text, type_name
+from ._shared import Leaves, Shared, dressed, notes_of, viewed
 
 _quote: Callable[[str], str] = json.JSONEncoder().encode  # quotes a string; the fastest way that json offers
 TAIL_BYTES = 1 << 18  # longer text becomes a tensor
@@ -41,44 +45,76 @@ class Encoded(NamedTuple):
     has_torch: bool
 
 
-class _NotPlain(Exception):
-    """A part of the value needs a pickle; the message says which part."""
-
-
 def encode(value: Any, allow_pickle: bool) -> Encoded:
     """Encodes a value. Raises TypeError, which names the part, if it needs a pickle and allow_pickle is
     False."""
     kind = kind_of(value)
     if kind == "t":
-        return Encoded([value], _ONE_OF_TORCH, None, True)
-    if kind in ("n", "o"):
+        note = notes_of([value])
+        if not note:
+            return Encoded([value], _ONE_OF_TORCH, None, True)
+        if note != "?":
+            return Encoded([value], _head_of("bare", [kind], note), None, True)
+    elif kind in ("n", "o"):
         return Encoded([value], b"", None, False)
     return _encode_flat(value) or encode_nested(value, allow_pickle)
 
 
 def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
-    tensors: list[Any] = []
-    kinds: list[str] = []
     try:
-        tree = _tree(value, "value", tensors, kinds)
-        return _pack("tree", json.dumps(tree, separators=(",", ":")).encode(), tensors, kinds)
-    except _NotPlain as why:
+        return _encode_plain(value)
+    except NotPlain as error:
+        why = str(error)
         if not allow_pickle:
             raise TypeError(f"put without pickle: {why}") from None
-    tensors, kinds = [], []
-    out = io.BytesIO()
-    pickler = _Pickler(out, tensors, kinds)
+    except RecursionError:
+        raise TypeError("put: the value is nested more deeply than Python's recursion limit") from None
     try:
-        pickler.dump(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        where, part = _unpicklable(value, "value")
-        what = f"{where}, a {_type_name(part)}"
+        return _encode_pickle(value, why)
+    except RecursionError:
+        raise TypeError("put: the value is nested more deeply than Python's recursion limit") from None
+    except Error:
+        raise
+    except Exception as error:
+        where, part = _unpicklable(value, "value", set())
+        what = f"{where}, a {type_name(part)}"
         raise TypeError(f"put: {what}, is not a tensor and cannot be pickled: {error}") from error
-    return _pack("pickle", out.getvalue(), tensors, kinds, pickler.buffers)
 
 
-def _type_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def _encode_plain(value: Any) -> Encoded:
+    """Parts that occur in several places, and torch tensors that share memory, are known only after the first try."""
+    leaves = Leaves()
+    writer = Writer(leaves)
+    tree = writer.node(value)
+    notes = _notes(leaves)
+    if "?" in notes:
+        lost = leaves.tensors[notes.index("?")]
+        place = _place_of(lost, value, "", set())
+        raise NotPlain.of(place or "", f"is a {type_name(lost)} that is more than its elements")
+    shares = leaves.shares()
+    if writer.shared or shares:
+        leaves = Leaves(shares)
+        tree = Writer(leaves, writer.shared).node(value)
+        notes = _notes(leaves)
+    return _pack("tree", json.dumps(tree, separators=(",", ":")).encode(), leaves, notes)
+
+
+def _notes(leaves: Leaves) -> str:
+    return notes_of(leaves.tensors) if "t" in leaves.kinds else ""
+
+
+def _encode_pickle(value: Any, why: str) -> Encoded:
+    out = io.BytesIO()
+    pickler = _Pickler(out, Leaves())
+    pickler.dump(value)
+    shares = pickler.leaves.shares()
+    if shares:
+        kept = pickler.leaves.tensors  # their ids stay in use
+        out = io.BytesIO()
+        pickler = _Pickler(out, Leaves(shares))
+        pickler.dump(value)
+        del kept
+    return _pack("pickle", out.getvalue(), pickler.leaves, _notes(pickler.leaves), pickler.buffers, why)
 
 
 def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:
@@ -94,23 +130,27 @@ def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:
             yield f"{where}.{name}", item
 
 
-def _unpicklable(value: Any, where: str) -> tuple[str, Any]:
+def _unpicklable(value: Any, where: str, seen: set[int]) -> tuple[str, Any]:
     """The innermost part that cannot be pickled."""
+    seen.add(id(value))
     for inner, part in _parts(value, where):
+        if id(part) in seen:
+            continue
         try:
-            _Pickler(io.BytesIO(), [], []).dump(part)
+            _Pickler(io.BytesIO(), Leaves()).dump(part)
         except Exception:
-            return _unpicklable(part, inner)
+            return _unpicklable(part, inner, seen)
     return where, value
 
 
-def _place_of(leaf: Any, value: Any, where: str, depth: int = 0) -> Optional[str]:
+def _place_of(leaf: Any, value: Any, where: str, seen: set[int]) -> Optional[str]:
     if value is leaf:
         return where
-    if depth == 32:
+    if id(value) in seen or len(seen) > 100000:
         return None
+    seen.add(id(value))
     return next((found for inner, part in _parts(value, where)
-                 if (found := _place_of(leaf, part, inner, depth + 1))), None)
+                 if (found := _place_of(leaf, part, inner, seen)) is not None), None)
 
 
 def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
@@ -121,24 +161,37 @@ def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
     leaf = tensors[int(found[1])]
     layout = str(getattr(leaf, "layout", "torch.strided"))
     why = found[2]
-    if layout != "torch.strided":
+    if getattr(leaf, "is_nested", False):
+        why = "it is a nested tensor: put its parts, which unbind() returns"
+    elif layout != "torch.strided":
         why = f"it has the layout {layout}: put its parts, or its to_dense()"
     elif not isinstance(error, TypeError):
         return error
-    return TypeError(f"put: tensor {found[1]}, {_place_of(leaf, value, 'value') or 'inside a pickle'}: {why}")
+    place = _place_of(leaf, value, "value", set()) or "inside a pickle"
+    return TypeError(f"put: tensor {found[1]}, {place}: {why}")
 
 
-def _pack(form: str, text: bytes, tensors: list[Any], kinds: list[str],
-          buffers: Optional[list[int]] = None) -> Encoded:
+def _head_of(form: str, kinds: list[str], notes: str, **more: Any) -> bytes:
     head: dict[str, Any] = {"rdt": 1, "form": form, "kinds": _shorten(kinds)}
-    if buffers:
-        head["buffers"] = buffers
-    has_torch = "t" in kinds
+    if form == "bare":
+        del head["form"]
+    if notes:
+        head["torch"] = _shorten(list(notes))
+    head.update(more)
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n"
+
+
+def _pack(form: str, text: bytes, leaves: Leaves, notes: str, buffers: Optional[list[int]] = None,
+          why: str = "") -> Encoded:
+    tensors = leaves.tensors
+    more: dict[str, Any] = {"buffers": buffers} if buffers else {}
+    if why:
+        more["why"] = why[:200]
     if len(text) > TAIL_BYTES:
-        head["tail"] = True
+        more["tail"] = True
         tensors.append(memoryview(text))
         text = b""
-    return Encoded(tensors, json.dumps(head, separators=(",", ":")).encode() + b"\n" + text, None, has_torch)
+    return Encoded(tensors, _head_of(form, leaves.kinds, notes, **more) + text, None, "t" in leaves.kinds)
 
 
 def _shorten(kinds: list[str]) -> str:
@@ -159,97 +212,139 @@ def _encode_flat(value: Any) -> Optional[Encoded]:
             return None
         names.append(_quote(name))
         kinds.append(kind)
+    every = "".join(value)
+    if not every.isascii() and not is_text(every):
+        return None
     said = _shorten(kinds)
     more = {"rdt": said} if cls is dict else {"rdt": said, "rdt.type": "OrderedDict"}
-    return Encoded(list(value.values()), b',"__metadata__":' + json.dumps(more).encode() + b"\0", names,
+    if cls is not dict and vars(value):
+        attributes = _attributes_of(value)
+        if attributes is None:
+            return None
+        more["rdt.attributes"] = attributes
+    tensors = list(value.values())
+    same: list[list[Any]] = []
+    if "t" in said:
+        notes = notes_of(tensors)
+        if "?" in notes:
+            return None
+        if notes:
+            more["rdt.torch"] = _shorten(list(notes))
+        if _rdt.torch_overlap(tensors):
+            shared = Shared(tensors)
+            if not shared.only_names:
+                return None
+            tensors, names, same = _once(tensors, names, kinds, notes, shared)
+    if said != "t" and len(set(map(id, tensors))) < len(tensors):
+        if same:
+            return None
+        tensors, names, same = _once(tensors, names, kinds, "", None)
+    if same:
+        kinds = [kind for i, kind in enumerate(kinds) if i not in {position for position, *_ in same}]
+        more["rdt"] = _shorten(kinds)
+        more["rdt.same"] = json.dumps(same)
+        if "rdt.torch" in more:
+            more["rdt.torch"] = _shorten(list(notes_of(tensors) or "."))
+    return Encoded(tensors, b',"__metadata__":' + json.dumps(more).encode() + b"\0", names,
                    "t" in said)
 
 
-_SCALARS = frozenset((str, int, bool, type(None)))
+def _attributes_of(value: Any) -> Optional[str]:
+    """The plain form of the attributes of an OrderedDict; None: they have tensors or parts that occur twice, or no plain form."""
+    leaves = Leaves()
+    writer = Writer(leaves)
+    try:
+        tree = writer.node(vars(value))
+    except NotPlain:
+        return None
+    return None if leaves.tensors or writer.shared else json.dumps(tree)
 
 
-def _tree(value: Any, where: str, tensors: list[Any], kinds: list[str]) -> Any:
-    cls = type(value)
-    if cls in _SCALARS or cls is float:
-        return value
-    kind = kind_of(value)
-    if kind:
-        tensors.append(value)
-        kinds.append(kind)
-        return {"$": len(tensors) - 1}
-    if cls is list:
-        if value and all(map(kind_of, value)):  # only tensors: one entry for all of them
-            first = len(tensors)
-            tensors += value
-            kinds += map(kind_of, value)
-            return {"$list": [first, len(value)]}
-        return [_tree(item, f"{where}[{i}]", tensors, kinds) for i, item in enumerate(value)]
-    if cls is tuple:
-        return {"$tuple": [_tree(item, f"{where}[{i}]", tensors, kinds) for i, item in enumerate(value)]}
-    if cls is dict and all(type(key) is str and key[:1] != "$" for key in value):
-        return {key: _tree(item, f"{where}[{key!r}]", tensors, kinds) for key, item in value.items()}
-    if cls is dict or cls is OrderedDict:
-        pairs = []
-        for key, item in value.items():
-            if type(key) not in _SCALARS and type(key) is not float:
-                raise _NotPlain(f"{where} has a key of type {type(key).__name__}")
-            pairs.append([key, _tree(item, f"{where}[{key!r}]", tensors, kinds)])
-        return {"$dict" if cls is dict else "$ordered": pairs}
-    if isinstance(value, _rdt.Ref):
-        return {"$ref": str(value)}
-    raise _NotPlain(f"{where} is a {cls.__module__}.{cls.__qualname__}: put its fields, or allow_pickle=True")
-
-
-def _untree(node: Any, leaves: list[Any], ref: Callable[[str], Any]) -> Any:
-    if isinstance(node, list):
-        return [_untree(item, leaves, ref) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if len(node) == 1:
-        ((key, inner),) = node.items()
-        if key == "$":
-            return leaves[inner]
-        if key == "$list":
-            first, count = inner
-            return leaves[first:first + count]
-        if key == "$tuple":
-            return tuple(_untree(item, leaves, ref) for item in inner)
-        if key == "$dict":
-            return {k: _untree(item, leaves, ref) for k, item in inner}
-        if key == "$ordered":
-            return OrderedDict((k, _untree(item, leaves, ref)) for k, item in inner)
-        if key == "$ref":
-            return ref(inner)
-    return {key: _untree(item, leaves, ref) for key, item in node.items()}
+def _once(tensors: list[Any], names: list[str], kinds: list[str], notes: str,
+          shared: Optional[Shared]) -> tuple[list[Any], list[str], list[list[Any]]]:
+    """Each tensor once; its name; and for each further name its position in the dict, the name, the number of the tensor,
+    and a letter of notes_of if it was another object."""
+    leaves = Leaves(shared)
+    kept: list[Any] = []
+    first_names: list[str] = []
+    same: list[list[Any]] = []
+    for i, (tensor, name) in enumerate(zip(tensors, names)):
+        take = leaves.take(tensor, kinds[i])
+        if take == len(kept):
+            kept.append(tensor)
+            first_names.append(name)
+        elif type(take) is int:
+            same.append([i, json.loads(name), take, ""])
+        else:
+            same.append([i, json.loads(name), cast("list[Any]", take)[1], notes[i] if notes else "."])
+    return kept, first_names, same
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, out: io.BytesIO, tensors: list[Any], kinds: list[str]) -> None:
+    def __init__(self, out: io.BytesIO, leaves: Leaves) -> None:
         super().__init__(out, protocol=5, buffer_callback=self._take_buffer)
-        self.tensors = tensors
-        self.kinds = kinds
-        self.numbers: dict[int, int] = {}
+        self.leaves = leaves
         self.buffers: list[int] = []
+        self._torch = torch() if "torch" in sys.modules else None
+        self._plain: dict[int, Any] = {}
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether the buffer stays in the pickle."""
         raw = buffer.raw()
         if raw.nbytes < BLOB_BYTES:
             return True
-        self.buffers.append(len(self.tensors))
-        self.tensors.append(raw)
-        self.kinds.append("o")
+        self.buffers.append(cast(int, self.leaves.take(raw, "o")))
         return False
 
-    def persistent_id(self, value: Any) -> Optional[int]:
+    def persistent_id(self, value: Any) -> Any:
         kind = kind_of(value)
         if not kind or kind in "bB" and len(value) < BLOB_BYTES:
             return None
-        number = self.numbers.setdefault(id(value), len(self.tensors))
-        if number == len(self.tensors):
-            self.tensors.append(value)
-            self.kinds.append(kind)
-        return number
+        if kind == "t" and notes_of([value]) == "?" and _is_strided(value):
+            return None
+        return self.leaves.take(value, kind)
+
+    def reducer_override(self, value: Any) -> Any:
+        module = self._torch
+        if module is not None and isinstance(value, module.Tensor) and hasattr(module, "nn"):
+            return _reduced_tensor(module, value)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray) and type(value).__reduce__ is numpy.ndarray.__reduce__ \
+                and getattr(value, "__dict__", None):
+            made, arguments, state = value.__reduce__()  # numpy forgets the attributes of subclasses
+            return made, arguments, (state, value.__dict__), None, None, _set_array
+        return NotImplemented
+
+
+def _is_strided(tensor: Any) -> bool:
+    return str(tensor.layout) == "torch.strided" and not tensor.is_nested
+
+
+def _reduced_tensor(module: Any, value: Any) -> Any:
+    """How a torch tensor that is more than its elements is pickled: its elements are a tensor of the object."""
+    cls = type(value)
+    if cls.__reduce_ex__ not in (module.Tensor.__reduce_ex__, module.nn.Parameter.__reduce_ex__) or \
+            getattr(cls, "__torch_dispatch__", None) is not module.Tensor.__torch_dispatch__:
+        return NotImplemented
+    with module._C.DisableTorchFunctionSubclass():
+        plain = value.detach().as_subclass(module.Tensor)
+        if notes_of([plain]):
+            return NotImplemented
+        state = module._utils._get_obj_state(value)
+        return _tensor, (cls, plain, value.requires_grad, state)
+
+
+def _tensor(cls: Any, plain: Any, requires_grad: bool, state: Any) -> Any:
+    module = torch()
+    made = plain.detach() if cls is module.Tensor else module.Tensor._make_subclass(cls, plain.detach(), requires_grad)
+    if cls is module.Tensor and requires_grad:
+        made.requires_grad_()
+    return module._utils._set_obj_state(made, state)
+
+
+def _set_array(array: Any, state: Any) -> None:
+    array.__setstate__(state[0])
+    array.__dict__.update(state[1])
 
 
 class _Unpickler(pickle.Unpickler):
@@ -257,13 +352,22 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(text), buffers=buffers)
         self.leaves = leaves
 
-    def persistent_load(self, number: int) -> Any:
-        return self.leaves[number]
+    def persistent_load(self, number: Any) -> Any:
+        if type(number) is int:
+            return self.leaves[number]
+        what, leaf, *rest = number
+        return dressed(self.leaves[leaf], rest[0], True) if what == "same" else viewed(self.leaves[leaf], *rest)
 
 
 # ---- reading ----
 
-_Names = tuple[list[str], str, "type[dict[str, Any]]"]
+class _Names(NamedTuple):
+    names: list[str]
+    kinds: str
+    cls: type[dict[str, Any]]
+    torch: str
+    same: list[list[Any]]  # of _once
+    attributes: Optional[str]  # of _attributes_of
 
 
 def _by_name_quickly(metadata: bytes, tensors: list[_rdt.Tensor]) -> Optional[_Names]:
@@ -273,14 +377,32 @@ def _by_name_quickly(metadata: bytes, tensors: list[_rdt.Tensor]) -> Optional[_N
         return None
     try:
         more = json.loads(found[1])
-    except ValueError:  # more text follows: not a header of ours
+    except (ValueError, RecursionError):  # more text follows: not a header of ours
         return None
     return _kinds_of(found[0], more) if isinstance(more, dict) else None
 
 
 def _kinds_of(names: list[str], more: dict[str, Any]) -> _Names:
-    ordered = more.get("rdt.type") == "OrderedDict"
-    return names, str(more.get("rdt", "n")), cast("type[dict[str, Any]]", OrderedDict if ordered else dict)
+    cls = cast("type[dict[str, Any]]", OrderedDict if more.get("rdt.type") == "OrderedDict" else dict)
+    attributes = more.get("rdt.attributes") if cls is OrderedDict else None
+    return _Names(names, str(more.get("rdt", "n")), cls, str(more.get("rdt.torch", "")), _same_of(names, more.get("rdt.same")),
+                  None if attributes is None else str(attributes))
+
+
+def _same_of(names: list[str], text: Any) -> list[list[Any]]:
+    if text is None:
+        return []
+    try:
+        same: list[list[Any]] = json.loads(text)
+        at = -1
+        for position, name, number, note in same:
+            if not (type(position) is int and at < position <= len(names) + len(same) and type(name) is str
+                    and type(number) is int and 0 <= number < len(names) and note in ("", ".", "g", "p", "f")):
+                raise ValueError("a further name of a tensor is wrong")
+            at = position
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"the object's metadata cannot be read: {str(error)[:200]!r}") from None
+    return same
 
 
 def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[_Names]:
@@ -306,10 +428,12 @@ def _head(metadata: bytes) -> tuple[Optional[dict[str, Any]], bytes]:
     line, _, text = metadata.partition(b"\n")
     try:
         head = json.loads(line)
+    except RecursionError:
+        return None, b""
     except ValueError:
         try:
             head = json.loads(metadata)  # a header with line breaks
-        except ValueError:
+        except (ValueError, RecursionError):
             return None, b""
     return (head, text) if isinstance(head, dict) else (None, b"")
 
@@ -323,62 +447,116 @@ def _as_buffer(tensor: Any) -> Any:
 
 
 class Layout:
-    """The structure of an object's tensors, read from its metadata."""
+    """The structure of an object's tensors, read from its metadata. Raises Invalid if that is wrong."""
 
     def __init__(self, metadata: bytes, tensors: list[_rdt.Tensor]) -> None:
         self.tensors = tensors
         self.form = "bare"
         self.text: bytes = b""
         self.kinds = "n"
-        self.names = None
+        self.notes = ""
+        self.why = ""
+        self.names: Optional[_Names] = None
         self.buffers: list[int] = []
         if metadata == _ONE_OF_TORCH:
             self.kinds = "t"
             return
         self.names = _by_name_quickly(metadata, tensors)
+        head = None
+        if self.names is None:
+            head, self.text = _head(metadata)
+            if head is None:
+                return
+            if head.get("rdt") != 1:
+                self.names = _by_name(head, tensors)
         if self.names:
-            self.form, self.kinds = "names", self.names[1]
-            return
-        head, self.text = _head(metadata)
-        if head is None:
-            return
-        if head.get("rdt") == 1:
-            self.kinds = str(head.get("kinds", "n"))
-            self.form = str(head.get("form", "bare"))
-            self.buffers = [i for i in head.get("buffers", []) if 0 <= i < len(tensors)]
-            if head.get("tail") and tensors:
-                self.text = tensors[-1].tobytes()
-                self.tensors = tensors[:-1]
-        else:
-            self.names = _by_name(head, tensors)
-            if self.names:
-                self.form, self.kinds = "names", self.names[1]
+            self.form, self.kinds, self.notes = "names", self.names.kinds, self.names.torch
+        elif head is not None and head.get("rdt") == 1:
+            self._read_head(head)
+        if len(self.kinds) not in (1, len(self.tensors)):
+            raise Invalid(f"the object's metadata speaks of {len(self.kinds)} tensors, and it has {len(self.tensors)}")
+
+    def _read_head(self, head: dict[str, Any]) -> None:
+        self.kinds = str(head.get("kinds", "n")) or "n"
+        self.form = str(head.get("form", "bare"))
+        self.notes = str(head.get("torch", ""))
+        self.why = str(head.get("why", ""))
+        buffers = head.get("buffers", [])
+        if not isinstance(buffers, list) or not all(type(i) is int and 0 <= i < len(self.tensors) for i in buffers):
+            raise Invalid("the object's metadata names buffers that it does not have")
+        self.buffers = buffers
+        if head.get("tail") and self.tensors:
+            self.text = self.tensors[-1].tobytes()
+            self.tensors = self.tensors[:-1]
 
     @property
     def has_torch(self) -> bool:
         return "t" in self.kinds
 
     def leaves(self, as_: str) -> list[Any]:
-        return convert(self.tensors, self.kinds, as_)
+        leaves = convert(self.tensors, self.kinds, as_)
+        if not self.notes:
+            return leaves
+        if len(self.notes) not in (1, len(leaves)):
+            raise Invalid(f"the object's metadata speaks of {len(self.notes)} tensors, and it has {len(leaves)}")
+        notes = self.notes * len(leaves) if len(self.notes) == 1 else self.notes
+        return [leaf if note == "." else _dressed(leaf, note) for leaf, note in zip(leaves, notes)]
 
-    def value(self, as_: str, may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
-        """The value that was put. Raises PickleRefused."""
-        return self.leaves("auto") if as_ == "list" else self.filled(self.leaves(as_), may_unpickle, ref)
+    def value(self, as_: str, may_unpickle: Callable[[], bool], ref: Callable[[str], Any], where: str = "") -> Any:
+        """The value that was put. may_unpickle: whether code of the producer may run. Raises PickleRefused."""
+        return self.leaves("auto") if as_ == "list" else self.filled(self.leaves(as_), may_unpickle, ref, where)
 
-    def filled(self, leaves: list[Any], may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
+    def filled(self, leaves: list[Any], may_unpickle: Callable[[], bool], ref: Callable[[str], Any], where: str = "") -> Any:
         """The structure with `leaves` in place of its tensors. Raises PickleRefused."""
-        if self.form == "pickle" and not may_unpickle:
-            raise PickleRefused("the object's structure is a pickle, which can run any code of its "
-                                "producer: pass allow_pickle=True if you "
-                                "trust the producer, or as_=\"list\" for the tensors alone")
         if self.form == "names":
-            names, _, cls = cast(_Names, self.names)
-            return cls(zip(names, leaves))
+            names = cast(_Names, self.names)
+            made = names.cls(_with_same(names, leaves) if names.same else zip(names.names, leaves))
+            if names.attributes is not None:
+                attributes = Reader([], ref, may_unpickle).value(_tree(names.attributes))
+                if type(attributes) is not dict:
+                    raise Invalid("the object's metadata has attributes that are no dict")
+                vars(made).update(attributes)
+            return made
         if self.form == "tree":
-            return _untree(json.loads(self.text), leaves, ref)
+            return Reader(leaves, ref, may_unpickle).value(_tree(self.text))
         if self.form == "pickle":
+            if not may_unpickle():
+                raise PickleRefused(self._refusal(where))
             return _Unpickler(self.text, leaves, [_as_buffer(self.tensors[i]) for i in self.buffers]).load()
         return leaves[0] if len(leaves) == 1 else leaves
+
+    def _refusal(self, where: str) -> str:
+        why = "".join(c if c.isprintable() else "?" for c in self.why[:200])
+        return (f"the object{where} is a pickle{f', because {why}' if why else ''}. A pickle can run any code of its producer: "
+                "pass allow_pickle=True if you trust the producer, or as_=\"list\" for the tensors alone")
+
+
+def _tree(text: Union[str, bytes]) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"the object's structure cannot be read: {str(error)[:200]!r}") from None
+
+
+def _dressed(leaf: Any, note: str, again: bool = False) -> Any:
+    try:
+        return dressed(leaf, note, again)
+    except RuntimeError as error:  # torch's, of integers that require grad
+        raise Invalid(f"the object's metadata cannot be read: {str(error)[:200]!r}") from None
+
+
+def _with_same(names: _Names, leaves: list[Any]) -> list[tuple[str, Any]]:
+    """The items of a dict some of whose tensors have several names."""
+    items = []
+    further = {position: rest for position, *rest in names.same}
+    rest = iter(zip(names.names, leaves))
+    for i in range(len(leaves) + len(further)):
+        if i in further:
+            name, number, note = further[i]
+            items.append((name, _dressed(leaves[number], note, True) if note else leaves[number]))
+        else:
+            items += [item for item in (next(rest, None),) if item is not None]
+    return items
 
 
 def bare(tensors: list[_rdt.Tensor]) -> Any:
@@ -415,26 +593,54 @@ class _Place:
         raise Mismatch(f"the object's structure is too large to be matched with into: {_IN_ORDER}")
 
 
-def arrange(metadata: bytes, count: int, into: Any, may_unpickle: bool) -> list[Any]:
+Copies = list[tuple[Any, Any]]  # (from, to): a target that is written after the fetch, and the target that has its bytes
+
+
+def arrange(metadata: bytes, count: int, into: Any, may_unpickle: Callable[[], bool],
+            where: str) -> tuple[list[Any], Copies]:
     """The targets of `into` in the order of the object's tensors: dicts match by key, lists and tuples by
     index. Parts of the object without tensors need no counterpart. Raises Mismatch, which names the place."""
     layout = Layout(metadata, cast("list[_rdt.Tensor]", [_Place(i) for i in range(count)]))
     if layout.form == "bare" and not isinstance(into, dict):
-        return flatten(into)  # the tensors have an order and nothing else
+        return flatten(into), []  # the tensors have an order and nothing else
     placed: dict[int, Any] = {}
-    _place(into, layout.filled(layout.tensors, may_unpickle, str), "into", placed)
+    copies: Copies = []
+    _place(into, layout.filled(layout.tensors, may_unpickle, str, where), "into", placed, copies)
     if len(placed) != count:
         raise Mismatch(f"the object has {count} tensors, of which only {len(placed)} lie in its dicts, "
                         f"lists and tuples: {_IN_ORDER}")
-    return [placed[i] for i in range(count)]
+    return [placed[i] for i in range(count)], copies
 
 
-def _place(into: Any, put: Any, where: str, placed: dict[int, Any]) -> None:
+def copy_all(copies: Copies) -> None:
+    """Writes the targets of tensors that have several places."""
+    for source, target in copies:
+        if kind_of(target) == "t":
+            with torch().no_grad():
+                target.copy_(source)
+        else:
+            target[...] = source
+
+
+def _place_again(first: Any, into: Any, where: str, copies: Copies) -> None:
+    """A further place of a tensor."""
+    kind = kind_of(into)
+    if kind not in ("n", "t") or kind != kind_of(first):
+        raise Mismatch(f"{where}: the object has this tensor in two places: {_IN_ORDER}")
+    if first.dtype != into.dtype or tuple(first.shape) != tuple(into.shape):
+        raise Mismatch(f"{where} is a tensor of {into.dtype} {tuple(into.shape)}, and the object has it in another place, whose "
+                       f"target is of {first.dtype} {tuple(first.shape)}")
+    if first is not into:
+        copies.append((first, into))
+
+
+def _place(into: Any, put: Any, where: str, placed: dict[int, Any], copies: Copies) -> None:
     if kind_of(into):
         if not isinstance(put, _Place):
             raise Mismatch(f"{where} is a tensor, but the object has {_described(put)} there")
         if put.number in placed:
-            raise Mismatch(f"{where}: the object has this tensor in two places: {_IN_ORDER}")
+            _place_again(placed[put.number], into, where, copies)
+            return
         placed[put.number] = into
     elif isinstance(into, dict):
         if not isinstance(put, dict):
@@ -442,7 +648,7 @@ def _place(into: Any, put: Any, where: str, placed: dict[int, Any]) -> None:
         for key, item in into.items():
             if key not in put:
                 raise Mismatch(f"{where} has the key {key!r}, but the object has {_described(put)} there")
-            _place(item, put[key], f"{where}[{key!r}]", placed)
+            _place(item, put[key], f"{where}[{key!r}]", placed, copies)
         for key, item in put.items():
             if key not in into and _has_tensors(item):
                 raise Mismatch(f"{where} has no target for the object's key {key!r}")
@@ -455,13 +661,20 @@ def _place(into: Any, put: Any, where: str, placed: dict[int, Any]) -> None:
             raise Mismatch(f"{where} has {len(into)} targets, but the object has {_described(put)} there, "
                             f"with tensors in {len(parts)} of its items")
         for i, (item, part) in enumerate(zip(into, parts)):
-            _place(item, part, f"{where}[{i}]", placed)
+            _place(item, part, f"{where}[{i}]", placed, copies)
 
 
-def _has_tensors(put: Any) -> bool:
-    if isinstance(put, dict):
-        return any(map(_has_tensors, put.values()))
-    return isinstance(put, _Place) or isinstance(put, (list, tuple)) and any(map(_has_tensors, put))
+def _has_tensors(put: Any, seen: Optional[set[int]] = None) -> bool:
+    """Whether a value, which may contain itself, has a tensor besides those parts that were seen."""
+    if isinstance(put, _Place):
+        return True
+    if not isinstance(put, (dict, list, tuple)):
+        return False
+    seen = set() if seen is None else seen
+    if id(put) in seen:
+        return False
+    seen.add(id(put))
+    return any(_has_tensors(part, seen) for part in (put.values() if isinstance(put, dict) else put))
 
 
 def _described(put: Any) -> str:
@@ -472,4 +685,4 @@ def _described(put: Any) -> str:
         return f"a dict with the keys {', '.join(keys)}" if put else "an empty dict"
     if isinstance(put, (list, tuple)):
         return f"a {type(put).__name__} of {len(put)}"
-    return f"a {_type_name(put)}"
+    return f"a {type_name(put)}"

@@ -12,8 +12,6 @@ from ._aio import AGAIN, Hub
 from ._errors import Error
 from ._requests import HOLD, FetchInto, Held, Ref, Request
 
-_PUT, _FREED, _FREED_RANGE = 0, 1, 2
-
 
 def _steps_of(requests: Sequence[Request]) -> int:
     return sum([len(request._how.steps.earlier) for request in requests if isinstance(request, FetchInto)])
@@ -146,7 +144,7 @@ class WaitCalls(_rdt.Conn):
 
     def when_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when the object has been put, or the name has a version above `after`."""
-        return self._start(_PUT, ref, 0, 0, timeout)
+        return self._start(_rdt.WAIT_PUT, ref, 0, 0, timeout)
 
     def when_freed(self, what: Any, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when the object has no hold and no transfer left on any node. Its memory may
@@ -157,11 +155,11 @@ class WaitCalls(_rdt.Conn):
         object has already ended, the request ends at once.
         Errors: Invalid (an array in memory that is not from `empty`)."""
         if isinstance(what, _rdt.Ref):
-            return self._start(_FREED, what, 0, 0, timeout)
+            return self._start(_rdt.WAIT_FREED, what, 0, 0, timeout)
         address, count = self._span(what)
         if count == 0:
             raise ValueError("the array has no elements, so no object overlaps it")
-        return self._start(_FREED_RANGE, None, address, count, timeout)
+        return self._start(_rdt.WAIT_FREED_RANGE, None, address, count, timeout)
 
     def wait_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_put`. Errors: TimedOut, Freed (the name was unpublished)."""

@@ -45,15 +45,14 @@ from ray.experimental import (
 from ray.experimental.rdt import util
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
-from . import Connection, default
+from . import Connection, _rdt, default
 from ._arrays import convert, numpy, torch
 from ._daemon import ensure, wish
 from ._errors import Cancelled, Disconnected, Error, Exists, Restarted, ShuttingDown, SystemFailed
-from ._requests import MODES, Ref, Request
+from ._requests import MODES, VISIBILITY, Ref, Request
 
 __all__ = ["register", "RdtdTransport", "RdtdNumpyTransport"]
 
-_SNAPSHOT_UNLESS_OURS = 0x10000  # transfer.c
 # A transfer's deadline, as a fraction of Ray's. It must be earlier: an error that arrives after the task gave
 # up would hit the next task that gets the object.
 SOONER = 0.8
@@ -292,8 +291,8 @@ class RdtdTransport(TensorTransportManager):
         while True:
             connection = _connect()
             try:
-                ref: Optional[Ref] = connection._put(tensors, key, None, 0, None, _SNAPSHOT_UNLESS_OURS,
-                                                     _patience(), None, None)
+                ref: Optional[Ref] = connection._put(tensors, key, None, VISIBILITY["owner"], None,
+                                                     _rdt.PUT_SNAPSHOT_UNLESS_OURS, _patience(), None, None)
                 assert ref is not None
                 return ref
             except Exists:

@@ -8,9 +8,11 @@ A parameter that is a DTensor (tensor parallel, FSDP2) describes itself which bo
 Megatron-style layers, whose parameters are plain tensors, `layout` describes it: a mapping, or a function of name and
 tensor, to (dim, rank, size), where `size` ranks each have an equal piece along `dim`. Every other plain tensor is
 whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this rank publishes it, as a pipeline stage
-does. Tensors on GPUs are copied through host memory."""
+does. A tensor that some rank has and none publishes is an error, and so is one whose whole shape differs between trainer
+and sampler. Tensors on GPUs are copied through host memory."""
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
@@ -22,6 +24,7 @@ import rdtd
 from ._arrays import torch as load_torch
 from ._requests import Ref, ref_of
 from ._shards import Box, Plan, PlanRun
+from ._shared import Shared
 
 Split = tuple[int, int, int]
 Layout = Union[Mapping[str, Split], Callable[[str, torch.Tensor], Optional[Split]], None]
@@ -38,8 +41,25 @@ class _Local(NamedTuple):
 
 
 def _state(model: Any) -> Mapping[str, Any]:
+    """The tensors of a model or state dict. What is none is refused, except for extra state of modules."""
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
-    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.is_nested:
+                raise TypeError(f"tensor {key!r} has the layout {'nested' if value.is_nested else value.layout}, and only "
+                                "strided tensors can be published or updated")
+            tensors[key] = value
+        elif not str(key).endswith("_extra_state"):  # get_extra_state of a module: anything that it needs
+            raise TypeError(f"{key!r} is a {type(value).__name__}, not a tensor: give a module or its state_dict()")
+    return tensors
+
+
+def _with_memory(local: _Local) -> _Local:
+    if local.tensor.device.type == "meta":
+        raise ValueError(f"tensor {local.key!r} is on the meta device, so it has no memory: call the model's "
+                         "to_empty(device=...) first")
+    return local
 
 
 def _of_dtensor(key: str, value: Any) -> _Local:
@@ -97,8 +117,12 @@ def _ranks(rank: Optional[int], world_size: Optional[int]) -> tuple[int, int]:
 def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> dict[str, Box]:
     """The boxes that this rank publishes of a model or state dict: those that no lower rank has."""
     rank, _ = _ranks(rank, None if rank is None else rank + 1)
-    return {local.key: Box(local.tensor.cpu(), local.global_shape, local.start)
-            for local in _locals(model, layout, rank) if local.mine}
+    return _boxes(list(_locals(model, layout, rank)))
+
+
+def _boxes(locals_: list[_Local]) -> dict[str, Box]:
+    return {local.key: Box(_with_memory(local).tensor.cpu(), local.global_shape, local.start)
+            for local in locals_ if local.mine}
 
 
 # The step published last, by name.
@@ -121,36 +145,81 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     when all ranks have published; the tensors have been copied, and may be changed. name: a string, or a Ref with
     its node's address, which ranks on several nodes need where there is no node table. step: a number that grows
     from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher; None:
-    torch.distributed's, or 0 of 1. Errors: ValueError (a partial DTensor), and those of Connection.publish_part."""
+    torch.distributed's, or 0 of 1. Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors),
+    TypeError (a value that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank
+    above 0, such as a pipeline stage's, that has no layout and is none of rank 0's."""
     load_torch()
     connection = connection or rdtd.default()
     rank, world_size = _ranks(rank, world_size)
+    locals_ = list(_locals(model, layout, rank))
+    if not locals_ and world_size == 1:
+        raise ValueError("the model has no tensors to publish")
     at = ref_of(name)
     steps = _steps.setdefault(connection, {})
     number = step
     before = steps.pop(str(at), 0)  # if this publish fails, the next one begins above the newest version again, on all ranks
     if number is None:
         number = 1 + (before or _newest_step(connection, at))
-    version = connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
+    version = connection.publish_part(at, number, rank, world_size, _boxes(locals_),
+                                      others=[local.key for local in locals_ if not local.mine],
                                       visible=visible, timeout=timeout)
     steps[str(at)] = number
     return version
 
 
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements may have one address, as in views by expand and as_strided: rdt_plan_create says the same of
+    memory that it writes itself."""
+    reach = 0
+    for stride, count in sorted((stride, count) for stride, count in zip(tensor.stride(), tensor.shape) if count > 1):
+        if stride <= reach:
+            return bool(tensor.numel())
+        reach += stride * (count - 1)
+    return False
+
+
 class ModelPlan:
     """Reads version after version of a name into a model: see `plan`."""
 
-    def __init__(self, connection: rdtd.Connection, name: Union[str, Ref], locals_: list[_Local], move: Any) -> None:
+    def __init__(self, connection: rdtd.Connection, name: Union[str, Ref], locals_: list[_Local], move: Any,
+                 padded: Mapping[str, int], strict: bool) -> None:
+        if not locals_:
+            raise ValueError("the model has no tensors to update")
         at = ref_of(name)
         targets: dict[str, Box] = {}
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # of _staged: what the version does not reach stays
+        self._tied: list[tuple[str, str, torch.Tensor]] = []  # the second key of a tensor, and what the version has for it
+        self._overlaid: list[tuple[str, _Local, torch.Tensor]] = []  # the same for a tensor that overlaps the first key's
+        first_of: dict[Any, str] = {}
+        shared = Shared([local.tensor for local in locals_])
         for local in locals_:
-            target = local.tensor
-            if target.device.type != "cpu":
+            target = _with_memory(local).tensor
+            if _overlaps_itself(target):
+                raise ValueError(f"tensor {local.key!r} overlaps itself: by its strides several elements would be written to "
+                                 "one address, as in a view by expand or as_strided")
+            first = first_of.setdefault((target.data_ptr(), target.dtype, target.shape, target.stride()), local.key)
+            tied = first != local.key and target.numel() > 0
+            base, view = shared.of(target) or (None, None)
+            below = local.key if tied or view is None else first_of.setdefault(id(base), local.key)
+            if tied or below != local.key or target.device.type != "cpu":
                 target = torch.empty(local.tensor.shape, dtype=local.tensor.dtype, device="cpu")
-                self._staged.append((local.tensor, target))
+                if local.key in padded:
+                    self._kept.append((local.tensor, target))
+                if tied:
+                    self._tied.append((first, local.key, target))
+                elif below != local.key:
+                    self._overlaid.append((below, local, target))
+                else:
+                    self._staged.append((local.tensor, target))
             targets[local.key] = Box(target, local.global_shape, local.start)
-        self._plan: Plan = connection.plan(at, targets, move=move)
+        self._targets = targets
+        self._places = [(local.key, local.tensor, local.tensor.data_ptr()) for local in locals_]
+        self._plan: Plan = connection.plan(at, targets, move=move, padded=padded, strict=strict)
 
     @property
     def version(self) -> int:
@@ -158,20 +227,36 @@ class ModelPlan:
         return self._plan.version
 
     def update(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
-        """Waits for a version above `after` (None: the one that was read last) and writes it into the model."""
+        """Waits for a version above `after` (None: the one that was read last) and writes it into the model. Errors: those of
+        `rdtd.torch.update`, and ValueError if the memory of a tensor has been freed or moved since the plan was made."""
+        for key, tensor, place in self._places:
+            if tensor.data_ptr() != place:
+                raise ValueError(f"the memory of tensor {key!r} has been freed or moved since the plan was made: make a new plan")
+        with torch.no_grad():
+            for target, staged in self._kept:
+                staged.copy_(target)
         run = self._plan.run(after, timeout=timeout)
+        for first, second, tied in self._tied:
+            if not torch.equal(_bytes(self._targets[first].tensor), _bytes(tied)):
+                raise rdtd.Mismatch(f"version {run.version}: tensors {first!r} and {second!r} differ, but share their "
+                                    "memory in this model")
         with torch.no_grad():
             for target, staged in self._staged:
                 target.copy_(staged)
+            for first, local, staged in self._overlaid:
+                if not torch.equal(_bytes(local.tensor.cpu()), _bytes(staged)):
+                    raise rdtd.Mismatch(f"version {run.version}: tensors {first!r} and {local.key!r} differ where they share "
+                                        "memory in this model")
         return run
 
 
 def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any = "auto",
-         connection: Optional[rdtd.Connection] = None) -> ModelPlan:
+         connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
+         strict: bool = True) -> ModelPlan:
     """Prepares `update` for a model or state dict, whose tensors stay where they are. A parameter of another dtype than
     the published one is cast (Connection.plan)."""
     load_torch()
-    return ModelPlan(connection or rdtd.default(), name, list(_locals(model, layout, 0)), move)
+    return ModelPlan(connection or rdtd.default(), name, list(_locals(model, layout, 0)), move, padded or {}, strict)
 
 
 _plans: dict[tuple[Any, ...], ModelPlan] = {}
@@ -179,21 +264,39 @@ _plans_lock = threading.Lock()
 _MOST_PLANS = 16
 
 
+def _after_fork() -> None:
+    global _plans_lock
+    _plans_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, layout: Layout = None,
            timeout: Optional[float] = None, move: Any = "auto",
-           connection: Optional[rdtd.Connection] = None) -> int:
+           connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
+           strict: bool = True) -> int:
     """Waits for a version of the name above `after` (None: the one that this model got last) and writes this rank's
     boxes of it into the model's own memory, all from one version. Returns the version. The plan is made in the first
-    call, and again when the model's tensors have moved."""
+    call, and again when the model's tensors have moved.
+
+    Model and version must have the same tensors, with the same whole shapes: `layout` says which box this rank has of
+    a tensor that is no DTensor. strict=False: the version may have more tensors, as for a stage of a pipeline or some of
+    the experts. padded: by key, the dimension in which this model's tensor is longer or shorter on purpose; what it has
+    beyond the published tensor stays as it is. Errors: Mismatch (a shape, with strict a tensor that the model lacks, tied
+    tensors that differ; names the tensors), NotFound (a tensor that the version lacks), ValueError (no tensors, a tensor
+    on the meta device), TypeError (a value that is no tensor), and those of Plan.run."""
     load_torch()
+    padded = dict(padded or {})
     connection = connection or rdtd.default()
     locals_ = list(_locals(model, layout, 0))
-    key = (connection, str(name), move, tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape),
-                                                       l.start) for l in locals_))
+    key = (connection, str(name), move, tuple(padded.items()), strict,
+           tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape), l.tensor.stride(), l.global_shape, l.start)
+                 for l in locals_))
     with _plans_lock:
         prepared = _plans.get(key)
     if prepared is None:
-        made = ModelPlan(connection, name, locals_, move)
+        made = ModelPlan(connection, name, locals_, move, padded, strict)
         lost = {one[0] for one in list(_plans) if not one[0]._is_alive()}
         with _plans_lock:
             ended = [_plans.pop(one) for one in list(_plans) if one[0] in lost]

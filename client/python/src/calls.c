@@ -70,9 +70,8 @@ static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, bool takes_ove
     return status;
 }
 
-/* _start(what, ref or None, address, bytes, timeout, patience): starts a wait and returns its Request. what: 0 waits for a
- * put, 1 for the end of an object, 2 for the end of all objects in a range, 3 takes a hold, 4 takes a hold over from the
- * process that pickled the Ref. A hold is waited for `patience` seconds right here, which saves a wake-up. */
+/* _start(what (enum wait_for), ref or None, address, bytes, timeout, patience): starts a wait and returns its Request. A hold
+ * is waited for `patience` seconds right here, which saves a wake-up. */
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -89,12 +88,12 @@ static PyObject *start(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "iOKnO&|d:_start", &what, &ref, &address, &bytes, timeout_or_forever, &timeout_ns, &patience))
         return NULL;
-    if ((what != 2 && !ref_read(ref, &value)) || !conn_enter(conn))
+    if ((what != WAIT_FREED_RANGE && !ref_read(ref, &value)) || !conn_enter(conn))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS if (what == 0) status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == 1) status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == 3 || what == 4) status =
-        hold(conn->rdt, &value, what == 4, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
+    Py_BEGIN_ALLOW_THREADS if (what == WAIT_PUT) status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else if (what == WAIT_FREED) status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else if (what == WAIT_HOLD || what == WAIT_TAKE_OVER) status =
+        hold(conn->rdt, &value, what == WAIT_TAKE_OVER, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
     else status =
         rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
     Py_END_ALLOW_THREADS return request_started(conn, status, request, &err);
@@ -269,14 +268,9 @@ PyMethodDef conn_methods[] = {
     {"_unpublish", unpublish, METH_O, NULL},
     {"_store", store, METH_VARARGS, NULL},
     {"_owned", owned, METH_VARARGS, NULL},
-    {"_stat", conn_stat, METH_O, NULL},
-    {"_objects", conn_objects, METH_VARARGS, NULL},
-    {"_names", conn_names, METH_VARARGS, NULL},
-    {"_nodes", conn_nodes, METH_NOARGS, NULL},
-    {"_status", conn_status, METH_NOARGS, NULL},
+    {"_json", conn_json, METH_VARARGS, NULL},
     {"_group_create", conn_group_create, METH_VARARGS, NULL},
     {"_group_destroy", conn_group_destroy, METH_O, NULL},
-    {"_groups", conn_groups, METH_NOARGS, NULL},
     {"_broadcast", conn_broadcast, METH_VARARGS, NULL},
     {"_gpu", conn_gpu, METH_O, NULL},
     {"_gpu_open", conn_gpu_open, METH_NOARGS, NULL},

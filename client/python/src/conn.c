@@ -149,15 +149,23 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
 static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct rdt_connect_options options = RDT_INIT(options);
-    static char *names[] = {"socket", "name", "timeout", NULL};
-    PyObject *socket_bytes = NULL, *socket = Py_None;
+    static char *names[] = {"socket", "name", "timeout", "daemon_uid", NULL};
+    PyObject *socket_bytes = NULL, *socket = Py_None, *daemon_uid = Py_None;
     struct conn *conn;
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OzO&:Connection", names, &socket, &options.name, timeout_option,
-                                     &options.timeout_ns))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OzO&O:Connection", names, &socket, &options.name, timeout_option,
+                                     &options.timeout_ns, &daemon_uid))
         return NULL;
+    if (daemon_uid != Py_None) {
+        unsigned long uid = PyLong_AsUnsignedLong(daemon_uid);
+        if (PyErr_Occurred())
+            return NULL;
+        if (uid >= UINT32_MAX)
+            return PyErr_Format(PyExc_ValueError, "daemon_uid is %lu, which is no uid", uid);
+        options.daemon_uid = (uint32_t)uid;
+    }
     if (socket != Py_None && !PyUnicode_FSConverter(socket, &socket_bytes))
         return NULL;
     options.socket = socket_bytes ? PyBytes_AS_STRING(socket_bytes) : NULL;

@@ -44,7 +44,7 @@ static void drop_capsule(PyObject *capsule)
         delete_versioned(PyCapsule_GetPointer(capsule, name));
 }
 
-static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uint8_t bits)
+static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code)
 {
     struct exported *exported = PyMem_Calloc(1, sizeof *exported);
     struct dl_tensor *dl;
@@ -67,7 +67,7 @@ static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uin
     dl->device.id = tensor->gpu == HOST ? 0 : tensor->gpu;
     dl->ndim = tensor->ndim;
     dl->dtype.code = code;
-    dl->dtype.bits = bits;
+    dl->dtype.bits = (uint8_t)(8 * rdt_dtype_bytes(tensor->dtype));
     dl->dtype.lanes = 1;
     dl->shape = (int64_t *)tensor->dims;
     dl->strides = (int64_t *)tensor->dims + tensor->ndim;
@@ -125,7 +125,6 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *stream = Py_None, *max_version = Py_None, *device = Py_None, *copy = Py_None;
     struct tensor *tensor = (struct tensor *)self;
     bool versioned = false;
-    uint8_t code, bits;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &max_version, &device, &copy))
         return NULL;
@@ -160,11 +159,7 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
                         "the tensor is read-only, which DLPack before 1.0 cannot say: fetch with mode=\"cow\" or \"copy\"");
         return NULL;
     }
-    if (!dlpack_of_dtype(tensor->dtype, &code, &bits)) {
-        PyErr_Format(PyExc_BufferError, "DLPack has no type for %s", rdt_dtype_name(tensor->dtype));
-        return NULL;
-    }
-    return export(tensor, versioned, code, bits);
+    return export(tensor, versioned, rdt_dtype_row(tensor->dtype)->dlpack);
 }
 
 PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
@@ -174,27 +169,26 @@ PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
     return gpu == HOST ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, gpu);
 }
 
+bool torch_takes(enum rdt_dtype dtype)
+{
+    const struct rdt_dtype_row *row = rdt_dtype_row(dtype);
+
+    switch (row->dlpack) {
+    case DL_UINT:
+        return row->bytes == 1;
+    case DL_COMPLEX:
+        return row->bytes > 4;
+    default:
+        return row->dlpack == DL_INT || row->dlpack == DL_FLOAT || row->dlpack == DL_BFLOAT;
+    }
+}
+
 /* A capsule for torch: unversioned, also for read-only memory. Dtypes that old torches refuse are exported as integers of the
- * same size. */
+ * same size: every torch has uint8 and signed integers of each size. */
 PyObject *tensor_capsule(PyObject *self, PyObject *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;
-    uint8_t code, bits = (uint8_t)(8 * rdt_dtype_bytes(tensor->dtype));
+    const struct rdt_dtype_row *row = rdt_dtype_row(tensor->dtype);
 
-    switch (tensor->dtype) {
-    case RDT_F16:
-    case RDT_BF16:
-    case RDT_F32:
-    case RDT_F64:
-    case RDT_C64:
-    case RDT_C128:
-    case RDT_U8:
-    case RDT_I8:
-        (void)dlpack_of_dtype(tensor->dtype, &code, &bits);
-        break;
-    default:
-        code = bits == 8; /* every torch has uint8 and signed integers of each size */
-        break;
-    }
-    return export(tensor, false, code, bits);
+    return export(tensor, false, torch_takes(tensor->dtype) ? row->dlpack : row->bytes == 1 ? DL_UINT : DL_INT);
 }

@@ -7,36 +7,14 @@
 
 /* ---- dtypes ---- */
 
-/* What numpy and the buffer protocol have: the kind and the size of an element in a typestr, and the struct module's format. */
-static const struct {
-    enum rdt_dtype dtype;
-    char kind;
-    uint8_t bytes;
-    char format[3];
-} numpy_types[] = {
-    {RDT_BOOL, 'b', 1, "?"}, {RDT_U8, 'u', 1, "B"},  {RDT_I8, 'i', 1, "b"},   {RDT_U16, 'u', 2, "H"},    {RDT_I16, 'i', 2, "h"},
-    {RDT_U32, 'u', 4, "I"},  {RDT_I32, 'i', 4, "i"}, {RDT_U64, 'u', 8, "Q"},  {RDT_I64, 'i', 8, "q"},    {RDT_F16, 'f', 2, "e"},
-    {RDT_F32, 'f', 4, "f"},  {RDT_F64, 'f', 8, "d"}, {RDT_C64, 'c', 8, "Zf"}, {RDT_C128, 'c', 16, "Zd"},
-};
-#define N_NUMPY_TYPES (sizeof numpy_types / sizeof *numpy_types)
-
 enum rdt_dtype dtype_of_numpy(char kind, Py_ssize_t bytes)
 {
-    for (size_t i = 0; i < N_NUMPY_TYPES; i++)
-        if (numpy_types[i].kind == kind && numpy_types[i].bytes == bytes)
-            return numpy_types[i].dtype;
-    return 0;
-}
+    const struct rdt_dtype_row *row;
 
-const char *numpy_of_dtype(enum rdt_dtype dtype, char *kind_p)
-{
-    for (size_t i = 0; i < N_NUMPY_TYPES; i++) {
-        if (numpy_types[i].dtype == dtype) {
-            *kind_p = numpy_types[i].kind;
-            return numpy_types[i].format;
-        }
-    }
-    return NULL;
+    for (int number = 1; kind && (row = rdt_dtype_row((enum rdt_dtype)number)); number++)
+        if (row->kind == kind && row->bytes == bytes)
+            return (enum rdt_dtype)number;
+    return 0;
 }
 
 /* The dtype of a format of the struct module. 0: rdtd has none. */
@@ -55,39 +33,14 @@ static enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize)
     return dtype_of_numpy(kinds[(unsigned char)format[0]], itemsize);
 }
 
-enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_COMPLEX, DL_BOOL };
-
-static const struct {
-    enum rdt_dtype dtype;
-    uint8_t code, bits;
-} dlpack_codes[] = {
-    {RDT_BOOL, DL_BOOL, 8},   {RDT_U8, DL_UINT, 8},      {RDT_I8, DL_INT, 8},        {RDT_U16, DL_UINT, 16},
-    {RDT_I16, DL_INT, 16},    {RDT_U32, DL_UINT, 32},    {RDT_I32, DL_INT, 32},      {RDT_U64, DL_UINT, 64},
-    {RDT_I64, DL_INT, 64},    {RDT_F16, DL_FLOAT, 16},   {RDT_BF16, DL_BFLOAT, 16},  {RDT_F32, DL_FLOAT, 32},
-    {RDT_F64, DL_FLOAT, 64},  {RDT_C32, DL_COMPLEX, 32}, {RDT_C64, DL_COMPLEX, 64},  {RDT_C128, DL_COMPLEX, 128},
-    {RDT_F8_E3M4, 7, 8},      {RDT_F8_E4M3, 8, 8},       {RDT_F8_E4M3B11FNUZ, 9, 8}, {RDT_F8_E4M3FN, 10, 8},
-    {RDT_F8_E4M3FNUZ, 11, 8}, {RDT_F8_E5M2, 12, 8},      {RDT_F8_E5M2FNUZ, 13, 8},   {RDT_F8_E8M0FNU, 14, 8},
-};
-
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes)
 {
-    for (size_t i = 0; i < sizeof dlpack_codes / sizeof *dlpack_codes; i++) {
-        if (dlpack_codes[i].code == code && dlpack_codes[i].bits == bits && lanes == 1)
-            return dlpack_codes[i].dtype;
-    }
-    return 0;
-}
+    const struct rdt_dtype_row *row;
 
-bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p)
-{
-    for (size_t i = 0; i < sizeof dlpack_codes / sizeof *dlpack_codes; i++) {
-        if (dlpack_codes[i].dtype == dtype) {
-            *code_p = dlpack_codes[i].code;
-            *bits_p = dlpack_codes[i].bits;
-            return true;
-        }
-    }
-    return false;
+    for (int number = 1; lanes == 1 && (row = rdt_dtype_row((enum rdt_dtype)number)); number++)
+        if (row->dlpack == code && 8 * row->bytes == bits)
+            return (enum rdt_dtype)number;
+    return 0;
 }
 
 /* ---- one tensor ---- */

@@ -27,7 +27,9 @@ bool gpu_torch_stream(struct borrowed *borrowed, PyObject *torch, PyObject *stre
         return false;
     Py_DECREF(is_cuda);
     if (is_cuda != Py_True || !torch_stream) {
-        PyErr_SetString(PyExc_TypeError, "it is neither in host memory nor on a CUDA GPU: call .cpu() first");
+        PyErr_SetString(
+            PyExc_TypeError,
+            "it is neither in host memory nor on a CUDA GPU: call .cpu() first, or to_empty() of a model on the meta device");
         return false;
     }
     borrowed->on_gpu = borrowed->ordered = true;

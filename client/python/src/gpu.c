@@ -81,6 +81,7 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
 bool gpu_open(struct conn *conn)
 {
     enum rdt_status status = RDT_OK;
+    struct rdt_node_info node;
     rdt_cuda *cuda = NULL;
     struct rdt_error err;
 
@@ -88,6 +89,11 @@ bool gpu_open(struct conn *conn)
         return true;
     if (!conn_enter(conn))
         return false;
+    if (rdt_node(conn->rdt, &node, &err) == RDT_FORKED) { /* a thread of the parent may have held the mutex */
+        conn_leave(conn);
+        (void)raise_error(&err);
+        return false;
+    }
     Py_BEGIN_ALLOW_THREADS(void) pthread_mutex_lock(&conn->cuda_opens);
     Py_END_ALLOW_THREADS if (!conn->cuda) /* no other thread opened it first */
     {

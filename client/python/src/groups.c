@@ -64,44 +64,6 @@ PyObject *conn_group_destroy(PyObject *self, PyObject *name)
     return none_or_raise(status, &err);
 }
 
-/* _groups(): a list of (name, transport, state, why, epoch, members, ranks). */
-PyObject *conn_groups(PyObject *self, PyObject *ignored)
-{
-    struct conn *conn = (struct conn *)self;
-    struct rdt_group *groups = NULL;
-    size_t room = 16, count;
-    struct rdt_error err;
-    enum rdt_status status;
-    PyObject *list = NULL;
-
-    do { /* groups may have been added since the count */
-        PyMem_Free(groups);
-        groups = PyMem_Calloc(room, sizeof *groups);
-        if (!groups)
-            return PyErr_NoMemory();
-        if (!conn_enter(conn))
-            goto end;
-        CONN_CALL(conn, status = rdt_group_list(conn->rdt, groups, room, &count, &err));
-        if (status != RDT_OK) {
-            (void)raise_error(&err);
-            goto end;
-        }
-    } while (count > room && (room = 2 * count));
-    list = PyList_New((Py_ssize_t)count);
-    for (size_t i = 0; list && i < count; i++) {
-        PyObject *one = Py_BuildValue("(ssssIII)", groups[i].name, groups[i].transport, groups[i].state, groups[i].why,
-                                      (unsigned)groups[i].epoch, (unsigned)groups[i].members, (unsigned)groups[i].ranks);
-
-        if (one)
-            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(list);
-    }
-end:
-    PyMem_Free(groups);
-    return list;
-}
-
 /* _broadcast(ref, group, timeout): a Request. */
 PyObject *conn_broadcast(PyObject *self, PyObject *args)
 {

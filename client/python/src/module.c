@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The module, and how statuses become exceptions. */
+#include <rdt_plan.h>
+
 #include "rdtpy.h"
 
 PyObject *made_ref_type, *made_request_type;
@@ -123,6 +125,8 @@ static PyObject *set_torch(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"set_torch", set_torch, METH_VARARGS, NULL},
+    {"torch_notes", torch_notes, METH_O, NULL},
+    {"torch_overlap", torch_overlap, METH_O, NULL},
     {"header_names", header_names, METH_O, NULL},
     {"delta_encode", delta_encode, METH_VARARGS, NULL},
     {"delta_apply", delta_apply, METH_VARARGS, NULL},
@@ -134,17 +138,29 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "rdtd._
                                         .m_doc = "librdt for Python: used by the package rdtd.", .m_size = -1,
                                         .m_methods = functions};
 
+/* Numbers that the Python side passes on by name. */
+/* clang-format off */
+#define NUMBERS(X) \
+    X(RDT_PUT_SNAPSHOT) X(RDT_PUT_DETACHED) X(RDT_PUT_IMMUTABLE) X(RDT_PUT_UNSEALED) X(RDT_PUT_SUM) \
+    X(PUT_SNAPSHOT_UNLESS_OURS) X(PUT_MAY_SHARE) \
+    X(RDT_FETCH_AUTO) X(RDT_FETCH_SHARE) X(RDT_FETCH_COPY) X(RDT_FETCH_COW) \
+    X(RDT_VISIBLE_TO_OWNER) X(RDT_VISIBLE_TO_TENANT) X(RDT_VISIBLE_TO_ALL) \
+    X(RDT_PLAN_AUTO) X(RDT_PLAN_WHOLE) X(RDT_PLAN_SLICES) \
+    X(WAIT_PUT) X(WAIT_FREED) X(WAIT_FREED_RANGE) X(WAIT_HOLD) X(WAIT_TAKE_OVER)
+/* clang-format on */
+
 static bool add_constants(PyObject *module)
 {
     PyObject *names = PyDict_New(), *statuses = PyDict_New(), *item;
+    const struct rdt_dtype_row *row;
     bool ok = names && statuses;
 
-#define X(number, name, bytes, text, safetensors)                    \
-    item = ok ? Py_BuildValue("(ii)", number, bytes) : NULL;         \
-    ok = ok && item && PyDict_SetItemString(names, text, item) == 0; \
-    Py_XDECREF(item);
-    RDT_DTYPE_MAP(X)
-#undef X
+    for (int number = 1; ok && (row = rdt_dtype_row((enum rdt_dtype)number)); number++) {
+        item = Py_BuildValue("(iissO)", number, row->bytes, row->array_name, (char[]){row->kind, 0},
+                             torch_takes((enum rdt_dtype)number) ? Py_True : Py_False);
+        ok = item && PyDict_SetItemString(names, row->name, item) == 0;
+        Py_XDECREF(item);
+    }
 #define X(number, name, sentence)                                        \
     item = ok ? PyLong_FromLong(number) : NULL;                          \
     ok = ok && item && PyDict_SetItemString(statuses, #name, item) == 0; \
@@ -154,6 +170,9 @@ static bool add_constants(PyObject *module)
     ok = ok && PyModule_AddObjectRef(module, "DTYPES", names) == 0 && PyModule_AddObjectRef(module, "STATUSES", statuses) == 0;
     Py_XDECREF(names);
     Py_XDECREF(statuses);
+#define X(name) ok = ok && PyModule_AddIntMacro(module, name) == 0;
+    NUMBERS(X)
+#undef X
     return ok && PyModule_AddStringConstant(module, "VERSION", RDT_VERSION) == 0;
 }
 

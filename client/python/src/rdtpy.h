@@ -278,6 +278,10 @@ void borrowed_set_free(struct borrowed_set *set); /* NULL is fine */
  * an exception set. */
 bool torch_find_exchange(PyObject *type);
 bool torch_take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream);
+/* _rdt.torch_notes(list): a letter for each tensor (note_of). _rdt.torch_overlap(list): whether the memory of two of its torch
+ * tensors may overlap. */
+PyObject *torch_notes(PyObject *module, PyObject *tensors);
+PyObject *torch_overlap(PyObject *module, PyObject *tensors);
 
 /* Tensors on GPUs (gather_gpu.c). Each returns false or NULL with an exception set. */
 bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim);
@@ -337,11 +341,13 @@ PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
 PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 
-/* dtypes from and to DLPack's codes. 0 or false: there is no such dtype. */
+/* The dtype of DLPack's code, and of the kind and the size in numpy's typestr. 0: rdtd has none. */
+enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_COMPLEX };
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes);
-bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p);
-enum rdt_dtype dtype_of_numpy(char kind, Py_ssize_t bytes);     /* of the kind and the size in a typestr; 0: rdtd has none */
-const char *numpy_of_dtype(enum rdt_dtype dtype, char *kind_p); /* the format of the struct module; NULL: numpy has none */
+enum rdt_dtype dtype_of_numpy(char kind, Py_ssize_t bytes);
+
+/* Whether every torch accepts this dtype in a DLPack capsule. */
+bool torch_takes(enum rdt_dtype dtype);
 
 /* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this
  * header. */
@@ -356,6 +362,19 @@ PyObject *delta_apply(PyObject *module, PyObject *args);
 
 /* ---- Conn's methods ---- */
 
+enum put_flags { /* of _put, beside enum rdt_put_flags */
+                 PUT_SNAPSHOT_UNLESS_OURS = 0x10000,
+                 PUT_MAY_SHARE = 0x20000, /* GPU tensors need not be copied */
+};
+
+enum wait_for { /* what _start begins to wait for */
+                WAIT_PUT,
+                WAIT_FREED,
+                WAIT_FREED_RANGE, /* the end of all objects in a range of addresses */
+                WAIT_HOLD,
+                WAIT_TAKE_OVER, /* a hold that is taken over from the process that pickled the Ref */
+};
+
 extern PyMethodDef conn_methods[];
 PyObject *conn_close(PyObject *self, PyObject *ignored);
 PyObject *conn_put(PyObject *self, PyObject *args);
@@ -365,12 +384,7 @@ PyObject *conn_wait(PyObject *self, PyObject *args);
 PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);
 PyObject *conn_group_destroy(PyObject *self, PyObject *name);
-PyObject *conn_groups(PyObject *self, PyObject *ignored);
-PyObject *conn_stat(PyObject *self, PyObject *ref);
-PyObject *conn_objects(PyObject *self, PyObject *args);
-PyObject *conn_names(PyObject *self, PyObject *args);
-PyObject *conn_nodes(PyObject *self, PyObject *ignored);
-PyObject *conn_status(PyObject *self, PyObject *ignored);
+PyObject *conn_json(PyObject *self, PyObject *args);
 PyObject *conn_broadcast(PyObject *self, PyObject *args);
 PyObject *conn_put_part(PyObject *self, PyObject *args);
 PyObject *conn_publish_part(PyObject *self, PyObject *args);

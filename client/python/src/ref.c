@@ -364,7 +364,14 @@ static int set_grace(PyObject *self, PyObject *value, void *ignored)
     return value && timeout_from(value, GRACE_NS, &((struct ref *)self)->grace_ns) ? 0 : -1;
 }
 
+static PyObject *get_node(PyObject *self, void *ignored)
+{
+    return PyBytes_FromStringAndSize((const char *)((struct ref *)self)->ref.node, sizeof(((struct ref *)self)->ref.node));
+}
+
 static PyGetSetDef getset[] = {
+    {"node", get_node, NULL, "The uuid of the node, 16 bytes; all zero: that of whoever asks, or the one at the address.",
+     NULL},
     {"id", get_id, NULL, "The object's id, or a published name: 1 to 128 bytes.", NULL},
     {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
     {"holds", get_holds, NULL,

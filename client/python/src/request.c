@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Request: a call that was started. Object: what a fetch brought. */
+#include <rdt_plan.h>
+
 #include "rdtpy.h"
 
 /* ---- requests ---- */
@@ -365,6 +367,11 @@ static PyObject *get_count(PyObject *self, void *ignored)
     return PyLong_FromSize_t(rdt_object_count(((struct object *)self)->object));
 }
 
+static PyObject *get_is_manifest(PyObject *self, void *ignored)
+{
+    return PyBool_FromLong(rdt_object_is_manifest(((struct object *)self)->object));
+}
+
 static PyObject *object_info(PyObject *self, PyObject *ignored)
 {
     const struct rdt_object_info *info = &((struct object *)self)->info;
@@ -375,9 +382,16 @@ static PyObject *object_info(PyObject *self, PyObject *ignored)
                          info->mutable_shared ? Py_True : Py_False, "version", (unsigned long long)info->version);
 }
 
+static PyObject *get_pickles_trusted(PyObject *self, void *ignored)
+{
+    return PyBool_FromLong(rdt_object_pickles_trusted(((struct object *)self)->object));
+}
+
 static PyGetSetDef object_getset[] = {
     {"metadata", get_metadata, NULL, NULL, NULL},
+    {"pickles_trusted", get_pickles_trusted, NULL, NULL, NULL},
     {"count", get_count, NULL, NULL, NULL},
+    {"is_manifest", get_is_manifest, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -387,7 +401,23 @@ static PyMemberDef object_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+/* verify(): compares the bytes with the checksum of the object. */
+static PyObject *object_verify(PyObject *self, PyObject *ignored)
+{
+    struct object *object = (struct object *)self;
+    enum rdt_status status;
+    struct rdt_error err;
+
+    if (!conn_enter(object->conn))
+        return NULL;
+    CONN_CALL(object->conn, status = rdt_verify(object->object, RDT_FOREVER, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef object_methods[] = {
+    {"verify", object_verify, METH_NOARGS, NULL},
     {"tensors", object_tensors, METH_VARARGS, NULL},
     {"info", object_info, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts: Conn's puts and publishes of parts, manifests, and plans. */
 #include <rdt_plan.h>
+#include <string.h>
 
 #include "rdtpy.h"
 
@@ -21,6 +22,24 @@ static bool numbers_from(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t 
         return false;
     }
     return dims_from_tuple(tuple, to, ndim);
+}
+
+/* The key of tensor i. Returns NULL with an exception set. */
+static const char *key_from(PyObject *list, size_t i)
+{
+    PyObject *text = PyList_GET_ITEM(list, (Py_ssize_t)i);
+    Py_ssize_t bytes = 0;
+    const char *key;
+
+    if (!PyUnicode_Check(text)) {
+        PyErr_Format(PyExc_TypeError, "tensor %zu: its key is a %s, not text", i, Py_TYPE(text)->tp_name);
+        return NULL;
+    }
+    key = PyUnicode_AsUTF8AndSize(text, &bytes);
+    if (!key || strlen(key) == (size_t)bytes)
+        return key;
+    PyErr_Format(PyExc_ValueError, "tensor %zu: its key contains a zero byte", i);
+    return NULL;
 }
 
 static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
@@ -71,7 +90,7 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     for (size_t i = 0; i < set->count; i++, at += 2 * set->tensors[i - 1].ndim) {
         Py_ssize_t ndim = (Py_ssize_t)set->tensors[i].ndim;
 
-        shards[i].key = PyUnicode_AsUTF8(PyList_GET_ITEM(lists[0], (Py_ssize_t)i));
+        shards[i].key = key_from(lists[0], i);
         if (!shards[i].key || !numbers_from(lists[1], (Py_ssize_t)i, ndim, at) ||
             !numbers_from(lists[2], (Py_ssize_t)i, ndim, at + ndim))
             goto end;
@@ -102,7 +121,7 @@ end:
     return made;
 }
 
-/* _publish_part(name ref, step, rank, of, object ref, visibility, timeout): starts it and returns its Request. */
+/* _publish_part(name ref, step, rank, of, object ref, visibility, timeout, others): starts it and returns its Request. */
 PyObject *conn_publish_part(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -110,20 +129,38 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     struct ref *name, *object;
     unsigned long long step;
     unsigned rank, of;
-    rdt_request *request;
+    rdt_request *request = NULL;
+    PyObject *others;
+    const char **keys = NULL;
     struct rdt_error err;
     enum rdt_status status;
     int64_t timeout_ns;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "O!KIIO!iO&:_publish_part", &ref_type, &name, &step, &rank, &of, &ref_type, &object,
-                          &visibility, timeout_or_forever, &timeout_ns) ||
-        !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!KIIO!iO&O!:_publish_part", &ref_type, &name, &step, &rank, &of, &ref_type, &object,
+                          &visibility, timeout_or_forever, &timeout_ns, &PyList_Type, &others))
         return NULL;
+    options.n_others = (size_t)PyList_GET_SIZE(others);
+    keys = PyMem_Calloc(options.n_others + 1, sizeof *keys);
+    if (!keys)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < options.n_others; i++) {
+        keys[i] = key_from(others, i);
+        if (!keys[i]) {
+            PyMem_Free(keys);
+            return NULL;
+        }
+    }
+    if (!conn_enter(conn)) {
+        PyMem_Free(keys);
+        return NULL;
+    }
     options.visibility = (enum rdt_visibility)visibility;
+    options.others = keys;
     Py_BEGIN_ALLOW_THREADS status =
         rdt_publish_part_start(conn->rdt, &name->ref, step, rank, of, &object->ref, &options, timeout_ns, &request, &err);
-    Py_END_ALLOW_THREADS return request_started(conn, status, request, &err);
+    Py_END_ALLOW_THREADS PyMem_Free(keys);
+    return request_started(conn, status, request, &err);
 }
 
 /* _part_version(request): of _publish_part, when it has ended well. */
@@ -198,13 +235,47 @@ PyObject *conn_manifest(PyObject *self, PyObject *args)
     return parts ? Py_BuildValue("(KKN)", (unsigned long long)info.version, (unsigned long long)info.step, parts) : NULL;
 }
 
-/* _plan(name ref, targets, keys, starts, move): see Connection.plan. */
+/* Makes the want of tensor i, whose start and global shape may be None. dims: room for both. */
+static bool want_from(struct rdt_want *want, const struct rdt_tensor *tensor, PyObject *const *lists, Py_ssize_t i,
+                      int64_t *dims, const int64_t **shape_p, int32_t *padded_p)
+{
+    Py_ssize_t ndim = (Py_ssize_t)tensor->ndim;
+    long padded;
+
+    *want = (struct rdt_want){.key = key_from(lists[0], (size_t)i),
+                              .ndim = tensor->ndim,
+                              .count = tensor->shape,
+                              .dtype = tensor->dtype,
+                              .data = tensor->data,
+                              .strides = tensor->strides};
+    if (!want->key)
+        return false;
+    if (PyList_GET_ITEM(lists[1], i) != Py_None) {
+        if (!numbers_from(lists[1], i, ndim, dims))
+            return false;
+        want->start = dims;
+    }
+    if (PyList_GET_ITEM(lists[2], i) != Py_None) {
+        if (!numbers_from(lists[2], i, ndim, dims + ndim))
+            return false;
+        *shape_p = dims + ndim;
+    }
+    padded = PyLong_AsLong(PyList_GET_ITEM(lists[3], i));
+    if (padded == -1 && PyErr_Occurred())
+        return false;
+    *padded_p = padded < -1 || padded > INT32_MAX ? INT32_MAX : (int32_t)padded; /* rdt_plan_create refuses it */
+    return true;
+}
+
+/* _plan(name ref, targets, keys, starts, global shapes, padded dimensions, strict, move): see Connection.plan. */
 PyObject *conn_plan(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_plan_options options = RDT_INIT(options);
-    PyObject *targets, *lists[2];
+    PyObject *targets, *lists[4];
     struct rdt_want *wants = NULL;
+    const int64_t **shapes = NULL;
+    int32_t *padded = NULL;
     int64_t *dims = NULL, *at;
     size_t n_dims = 0;
     struct plan *plan = NULL;
@@ -212,12 +283,13 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     struct ref *name;
     struct rdt_error err;
     enum rdt_status status;
-    int move;
+    int strict, move;
 
-    if (!PyArg_ParseTuple(args, "O!OOOi:_plan", &ref_type, &name, &targets, &lists[0], &lists[1], &move))
+    if (!PyArg_ParseTuple(args, "O!OOOOOpi:_plan", &ref_type, &name, &targets, &lists[0], &lists[1], &lists[2], &lists[3],
+                          &strict, &move))
         return NULL;
     set = borrowed_set_from(targets, true, Py_None, "plan:");
-    if (!set || !are_lists(set->count, lists, 2))
+    if (!set || !are_lists(set->count, lists, 4))
         goto end;
     if (set->on_gpus > 0) {
         PyErr_SetString(PyExc_ValueError, "a plan writes to host memory");
@@ -226,24 +298,16 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     for (size_t i = 0; i < set->count; i++)
         n_dims += set->tensors[i].ndim;
     wants = PyMem_Calloc(set->count + 1, sizeof *wants);
-    at = dims = PyMem_Calloc(n_dims + 1, sizeof *dims);
-    if (!wants || !dims) {
+    shapes = PyMem_Calloc(set->count + 1, sizeof *shapes);
+    padded = PyMem_Calloc(set->count + 1, sizeof *padded);
+    at = dims = PyMem_Calloc(2 * n_dims + 1, sizeof *dims);
+    if (!wants || !shapes || !padded || !dims) {
         PyErr_NoMemory();
         goto end;
     }
-    for (size_t i = 0; i < set->count; at += set->tensors[i++].ndim) {
-        const struct rdt_tensor *tensor = &set->tensors[i];
-
-        wants[i] = (struct rdt_want){.key = PyUnicode_AsUTF8(PyList_GET_ITEM(lists[0], (Py_ssize_t)i)),
-                                     .ndim = tensor->ndim,
-                                     .start = at,
-                                     .count = tensor->shape,
-                                     .dtype = tensor->dtype,
-                                     .data = tensor->data,
-                                     .strides = tensor->strides};
-        if (!wants[i].key || !numbers_from(lists[1], (Py_ssize_t)i, (Py_ssize_t)tensor->ndim, at))
+    for (size_t i = 0; i < set->count; at += 2 * set->tensors[i++].ndim)
+        if (!want_from(&wants[i], &set->tensors[i], lists, (Py_ssize_t)i, at, &shapes[i], &padded[i]))
             goto end;
-    }
     plan = PyObject_New(struct plan, &plan_type);
     if (!plan)
         goto end;
@@ -256,6 +320,9 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
         goto end;
     }
     options.move = (enum rdt_plan_move)move;
+    options.global_shapes = shapes;
+    options.padded = padded;
+    options.strict = strict;
     status = rdt_plan_create(conn->rdt, &name->ref, wants, set->count, &options, &plan->plan, &err);
     conn_leave(conn);
     if (status != RDT_OK) {
@@ -270,6 +337,8 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     set = NULL;
 end:
     PyMem_Free(wants);
+    PyMem_Free(shapes);
+    PyMem_Free(padded);
     PyMem_Free(dims);
     borrowed_set_free(set);
     return (PyObject *)plan;

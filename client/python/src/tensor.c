@@ -59,8 +59,7 @@ static bool is_contiguous(const struct tensor *tensor, bool fortran)
 static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
     struct tensor *tensor = (struct tensor *)self;
-    char kind;
-    const char *format = numpy_of_dtype(tensor->dtype, &kind);
+    const char *format = rdt_dtype_row(tensor->dtype)->format;
     bool c = is_contiguous(tensor, false);
 
     view->obj = NULL;
@@ -187,18 +186,18 @@ struct used_streams *tensor_streams(struct tensor *tensor)
  * already valid. */
 static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
 {
-    size_t itemsize = rdt_dtype_bytes(tensor->dtype);
-    char typestr[8], kind;
+    const struct rdt_dtype_row *row = rdt_dtype_row(tensor->dtype);
+    char typestr[8];
 
     if ((tensor->gpu != HOST) != on_gpu) {
         PyErr_Format(PyExc_AttributeError, on_gpu ? "the tensor is in host memory" : "the tensor is on GPU %d", tensor->gpu);
         return NULL;
     }
-    if (!numpy_of_dtype(tensor->dtype, &kind)) {
-        PyErr_Format(PyExc_AttributeError, "numpy has no typestr for %s", rdt_dtype_name(tensor->dtype));
+    if (!row->kind) {
+        PyErr_Format(PyExc_AttributeError, "numpy has no typestr for %s", row->name);
         return NULL;
     }
-    (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%zu", itemsize == 1 ? '|' : '<', kind, itemsize);
+    (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%d", row->bytes == 1 ? '|' : '<', row->kind, row->bytes);
     return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape",
                          tuple_of(tensor->dims, (uint32_t)tensor->ndim), "strides",
                          tuple_of(tensor->dims + 2 * tensor->ndim, (uint32_t)tensor->ndim), "data",

@@ -6,8 +6,6 @@
 
 #define MAX_HEADER_BYTES ((size_t)4 << 20)
 
-#define SNAPSHOT_UNLESS_OURS 0x10000u /* flags of _put */
-#define MAY_SHARE 0x20000u            /* GPU tensors need not be copied */
 #define LITTLE_BYTES ((size_t)1 << 20)
 
 #define SLICE_NS (INT64_C(100) * 1000000) /* a signal handler (Ctrl-C) runs after at most this time */
@@ -36,11 +34,6 @@ static char *put_number(char *at, uint64_t number)
  * than metadata may be. */
 static PyObject *header_of(const struct borrowed_set *set, PyObject *names, const char *more)
 {
-    static const char *const dtypes[] = {
-#define X(number, name, bytes, text, safetensors) [number] = safetensors,
-        RDT_DTYPE_MAP(X)
-#undef X
-    };
     size_t room = strlen(more) + 16, used, data_at = 0;
     PyObject *header;
     char *text, *at;
@@ -51,7 +44,7 @@ static PyObject *header_of(const struct borrowed_set *set, PyObject *names, cons
         if (!PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(names, (Py_ssize_t)i), &bytes))
             return NULL;
         room += (size_t)bytes + 96 + 21 * (size_t)set->tensors[i].ndim;
-        if (!dtypes[set->tensors[i].dtype])
+        if (!rdt_dtype_row(set->tensors[i].dtype)->safetensors)
             return NULL;
     }
     text = at = PyMem_Malloc(room);
@@ -59,7 +52,7 @@ static PyObject *header_of(const struct borrowed_set *set, PyObject *names, cons
         return PyErr_NoMemory();
     for (size_t i = 0; i < set->count; i++) {
         const struct rdt_tensor *tensor = &set->tensors[i];
-        const char *name, *dtype = dtypes[tensor->dtype];
+        const char *name, *dtype = rdt_dtype_row(tensor->dtype)->safetensors;
         Py_ssize_t name_bytes;
         size_t bytes;
 
@@ -106,7 +99,7 @@ static bool is_little(const struct borrowed_set *set)
 
 /* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream). With names (one JSON string per
  * tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
- * such header can be written. SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
+ * such header can be written. PUT_SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
  * otherwise the copy never changes, and other nodes may keep replicas of it, or for small tensors a live object in memory
  * of librdt's own, which is faster to put, or with tensors on GPUs a live object, because the library has copied those in
  * their stream and the daemon would copy them again. */
@@ -158,14 +151,14 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         options.metadata = PyBytes_AS_STRING(header);
         options.metadata_bytes = (size_t)PyBytes_GET_SIZE(header);
     }
-    if (options.flags & SNAPSHOT_UNLESS_OURS) {
-        options.flags &= ~SNAPSHOT_UNLESS_OURS;
+    if (options.flags & PUT_SNAPSHOT_UNLESS_OURS) {
+        options.flags &= ~(uint32_t)PUT_SNAPSHOT_UNLESS_OURS;
         options.flags |= set->on_gpus > 0 || memory_has_one_of(conn, set->tensors, set->count) || is_little(set)
                              ? 0
                              : RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
     }
-    may_share = options.flags & MAY_SHARE;
-    options.flags &= ~MAY_SHARE;
+    may_share = options.flags & PUT_MAY_SHARE;
+    options.flags &= ~(uint32_t)PUT_MAY_SHARE;
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;

@@ -23,13 +23,11 @@
  * The files, from the top down; each calls only those on lower lines:
  *
  *   main.c                      the loop, and the socket to rdtd
- *   claim.c                     the transactions with which a node gets a name
  *   session.c                   reaching the phase UP, and staying there
- *   facts.c > names.c, http.c   the content of the keys; requests
+ *   facts.c, http.c             the content of the keys; requests
  *   value.c, tell.c             the form of keys and values; messages to rdtd
  *
- * Refuses: to delete any key but the node's own, to write a name that another living node has, to fall back from TLS, to follow
- * redirections, and to use a proxy. */
+ * Refuses: to delete any key but the node's own, to fall back from TLS, to follow redirections, and to use a proxy. */
 #ifndef RDTD_ETCD_H
 #define RDTD_ETCD_H
 
@@ -39,6 +37,7 @@
 #include <stdint.h>
 
 #include "proto/frame.h"
+#include "proto/wire_limits.h"
 #include "rdt_etcd.pb-c.h"
 
 #define ANSWER_BYTES_MAX (8u << 20) /* of one answer, and of one line of a watch */
@@ -69,19 +68,17 @@ struct request {
     size_t n_received, room;
     int64_t revision; /* of etcd, when the request was sent; -1: the answer may have an earlier one */
     bool too_large;
-    void (*on_done)(struct etcd *, struct request *, struct answer *);
+    void (*on_done)(struct etcd *, struct answer *);
     void (*on_line)(struct etcd *, json_t *); /* of a stream, else NULL; its argument is NULL if a line is not a JSON object */
-    void *arg;
-    void (*arg_free)(void *);
     char curl_error[CURL_ERROR_SIZE];
 };
 
 enum request_kind { REQUEST_KEYS, REQUEST_LEASE, REQUEST_STREAM };
 
-/* Sends POST PATH. take_body and take_arg are taken in any case; arg_free, which may be NULL, is called with the argument at
- * the end of the request. on_done is called later, once, unless the requests are dropped. false: no memory. */
+/* Sends POST PATH. take_body is taken in any case. on_done is called later, once, unless the requests are dropped. false: no
+ * memory. */
 bool request_send(struct etcd *etcd, const char *path, enum request_kind kind, json_t *take_body,
-                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg, void (*arg_free)(void *));
+                  void (*on_done)(struct etcd *, struct answer *));
 void requests_drop(struct etcd *etcd); /* all, without callbacks */
 void requests_read(struct etcd *etcd); /* calls on_done of those that have ended */
 
@@ -91,28 +88,23 @@ json_t *value_base64(const void *bytes, size_t n); /* NULL: no memory */
 
 /* Decodes a string of base64 and returns its length. -1: it is not base64, or longer than size bytes. */
 int value_bytes(const json_t *text, uint8_t *out_p, size_t size);
-int64_t value_int(const json_t *object, const char *name); /* etcd writes 64 bits as strings; 0: there is none */
+/* Reads a number from 0 on; etcd writes 64 bits as strings. 0: there is none. -1: it is no such number. */
+int64_t value_int(const json_t *object, const char *name);
+static inline bool revision_is_valid(int64_t revision)
+{
+    return revision >= 0 && rdt_number_is_valid((uint64_t)revision);
+}
 json_t *value_of_int(int64_t number);
 bool value_hex(const char *text, uint8_t out_p[16]); /* 32 digits */
 void value_to_hex(const uint8_t bytes[16], char text_p[33]);
 
 /* ---- session.c ---- */
 
-/* The leases of the node's key, of names that it has, and of names that have ended. */
-enum lease_of { LEASE_NODE, LEASE_HELD, LEASE_ENDED, LEASES };
-
-struct lease {
-    int64_t id; /* 0: it must be granted */
-    int64_t due_ms;
-};
-
 enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP };
 
 void session_begin(struct etcd *etcd);
 void session_tick(struct etcd *etcd); /* does everything that is due */
 void session_fail(struct etcd *etcd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Checks the leases at once, because one of them has been lost. */
-void session_lease_lost(struct etcd *etcd);
 void session_leave(struct etcd *etcd);
 int64_t session_due_ms(const struct etcd *etcd); /* from now until session_tick has something to do */
 
@@ -136,28 +128,6 @@ void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, own_key_chang
 void facts_tick(struct etcd *etcd);
 void facts_send(struct etcd *etcd); /* the nodes, if they have changed */
 
-/* ---- names.c ---- */
-
-struct place {
-    char node[33], address[65];
-    int64_t epoch, version;
-    bool held;
-};
-
-json_t *key_of_name(const struct etcd *etcd, const Rdt__Pb__Name *name);
-bool parse_place(const json_t *kv, struct place *place_p); /* false: the value makes no sense */
-
-/* place NULL: no place is sent. */
-void tell_name(struct etcd *etcd, const Rdt__Pb__Name *about, Rdt__Pb__NameAct act, const struct place *place,
-               int64_t revision);
-
-/* Handles a key ".../names/REST". false: it is not the key of a name, or its value makes no sense. */
-bool names_take(struct etcd *etcd, const char *rest, const json_t *kv, bool deleted);
-
-/* ---- claim.c ---- */
-
-void claim_ask(struct etcd *etcd, Rdt__Pb__EtcdName *take_message);
-
 /* ---- main.c ---- */
 
 struct etcd {
@@ -177,8 +147,8 @@ struct etcd {
     int64_t retry_ms, up_ms, pause_ms;
     char *token; /* of a user; NULL: none */
     int64_t ttl_ms;
-    struct lease leases[LEASES];
-    unsigned at_lease; /* the one that is being checked */
+    int64_t lease_id; /* of the node's key; 0: it must be granted */
+    int64_t lease_due_ms;
     bool lease_busy, register_due;
     int64_t proof_ms, proof_until_ms; /* 0: none */
     int64_t own_revision, proven_revision;

@@ -2,6 +2,7 @@
 /* The content of the keys: the nodes. A key or value that makes no sense is left out; the state has the number of such keys,
  * and what is wrong with one of them. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "etcd.h"
@@ -40,8 +41,9 @@ static bool is_address(const char *text)
 {
     const char *colon = text ? strrchr(text, ':') : NULL;
 
-    return colon && colon > text && colon[1] != '\0' && strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
-           strlen(text) < sizeof((struct known_node *)0)->address && strcspn(text, " \t\r\n/\"") == strlen(text);
+    return colon && colon > text && strlen(colon) <= 6 && strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
+           strtoul(colon + 1, NULL, 10) - 1 < 65535 && strlen(text) < sizeof((struct known_node *)0)->address &&
+           strcspn(text, " \t\r\n/\"") == strlen(text);
 }
 
 static void take_node(struct etcd *etcd, const uint8_t uuid[16], const char *address, int64_t revision)
@@ -118,12 +120,14 @@ void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, own_key_chang
         return;
     }
     key[n] = '\0';
+    if (!revision_is_valid(value_int(kv, "mod_revision"))) {
+        bad(etcd, key, n, "its revision is no number that etcd counts to");
+        return;
+    }
     rest = (const char *)key + prefix + 1;
     if (strncmp(rest, "nodes/", 6) == 0 && value_hex(rest + 6, uuid))
         take_node_key(etcd, (const char *)key, uuid, kv, deleted, on_own_key);
-    else if (strncmp(rest, "names/", 6) == 0 && etcd->config->names && names_take(etcd, rest + 6, kv, deleted))
-        return;
-    else if (!deleted && (strncmp(rest, "names/", 6) != 0 || etcd->config->names))
+    else if (!deleted)
         bad(etcd, key, n, "rdtd has no such key");
 }
 

@@ -14,8 +14,6 @@ static void request_free(struct request *request)
     curl_slist_free_all(request->headers);
     free(request->body);
     free(request->received);
-    if (request->arg_free && request->arg)
-        request->arg_free(request->arg);
     free(request);
 }
 
@@ -106,19 +104,15 @@ static bool prepare(struct request *request, const char *path, enum request_kind
 }
 
 bool request_send(struct etcd *etcd, const char *path, enum request_kind kind, json_t *take_body,
-                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg, void (*arg_free)(void *))
+                  void (*on_done)(struct etcd *, struct answer *))
 {
     struct request *request = calloc(1, sizeof *request);
 
     if (!request) {
         json_decref(take_body);
-        if (arg_free && take_arg)
-            arg_free(take_arg);
         return false;
     }
     request->etcd = etcd;
-    request->arg = take_arg;
-    request->arg_free = arg_free;
     request->on_done = on_done;
     request->revision = kind == REQUEST_KEYS ? etcd->state.revision : -1;
     request->body = take_body ? json_dumps(take_body, JSON_COMPACT) : NULL;
@@ -165,6 +159,11 @@ static bool is_recent(struct etcd *etcd, const struct request *request, struct a
         return true;
     if (!cluster || strlen(cluster) >= sizeof etcd->cluster_id || revision <= 0) {
         (void)snprintf(answer->error, sizeof answer->error, "the answer has no header of etcd");
+        return false;
+    }
+    if (!revision_is_valid(revision)) {
+        (void)snprintf(answer->error, sizeof answer->error, "its revision %lld is no number that etcd counts to",
+                       (long long)revision);
         return false;
     }
     if (etcd->cluster_id[0] == '\0')
@@ -230,7 +229,7 @@ void requests_read(struct etcd *etcd)
             understand(etcd, request, message->data.result, &answer);
         unlink_request(etcd, request);
         etcd->state.failures += !answer.ok;
-        request->on_done(etcd, request, &answer); /* which may drop the others */
+        request->on_done(etcd, &answer); /* which may drop the others */
         json_decref(answer.json);
         request_free(request);
     }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "etcd.h"
+#include "proto/std_fds.h"
 
 #define SOCKET_FD 3
 #define BEAT_MS 1000
@@ -31,8 +32,6 @@ static void take(struct frame *frame)
             etcd.done = true;
         else
             session_begin(&etcd);
-    } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_NAME && etcd.config) {
-        claim_ask(&etcd, rdt__pb__etcd_name__unpack(NULL, frame->length, frame->payload));
     } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_LEAVE && etcd.config) {
         session_leave(&etcd);
     }
@@ -68,7 +67,10 @@ static void tell_state(void)
 
     if (!etcd.state_changed && now - told_ms < BEAT_MS)
         return;
-    (void)snprintf(error, sizeof error, "%s", !etcd.state.up && etcd.error[0] != '\0' ? etcd.error : etcd.own_error);
+    (void)snprintf(error, sizeof error, "%s",
+                   etcd.config->names ? "rdtd-etcd keeps no names any more (names = etcd): restart rdtd, which is older than it"
+                   : !etcd.state.up && etcd.error[0] != '\0' ? etcd.error
+                                                             : etcd.own_error);
     if (error[0] == '\0' && etcd.state.up && etcd.state.bad_keys > 0)
         (void)snprintf(error, sizeof error, "%u keys below %.200s are not rdtd's or cannot be read, as %s", etcd.state.bad_keys,
                        etcd.config->prefix, etcd.bad_error);
@@ -119,11 +121,13 @@ int main(int argc, char **argv)
     socklen_t bytes = sizeof type;
     char seed[sizeof(unsigned)];
 
+    std_fds_open();
     if (argc > 1 || getsockopt(SOCKET_FD, SOL_SOCKET, SO_TYPE, &type, &bytes) < 0) {
         (void)fprintf(stderr, "%s is started by rdtd, where etcd_endpoints is set: see rdt-network(7)\n", argv[0]);
         return 2;
     }
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN);
     (void)fcntl(SOCKET_FD, F_SETFL, O_NONBLOCK);
     (void)fcntl(SOCKET_FD, F_SETFD, FD_CLOEXEC);
     if (getentropy(seed, sizeof seed) == 0)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reaches, and maintains, the state in which the list is complete, the watch runs and this node is registered. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,10 +13,10 @@
 #define PAUSE_MAX_MS 5000
 #define PROOF_MS 30000     /* between two checks that the watch works */
 #define PROOF_WAIT_MS 5000 /* for the written key to come back */
-#define NAME_LEASE_MS INT64_C(86400000)
-#define NAME_LEASE_KEPT_MS INT64_C(82800000) /* the lease always has at least this much left */
-#define CALM_MS 10000                        /* after being up for this long, the next failure begins with short pauses again */
+#define CALM_MS 10000      /* after being up for this long, the next failure begins with short pauses again */
 #define PASSWORD_BYTES 512
+#define RANGE "nodes/"     /* so begin the keys of nodes */
+#define RANGE_END "nodes0" /* and these come after them */
 
 static void lease_check(struct etcd *etcd);
 static void next_page(struct etcd *etcd);
@@ -58,7 +59,7 @@ void session_fail(struct etcd *etcd, const char *fmt, ...)
         etcd->rewound_ms = 0;
         etcd->state.revision = etcd->own_revision = etcd->proven_revision = 0;
         etcd->cluster_id[0] = '\0';
-        memset(etcd->leases, 0, sizeof etcd->leases);
+        etcd->lease_id = 0;
     }
     etcd->at_endpoint = (unsigned)((etcd->at_endpoint + 1) % etcd->config->n_endpoints);
     leave_phase(etcd, WAITING);
@@ -78,7 +79,7 @@ static void out_of_memory(struct etcd *etcd)
 
 /* ---- user and password ---- */
 
-static void on_token(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_token(struct etcd *etcd, struct answer *answer)
 {
     const char *token = json_string_value(json_object_get(answer->json, "token"));
 
@@ -100,11 +101,11 @@ static void authenticate(struct etcd *etcd)
     FILE *file = fopen(path, "re");
 
     if (!file || !fgets(password, sizeof password, file)) {
-        session_fail(etcd, "the password in %.200s cannot be read", path);
+        session_fail(etcd, "the password in %.200s cannot be read: %s", path, file ? "it is empty" : strerror(errno));
     } else {
         password[strcspn(password, "\r\n")] = '\0';
         if (!request_send(etcd, "auth/authenticate", REQUEST_LEASE,
-                          json_pack("{ss ss}", "name", etcd->config->user, "password", password), on_token, NULL, NULL))
+                          json_pack("{ss ss}", "name", etcd->config->user, "password", password), on_token))
             out_of_memory(etcd);
     }
     explicit_bzero(password, sizeof password);
@@ -114,12 +115,12 @@ static void authenticate(struct etcd *etcd)
 
 /* ---- the lease, and the node's key under it ---- */
 
-static void on_registered(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_registered(struct etcd *etcd, struct answer *answer)
 {
     etcd->lease_busy = false;
     if (!answer->ok && answer->code == 5) { /* the lease has expired meanwhile */
         etcd->register_due = true;
-        etcd->leases[LEASE_NODE].due_ms = 0;
+        etcd->lease_due_ms = 0;
         return;
     }
     if (!answer->ok) {
@@ -161,14 +162,14 @@ static void register_node(struct etcd *etcd)
     etcd->lease_busy = true;
     if (!text || !request_send(etcd, "kv/put", REQUEST_KEYS,
                                json_pack("{so so so}", "key", key_of(etcd, rest), "value", value_base64(text, strlen(text)),
-                                         "lease", value_of_int(etcd->leases[LEASE_NODE].id)),
-                               on_registered, NULL, NULL))
+                                         "lease", value_of_int(etcd->lease_id)),
+                               on_registered))
         out_of_memory(etcd);
     free(text);
 }
 
-/* What comes after the leases. */
-static void leases_done(struct etcd *etcd)
+/* What comes after the lease. */
+static void lease_done(struct etcd *etcd)
 {
     etcd->lease_busy = false;
     if (etcd->phase == LEASING) {
@@ -179,22 +180,7 @@ static void leases_done(struct etcd *etcd)
     }
 }
 
-static int64_t life_ms(const struct etcd *etcd, unsigned of)
-{
-    return of == LEASE_NODE ? etcd->ttl_ms : NAME_LEASE_MS;
-}
-
-static void next_lease(struct etcd *etcd);
-
-static void lease_done(struct etcd *etcd)
-{
-    etcd->leases[etcd->at_lease].due_ms =
-        now_ms() + (etcd->at_lease == LEASE_NODE ? etcd->ttl_ms / 3 : NAME_LEASE_MS - NAME_LEASE_KEPT_MS);
-    etcd->at_lease++;
-    next_lease(etcd);
-}
-
-static void on_granted(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_granted(struct etcd *etcd, struct answer *answer)
 {
     int64_t id = answer->ok ? value_int(answer->json, "ID") : 0;
 
@@ -202,69 +188,48 @@ static void on_granted(struct etcd *etcd, struct request *request, struct answer
         session_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
         return;
     }
-    etcd->leases[etcd->at_lease].id = id;
-    if (etcd->at_lease == LEASE_NODE)
-        etcd->register_due = true;
+    etcd->lease_id = id;
+    etcd->lease_due_ms = now_ms() + etcd->ttl_ms / 3;
+    etcd->register_due = true;
     lease_done(etcd);
 }
 
 static void grant(struct etcd *etcd)
 {
-    if (!request_send(etcd, "lease/grant", REQUEST_LEASE,
-                      json_pack("{so}", "TTL", value_of_int((life_ms(etcd, etcd->at_lease) + 999) / 1000)), on_granted, NULL,
-                      NULL))
+    if (!request_send(etcd, "lease/grant", REQUEST_LEASE, json_pack("{so}", "TTL", value_of_int((etcd->ttl_ms + 999) / 1000)),
+                      on_granted))
         out_of_memory(etcd);
 }
 
-static void on_alive(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_alive(struct etcd *etcd, struct answer *answer)
 {
     if (!answer->ok) {
         session_fail(etcd, "cannot renew the lease: %s", answer->error);
     } else if (value_int(json_object_get(answer->json, "result"), "TTL") > 0) {
+        etcd->lease_due_ms = now_ms() + etcd->ttl_ms / 3;
         lease_done(etcd);
     } else {
         etcd->state.leases_lost++;
         etcd->state_changed = true;
-        etcd->leases[etcd->at_lease].id = 0;
+        etcd->lease_id = 0;
         grant(etcd);
     }
-}
-
-/* A lease of ended names is not renewed but replaced, so that these names are removed in the end. */
-static void next_lease(struct etcd *etcd)
-{
-    int64_t now = now_ms();
-    struct lease *lease;
-
-    while (etcd->at_lease < LEASES &&
-           (etcd->leases[etcd->at_lease].due_ms > now || (etcd->at_lease > LEASE_NODE && !etcd->config->names)))
-        etcd->at_lease++;
-    if (etcd->at_lease == LEASES) {
-        leases_done(etcd);
-        return;
-    }
-    lease = &etcd->leases[etcd->at_lease];
-    if (lease->id == 0 || etcd->at_lease == LEASE_ENDED)
-        grant(etcd);
-    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(lease->id)), on_alive,
-                           NULL, NULL))
-        out_of_memory(etcd);
 }
 
 static void lease_check(struct etcd *etcd)
 {
     if (etcd->phase < LEASING) {
         leave_phase(etcd, LEASING);
-        etcd->leases[LEASE_NODE].due_ms = etcd->leases[LEASE_HELD].due_ms = 0; /* whether they are still there */
+        etcd->lease_due_ms = 0; /* whether it is still there */
     }
     etcd->lease_busy = true;
-    etcd->at_lease = 0;
-    next_lease(etcd);
-}
-
-void session_lease_lost(struct etcd *etcd)
-{
-    etcd->leases[LEASE_NODE].due_ms = etcd->leases[LEASE_HELD].due_ms = etcd->leases[LEASE_ENDED].due_ms = 0;
+    if (etcd->lease_due_ms > now_ms())
+        lease_done(etcd);
+    else if (etcd->lease_id == 0)
+        grant(etcd);
+    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease_id)),
+                           on_alive))
+        out_of_memory(etcd);
 }
 
 /* The registered node was deleted, or another daemon has written it. */
@@ -272,7 +237,7 @@ static void on_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bo
 {
     if (deleted) { /* the lease has expired, or somebody has deleted it */
         etcd->register_due = true;
-        etcd->leases[LEASE_NODE].due_ms = 0;
+        etcd->lease_due_ms = 0;
         return;
     }
     if (foreign && mod_revision <= etcd->own_revision)
@@ -289,7 +254,7 @@ static void on_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bo
 
 /* ---- the list ---- */
 
-static void on_watch_end(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_watch_end(struct etcd *etcd, struct answer *answer)
 {
     session_fail(etcd, "the watch has ended: %s", answer->error);
 }
@@ -342,6 +307,10 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     }
     if (json_array_size(events) == 0)
         return;
+    if (!revision_is_valid(revision)) {
+        session_fail(etcd, "the revision %" PRId64 " of its watch is no number that etcd counts to", revision);
+        return;
+    }
     if (revision < etcd->watch_revision) {
         if (etcd->rewound_ms == 0)
             etcd->rewound_ms = now_ms();
@@ -359,31 +328,15 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     }
 }
 
-/* All keys below the prefix, or those of nodes. */
-static const char *range_of(const struct etcd *etcd)
-{
-    return etcd->config->names ? "" : "nodes/";
-}
-
-/* The first key that is not. */
-static json_t *range_end(const struct etcd *etcd)
-{
-    char key[400];
-    int n = snprintf(key, sizeof key, "%.255s/%s", etcd->config->prefix, range_of(etcd));
-
-    key[n - 1]++; /* the slash at its end becomes the next character */
-    return value_base64(key, (size_t)n);
-}
-
 static void watch(struct etcd *etcd)
 {
     leave_phase(etcd, WATCHING);
     etcd->watch_revision = etcd->list_revision;
     etcd->proof_until_ms = now_ms() + PROOF_WAIT_MS; /* for its first line, too */
     if (!request_send(etcd, "watch", REQUEST_STREAM,
-                      json_pack("{s{so so so}}", "create_request", "key", key_of(etcd, range_of(etcd)), "range_end",
-                                range_end(etcd), "start_revision", value_of_int(etcd->list_revision + 1)),
-                      on_watch_end, NULL, NULL))
+                      json_pack("{s{so so so}}", "create_request", "key", key_of(etcd, RANGE), "range_end",
+                                key_of(etcd, RANGE_END), "start_revision", value_of_int(etcd->list_revision + 1)),
+                      on_watch_end))
         out_of_memory(etcd);
     else
         etcd->requests->on_line = on_watch_line;
@@ -402,7 +355,7 @@ static bool keep_next_key(struct etcd *etcd, const json_t *kv)
     return etcd->next_key;
 }
 
-static void on_page(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_page(struct etcd *etcd, struct answer *answer)
 {
     const json_t *kvs = json_object_get(answer->json, "kvs"), *kv;
     size_t i;
@@ -435,13 +388,12 @@ static void next_page(struct etcd *etcd)
         etcd->state.lists++;
         facts_begin(etcd);
     }
-    if (!request_send(
-            etcd, "kv/range", REQUEST_KEYS,
-            json_pack("{so so so so}", "key",
-                      etcd->next_key ? value_base64(etcd->next_key, etcd->next_key_bytes) : key_of(etcd, range_of(etcd)),
-                      "range_end", range_end(etcd), "limit", value_of_int(PAGE_KEYS), "revision",
-                      value_of_int(etcd->list_revision)),
-            on_page, NULL, NULL))
+    if (!request_send(etcd, "kv/range", REQUEST_KEYS,
+                      json_pack("{so so so so}", "key",
+                                etcd->next_key ? value_base64(etcd->next_key, etcd->next_key_bytes) : key_of(etcd, RANGE),
+                                "range_end", key_of(etcd, RANGE_END), "limit", value_of_int(PAGE_KEYS), "revision",
+                                value_of_int(etcd->list_revision)),
+                      on_page))
         out_of_memory(etcd);
 }
 
@@ -482,7 +434,7 @@ void session_tick(struct etcd *etcd)
     }
     if (etcd->phase == UP && etcd->state.bad_keys > 0 && now - etcd->listed_ms > PROOF_MS)
         relist(etcd); /* somebody may have removed them */
-    if (etcd->phase == UP && !etcd->lease_busy && (now >= etcd->leases[LEASE_NODE].due_ms || now >= etcd->proof_ms)) {
+    if (etcd->phase == UP && !etcd->lease_busy && (now >= etcd->lease_due_ms || now >= etcd->proof_ms)) {
         etcd->register_due |= now >= etcd->proof_ms;
         lease_check(etcd);
     }
@@ -494,14 +446,14 @@ int64_t session_due_ms(const struct etcd *etcd)
 
     if (etcd->phase == WAITING && etcd->retry_ms < due)
         due = etcd->retry_ms;
-    if (etcd->phase == UP && !etcd->lease_busy && etcd->leases[LEASE_NODE].due_ms < due)
-        due = etcd->leases[LEASE_NODE].due_ms;
+    if (etcd->phase == UP && !etcd->lease_busy && etcd->lease_due_ms < due)
+        due = etcd->lease_due_ms;
     if (etcd->proof_until_ms > 0 && etcd->proof_until_ms < due)
         due = etcd->proof_until_ms;
     return due > now ? due - now : 0;
 }
 
-static void on_revoked(struct etcd *etcd, struct request *request, struct answer *answer)
+static void on_revoked(struct etcd *etcd, struct answer *answer)
 {
     etcd->done = true;
 }
@@ -510,7 +462,6 @@ void session_leave(struct etcd *etcd)
 {
     etcd->leaving = true;
     if (etcd->phase < LISTING ||
-        !request_send(etcd, "lease/revoke", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->leases[LEASE_NODE].id)),
-                      on_revoked, NULL, NULL))
+        !request_send(etcd, "lease/revoke", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease_id)), on_revoked))
         etcd->done = true;
 }

@@ -58,8 +58,15 @@ int64_t value_int(const json_t *object, const char *name)
 {
     const json_t *value = json_object_get(object, name);
     const char *text = json_string_value(value);
+    int64_t number = -1;
 
-    return json_is_integer(value) ? json_integer_value(value) : text ? strtoll(text, NULL, 10) : 0;
+    if (!value)
+        return 0;
+    if (json_is_integer(value) && json_integer_value(value) >= 0)
+        number = json_integer_value(value);
+    else if (text && text[0] != '\0' && strspn(text, "0123456789") == strlen(text))
+        number = strtoll(text, NULL, 10); /* INT64_MAX if it is larger */
+    return number < INT64_MAX ? number : -1;
 }
 
 json_t *value_of_int(int64_t number)

@@ -9,8 +9,8 @@
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/serve/serve.h"
-#include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"
+#include "daemon/transfers/transfer_ticket.h"
 
 static const struct sm_state states[] = {
     [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},
@@ -27,116 +27,136 @@ static const struct sm_state states[] = {
 #define USUAL_MIN_BYTES (UINT64_C(16) << 20)
 #define READER_LATE_NS INT64_C(2000000000)
 
-void serve_shares(struct serve *out, bool shares)
+/* Every allowed move. serve.h draws them. */
+static const struct sm_state modes[] = {
+    [SENDING_IN_ROTATION] = {"in rotation", 1u << SENDING_IN_ORDER | 1u << SENDING_READ},
+    [SENDING_IN_ORDER] = {"in order", 0},
+    [SENDING_READ] = {"read", 1u << SENDING_READ_ENDED},
+    [SENDING_READ_ENDED] = {"read ended", 0},
+};
+
+void serve_set_mode(struct serve *serve, enum sending_mode mode)
 {
-    if (out->shares != shares)
-        out->transfers->n_sharing += shares ? 1 : -1u;
-    out->shares = shares;
+    sm_move_byte(modes, sizeof modes / sizeof modes[0], &serve->sending.mode, mode);
 }
 
-void serve_set_state(struct serve *out, enum serve_state state)
+bool serve_is_one_sided(const struct serve *serve)
 {
-    sm_move(&out->sm, state);
-    out->record.state = sm_name(&out->sm);
-    serve_shares(out, state == SERVE_SENDING);
+    return serve->sending.mode == SENDING_READ || serve->sending.mode == SENDING_READ_ENDED;
+}
+
+void serve_reader_ended(struct serve *serve)
+{
+    if (serve->sending.mode == SENDING_READ)
+        serve_set_mode(serve, SENDING_READ_ENDED);
+}
+
+void serve_shares(struct serve *serve, bool shares)
+{
+    if (serve->shares != shares)
+        serve->transfers->load.n_sharing += shares ? 1 : -1u;
+    serve->shares = shares;
+}
+
+void serve_set_state(struct serve *serve, enum serve_state state)
+{
+    sm_move(&serve->sm, state);
+    serve->record.state = sm_name(&serve->sm);
+    serve_shares(serve, state == SERVE_SENDING);
     if (state != SERVE_SENDING)
-        list_remove(&out->by_pace);
-    else if (out->object->snapshot && !out->ordered && !out->staged && out->plan && out->plan->n > FANOUT_RATE_CHUNKS)
-        list_append(&out->transfers->paced, &out->by_pace);
+        list_remove(&serve->by_pace);
+    else if (object_is_constant(serve->object) && serve->sending.mode != SENDING_IN_ORDER && !serve->sending.staged &&
+             serve->sending.plan && serve->sending.plan->n > FANOUT_RATE_CHUNKS)
+        list_append(&serve->transfers->load.paced, &serve->by_pace);
     if (state != SERVE_ENDED) /* how it ended follows */
-        record_stage(out->transfers, &out->record);
-}
-
-static void drop_expected(struct serve *out)
-{
-    account_give(out->account, USAGE_HEAP, out->expect_bytes);
-    free(out->expect);
-    out->expect = NULL;
-    out->expect_bytes = 0;
+        record_stage(serve->transfers, &serve->record);
 }
 
 /* A send that is long enough shows how fast a reader can take bytes. */
-static void note_usual(const struct serve *out)
+static void note_usual(const struct serve *serve)
 {
-    struct transfers *transfers = out->transfers;
-    uint64_t took_ns = uv_hrtime() - out->record.began_ns, rate;
+    struct transfers *transfers = serve->transfers;
+    uint64_t took_ns = uv_hrtime() - serve->record.began_ns, rate;
 
-    if (out->record.began_ns == 0 || out->replica || out->record.bytes_done < USUAL_MIN_BYTES || took_ns == 0)
+    if (serve->record.began_ns == 0 || serve->replica || serve->record.bytes_done < USUAL_MIN_BYTES || took_ns == 0)
         return;
-    rate = (uint64_t)((double)out->record.bytes_done * 1e9 / (double)took_ns);
-    transfers->usual_rate = rate > transfers->usual_rate ? rate : transfers->usual_rate - transfers->usual_rate / 8 + rate / 8;
+    rate = (uint64_t)((double)serve->record.bytes_done * 1e9 / (double)took_ns);
+    transfers->load.usual_rate =
+        rate > transfers->load.usual_rate ? rate : transfers->load.usual_rate - transfers->load.usual_rate / 8 + rate / 8;
 }
 
-void serve_end(struct serve *out)
+void serve_end(struct serve *serve)
 {
-    struct transfers *transfers = out->transfers;
+    struct transfers *transfers = serve->transfers;
 
-    assert(out->n_ops == 0);
-    if (out->connection)
-        transfers->last_sent_ns = uv_hrtime();
-    if (out->sm.state == SERVE_SENDING)
-        note_usual(out);
-    serve_set_state(out, SERVE_ENDED);
-    record_finish(transfers, &out->record);
-    deadline_unset(transfers->deadlines, &out->deadline);
-    object_waiter_remove(&out->waiter);
-    name_waiter_remove(&out->named);
-    if (out->broadcast)
-        transfers->serve->on_end(out->broadcast, out);
-    if (map_get_u64(&out->session->serves, out->number) == out)
-        map_remove_u64(&out->session->serves, out->number);
-    list_remove(&out->record.link);
-    list_remove(&out->by_connection);
-    list_remove(&out->in_turn);
-    order_leave(&out->record);
-    out->session->n_out--;
-    if (out->pinned)
-        object_unpin(out->object);
-    if (out->object)
-        object_peer_drop(out->object);
-    replica_unserve(out);
-    if (out->slice)
-        rdt__pb__slice__free_unpacked(out->slice, NULL);
-    free(out->source);
-    free(out->packed);
-    drop_expected(out);
-    free(out->plan);
-    free(out->is_posted);
-    free(out->bases);
-    free(out->select);
-    free(out->places);
-    stage_destroy(out->stage);
-    account_give(out->account, USAGE_TRANSFERS, 1);
-    account_unref(out->account);
-    free(out);
-    if (transfers->on_idle && list_empty(&transfers->active) && list_empty(&transfers->serves))
-        transfers->on_idle(transfers);
+    assert(serve->sending.n_ops == 0);
+    if (serve->sending.connection)
+        transfers->load.last_sent_ns = uv_hrtime();
+    if (serve->sm.state == SERVE_SENDING)
+        note_usual(serve);
+    serve_set_state(serve, SERVE_ENDED);
+    record_finish(transfers, &serve->record);
+    deadline_unset(transfers->deadlines, &serve->deadline);
+    object_waiter_remove(&serve->waiter);
+    name_waiter_remove(&serve->named);
+    if (map_get_u64(&serve->session->by_number, serve->number) == serve)
+        map_remove_u64(&serve->session->by_number, serve->number);
+    (void)index_remove(&transfers->under_way.by_id, serve->record.id);
+    list_remove(&serve->record.link);
+    transfers->under_way.n--;
+    transfers->load.serving_bytes -= serve->stream_bytes;
+    list_remove(&serve->by_session);
+    list_remove(&serve->sending.by_connection);
+    list_remove(&serve->sending.by_sending);
+    transfer_ticket_leave(&serve->record);
+    serve->session->counts.n_serves--;
+    if (serve->sending.connection)
+        object_unpin(serve->object);
+    if (serve->object)
+        object_peer_drop(serve->object);
+    replica_unserve(serve);
+    if (serve->request.slice)
+        rdt__pb__slice__free_unpacked(serve->request.slice, NULL);
+    free(serve->source);
+    free(serve->packed);
+    free(serve->sending.plan);
+    free(serve->sending.is_posted);
+    free(serve->sending.memory);
+    free(serve->request.select);
+    free(serve->sending.places);
+    stage_destroy(serve->sending.stage);
+    account_give(serve->account, USAGE_TRANSFERS, 1);
+    account_unref(serve->account);
+    free(serve);
+    if (transfers->ends.on_idle && transfers->under_way.n == 0)
+        transfers->ends.on_idle(transfers);
 }
 
-enum rdt_status serve_map(struct serve *out, struct rdt_error *err)
+enum rdt_status serve_map(struct serve *serve, struct rdt_error *err)
 {
-    struct object *object = out->object;
+    struct object *object = serve->object;
 
-    if (!out->bases)
-        out->bases = calloc(object_n_places(object) + 1u, sizeof *out->bases);
-    if (!out->bases)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
-    for (uint32_t i = 0; i < object_n_places(object); i++)
-        if (!(out->bases[i] = object_base(object, i, err)))
-            return err->status;
-    return RDT_OK;
-}
-
-enum rdt_status serve_check(const struct serve *out, struct rdt_error *err)
-{
     enum rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; status == RDT_OK && i < out->object->n_regions; i++)
-        status = region_check(out->object->uses[i].region, err);
+    if (!serve->sending.memory)
+        serve->sending.memory = calloc(object_n_places(object) + 1u, sizeof *serve->sending.memory);
+    if (!serve->sending.memory)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", serve->ref.id);
+    for (uint32_t i = 0; i < object_n_places(object) && status == RDT_OK; i++)
+        status = object_place(object, i, &serve->sending.memory[i], err);
     return status;
 }
 
-void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err)
+enum rdt_status serve_check(const struct serve *serve, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < serve->object->n_regions; i++)
+        status = region_check(serve->object->uses[i].region, err);
+    return status;
+}
+
+static Rdt__Pb__PullMeta refusal(uint64_t number, const struct rdt_error *err)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
 
@@ -144,196 +164,186 @@ void serve_answer_error(struct peer_session *session, uint64_t number, const str
     meta.status = err->status;
     meta.sys_errno = err->sys_errno;
     meta.message = (char *)err->msg;
+    return meta;
+}
+
+void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err)
+{
+    Rdt__Pb__PullMeta meta = refusal(number, err);
+
     (void)peer_session_send(session, RDT_PEER_PULL_META, &meta.base, NULL);
 }
 
-static void send_end(struct serve *out, const struct rdt_error *err)
+enum rdt_status serve_send(struct serve *serve, enum rdt_peer_message type, const ProtobufCMessage *message,
+                           struct rdt_error *err)
+{
+    return peer_session_send_over(serve->session, serve->epoch, type, message, err);
+}
+
+static void send_end(struct serve *serve, const struct rdt_error *err)
 {
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
-    end.transfer = out->number;
+    end.transfer = serve->number;
     end.status = err->status;
     end.message = (char *)err->msg;
     end.from_owner = true;
-    (void)peer_session_send(out->session, RDT_PEER_PULL_END, &end.base, NULL);
+    (void)serve_send(serve, RDT_PEER_PULL_END, &end.base, NULL);
 }
 
-static void send_aborted(struct serve *out)
+static void begin_grace(struct serve *serve)
 {
-    Rdt__Pb__PullAborted aborted = RDT__PB__PULL_ABORTED__INIT;
-
-    aborted.transfer = out->number;
-    (void)peer_session_send(out->session, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
-}
-
-static void begin_grace(struct serve *out)
-{
-    out->n_ops_left = out->n_ops;
-    (void)deadline_set(out->transfers->deadlines, &out->deadline, (int64_t)out->transfers->options->quiesce_grace_ns);
+    serve->sending.n_ops_left = serve->sending.n_ops;
+    (void)deadline_set(serve->transfers->deadlines, &serve->deadline, (int64_t)serve->transfers->options->quiesce_grace_ns);
 }
 
 /* Sends that the transport has not begun end at once; the others when their bytes have moved. */
-static void cancel_sends(struct serve *out)
+static void cancel_sends(struct serve *serve)
 {
-    if (!out->connection || out->connection->sm.state != PT_CONNECTED)
+    if (!serve->sending.connection || serve->sending.connection->sm.state != PT_CONNECTED)
         return; /* The disconnect ends them. */
-    list_for_each (node, &out->posted)
-        plugin_op_cancel(&out->connection->conn, &container_of(node, struct chunk_op, posted)->base);
+    list_for_each (node, &serve->sending.posted)
+        plugin_op_cancel(&serve->sending.connection->conn, &container_of(node, struct chunk_op, posted)->base);
 }
 
-void serve_stop(struct serve *out)
+void serve_stop(struct serve *serve)
 {
-    if (out->sm.state == SERVE_ABORT)
+    if (serve->sm.state == SERVE_ABORT)
         return;
-    list_remove(&out->in_turn);
-    if (out->sm.state == SERVE_PARKED || out->sm.state == SERVE_OFFERED) {
-        serve_end(out);
+    list_remove(&serve->sending.by_sending);
+    if (serve->sm.state == SERVE_PARKED || serve->sm.state == SERVE_OFFERED) {
+        serve_end(serve);
         return;
     }
-    serve_set_state(out, SERVE_ABORT);
-    cancel_sends(out);
-    if (out->n_ops > 0 || (out->one_sided && !out->reader_done))
-        begin_grace(out);
-    serve_settle(out);
+    serve_set_state(serve, SERVE_ABORT);
+    cancel_sends(serve);
+    if (serve->sending.n_ops > 0 || serve->sending.mode == SENDING_READ)
+        begin_grace(serve);
+    serve_settle(serve);
 }
 
-void serve_settle(struct serve *out)
+void serve_settle(struct serve *serve)
 {
-    bool readable = out->one_sided && !out->reader_done && out->connection && out->connection->sm.state != PT_NONE;
+    bool readable =
+        serve->sending.mode == SENDING_READ && serve->sending.connection && serve->sending.connection->sm.state != PT_NONE;
 
-    if (out->sm.state != SERVE_ABORT || out->n_ops > 0 || readable)
-        return; /* One-sided: the reader, or the end of its connection, tells when nobody reads any more. */
-    send_aborted(out);
-    serve_end(out);
+    if (serve->sm.state == SERVE_ABORT && serve->sending.n_ops == 0 && !readable)
+        serve_end(serve); /* One-sided: the reader, or the end of its connection, tells when nobody reads any more. */
 }
 
-void serve_fail(struct serve *out, const struct rdt_error *err)
+void serve_fail(struct serve *serve, const struct rdt_error *err)
 {
-    if (out->sm.state == SERVE_ABORT)
+    if (serve->sm.state == SERVE_ABORT)
         return;
-    record_fail(&out->record, err);
-    send_end(out, err);
-    serve_stop(out);
+    record_fail(&serve->record, err);
+    send_end(serve, err);
+    serve_stop(serve);
 }
 
-void serve_refuse(struct serve *out, const struct rdt_error *err)
+void serve_refuse(struct serve *serve, const struct rdt_error *err)
 {
-    serve_answer_error(out->session, out->number, err);
-    record_fail(&out->record, err);
-    serve_end(out);
+    Rdt__Pb__PullMeta meta = refusal(serve->number, err);
+
+    (void)serve_send(serve, RDT_PEER_PULL_META, &meta.base, NULL);
+    record_fail(&serve->record, err);
+    serve_end(serve);
 }
 
 static void on_deadline(struct deadline *deadline)
 {
-    struct serve *out = container_of(deadline, struct serve, deadline);
+    struct serve *serve = container_of(deadline, struct serve, deadline);
     struct rdt_error err;
 
-    if (out->sm.state == SERVE_ABORT) {
+    if (serve->sm.state == SERVE_ABORT) {
         /* Sends that have begun cannot be called back. While they end one by one, on a slow network or behind others, the
-         * connection works, and other transfers use it: the reader's next fetch of this object, for instance. */
-        if (out->n_ops < out->n_ops_left)
-            begin_grace(out);
-        else if (out->connection && out->connection->sm.state != PT_NONE)
-            peer_transport_isolate(out->connection, "the sends of an aborted transfer do not end");
+         * connection works, and other transfers use it: the reader's next fetch of this object, for instance. It does not
+         * matter to the connection how long a client holds up reads of its own memory. */
+        if (serve->sending.n_ops < serve->sending.n_ops_left ||
+            (list_empty(&serve->sending.posted) && !serve_is_one_sided(serve)))
+            begin_grace(serve);
+        else if (serve->sending.connection && serve->sending.connection->sm.state != PT_NONE)
+            peer_transport_isolate(serve->sending.connection, "the sends of an aborted transfer do not end");
         return;
     }
-    if (out->sm.state == SERVE_SENDING) {
-        order_out_on_stall(out);
+    if (serve->sm.state == SERVE_SENDING) {
+        transfer_ticket_serve_stalled(serve);
         return;
     }
-    if (out->sm.state == SERVE_TICKET)
+    if (serve->sm.state == SERVE_TICKET)
         (void)rdt_error_set(&err, RDT_TRANSPORT,
                             "%s at the owner: the reader has said nothing about its queue ticket for %.1f s (stall_timeout)",
-                            out->connection->transport->name, (double)out->transfers->options->stall_timeout_ns / 1e9);
+                            serve->sending.connection->transport->name,
+                            (double)serve->transfers->options->stall_timeout_ns / 1e9);
     else
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", out->ref.id,
-                            out->sm.state == SERVE_PARKED ? "put" : "fetched");
-    if (out->sm.state == SERVE_PARKED) {
-        serve_refuse(out, &err);
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", serve->ref.id,
+                            serve->sm.state == SERVE_PARKED ? "put" : "fetched");
+    if (serve->sm.state == SERVE_PARKED) {
+        serve_refuse(serve, &err);
         return;
     }
-    serve_fail(out, &err);
-}
-
-/* Notes the layout that the reader expects. It is charged to the account if the size of the message does not
- * bound it. */
-static bool take_expected(struct serve *out, const Rdt__Pb__TensorList *expect)
-{
-    uint64_t bytes;
-
-    if (layout_from_wire(expect, &out->expect, NULL) != RDT_OK)
-        return false;
-    bytes = layout_run_tensors(expect) > 0 ? layout_heap_bytes(out->expect) : 0;
-    if (bytes == 0 || account_take(out->account, USAGE_HEAP, bytes, NULL) == RDT_OK) {
-        out->expect_bytes = bytes;
-        return true;
-    }
-    free(out->expect);
-    out->expect = NULL;
-    return false;
+    serve_fail(serve, &err);
 }
 
 struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                         const struct owner *requester, struct rdt_error *err)
 {
     struct transfers *transfers = session->transfers;
-    struct serve *out = calloc(1, sizeof *out);
+    struct serve *serve = calloc(1, sizeof *serve);
 
-    if (!out || !(out->account = account_get(transfers->objects->accounts, requester))) {
+    if (!serve || !(serve->account = account_get(transfers->objects->accounts, requester))) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
-        free(out);
+        free(serve);
         return NULL;
     }
-    if (account_take(out->account, USAGE_TRANSFERS, 1, err) != RDT_OK) {
-        account_unref(out->account);
-        free(out);
+    if (account_take(serve->account, USAGE_TRANSFERS, 1, err) != RDT_OK) {
+        account_unref(serve->account);
+        free(serve);
         return NULL;
     }
-    out->transfers = transfers;
-    out->session = session;
-    out->number = pull->transfer;
-    out->ref = *ref;
-    out->meta_only = pull->meta_only;
-    out->keep = pull->keep_replica;
-    out->no_redirect = pull->no_redirect;
-    out->came_back = pull->left_node.len == sizeof out->left;
-    if (out->came_back)
-        memcpy(out->left, pull->left_node.data, sizeof out->left);
-    out->inline_max_bytes =
+    serve->transfers = transfers;
+    serve->session = session;
+    serve->epoch = session->peer->epoch;
+    serve->number = pull->transfer;
+    serve->ref = *ref;
+    serve->request.wish = pull->meta_only ? WISH_METADATA : pull->keep_replica ? WISH_REPLICA : WISH_BYTES;
+    serve->request.no_redirect = pull->no_redirect;
+    serve->request.came_back = pull->left_node.len == sizeof serve->request.left;
+    if (serve->request.came_back)
+        memcpy(serve->request.left, pull->left_node.data, sizeof serve->request.left);
+    serve->request.inline_max_bytes =
         pull->inline_max_bytes < RDT_PEER_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_PEER_INLINE_MAX_BYTES;
-    out->credit = UINT32_MAX;
-    out->deadline.on_passed = on_deadline;
-    list_init(&out->by_connection);
-    list_init(&out->in_turn);
-    list_init(&out->posted);
-    list_init(&out->by_replica);
-    list_init(&out->by_pace);
-    sm_init(&out->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);
-    record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
-    text_copy(out->record.peer, sizeof out->record.peer, session->peer->name);
-    record_stage_at(transfers, &out->record, out->record.since_ns);
-    if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
-        take_expected(out, pull->expect)) { /* Without an expected layout, the reader sends PULL_START. */
-        memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);
-        out->start_chunk_bytes = pull->start->chunk_bytes;
-        out->start_epoch = pull->start->epoch;
-    }
-    if ((pull->slice && !(out->slice = slice_dup(pull->slice))) || !map_put_u64(&session->serves, out->number, out)) {
-        if (out->slice)
-            rdt__pb__slice__free_unpacked(out->slice, NULL);
-        drop_expected(out);
-        account_give(out->account, USAGE_TRANSFERS, 1);
-        account_unref(out->account);
+    serve->sending.credit = UINT32_MAX;
+    serve->deadline.on_passed = on_deadline;
+    list_init(&serve->sending.by_connection);
+    list_init(&serve->sending.by_sending);
+    list_init(&serve->sending.posted);
+    list_init(&serve->by_replica);
+    list_init(&serve->by_pace);
+    sm_init(&serve->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);
+    record_start(&serve->record, ids_next(&transfers->ids, serve->account), requester, ref, "out", "parked");
+    text_copy(serve->record.peer, sizeof serve->record.peer, session->peer->name);
+    record_stage_at(transfers, &serve->record, serve->record.since_ns);
+    if ((pull->slice && !(serve->request.slice = slice_dup(pull->slice))) ||
+        !index_put(&transfers->under_way.by_id, serve->record.id, &serve->record) ||
+        !map_put_u64(&session->by_number, serve->number, serve)) {
+        if (index_get(&transfers->under_way.by_id, serve->record.id) == &serve->record)
+            (void)index_remove(&transfers->under_way.by_id, serve->record.id);
+        if (serve->request.slice)
+            rdt__pb__slice__free_unpacked(serve->request.slice, NULL);
+        account_give(serve->account, USAGE_TRANSFERS, 1);
+        account_unref(serve->account);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
-        free(out);
+        free(serve);
         return NULL;
     }
-    list_append(&transfers->serves, &out->record.link);
-    session->n_out++;
-    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
-    (void)deadline_set(transfers->deadlines, &out->deadline,
+    list_append(&transfers->under_way.serves, &serve->record.link);
+    transfers->under_way.n++;
+    list_append(&session->serves, &serve->by_session);
+    session->counts.n_serves++;
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &serve->record);
+    (void)deadline_set(transfers->deadlines, &serve->deadline,
                        pull->timeout_ns < 0 || pull->timeout_ns > INT64_MAX - READER_LATE_NS
                            ? pull->timeout_ns
                            : pull->timeout_ns + READER_LATE_NS);
-    return out;
+    return serve;
 }

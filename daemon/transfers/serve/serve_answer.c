@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/memory/region_fill.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica_directory.h"
@@ -22,78 +21,85 @@ static bool all_contiguous(const struct layout *layout)
     return true;
 }
 
-static enum rdt_status gather_inline(struct serve *out, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+static enum rdt_status gather_inline(struct serve *serve, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
-    uint8_t *data = calloc(1, out->stream_bytes ? out->stream_bytes : 1);
-    enum rdt_status status = data ? serve_map(out, err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+    uint8_t *data = calloc(1, serve->stream_bytes ? serve->stream_bytes : 1);
+    enum rdt_status status = data ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+
+    const uint8_t *base;
 
     if (status != RDT_OK) {
         free(data);
         return status;
     }
-    object_pin(out->object);
-    status = region_fill(out->object->uses, out->object->n_regions, out->source, &out->filled, NULL, NULL, err);
-    for (uint32_t i = 0; i < out->source->count && status == RDT_OK; i++)
-        if (layout_bytes(out->source, i) > 0)
-            layout_gather(out->source, i, out->bases[out->source->region[i]], 0, layout_bytes(out->source, i),
-                          data + out->packed->offset[i]);
+    object_pin(serve->object);
+    for (uint32_t i = 0; i < serve->source->count && status == RDT_OK; i++) {
+        if (layout_bytes(serve->source, i) == 0)
+            continue;
+        base = object_base(serve->object, serve->source->region[i], err);
+        if (base)
+            layout_gather(serve->source, i, base, 0, layout_bytes(serve->source, i), data + serve->packed->offset[i]);
+        else
+            status = err->status;
+    }
     if (status == RDT_OK)
-        status = serve_check(out, err);
-    object_unpin(out->object);
+        status = serve_check(serve, err);
+    object_unpin(serve->object);
     if (status != RDT_OK) {
         free(data);
         return status;
     }
     meta->has_inline = true;
-    meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
-    out->transfers->counts->bytes_out += out->stream_bytes;
-    out->session->bytes_out += out->stream_bytes;
-    out->record.bytes_done = out->stream_bytes;
+    meta->inline_data = (ProtobufCBinaryData){serve->stream_bytes, data};
+    serve->transfers->counts->bytes_out += serve->stream_bytes;
+    serve->session->counts.bytes_served += serve->stream_bytes;
+    serve->record.bytes_done = serve->stream_bytes;
     return RDT_OK;
 }
 
 /* Whether another node should rather serve the object: it is large, or this node has much to send already. */
-static bool should_redirect(const struct serve *out)
+static bool should_redirect(const struct serve *serve)
 {
-    const struct transfers *transfers = out->transfers;
-    uint64_t least = transfers->options->fanout_min_bytes, ahead = out->stream_bytes;
+    const struct transfers *transfers = serve->transfers;
+    uint64_t least = transfers->options->fanout_min_bytes, ahead = serve->stream_bytes;
 
-    if (least == 0 || out->no_redirect)
+    if (least == 0 || serve->request.no_redirect)
         return false;
-    if (out->stream_bytes < FANOUT_CHUNK_MIN)
-        return ahead >= least;
-    list_each (const struct serve, other, &transfers->serves, record.link) {
-        if (ahead >= least)
-            return true;
-        ahead += other == out ? 0 : other->stream_bytes;
-    }
+    if (serve->stream_bytes >= FANOUT_CHUNK_MIN)
+        ahead = transfers->load.serving_bytes; /* which includes its own */
     return ahead >= least;
 }
 
 /* The reader will keep a replica: adds an entry for its node to the directory. The answer may redirect the
  * reader to another node's replica. */
-static void add_replica_entry(struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+static void add_replica_entry(struct serve *serve, struct object *object, Rdt__Pb__PullMeta *meta)
 {
-    struct transfers *transfers = out->transfers;
+    struct transfers *transfers = serve->transfers;
     struct peer_session *elsewhere = NULL;
     struct replica_entry *entry = NULL;
-    bool is_new;
+    bool is_new, follows;
+    uint64_t sum;
 
-    if (out->keep && object->snapshot && !out->replica && !out->slice && !out->meta_only && !meta->has_inline)
-        entry = replica_entry_add(&transfers->directory, out->session, object, &is_new);
+    if (serve->request.wish == WISH_REPLICA && object_is_constant(object) && !serve->replica && !serve->request.slice &&
+        !meta->has_inline)
+        entry = replica_entry_add(&transfers->directory, serve->session, object, &is_new);
     meta->replica_noted = entry != NULL;
     if (!entry)
         return;
-    if ((is_new || (out->came_back && !entry->place.whole)) && should_redirect(out))
-        elsewhere = replica_entry_redirect(entry, out->came_back ? out->left : NULL);
-    else if (out->no_redirect && !entry->place.whole)
+    replica_directory_sum(serve->session, object, &sum, &follows);
+    meta->sum = sum;
+    meta->sum_follows = follows;
+    if ((is_new || (serve->request.came_back && !entry->place.whole)) && should_redirect(serve))
+        elsewhere =
+            replica_entry_redirect(entry, &serve->account->owner, serve->request.came_back ? serve->request.left : NULL);
+    else if (serve->request.no_redirect && !entry->place.whole)
         replica_entry_serve_here(entry);
     if (!elsewhere)
         return;
     meta->redirect_node = (ProtobufCBinaryData){sizeof elsewhere->peer->uuid, elsewhere->peer->uuid};
     meta->redirect_address = elsewhere->peer->address;
     meta->redirect_depth = replica_entry_depth(entry);
-    (void)snprintf(out->record.path, sizeof out->record.path, "redirect");
+    (void)snprintf(serve->record.path, sizeof serve->record.path, "redirect");
 }
 
 /* The memory kinds and devices of the tensors, for the answer. */
@@ -102,9 +108,9 @@ struct places {
     uint32_t *of, n;
 };
 
-static bool places_fill(struct places *places, const struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
+static bool places_fill(struct places *places, const struct serve *serve, const struct object *object, Rdt__Pb__PullMeta *meta)
 {
-    const struct layout *source = out->source;
+    const struct layout *source = serve->source;
 
     places->of = calloc(source->count + 1u, sizeof *places->of);
     if (!places->of)
@@ -135,7 +141,19 @@ static bool places_fill(struct places *places, const struct serve *out, const st
     return true;
 }
 
-void serve_answer(struct serve *out, struct object *object)
+/* false: the bytes of the object, which lie in a stored file, are being checked, or they are damaged. */
+static bool is_checked(struct serve *serve, struct object *object)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status =
+        serve->request.wish == WISH_METADATA ? RDT_OK : object_check(object, &serve->account->owner, &serve->waiter, &err);
+
+    if (status != RDT_OK && status != RDT_AGAIN)
+        serve_refuse(serve, &err);
+    return status == RDT_OK;
+}
+
+void serve_answer(struct serve *serve, struct object *object)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
     Rdt__Pb__TensorList tensors;
@@ -146,79 +164,75 @@ void serve_answer(struct serve *out, struct object *object)
     struct places places = {0};
     enum rdt_status status;
 
-    out->record.began_ns = uv_hrtime();
+    if (!is_checked(serve, object))
+        return;
+    serve->record.began_ns = uv_hrtime();
     if (!object_peer_hold(object)) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", out->ref.id);
-        serve_refuse(out, &err);
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", serve->ref.id);
+        serve_refuse(serve, &err);
         return;
     }
-    out->object = object;
-    if (!out->replica)
-        object_ref(object, &out->ref);
-    out->record.ref = out->ref;
-    if (out->sm.state == SERVE_PARKED)
-        serve_set_state(out, SERVE_OFFERED);
-    status = object_layout(object, out->slice, &out->source, &err);
-    if (status == RDT_OK && out->select) {
-        struct layout *all = out->source;
-        out->source = NULL;
-        status = layout_select(all, out->select, out->n_select, &out->source, &err);
+    serve->object = object;
+    if (!serve->replica)
+        object_ref(object, &serve->ref);
+    serve->record.ref = serve->ref;
+    if (serve->sm.state == SERVE_PARKED)
+        serve_set_state(serve, SERVE_OFFERED);
+    status = object_layout(object, serve->request.slice, &serve->source, &err);
+    if (status == RDT_OK && serve->request.select) {
+        struct layout *all = serve->source;
+        serve->source = NULL;
+        status = layout_select(all, serve->request.select, serve->request.n_select, &serve->source, &err);
         free(all);
     }
     if (status == RDT_OK)
-        status = layout_packed(out->source, &out->packed, &out->stream_bytes, &err);
-    out->record.bytes = out->stream_bytes;
-    if (status == RDT_OK && !out->meta_only && !out->replica && (!on_device || out->stream_bytes == 0) &&
-        out->stream_bytes <= out->inline_max_bytes)
-        status = gather_inline(out, &meta, &err);
+        status = layout_packed(serve->source, &serve->packed, &serve->stream_bytes, &err);
+    serve->record.bytes = serve->stream_bytes;
+    serve->transfers->load.serving_bytes += serve->stream_bytes;
+    if (status == RDT_OK && serve->request.wish != WISH_METADATA && !serve->replica &&
+        (!on_device || serve->stream_bytes == 0) && serve->stream_bytes <= serve->request.inline_max_bytes &&
+        !object_slow_owner(object, serve->source)) /* which the loop does not read */
+        status = gather_inline(serve, &meta, &err);
     if (status != RDT_OK) {
-        serve_answer_error(out->session, out->number, &err);
-        record_fail(&out->record, &err);
-        serve_end(out);
+        serve_refuse(serve, &err);
         return;
     }
-    if (on_device && !meta.has_inline && !places_fill(&places, out, object, &meta)) {
+    if (on_device && !meta.has_inline && !places_fill(&places, serve, object, &meta)) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
         free(places.of);
-        serve_refuse(out, &err);
+        serve_refuse(serve, &err);
         return;
     }
-    wire_ref_from(&out->ref, &ref);
-    layout_to_wire(out->packed, false, out->session->peer->tensor_runs ? &rows : NULL, &tensors);
-    meta.transfer = out->number;
+    wire_ref_from(&serve->ref, &ref);
+    layout_to_wire(serve->packed, false, serve->session->peer->tensor_runs ? &rows : NULL, &tensors);
+    meta.transfer = serve->number;
     meta.ref = &ref;
-    meta.version = out->version;
+    meta.version = serve->version;
     meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
     meta.box_bytes = object->box_bytes;
     meta.tensors = &tensors;
-    meta.bytes = out->stream_bytes;
+    meta.bytes = serve->stream_bytes;
     meta.transport = (char *)object->transport;
     meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
-    /* No reader gets a key to the arena, or to a replica that is being filled. */
-    meta.contiguous = !object->chunk && all_contiguous(out->source) && !(out->replica && out->replica->filling);
-    if (object->producer && !out->replica && !list_empty(&out->transfers->groups->all))
+    /* No reader gets a key to the arena, to imported memory, or to a replica that is being filled. */
+    meta.contiguous = !object->chunk && !object_slow_owner(object, serve->source) && all_contiguous(serve->source) &&
+                      !(serve->replica && serve->replica->filling);
+    if (object->producer && !serve->replica && !list_empty(&serve->transfers->groups->all))
         meta.producer = object->producer->name;
-    meta.snapshot = object->snapshot;
+    meta.snapshot = object_is_constant(object);
     meta.visibility = object->visibility;
     if (places.n > 0)
         meta.memory = places.rows[0].memory;
-    if (!on_device && !out->select && !out->expect)
-        add_replica_entry(out, object, &meta);
-    /* A reader that would keep a replica of the snapshot has not reserved memory for it yet, and asks again. */
-    meta.started = !on_device && !out->select && !meta.has_inline && !out->meta_only && !(out->keep && object->snapshot) &&
-                   serve_can_start(out);
-    more = !out->meta_only && !meta.has_inline && meta.redirect_node.len == 0;
-    if (out->meta_only || meta.has_inline)
-        text_copy(out->record.path, sizeof out->record.path, out->meta_only ? "metadata" : "inline");
-    status = peer_session_send(out->session, RDT_PEER_PULL_META, &meta.base, &err);
+    if (!on_device && !serve->request.select)
+        add_replica_entry(serve, object, &meta);
+    more = serve->request.wish != WISH_METADATA && !meta.has_inline && meta.redirect_node.len == 0;
+    if (serve->request.wish == WISH_METADATA || meta.has_inline)
+        text_copy(serve->record.path, sizeof serve->record.path, serve->request.wish == WISH_METADATA ? "metadata" : "inline");
+    status = serve_send(serve, RDT_PEER_PULL_META, &meta.base, &err);
     free(places.of);
     free(meta.inline_data.data);
-    if (status != RDT_OK && status != RDT_PEER_LOST)
-        serve_answer_error(out->session, out->number, &err);
     if (status != RDT_OK)
-        record_fail(&out->record, &err);
-    if (!more || status != RDT_OK)
-        serve_end(out);
-    else if (meta.started)
-        serve_begin(out, peer_transport_find(out->session, out->start_transport));
+        serve_refuse(serve, &err);
+    else if (!more)
+        serve_end(serve);
 }

@@ -8,16 +8,16 @@
 
 /* What a reader could take, in bytes for each second, as this node knows from other sends, from how the replica came, or from
  * another reader of the same object. 0: not known. */
-static uint64_t usual_rate(const struct serve *out)
+static uint64_t usual_rate(const struct serve *serve)
 {
-    uint64_t now_ns = uv_hrtime(), usual = out->transfers->usual_rate;
+    uint64_t now_ns = uv_hrtime(), usual = serve->transfers->load.usual_rate;
 
-    if (out->replica)
-        return out->replica->rate > usual ? out->replica->rate : usual;
-    list_each (const struct serve, other, &out->transfers->paced, by_pace) {
+    if (serve->replica)
+        return serve->replica->rate > usual ? serve->replica->rate : usual;
+    list_each (const struct serve, other, &serve->transfers->load.paced, by_pace) {
         uint64_t took_ns = now_ns - other->record.began_ns, rate;
-        if (other == out || other->object != out->object || took_ns == 0 ||
-            other->record.bytes_done < FANOUT_RATE_CHUNKS * out->plan->chunks[0].bytes)
+        if (other == serve || other->object != serve->object || took_ns == 0 ||
+            other->record.bytes_done < FANOUT_RATE_CHUNKS * serve->sending.plan->chunks[0].bytes)
             continue;
         rate = (uint64_t)((double)other->record.bytes_done * 1e9 / (double)took_ns);
         usual = rate > usual ? rate : usual;
@@ -25,58 +25,59 @@ static uint64_t usual_rate(const struct serve *out)
     return usual;
 }
 
-static void ask(struct serve *out)
+static void ask(struct serve *serve)
 {
     Rdt__Pb__PullParked question = RDT__PB__PULL_PARKED__INIT;
 
-    out->pace.ask = false;
-    question.transfer = out->number;
-    question.over_ns = out->pace.over_ns;
-    (void)peer_session_send(out->session, RDT_PEER_PULL_PARKED, &question.base, NULL);
+    serve->pace.ask = false;
+    question.transfer = serve->number;
+    question.over_ns = serve->pace.over_ns;
+    (void)serve_send(serve, RDT_PEER_PULL_PARKED, &question.base, NULL);
 }
 
-static void take_verdict(struct serve *out, enum fanout_verdict verdict, uint64_t sent)
+static void take_verdict(struct serve *serve, enum fanout_verdict verdict, uint64_t sent)
 {
     if (verdict != FANOUT_FAIR) {
-        serve_shares(out, false);
-        out->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
+        serve_shares(serve, false);
+        serve->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
     }
-    if (out->replica && verdict != FANOUT_FAIR)
-        replica_reader_is_slow(out->replica, out->session, verdict);
-    else if (!out->replica && (verdict != FANOUT_FAIR || out->transfers->usual_rate == 0))
-        replica_directory_reader_took(&out->transfers->directory, out->object->generation, out->session, sent, verdict);
+    if (serve->replica && verdict != FANOUT_FAIR)
+        replica_reader_is_slow(serve->replica, serve->session, verdict);
+    else if (!serve->replica && (verdict != FANOUT_FAIR || serve->transfers->load.usual_rate == 0))
+        replica_directory_reader_took(&serve->transfers->directory, serve->object->generation, serve->session, sent, verdict);
 }
 
-static uint64_t sent_of(const struct serve *out)
+static uint64_t sent_of(const struct serve *serve)
 {
-    return out->chunks_done < out->plan->n ? out->plan->chunks[out->chunks_done].offset : out->stream_bytes;
+    return serve->sending.n_done < serve->sending.plan->n ? serve->sending.plan->chunks[serve->sending.n_done].offset
+                                                          : serve->stream_bytes;
 }
 
-void serve_watch_pace(struct serve *out)
+void serve_watch_pace(struct serve *serve)
 {
-    const struct transfers *transfers = out->transfers;
-    bool filling = out->replica && out->replica->filling;
-    struct fanout_seen seen = {.sharing = transfers->n_sharing + !out->shares};
+    const struct transfers *transfers = serve->transfers;
+    bool filling = serve->replica && serve->replica->filling;
+    struct fanout_seen seen = {.sharing = transfers->load.n_sharing + !serve->shares};
     enum fanout_verdict verdict = FANOUT_FAIR;
 
-    if (list_empty(&out->by_pace)) /* The plan may have no chunks. */
+    if (list_empty(&serve->by_pace)) /* The plan may have no chunks. */
         return;
-    seen.chunk_bytes = out->plan->chunks[0].bytes;
-    seen.usual = filling ? 0 : usual_rate(out);
+    seen.chunk_bytes = serve->sending.plan->chunks[0].bytes;
+    seen.usual = filling ? 0 : usual_rate(serve);
     seen.at = (struct fanout_window){.since_ns = uv_hrtime(),
-                                     .had = filling ? out->replica->filling->record.bytes_done : out->stream_bytes,
-                                     .sent = sent_of(out),
-                                     .received = transfers->intake.bytes,
+                                     .had = filling ? serve->replica->filling->record.bytes_done : serve->stream_bytes,
+                                     .sent = sent_of(serve),
+                                     .received = transfers->load.intake.bytes,
                                      .sent_all = transfers->counts->bytes_out};
     if (seen.usual > 0 || filling)
-        verdict = fanout_pace(&out->pace, &seen);
-    if (out->pace.ask)
-        ask(out);
-    take_verdict(out, verdict, seen.at.sent);
+        verdict = fanout_pace(&serve->pace, &seen);
+    if (serve->pace.ask)
+        ask(serve);
+    take_verdict(serve, verdict, seen.at.sent);
 }
 
-void serve_take_answer(struct serve *out, const Rdt__Pb__PullCredit *answer)
+void serve_take_answer(struct serve *serve, const Rdt__Pb__PullCredit *answer)
 {
-    if (!list_empty(&out->by_pace))
-        take_verdict(out, fanout_answered(&out->pace, answer->over_ns, answer->received), sent_of(out));
+    if (!list_empty(&serve->by_pace))
+        take_verdict(serve, fanout_answered(&serve->pace, answer->over_ns, answer->received), sent_of(serve));
 }

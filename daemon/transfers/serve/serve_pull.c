@@ -14,35 +14,35 @@
 
 void serve_refuse_parked(struct transfers *transfers)
 {
-    list_each_safe (struct serve, out, &transfers->serves, record.link) {
+    list_each_safe (struct serve, serve, &transfers->under_way.serves, record.link) {
         struct rdt_error err;
-        if (out->sm.state != SERVE_PARKED)
+        if (serve->sm.state != SERVE_PARKED)
             continue;
         (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down",
-                            out->ref.id);
-        serve_refuse(out, &err);
+                            serve->ref.id);
+        serve_refuse(serve, &err);
     }
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    struct serve *out = container_of(waiter, struct serve, waiter);
+    struct serve *serve = container_of(waiter, struct serve, waiter);
 
     if (why)
-        serve_refuse(out, why);
+        serve_refuse(serve, why);
     else
-        serve_answer(out, object);
+        serve_answer(serve, object);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
-    struct serve *out = container_of(waiter, struct serve, named);
+    struct serve *serve = container_of(waiter, struct serve, named);
 
-    out->version = version;
+    serve->version = version;
     if (object)
-        serve_answer(out, object);
+        serve_answer(serve, object);
     else
-        serve_refuse(out, err);
+        serve_refuse(serve, err);
 }
 
 /* Finds the requested object by its own ref, or the newest version of a name. AGAIN: the object is not there
@@ -55,20 +55,21 @@ static enum rdt_status find_object(struct transfers *transfers, const struct rdt
                         : object_table_find(transfers->objects, ref, requester, object_p, err);
 }
 
-static enum rdt_status park(struct serve *out, struct rdt_error *err)
+static enum rdt_status park(struct serve *serve, struct rdt_error *err)
 {
-    return out->ref.is_name ? names_wait(out->transfers->names, &out->ref, &out->account->owner, &out->named, err)
-                            : object_table_wait(out->transfers->objects, &out->ref, &out->account->owner, &out->waiter, err);
+    return serve->ref.is_name
+               ? names_wait(serve->transfers->names, &serve->ref, &serve->account->owner, &serve->named, err)
+               : object_table_wait(serve->transfers->objects, &serve->ref, &serve->account->owner, &serve->waiter, err);
 }
 
-static bool take_selection(struct serve *out, const Rdt__Pb__Pull *pull)
+static bool take_selection(struct serve *serve, const Rdt__Pb__Pull *pull)
 {
-    out->select = calloc(pull->n_tensors + 1, sizeof *out->select);
-    if (!out->select)
+    serve->request.select = calloc(pull->n_tensors + 1, sizeof *serve->request.select);
+    if (!serve->request.select)
         return false;
     if (pull->n_tensors > 0)
-        memcpy(out->select, pull->tensors, pull->n_tensors * sizeof *out->select);
-    out->n_select = (uint32_t)pull->n_tensors;
+        memcpy(serve->request.select, pull->tensors, pull->n_tensors * sizeof *serve->request.select);
+    serve->request.n_select = (uint32_t)pull->n_tensors;
     return true;
 }
 
@@ -77,7 +78,7 @@ static bool take_selection(struct serve *out, const Rdt__Pb__Pull *pull)
 static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct owner *requester,
                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
-    const struct serve *whole = map_get_u64(&session->serves, pull->part_of);
+    const struct serve *whole = map_get_u64(&session->by_number, pull->part_of);
 
     *version_p = 0;
     if (!whole || whole->sm.state != SERVE_OFFERED || !whole->object || whole->replica)
@@ -94,18 +95,18 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     struct rdt_error why = {0};
     struct owner requester;
     struct object *object;
-    struct serve *out;
+    struct serve *serve;
     struct rdt_ref ref;
     uint64_t version;
     enum rdt_status status;
 
-    if (map_get_u64(&session->serves, pull->transfer))
+    if (map_get_u64(&session->by_number, pull->transfer))
         return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", session->peer->name,
                              (unsigned long long)pull->transfer);
     status = wire_ref_to(pull->ref, &ref, &why);
     if (status == RDT_OK && !transfers_check_requester(transfers, pull->requester, &requester, &why))
         status = why.status;
-    if (status == RDT_OK && map_count(&session->serves) >= MAX_PULLS)
+    if (status == RDT_OK && map_count(&session->by_number) >= MAX_PULLS)
         status = rdt_error_set(&why, RDT_LIMIT, "node %s already has %u transfers under way from this node",
                                session->peer->name, MAX_PULLS);
     if (status == RDT_OK && pull->from_replica && (pull->slice || pull->meta_only || ref.generation == 0))
@@ -121,24 +122,24 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
         serve_answer_error(session, pull->transfer, &why);
         return RDT_OK;
     }
-    out = serve_new(session, pull, &ref, &requester, &why);
-    if (!out) {
+    serve = serve_new(session, pull, &ref, &requester, &why);
+    if (!serve) {
         serve_answer_error(session, pull->transfer, &why);
         return RDT_OK;
     }
-    out->waiter.on_event = on_put;
-    out->named.on_event = on_published;
-    if (pull->part_of != 0 && !take_selection(out, pull)) {
+    serve->waiter.on_event = on_put;
+    serve->named.on_event = on_published;
+    if (pull->part_of != 0 && !take_selection(serve, pull)) {
         (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve tensors of object \"%s\"", ref.id);
-        serve_refuse(out, &why);
+        serve_refuse(serve, &why);
     } else if (pull->from_replica) {
-        replica_serve(&transfers->replicas, out);
+        replica_serve(&transfers->replicas, serve);
     } else if (status == RDT_OK) {
-        out->version = version;
-        serve_answer(out, object);
-    } else if (park(out, &why) != RDT_OK) {
+        serve->version = version;
+        serve_answer(serve, object);
+    } else if (park(serve, &why) != RDT_OK) {
         serve_answer_error(session, pull->transfer, &why);
-        serve_end(out);
+        serve_end(serve);
     } else if (pull->tell_parked) {
         Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
         parked.transfer = pull->transfer;
@@ -151,88 +152,121 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
 
 void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
 {
-    struct serve *out = map_get_u64(&session->serves, end->transfer);
+    struct serve *serve = map_get_u64(&session->by_number, end->transfer);
 
-    if (!out)
+    if (!serve)
         return;
-    out->reader_done = true;
-    if (out->sm.state == SERVE_SENDING && out->one_sided && end->status == RDT_OK) {
-        out->record.bytes_done = out->stream_bytes;
-        out->transfers->counts->bytes_out += out->stream_bytes;
-        session->bytes_out += out->stream_bytes;
-        if (out->connection)
-            record_lanes(&out->record, &out->connection->conn);
-        serve_end(out);
+    serve_reader_ended(serve);
+    if (serve->sm.state == SERVE_SENDING && serve_is_one_sided(serve) && end->status == RDT_OK) {
+        serve->record.bytes_done = serve->stream_bytes;
+        serve->transfers->counts->bytes_out += serve->stream_bytes;
+        session->counts.bytes_served += serve->stream_bytes;
+        if (serve->sending.connection)
+            record_lanes(&serve->record, &serve->sending.connection->conn);
+        serve_end(serve);
         return;
     }
-    if (out->sm.state == SERVE_ABORT)
-        serve_settle(out); /* Only the reader was still missing. */
+    if (serve->sm.state == SERVE_ABORT)
+        serve_settle(serve); /* Only the reader was still missing. */
     else
-        serve_stop(out);
+        serve_stop(serve);
 }
 
 void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit)
 {
-    struct serve *out = map_get_u64(&session->serves, credit->transfer);
+    struct serve *serve = map_get_u64(&session->by_number, credit->transfer);
 
-    if (out && credit->over_ns > 0)
-        serve_take_answer(out, credit);
-    if (!out || out->sm.state == SERVE_ABORT || credit->chunks <= out->credit)
+    if (serve && credit->over_ns > 0)
+        serve_take_answer(serve, credit);
+    if (!serve || serve->sm.state == SERVE_ABORT || credit->chunks <= serve->sending.credit)
         return;
-    out->credit = credit->chunks;
-    if (out->sm.state == SERVE_SENDING)
-        serve_go_on(out);
+    serve->sending.credit = credit->chunks;
+    if (serve->sm.state == SERVE_SENDING)
+        serve_go_on(serve);
 }
 
 void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *message)
 {
-    struct serve *out = map_get_u64(&session->serves, message->transfer);
+    struct serve *serve = map_get_u64(&session->by_number, message->transfer);
     struct rdt_error why;
 
-    if (!out)
+    if (!serve)
         return;
-    out->reader_done = true;
+    serve_reader_ended(serve);
     (void)rdt_error_set(&why, RDT_CANCELLED, "the reader has cancelled the transfer");
-    record_fail(&out->record, &why);
-    if (out->sm.state == SERVE_ABORT)
-        serve_settle(out);
+    record_fail(&serve->record, &why);
+    if (serve->sm.state == SERVE_ABORT)
+        serve_settle(serve);
     else
-        serve_stop(out);
+        serve_stop(serve);
 }
 
 void serve_shut_down(struct transfers *transfers, const struct rdt_error *why)
 {
-    list_for_each_safe (node, &transfers->serves)
+    list_for_each_safe (node, &transfers->under_way.serves)
         serve_fail(container_of(node, struct serve, record.link), why);
+}
+
+static bool stop_some(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_session *session = container_of(slice, struct peer_session, stop);
+    struct rdt_error why;
+
+    (void)rdt_error_set(&why, RDT_PEER_LOST, "the link to the reader's node is down");
+    while (!list_empty(&session->lost_serves)) {
+        struct serve *serve = container_of(list_first(&session->lost_serves), struct serve, by_session);
+        list_remove(&serve->by_session);
+        record_fail(&serve->record, &why);
+        serve_stop(serve);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
 }
 
 void serve_link_down(struct peer_session *session)
 {
-    struct rdt_error why;
-    struct serve *out;
-    size_t cursor = 0;
+    /* The reader's node may come back and count from one again. */
+    map_fini(&session->by_number);
+    map_init(&session->by_number);
+    list_splice(&session->lost_serves, &session->serves);
+    session->stop.run = stop_some;
+    slice_begin(session_slices(session), &session->stop);
+}
 
-    (void)rdt_error_set(&why, RDT_PEER_LOST, "the link to the reader's node is down");
-    while ((out = map_next(&session->serves, &cursor))) {
-        /* The reader's node may come back and count from one again. */
-        map_remove_u64(&session->serves, out->number);
-        record_fail(&out->record, &why);
-        serve_stop(out);
+static void stop_serve(const struct peer_transport *pt, struct serve *serve)
+{
+    struct rdt_error err;
+
+    serve_reader_ended(serve);
+    if (serve->sm.state == SERVE_ABORT) {
+        serve_settle(serve);
+        return;
     }
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
+                        pt->broken[0] ? pt->broken : "the connection was taken down");
+    serve_fail(serve, &err);
+}
+
+static bool stop_cut_off(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_transport *pt = container_of(slice, struct peer_transport, stop);
+
+    while (!list_empty(&pt->cut_off)) {
+        struct serve *serve = container_of(list_first(&pt->cut_off), struct serve, sending.by_connection);
+        list_remove(&serve->sending.by_connection);
+        stop_serve(pt, serve);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
 }
 
 void serve_connection_closed(struct peer_transport *pt)
 {
     pt->sends_in_flight = 0;
-    list_each_safe (struct serve, out, &pt->users_out, by_connection) {
-        struct rdt_error err;
-        out->reader_done = true;
-        if (out->sm.state == SERVE_ABORT) {
-            serve_settle(out);
-        } else {
-            (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
-                                pt->broken[0] ? pt->broken : "the connection was taken down");
-            serve_fail(out, &err);
-        }
-    }
+    list_splice(&pt->cut_off, &pt->serves);
+    list_splice(&pt->cut_sending, &pt->sending);
+    pt->stop.run = stop_cut_off;
+    slice_begin(transport_is_grouped(pt->transport) ? NULL : session_slices(pt->session), &pt->stop);
 }

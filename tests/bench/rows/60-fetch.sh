@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fetches between nodes by UCX on TCP into touched memory, as the client sees them: many in flight, and one at a time. The
+# Fetches between nodes by stream into touched memory, as the client sees them: many in flight, and one at a time. The
 # owner's daemon runs on core 0; the reader's daemon, the client and the receivers of the references run on core 1.
 
 window=32 # what ucp_am_bw of ucx_perftest has in flight
@@ -7,8 +7,8 @@ listening() { grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") 00000000:0000 0
 
 # The rate of all of it, in 1e9 bytes a second: perftest's column "overall", which is in MiB. Its "average" is that of the time
 # since the last second began, when most of the window was posted already. The server receives, as the reader's daemon does.
-# With the TCP segments that backends/ucx sets, and pages of the size that our memory has (its own allocator takes huge ones
-# where the kernel gives them): each is worth a factor of its own.
+# With long TCP segments, and pages of the size that our memory has (its own allocator takes huge ones where the kernel gives
+# them): each is worth a factor of its own.
 perftest_rate() { # BYTES COUNT WINDOW [huge]
   local server environment=(UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n UCX_TCP_TX_SEG_SIZE=1028k
     UCX_TCP_RX_SEG_SIZE=1028k)
@@ -26,7 +26,7 @@ perftest_rate() { # BYTES COUNT WINDOW [huge]
   [[ $rate != 0.000 ]] || fail 'ucx_perftest says no bandwidth'
 }
 our_rate() { # BYTES COUNT WINDOW
-  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/throughput" "$dir/a.sock" "$dir/b.sock" "$1" "$2" "$warmup" "$3" \
+  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/throughput" "$dir/a.sock" "$dir/b.sock" "$1" "$2" "$warmup" "$3" stream \
     2>"$dir/throughput.log") || fail 'throughput'
 }
 socket_rate() { # BYTES COUNT WINDOW

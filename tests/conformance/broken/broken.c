@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -151,10 +150,7 @@ static enum rdt_status post_recv(void *conn, struct rdt_op *op, struct rdt_error
     return frozen_transport.post_recv(conn, op, err);
 }
 
-static void ignore(void *conn, struct rdt_op *op)
-{
-    (void)conn, (void)op;
-}
+static void ignore(void *conn, struct rdt_op *op) {}
 
 /* ---- memory ---- */
 

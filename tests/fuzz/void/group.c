@@ -65,12 +65,6 @@ static void group_destroy(void *group)
     free(group);
 }
 
-static enum rdt_status post_broadcast(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err)
-{
-    (void)root;
-    return void_post_write(group, op, err); /* none of them is the root's, which receives nothing by its own broadcast */
-}
-
 static const struct rdt_transport_ops ops = {
     .struct_size = sizeof ops,
     .name = "voidgroup",
@@ -91,8 +85,6 @@ static const struct rdt_transport_ops ops = {
     .group_conn = group_conn,
     .group_close = group_close,
     .group_destroy = group_destroy,
-    .post_broadcast = post_broadcast,
-    .cancel_broadcast = void_cancel,
 };
 
 static const struct rdt_backend backend = {

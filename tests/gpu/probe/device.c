@@ -87,14 +87,12 @@ static void ask_init(void)
 
 static void open_context(int link)
 {
-    unsigned fds;
-    double start;
     char go = 0;
 
     if (!driver_open("context", NO_CONTEXT) || !take(link, &go, 1, NULL))
         return;
-    fds = count_fds();
-    start = now_ms();
+    unsigned fds = count_fds();
+    double start = now_ms();
     CUcontext context;
     if (!went_well("context", "cuDevicePrimaryCtxRetain", CU(cuDevicePrimaryCtxRetain, &context, 0)) ||
         !went_well("context", "cuCtxSetCurrent", CU(cuCtxSetCurrent, context)))
@@ -178,10 +176,9 @@ static void width(const char *name, CUpointer_attribute attribute, CUdeviceptr a
     unsigned char value[16];
     unsigned bytes = sizeof value;
     char question[60];
-    CUresult result;
 
     memset(value, 0xaa, sizeof value);
-    result = CU(cuPointerGetAttribute, value, attribute, address);
+    CUresult result = CU(cuPointerGetAttribute, value, attribute, address);
     while (bytes > 0 && value[bytes - 1] == 0xaa)
         bytes--;
     (void)snprintf(question, sizeof question, "width of %s", name);
@@ -217,10 +214,9 @@ static void query(const char *what, CUdeviceptr address)
     char question[60];
     CUdeviceptr base = 0;
     size_t bytes = 0;
-    CUresult found, range;
+    CUresult found = CU(cuPointerGetAttribute, &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+    CUresult range = CU(cuMemGetAddressRange, &base, &bytes, address);
 
-    found = CU(cuPointerGetAttribute, &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
-    range = CU(cuMemGetAddressRange, &base, &bytes, address);
     (void)snprintf(question, sizeof question, "pointer query, %s", what);
     say(question, "type: %s (%u); range: %s (%zu KiB)", name_of(found), type, name_of(range), bytes >> 10);
 }

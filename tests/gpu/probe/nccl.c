@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 struct id { /* ncclUniqueId */
@@ -90,11 +89,10 @@ static bool join(int rank, const struct id ids[GROUPS], comm groups[GROUPS], CUs
     if (!went_well(asked, "cuMemAlloc", CU(cuMemAlloc, memory_p, COUNT)))
         return false;
     for (unsigned i = 0; i < GROUPS; i++) {
-        int error;
         groups[i] = NULL;
         if (!went_well(asked, "cuStreamCreate", CU(cuStreamCreate, &streams[i], CU_STREAM_NON_BLOCKING)))
             return false;
-        error = nccl.ncclCommInitRankConfig(&groups[i], 2, ids[i], rank, &config);
+        int error = nccl.ncclCommInitRankConfig(&groups[i], 2, ids[i], rank, &config);
         if (!await(groups[i], error, "ncclCommInitRankConfig"))
             return false;
     }
@@ -105,11 +103,9 @@ static bool join(int rank, const struct id ids[GROUPS], comm groups[GROUPS], CUs
  * which is as good: both are what an abort must end. */
 static bool receive(comm group, CUstream stream, CUdeviceptr memory)
 {
-    int error;
-
     (void)nccl.ncclGroupStart();
     (void)nccl.ncclRecv((void *)(uintptr_t)memory, COUNT, BYTES, 1, group, stream);
-    error = nccl.ncclGroupEnd();
+    int error = nccl.ncclGroupEnd();
     if (error == SUCCESS || error == IN_PROGRESS)
         return true;
     say(asked, "not answered: a receive: %s: %s", nccl.ncclGetErrorString(error), nccl.ncclGetLastError(group));

@@ -31,12 +31,11 @@ void say(const char *question, const char *fmt, ...)
 {
     char answer[512], line[640];
     va_list args;
-    int n;
 
     va_start(args, fmt);
     (void)vsnprintf(answer, sizeof answer, fmt, args);
     va_end(args);
-    n = snprintf(line, sizeof line, "%-46s | %s\n", question, answer);
+    int n = snprintf(line, sizeof line, "%-46s | %s\n", question, answer);
     if (n > 0 && write(1, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0) /* one write: processes share it */
         _exit(1);
 }
@@ -246,10 +245,9 @@ CUresult chunk_map(struct chunk *chunk, int gpu)
 CUresult chunk_make(struct chunk *chunk, int gpu, size_t bytes)
 {
     CUmemAllocationProp kind = chunk_kind(gpu, false);
-    CUresult result;
 
     chunk->bytes = bytes;
-    result = CU(cuMemCreate, &chunk->handle, bytes, &kind, 0);
+    CUresult result = CU(cuMemCreate, &chunk->handle, bytes, &kind, 0);
     return result == CUDA_SUCCESS ? chunk_map(chunk, gpu) : result;
 }
 
@@ -273,13 +271,12 @@ static void ask(const struct question *question, double all_until)
 {
     double limit = now_ms() + question->seconds * 1e3;
     int status = 0;
-    pid_t pid;
 
     if (now_ms() > all_until) {
         say(question->name, "not asked: two minutes are over; probe '%s' asks it", question->name);
         return;
     }
-    pid = fork();
+    pid_t pid = fork();
     if (pid == 0) {
         (void)setpgid(0, 0);
         question->ask();

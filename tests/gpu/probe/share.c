@@ -3,9 +3,7 @@
 #include "tests/gpu/probe/probe.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define NOBODY 65534
@@ -64,11 +62,10 @@ static CUresult export(CUmemGenericAllocationHandle handle, int *fd_p)
 static void re_export(const struct chunk *chunk)
 {
     CUmemGenericAllocationHandle retained;
-    CUresult by_handle, by_address;
     int fd = -1;
+    CUresult by_handle = export(chunk->handle, &fd);
+    CUresult by_address = CU(cuMemRetainAllocationHandle, &retained, (void *)(uintptr_t)chunk->address);
 
-    by_handle = export(chunk->handle, &fd);
-    by_address = CU(cuMemRetainAllocationHandle, &retained, (void *)(uintptr_t)chunk->address);
     say("re-export of an imported VMM handle", "%s", name_of(by_handle));
     if (by_address == CUDA_SUCCESS)
         by_address = export(retained, &fd);
@@ -78,13 +75,13 @@ static void re_export(const struct chunk *chunk)
 static void import_chunk(int link)
 {
     struct chunk chunk = {.bytes = 2 * MIB};
-    CUresult result;
     int fd = -1;
     char text;
 
     if (!driver_open(asked, 0) || !take(link, &text, 1, &fd) || fd < 0)
         return;
-    result = CU(cuMemImportFromShareableHandle, &chunk.handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult result =
+        CU(cuMemImportFromShareableHandle, &chunk.handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS) {
         say(asked, "import: %s", name_of(result));
     } else {

@@ -24,10 +24,9 @@ static void CUDA_CB called(void *arg)
 static double copies_us(CUdeviceptr memory, CUstream stream, CUstream second, CUevent event, enum after after)
 {
     static atomic_uint calls;
-    double start;
 
     (void)CU(cuStreamSynchronize, stream);
-    start = now_ms();
+    double start = now_ms();
     for (int i = 0; i < COPIES; i++) {
         (void)CU(cuMemcpyAsync, memory, memory + 4 * MIB, 256 << 10, stream);
         if (after == CALLBACK)
@@ -71,7 +70,6 @@ static void registration(const char *what, int protection, bool huge, unsigned f
     size_t bytes = 16 * MIB;
     char *whole = mmap(NULL, bytes + 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *at;
     CUresult result, undone = LACKS;
-    double start, took;
 
     if (whole == MAP_FAILED)
         return;
@@ -79,9 +77,9 @@ static void registration(const char *what, int protection, bool huge, unsigned f
     (void)madvise(at, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     memset(at, 1, bytes);
     (void)mprotect(at, bytes, protection);
-    start = now_ms();
+    double start = now_ms();
     result = CU(cuMemHostRegister, at, bytes, flags);
-    took = now_ms() - start;
+    double took = now_ms() - start;
     start = now_ms();
     if (result == CUDA_SUCCESS)
         undone = CU(cuMemHostUnregister, at);
@@ -138,14 +136,12 @@ static void CUDA_CB wait_for_flag(void *arg)
 {
     double until = now_ms() + 2000;
 
-    (void)arg;
     while (!*flag && now_ms() < until)
         pause_ms(1);
 }
 
 static void *raise_flag(void *arg)
 {
-    (void)arg;
     pause_ms(SPIN_MS);
     *flag = 1;
     return NULL;
@@ -156,12 +152,11 @@ static CUresult start_spinning(CUstream stream)
 {
     CUdeviceptr address = 0;
     void *arguments[] = {&address};
-    CUresult result;
 
     *flag = 0;
     if (!spin)
         return CU(cuLaunchHostFunc, stream, wait_for_flag, NULL);
-    result = CU(cuMemHostGetDevicePointer, &address, (void *)(uintptr_t)flag, 0);
+    CUresult result = CU(cuMemHostGetDevicePointer, &address, (void *)(uintptr_t)flag, 0);
     return result == CUDA_SUCCESS ? CU(cuLaunchKernel, spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL) : result;
 }
 
@@ -252,17 +247,15 @@ static void ask_spinning(void)
     for (unsigned i = 0; i < N_CALLS; i++) {
         char question[60];
         pthread_t thread;
-        CUresult result;
-        double start;
 
         (void)snprintf(question, sizeof question, "%s beside a kernel", call_names[i]);
-        result = start_spinning(stream);
+        CUresult result = start_spinning(stream);
         if (result != CUDA_SUCCESS || pthread_create(&thread, NULL, raise_flag, NULL)) {
             say(question, "not answered: the kernel: %s", name_of(result));
             continue;
         }
         pause_ms(20); /* so that it runs */
-        start = now_ms();
+        double start = now_ms();
         result = make_call(i, &held);
         start = now_ms() - start;
         (void)pthread_join(thread, NULL);
@@ -293,7 +286,6 @@ static void ask_spinning_close(void)
     CUdeviceptr address;
     CUstream stream;
     pthread_t thread;
-    double start;
 
     if (!other_start(&exporter, question, &(struct other_options){0}, give_handle) || !prepare(&held, &stream))
         return;
@@ -303,7 +295,7 @@ static void ask_spinning_close(void)
         !went_well(question, "the kernel", start_spinning(stream)) || pthread_create(&thread, NULL, raise_flag, NULL))
         return;
     pause_ms(20);
-    start = now_ms();
+    double start = now_ms();
     (void)CU(cuIpcCloseMemHandle, address);
     start = now_ms() - start;
     (void)pthread_join(thread, NULL);

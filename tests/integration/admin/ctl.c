@@ -72,11 +72,10 @@ static json_t *ctl_json(int expected, const char *words)
 {
     char with_json[1024];
     json_error_t error;
-    json_t *json;
 
     (void)snprintf(with_json, sizeof with_json, "%s --json", words);
     ctl(expected, with_json);
-    json = json_loads(program.out, JSON_REJECT_DUPLICATES, &error);
+    json_t *json = json_loads(program.out, JSON_REJECT_DUPLICATES, &error);
     must_say(json, "`rdtctl %s` prints no JSON: %s: %s", with_json, error.text, program.out);
     return json;
 }
@@ -117,11 +116,9 @@ static bool printed(const char *text)
 
 Test(ctl, status_tells_what_is)
 {
-    json_t *json;
-
     begin(NULL);
     (void)put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
-    json = ctl_json(0, "status");
+    json_t *json = ctl_json(0, "status");
     cr_assert_str_eq(text_at(json, "state"), "serving");
     cr_assert_str_eq(text_at(json, "node"), node.uuid);
     cr_assert_str_eq(text_at(json, "socket"), node.socket);
@@ -140,18 +137,15 @@ Test(ctl, status_tells_what_is)
 
 Test(ctl, lists_name_objects_regions_clients_and_backends)
 {
-    const json_t *row;
     struct rdt_ref ref, read_back;
-    rdt_object *object;
-    json_t *json;
 
     begin(&(struct node_options){.loopback = true});
     ref = put_shown(conn, &MATRIX(RDT_F32, 256, 1024, alloc_memory(conn, MIB)), "layer/0 \"weights\"", RDT_VISIBLE_TO_ALL);
-    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
 
-    json = ctl_json(0, "objects");
+    json_t *json = ctl_json(0, "objects");
     cr_assert_eq(json_array_size(json_object_get(json, "objects")), 1);
-    row = json_array_get(json_object_get(json, "objects"), 0);
+    const json_t *row = json_array_get(json_object_get(json, "objects"), 0);
     cr_assert_str_eq(text_at(row, "state"), "live");
     cr_assert_str_eq(text_at(row, "visibility"), "all");
     cr_assert_eq(number_at(row, "bytes"), (int64_t)MIB);
@@ -186,7 +180,9 @@ Test(ctl, lists_name_objects_regions_clients_and_backends)
     cr_assert(printed("the producer"), "%s", program.out);
 
     json = ctl_json(0, "limits");
-    (void)row_with(json, "clients", "name", "the producer");
+    row = row_with(json, "clients", "name", "the producer");
+    cr_assert_str_eq(text_at(row, "tenant"), ""); /* its owner, with uid */
+    cr_assert(json_is_array(json_object_get(row, "usage")));
     cr_assert_gt(json_array_size(json_object_get(json, "owners")), 0);
     json_decref(json);
     ctl(0, "limits");
@@ -217,19 +213,14 @@ Test(ctl, lists_name_objects_regions_clients_and_backends)
 Test(ctl, transfers_and_explain_tell_the_path_and_why)
 {
     char words[RDT_REF_TEXT_BYTES + 32], text[RDT_REF_TEXT_BYTES];
-    struct rdt_ref ref;
-    rdt_object *object;
-    const json_t *row;
-    uint64_t transfer;
-    json_t *json;
 
     begin(NULL);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
     rdt_ref_to_text(&ref, text);
-    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
-    transfer = info_of(object).transfer;
-    json = ctl_json(0, "transfers");
-    row = row_with(json, "transfers", "path", "local/copy");
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    uint64_t transfer = info_of(object).transfer;
+    json_t *json = ctl_json(0, "transfers");
+    const json_t *row = row_with(json, "transfers", "path", "local/copy");
     cr_assert_eq(number_at(row, "transfer"), (int64_t)transfer);
     cr_assert_eq(number_at(row, "bytes_done"), (int64_t)MIB);
     cr_assert_str_eq(text_at(row, "state"), "done");
@@ -267,12 +258,10 @@ Test(ctl, explain_tells_each_transfer_its_own_decision)
                  {RDT_FETCH_COPY, "local/copy", "the reader asked for a copy"}};
     enum { N = sizeof kinds / sizeof kinds[0] };
     uint64_t transfers[N];
-    struct rdt_ref ref;
-    rdt *reader;
 
     begin(NULL);
-    reader = node_client(&node, "reader");
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    rdt *reader = node_client(&node, "reader");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
     for (unsigned i = 0; i < N; i++) {
         rdt_object *object = fetch_one(reader, &ref, kinds[i].mode);
         transfers[i] = info_of(object).transfer;
@@ -280,10 +269,9 @@ Test(ctl, explain_tells_each_transfer_its_own_decision)
     }
     for (unsigned i = 0; i < N; i++) {
         char words[40];
-        json_t *json;
 
         (void)snprintf(words, sizeof words, "explain %llu", (unsigned long long)transfers[i]);
-        json = ctl_json(0, words);
+        json_t *json = ctl_json(0, words);
         (void)row_with(json, "transfers", "path", kinds[i].path);
         cr_assert(printed(kinds[i].reason), "%s", program.out);
         for (unsigned j = 0; j < N; j++)
@@ -296,16 +284,11 @@ Test(ctl, explain_tells_each_transfer_its_own_decision)
 
 Test(ctl, stat_says_who_holds_it)
 {
-    struct rdt_ref ref;
-    rdt_object *object;
-    json_t *json;
-    rdt *reader;
-
     begin(NULL);
-    reader = node_client(&node, "the reader");
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
-    object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
-    json = ctl_json(0, "stat w");
+    rdt *reader = node_client(&node, "the reader");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    json_t *json = ctl_json(0, "stat w");
     cr_assert_eq(number_at(json, "holds"), 2);
     cr_assert_eq(json_array_size(json_object_get(json, "holders")), 2);
     json_decref(json);
@@ -318,10 +301,8 @@ Test(ctl, stat_says_who_holds_it)
 
 Test(ctl, ping_counts_round_trips)
 {
-    json_t *json;
-
     begin(NULL);
-    json = ctl_json(0, "ping -c 5");
+    json_t *json = ctl_json(0, "ping -c 5");
     cr_assert_eq(json_array_size(json_object_get(json, "round_trips_ns")), 5);
     cr_assert_leq(number_at(json, "min_ns"), number_at(json, "mean_ns"));
     cr_assert_leq(number_at(json, "mean_ns"), number_at(json, "max_ns"));
@@ -345,9 +326,6 @@ static size_t make_file(const char *path)
     };
     char header[8192] = "{\"__metadata__\":{\"format\":\"pt\"}";
     size_t at = 0, large = 3 * MIB + 4;
-    uint64_t length;
-    char *data;
-    FILE *file;
 
     for (unsigned i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
         size_t bytes = 6 * dtypes[i].bytes, used = strlen(header);
@@ -364,11 +342,11 @@ static size_t make_file(const char *path)
         "\"data_offsets\":[%zu,%zu]},\"large\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}}",
         at, at, at, at + 8, large, at + 8, at + 8 + large);
     at += 8 + large;
-    data = malloc(at);
+    char *data = malloc(at);
     must(data);
     fill_pattern(data, at, 3);
-    length = strlen(header);
-    file = fopen(path, "we");
+    uint64_t length = strlen(header);
+    FILE *file = fopen(path, "we");
     must(file && fwrite(&length, 8, 1, file) == 1 && fwrite(header, length, 1, file) == 1 && fwrite(data, at, 1, file) == 1);
     must(fclose(file) == 0);
     free(data);
@@ -389,12 +367,11 @@ Test(ctl, safetensors_file_comes_back_byte_for_byte)
     program_first_line(&put, ref, sizeof ref);
     for (unsigned i = 0; i < 3; i++) {
         static const char *const modes[] = {"auto", "share", "copy"};
-        char *a, *b;
         (void)snprintf(out, sizeof out, "%s/out.%s", node.dir, modes[i]);
         (void)snprintf(words, sizeof words, "fetch %.600s -o %s --mode %s --timeout 20s", ref, out, modes[i]);
         ctl(0, words);
-        a = read_file(in, &in_bytes);
-        b = read_file(out, &out_bytes);
+        char *a = read_file(in, &in_bytes);
+        char *b = read_file(out, &out_bytes);
         cr_assert_eq(in_bytes, bytes);
         cr_assert_eq(out_bytes, bytes);
         cr_assert_eq(memcmp(a, b, bytes), 0, "mode %s", modes[i]);
@@ -420,14 +397,13 @@ Test(ctl, object_of_a_program_becomes_a_file)
     size_t bytes;
     float seen[6];
     uint64_t length;
-    char *file;
 
     begin(NULL);
     (void)put_one(conn, &tensor, "w");
     (void)snprintf(out, sizeof out, "%s/out.safetensors", node.dir);
     (void)snprintf(words, sizeof words, "fetch w -o %s --timeout 20s", out);
     ctl(0, words);
-    file = read_file(out, &bytes);
+    char *file = read_file(out, &bytes);
     memcpy(&length, file, 8);
     cr_assert_eq(bytes, 8 + length + sizeof values);
     memcpy(seen, file + 8 + length, sizeof seen);
@@ -444,7 +420,6 @@ Test(ctl, wait_ends_with_the_put)
     struct rdt_ref later = ref_named("later");
     struct rdt_stat stat;
     struct program waiter;
-    json_t *json;
 
     begin(NULL);
     ctl(4, "wait later --timeout 50ms");
@@ -455,7 +430,7 @@ Test(ctl, wait_ends_with_the_put)
     program_wait(&waiter);
     cr_assert_eq(waiter.status, 0, "%s", waiter.err);
     program_free(&waiter);
-    json = ctl_json(0, "wait later");
+    json_t *json = ctl_json(0, "wait later");
     cr_assert(json_is_true(json_object_get(json, "put")));
     json_decref(json);
     end();
@@ -463,14 +438,11 @@ Test(ctl, wait_ends_with_the_put)
 
 Test(ctl, free_by_force_frees)
 {
-    struct rdt_ref ref;
-    json_t *json;
-
     begin(NULL);
-    ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
     ctl(1, "free w"); /* another client's */
     cr_assert(strstr(program.err, "DENIED"), "%s", program.err);
-    json = ctl_json(0, "free w --force");
+    json_t *json = ctl_json(0, "free w --force");
     cr_assert(json_is_true(json_object_get(json, "freed")));
     json_decref(json);
     must_be(RDT_FREED, rdt_wait_put(conn, &ref, LONG, &err));
@@ -481,13 +453,12 @@ Test(ctl, free_by_force_frees)
 
 Test(ctl, exit_statuses_tell_how_it_ended)
 {
-    json_t *json;
     char words[256];
 
     begin(NULL);
     ctl(0, "status");
     ctl(1, "stat nobody");
-    json = ctl_json(1, "stat nobody");
+    json_t *json = ctl_json(1, "stat nobody");
     json_decref(json);
     ctl(2, "frobnicate");
     ctl(2, "stat");

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon as a service: how it is started, stopped and configured, and in which cases it refuses to start. */
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,11 +58,9 @@ static void refuses_to_start(const struct node_options *options, int expected, c
 
 static int knock(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *conn = NULL;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = arg, .timeout_ns = LONG};
 
-    options.socket = arg;
-    options.timeout_ns = LONG;
     actor_step(self);
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_ping(conn, LONG, &err));
@@ -109,13 +105,11 @@ Test(daemon, passed_fds_that_are_no_listeners_are_refused)
 
 Test(daemon, manager_is_told_of_readiness_life_and_end)
 {
-    rdt *conn;
-
     node_spawn(&node, &(struct node_options){.watchdog_usec = 100000});
     node_await_notify(&node, "READY=1");
     for (unsigned i = 0; i < 3; i++)
         node_await_notify(&node, "WATCHDOG=1");
-    conn = node_client(&node, "test");
+    rdt *conn = node_client(&node, "test");
     rdt_close(conn);
     must(kill(node.pid, SIGTERM) == 0);
     node_await_notify(&node, "STOPPING=1");
@@ -136,61 +130,68 @@ Test(daemon, sigint_stops_like_sigterm)
 static struct rdt_ref put_big(rdt *conn, size_t bytes)
 {
     char *addr = alloc_memory(conn, bytes);
-    struct rdt_ref ref;
 
     memset(addr, 5, bytes);
-    ref = put_one(conn, &VECTOR(RDT_U8, bytes, addr), "big");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, bytes, addr), "big");
     return ref;
 }
 
 static void start_copies(rdt *conn, const struct rdt_ref *ref, rdt_request **requests, unsigned n)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.mode = RDT_FETCH_COPY;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_COPY};
     for (unsigned i = 0; i < n; i++)
         must_ok(rdt_fetch_start(conn, ref, 1, &options, &requests[i], &err));
     must_ok(rdt_ping(conn, LONG, &err)); /* the daemon has them all */
 }
 
-Test(daemon, sigterm_lets_transfers_end)
+/* A daemon with so many copies under way that is told to end, and their client. */
+static rdt *stop_during(const char *const *flags, size_t bytes, rdt_request **requests, unsigned n)
 {
-    rdt_request *requests[6];
-    struct rdt_ref ref;
-    rdt *conn;
-
-    node_start(&node, NULL);
-    conn = node_client(&node, "test");
-    ref = put_big(conn, 48 * MIB);
-    start_copies(conn, &ref, requests, 6);
+    node_start(&node, &(struct node_options){.flags = flags});
+    rdt *conn = node_client(&node, "test");
+    struct rdt_ref ref = put_big(conn, bytes);
+    start_copies(conn, &ref, requests, n);
     must(kill(node.pid, SIGTERM) == 0);
     node_await_notify(&node, "STOPPING=1");
+    return conn;
+}
+
+static void await_after(bool the_end)
+{
+    rdt_request *requests[6];
+    rdt *conn = stop_during(NULL, 48 * MIB, requests, 6);
+
+    if (the_end)
+        cr_assert_eq(node_result(&node), 0);
     for (unsigned i = 0; i < 6; i++) {
-        rdt_object *object;
-        must_ok(rdt_wait(conn, &requests[i], 1, 1, LONG, NULL, NULL, &err));
-        must_ok(rdt_request_take_object(requests[i], &object, &err));
+        rdt_object *object = await_object(conn, requests[i]);
         cr_assert(is_filled_with(tensor_of(object, 0).data, 48 * MIB, 5));
         rdt_release(object);
         rdt_request_destroy(requests[i]);
     }
-    cr_assert_eq(node_result(&node), 0);
+    if (!the_end)
+        cr_assert_eq(node_result(&node), 0);
     must_be(RDT_DISCONNECTED, rdt_ping(conn, LONG, &err));
     rdt_close(conn);
     node_check_log(&node, NULL);
 }
 
+Test(daemon, sigterm_lets_transfers_end)
+{
+    await_after(false);
+}
+
+/* The memory in the answers is there, and can be mapped. */
+Test(daemon, answers_are_read_after_the_daemon_has_ended)
+{
+    await_after(true);
+}
+
 Test(daemon, second_signal_hurries)
 {
     rdt_request *requests[12];
-    struct rdt_ref ref;
-    rdt *conn;
+    rdt *conn = stop_during(NULL, 64 * MIB, requests, 12);
 
-    node_start(&node, NULL);
-    conn = node_client(&node, "test");
-    ref = put_big(conn, 64 * MIB);
-    start_copies(conn, &ref, requests, 12);
-    must(kill(node.pid, SIGTERM) == 0);
-    node_await_notify(&node, "STOPPING=1");
     must(kill(node.pid, SIGTERM) == 0);
     cr_assert_eq(node_result(&node), 0);
     for (unsigned i = 0; i < 12; i++) {
@@ -214,15 +215,8 @@ Test(daemon, second_signal_begins_no_allocation)
 {
     const char *flags[] = {"--worker-threads=1", NULL};
     rdt_request *requests[12];
-    struct rdt_ref ref;
-    rdt *conn;
+    rdt *conn = stop_during(flags, 64 * MIB, requests, 12);
 
-    node_start(&node, &(struct node_options){.flags = flags});
-    conn = node_client(&node, "test");
-    ref = put_big(conn, 64 * MIB);
-    start_copies(conn, &ref, requests, 12);
-    must(kill(node.pid, SIGTERM) == 0);
-    node_await_notify(&node, "STOPPING=1");
     must(kill(node.pid, SIGTERM) == 0);
     cr_assert_eq(node_result(&node), 0);
     cr_assert_lt(peak_bytes_of_children(), 6 * 64 * MIB, "the daemon had %zu bytes", peak_bytes_of_children());
@@ -237,10 +231,9 @@ Test(daemon, signals_do_not_kill_it_while_it_ends)
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
     static const char *const said[] = {"does not reload its configuration", NULL};
     siginfo_t info = {0};
-    rdt *conn;
 
     node_start(&node, NULL);
-    conn = node_client(&node, "test");
+    rdt *conn = node_client(&node, "test");
     (void)put_big(conn, 64 * MIB);
     rdt_close(conn);
     must(kill(node.pid, SIGTERM) == 0);
@@ -257,15 +250,12 @@ Test(daemon, sigterm_does_not_wait_for_puts_that_cannot_come)
 {
     const char *flags[] = {"--drain-timeout=1h", NULL};
     struct rdt_ref never = ref_named("never");
-    rdt_request *request;
-    int64_t start;
-    rdt *conn;
 
     node_start(&node, &(struct node_options){.flags = flags});
-    conn = node_client(&node, "test");
-    request = start_one(conn, &never, 0);
+    rdt *conn = node_client(&node, "test");
+    rdt_request *request = start_one(conn, &never, 0);
     must_ok(rdt_ping(conn, LONG, &err));
-    start = now_ns();
+    int64_t start = now_ns();
     must(kill(node.pid, SIGTERM) == 0);
     must_be(RDT_SHUTTING_DOWN, rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
     cr_assert_eq(node_result(&node), 0);
@@ -277,14 +267,10 @@ Test(daemon, sigterm_does_not_wait_for_puts_that_cannot_come)
 
 Test(daemon, clients_learn_of_the_end)
 {
-    rdt_object *object;
-    struct rdt_ref ref;
-    rdt *conn;
-
     node_start(&node, NULL);
-    conn = node_client(&node, "test");
-    ref = put_big(conn, MIB);
-    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    rdt *conn = node_client(&node, "test");
+    struct rdt_ref ref = put_big(conn, MIB);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
     node_stop(&node);
     must_be(RDT_DISCONNECTED, rdt_ping(conn, LONG, &err));
     must_be(RDT_DISCONNECTED, rdt_put(conn, NULL, 0, NULL, &ref, &err));
@@ -299,14 +285,11 @@ Test(daemon, clients_learn_of_the_end)
 
 Test(daemon, second_daemon_on_one_socket_is_refused)
 {
-    struct test_node first;
-    rdt *conn;
-
     node_start(&node, NULL);
-    first = node;
+    struct test_node first = node;
     refuses_to_start(&(struct node_options){.socket = first.socket}, 1, "another daemon serves");
     node = first;
-    conn = node_client(&node, "test"); /* the first one is unharmed */
+    rdt *conn = node_client(&node, "test"); /* the first one is unharmed */
     rdt_close(conn);
     node_end(&node, NULL);
 }
@@ -326,11 +309,9 @@ Test(daemon, stale_socket_is_replaced)
 
 Test(daemon, file_in_the_sockets_place_is_left_alone)
 {
-    char *text;
-
     write_file("precious", "data");
     refuses_to_start(&(struct node_options){.socket = in_tmp("precious")}, 1, "is not a socket");
-    text = read_file("precious", NULL);
+    char *text = read_file("precious", NULL);
     cr_assert_str_eq(text, "data");
     free(text);
 }
@@ -352,13 +333,12 @@ Test(daemon, one_client_too_many_is_told_the_limit)
 {
     const char *flags[] = {"--max-clients=3", NULL};
     const char *declared[] = {"max_clients", NULL};
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *conns[3], *more = NULL;
 
     node_start(&node, &(struct node_options){.flags = flags});
     for (unsigned i = 0; i < 3; i++)
         conns[i] = node_client(&node, "test");
-    options.socket = node.socket;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = node.socket};
     must_refuse(RDT_LIMIT, "max_clients", rdt_connect(&options, &more, &err));
     for (unsigned i = 0; i < 3; i++)
         must_ok(rdt_ping(conns[i], LONG, &err));
@@ -380,9 +360,8 @@ Test(daemon, uuid_stays_and_boot_id_changes)
     rdt_object *object;
 
     for (unsigned i = 0; i < 3; i++) {
-        rdt *conn;
         node_start(&node, &(struct node_options){.state_dir = i == 1 ? state : NULL});
-        conn = node_client(&node, "test");
+        rdt *conn = node_client(&node, "test");
         must_ok(rdt_node(conn, &infos[i], &err));
         if (i == 0)
             ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
@@ -397,16 +376,20 @@ Test(daemon, uuid_stays_and_boot_id_changes)
     cr_assert_arr_neq(infos[0].node, infos[2].node, 16);
 }
 
-Test(daemon, broken_state_is_not_overwritten)
+Test(daemon, broken_uuid_is_set_aside)
 {
-    char *text;
+    static const char *const declared[] = {"did not contain 32 hex digits", NULL};
 
     must(mkdir(in_tmp("broken"), 0700) == 0);
     write_file("broken/node_uuid", "not a uuid");
-    refuses_to_start(&(struct node_options){.state_dir = in_tmp("broken")}, 1, "32 hex digits");
-    text = read_file("broken/node_uuid", NULL);
+    node_start(&node, &(struct node_options){.state_dir = in_tmp("broken")});
+    char *text = read_file("broken/node_uuid.damaged", NULL);
     cr_assert_str_eq(text, "not a uuid");
     free(text);
+    text = read_file("broken/node_uuid", NULL);
+    cr_assert_eq(strncmp(text, node.uuid, 32), 0);
+    free(text);
+    node_end(&node, declared);
 }
 
 /* ---- configuration ---- */
@@ -439,6 +422,19 @@ Test(daemon, no_backend_for_host_memory_is_refused)
 {
     refuses_to_start(&(struct node_options){.no_backend_dir = true}, 1, "host memory");
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which need more themselves */
+Test(daemon, too_few_open_files_for_the_loop_are_an_error)
+{
+    const char *const argv[] = {"/usr/bin/prlimit", "--nofile=6:6", build_path("rdtd"), "--config=", "--state-dir=", NULL};
+    struct program program;
+
+    program_run(&program, argv, NULL);
+    must_say(program.status == 1 && strstr(program.err, "event loop") && strstr(program.err, "open files"), "%d: %s%s",
+             program.status, program.out, program.err);
+    program_free(&program);
+}
+#endif
 
 Test(daemon, check_config_tells_good_from_bad)
 {
@@ -525,9 +521,7 @@ Test(daemon, plugin_that_is_none_is_named)
 Test(daemon, running_out_of_fds_harms_nobody_served)
 {
     const char *declared[] = {"cannot accept", "(pid ", NULL};
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *conn, *others[64] = {NULL};
-    struct rdt_ref ref;
     rdt_object *object;
     unsigned n = 0;
     char command[64];
@@ -536,7 +530,7 @@ Test(daemon, running_out_of_fds_harms_nobody_served)
 
     node_start(&node, NULL);
     conn = node_client(&node, "served");
-    ref = put_big(conn, MIB);
+    struct rdt_ref ref = put_big(conn, MIB);
     (void)snprintf(command, sizeof command, "prlimit --pid %d --nofile=%u:%u", (int)node.pid, fds_of(node.pid) + 20,
                    fds_of(node.pid) + 20);
     program_run(&program, argv, NULL);
@@ -548,8 +542,8 @@ Test(daemon, running_out_of_fds_harms_nobody_served)
     }
     cr_assert_eq(program.status, 0, "%s", program.err);
     program_free(&program);
-    options.socket = node.socket;
-    options.timeout_ns = patience(2 * SEC);
+    struct rdt_connect_options options = {
+        .struct_size = sizeof options, .socket = node.socket, .timeout_ns = patience(2 * SEC)};
     while (n < 64 && rdt_connect(&options, &others[n], NULL) == RDT_OK)
         n++;
     cr_assert_lt(n, 64);

@@ -29,7 +29,6 @@ static int ping(struct actor *self, void *arg)
 
 static int hang(struct actor *self, void *arg)
 {
-    (void)arg;
     actor_await(self);
     return 0;
 }
@@ -38,12 +37,11 @@ Test(support, actors_step_and_end)
 {
     struct actor actor, other;
     struct test_node node;
-    struct node_status status;
 
     node_start(&node, &(struct node_options){.loopback = true});
     actor_start(&actor, ping, &node);
     actor_await(&actor);
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.clients, 1);
     actor_step(&actor);
     cr_assert_eq(actor_result(&actor), 7);

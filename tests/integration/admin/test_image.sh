@@ -72,13 +72,13 @@ daemon_pid() { pgrep -u 7171 -x rdtd; }
 pod=$!
 until_answers
 
-printf "\x93NUMPY\x01\x00\x76\x00%-117s\n" "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000,)}" >"$tmp/actor/a.npy"
-head -c 1000000 /dev/urandom >>"$tmp/actor/a.npy"
-actor rdtctl put --detached /mnt/a.npy --id weights >"$tmp/ref" || fail "an actor cannot put"
+printf '\x50\0\0\0\0\0\0\0%-80s' '{"w":{"dtype":"U8","shape":[1000000],"data_offsets":[0,1000000]}}' >"$tmp/actor/a.safetensors"
+head -c 1000000 /dev/urandom >>"$tmp/actor/a.safetensors"
+actor rdtctl put --detached /mnt/a.safetensors --id weights >"$tmp/ref" || fail "an actor cannot put"
 same() {
-  rm -f "$tmp/actor/b.npy"
-  actor rdtctl fetch --quiet weights -o /mnt/b.npy || fail "$1: the object is gone: $(tail "$tmp/log")"
-  cmp <(tail -c 1000000 "$tmp/actor/a.npy") <(tail -c 1000000 "$tmp/actor/b.npy") || fail "$1: the bytes differ"
+  rm -f "$tmp/actor/b.safetensors"
+  actor rdtctl fetch --quiet weights -o /mnt/b.safetensors || fail "$1: the object is gone: $(tail "$tmp/log")"
+  cmp <(tail -c 1000000 "$tmp/actor/a.safetensors") <(tail -c 1000000 "$tmp/actor/b.safetensors") || fail "$1: the bytes differ"
 }
 same "after the put"
 actor rdtctl backends >"$tmp/backends"

@@ -83,13 +83,16 @@ for package in $(sed -n '/^packages=(/,/^)/{s/#.*//;/[()]/!p}' .ci/deps); do
     fail "systemd/debian/control does not build-depend on $package"
 done
 
-# The symbols files of the Debian packages list what released libraries show. Programs need all of it for ever.
+# The symbols files of the Debian packages list what the libraries show: all of it, and nothing else. Programs need it for ever.
 for library in librdt librdt-cuda; do
   file=$dest/usr/local/lib/$library.so.0
   [[ -e $file ]] || continue
-  lost=$(comm -13 <(nm -D --defined-only "$file" | sed -n 's/.* [TDRB] \([^@]*\).*/\1/p' | sort) \
-    <(sed -nE 's/^ (rdt_[a-z0-9_]*)@RDT_[A-Z]*_?0 [0-9.]+$/\1/p' "systemd/debian/${library}0.symbols" | sort))
+  nm -D --defined-only "$file" | sed -n 's/.* [TDRB] \([^@]*\).*/\1/p' | sort >"$tmp/shown"
+  sed -nE 's/^ (rdt_[a-z0-9_]*)@RDT_[A-Z]*_?0 [0-9.]+$/\1/p' "systemd/debian/${library}0.symbols" | sort >"$tmp/listed"
+  lost=$(comm -13 "$tmp/shown" "$tmp/listed")
   [[ -z $lost ]] || fail "$library.so lacks what systemd/debian/${library}0.symbols lists: $lost"
+  new=$(comm -23 "$tmp/shown" "$tmp/listed")
+  [[ -z $new ]] || fail "systemd/debian/${library}0.symbols lacks what $library.so shows: $new"
 done
 
 # A second installation keeps the administrator's configuration.

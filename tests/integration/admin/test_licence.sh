@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../../.."
 missing=0
 while read -r file; do
   case $file in
-  *.[ch] | *.cc | *.hh | *.py | *.pyi | *.sh | *.awk | *.proto | Makefile) ;;
+  *.[ch] | *.cc | *.hh | *.py | *.pyi | *.sh | *.awk | *.proto | Makefile | *.mk) ;;
   *) [[ $(head -c 2 "$file" | tr -d '\0') == '#!' ]] || continue ;;
   esac
   head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2\.0' ||

@@ -31,4 +31,29 @@ if [[ $(id -u) == 0 ]]; then
   grep -q 'DENIED: only root' "$dir/why" || bad "$(cat "$dir/why")"
 fi
 [[ $(ctl log-level) == 'the log level is error' ]] || bad "a refused change took place: $(ctl log-level)"
+
+# With standard descriptors that are closed, the daemon logs nowhere and serves.
+"$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/closed" --backend-dir "$RDT_BUILD_DIR/backends" --state-dir '' --log-level trace \
+  <&- >&- 2>&- &
+closed=$!
+until_true answers "$dir/closed" "$closed"
+for fd in 0 1 2; do
+  [[ $(readlink "/proc/$closed/fd/$fd") == /dev/null ]] || bad "descriptor $fd is $(readlink "/proc/$closed/fd/$fd")"
+done
+for ((i = 0; i < 300; i++)); do echo "ping -q"; done | xargs -L 1 "$RDT_BUILD_DIR/rdtctl" --socket "$dir/closed" ||
+  bad "it does not go on"
+"$RDT_BUILD_DIR/rdtctl" --socket "$dir/closed" ping <&- >&- 2>&- || bad "rdtctl needs its standard descriptors"
+kill "$closed" && wait "$closed" || bad "it ends with $?"
+
+# A standard error that nobody reads does not stop the daemon, and its status counts the lines that are missing.
+mkfifo "$dir/fifo"
+exec {reader}<>"$dir/fifo"
+"$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/full" --backend-dir "$RDT_BUILD_DIR/backends" --state-dir '' --log-level trace \
+  </dev/null 2>"$dir/fifo" &
+full=$!
+until_true answers "$dir/full" "$full"
+dropped() { [[ $("$RDT_BUILD_DIR/rdtctl" --socket "$dir/full" status) == *'lines were dropped'* ]]; }
+until_true dropped
+kill "$full" && wait "$full" || bad "it ends with $?"
+exec {reader}<&-
 ((failures == 0))

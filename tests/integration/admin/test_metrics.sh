@@ -16,11 +16,11 @@ free_port() { "${PYTHON:-/usr/bin/python3}" -c 'import socket; s = socket.socket
 value() { rdtctl metrics --format prometheus | awk -v metric="$1" 'index($0, metric " ") == 1 {print $NF}'; }
 
 start_daemon "$dir" || exit 1
-{ printf "\x93NUMPY\x01\x00\x76\x00%-117s\n" "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000,)}"
-  head -c 1000000 /dev/zero; } >"$dir/a.npy"
-ref=$(rdtctl put -q --detached "$dir/a.npy") || bad "put failed"
-rdtctl fetch -q "$ref" -o "$dir/b.npy" || bad "fetch failed"
-rdtctl fetch -q o-1 -o "$dir/c.npy" --timeout 50ms 2>/dev/null && bad "a fetch of nothing succeeded"
+{ printf '\x50\0\0\0\0\0\0\0%-80s' '{"w":{"dtype":"U8","shape":[1000000],"data_offsets":[0,1000000]}}'
+  head -c 1000000 /dev/zero; } >"$dir/a.safetensors"
+ref=$(rdtctl put -q --detached "$dir/a.safetensors") || bad "put failed"
+rdtctl fetch -q "$ref" -o "$dir/b.safetensors" || bad "fetch failed"
+rdtctl fetch -q o-1 -o "$dir/c.safetensors" --timeout 50ms 2>/dev/null && bad "a fetch of nothing succeeded"
 before=$(value 'rdtd_requests_total{verb="PING",status="OK"}')
 rdtctl ping -q --count 10
 (($(value 'rdtd_requests_total{verb="PING",status="OK"}') == before + 10)) || bad "ten pings are not ten requests"
@@ -98,6 +98,38 @@ for i in range(100):
 s = socket.socket(socket.AF_UNIX); s.settimeout(60); s.connect(sys.argv[1])
 s.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
 sys.exit(b"200" not in s.recv(100))
+PY
+
+# Strangers at several addresses that send a byte now and then keep no scrape away, and their time is over nevertheless.
+port=$(free_port)
+rdtd-exporter --listen "127.0.0.1:$port" & pids+=($!)
+until_true bash -c ": >/dev/tcp/127.0.0.1/$port" 2>/dev/null
+"${PYTHON:-/usr/bin/python3}" - "$port" <<'PY' || bad "slow strangers keep others away"
+import select, socket, sys, time
+port = int(sys.argv[1])
+slow = []
+for i in range(320):
+    s = socket.create_connection(("127.0.0.1", port), 60, source_address=("127.0.0.%d" % (2 + i // 64), 0))
+    s.sendall(b"GET /metrics HTTP/1.1\r\nX-a: ")
+    slow.append(s)
+s = socket.create_connection(("127.0.0.1", port), 60)
+s.settimeout(60)
+s.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+if b"200" not in s.recv(100):
+    sys.exit("no answer")
+until = time.monotonic() + 60
+while slow:
+    ended, _, _ = select.select(slow, [], [], 1)
+    for s in ended:
+        s.close()
+        slow.remove(s)
+    for s in slow:
+        try:
+            s.send(b"a")
+        except OSError:
+            pass
+    if time.monotonic() > until:
+        sys.exit("%d slow connections live on" % len(slow))
 PY
 
 # ---- promtool and Prometheus ----

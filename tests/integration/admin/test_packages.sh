@@ -16,9 +16,9 @@ property() { systemctl show -p "$1" --value "${2:-rdtd.service}"; }
 runs() { grep -q "\"version\": \"$1\"" <<<"$(rdtctl status --json --timeout 20s)" || fail "not version $1: $(rdtctl status)"; }
 # same_objects WHEN: the object that was put and the name that was published are there, with their bytes.
 same_objects() {
-  rm -f /tmp/b.npy
-  rdtctl fetch -q --timeout 20s "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy || fail "the object is gone after $1: $(rdtctl status)"
-  cmp <(tail -c 1000000 /tmp/a.npy) <(tail -c 1000000 /tmp/b.npy) || fail "the bytes differ after $1"
+  rm -f /tmp/b.safetensors
+  rdtctl fetch -q --timeout 20s "$(tail -n 1 /tmp/ref)" -o /tmp/b.safetensors || fail "the object is gone after $1: $(rdtctl status)"
+  cmp <(tail -c 1000000 /tmp/a.safetensors) <(tail -c 1000000 /tmp/b.safetensors) || fail "the bytes differ after $1"
   python3 - <<'PY' || fail "the published name is gone after $1"
 import rdtd
 version, value = next(rdtd.connect().versions("policy", timeout=20))
@@ -45,7 +45,7 @@ import sys, rdtd
 value = rdtd.connect().get(rdtd.Ref(sys.argv[1]))
 print("mapped", flush=True)
 sys.stdin.readline()
-open("/tmp/read", "wb").write(bytes(memoryview(value)))
+open("/tmp/read", "wb").write(bytes(memoryview(value["w"])))
 '
 inside() {
   local old=$1 new=$2 keeper daemon reader_pid line conf=/etc/rdtd/rdtd.conf
@@ -58,9 +58,9 @@ inside() {
 
   head -c 32 /dev/urandom | base64 >/etc/rdtd/key && chown rdtd /etc/rdtd/key && chmod 600 /etc/rdtd/key
   printf '\n[network]\nlisten = 127.0.0.1:7171\nkey_file = /etc/rdtd/key\ntrusted_network = yes\n' >>$conf
-  { printf "\x93NUMPY\x01\x00\x76\x00%-117s\n" "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000,)}"
-    head -c 1000000 /dev/urandom; } >/tmp/a.npy
-  rdtctl put --detached --timeout 20s /tmp/a.npy >/tmp/ref || fail "a put failed"
+  { printf '\x50\0\0\0\0\0\0\0%-80s' '{"w":{"dtype":"U8","shape":[1000000],"data_offsets":[0,1000000]}}'
+    head -c 1000000 /dev/urandom; } >/tmp/a.safetensors
+  rdtctl put --detached --timeout 20s /tmp/a.safetensors >/tmp/ref || fail "a put failed"
   python3 - <<'PY' || fail "Python cannot publish"
 import rdtd
 for step in 1, 2, 3:
@@ -86,7 +86,7 @@ PY
   same_objects "the upgrade"
   echo go >&"${reader[1]}"
   wait "$reader_pid" || fail "the reader: $(cat /tmp/reader)"
-  cmp /tmp/read <(tail -c 1000000 /tmp/a.npy) || fail "the mapped bytes changed in the upgrade"
+  cmp /tmp/read <(tail -c 1000000 /tmp/a.safetensors) || fail "the mapped bytes changed in the upgrade"
 
   # What would end with nothing that serves, or with fewer objects, leaves the daemon alone.
   cp $conf /tmp/good.conf

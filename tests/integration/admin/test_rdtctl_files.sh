@@ -2,23 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl and files, on one daemon: put and fetch, waiting, freeing, and what the lists show.
 set -uo pipefail
-. "$(dirname "$0")/../../support/daemon.sh"
-rdtctl=$RDT_BUILD_DIR/rdtctl
-dir=$(mktemp -d)
-export RDT_SOCKET=$dir/s
-pids=()
-trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+. "$(dirname "$0")/rdtctl.sh"
 
-# status WANTED COMMAND ...: runs it, keeps its output in $dir/out and $dir/err.
-status() {
-  local want=$1 got
-  shift
-  "$@" >"$dir/out" 2>"$dir/err"
-  got=$?
-  [[ $got == "$want" ]] && return
-  bad "$*: status $got, expected $want: $(cat "$dir/out" "$dir/err")"
-}
-says() { grep -qE -- "$1" "$dir/out" "$dir/err" || bad "'$1' is not in: $(cat "$dir/out" "$dir/err")"; }
 awaited() { "$rdtctl" stat "$1" 2>/dev/null | grep -q '^state  *awaited'; }
 is_empty() { "$rdtctl" objects --json | grep -q '"objects": \[\]'; }
 
@@ -95,7 +80,9 @@ cmp "$dir/in.safetensors" "$dir/stays.safetensors" || bad 'what stayed differs'
   printf abc
 } >"$dir/pk.safetensors"
 status 0 "$rdtctl" put "$dir/pk.safetensors" --id pk --snapshot --detached --ttl 1h
-status 0 "$rdtctl" fetch -q pk -o "$dir/pk.npy"
+status 0 "$rdtctl" fetch -q pk -o "$dir/pk2.safetensors"
+status 2 "$rdtctl" fetch pk -o "$dir/pk.npy"
+says 'rdtctl writes safetensors files only: for an npy file use Python, numpy.save'
 status 0 "$rdtctl" free pk
 status 0 "$rdtctl" free stays
 status 0 "$rdtctl" put "$dir/in.safetensors" --detached --ttl 1s --json

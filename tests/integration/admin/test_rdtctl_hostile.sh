@@ -1,15 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl refuses files with false headers and says what is wrong; nothing of them stays in the daemon, and a correct file
-# can be put afterwards. (unit/client/safetensors and unit/client/npy test the headers themselves.) Ids and names that
+# can be put afterwards. (unit/client/safetensors tests the headers themselves.) Ids and names that
 # contain control sequences of terminals are printed as plain text.
 set -uo pipefail
-. "$(dirname "$0")/../../support/daemon.sh"
-rdtctl=$RDT_BUILD_DIR/rdtctl
-dir=$(mktemp -d)
-export RDT_SOCKET=$dir/s
-pids=()
-trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+. "$(dirname "$0")/rdtctl.sh"
 
 serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir" --memory-limit 64MiB
 pids+=("$daemon")
@@ -57,8 +52,12 @@ refused fifo.safetensors INVALID 'not a regular file'
 refused . INVALID 'not a regular file'
 ln -s loop.safetensors "$dir/loop.safetensors"
 refused loop.safetensors SYSTEM 'symbolic links'
-: >"$dir/empty.npy"
-refused empty.npy INVALID 'does not begin'
+: >"$dir/empty.safetensors"
+refused empty.safetensors INVALID 'too short'
+printf '\x93NUMPY\x01' >"$dir/array.npy"
+refused array.npy UNSUPPORTED 'rdtctl puts safetensors files only: put arrays of numpy in Python'
+printf 'PK\3\4' >"$dir/arrays.npz"
+refused arrays.npz UNSUPPORTED 'put arrays of numpy in Python'
 
 "$rdtctl" status --json >"$dir/status"
 grep -q '"objects": 0' "$dir/status" && grep -q '"regions": 0' "$dir/status" || bad "something stays: $(cat "$dir/status")"

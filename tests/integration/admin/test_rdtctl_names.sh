@@ -2,23 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl and published names: it publishes files as versions, fetches versions into files, and waits for the next version.
 set -uo pipefail
-. "$(dirname "$0")/../../support/daemon.sh"
-rdtctl=$RDT_BUILD_DIR/rdtctl
-dir=$(mktemp -d)
-export RDT_SOCKET=$dir/s
-pids=()
-trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+. "$(dirname "$0")/rdtctl.sh"
 
-# status WANTED COMMAND ...: runs it, keeps its output in $dir/out and $dir/err.
-status() {
-  local want=$1 got
-  shift
-  "$@" >"$dir/out" 2>"$dir/err"
-  got=$?
-  [[ $got == "$want" ]] && return
-  bad "$*: status $got, expected $want: $(cat "$dir/out" "$dir/err")"
-}
-says() { grep -qE -- "$1" "$dir/out" "$dir/err" || bad "'$1' is not in: $(cat "$dir/out" "$dir/err")"; }
 ended() { ! kill -0 "$1" 2>/dev/null; }
 waited_for() { "$rdtctl" names --json --prefix "$1" | grep -q '"waiters": 1'; }
 file() { # NAME BYTES_OF_4

@@ -32,6 +32,14 @@ expect 2 '' "unknown command 'frobnicate'\$" frobnicate
 expect 2 '' "unknown command 'stauts'; did you mean status\?$" stauts
 expect 2 '' "unknown command 'frobnicate'" help frobnicate
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
+expect 2 '' "--daemon-uid: 'rdtd' is not a whole number" ping --daemon-uid rdtd
+expect 1 '' 'INVALID: --daemon-uid: 4294967295 is no uid' ping --daemon-uid 4294967295
+
+# Every state that a transfer has in the daemon can be asked for. "ended" is shown as the outcome, and nobody sees "new" for long.
+for state in $(sed -nE 's/^ *\[(TRANSFER|SERVE)_[A-Z]+\] = \{"([a-z]+)".*/\2/p' daemon/transfers/transfer.c daemon/transfers/serve/serve.c); do
+  [[ $state == ended ]] || "$rdtctl" transfers --help | tr -d ' \n' | grep -qE "[f|]$state(\||--)" ||
+    { echo "rdtctl transfers --state does not know the state $state"; failures=$((failures + 1)); }
+done
 
 commands=$("$rdtctl" help | sed -n '/^commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
 for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free names publish unpublish watch doctor log-level; do

@@ -2,12 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl watch prints one line for each event, as text and as JSON, and ends in each of the documented ways.
 set -uo pipefail
-. "$(dirname "$0")/../../support/daemon.sh"
-rdtctl=$RDT_BUILD_DIR/rdtctl
-dir=$(mktemp -d)
-export RDT_SOCKET=$dir/s
-pids=()
-trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+. "$(dirname "$0")/rdtctl.sh"
 has() { grep -qsE -- "$2" "$dir/$1"; }
 ends_with() { # STATUS: the watcher
   local got

@@ -31,6 +31,10 @@ for page in $(grep -oE '\b(rdt[a-z-]*|librdt)(\.conf)?\([1-8]\)' README.md daemo
     bad "README.md or daemon/ARCHITECTURE.md names the page $page, which does not exist"
 done
 
+squattable=$(grep -rnE '(--socket[ =]|RDT_SOCKET=|socket=|connect\()["'"'"']?/tmp/' README.md client daemon backends tests/examples tests/demo systemd \
+  --include='*.md' --include='*.scd' --include='*.py' --include='*.c' --include='*.h' --include='*.sh' --include='*.yaml')
+[[ -z $squattable ]] || bad "others can put a socket of their own into /tmp first: $squattable"
+
 start_daemon "$dir" || exit 1
 named_commands README.md || failed=1
 named_tests README.md || failed=1

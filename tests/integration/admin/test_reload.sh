@@ -30,7 +30,7 @@ ctl a put -q "$dir/empty.safetensors" --id two --detached --timeout 2m >/dev/nul
 waiting=$!
 room() { [[ $(ctl a metrics) == *$'\n'"rdtd_room_waiters $1"$'\n'* ]]; }
 until_true room 1
-printf '[daemon]\nlog_level = debug\nworker_threads = 3\nmemory_limit = 64MiB\n[limits]\nowner_max_objects = 2\n[ucx]\nthreads = 3\n' >"$dir/a/conf"
+printf '[daemon]\nlog_level = debug\nworker_threads = 3\nmemory_limit = 64MiB\n[limits]\nowner_max_objects = 2\n[ucx]\nspin_polls = 300\n' >"$dir/a/conf"
 ctl a doctor --json >"$dir/json"
 grep -q 'has 3 changes that the daemon has not read, and 2 that need a restart; the first is \[daemon\] ' "$dir/json" ||
   bad "the doctor: $(cat "$dir/json")"
@@ -43,7 +43,7 @@ wait "$waiting" || bad "a put that waited for room did not go on when the limit 
 says "$dir/out" '[daemon] log_level: info -> debug'
 says "$dir/out" '[daemon] worker_threads: 2 -> 3   (at the next start of the daemon)'
 says "$dir/out" '[limits] owner_max_objects: 1 -> 2'
-says "$dir/out" '[ucx] threads: (empty) -> 3   (at the next start of the daemon)'
+says "$dir/out" '[ucx] spin_polls: (empty) -> 300   (at the next start of the daemon)'
 [[ $(ctl a log-level) == 'the log level is debug' ]] || bad "$(ctl a log-level)"
 [[ $(ctl a status --json) == *'"memory_limit_bytes": 67108864,'* ]] || bad "memory_limit did not change: $(ctl a status)"
 ctl a put -q "$dir/empty.safetensors" --detached >/dev/null 2>"$dir/why" && bad "the new limit does not count"

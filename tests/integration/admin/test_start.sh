@@ -31,6 +31,75 @@ lines=$(grep -c 'client [0-9]* (rdtctl, pid' "$dir/log") || true
 clients=$(grep -oE 'client [0-9]+ \(rdtctl' "$dir/log" | sort -u | wc -l)
 ((clients >= 5 && lines == clients)) || fail "$lines lines for $clients clients: $(cat "$dir/log")"
 
+# Memory is a file, too, and the kernel ends a process whose file exceeds a limit: here the request fails, and names the limit.
+small_files() { (ulimit -f 1024; exec "$@"); }
+in_daemon=(bash -c 'ulimit -f 1024; exec "$@"' --)
+start --state-dir "$dir/files"
+grep -q 'warn: files of this process may have at most 1048576 bytes (ulimit -f, LimitFSIZE=)' "$dir/log" ||
+  fail "the log does not name the limit of the size of files: $(cat "$dir/log")"
+{ printf '\x50\0\0\0\0\0\0\0%-80s' '{"w":{"dtype":"U8","shape":[8000000],"data_offsets":[0,8000000]}}'
+  head -c 8000000 /dev/zero; } >"$dir/a.safetensors"
+out=$("$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" put -q "$dir/a.safetensors" --detached 2>&1) && fail "a put above the limit works"
+grep -q 'at most 1048576 bytes (ulimit -f, LimitFSIZE=)' <<<"$out" || fail "the error does not name the limit: $out"
+{ "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor || true; } 2>&1 | grep -q 'No file of the daemon may have more than 1048576 bytes' ||
+  fail "the doctor does not name the limit"
+stop
+"$RDT_BUILD_DIR/rdtd-keeper" --socket "$dir/k" 2>"$dir/klog" &
+pids+=($!)
+until_true test -S "$dir/k"
+small_files "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --backend-dir "$RDT_BUILD_DIR/backends" --state-dir "$dir/files" \
+  --keeper "$dir/k" 2>"$dir/log" && fail "a daemon whose journal exceeds the limit starts"
+grep -q 'creating the journal: File too large; .*LimitFSIZE=' "$dir/log" || fail "it does not say why: $(cat "$dir/log")"
+stop
+in_daemon=()
+
+# A start that fails says why, and ends also if nobody reads that.
+mkfifo "$dir/unread"
+exec 3<>"$dir/unread"
+dd if=/dev/zero of="$dir/unread" bs=4096 oflag=nonblock 2>/dev/null || true
+refused() { # STATUS COMMAND ...
+  local got=0
+  timeout 60 "${@:2}" 2>"$dir/unread" || got=$?
+  [[ $got == "$1" ]] || fail "${*:2}: $got with a full pipe as standard error"
+}
+{ echo '[limits]' && printf 'wrong%d = 1\n' {1..20}; } >"$dir/faults"
+refused 2 "$RDT_BUILD_DIR/rdtd" --config "$dir/faults" --memory-limit many
+refused 2 "$RDT_BUILD_DIR/rdtd-keeper" --socket "$dir/no/such"
+refused 2 "$RDT_BUILD_DIR/rdtd-keeper" --unknown
+exec 3>&-
+"$RDT_BUILD_DIR/rdtd" --config "$dir/faults" 2>"$dir/out" && fail "wrong keys are accepted"
+[[ $(grep -c '^rdtd: .*wrong.*: no such key' "$dir/out") == 21 ]] || fail "not every fault is named: $(cat "$dir/out")"
+"$RDT_BUILD_DIR/rdtd-keeper" --unknown 2>"$dir/out" && fail "an unknown option is accepted"
+grep -q '^rdtd-keeper: --unknown ' "$dir/out" || fail "the keeper does not name the option: $(cat "$dir/out")"
+
+# An address that no interface has yet, as at boot: the node's own clients are served.
+(umask 077; head -c 32 /dev/urandom | base64 >"$dir/key")
+start --state-dir "$dir/away" --listen 192.0.2.77:0 --key-file "$dir/key"
+grep -q 'warn: listen = 192.0.2.77:0: no interface has this address' "$dir/log" || fail "the log: $(cat "$dir/log")"
+{ "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor || true; } 2>&1 | grep -q 'No interface has the address of listen = 192.0.2.77:0' ||
+  fail "the doctor does not say that no interface has the address"
+"$RDT_BUILD_DIR/rdtd" --config= --backend-dir "$RDT_BUILD_DIR/backends" --state-dir "$dir/check" --check-config \
+  --listen 192.0.2.77:0 --key-file "$dir/key" >/dev/null || fail "--check-config refuses an address that may come"
+stop
+
+# A network that comes after the daemon: its transports start then.
+if unshare --net true 2>/dev/null; then
+  in_daemon=(unshare --net sh -c 'ip link set lo up; exec "$@"' --)
+  has_stream() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" backend list | grep -q '^stream .* yes *$'; }
+  for late in '--interfaces rdt0 --listen 0.0.0.0:0' '--listen 10.77.0.1:0'; do
+    read -ra flags <<<"$late"
+    start --state-dir "$dir/late" --key-file "$dir/key" "${flags[@]}"
+    grep -qE 'warn: (interfaces: this machine has no network interface "rdt0"|listen = 10.77.0.1:0: no interface has)' "$dir/log" ||
+      fail "the log does not say what is missing: $(cat "$dir/log")"
+    has_stream && fail "$late: stream is available without a network"
+    nsenter -t "$daemon" -n sh -c 'ip link add rdt0 type veth peer name rdt1; ip addr add 10.77.0.1/24 dev rdt0; ip link set rdt1 up
+      ip link set rdt0 up'
+    until_true has_stream
+    stop
+  done
+  in_daemon=()
+fi
+
 if ! unshare --user --map-root-user true 2>/dev/null; then
   echo "not checked: a daemon in a user namespace, which this machine does not allow"
   exit 0

@@ -21,7 +21,7 @@ ctl wait w -q --timeout 1m || bad "no put"
 asks=$!
 ctl top --interval 500ms >"$dir/out" || bad "top: $?"
 grep -q '^rdtd [0-9.]*, serving: [0-9]* clients*, 1 object, ' "$dir/out" || bad "no heading: $(cat "$dir/out")"
-grep -Eq '^ +[0-9]+ +rdtctl .* pid '"$asks"', uid' "$dir/out" || bad "no client: $(cat "$dir/out")"
+grep -Eq '^ *[0-9]+ +rdtctl .* pid '"$asks"', uid' "$dir/out" || bad "no client: $(cat "$dir/out")"
 grep -q '^no transfers$' "$dir/out" || bad "no place for transfers: $(cat "$dir/out")"
 grep -q '^no links to other nodes$' "$dir/out" || bad "no place for links: $(cat "$dir/out")"
 ctl top --interval 500ms --json >"$dir/json" || bad "top --json: $?"

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -69,14 +68,11 @@ static void expect_none(rdt *conn)
 Test(watch, life_of_an_object)
 {
     struct rdt_ref later = ref_named("later"), ref;
-    struct rdt_event event;
-    rdt_request *request;
-    rdt_object *object;
 
     begin();
     must_ok(rdt_watch(watcher, RDT_KIND_OBJECTS, &err));
-    request = start_one(actor, &later, LONG);
-    event = expect(watcher, RDT_KIND_OBJECTS, "awaited");
+    rdt_request *request = start_one(actor, &later, LONG);
+    struct rdt_event event = expect(watcher, RDT_KIND_OBJECTS, "awaited");
     cr_assert_str_eq(event.state, "awaited");
     cr_assert_str_eq(event.name, "later");
     cr_assert_eq(event.sequence, 1u);
@@ -88,7 +84,7 @@ Test(watch, life_of_an_object)
     cr_assert_eq(event.uid, getuid());
     cr_assert_eq(event.id, ref.generation);
     cr_assert(rdt_ref_equal(&event.ref, &ref));
-    object = fetch_one(watcher, &ref, RDT_FETCH_SHARE);
+    rdt_object *object = fetch_one(watcher, &ref, RDT_FETCH_SHARE);
     must_ok(rdt_free(actor, &ref, false, &err));
     (void)expect(watcher, RDT_KIND_OBJECTS, "freed");
     expect_none(watcher); /* its reader holds it */
@@ -101,30 +97,26 @@ Test(watch, life_of_an_object)
 
 Test(watch, regions_clients_transfers_and_names)
 {
-    struct rdt_event began, ended, event;
     struct rdt_ref ref, name;
-    rdt_object *object;
-    rdt *other;
-    char *addr;
 
     begin();
     must_ok(rdt_watch(watcher, RDT_KIND_REGIONS, &err));
-    addr = alloc_memory(actor, 8192);
-    event = expect(watcher, RDT_KIND_REGIONS, "new");
+    char *addr = alloc_memory(actor, 8192);
+    struct rdt_event event = expect(watcher, RDT_KIND_REGIONS, "new");
     cr_assert_eq(event.bytes, 8192u);
     cr_assert_str_eq(event.state, "allocated");
     must_ok(rdt_watch(watcher, RDT_KIND_CLIENTS, &err));
-    other = node_client(&node, "other");
+    rdt *other = node_client(&node, "other");
     event = expect(watcher, RDT_KIND_CLIENTS, "connected");
     cr_assert_str_eq(event.name, "other");
     cr_assert_eq(event.sequence, 1u, "another watch counts anew");
     rdt_close(other);
-    ended = expect(watcher, RDT_KIND_CLIENTS, "gone");
+    struct rdt_event ended = expect(watcher, RDT_KIND_CLIENTS, "gone");
     cr_assert_eq(ended.id, event.id);
     ref = put_one(actor, &VECTOR(RDT_U8, 8192, addr), "o");
     must_ok(rdt_watch(watcher, RDT_KIND_TRANSFERS, &err));
-    object = fetch_one(actor, &ref, RDT_FETCH_COPY);
-    began = expect(watcher, RDT_KIND_TRANSFERS, "began");
+    rdt_object *object = fetch_one(actor, &ref, RDT_FETCH_COPY);
+    struct rdt_event began = expect(watcher, RDT_KIND_TRANSFERS, "began");
     ended = expect(watcher, RDT_KIND_TRANSFERS, "ended");
     cr_assert_eq(began.id, ended.id);
     cr_assert_str_eq(ended.state, "done");
@@ -155,17 +147,14 @@ Test(watch, peers_come_and_go)
                                            "not connected", "reset",     NULL};
     static const char *const flags[] = {"--backoff-max=300ms", NULL};
     static struct cluster c;
-    struct rdt_event event;
-    rdt_request *request;
-    struct rdt_ref ref;
 
     cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .no_meeting = true, .flags = flags});
     watcher = node_client(&c.node[0], "watcher");
     must_ok(rdt_watch(watcher, RDT_KIND_PEERS, &err));
-    ref = ref_on(&c.node[1], "x");
-    request = start_one(watcher, &ref, LONG);
+    struct rdt_ref ref = ref_on(&c.node[1], "x");
+    rdt_request *request = start_one(watcher, &ref, LONG);
     (void)expect(watcher, RDT_KIND_PEERS, "new");
-    event = expect(watcher, RDT_KIND_PEERS, "connecting");
+    struct rdt_event event = expect(watcher, RDT_KIND_PEERS, "connecting");
     cr_assert_str_eq(event.state, "connecting");
     event = expect(watcher, RDT_KIND_PEERS, "up");
     cr_assert_str_eq(event.state, "up");
@@ -260,14 +249,13 @@ Test(watch, events_of_one_thing_come_in_order_and_none_is_missed)
 static uint64_t unread_of_watcher(void)
 {
     struct raw raw;
-    Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    ProtobufCMessage *reply;
     uint64_t unread = 0;
 
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    request.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
-    reply = raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &request.base, NULL, 0), &rdt__pb__list_reply__descriptor);
+    Rdt__Pb__List request = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
+    ProtobufCMessage *reply =
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &request.base, NULL, 0), &rdt__pb__list_reply__descriptor);
     for (size_t i = 0; i < ((Rdt__Pb__ListReply *)reply)->n_clients; i++)
         if (((Rdt__Pb__ListReply *)reply)->clients[i]->queued_bytes > unread)
             unread = ((Rdt__Pb__ListReply *)reply)->clients[i]->queued_bytes;
@@ -280,14 +268,13 @@ static uint64_t unread_of_watcher(void)
 
 Test(watch, watcher_that_never_reads_loses_events_and_delays_nobody)
 {
-    Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
     uint64_t sequence = 0, got = 0, lost = 0;
     struct raw raw;
 
     begin();
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    request.kinds = RDT_KIND_OBJECTS;
+    Rdt__Pb__Watch request = MESSAGE(watch, .kinds = RDT_KIND_OBJECTS);
     protobuf_c_message_free_unpacked(
         raw_reply(&raw, raw_send(&raw, RDT_MSG_WATCH, &request.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
     for (unsigned i = 0; i < MANY; i++) {
@@ -296,10 +283,9 @@ Test(watch, watcher_that_never_reads_loses_events_and_delays_nobody)
     }
     cr_assert_lt(unread_of_watcher(), (uint64_t)3 << 19, "its queue is bounded");
     while (sequence < 3 * MANY) { /* nothing else happens; the lost events must be reported all the same */
-        Rdt__Pb__Event *event;
         must(raw_next(&raw));
         must(raw.frame.type == RDT_EVENT_WATCHED && (raw.frame.flags & FRAME_EVENT));
-        event = rdt__pb__event__unpack(NULL, raw.frame.length, raw.frame.payload);
+        Rdt__Pb__Event *event = rdt__pb__event__unpack(NULL, raw.frame.length, raw.frame.payload);
         must(event);
         got += strcmp(event->what, "lost") != 0;
         lost += event->lost;
@@ -348,18 +334,16 @@ Test(watch, watcher_that_takes_no_events_learns_how_many_were_lost)
 
 Test(watch, fd_is_readable_while_there_are_events)
 {
-    struct pollfd fd;
     struct rdt_event event;
-    struct rdt_ref ref;
 
     begin();
     must_refuse(RDT_UNSUPPORTED, "0x8000000", rdt_watch(watcher, RDT_KIND_OBJECTS | 1u << 27, &err));
     must_refuse(RDT_INVALID, "call rdt_watch first", rdt_next_event(watcher, LONG, &event, &err));
     must_ok(rdt_watch(watcher, EVERY_KIND, &err));
-    fd = (struct pollfd){.fd = rdt_fd(watcher), .events = POLLIN};
+    struct pollfd fd = (struct pollfd){.fd = rdt_fd(watcher), .events = POLLIN};
     must_be(RDT_TIMED_OUT, rdt_next_event(watcher, 20 * MSEC, &event, &err));
     must(poll(&fd, 1, 0) == 0);
-    ref = put_one(actor, &VECTOR(RDT_U8, 5, "hello"), "o");
+    struct rdt_ref ref = put_one(actor, &VECTOR(RDT_U8, 5, "hello"), "o");
     must(poll(&fd, 1, (int)(LONG / MSEC)) == 1);
     must_ok(rdt_ping(watcher, LONG, &err)); /* all expected events have arrived */
     must(poll(&fd, 1, 0) == 1);             /* read, and not taken */
@@ -376,7 +360,6 @@ static int watch_for_ever(struct actor *self, void *arg)
     rdt *conn = node_client(&node, "watcher");
     struct rdt_event event;
 
-    (void)arg;
     must_ok(rdt_watch(conn, EVERY_KIND, &err));
     actor_step(self);
     for (;;)
@@ -418,16 +401,14 @@ Test(watch, end_of_the_daemon_ends_the_wait)
 
 static int watch_as_a_stranger(struct actor *self, void *arg)
 {
-    struct rdt_connect_options connect = RDT_INIT(connect);
     struct rdt_event event;
     rdt *conn = NULL;
     unsigned own = 0;
 
-    (void)arg;
     must(chdir(node.dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
-    connect.socket = "s";
+    struct rdt_connect_options connect = {.struct_size = sizeof connect, .socket = "s"};
     must_ok(rdt_connect(&connect, &conn, &err));
     must_ok(rdt_watch(conn, EVERY_KIND, &err));
     actor_step(self);
@@ -447,13 +428,11 @@ static int watch_as_a_stranger(struct actor *self, void *arg)
 
 Test(watch, another_user_sees_its_own_and_what_is_shown)
 {
-    struct rdt_publish_options options = RDT_INIT(options);
     struct rdt_ref hidden, shown, name;
     struct actor stranger;
     unsigned of_stranger = 0;
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to become another user");
+    need_root();
     node_start(&node, NULL);
     actor_start(&stranger, watch_as_a_stranger, NULL);
     actor = node_client(&node, "actor");
@@ -463,8 +442,7 @@ Test(watch, another_user_sees_its_own_and_what_is_shown)
     hidden = put_one(actor, &VECTOR(RDT_U8, 6, "hidden"), "hidden");
     shown = put_shown(actor, &VECTOR(RDT_U8, 5, "shown"), "shown", RDT_VISIBLE_TO_ALL);
     must_ok(rdt_publish(actor, "hidden", &hidden, NULL, NULL, &err));
-    options.visibility = RDT_VISIBLE_TO_ALL;
-    options.name_ref = &name;
+    struct rdt_publish_options options = {.struct_size = sizeof options, .visibility = RDT_VISIBLE_TO_ALL, .name_ref = &name};
     must_ok(rdt_publish(actor, "shown", &shown, &options, NULL, &err));
     actor_step(&stranger);
     actor_wait(&stranger);

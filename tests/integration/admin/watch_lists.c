@@ -74,14 +74,12 @@ static bool agrees(struct follower *one)
     struct rdt_event event;
 
     for (unsigned k = 0; k < KINDS && same; k++) {
-        Rdt__Pb__List request = RDT__PB__LIST__INIT;
-        Rdt__Pb__ListReply *reply;
         struct raw raw;
         raw_connect(&raw, one->node->socket);
         raw_hello(&raw);
-        request.kind = kinds[k].list;
-        reply = (Rdt__Pb__ListReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &request.base, NULL, 0),
-                                                &rdt__pb__list_reply__descriptor);
+        Rdt__Pb__List request = MESSAGE(list, .kind = kinds[k].list);
+        Rdt__Pb__ListReply *reply = (Rdt__Pb__ListReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &request.base, NULL, 0),
+                                                                    &rdt__pb__list_reply__descriptor);
         must_ok(rdt_ping(one->conn, LONG, &err)); /* earlier events have been reported */
         while (rdt_next_event(one->conn, 0, &event, NULL) == RDT_OK)
             for (unsigned j = 0; j < KINDS; j++)
@@ -103,14 +101,9 @@ static bool agrees(struct follower *one)
 static int put_and_wait(struct actor *self, void *arg)
 {
     rdt *conn = node_client(&c.node[0], "producer");
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_DETACHED, .id = "left", .id_bytes = 4};
 
-    (void)arg;
-    options.flags = RDT_PUT_DETACHED;
-    options.id = "left";
-    options.id_bytes = 4;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), 1, &options, &ref, &err));
+    (void)put_as(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), 1, &options);
     (void)put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), NULL);
     actor_step(self);
     actor_await(self);

@@ -21,12 +21,10 @@ static struct rdt_ref ref;
 
 static void begin(void)
 {
-    char *addr;
-
     node_start(&node, NULL);
     producer = node_client(&node, "producer");
     reader = node_client(&node, "reader");
-    addr = alloc_memory(producer, 4096);
+    char *addr = alloc_memory(producer, 4096);
     ref = put_one(producer, &VECTOR(RDT_U8, 4096, addr), "memory");
 }
 
@@ -40,9 +38,7 @@ static void end(void)
 /* The producer's among them. */
 static unsigned holds(void)
 {
-    struct rdt_stat stat;
-
-    must_ok(rdt_stat(producer, &ref, &stat, &err));
+    struct rdt_stat stat = stat_of(producer, &ref);
     return stat.holds;
 }
 
@@ -106,17 +102,13 @@ Test(batched_release, next_call_sends_the_releases)
 
 Test(batched_release, releases_and_drops_are_batched)
 {
-    struct rdt_ref own;
-    rdt_object *object;
-    struct rdt_stat stat;
-
     begin();
-    own = put_one(reader, &VECTOR(RDT_U8, 5, "hello"), "own");
-    object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    struct rdt_ref own = put_one(reader, &VECTOR(RDT_U8, 5, "hello"), "own");
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
     rdt_cork(reader);
     rdt_release(object);
     must_ok(rdt_drop(reader, &own, &err));
-    must_ok(rdt_stat(producer, &own, &stat, &err));
+    (void)stat_of(producer, &own);
     must_be(RDT_TIMED_OUT, rdt_wait_freed(producer, &own, 50 * MSEC, &err));
     rdt_uncork(reader);
     must_ok(rdt_wait_freed(producer, &own, LONG, &err));
@@ -141,13 +133,9 @@ Test(batched_release, many_releases_do_not_wait_for_uncork)
 
 Test(batched_release, close_sends_the_releases)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref detached;
-
     begin();
-    options.flags = RDT_PUT_DETACHED;
-    options.ttl_ns = 10 * LONG;
-    must_ok(rdt_put(reader, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &detached, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_DETACHED, .ttl_ns = 10 * LONG};
+    struct rdt_ref detached = put_as(reader, &VECTOR(RDT_U8, 5, "hello"), 1, &options);
     rdt_cork(reader);
     must_ok(rdt_drop(reader, &detached, &err));
     rdt_close(reader);
@@ -160,7 +148,6 @@ static void *wait_for_late(void *arg)
 {
     struct rdt_ref late = ref_named("late");
 
-    (void)arg;
     must_ok(rdt_wait_put(reader, &late, RDT_FOREVER, NULL));
     return NULL;
 }
@@ -169,7 +156,6 @@ static void *wait_for_event(void *arg)
 {
     struct rdt_event event;
 
-    (void)arg;
     must_ok(rdt_next_event(reader, RDT_FOREVER, &event, NULL));
     return NULL;
 }
@@ -185,7 +171,6 @@ Test(batched_release, wait_sends_the_releases_whichever_thread_reads)
 {
     struct rdt_ref late = ref_named("late"), own;
     pthread_t reads, waits;
-    rdt *other;
 
     begin();
     own = put_one(reader, &VECTOR(RDT_U8, 5, "hello"), "own");
@@ -196,7 +181,7 @@ Test(batched_release, wait_sends_the_releases_whichever_thread_reads)
     must_ok(rdt_drop(reader, &own, &err));
     cr_assert_eq(pthread_create(&waits, NULL, wait_for_event, NULL), 0);
     must_ok(rdt_wait_freed(producer, &own, LONG, &err));
-    other = node_client(&node, "other");
+    rdt *other = node_client(&node, "other");
     (void)pthread_join(waits, NULL);
     (void)put_one(producer, &VECTOR(RDT_U8, 5, "hello"), "late");
     (void)pthread_join(reads, NULL);
@@ -209,8 +194,8 @@ static bool reader_is_full(void)
     int queued, room;
     socklen_t bytes = sizeof room;
 
-    return ioctl(reader->sock, SIOCOUTQ, &queued) == 0 && getsockopt(reader->sock, SOL_SOCKET, SO_SNDBUF, &room, &bytes) == 0 &&
-           queued >= room;
+    return ioctl(reader->socket.fd, SIOCOUTQ, &queued) == 0 &&
+           getsockopt(reader->socket.fd, SOL_SOCKET, SO_SNDBUF, &room, &bytes) == 0 && queued >= room;
 }
 
 static void *thaw_when_full(void *ignored)
@@ -240,12 +225,11 @@ Test(batched_release, full_socket_delays_releases_but_no_other_call_is_needed)
 Test(batched_release, a_frozen_daemon_delays_a_thousand_releases_once)
 {
     static rdt_request *requests[1000];
-    int64_t began_ns;
 
     begin();
     hold(requests, 1000);
     node_freeze(&node);
-    began_ns = now_ns();
+    int64_t began_ns = now_ns();
     drop(requests, 1000);
     cr_assert_lt(now_ns() - began_ns, patience(3 * SEC));
     node_thaw(&node);

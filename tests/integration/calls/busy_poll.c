@@ -38,15 +38,13 @@ static void skip_on_one_processor(void)
 static uint64_t told(void)
 {
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
-    Rdt__Pb__HelloReply *reply;
     struct raw raw;
-    uint64_t ns;
 
     raw_connect(&raw, node.socket);
     hello.protocol_min = hello.protocol_max = 1;
-    reply = (Rdt__Pb__HelloReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
-                                             &rdt__pb__hello_reply__descriptor);
-    ns = reply->busy_poll_ns;
+    Rdt__Pb__HelloReply *reply = (Rdt__Pb__HelloReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
+                                                                  &rdt__pb__hello_reply__descriptor);
+    uint64_t ns = reply->busy_poll_ns;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     raw_close(&raw);
     return ns;
@@ -60,10 +58,7 @@ static void pings(unsigned n)
 
 static struct node_status status(void)
 {
-    struct node_status now;
-
-    node_status(&node, &now);
-    return now;
+    return node_now(&node);
 }
 
 Test(busy_poll, daemon_polls_for_messages_that_follow_closely)
@@ -117,13 +112,11 @@ static void ping_until_ended(rdt *reader, rdt_request *request)
 Test(busy_poll, deadlines_and_others_are_served_beside_it)
 {
     struct rdt_ref late = ref_named("late");
-    rdt *reader, *producer;
-    rdt_request *request;
 
     begin("1ms");
-    reader = node_client(&node, "reader");
-    producer = node_client(&node, "producer");
-    request = start_one(reader, &late, 50 * MSEC);
+    rdt *reader = node_client(&node, "reader");
+    rdt *producer = node_client(&node, "producer");
+    rdt_request *request = start_one(reader, &late, 50 * MSEC);
     ping_until_ended(reader, request);
     must_be(RDT_TIMED_OUT, rdt_request_status(request, &err));
     rdt_request_destroy(request);

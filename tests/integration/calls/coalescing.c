@@ -64,10 +64,7 @@ static void *read_on(void *arg)
 
 static uint64_t joined_on(unsigned i)
 {
-    struct node_status status;
-
-    node_status(&c.node[i], &status);
-    return status.joined;
+    return node_now(&c.node[i]).joined;
 }
 
 /* The writer goes on to write until all readers have ended. */
@@ -76,12 +73,11 @@ static void check_never_stale(size_t bytes, unsigned goal)
     struct page_reader readers[2 * READERS];
     struct node_status status;
     struct book book = {.n = bytes / 8, .goal = goal};
-    struct rdt_tensor tensor;
 
     begin(3);
     book.words = alloc_memory(owner, bytes);
     memset(book.words, 0, bytes);
-    tensor = VECTOR(RDT_U64, book.n, book.words);
+    struct rdt_tensor tensor = VECTOR(RDT_U64, book.n, book.words);
     book.ref = put_one(owner, &tensor, "book");
     atomic_store(&book.readers, 2 * READERS);
     for (unsigned i = 0; i < 2 * READERS; i++) {
@@ -103,7 +99,7 @@ static void check_never_stale(size_t bytes, unsigned goal)
         rdt_close(readers[i].conn);
     }
     for (unsigned i = 1; i <= 2; i++) {
-        node_status(&c.node[i], &status);
+        status = node_now(&c.node[i]);
         must_say(status.joined > 0, "no fetch on node %u joined another", i);
     }
     must_ok(rdt_free(owner, &book.ref, false, &err));
@@ -129,14 +125,12 @@ Test(coalescing, fetches_of_one_object_share_a_transfer_and_end_separately)
     rdt *conns[N];
     rdt_request *requests[N];
     rdt_object *objects[N];
-    struct node_status before, after;
-    struct rdt_ref ref;
 
     begin(2);
-    ref = put_pattern(owner, NULL, 3 * MIB, 7);
+    struct rdt_ref ref = put_pattern(owner, NULL, 3 * MIB, 7);
     for (unsigned i = 0; i < N; i++)
         conns[i] = node_client(&c.node[1], "one of many");
-    node_status(&c.node[1], &before);
+    struct node_status before = node_now(&c.node[1]);
     node_freeze(&c.node[0]);
     for (unsigned i = 0; i < N; i++)
         requests[i] = start_one(conns[i], &ref, i == 3 ? 2 * SEC : LONG);
@@ -147,18 +141,14 @@ Test(coalescing, fetches_of_one_object_share_a_transfer_and_end_separately)
     must_be(RDT_TIMED_OUT, rdt_wait(conns[3], &requests[3], 1, 1, LONG, NULL, NULL, &err));
     node_thaw(&c.node[0]);
     for (unsigned i = 0; i < N; i++) {
-        struct rdt_tensor tensor;
         if (i >= 1 && i <= 3)
             continue;
-        must_ok(rdt_wait(conns[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
-        must_ok(rdt_request_take_object(requests[i], &objects[i], &err));
-        tensor = tensor_of(objects[i], 0);
+        objects[i] = await_object(conns[i], requests[i]);
+        struct rdt_tensor tensor = tensor_of(objects[i], 0);
         must(holds_pattern(tensor.data, 3 * MIB, 7));
     }
-    node_status(&c.node[1], &after);
-    must_say(after.transfers_done - before.transfers_done == 2, "%llu transfers",
-             (unsigned long long)(after.transfers_done - before.transfers_done));
-    must(after.bytes_in - before.bytes_in == 6 * MIB);
+    wait_until(LONG, node_now(&c.node[1]).transfers_done - before.transfers_done == 2); /* after the answers */
+    must(node_now(&c.node[1]).bytes_in - before.bytes_in == 6 * MIB);
     for (unsigned i = 0; i < N; i++) {
         if (i < 1 || i > 3)
             rdt_release(objects[i]);
@@ -171,20 +161,63 @@ Test(coalescing, fetches_of_one_object_share_a_transfer_and_end_separately)
     end(NULL);
 }
 
+/* More than one turn of the loop answers: the memory stays until the last has its answer, and clients may end meanwhile. */
+static void check_many(size_t bytes)
+{
+    enum { MANY = 900 };
+    rdt_request *requests[MANY], *left[MANY / 3];
+
+    begin(2);
+    struct rdt_ref ref = put_pattern(owner, NULL, bytes, 7);
+    rdt *conn = node_client(&c.node[1], "one with many");
+    rdt *leaver = node_client(&c.node[1], "one that leaves");
+    uint64_t before = joined_on(1);
+    node_freeze(&c.node[0]);
+    for (unsigned i = 0; i < MANY; i++)
+        requests[i] = start_one(conn, &ref, LONG);
+    for (unsigned i = 0; i < MANY / 3; i++)
+        left[i] = start_one(leaver, &ref, LONG);
+    /* the waits send what did not fit into the sockets */
+    wait_until(20 * SEC, rdt_wait(conn, requests, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT &&
+                             rdt_wait(leaver, left, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT &&
+                             joined_on(1) - before >= 1000);
+    node_thaw(&c.node[0]);
+    must_ok(rdt_wait(conn, &requests[0], 1, 1, LONG, NULL, NULL, &err));
+    rdt_close(leaver);
+    for (unsigned i = 0; i < MANY; i++) {
+        rdt_object *object = await_object(conn, requests[i]);
+        struct rdt_tensor tensor = tensor_of(object, 0);
+        must(holds_pattern(tensor.data, bytes, 7));
+        rdt_release(object);
+        rdt_request_destroy(requests[i]);
+    }
+    rdt_close(conn);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(NULL);
+}
+
+Test(coalescing, hundreds_of_joined_fetches_of_a_live_object_are_answered)
+{
+    check_many(3 * MIB);
+}
+
+Test(coalescing, hundreds_of_joined_fetches_of_a_small_object_are_answered)
+{
+    check_many(512);
+}
+
 /* The first one's end, before it was answered, lets the next one ask. */
 Test(coalescing, end_of_the_first_fetch_lets_the_next_pull)
 {
     rdt *conns[3];
     rdt_request *requests[3];
-    struct rdt_ref ref;
-    uint64_t before;
 
     begin(2);
-    ref = put_pattern(owner, NULL, MIB, 7);
+    struct rdt_ref ref = put_pattern(owner, NULL, MIB, 7);
     for (unsigned i = 0; i < 3; i++)
         conns[i] = node_client(&c.node[1], "one of many");
     node_freeze(&c.node[0]);
-    before = joined_on(1);
+    uint64_t before = joined_on(1);
     for (unsigned i = 0; i < 3; i++)
         requests[i] = start_one(conns[i], &ref, LONG);
     wait_until(5 * SEC, joined_on(1) - before == 1);
@@ -206,15 +239,13 @@ Test(coalescing, lost_owner_fails_all_joined_fetches)
 {
     rdt *conns[4];
     rdt_request *requests[4];
-    struct rdt_ref ref;
-    uint64_t before;
 
     begin(2);
-    ref = put_pattern(owner, NULL, MIB, 7);
+    struct rdt_ref ref = put_pattern(owner, NULL, MIB, 7);
     for (unsigned i = 0; i < 4; i++)
         conns[i] = node_client(&c.node[1], "one of many");
     node_freeze(&c.node[0]);
-    before = joined_on(1);
+    uint64_t before = joined_on(1);
     for (unsigned i = 0; i < 4; i++)
         requests[i] = start_one(conns[i], &ref, LONG);
     wait_until(5 * SEC, joined_on(1) - before == 2);
@@ -247,14 +278,12 @@ static struct rdt_ref name_of(uint64_t after)
 /* Of each version a pattern with its number. */
 static void publish(bool snapshot, size_t bytes, uint64_t expected)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, alloc_memory(owner, bytes));
-    struct rdt_ref ref;
     uint64_t version;
 
     fill_pattern(tensor.data, bytes, (uint32_t)expected);
-    options.flags = snapshot ? RDT_PUT_SNAPSHOT : 0;
-    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = snapshot ? RDT_PUT_SNAPSHOT : 0};
+    struct rdt_ref ref = put_as(owner, &tensor, 1, &options);
     must_ok(rdt_publish(owner, "weights", &ref, NULL, &version, &err));
     must(version == expected);
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -282,8 +311,7 @@ static void check_samplers(bool snapshot, uint64_t copies)
     for (unsigned i = 0; i < N + 1; i++)
         conns[i] = node_client(&c.node[1], "sampler");
     for (uint64_t version = 2; version < 6; version++) {
-        struct node_status before, after;
-        node_status(&c.node[1], &before);
+        struct node_status before = node_now(&c.node[1]);
         for (unsigned i = 0; i < N + 1; i++) {
             struct rdt_ref ref = name_of(i < N ? version - 1 : version); /* the last one is one ahead */
             requests[i] = start_one(conns[i], &ref, LONG);
@@ -291,9 +319,7 @@ static void check_samplers(bool snapshot, uint64_t copies)
         wait_until(5 * SEC, joined_on(1) - before.joined == N - 2);
         publish(snapshot, BYTES, version);
         for (unsigned i = 0; i < N; i++) {
-            rdt_object *object;
-            must_ok(rdt_wait(conns[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
-            must_ok(rdt_request_take_object(requests[i], &object, &err));
+            rdt_object *object = await_object(conns[i], requests[i]);
             must_say(info_of(object).version == version, "version %llu", (unsigned long long)info_of(object).version);
             must(holds_pattern(tensor_of(object, 0).data, BYTES, (uint32_t)version));
             rdt_release(object);
@@ -301,7 +327,7 @@ static void check_samplers(bool snapshot, uint64_t copies)
         }
         must_be(RDT_AGAIN, rdt_request_status(requests[N], &err));
         rdt_request_destroy(requests[N]);
-        node_status(&c.node[1], &after);
+        struct node_status after = node_now(&c.node[1]);
         must_say(after.bytes_in - before.bytes_in == copies * BYTES, "%llu bytes came",
                  (unsigned long long)(after.bytes_in - before.bytes_in));
     }

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -44,16 +43,15 @@ static int produce(struct actor *self, void *arg)
     const struct producing *producing = arg;
     rdt *client = node_client(&node, "producer");
     char *memory = producing->heap ? malloc(MIB) : alloc_memory(client, MIB);
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
 
     fill_pattern(memory, MIB, 3);
-    options.id = "w";
-    options.id_bytes = 1;
-    options.flags = RDT_PUT_DETACHED | producing->flags;
-    options.ttl_ns = producing->ttl_ns;
-    options.visibility = RDT_VISIBLE_TO_ALL;
-    must_ok(rdt_put(client, &VECTOR(RDT_U8, MIB, memory), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .id = "w",
+                                      .id_bytes = 1,
+                                      .flags = RDT_PUT_DETACHED | producing->flags,
+                                      .ttl_ns = producing->ttl_ns,
+                                      .visibility = RDT_VISIBLE_TO_ALL};
+    struct rdt_ref ref = put_as(client, &VECTOR(RDT_U8, MIB, memory), 1, &options);
     actor_send(self, &ref, sizeof ref);
     actor_await(self);
     rdt_close(client);
@@ -64,12 +62,11 @@ static struct rdt_ref put_and_die(const struct producing *producing, bool killed
 {
     struct actor producer;
     struct rdt_ref ref;
-    struct rdt_stat stat;
 
     actor_start(&producer, produce, (void *)producing);
     actor_recv(&producer, &ref, sizeof ref);
     conn = node_client(&node, "test");
-    must_ok(rdt_stat(conn, &ref, &stat, &err));
+    struct rdt_stat stat = stat_of(conn, &ref);
     cr_assert(stat.detached);
     cr_assert_eq(stat.ttl_left_ns, -1, "its client lives");
     if (killed) {
@@ -84,17 +81,13 @@ static struct rdt_ref put_and_die(const struct producing *producing, bool killed
 
 static void check_survives(const struct producing *producing, bool killed)
 {
-    struct rdt_stat stat;
-    struct rdt_ref ref;
-    rdt_object *object;
-
     begin(NULL);
-    ref = put_and_die(producing, killed);
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    struct rdt_ref ref = put_and_die(producing, killed);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
     must_go_by("local/share", object);
     cr_assert_not(info_of(object).mutable_shared, "nobody is left to write it");
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3));
-    must_ok(rdt_stat(conn, &ref, &stat, &err));
+    struct rdt_stat stat = stat_of(conn, &ref);
     cr_assert_str_eq(stat.state, "live");
     cr_assert_eq(stat.holds, 2);
     cr_assert_gt(stat.ttl_left_ns, 0);
@@ -124,12 +117,9 @@ Test(detached, snapshot_outlives_it_too)
 
 Test(detached, goes_when_its_time_is_over_and_readers_keep_theirs)
 {
-    struct rdt_ref ref;
-    rdt_object *object;
-
     begin(&(struct node_options){.log = "debug"});
-    ref = put_and_die(&(struct producing){.ttl_ns = patience(4 * SEC)}, true);
-    object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    struct rdt_ref ref = put_and_die(&(struct producing){.ttl_ns = patience(4 * SEC)}, true);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
     wait_until(LONG, node_log_has(&node, "its time to live after its client's end has passed"));
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3));
@@ -141,15 +131,12 @@ Test(detached, goes_when_its_time_is_over_and_readers_keep_theirs)
 
 static int try_to_free(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     struct rdt_ref ref;
     rdt *stranger;
 
-    (void)arg;
     must(chdir(node.dir) == 0 && setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
-    options.socket = "s";
-    options.timeout_ns = LONG;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "s", .timeout_ns = LONG};
     must_ok(rdt_connect(&options, &stranger, &err));
     actor_recv(self, &ref, sizeof ref);
     must_be(RDT_DENIED, rdt_free(stranger, &ref, false, &err));
@@ -161,13 +148,11 @@ static int try_to_free(struct actor *self, void *arg)
 Test(detached, no_other_user_frees_it)
 {
     struct actor stranger;
-    struct rdt_ref ref;
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to become another user");
+    need_root();
     begin(NULL);
     actor_start(&stranger, try_to_free, NULL);
-    ref = put_and_die(&(struct producing){0}, true);
+    struct rdt_ref ref = put_and_die(&(struct producing){0}, true);
     actor_send(&stranger, &ref, sizeof ref);
     actor_wait(&stranger);
     cr_assert_eq(rdt_free(conn, &ref, false, NULL), RDT_OK);
@@ -177,12 +162,11 @@ Test(detached, no_other_user_frees_it)
 Test(detached, time_to_live_has_its_bounds)
 {
     const char *flags[] = {"--set", "daemon.detached_ttl_max=5s", NULL};
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 
     begin(&(struct node_options){.flags = flags});
     conn = node_client(&node, "test");
-    options.ttl_ns = 1;
+    struct rdt_put_options options = {.struct_size = sizeof options, .ttl_ns = 1};
     must_be(RDT_INVALID, rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.flags = RDT_PUT_DETACHED;
     options.ttl_ns = 5 * SEC + 1;

@@ -7,16 +7,11 @@
 
 Test(fetch, same_client_gets_the_same_memory)
 {
-    struct rdt_tensor seen;
-    rdt_object *object;
-    struct rdt_ref ref;
-    char *addr;
-
     begin(NULL);
-    addr = alloc_memory(conn, MIB);
-    ref = put_pattern(addr, MIB, 1);
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
-    seen = tensor_of(object, 0);
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_pattern(addr, MIB, 1);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    struct rdt_tensor seen = tensor_of(object, 0);
     cr_assert_eq(seen.data, addr);
     must_go_by("local/same", object);
     cr_assert(info_of(object).writable);
@@ -33,12 +28,10 @@ static int write_to_shared(struct actor *self, void *arg)
 {
     rdt *client = node_client(arg, "vandal");
     struct rdt_ref ref;
-    struct rdt_tensor seen;
-    rdt_object *object;
 
     actor_recv(self, &ref, sizeof ref);
-    object = fetch_one(client, &ref, RDT_FETCH_SHARE);
-    seen = tensor_of(object, 0);
+    rdt_object *object = fetch_one(client, &ref, RDT_FETCH_SHARE);
+    struct rdt_tensor seen = tensor_of(object, 0);
     must(holds_pattern(seen.data, 4096, 1));
     must(!info_of(object).writable);
     *(volatile char *)seen.data = 1;
@@ -49,12 +42,10 @@ static int make_writable(struct actor *self, void *arg)
 {
     rdt *client = node_client(arg, "vandal");
     struct rdt_ref ref;
-    struct rdt_tensor seen;
-    rdt_object *object;
 
     actor_recv(self, &ref, sizeof ref);
-    object = fetch_one(client, &ref, RDT_FETCH_SHARE);
-    seen = tensor_of(object, 0);
+    rdt_object *object = fetch_one(client, &ref, RDT_FETCH_SHARE);
+    struct rdt_tensor seen = tensor_of(object, 0);
     must(mprotect(seen.data, 4096, PROT_READ | PROT_WRITE) == -1);
     rdt_release(object);
     rdt_close(client);
@@ -64,18 +55,16 @@ static int make_writable(struct actor *self, void *arg)
 Test(fetch, writing_into_shared_memory_is_a_fault)
 {
     struct actor actors[2];
-    struct rdt_ref ref;
-    int status;
 
     node_start(&node, NULL);
     actor_start(&actors[0], write_to_shared, &node);
     actor_start(&actors[1], make_writable, &node);
     conn = node_client(&node, "producer");
     reader = node_client(&node, "reader");
-    ref = put_pattern(alloc_memory(conn, 4096), 4096, 1);
+    struct rdt_ref ref = put_pattern(alloc_memory(conn, 4096), 4096, 1);
     actor_send(&actors[0], &ref, sizeof ref);
     actor_send(&actors[1], &ref, sizeof ref);
-    status = actor_result(&actors[0]);
+    int status = actor_result(&actors[0]);
     /* A sanitizer catches the fault and ends the actor itself. */
     cr_assert(status == 128 + SIGSEGV ||
                   (getenv("RDT_VARIANT") && strcmp(getenv("RDT_VARIANT"), "release") != 0 && status != 0),
@@ -86,19 +75,14 @@ Test(fetch, writing_into_shared_memory_is_a_fault)
 
 Test(fetch, another_actor_shares_live_memory)
 {
-    struct rdt_tensor seen;
-    rdt_object *object;
-    struct rdt_ref ref;
-    char *addr;
-
     begin(NULL);
-    addr = alloc_memory(conn, MIB);
-    ref = put_pattern(addr, MIB, 1);
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_pattern(addr, MIB, 1);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_go_by("local/share", object);
     cr_assert_not(info_of(object).writable);
     cr_assert_eq(info_of(object).bytes_moved, 0);
-    seen = tensor_of(object, 0);
+    struct rdt_tensor seen = tensor_of(object, 0);
     cr_assert(holds_pattern(seen.data, MIB, 1));
     fill_pattern(addr, MIB, 2);
     cr_assert(holds_pattern(seen.data, MIB, 2), "later writes are not seen");
@@ -118,23 +102,20 @@ Test(fetch, sharing_is_one_path_at_every_size)
     begin(NULL);
     for (unsigned i = 0; i < 5; i++) {
         char *addr = alloc_memory(conn, sizes[i]);
-        struct rdt_ref ref;
-        rdt_object *object;
-        struct rdt_tensor seen;
         addr[sizes[i] - 1] = 42;
-        ref = put_one(conn, &VECTOR(RDT_U8, sizes[i], addr), NULL);
-        node_status(&node, &before);
-        object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
-        node_status(&node, &after);
+        struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, sizes[i], addr), NULL);
+        before = node_now(&node);
+        rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+        after = node_now(&node);
         cr_assert_eq(before.memory_bytes, after.memory_bytes);
         must_go_by("local/share", object);
         cr_assert_eq(info_of(object).bytes_moved, 0);
-        seen = tensor_of(object, 0);
+        struct rdt_tensor seen = tensor_of(object, 0);
         cr_assert_eq(((char *)seen.data)[sizes[i] - 1], 42);
         rdt_release(object);
         must_ok(rdt_free(conn, &ref, false, &err));
         must_ok(rdt_dealloc(conn, addr, &err));
-        wait_until(20 * SEC, (node_status(&node, &after), after.memory_bytes == 0)); /* given back off the loop */
+        wait_until(20 * SEC, node_now(&node).memory_bytes == 0); /* given back off the loop */
     }
     end();
 }
@@ -173,12 +154,9 @@ Test(fetch, copy_of_many_tensors_is_whole)
     static int64_t shapes[TENSORS][2], strides[TENSORS][2];
     static struct rdt_tensor tensors[TENSORS];
     size_t at = 0;
-    struct rdt_ref ref;
-    rdt_object *object;
-    char *addr;
 
     begin(NULL);
-    addr = alloc_memory(conn, 64 * MIB);
+    char *addr = alloc_memory(conn, 64 * MIB);
     fill_pattern(addr, 64 * MIB, 5);
     for (unsigned i = 0; i < TENSORS; i++) { /* most in a row; some with holes, some empty, a few large */
         int64_t columns = i % 97 == 0 ? 0 : i % 1000 == 7 ? 5 << 20 : 1 + (int64_t)(i * 7919 % 9000);
@@ -191,8 +169,8 @@ Test(fetch, copy_of_many_tensors_is_whole)
         at += (size_t)(columns * shapes[i][0]) + (i % 62 == 0 ? 3 : 0) + (i % 5 == 0 ? 64 : 0);
     }
     cr_assert_leq(at, 64 * MIB);
-    must_ok(rdt_put(conn, tensors, TENSORS, NULL, &ref, &err));
-    object = fetch_one(reader, &ref, RDT_FETCH_COPY);
+    struct rdt_ref ref = put_as(conn, tensors, TENSORS, NULL);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_COPY);
     must_go_by("local/copy", object);
     for (unsigned i = 0; i < TENSORS; i++) {
         struct rdt_tensor seen = tensor_of(object, i);
@@ -206,14 +184,11 @@ Test(fetch, copy_of_many_tensors_is_whole)
 
 Test(fetch, wishes_that_no_path_meets_say_why)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *object = NULL;
-    struct rdt_ref ref;
 
     begin(NULL);
-    ref = put_pattern(alloc_memory(conn, 4096), 4096, 1);
-    options.timeout_ns = LONG;
-    options.least_path = "share";
+    struct rdt_ref ref = put_pattern(alloc_memory(conn, 4096), 4096, 1);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .least_path = "share"};
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     rdt_release(object);
     options.least_path = "ucx"; /* no transport is as fast as the paths of one node */
@@ -251,14 +226,13 @@ Test(fetch, wishes_that_no_path_meets_say_why)
 Test(fetch, list_of_refs_comes_in_order)
 {
     enum { N = 50 };
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[N];
     rdt_object *objects[N];
     uint32_t *values;
 
     begin(NULL);
     values = alloc_memory(conn, N * sizeof *values);
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     for (unsigned i = 0; i < N; i++) {
         values[i] = 1000 + i;
         refs[i] = put_one(conn, &VECTOR(RDT_U32, 1, &values[i]), NULL);
@@ -280,19 +254,15 @@ Test(fetch, list_of_refs_comes_in_order)
 /* Two objects in one region by one fetch: the second comes without a fd, and finds what the first had mapped. */
 static void fetch_two(bool seen)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[2];
     rdt_request *requests[2];
-    struct rdt_tensor tensor;
     rdt_object *object;
-    struct rdt_ref later;
-    char *addr;
 
     begin(NULL);
-    addr = alloc_memory(conn, 8192);
+    char *addr = alloc_memory(conn, 8192);
     refs[0] = put_pattern(addr, 4096, 1);
     refs[1] = ref_named("later");
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     must_ok(rdt_fetch_start(reader, refs, 2, &options, requests, &err));
     if (seen) {
         must_ok(rdt_wait(reader, requests, 1, 1, LONG, NULL, NULL, &err));
@@ -302,10 +272,9 @@ static void fetch_two(bool seen)
     rdt_request_destroy(requests[0]);
     must_ok(rdt_ping(reader, LONG, &err)); /* the first answer has come, and the daemon has heard what became of it */
     fill_pattern(addr + 4096, 4096, 2);
-    later = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 4096), "later");
-    must_ok(rdt_wait(reader, &requests[1], 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(requests[1], &object, &err));
-    tensor = tensor_of(object, 0);
+    struct rdt_ref later = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 4096), "later");
+    object = await_object(reader, requests[1]);
+    struct rdt_tensor tensor = tensor_of(object, 0);
     cr_assert(holds_pattern(tensor.data, 4096, 2));
     must_go_by("local/share", object);
     rdt_release(object);
@@ -331,14 +300,13 @@ Test(fetch, region_of_a_list_is_mapped_by_an_answer_to_a_cancelled_item)
 Test(fetch, list_of_which_every_third_is_cancelled_is_whole)
 {
     enum { N = 600 };
-    struct rdt_fetch_options options = RDT_INIT(options);
     static struct rdt_ref refs[N];
     static rdt_request *requests[N];
     uint32_t *values;
 
     begin(NULL);
     values = alloc_memory(conn, N * sizeof *values);
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     for (unsigned i = 0; i < N; i++) {
         values[i] = 1000 + i;
         refs[i] = put_one(conn, &VECTOR(RDT_U32, 1, &values[i]), NULL);
@@ -347,14 +315,10 @@ Test(fetch, list_of_which_every_third_is_cancelled_is_whole)
     for (unsigned i = 0; i < N; i += 3)
         rdt_request_destroy(requests[i]);
     for (unsigned i = 0; i < N; i++) {
-        struct rdt_tensor seen;
-        rdt_object *object;
-
         if (i % 3 == 0)
             continue;
-        must_ok(rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, &err));
-        must_ok(rdt_request_take_object(requests[i], &object, &err));
-        seen = tensor_of(object, 0);
+        rdt_object *object = await_object(reader, requests[i]);
+        struct rdt_tensor seen = tensor_of(object, 0);
         cr_assert_eq(*(uint32_t *)seen.data, values[i]);
         rdt_release(object);
         rdt_request_destroy(requests[i]);
@@ -368,22 +332,20 @@ Test(fetch, waits_that_end_are_no_failed_transfers)
     struct rdt_ref never = ref_named("never");
     struct node_status before, after;
     rdt_object *object;
-    rdt_request *request;
-    rdt *other;
 
     begin(NULL);
-    node_status(&node, &before);
+    before = node_now(&node);
     must_be(RDT_TIMED_OUT, try_fetch(reader, &never, RDT_FETCH_AUTO, 1, &object, &err));
     must_be(RDT_TIMED_OUT, try_fetch(reader, &never, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
-    request = start_one(reader, &never, LONG);
+    rdt_request *request = start_one(reader, &never, LONG);
     must_ok(rdt_ping(reader, LONG, &err));
     rdt_request_destroy(request);
-    other = node_client(&node, "other");
+    rdt *other = node_client(&node, "other");
     (void)start_one(other, &never, LONG);
     must_ok(rdt_ping(other, LONG, &err));
     rdt_close(other); /* with its request */
     do
-        node_status(&node, &after);
+        after = node_now(&node);
     while (after.transfers_active > 0);
     cr_assert_eq(after.transfers_failed, before.transfers_failed);
     /* librdt cancels a fetch whose deadline has passed when the daemon's answer is late. */
@@ -396,18 +358,16 @@ Test(fetch, waits_that_end_are_no_failed_transfers)
 
 Test(fetch, equal_refs_share_one_transfer)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[4];
     rdt_object *objects[4];
-    struct node_status before, after;
 
     begin(NULL);
     refs[0] = refs[2] = refs[3] = put_pattern(alloc_memory(conn, 4096), 4096, 1);
     refs[1] = put_pattern(alloc_memory(conn, 4096), 4096, 2);
-    node_status(&node, &before);
-    options.timeout_ns = LONG;
+    struct node_status before = node_now(&node);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     must_ok(rdt_fetch(reader, refs, 4, &options, objects, &err));
-    node_status(&node, &after);
+    struct node_status after = node_now(&node);
     cr_assert_eq(after.transfers_done - before.transfers_done, 2);
     for (unsigned i = 0; i < 4; i++) {
         struct rdt_tensor seen = tensor_of(objects[i], 0);
@@ -426,10 +386,8 @@ Test(fetch, equal_refs_share_one_transfer)
 Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
 {
     enum { N = 60 };
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[N], later = ref_named("later");
     rdt_request *requests[N];
-    struct node_status before, after;
     uint32_t *values;
     uint64_t shared[2];
 
@@ -439,15 +397,15 @@ Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
         values[i] = i % 5 == 0 ? 0 : i % 5 == 2 ? 2 : i;
         refs[i] = i % 5 == 2 ? later : i > 0 && i % 5 == 0 ? refs[0] : put_one(conn, &VECTOR(RDT_U32, 1, &values[i]), NULL);
     }
-    node_status(&node, &before);
-    options.timeout_ns = LONG;
+    struct node_status before = node_now(&node);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     must_ok(rdt_fetch_start(reader, refs, N, &options, requests, &err));
     for (unsigned i = 0; i < N; i++)
         if (i % 5 != 2)
             must_ok(rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, &err));
     (void)put_one(conn, &VECTOR(RDT_U32, 1, &values[2]), "later");
     must_ok(rdt_wait(reader, requests, N, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
-    node_status(&node, &after);
+    struct node_status after = node_now(&node);
     cr_assert_eq(after.transfers_done - before.transfers_done, N / 5 * 3 + 2);
     for (unsigned i = 0; i < N; i++) {
         rdt_object *object;
@@ -465,7 +423,6 @@ Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
 
 Test(fetch, one_bad_ref_of_many_releases_the_others)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[3];
     rdt_object *objects[3] = {NULL};
     struct rdt_stat stat;
@@ -475,7 +432,7 @@ Test(fetch, one_bad_ref_of_many_releases_the_others)
     refs[1] = put_pattern(alloc_memory(conn, 4096), 4096, 1);
     refs[2] = refs[0];
     must_ok(rdt_free(conn, &refs[1], false, &err));
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     must_be(RDT_FREED, rdt_fetch(reader, refs, 3, &options, objects, &err));
     cr_assert(!objects[0] && !objects[1] && !objects[2]);
     wait_until(20 * SEC, rdt_stat(conn, &refs[0], &stat, NULL) == RDT_OK && stat.holds == 1);
@@ -489,14 +446,11 @@ static int fetch_early(struct actor *self, void *arg)
     rdt *client = node_client(arg, "early");
     struct rdt_ref ref = ref_named("later");
     rdt_request *request = start_one(client, &ref, LONG);
-    struct rdt_tensor seen;
-    rdt_object *object;
 
     must_ok(rdt_ping(client, LONG, &err)); /* the daemon has it */
     actor_step(self);
-    must_ok(rdt_wait(client, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
-    seen = tensor_of(object, 0);
+    rdt_object *object = await_object(client, request);
+    struct rdt_tensor seen = tensor_of(object, 0);
     must(holds_pattern(seen.data, 4096, 8));
     rdt_release(object);
     rdt_request_destroy(request);
@@ -508,7 +462,6 @@ Test(fetch, parks_until_it_is_put)
 {
     struct actor actors[3];
     struct rdt_ref later = ref_named("later");
-    struct rdt_stat stat;
     char memory[4096];
 
     node_start(&node, NULL);
@@ -518,7 +471,7 @@ Test(fetch, parks_until_it_is_put)
     reader = node_client(&node, "reader");
     for (unsigned i = 0; i < 3; i++)
         actor_await(&actors[i]);
-    must_ok(rdt_stat(conn, &later, &stat, &err));
+    struct rdt_stat stat = stat_of(conn, &later);
     cr_assert_str_eq(stat.state, "awaited");
     cr_assert_eq(stat.waiters, 3);
     fill_pattern(memory, 4096, 8);
@@ -532,11 +485,9 @@ Test(fetch, never_put_times_out_at_its_deadline)
 {
     struct rdt_ref ref = ref_named("never");
     rdt_object *object = NULL;
-    struct node_status status;
-    int64_t start;
 
     begin(NULL);
-    start = now_ns();
+    int64_t start = now_ns();
     must_refuse(RDT_TIMED_OUT, "never", try_fetch(reader, &ref, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
     cr_assert_geq(now_ns() - start, 200 * MSEC);
     must_be_within(start, 2 * SEC);
@@ -545,20 +496,19 @@ Test(fetch, never_put_times_out_at_its_deadline)
     cr_assert_geq(now_ns() - start, 100 * MSEC);
     must_be(RDT_TIMED_OUT, rdt_wait_put(reader, &ref, 0, &err));
     cr_assert_null(object);
-    wait_until(20 * SEC, (node_status(&node, &status), status.objects == 0));
+    wait_until(20 * SEC, node_now(&node).objects == 0);
     end();
 }
 
 Test(fetch, wait_put_answers_when_it_is_there)
 {
     struct rdt_ref ref = ref_named("w"), put;
-    struct rdt_stat stat;
 
     begin(NULL);
     put = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
     must_ok(rdt_wait_put(reader, &ref, LONG, &err));
     must_ok(rdt_wait_put(reader, &put, LONG, &err));
-    must_ok(rdt_stat(reader, &ref, &stat, &err));
+    struct rdt_stat stat = stat_of(reader, &ref);
     cr_assert_str_eq(stat.state, "live");
     cr_assert_eq(stat.bytes, 5);
     cr_assert_eq(stat.tensors, 1);
@@ -567,5 +517,25 @@ Test(fetch, wait_put_answers_when_it_is_there)
     cr_assert_eq(stat.ref.generation, put.generation);
     must_ok(rdt_free(conn, &put, false, &err));
     must_be(RDT_FREED, rdt_wait_put(reader, &put, LONG, &err));
+    end();
+}
+
+/* Programs that were built with the header of before `verify` have a shorter struct, whose last bytes nobody has set. */
+Test(fetch, verify_is_not_read_from_options_of_an_earlier_version)
+{
+    rdt_object *object;
+
+    begin(NULL);
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_pattern(addr, MIB, 1); /* it may change, so it has no checksum */
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .verify = true};
+    must_refuse(RDT_UNSUPPORTED, "has no checksum", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    options.struct_size = 104;
+    memset((char *)&options + offsetof(struct rdt_fetch_options, metadata_only) + 1, 0xff,
+           104 - offsetof(struct rdt_fetch_options, metadata_only) - 1);
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_dealloc(conn, addr, &err));
     end();
 }

@@ -7,11 +7,8 @@
 static enum rdt_status fetch_into(const struct rdt_ref *ref, const struct rdt_tensor *targets, size_t count,
                                   rdt_object **object_p, struct rdt_error *err)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.targets = &targets;
-    options.target_counts = &count;
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .targets = &targets, .target_counts = &count, .timeout_ns = LONG};
     return rdt_fetch(reader, ref, 1, &options, object_p, err);
 }
 
@@ -81,14 +78,12 @@ Test(fetch_targets, targets_that_do_not_fit_are_named_and_untouched)
                                     {.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = values[1]}};
     struct rdt_tensor bad[3];
     struct canary canary;
-    struct rdt_ref ref;
-    char *own;
 
     begin(NULL);
-    own = alloc_memory(reader, 4096);
+    char *own = alloc_memory(reader, 4096);
     memset(own, CANARY_BYTE, 4096);
     canary_create(&canary, 4096);
-    must_ok(rdt_put(conn, tensors, 2, NULL, &ref, &err));
+    struct rdt_ref ref = put_as(conn, tensors, 2, NULL);
     memcpy(bad, tensors, sizeof bad);
     mismatch(&ref, bad, 1, own, &canary, "");
     bad[2] = bad[1];
@@ -121,12 +116,10 @@ Test(fetch_targets, targets_by_hand_must_be_the_clients_own)
     Rdt__Pb__TensorList targets = RDT__PB__TENSOR_LIST__INIT;
     uint32_t dtype = RDT_U8, ndim = 1;
     uint64_t shape = 4096;
-    struct rdt_ref ref;
-    char *mine;
 
     begin(NULL);
-    mine = alloc_memory(conn, 4096);
-    ref = put_pattern(mine, 4096, 1);
+    char *mine = alloc_memory(conn, 4096);
+    struct rdt_ref ref = put_pattern(mine, 4096, 1);
     wire.id.data = (uint8_t *)ref.id;
     wire.id.len = ref.id_bytes;
     wire.any_owner = true;
@@ -144,11 +137,10 @@ Test(fetch_targets, targets_by_hand_must_be_the_clients_own)
     fetch.timeout_ns = -1;
     use.generation = 1;
     for (use.region = 0; use.region < 5; use.region++) { /* 1 is the producer's */
-        struct node_status before, after;
-        node_status(&node, &before);
+        struct node_status before = node_now(&node);
         must_ok(call(reader, RDT_MSG_FETCH, &fetch.base, LONG, NULL, &err));
         item.handle++;
-        node_status(&node, &after);
+        struct node_status after = node_now(&node);
         cr_assert_eq(after.transfers_failed - before.transfers_failed, 1);
     }
     cr_assert(holds_pattern(mine, 4096, 1));
@@ -160,11 +152,10 @@ Test(fetch_targets, targets_by_hand_must_be_the_clients_own)
 Test(fetch_targets, slices_match_a_naive_slicer)
 {
     uint64_t random = 42;
-    char *memory, *own;
 
     begin(NULL);
-    memory = alloc_memory(conn, MIB);
-    own = alloc_memory(reader, MIB);
+    char *memory = alloc_memory(conn, MIB);
+    char *own = alloc_memory(reader, MIB);
     fill_pattern(memory, MIB, 1);
     for (unsigned round = 0; round < 150; round++) {
         static const enum rdt_dtype dtypes[] = {RDT_U8, RDT_F16, RDT_F32, RDT_F64, RDT_C128};
@@ -173,10 +164,8 @@ Test(fetch_targets, slices_match_a_naive_slicer)
         struct rdt_tensor tensor = {.dtype = dtypes[next_random(&random) % 5], .ndim = ndim, .shape = shape}, seen;
         struct rdt_slice slice = {.ndim = ndim, .start = start, .count = count};
         const struct rdt_slice *slices = &slice;
-        struct rdt_fetch_options options = RDT_INIT(options);
         size_t one = 1;
         rdt_object *object;
-        struct rdt_ref ref;
 
         for (uint32_t d = ndim; d-- > 0;) {
             shape[d] = 1 + next_random(&random) % 9;
@@ -196,10 +185,9 @@ Test(fetch_targets, slices_match_a_naive_slicer)
         if (round % 3)
             tensor.strides = strides;
         tensor.data = memory + MIB / 2;
-        ref = put_one(conn, &tensor, NULL);
-        options.slices = &slices;
-        options.slice_counts = &one;
-        options.timeout_ns = LONG;
+        struct rdt_ref ref = put_one(conn, &tensor, NULL);
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .slices = &slices, .slice_counts = &one, .timeout_ns = LONG};
         for (unsigned mode = 0; mode < 3; mode++) {
             options.mode = (enum rdt_fetch_mode)mode;
             must_ok(rdt_fetch(mode == 1 ? conn : reader, &ref, 1, &options, &object, &err));
@@ -236,17 +224,14 @@ Test(fetch_targets, slices_out_of_range_are_invalid)
     int64_t start[2] = {0, 0}, count[2] = {4, 4};
     struct rdt_slice slice[2] = {{.ndim = 2, .start = start, .count = count}, {0}};
     const struct rdt_slice *slices = slice;
-    struct rdt_fetch_options options = RDT_INIT(options);
     size_t n = 1;
     rdt_object *object = NULL;
-    struct rdt_ref ref;
     float values[16];
 
     begin(NULL);
-    ref = put_one(conn, &MATRIX(RDT_F32, 4, 4, values), NULL);
-    options.slices = &slices;
-    options.slice_counts = &n;
-    options.timeout_ns = LONG;
+    struct rdt_ref ref = put_one(conn, &MATRIX(RDT_F32, 4, 4, values), NULL);
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .slices = &slices, .slice_counts = &n, .timeout_ns = LONG};
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     rdt_release(object);
     object = NULL;

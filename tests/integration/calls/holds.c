@@ -6,10 +6,9 @@
 static struct rdt_ref put_mib(rdt *client, const char *id, uint32_t seed)
 {
     char *addr = alloc_memory(client, MIB);
-    struct rdt_ref ref;
 
     fill_pattern(addr, MIB, seed);
-    ref = put_one(client, &VECTOR(RDT_U8, MIB, addr), id);
+    struct rdt_ref ref = put_one(client, &VECTOR(RDT_U8, MIB, addr), id);
     must_ok(rdt_dealloc(client, addr, &err));
     return ref;
 }
@@ -40,11 +39,10 @@ static bool is_gone(const struct rdt_ref *ref, enum rdt_status why)
 Test(holds, producer_frees_and_it_can_be_fetched_until_the_holder_lets_go)
 {
     struct rdt_ref ref, held;
-    rdt_request *hold;
 
     begin(NULL);
     ref = put_mib(conn, NULL, 1);
-    hold = hold_of(other, &ref);
+    rdt_request *hold = hold_of(other, &ref);
     must_ok(rdt_hold_ref(hold, &held, &err));
     must(rdt_ref_equal(&held, &ref));
     must_ok(rdt_free(conn, &ref, false, &err));
@@ -71,14 +69,11 @@ static rdt_request *take_over(rdt *client, const struct rdt_ref *ref)
 
 Test(holds, ref_that_was_handed_on_outlives_the_drop_until_its_receiver_lets_go)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     must_ok(rdt_hand_on(conn, &ref, 60 * SEC, &err));
     must_ok(rdt_drop(conn, &ref, &err));
-    hold = take_over(other, &ref);
+    rdt_request *hold = take_over(other, &ref);
     is_there(other, &ref, 1);
     rdt_request_destroy(hold);
     must_ok(rdt_wait_freed(other, &ref, LONG, &err)); /* the hold in transit has ended with its take-over */
@@ -87,11 +82,10 @@ Test(holds, ref_that_was_handed_on_outlives_the_drop_until_its_receiver_lets_go)
 
 Test(holds, each_ref_that_was_handed_on_is_taken_over_for_itself)
 {
-    struct rdt_ref ref;
     rdt_request *hold;
 
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     must_ok(rdt_hand_on(conn, &ref, 60 * SEC, &err));
     must_ok(rdt_hand_on(conn, &ref, 1, &err)); /* a shorter one does not cut the first short */
     must_ok(rdt_drop(conn, &ref, &err));
@@ -107,12 +101,9 @@ Test(holds, each_ref_that_was_handed_on_is_taken_over_for_itself)
 
 Test(holds, ref_that_was_handed_on_outlives_its_session_and_then_its_time_ends)
 {
-    struct rdt_ref ref;
-    rdt *third;
-
     begin(NULL);
-    third = node_client(&node, "third");
-    ref = put_mib(third, NULL, 1);
+    rdt *third = node_client(&node, "third");
+    struct rdt_ref ref = put_mib(third, NULL, 1);
     must_ok(rdt_hand_on(third, &ref, patience(3 * SEC), &err));
     rdt_close(third);
     is_there(other, &ref, 1);
@@ -123,13 +114,12 @@ Test(holds, ref_that_was_handed_on_outlives_its_session_and_then_its_time_ends)
 
 Test(holds, object_that_went_with_a_drop_says_so)
 {
-    struct rdt_ref dropped, freed, forced;
     struct rdt_error why;
 
     begin(NULL);
-    dropped = put_mib(conn, NULL, 1);
-    freed = put_mib(conn, NULL, 1);
-    forced = put_mib(conn, NULL, 1);
+    struct rdt_ref dropped = put_mib(conn, NULL, 1);
+    struct rdt_ref freed = put_mib(conn, NULL, 1);
+    struct rdt_ref forced = put_mib(conn, NULL, 1);
     must_ok(rdt_hand_on(conn, &forced, 60 * SEC, &err));
     must_ok(rdt_drop(conn, &dropped, &err));
     must_ok(rdt_free(conn, &freed, false, &err));
@@ -149,17 +139,15 @@ Test(holds, object_that_went_with_a_drop_says_so)
 Test(holds, each_counts_for_itself)
 {
     enum { N = 300 };
-    struct rdt_ref ref;
-    struct rdt_stat stat;
     rdt_request *held[N];
 
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     for (unsigned i = 0; i < N; i++)
         must_ok(rdt_hold_start(i % 2 ? conn : other, &ref, LONG, &held[i], &err));
     for (unsigned i = 0; i < N; i++)
         must_ok(rdt_wait(i % 2 ? conn : other, &held[i], 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_stat(conn, &ref, &stat, &err));
+    struct rdt_stat stat = stat_of(conn, &ref);
     cr_assert_eq(stat.holds, N + 1);
     must_ok(rdt_free(conn, &ref, false, &err));
     for (unsigned i = 0; i < N; i++) {
@@ -172,12 +160,9 @@ Test(holds, each_counts_for_itself)
 
 Test(holds, cancelling_one_lets_go_of_it)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
-    hold = hold_of(other, &ref);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
+    rdt_request *hold = hold_of(other, &ref);
     must_be(RDT_INVALID, rdt_request_take_object(hold, &(rdt_object *){NULL}, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     rdt_cancel(hold);
@@ -192,10 +177,8 @@ Test(holds, cancelling_one_lets_go_of_it)
 /* The answer crosses the word that nobody waits for it. */
 Test(holds, given_up_before_the_answer_leaves_nothing)
 {
-    struct rdt_ref ref;
-
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     for (unsigned i = 0; i < 500; i++) {
         rdt_request *hold;
         must_ok(rdt_hold_start(other, &ref, LONG, &hold, &err));
@@ -205,7 +188,7 @@ Test(holds, given_up_before_the_answer_leaves_nothing)
     }
     must_ok(rdt_free(conn, &ref, false, &err));
     must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
-    cr_assert_eq(used(session(other), "holds"), 0);
+    wait_until(LONG, used(session(other), "holds") == 0);
     end(NULL);
 }
 
@@ -237,15 +220,13 @@ Test(holds, id_is_waited_for_and_held_with_its_generation)
 Test(holds, of_a_name_is_of_the_version_that_came)
 {
     struct rdt_ref name, first, second, held;
-    struct rdt_publish_options options = RDT_INIT(options);
     uint64_t version;
-    rdt_request *hold;
 
     begin(NULL);
-    options.name_ref = &name;
+    struct rdt_publish_options options = {.struct_size = sizeof options, .name_ref = &name};
     first = put_mib(conn, NULL, 1);
     must_ok(rdt_publish(conn, "weights", &first, &options, &version, &err));
-    hold = hold_of(other, &name);
+    rdt_request *hold = hold_of(other, &name);
     must_ok(rdt_hold_ref(hold, &held, &err));
     must(rdt_ref_equal(&held, &first));
     must_ok(rdt_free(conn, &first, false, &err));
@@ -261,18 +242,14 @@ Test(holds, of_a_name_is_of_the_version_that_came)
 /* While the object's bytes are still being copied, the hold waits until they are complete. */
 Test(holds, of_a_pending_object_comes_when_it_is_ready)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    struct rdt_ref ref, failing;
     rdt_request *hold, *none;
-    char *addr;
 
     begin(NULL);
-    addr = alloc_memory(conn, MIB);
-    tensor = VECTOR(RDT_U8, MIB, addr);
-    options.flags = RDT_PUT_PENDING;
-    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
-    must_ok(rdt_put(conn, &tensor, 1, &options, &failing, &err));
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_tensor tensor = VECTOR(RDT_U8, MIB, addr);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
+    struct rdt_ref ref = put_as(conn, &tensor, 1, &options);
+    struct rdt_ref failing = put_as(conn, &tensor, 1, &options);
     must_ok(rdt_hold_start(other, &ref, LONG, &hold, &err));
     must_ok(rdt_hold_start(other, &failing, LONG, &none, &err));
     must_be(RDT_TIMED_OUT, rdt_wait(other, &hold, 1, 1, 50 * MSEC, NULL, NULL, &err));
@@ -294,7 +271,6 @@ static int produce(struct actor *self, void *arg)
 {
     struct rdt_ref ref = put_mib(node_client(&node, "producer"), NULL, 4);
 
-    (void)arg;
     actor_send(self, &ref, sizeof ref);
     actor_await(self); /* never comes */
     return 0;
@@ -304,14 +280,13 @@ Test(holds, killed_producers_object_stays_while_it_is_held)
 {
     struct actor producer;
     struct rdt_ref ref;
-    rdt_request *hold;
 
     begin_alone(NULL);
     actor_start(&producer, produce, NULL);
     conn = node_client(&node, "holder");
     other = node_client(&node, "reader");
     actor_recv(&producer, &ref, sizeof ref);
-    hold = hold_of(conn, &ref);
+    rdt_request *hold = hold_of(conn, &ref);
     actor_kill(&producer, SIGKILL);
     is_there(other, &ref, 4);
     wait_until(LONG, used(0, "sessions") == 2);
@@ -327,7 +302,6 @@ static int hold_it(struct actor *self, void *arg)
     rdt *client = node_client(&node, "holder");
     struct rdt_ref ref;
 
-    (void)arg;
     actor_recv(self, &ref, sizeof ref);
     for (unsigned i = 0; i < 10; i++)
         (void)hold_of(client, &ref);
@@ -339,18 +313,17 @@ static int hold_it(struct actor *self, void *arg)
 Test(holds, killed_holder_lets_go)
 {
     struct actor holder;
-    struct rdt_ref ref;
 
     begin_alone(NULL);
     actor_start(&holder, hold_it, NULL);
     conn = node_client(&node, "producer");
     other = node_client(&node, "other");
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     actor_send(&holder, &ref, sizeof ref);
     actor_await(&holder);
     must_ok(rdt_free(conn, &ref, false, &err));
     is_there(other, &ref, 1);
-    cr_assert_eq(used(0, "holds"), 10);
+    wait_until(LONG, used(0, "holds") == 10);
     actor_kill(&holder, SIGKILL);
     must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
     must_be(RDT_FREED, fetch(other, &ref, RDT_FETCH_AUTO, &err));
@@ -361,15 +334,13 @@ Test(holds, killed_holder_lets_go)
 /* Nobody can fetch the object any more, so its memory is freed before the holders let go. */
 Test(holds, free_by_force_ends_them)
 {
-    struct rdt_ref ref;
     rdt_request *holds[3];
-    rdt_object *object;
 
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     for (unsigned i = 0; i < 3; i++)
         holds[i] = hold_of(other, &ref);
-    object = fetch_one(other, &ref, RDT_FETCH_SHARE); /* a reader keeps what it reads */
+    rdt_object *object = fetch_one(other, &ref, RDT_FETCH_SHARE); /* a reader keeps what it reads */
     must_ok(rdt_free(conn, &ref, true, &err));
     must_be(RDT_FREED, fetch(other, &ref, RDT_FETCH_AUTO, &err));
     must_be(RDT_FREED, rdt_hold(other, &ref, LONG, &(rdt_request *){NULL}, &err));
@@ -379,13 +350,12 @@ Test(holds, free_by_force_ends_them)
     for (unsigned i = 0; i < 3; i++)
         rdt_request_destroy(holds[i]);
     must_ok(rdt_ping(other, LONG, &err));
-    cr_assert_eq(used(session(other), "holds"), 0);
+    wait_until(LONG, used(session(other), "holds") == 0);
     end(NULL);
 }
 
 static int let_go_as_a_child(struct actor *self, void *arg)
 {
-    (void)self;
     rdt_cancel(arg);
     must_be(RDT_FORKED, rdt_request_status(arg, &err));
     rdt_request_destroy(arg);
@@ -395,12 +365,10 @@ static int let_go_as_a_child(struct actor *self, void *arg)
 Test(holds, forked_child_lets_go_of_nothing)
 {
     struct actor child;
-    struct rdt_ref ref;
-    rdt_request *hold;
 
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
-    hold = hold_of(other, &ref);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
+    rdt_request *hold = hold_of(other, &ref);
     must_ok(rdt_free(conn, &ref, false, &err));
     actor_start(&child, let_go_as_a_child, hold);
     actor_wait(&child);
@@ -414,11 +382,10 @@ Test(holds, forked_child_lets_go_of_nothing)
 Test(holds, limit_of_a_client_and_of_its_user)
 {
     const char *flags[] = {"--client-max-holds=2", "--owner-max-holds=3", NULL};
-    struct rdt_ref ref;
     rdt_request *held[3], *more;
 
     begin(flags);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     held[0] = hold_of(conn, &ref);
     held[1] = hold_of(conn, &ref);
     must_refuse(RDT_LIMIT, "client_max_holds", rdt_hold(conn, &ref, LONG, &more, &err));
@@ -435,21 +402,17 @@ Test(holds, limit_of_a_client_and_of_its_user)
 
 Test(holds, stat_shows_who_keeps_it)
 {
-    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
-    const Rdt__Pb__ObjectInfo *info;
     ProtobufCMessage *reply;
     Rdt__Pb__Ref wire;
-    struct rdt_ref ref;
-    rdt_request *hold;
     bool shown = false;
 
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
-    hold = hold_of(other, &ref);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
+    rdt_request *hold = hold_of(other, &ref);
     wire_ref_from(&ref, &wire);
-    request.ref = &wire;
+    Rdt__Pb__Stat request = MESSAGE(stat, .ref = &wire);
     must_ok(call(conn, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
-    info = (const Rdt__Pb__ObjectInfo *)reply;
+    const Rdt__Pb__ObjectInfo *info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
         shown = shown || (strcmp(info->holders[i]->kind, "hold") == 0 && info->holders[i]->client == session(other));
     must(shown);
@@ -462,19 +425,16 @@ Test(holds, stat_shows_who_keeps_it)
 
 static uint64_t say_hold(struct raw *raw, const struct rdt_ref *ref)
 {
-    Rdt__Pb__Hold request = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
 
     wire_ref_from(ref, &wire);
-    request.ref = &wire;
+    Rdt__Pb__Hold request = MESSAGE(hold, .ref = &wire);
     return raw_send(raw, RDT_MSG_HOLD, &request.base, NULL, 0);
 }
 
 static void let_go(struct raw *raw, uint64_t request)
 {
-    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
-
-    cancel.request_id = request;
+    Rdt__Pb__CancelRequest cancel = MESSAGE(cancel_request, .request_id = request);
     protobuf_c_message_free_unpacked(
         raw_reply(raw, raw_send(raw, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
 }
@@ -482,16 +442,14 @@ static void let_go(struct raw *raw, uint64_t request)
 /* Sends a request twice and a request without a number, drops a hold twice, and drops a hold of another client. */
 Test(holds, request_is_one_hold_and_its_clients_own)
 {
-    struct rdt_ref ref;
     struct raw raw, thief;
     char said[256];
-    uint64_t request;
 
     begin(NULL);
-    ref = put_mib(conn, NULL, 1);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
     greeted(&raw);
     greeted(&thief);
-    request = say_hold(&raw, &ref);
+    uint64_t request = say_hold(&raw, &ref);
     protobuf_c_message_free_unpacked(raw_reply(&raw, request, &rdt__pb__hold_reply__descriptor), NULL);
     raw.last_id = request - 1;
     must(say_hold(&raw, &ref) == request);

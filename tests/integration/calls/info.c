@@ -2,11 +2,7 @@
 /* rdt_info.h: the holders of an object, and the lists of a daemon's objects, names and nodes. The tests with other users
  * need root. */
 #include <grp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "client/rdt_info.h"
 #include "tests/integration/limits/limits.h"
@@ -77,25 +73,21 @@ static void must_name(const char *sentence, const char *client_name)
 
 Test(info, holders_are_named_by_client_and_pid)
 {
-    struct rdt_ref ref;
     struct rdt_node_info me;
-    struct seen seen;
     rdt_object *objects[2];
     rdt_request *hold;
-    rdt *evaluator;
-    size_t i;
 
     begin(NULL);
-    evaluator = node_client(&node, "evaluator");
+    rdt *evaluator = node_client(&node, "evaluator");
     must_ok(rdt_node(evaluator, &me, &err));
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
     must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
     objects[0] = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
     objects[1] = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
     must_ok(rdt_hold(evaluator, &ref, LONG, &hold, &err));
-    seen = holders_of(conn, &ref);
+    struct seen seen = holders_of(conn, &ref);
     cr_assert_eq(seen.n, 4);
-    i = row_of(&seen, "producer");
+    size_t i = row_of(&seen, "producer");
     cr_assert_eq(seen.row[i].pid, getpid());
     i = row_of(&seen, "reader");
     cr_assert_str_eq(seen.row[i].client_name, "evaluator");
@@ -120,17 +112,14 @@ Test(info, holders_are_named_by_client_and_pid)
 
 Test(info, wait_freed_that_times_out_names_the_holder)
 {
-    struct rdt_ref ref;
-    rdt_object *object;
     rdt_request *wait;
     struct rdt_error why;
-    rdt *evaluator;
 
     begin(NULL);
-    evaluator = node_client(&node, "evaluator");
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    rdt *evaluator = node_client(&node, "evaluator");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
     must_refuse(RDT_TIMED_OUT, "has not freed it", rdt_wait_freed(conn, &ref, 0, &err));
-    object = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
+    rdt_object *object = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
     must_ok(rdt_free(conn, &ref, false, &err));
     do
         must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 50 * MSEC, &why));
@@ -150,17 +139,13 @@ Test(info, wait_freed_that_times_out_names_the_holder)
 
 Test(info, wait_for_a_range_names_an_object_in_it_and_its_holders)
 {
-    rdt_object *object;
-    rdt *evaluator;
-    struct rdt_ref ref;
     struct rdt_error why;
-    uint8_t *memory;
 
     begin(NULL);
-    memory = alloc_memory(conn, 2 * MIB);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, memory), "w 1");
-    evaluator = node_client(&node, "evaluator");
-    object = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
+    uint8_t *memory = alloc_memory(conn, 2 * MIB);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, memory), "w 1");
+    rdt *evaluator = node_client(&node, "evaluator");
+    rdt_object *object = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
     must_ok(rdt_free(conn, &ref, false, &err));
     must_be(RDT_TIMED_OUT, rdt_wait_freed_range(conn, memory + 1000, 1, 0, &why));
     must_say(strstr(why.msg, "object \"w%201\": client "), "%s", why.msg);
@@ -177,16 +162,14 @@ Test(info, many_holders_are_counted)
     enum { N = 50 };
     rdt_object *objects[N];
     rdt *readers[N];
-    struct seen seen;
-    struct rdt_ref ref;
 
     begin(NULL);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
     for (unsigned i = 0; i < N; i++) {
         readers[i] = node_client(&node, "reader");
         objects[i] = fetch_one(readers[i], &ref, RDT_FETCH_SHARE);
     }
-    seen = holders_of(conn, &ref);
+    struct seen seen = holders_of(conn, &ref);
     cr_assert_eq(seen.n, 33); /* 32 rows, and one for the others */
     cr_assert_eq(seen.row[row_of(&seen, "others")].count, N + 1 - 32);
     must_refuse(RDT_TIMED_OUT, "48 more holds", rdt_wait_freed(conn, &ref, 0, &err)); /* three are named */
@@ -200,19 +183,17 @@ Test(info, many_holders_are_counted)
 
 static bool stop_at_once(void *arg, const struct rdt_holder *holder)
 {
-    (void)holder;
     ++*(unsigned *)arg;
     return false;
 }
 
 Test(info, function_that_returns_false_is_not_called_again)
 {
-    struct rdt_ref ref;
     rdt_request *hold;
     unsigned calls = 0;
 
     begin(NULL);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
     must_ok(rdt_hold(other, &ref, LONG, &hold, &err));
     must_ok(rdt_holders(conn, &ref, NULL, stop_at_once, &calls, &err));
     cr_assert_eq(calls, 1);
@@ -225,15 +206,12 @@ Test(info, function_that_returns_false_is_not_called_again)
 
 static rdt *come_as_stranger(void)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *client;
 
     must(chdir(node.dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
-    options.socket = "s";
-    options.name = "stranger";
-    options.timeout_ns = LONG;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "s", .name = "stranger", .timeout_ns = LONG};
     must_ok(rdt_connect(&options, &client, &err));
     return client;
 }
@@ -241,18 +219,14 @@ static rdt *come_as_stranger(void)
 static int looks_at_anothers(struct actor *self, void *arg)
 {
     rdt *stranger = come_as_stranger();
-    struct seen seen;
     struct rdt_ref ref;
     struct rdt_error why;
-    rdt_object *object;
-    size_t i;
 
-    (void)arg;
     actor_recv(self, &ref, sizeof ref);
-    object = fetch_one(stranger, &ref, RDT_FETCH_SHARE);
-    seen = holders_of(stranger, &ref);
+    rdt_object *object = fetch_one(stranger, &ref, RDT_FETCH_SHARE);
+    struct seen seen = holders_of(stranger, &ref);
     must(seen.n == 2);
-    i = row_of(&seen, "reader");
+    size_t i = row_of(&seen, "reader");
     must(strcmp(seen.row[i].client_name, "stranger") == 0 && seen.row[i].pid == getpid());
     i = row_of(&seen, "others");
     must(seen.row[i].count == 2 && seen.row[i].client == 0 && seen.row[i].client_name[0] == '\0' && seen.row[i].pid == 0);
@@ -270,19 +244,15 @@ static int looks_at_anothers(struct actor *self, void *arg)
 Test(info, stranger_sees_its_own_clients_and_a_count)
 {
     struct actor actor;
-    struct rdt_ref ref;
-    rdt_object *object;
     struct rdt_error why;
-    rdt *owner, *reader;
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to become another user");
+    need_root();
     node_start(&node, NULL);
     actor_start(&actor, looks_at_anothers, NULL);
-    owner = node_client(&node, "secret owner");
-    reader = node_client(&node, "secret reader");
-    ref = put_shown(owner, &VECTOR(RDT_U8, MIB, alloc_memory(owner, MIB)), "w", RDT_VISIBLE_TO_ALL);
-    object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    rdt *owner = node_client(&node, "secret owner");
+    rdt *reader = node_client(&node, "secret reader");
+    struct rdt_ref ref = put_shown(owner, &VECTOR(RDT_U8, MIB, alloc_memory(owner, MIB)), "w", RDT_VISIBLE_TO_ALL);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
     actor_send(&actor, &ref, sizeof ref);
     actor_await(&actor);
     must_be(RDT_TIMED_OUT, rdt_wait_freed(owner, &ref, 0, &why)); /* the owner sees the stranger's uid, too */
@@ -324,9 +294,7 @@ static bool list_object(void *arg, const struct rdt_object_row *row)
 Test(info, objects_are_listed_by_filter_over_many_pages)
 {
     enum { N = 3000 };
-    struct rdt_list_options options = RDT_INIT(options);
     struct listed all = {.wanted = "an%20id"}, some = {0}, none = {0}, freed = {0};
-    struct rdt_ref ref, other_ref;
 
     begin(NULL);
     for (unsigned i = 0; i < N; i++) {
@@ -334,11 +302,10 @@ Test(info, objects_are_listed_by_filter_over_many_pages)
         (void)snprintf(id, sizeof id, "n%u", i);
         (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), id);
     }
-    ref = put_shown(other, &VECTOR(RDT_U8, 5, "hello"), "an id", RDT_VISIBLE_TO_ALL);
+    struct rdt_ref ref = put_shown(other, &VECTOR(RDT_U8, 5, "hello"), "an id", RDT_VISIBLE_TO_ALL);
     must_ok(rdt_each_object(conn, NULL, list_object, &all, &err));
     must(all.found && all.n == N + 1 && rdt_ref_equal(&all.ref, &ref));
-    options.prefix = "n1";
-    options.limit = 700;
+    struct rdt_list_options options = {.struct_size = sizeof options, .prefix = "n1", .limit = 700};
     must_ok(rdt_each_object(conn, &options, list_object, &some, &err));
     cr_assert_eq(some.n, 700);
     options.state = "draining";
@@ -350,10 +317,61 @@ Test(info, objects_are_listed_by_filter_over_many_pages)
     must_ok(rdt_each_object(conn, &options, list_object, &freed, &err)); /* the function may call librdt */
     cr_assert_eq(freed.n, N);
     must_ok(rdt_wait_put(conn, &ref, LONG, &err));
-    other_ref = ref_named("n0");
+    struct rdt_ref other_ref = ref_named("n0");
     must_be(RDT_NOT_FOUND, rdt_stat(conn, &other_ref, &(struct rdt_stat){0}, &err));
     must_be(RDT_INVALID, rdt_each_object(conn, NULL, NULL, NULL, &err));
     must_ok(rdt_free(other, &ref, false, &err));
+    end(NULL);
+}
+
+/* How often `what` is in the JSON of a list or description; -1: the JSON does not begin and end as it must. */
+static int in_json(const char *list, const struct rdt_ref *ref, const struct rdt_list_options *options, const char *what)
+{
+    int n = 0;
+    char *text;
+
+    must_ok(rdt_info_json(conn, list, ref, options, &text, &err));
+    must_say(strchr("{[", text[0]) && strchr("}]", text[strlen(text) - 1]), "%s", text);
+    for (const char *at = text; (at = strstr(at, what)); at++)
+        n++;
+    free(text);
+    return n;
+}
+
+Test(info, json_has_what_the_rows_have)
+{
+    enum { N = 1200 };
+    char *text = NULL;
+
+    begin(NULL);
+    for (unsigned i = 0; i < N; i++) {
+        char id[16];
+        (void)snprintf(id, sizeof id, "n%u", i);
+        (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), id);
+    }
+    struct rdt_ref ref = put_one(other, &VECTOR(RDT_U8, 5, "hello"), "quote\"and\\");
+    must_ok(rdt_publish(other, "weights", &ref, NULL, NULL, &err));
+    cr_assert_eq(in_json("objects", NULL, NULL, "\"bytes\":5,"), N + 1);
+    struct rdt_list_options options = {.struct_size = sizeof options, .prefix = "n1"};
+    options.limit = 300; /* more than a page */
+    cr_assert_eq(in_json("objects", NULL, &options, "\"bytes\":5,"), 300);
+    options.prefix = "none";
+    cr_assert_eq(in_json("objects", NULL, &options, "bytes"), 0);
+    cr_assert_eq(in_json("names", NULL, NULL, "\"name\":\"weights\""), 1);
+    cr_assert_eq(in_json("peers", NULL, NULL, "uuid"), 0);
+    cr_assert_eq(in_json("groups", NULL, NULL, "name"), 0);
+    cr_assert_eq(in_json("status", NULL, NULL, "\"version\":\"" RDT_VERSION "\""), 1);
+    cr_assert_eq(in_json("stat", &ref, NULL, "\"kind\":\"producer\""), 1);
+    cr_assert_eq(in_json("stat", &ref, NULL, "\"id\":\"quote\\\"and\\\\\""), 1);
+    must_be(RDT_INVALID, rdt_info_json(conn, "stat", NULL, NULL, &text, &err));
+    must_be(RDT_INVALID, rdt_info_json(conn, "clients", NULL, NULL, &text, &err));
+    must_be(RDT_INVALID, rdt_info_json(conn, NULL, NULL, NULL, &text, &err));
+    must_be(RDT_INVALID, rdt_info_json(conn, "status", NULL, NULL, NULL, &err));
+    options.state = "live";
+    must_be(RDT_INVALID, rdt_info_json(conn, "names", NULL, &options, &text, &err));
+    must_ok(rdt_free(other, &ref, true, &err));
+    must_be(RDT_FREED, rdt_info_json(conn, "stat", &ref, NULL, &text, &err));
+    must(!text);
     end(NULL);
 }
 
@@ -371,13 +389,11 @@ static bool list_name(void *arg, const struct rdt_name_row *row)
 
 Test(info, names_are_listed_with_their_newest_object)
 {
-    struct rdt_list_options options = RDT_INIT(options);
-    struct rdt_publish_options publish = RDT_INIT(publish);
     struct rdt_ref ref, name;
     struct listed listed = {0};
 
     begin(NULL);
-    publish.name_ref = &name;
+    struct rdt_publish_options publish = {.struct_size = sizeof publish, .name_ref = &name};
     for (unsigned i = 0; i < 2; i++) {
         ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), NULL);
         must_ok(rdt_publish(conn, "weights", &ref, &publish, NULL, &err));
@@ -385,7 +401,7 @@ Test(info, names_are_listed_with_their_newest_object)
     }
     must_ok(rdt_each_name(conn, NULL, list_name, &listed, &err));
     must(listed.n == 1 && rdt_ref_equal(&listed.ref, &ref));
-    options.prefix = "x";
+    struct rdt_list_options options = {.struct_size = sizeof options, .prefix = "x"};
     must_ok(rdt_each_name(conn, &options, list_name, &listed, &err));
     cr_assert_eq(listed.n, 1);
     options.state = "live";
@@ -396,7 +412,6 @@ Test(info, names_are_listed_with_their_newest_object)
 
 static bool count_node(void *arg, const struct rdt_node_row *row)
 {
-    (void)row;
     ++*(unsigned *)arg;
     return true;
 }
@@ -413,10 +428,9 @@ Test(info, state_of_the_daemon)
     struct rdt_daemon_status status = RDT_INIT(status);
     struct older_status older = {.struct_size = offsetof(struct older_status, untouched), .untouched = 77};
     unsigned nodes = 0;
-    struct rdt_ref ref;
 
     begin(NULL);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), NULL);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), NULL);
     must_ok(rdt_daemon_status(conn, &status, &err));
     cr_assert_str_eq(status.version, RDT_VERSION);
     cr_assert_str_eq(status.state, "serving");

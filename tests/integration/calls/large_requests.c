@@ -52,12 +52,8 @@ static Rdt__Pb__Put *large_put(char *id, const Rdt__Pb__RegionUse *use, uint32_t
 
 static uint64_t send_free(struct raw *raw, char *id)
 {
-    Rdt__Pb__Free message = RDT__PB__FREE__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-
-    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id};
-    ref.any_owner = true;
-    message.ref = &ref;
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id}, .any_owner = true);
+    Rdt__Pb__Free message = MESSAGE(free, .ref = &ref);
     return raw_send(raw, RDT_MSG_FREE, &message.base, NULL, 0);
 }
 
@@ -71,11 +67,10 @@ static void replies(struct raw *raw, uint64_t id, const ProtobufCMessageDescript
 static void is_whole(const char *id, bool with_bytes)
 {
     struct rdt_ref ref;
-    rdt_object *object;
     size_t bytes;
 
     must_ok(rdt_ref_from_id(id, strlen(id), &ref, &err));
-    object = fetch_one(bystander, &ref, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(bystander, &ref, RDT_FETCH_AUTO);
     cr_assert_eq(rdt_object_count(object), TENSORS);
     cr_assert_eq(tensor_of(object, TENSORS - 1).shape[0], (int64_t)with_bytes);
     cr_assert(holds_pattern(rdt_object_metadata(object, &bytes), METADATA, 9));
@@ -120,13 +115,12 @@ Test(large_requests, refused_as_small_ones_are)
 {
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
     uint8_t *broken = calloc(1, 1 << 20);
-    Rdt__Pb__Put *put;
     struct raw raw;
 
     begin(NULL);
     greeted(&raw);
     use.region = raw_alloc(&raw, 4096, NULL, &use.generation); /* too small for them */
-    put = large_put((char *)"x", &use, TENSORS);
+    Rdt__Pb__Put *put = large_put((char *)"x", &use, TENSORS);
     (void)raw_send(&raw, RDT_MSG_PUT, &put->base, NULL, 0);
     refuses(&raw, RDT_INVALID, "tensor 59999 ends at byte 60000 of region");
     put->tensors->region_index[7] = 1;
@@ -166,7 +160,7 @@ Test(large_requests, client_that_goes_while_it_is_read_leaves_nothing)
         raw_close(&raw);
     }
     others_are_well();
-    wait_until(20 * SEC, (node_status(&node, &status), status.clients == 1 && status.objects == 1));
+    wait_until(20 * SEC, (status = node_now(&node), status.clients == 1 && status.objects == 1));
     end();
 }
 
@@ -175,7 +169,6 @@ static int put_and_free(struct actor *self, void *arg)
     struct raw raw;
     char id[32];
 
-    (void)arg;
     greeted(&raw);
     (void)snprintf(id, sizeof id, "of-%d", (int)getpid());
     actor_await(self);

@@ -20,9 +20,7 @@ static rdt *conn;
 
 static uint32_t holds_of(const struct rdt_ref *ref)
 {
-    struct rdt_stat stat;
-
-    must_ok(rdt_stat(conn, ref, &stat, &err));
+    struct rdt_stat stat = stat_of(conn, ref);
     return stat.holds;
 }
 
@@ -32,10 +30,9 @@ static int produce(struct actor *self, void *arg)
 {
     rdt *client = node_client(arg, "producer");
     char *addr = alloc_memory(client, MIB);
-    struct rdt_ref ref;
 
     fill_pattern(addr, MIB, 1);
-    ref = put_one(client, &VECTOR(RDT_U8, MIB, addr), "w");
+    struct rdt_ref ref = put_one(client, &VECTOR(RDT_U8, MIB, addr), "w");
     actor_send(self, &ref, sizeof ref);
     actor_await(self); /* for ever */
     return 0;
@@ -58,7 +55,6 @@ Test(lifetime, killed_producer_is_told_to_those_who_come_later)
 {
     struct actor producer, waiter;
     struct rdt_ref ref;
-    rdt_object *object;
 
     node_start(&node, NULL);
     actor_start(&producer, produce, &node);
@@ -67,7 +63,7 @@ Test(lifetime, killed_producer_is_told_to_those_who_come_later)
     actor_recv(&producer, &ref, sizeof ref);
     actor_send(&waiter, &ref, sizeof ref);
     actor_await(&waiter);
-    object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
     rdt_release(object);
     actor_kill(&producer, SIGKILL);
     actor_wait(&waiter);
@@ -83,7 +79,6 @@ Test(lifetime, readers_keep_what_a_killed_producer_left)
     struct actor producer;
     struct rdt_ref ref;
     rdt_object *objects[2];
-    rdt *other;
 
     node_start(&node, NULL);
     actor_start(&producer, produce, &node);
@@ -93,7 +88,7 @@ Test(lifetime, readers_keep_what_a_killed_producer_left)
     actor_kill(&producer, SIGKILL);
     wait_until(20 * SEC, holds_of(&ref) == 1);
     cr_assert(holds_pattern(tensor_of(objects[0], 0).data, MIB, 1));
-    other = node_client(&node, "other"); /* a hold keeps it for others too */
+    rdt *other = node_client(&node, "other"); /* a hold keeps it for others too */
     objects[1] = fetch_one(other, &ref, RDT_FETCH_AUTO);
     cr_assert(holds_pattern(tensor_of(objects[1], 0).data, MIB, 1));
     rdt_release(objects[0]);
@@ -111,7 +106,6 @@ Test(lifetime, successor_takes_the_name_of_the_dead)
 {
     struct rdt_ref named = ref_named("w"), second;
     struct actor producer;
-    rdt_request *request;
 
     node_start(&node, NULL);
     actor_start(&producer, produce, &node);
@@ -119,7 +113,7 @@ Test(lifetime, successor_takes_the_name_of_the_dead)
     actor_recv(&producer, &second, sizeof second);
     actor_kill(&producer, SIGKILL);
     wait_until(20 * SEC, rdt_stat(conn, &named, &(struct rdt_stat){0}, NULL) == RDT_NOT_FOUND);
-    request = start_one(conn, &named, LONG);
+    rdt_request *request = start_one(conn, &named, LONG);
     actor_start(&producer, produce, &node);
     actor_recv(&producer, &second, sizeof second);
     must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -193,14 +187,12 @@ static int hold(struct actor *self, void *arg)
 Test(lifetime, killed_reader_drops_its_holds)
 {
     struct actor reader;
-    struct rdt_ref ref;
-    char *addr;
 
     node_start(&node, NULL);
     actor_start(&reader, hold, &node);
     conn = node_client(&node, "producer");
-    addr = alloc_memory(conn, MIB);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "w");
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "w");
     actor_send(&reader, &ref, sizeof ref);
     actor_await(&reader);
     cr_assert_eq(holds_of(&ref), 3); /* the copy holds memory of its own */
@@ -237,15 +229,13 @@ Test(lifetime, killed_waiter_is_forgotten)
 Test(lifetime, wait_freed_by_ref_and_by_range)
 {
     struct actor reader;
-    struct rdt_ref ref, other;
-    char *addr;
 
     node_start(&node, NULL);
     actor_start(&reader, hold, &node);
     conn = node_client(&node, "producer");
-    addr = alloc_memory(conn, MIB);
-    ref = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 8192), "w");
-    other = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 65536), "other");
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 8192), "w");
+    struct rdt_ref other = put_one(conn, &VECTOR(RDT_U8, 4096, addr + 65536), "other");
     actor_send(&reader, &ref, sizeof ref);
     actor_await(&reader);
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 30 * MSEC, &err));
@@ -277,21 +267,18 @@ Test(lifetime, wait_freed_by_ref_and_by_range)
 Test(lifetime, free_leaves_it_to_readers)
 {
     struct actor reader;
-    struct rdt_ref ref;
-    rdt_object *object;
-    char *addr;
 
     node_start(&node, NULL);
     actor_start(&reader, hold, &node);
     conn = node_client(&node, "producer");
-    addr = alloc_memory(conn, MIB);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "w");
+    char *addr = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "w");
     actor_send(&reader, &ref, sizeof ref);
     actor_await(&reader);
     must_ok(rdt_free(conn, &ref, false, &err));
     must_be(RDT_FREED, rdt_free(conn, &ref, false, &err)); /* the producer has dropped its hold already */
     cr_assert_eq(holds_of(&ref), 2);
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO); /* a reader that holds it keeps it for all */
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO); /* a reader that holds it keeps it for all */
     rdt_release(object);
     must_ok(rdt_free(conn, &ref, true, &err)); /* after a forced free nobody gets it any more */
     must_be(RDT_FREED, try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
@@ -323,12 +310,11 @@ static int free_anothers(struct actor *self, void *arg)
 Test(lifetime, same_user_may_free_by_force_only)
 {
     struct actor other;
-    struct rdt_ref ref;
 
     node_start(&node, NULL);
     actor_start(&other, free_anothers, &node);
     conn = node_client(&node, "producer");
-    ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
     actor_send(&other, &ref, sizeof ref);
     actor_wait(&other);
     must_be(RDT_FREED, rdt_wait_put(conn, &ref, LONG, &err));
@@ -369,17 +355,14 @@ Test(lifetime, old_ref_answers_freed_after_the_name_is_put_again)
 /* A forced free in the middle of copies: those that run end in one way or the other, nothing is left. */
 Test(lifetime, forced_free_during_copies_drains)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *requests[8];
-    struct rdt_ref ref;
-    char *addr;
 
     node_start(&node, NULL);
     conn = node_client(&node, "producer");
-    addr = alloc_memory(conn, 32 * MIB);
+    char *addr = alloc_memory(conn, 32 * MIB);
     memset(addr, 3, 32 * MIB);
-    ref = put_one(conn, &VECTOR(RDT_U8, 32 * MIB, addr), "w");
-    options.mode = RDT_FETCH_COPY;
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 32 * MIB, addr), "w");
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_COPY};
     for (unsigned i = 0; i < 8; i++)
         must_ok(rdt_fetch_start(conn, &ref, 1, &options, &requests[i], &err));
     must_ok(rdt_free(conn, &ref, true, &err));
@@ -438,15 +421,13 @@ Test(lifetime, thousand_killed_clients_leave_nothing)
     bool release = !variant || strcmp(variant, "release") == 0;
     unsigned cycles = release ? 1000 : 150, warm = cycles / 5;
     struct node_status before, after;
-    struct cycle cycle = {0};
     size_t rss = 0;
-    char *addr;
 
     node_start(&node, NULL);
     conn = node_client(&node, "producer");
-    addr = alloc_memory(conn, MIB);
-    cycle.ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "shared");
-    node_status(&node, &before);
+    char *addr = alloc_memory(conn, MIB);
+    struct cycle cycle = {.ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "shared")};
+    before = node_now(&node);
     for (; cycle.number < cycles; cycle.number++) {
         struct actor actor;
         actor_start(&actor, live_dangerously, &cycle);
@@ -455,9 +436,9 @@ Test(lifetime, thousand_killed_clients_leave_nothing)
         if (cycle.number == warm)
             rss = rss_of(node.pid);
     }
-    wait_until(20 * SEC, (node_status(&node, &after), after.clients == 1 && after.transfers_active == 0));
-    wait_until(20 * SEC, (node_status(&node, &after), after.objects == before.objects && after.regions == before.regions));
-    wait_until(20 * SEC, (node_status(&node, &after), after.memory_bytes == before.memory_bytes)); /* given back off the loop */
+    wait_until(20 * SEC, (after = node_now(&node), after.clients == 1 && after.transfers_active == 0));
+    wait_until(20 * SEC, (after = node_now(&node), after.objects == before.objects && after.regions == before.regions));
+    wait_until(20 * SEC, node_now(&node).memory_bytes == before.memory_bytes); /* given back off the loop */
     wait_until(20 * SEC, holds_of(&cycle.ref) == 1);
     node_expect_fds(&node, 3); /* the producer's socket and pidfd, its memory */
     if (release)               /* sanitizers keep freed memory for a while */

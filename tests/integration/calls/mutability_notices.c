@@ -8,16 +8,14 @@ TestSuite(mutability_notices, .timeout = SUITE_SECONDS(60));
 Test(mutability_notices, readers_are_told_once_per_object)
 {
     rdt_object *objects[3];
-    struct rdt_ref live, copied, second;
     char *addr, heap[4096];
-    rdt *third;
 
     begin(NULL);
-    third = node_client(&node, "third");
+    rdt *third = node_client(&node, "third");
     addr = alloc_memory(conn, 4096);
-    live = put_pattern(addr, 4096, 1);
-    second = put_one(conn, &VECTOR(RDT_U8, 4096, addr), NULL);
-    copied = put_pattern(heap, 4096, 1);
+    struct rdt_ref live = put_pattern(addr, 4096, 1);
+    struct rdt_ref second = put_one(conn, &VECTOR(RDT_U8, 4096, addr), NULL);
+    struct rdt_ref copied = put_pattern(heap, 4096, 1);
     objects[0] = fetch_one(conn, &live, RDT_FETCH_AUTO);
     cr_assert_not(info_of(objects[0]).mutable_shared, "the producer knows");
     rdt_release(objects[0]);
@@ -56,12 +54,9 @@ static unsigned times_in_log(const char *text)
 /* The daemon writes the line before it answers. */
 static void expect_notices(const char *level, unsigned expected, unsigned expected_of_two)
 {
-    rdt *second;
-    char *addr;
-
     begin(&(struct node_options){.log = level});
-    second = node_client(&node, "second");
-    addr = alloc_memory(conn, 4096);
+    rdt *second = node_client(&node, "second");
+    char *addr = alloc_memory(conn, 4096);
     for (unsigned i = 0; i < 5; i++) {
         struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 4096, addr), NULL);
         rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);

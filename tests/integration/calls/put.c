@@ -30,18 +30,12 @@ static void end(void)
 
 static uint64_t objects_now(void)
 {
-    struct node_status status;
-
-    node_status(&node, &status);
-    return status.objects;
+    return node_now(&node).objects;
 }
 
-static enum rdt_status put_as(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err)
+static enum rdt_status put_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-
-    options.id = id;
-    options.id_bytes = id_bytes;
+    struct rdt_put_options options = {.struct_size = sizeof options, .id = id, .id_bytes = id_bytes};
     return rdt_put(conn, NULL, 0, &options, ref_p, err);
 }
 
@@ -51,22 +45,21 @@ Test(put, own_id_is_kept_whatever_its_bytes)
 {
     char long_id[129], zeros[3] = {0, 1, 0};
     struct rdt_ref ref;
-    rdt_object *object;
 
     begin(NULL);
     memset(long_id, 'x', sizeof long_id);
-    must_ok(put_as(long_id, 128, &ref, &err));
+    must_ok(put_id(long_id, 128, &ref, &err));
     cr_assert_eq(ref.id_bytes, 128);
     cr_assert_arr_eq(ref.id, long_id, 128);
     cr_assert_arr_eq(ref.node, node.uuid_bytes, 16);
     cr_assert_neq(ref.generation, 0);
     cr_assert_eq(ref.uid, getuid());
-    must_ok(put_as(zeros, 3, &ref, &err));
+    must_ok(put_id(zeros, 3, &ref, &err));
     cr_assert_arr_eq(ref.id, zeros, 3);
     must_ok(rdt_ref_from_id(zeros, 3, &ref, &err));
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
     rdt_release(object);
-    must_refuse(RDT_INVALID, "129", put_as(long_id, 129, &ref, &err));
+    must_refuse(RDT_INVALID, "129", put_id(long_id, 129, &ref, &err));
     end();
 }
 
@@ -91,21 +84,18 @@ Test(put, generated_ids_are_all_different)
 
 Test(put, taken_id_exists_until_it_is_freed)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref first, second = {0};
-    rdt *other;
+    struct rdt_put_options options = {.struct_size = sizeof options, .id = "w", .id_bytes = 1};
 
-    options.id = "w";
-    options.id_bytes = 1;
     begin(NULL);
-    must_ok(put_as("w", 1, &first, &err));
-    must_refuse(RDT_EXISTS, "\"w\"", put_as("w", 1, &second, &err));
+    must_ok(put_id("w", 1, &first, &err));
+    must_refuse(RDT_EXISTS, "\"w\"", put_id("w", 1, &second, &err));
     cr_assert_eq(second.generation, 0, "a result was written");
-    other = node_client(&node, "other");
+    rdt *other = node_client(&node, "other");
     must_refuse(RDT_EXISTS, "\"w\"", rdt_put(other, NULL, 0, &options, &second, &err));
     cr_assert_eq(objects_now(), 1);
     must_ok(rdt_free(conn, &first, false, &err));
-    must_ok(put_as("w", 1, &second, &err));
+    must_ok(put_id("w", 1, &second, &err));
     cr_assert_gt(second.generation, first.generation);
     rdt_close(other);
     end();
@@ -123,19 +113,16 @@ Test(put, metadata_of_every_size_up_to_4_mib)
     begin(NULL);
     fill_pattern(metadata, 4 * MIB + 1, 7);
     for (unsigned i = 0; i < 5; i++) {
-        struct rdt_stat stat;
-        const void *seen;
-        rdt_object *object;
         size_t bytes;
         options.metadata = metadata;
         options.metadata_bytes = sizes[i];
         must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
-        object = fetch_one(conn, &ref, (enum rdt_fetch_mode)(i % 3));
-        seen = rdt_object_metadata(object, &bytes);
+        rdt_object *object = fetch_one(conn, &ref, (enum rdt_fetch_mode)(i % 3));
+        const void *seen = rdt_object_metadata(object, &bytes);
         cr_assert_eq(bytes, sizes[i]);
         cr_assert_eq(seen == NULL, bytes == 0);
         cr_assert(bytes == 0 || memcmp(seen, metadata, bytes) == 0);
-        must_ok(rdt_stat(conn, &ref, &stat, &err));
+        struct rdt_stat stat = stat_of(conn, &ref);
         cr_assert_eq(stat.metadata_bytes, sizes[i]);
         rdt_release(object);
         must_ok(rdt_free(conn, &ref, false, &err));
@@ -150,24 +137,19 @@ Test(put, metadata_of_every_size_up_to_4_mib)
 
 Test(put, metadata_comes_without_bytes_if_only_it_is_asked_for)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_fetch_options fetch = RDT_INIT(fetch);
     const struct rdt_tensor *const targets[] = {NULL};
     float *memory, heap[6] = {0};
     struct rdt_object_info info;
-    struct rdt_ref ref;
-    rdt_object *object;
     size_t bytes;
 
     begin(NULL);
     memory = alloc_memory(conn, 4096);
     struct rdt_tensor tensors[] = {bytes_at(memory, 4096),
                                    {.dtype = RDT_F32, .ndim = 2, .shape = (const int64_t[]){2, 3}, .data = heap}};
-    options.metadata = "said";
-    options.metadata_bytes = 4;
-    must_ok(rdt_put(conn, tensors, 2, &options, &ref, &err));
-    fetch.metadata_only = true;
-    must_ok(rdt_fetch(conn, &ref, 1, &fetch, &object, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .metadata = "said", .metadata_bytes = 4};
+    struct rdt_ref ref = put_as(conn, tensors, 2, &options);
+    struct rdt_fetch_options fetch = {.struct_size = sizeof fetch, .metadata_only = true};
+    rdt_object *object = fetch_as(conn, &ref, &fetch);
     cr_assert(memcmp(rdt_object_metadata(object, &bytes), "said", 4) == 0 && bytes == 4);
     cr_assert_eq(rdt_object_count(object), 2);
     cr_assert_null(tensor_of(object, 0).data);
@@ -189,12 +171,8 @@ Test(put, ten_thousand_tensors_in_one_put)
     enum { N = 10000 };
     struct rdt_tensor *tensors = calloc(N, sizeof *tensors);
     enum rdt_memory *how = calloc(N, sizeof *how);
-    struct rdt_put_options options = RDT_INIT(options);
     static const int64_t shape[] = {4, 4};
-    struct rdt_ref ref;
-    rdt_object *object;
     float *memory, heap[16];
-    rdt *reader;
 
     begin(NULL);
     memory = alloc_memory(conn, N * 64);
@@ -203,10 +181,10 @@ Test(put, ten_thousand_tensors_in_one_put)
     for (unsigned i = 0; i < N; i++)
         tensors[i] =
             (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = i % 100 == 99 ? heap : memory + 16 * i};
-    options.how = how;
-    must_ok(rdt_put(conn, tensors, N, &options, &ref, &err));
-    reader = node_client(&node, "reader");
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct rdt_put_options options = {.struct_size = sizeof options, .how = how};
+    struct rdt_ref ref = put_as(conn, tensors, N, &options);
+    rdt *reader = node_client(&node, "reader");
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     cr_assert_eq(rdt_object_count(object), N);
     for (unsigned i = 0; i < N; i++) {
         struct rdt_tensor seen = tensor_of(object, i);
@@ -225,17 +203,15 @@ Test(put, tensors_in_hundreds_of_regions)
     enum { N = 300 }; /* more fds than a frame carries: readers get a copy */
     static const int64_t shape[] = {4096};
     struct rdt_tensor tensors[N];
-    struct rdt_ref ref;
     rdt_object *object;
-    rdt *reader;
 
     begin(NULL);
     for (unsigned i = 0; i < N; i++) {
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = alloc_memory(conn, 4096)};
         fill_pattern(tensors[i].data, 4096, i);
     }
-    must_ok(rdt_put(conn, tensors, N, NULL, &ref, &err));
-    reader = node_client(&node, "reader");
+    struct rdt_ref ref = put_as(conn, tensors, N, NULL);
+    rdt *reader = node_client(&node, "reader");
     for (unsigned mode = 0; mode < 3; mode += 2) {
         object = fetch_one(reader, &ref, (enum rdt_fetch_mode)mode);
         must_go_by("local/copy", object);
@@ -256,14 +232,13 @@ Test(put, too_many_tensors_are_a_limit)
     struct rdt_tensor *tensors = calloc(MOST + 1, sizeof *tensors);
     char byte = 1;
     struct rdt_ref ref;
-    rdt_object *object;
 
     begin(NULL);
     for (unsigned i = 0; i <= MOST; i++)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .data = &byte};
     must_refuse(RDT_LIMIT, "65537", rdt_put(conn, tensors, MOST + 1, NULL, &ref, &err));
     must_ok(rdt_put(conn, tensors, MOST, NULL, &ref, &err));
-    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
     cr_assert_eq(rdt_object_count(object), MOST);
     rdt_release(object);
     free(tensors);
@@ -287,10 +262,9 @@ Test(put, bad_layouts_name_the_tensor)
     static const int64_t negative[] = {2, -1}, huge[] = {INT64_MAX, 2}, big[] = {INT64_MAX / 4 + 1}, ones[33] = {1},
                          two[] = {2, 2}, far[] = {INT64_MAX / 2, 1};
     float values[4] = {0};
-    char *memory;
 
     begin(NULL);
-    memory = alloc_memory(conn, 8192);
+    char *memory = alloc_memory(conn, 8192);
     refuses((struct rdt_tensor){.dtype = 0, .ndim = 2, .shape = two, .data = values}, RDT_INVALID);
     refuses((struct rdt_tensor){.dtype = 999, .ndim = 2, .shape = two, .data = values}, RDT_INVALID);
     refuses((struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = negative, .data = values}, RDT_INVALID);
@@ -351,13 +325,12 @@ Test(put, by_hand_bad_columns_are_refused)
     Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
     Rdt__Pb__RegionReply *reply;
     struct raw_put raw;
-    uint64_t region;
     int fd;
 
     begin(NULL);
     alloc.bytes = 4096;
     must_ok(call_fds(conn, RDT_MSG_ALLOC, &alloc.base, -1, now_ns() + LONG, (ProtobufCMessage **)(void *)&reply, &fd, &err));
-    region = reply->region;
+    uint64_t region = reply->region;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     close(fd);
 
@@ -426,12 +399,11 @@ Test(put, by_hand_bad_columns_are_refused)
 
 Test(put, unknown_transport_lists_those_loaded)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
     float value = 1;
 
     begin(&(struct node_options){.loopback = true});
-    options.transport = "warp";
+    struct rdt_put_options options = {.struct_size = sizeof options, .transport = "warp"};
     must_refuse(RDT_UNSUPPORTED, "loopback", rdt_put(conn, &VECTOR(RDT_F32, 1, &value), 1, &options, &ref, &err));
     must_refuse(RDT_UNSUPPORTED, "\"warp\"", rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.transport = "loopback";
@@ -444,12 +416,11 @@ Test(put, unknown_transport_lists_those_loaded)
 
 Test(put, unknown_flags_are_unsupported)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 
     begin(NULL);
-    options.flags = 64;
-    must_refuse(RDT_UNSUPPORTED, "flags 0x40", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = 128};
+    must_refuse(RDT_UNSUPPORTED, "flags 0x80", rdt_put(conn, NULL, 0, &options, &ref, &err));
     cr_assert_eq(objects_now(), 0);
     end();
 }
@@ -501,16 +472,14 @@ Test(put, refs_travel_as_text_and_as_bytes)
     uint8_t packed[RDT_REF_PACKED_BYTES], memory[4096];
     char text[RDT_REF_TEXT_BYTES] = "";
     struct actor actor;
-    struct rdt_ref ref;
-    size_t bytes;
 
     node_start(&node, NULL);
     actor_start(&actor, read_by_text_and_bytes, &node);
     conn = node_client(&node, "producer");
     fill_pattern(memory, sizeof memory, 3);
-    ref = put_one(conn, &VECTOR(RDT_U8, sizeof memory, memory), "layer 0/é?&=%\x01");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, sizeof memory, memory), "layer 0/é?&=%\x01");
     rdt_ref_to_text(&ref, text);
-    bytes = rdt_ref_pack(&ref, packed);
+    size_t bytes = rdt_ref_pack(&ref, packed);
     actor_send(&actor, text, sizeof text);
     actor_send(&actor, &bytes, sizeof bytes);
     actor_send(&actor, packed, bytes);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests: waiting for any and for all of them, failures that end a wait at once, cancels, forks, and a stopped
  * daemon. */
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +25,6 @@ Test(request, wait_for_any_and_for_all)
     rdt_request *requests[3];
     bool done[3] = {true, true, true};
     size_t n = 9;
-    int64_t start;
 
     begin(NULL);
     requests[0] = park("a", 0);
@@ -37,7 +34,7 @@ Test(request, wait_for_any_and_for_all)
     cr_assert_eq(n, 0);
     must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, 3, 1, 0, done, &n, &err));
     cr_assert(n == 0 && !done[0] && !done[1] && !done[2]);
-    start = now_ns();
+    int64_t start = now_ns();
     must_refuse(RDT_TIMED_OUT, "0 of 3", rdt_wait(reader, requests, 3, RDT_WAIT_ALL, 100 * MSEC, done, &n, &err));
     cr_assert_geq(now_ns() - start, 100 * MSEC);
     must_be_within(start, 2 * SEC);
@@ -60,15 +57,13 @@ Test(request, wait_for_any_and_for_all)
 
 Test(request, object_is_taken_once)
 {
-    rdt_request *request;
     rdt_object *object = NULL, *again = NULL;
 
     begin(NULL);
-    request = park("a", 0);
+    rdt_request *request = park("a", 0);
     must_be(RDT_AGAIN, rdt_request_take_object(request, &object, &err));
     put_named("a");
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    object = await_object(reader, request);
     must_refuse(RDT_INVALID, "taken already", rdt_request_take_object(request, &again, &err));
     cr_assert_null(again);
     rdt_request_destroy(request);
@@ -81,11 +76,10 @@ Test(request, first_failure_comes_at_once_and_others_go_on)
 {
     rdt_request *requests[3];
     bool done[3];
-    int64_t start;
 
     begin(NULL);
     requests[0] = park("a", 0);
-    start = now_ns();
+    int64_t start = now_ns();
     requests[1] = park("b", 150 * MSEC);
     requests[2] = park("c", 0);
     must_refuse(RDT_TIMED_OUT, "\"b\"", rdt_wait(reader, requests, 3, RDT_WAIT_ALL, RDT_FOREVER, done, NULL, &err));
@@ -106,29 +100,24 @@ Test(request, first_failure_comes_at_once_and_others_go_on)
 
 static struct rdt_ref put_big(size_t bytes)
 {
-    struct rdt_ref ref;
     char *addr = alloc_memory(conn, bytes);
 
     memset(addr, 1, bytes);
-    ref = put_one(conn, &VECTOR(RDT_U8, bytes, addr), NULL);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, bytes, addr), NULL);
     must_ok(rdt_dealloc(conn, addr, &err));
     return ref;
 }
 
 static bool memory_is(uint64_t bytes)
 {
-    struct node_status status;
+    struct node_status status = node_now(&node);
 
-    node_status(&node, &status);
     return status.memory_bytes == bytes && status.transfers_active == 0;
 }
 
 Test(request, cancel_releases_caller_and_memory)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *parked, *copies[8];
-    struct rdt_ref ref;
-    int64_t start;
 
     begin(NULL);
     parked = park("a", 0);
@@ -140,11 +129,11 @@ Test(request, cancel_releases_caller_and_memory)
     rdt_request_destroy(parked);
     wait_until(20 * SEC, nobody_waits_for("a"));
 
-    ref = put_big(64 * MIB);
-    options.mode = RDT_FETCH_COPY;
+    struct rdt_ref ref = put_big(64 * MIB);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_COPY};
     for (unsigned i = 0; i < 8; i++)
         must_ok(rdt_fetch_start(reader, &ref, 1, &options, &copies[i], &err));
-    start = now_ns();
+    int64_t start = now_ns();
     for (unsigned i = 0; i < 8; i++) {
         rdt_cancel(copies[i]);
         cr_assert_neq(rdt_request_status(copies[i], NULL), RDT_AGAIN);
@@ -159,10 +148,9 @@ Test(request, destroy_without_waiting_is_enough)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *requests[24];
-    struct rdt_ref ref;
 
     begin(NULL);
-    ref = put_big(32 * MIB);
+    struct rdt_ref ref = put_big(32 * MIB);
     for (unsigned i = 0; i < 24; i++) {
         options.mode = (enum rdt_fetch_mode)(i % 3);
         if (i < 12)
@@ -184,14 +172,11 @@ Test(request, destroy_without_waiting_is_enough)
 
 Test(request, deadline_in_a_copy_releases_its_memory)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *requests[6];
-    struct rdt_ref ref;
 
     begin(NULL);
-    ref = put_big(96 * MIB);
-    options.mode = RDT_FETCH_COPY;
-    options.timeout_ns = 5 * MSEC;
+    struct rdt_ref ref = put_big(96 * MIB);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_COPY, .timeout_ns = 5 * MSEC};
     for (unsigned i = 0; i < 6; i++)
         must_ok(rdt_fetch_start(reader, &ref, 1, &options, &requests[i], &err));
     for (unsigned i = 0; i < 6; i++) {
@@ -216,23 +201,20 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
     rdt_object *held, *object = NULL;
     struct rdt_ref ref, big, new_ref;
     struct rdt_stat stat;
-    struct node_status before, after;
     int64_t start;
-    unsigned fds, own_fds;
     rdt *late = NULL;
-    char *addr;
 
     begin(NULL);
-    addr = alloc_memory(conn, MIB);
+    char *addr = alloc_memory(conn, MIB);
     ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "w");
     big = put_big(32 * MIB);
     held = fetch_one(reader, &ref, RDT_FETCH_SHARE);
     parked = park("a", 0);
     must_ok(rdt_ping(reader, LONG, &err));
-    node_status(&node, &before);
-    wait_until(20 * SEC, (node_status(&node, &after), after.clients == 2));
-    fds = fds_of(node.pid);
-    own_fds = fds_of(0);
+    struct node_status before = node_now(&node);
+    wait_until(20 * SEC, node_now(&node).clients == 2);
+    unsigned fds = fds_of(node.pid);
+    unsigned own_fds = fds_of(0);
 
     node_freeze(&node);
     for (unsigned round = 0; round < 3; round++) {
@@ -278,10 +260,8 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
     wait_until(20 * SEC, rdt_ping(reader, LONG, NULL) == RDT_OK && rdt_stat(conn, &big, &stat, NULL) == RDT_OK &&
                              stat.holds == 1 && stat.pins == 0);
     /* The puts that were left: their objects and memory are given back. */
-    wait_until(20 * SEC,
-               rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
-    wait_until(20 * SEC,
-               rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
+    wait_until(20 * SEC, rdt_ping(conn, LONG, NULL) == RDT_OK && node_now(&node).objects == before.objects + 1);
+    wait_until(20 * SEC, rdt_ping(conn, LONG, NULL) == RDT_OK && node_now(&node).regions == before.regions + 1);
     wait_until(20 * SEC, fds_of(node.pid) <= fds + 4); /* "a", and descriptors that are kept for readers of live memory */
     cr_assert_leq(fds_of(0), own_fds);
     end();
@@ -311,7 +291,6 @@ Test(request, memory_calls_survive_a_pause_of_the_daemon)
 
 static void child_of_a_fork(rdt_request *request, rdt_object *object, const struct rdt_ref *ref, void *addr, bool close_it)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     struct rdt_tensor tensor;
     struct rdt_ref other;
     struct rdt_stat stat;
@@ -339,8 +318,7 @@ static void child_of_a_fork(rdt_request *request, rdt_object *object, const stru
         rdt_release(object);
     }
     rdt_close(close_it ? conn : NULL);
-    options.socket = node.socket;
-    options.timeout_ns = LONG;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = node.socket, .timeout_ns = LONG};
     in_child(rdt_connect(&options, &fresh, NULL) == RDT_OK);
     in_child(rdt_fetch(fresh, ref, 1, NULL, &fetched, NULL) == RDT_OK);
     rdt_release(fetched);
@@ -350,18 +328,13 @@ static void child_of_a_fork(rdt_request *request, rdt_object *object, const stru
 
 Test(request, forked_child_is_told_and_disturbs_nobody)
 {
-    rdt_request *request;
-    rdt_object *object;
-    struct rdt_ref ref, later;
-    char *addr;
-
     begin(NULL);
-    addr = alloc_memory(conn, 4096);
+    char *addr = alloc_memory(conn, 4096);
     fill_pattern(addr, 4096, 1);
-    ref = put_one(conn, &VECTOR(RDT_U8, 4096, addr), "w");
-    later = ref_named("later");
-    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
-    request = start_one(conn, &later, 0);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 4096, addr), "w");
+    struct rdt_ref later = ref_named("later");
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    rdt_request *request = start_one(conn, &later, 0);
     for (unsigned i = 0; i < 2; i++) {
         int status;
         pid_t pid = fork();

@@ -3,27 +3,7 @@
 #ifndef TESTS_INTEGRATION_REQUEST_H
 #define TESTS_INTEGRATION_REQUEST_H
 
-#include <criterion/criterion.h>
-
-#include "tests/support/rdtd.h"
-#include "tests/support/tensors.h"
-
-static struct test_node node;
-static rdt *conn, *reader;
-
-static inline void begin(const struct node_options *options)
-{
-    node_start(&node, options);
-    conn = node_client(&node, "producer");
-    reader = node_client(&node, "reader");
-}
-
-static inline void end(void)
-{
-    rdt_close(conn);
-    rdt_close(reader);
-    node_end(&node, NULL);
-}
+#include "tests/integration/calls/fetch.h"
 
 static inline rdt_request *park(const char *id, int64_t timeout_ns)
 {

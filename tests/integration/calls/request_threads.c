@@ -18,10 +18,9 @@ Test(request_threads, fd_tells_an_event_loop)
 {
     rdt_request *requests[2];
     size_t n = 9, total = 0;
-    int fd;
 
     begin(NULL);
-    fd = rdt_fd(reader);
+    int fd = rdt_fd(reader);
     requests[0] = park("a", 0);
     must_ok(rdt_ping(reader, LONG, &err));
     must_ok(rdt_dispatch(reader, &n, &err));
@@ -51,12 +50,9 @@ Test(request_threads, fd_tells_an_event_loop)
 
 Test(request_threads, fd_tells_that_the_daemon_is_gone)
 {
-    rdt_request *request;
-    int fd;
-
     begin(NULL);
-    fd = rdt_fd(reader);
-    request = park("a", 0);
+    int fd = rdt_fd(reader);
+    rdt_request *request = park("a", 0);
     must_ok(rdt_ping(reader, LONG, &err));
     node_kill(&node, SIGKILL);
     cr_assert(is_readable(fd, LONG));
@@ -157,7 +153,6 @@ Test(request_threads, thousand_outstanding_requests_all_end)
     enum { N = 1000 };
     static rdt_request *requests[N];
     static struct rdt_ref refs[N];
-    struct rdt_fetch_options options = RDT_INIT(options);
     bool *done = calloc(N, sizeof *done);
     char id[16];
     size_t n;
@@ -167,7 +162,7 @@ Test(request_threads, thousand_outstanding_requests_all_end)
         (void)snprintf(id, sizeof id, "r%u", i);
         refs[i] = ref_named(id);
     }
-    options.timeout_ns = 2 * LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 2 * LONG};
     must_ok(rdt_fetch_start(reader, refs, N, &options, requests, &err));
     must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, N, 1, 0, done, &n, &err));
     for (unsigned i = N; i-- > N / 2;) {

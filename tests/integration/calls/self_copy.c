@@ -2,7 +2,6 @@
 /* Fetches into targets that librdt copies itself, from memory that the daemon shares with it for the duration of the copy. */
 #include <criterion/criterion.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/cluster.h"
@@ -38,15 +37,11 @@ static struct rdt_ref put_memory(size_t bytes, uint32_t seed, void **memory_p)
 
 static rdt_request *start_into(const struct rdt_ref *ref, const struct rdt_tensor *target)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     const size_t one = 1;
-    rdt_request *request;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .mode = RDT_FETCH_COPY, .timeout_ns = LONG, .targets = &target, .target_counts = &one};
+    rdt_request *request = start_as(consumer, ref, &options);
 
-    options.mode = RDT_FETCH_COPY;
-    options.timeout_ns = LONG;
-    options.targets = &target;
-    options.target_counts = &one;
-    must_ok(rdt_fetch_start(consumer, ref, 1, &options, &request, &err));
     return request;
 }
 
@@ -70,19 +65,17 @@ Test(self_copy, bytes_are_private_and_reported_like_any_copy)
     struct transfer_view view;
     struct rdt_object_info info;
     rdt_object *object;
-    struct rdt_ref ref;
     void *memory, *to;
 
     start();
-    ref = put_memory(bytes, 1, &memory);
+    struct rdt_ref ref = put_memory(bytes, 1, &memory);
     to = alloc_memory(consumer, bytes + 64);
     for (uint32_t i = 1; i < 4; i++) {
-        rdt_request *request;
         struct rdt_tensor target = VECTOR(RDT_U8, bytes, (uint8_t *)to + 13);
 
         fill_pattern(memory, bytes, i);
         memset(to, 0xee, bytes + 64);
-        request = start_into(&ref, &target);
+        rdt_request *request = start_into(&ref, &target);
         await(request);
         object = taken(request);
         info = info_of(object);
@@ -143,15 +136,13 @@ Test(self_copy, strided_source_comes_row_major)
     static const int64_t shape[2] = {700, 500}, strides[2] = {1, 700};
     struct rdt_tensor source = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .strides = strides},
                       target = {.dtype = RDT_F32, .ndim = 2, .shape = shape};
-    rdt_request *request;
-    struct rdt_ref ref;
 
     start();
     source.data = alloc_memory(producer, 700 * 500 * 4);
     fill_pattern(source.data, 700 * 500 * 4, 5);
-    ref = put_one(producer, &source, NULL);
+    struct rdt_ref ref = put_one(producer, &source, NULL);
     target.data = alloc_memory(consumer, 700 * 500 * 4);
-    request = start_into(&ref, &target);
+    rdt_request *request = start_into(&ref, &target);
     await(request);
     cr_assert(tensors_equal(&source, &target));
     rdt_release(taken(request));
@@ -160,16 +151,13 @@ Test(self_copy, strided_source_comes_row_major)
 
 Test(self_copy, shape_that_differs_is_refused_and_the_target_untouched)
 {
-    struct rdt_tensor target;
-    rdt_request *request;
-    struct rdt_ref ref;
     void *memory;
 
     start();
-    ref = put_memory(MIB, 1, &memory);
-    target = VECTOR(RDT_U8, MIB - 1, alloc_memory(consumer, MIB));
+    struct rdt_ref ref = put_memory(MIB, 1, &memory);
+    struct rdt_tensor target = VECTOR(RDT_U8, MIB - 1, alloc_memory(consumer, MIB));
     memset(target.data, 7, MIB);
-    request = start_into(&ref, &target);
+    rdt_request *request = start_into(&ref, &target);
     must_refuse(RDT_MISMATCH, "", rdt_wait(consumer, &request, 1, 1, LONG, NULL, NULL, &err));
     cr_assert(is_filled_with(target.data, MIB, 7));
     rdt_request_destroy(request);
@@ -178,15 +166,12 @@ Test(self_copy, shape_that_differs_is_refused_and_the_target_untouched)
 
 Test(self_copy, producer_may_write_again_when_it_has_been_copied)
 {
-    struct rdt_tensor target;
-    rdt_request *request;
-    struct rdt_ref ref;
     void *memory;
 
     start();
-    ref = put_memory(MIB, 1, &memory);
-    target = VECTOR(RDT_U8, MIB, alloc_memory(consumer, MIB));
-    request = start_into(&ref, &target);
+    struct rdt_ref ref = put_memory(MIB, 1, &memory);
+    struct rdt_tensor target = VECTOR(RDT_U8, MIB, alloc_memory(consumer, MIB));
+    rdt_request *request = start_into(&ref, &target);
     must_ok(rdt_ping(consumer, LONG, &err)); /* the answer is here, and nobody has copied */
     must_ok(rdt_free(producer, &ref, false, &err));
     must_refuse(RDT_TIMED_OUT, "", rdt_wait_freed(producer, &ref, SEC / 10, &err));
@@ -199,16 +184,13 @@ Test(self_copy, producer_may_write_again_when_it_has_been_copied)
 
 Test(self_copy, event_loop_copies_by_dispatch)
 {
-    struct rdt_tensor target;
-    rdt_request *request;
-    struct rdt_ref ref;
     void *memory;
     int64_t deadline = now_ns() + LONG;
 
     start();
-    ref = put_memory(4 * MIB, 1, &memory);
-    target = VECTOR(RDT_U8, 4 * MIB, alloc_memory(consumer, 4 * MIB));
-    request = start_into(&ref, &target);
+    struct rdt_ref ref = put_memory(4 * MIB, 1, &memory);
+    struct rdt_tensor target = VECTOR(RDT_U8, 4 * MIB, alloc_memory(consumer, 4 * MIB));
+    rdt_request *request = start_into(&ref, &target);
     while (rdt_request_status(request, NULL) == RDT_AGAIN) {
         struct pollfd fd = {.fd = rdt_fd(consumer), .events = POLLIN};
 

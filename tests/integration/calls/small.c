@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "tests/support/cluster.h"
 #include "tests/support/rdtd.h"
@@ -32,23 +31,18 @@ static void end(void)
 
 static struct node_status status_now(void)
 {
-    struct node_status status;
-
-    node_status(&node, &status);
-    return status;
+    return node_now(&node);
 }
 
 static struct rdt_ref put_small(size_t bytes, uint32_t seed, enum rdt_memory *how_p)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     enum rdt_memory how;
     uint8_t *data = malloc(bytes);
-    struct rdt_ref ref;
 
     must(data);
     fill_pattern(data, bytes, seed);
-    options.how = how_p ? how_p : &how;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, bytes, data), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .how = how_p ? how_p : &how};
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, bytes, data), 1, &options);
     memset(data, 0, bytes); /* it is the caller's again */
     free(data);
     return ref;
@@ -84,13 +78,11 @@ Test(small, bytes_travel_in_both_messages)
 Test(small, larger_ones_take_a_region)
 {
     enum rdt_memory how;
-    struct rdt_ref ref;
-    rdt_object *object;
 
     begin(NULL);
-    ref = put_small(INLINE_MAX + 1, 3, &how);
+    struct rdt_ref ref = put_small(INLINE_MAX + 1, 3, &how);
     cr_assert_eq(how, RDT_MEMORY_COPIED);
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_go_by("local/share", object);
     cr_assert(holds_pattern(tensor_of(object, 0).data, INLINE_MAX + 1, 3));
     rdt_release(object);
@@ -99,15 +91,12 @@ Test(small, larger_ones_take_a_region)
 
 Test(small, sharing_is_refused_by_reason)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *object = NULL;
-    struct rdt_ref ref;
 
     begin(NULL);
-    ref = put_small(100, 1, NULL);
+    struct rdt_ref ref = put_small(100, 1, NULL);
     must_refuse(RDT_NO_PATH, "arena", try_fetch(reader, &ref, RDT_FETCH_SHARE, LONG, &object, &err));
-    options.timeout_ns = LONG;
-    options.least_path = "share";
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .least_path = "share"};
     must_refuse(RDT_NO_PATH, "arena", rdt_fetch(reader, &ref, 1, &options, &object, &err));
     for (unsigned i = 0; i < 2; i++) {
         options.least_path = i ? "copy" : "inline";
@@ -130,7 +119,6 @@ Test(small, targets_receive)
 
     begin(NULL);
     for (unsigned i = 0; i < 3; i++) {
-        struct rdt_fetch_options options = RDT_INIT(options);
         struct rdt_ref ref = put_small(5000, 4, NULL);
         uint8_t *direct = alloc_memory(reader, 5000);
         struct canary plain;
@@ -143,10 +131,11 @@ Test(small, targets_receive)
         canary_create(&plain, 5000);
         tensors[0] = VECTOR(RDT_U8, 5000, plain.addr);
         tensors[1] = VECTOR(RDT_U8, 5000, direct);
-        options.timeout_ns = LONG;
-        options.targets = targets;
-        options.target_counts = counts;
-        options.least_path = least[i];
+        struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                            .timeout_ns = LONG,
+                                            .targets = targets,
+                                            .target_counts = counts,
+                                            .least_path = least[i]};
         must_ok(rdt_fetch(reader, refs, 2, &options, objects, &err));
         cr_assert(canary_alive(&plain) && holds_pattern(plain.addr, 5000, 4));
         cr_assert(holds_pattern(direct, 5000, 4));
@@ -169,12 +158,9 @@ Test(small, many_tensors_slices_and_odd_shapes)
         {.dtype = RDT_F32, .ndim = 2, .shape = (const int64_t[]){0, 9}},
         {.dtype = RDT_U16, .data = &scalar},
         {.dtype = RDT_F32, .ndim = 1, .shape = (const int64_t[]){3}, .strides = (const int64_t[]){-2}, .data = column + 4}};
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_slice slice[4] = {{.ndim = 2, .start = (const int64_t[]){1, 2}, .count = (const int64_t[]){4, 3}}};
     const struct rdt_slice *slices = slice;
     size_t n_slices = 4;
-    struct rdt_ref ref;
-    rdt_object *object;
     struct rdt_tensor seen;
 
     begin(NULL);
@@ -182,8 +168,8 @@ Test(small, many_tensors_slices_and_odd_shapes)
         numbers[i / 7][i % 7] = i * 1.5;
     for (unsigned i = 0; i < 5; i++)
         column[i] = (float)i;
-    must_ok(rdt_put(conn, tensors, 4, NULL, &ref, &err));
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct rdt_ref ref = put_as(conn, tensors, 4, NULL);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_go_by("inline", object);
     cr_assert_eq(rdt_object_count(object), 4u);
     for (unsigned i = 0; i < 4; i++) {
@@ -192,9 +178,8 @@ Test(small, many_tensors_slices_and_odd_shapes)
         cr_assert(is_row_major(&seen));
     }
     rdt_release(object);
-    options.timeout_ns = LONG;
-    options.slices = &slices;
-    options.slice_counts = &n_slices;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .timeout_ns = LONG, .slices = &slices, .slice_counts = &n_slices};
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     must_go_by("inline", object);
     seen = tensor_of(object, 0);
@@ -209,20 +194,17 @@ Test(small, many_tensors_slices_and_odd_shapes)
 Test(small, mixed_objects_can_be_shared)
 {
     enum rdt_memory how[2];
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2], seen;
     uint32_t little[3] = {7, 8, 9};
-    struct rdt_ref ref;
     rdt_object *object;
-    uint8_t *much;
 
     begin(NULL);
-    much = alloc_memory(conn, 100000);
+    uint8_t *much = alloc_memory(conn, 100000);
     fill_pattern(much, 100000, 5);
     tensors[0] = VECTOR(RDT_U8, 100000, much);
     tensors[1] = VECTOR(RDT_U32, 3, little);
-    options.how = how;
-    must_ok(rdt_put(conn, tensors, 2, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .how = how};
+    struct rdt_ref ref = put_as(conn, tensors, 2, &options);
     cr_assert(how[0] == RDT_MEMORY_DAEMON && how[1] == RDT_MEMORY_COPIED);
     for (enum rdt_fetch_mode mode = RDT_FETCH_AUTO; mode <= RDT_FETCH_COPY; mode++) {
         object = fetch_one(reader, &ref, mode);
@@ -241,12 +223,11 @@ Test(small, memory_is_few_regions_and_goes_back)
 {
     enum { N = 3000 };
     static struct rdt_ref refs[N];
-    struct node_status status;
 
     begin(NULL);
     for (unsigned i = 0; i < N; i++)
         refs[i] = put_small(200, i, NULL);
-    status = status_now();
+    struct node_status status = status_now();
     cr_assert_eq(status.objects, N);
     cr_assert_leq(status.regions, 10u);
     cr_assert_leq(status.memory_bytes, N * 256u * 2u + (128u << 10));
@@ -286,27 +267,21 @@ Test(small, over_memory_limit_is_refused)
 
 Test(small, waiters_and_equal_refs_are_served)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_put_options put = RDT_INIT(put);
     uint32_t value = 4711;
     struct rdt_ref ref = ref_named("later"), refs[3] = {ref, ref, ref}, made;
     rdt_object *objects[3];
-    rdt_request *request;
 
     begin(NULL);
-    request = start_one(reader, &ref, LONG);
-    put.id = "later";
-    put.id_bytes = 5;
-    put.metadata = "m";
-    put.metadata_bytes = 1;
+    rdt_request *request = start_one(reader, &ref, LONG);
+    struct rdt_put_options put = {
+        .struct_size = sizeof put, .id = "later", .id_bytes = 5, .metadata = "m", .metadata_bytes = 1};
     must_ok(rdt_put(conn, &VECTOR(RDT_U32, 1, &value), 1, &put, &made, &err));
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &objects[0], &err));
+    objects[0] = await_object(reader, request);
     must_go_by("inline", objects[0]);
     cr_assert_eq(*(uint32_t *)tensor_of(objects[0], 0).data, value);
     rdt_release(objects[0]);
     rdt_request_destroy(request);
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     must_ok(rdt_fetch(reader, refs, 3, &options, objects, &err));
     for (unsigned i = 0; i < 3; i++) {
         size_t bytes;
@@ -326,10 +301,9 @@ Test(small, thousand_in_one_call)
     enum { N = 1000 };
     static struct rdt_ref refs[N];
     static rdt_object *objects[N];
-    struct rdt_fetch_options options = RDT_INIT(options);
 
     begin(NULL);
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
     for (unsigned i = 0; i < N; i++)
         refs[i] = put_small(4096, i, NULL);
     must_ok(rdt_fetch(reader, refs, N, &options, objects, &err));
@@ -347,19 +321,15 @@ Test(small, other_nodes_get_it_inline_or_by_transport)
     static const char *const transports[] = {NULL, "inline", "loopback"};
     static const size_t sizes[] = {10, 5000, INLINE_MAX};
     struct cluster cluster;
-    rdt *owner, *other;
 
     cluster_start(&cluster, 2, &(struct cluster_options){.loopback = true});
-    owner = conn = node_client(&cluster.node[0], "owner");
-    other = node_client(&cluster.node[1], "reader");
+    rdt *owner = conn = node_client(&cluster.node[0], "owner");
+    rdt *other = node_client(&cluster.node[1], "reader");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (size_t t = 0; t < 3; t++) {
-            struct rdt_fetch_options options = RDT_INIT(options);
             struct rdt_ref ref = put_small(sizes[i], (uint32_t)i, NULL);
-            rdt_object *object;
-            options.timeout_ns = LONG;
-            options.transport = transports[t];
-            must_ok(rdt_fetch(other, &ref, 1, &options, &object, &err));
+            struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .transport = transports[t]};
+            rdt_object *object = fetch_as(other, &ref, &options);
             must_go_by(t == 2 ? "loopback" : "inline", object);
             cr_assert(holds_pattern(tensor_of(object, 0).data, sizes[i], (uint32_t)i));
             rdt_release(object);
@@ -384,26 +354,23 @@ Test(small, own_memory_on_another_node_gets_64_KiB_inline)
         {INLINE_MAX + 1, false, "stream"},
     };
     struct cluster cluster;
-    rdt *owner, *other;
 
     cluster_start(&cluster, 2, &(struct cluster_options){.no_ucx = true, .stream = true});
-    owner = conn = node_client(&cluster.node[0], "owner");
-    other = node_client(&cluster.node[1], "reader");
+    rdt *owner = conn = node_client(&cluster.node[0], "owner");
+    rdt *other = node_client(&cluster.node[1], "reader");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         uint8_t *memory = cases[i].target ? alloc_memory(other, cases[i].bytes) : NULL;
         struct rdt_tensor target = VECTOR(RDT_U8, cases[i].bytes, memory);
         const struct rdt_tensor *targets = &target;
-        struct rdt_fetch_options options = RDT_INIT(options);
         struct rdt_ref ref = put_small(cases[i].bytes, (uint32_t)i, NULL);
         const size_t one = 1;
-        rdt_object *object;
+        struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
 
-        options.timeout_ns = LONG;
         if (memory) {
             options.targets = &targets;
             options.target_counts = &one;
         }
-        must_ok(rdt_fetch(other, &ref, 1, &options, &object, &err));
+        rdt_object *object = fetch_as(other, &ref, &options);
         must_go_by(cases[i].path, object);
         cr_assert(holds_pattern(memory ? memory : tensor_of(object, 0).data, cases[i].bytes, (uint32_t)i));
         rdt_release(object);

@@ -42,13 +42,10 @@ static void must_hold(const rdt_object *object, const struct rdt_tensor *tensors
 
 static struct rdt_ref put_all(rdt *client, const struct rdt_tensor *tensors)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .visibility = RDT_VISIBLE_TO_ALL, .id = "many", .id_bytes = 4};
+    struct rdt_ref ref = put_as(client, tensors, N, &options);
 
-    options.visibility = RDT_VISIBLE_TO_ALL;
-    options.id = "many";
-    options.id_bytes = 4;
-    must_ok(rdt_put(client, tensors, N, &options, &ref, &err));
     return ref;
 }
 
@@ -69,15 +66,14 @@ static struct rdt_tensor *make_targets(const struct rdt_tensor *tensors, char *m
 static void fetch_and_compare(rdt *reader, const struct rdt_ref *ref, enum rdt_fetch_mode mode,
                               const struct rdt_tensor *targets, const struct rdt_tensor *tensors)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     size_t n = N;
-    rdt_object *object;
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .mode = mode,
+                                        .timeout_ns = LONG,
+                                        .targets = targets ? &targets : NULL,
+                                        .target_counts = targets ? &n : NULL};
+    rdt_object *object = fetch_as(reader, ref, &options);
 
-    options.mode = mode;
-    options.timeout_ns = LONG;
-    options.targets = targets ? &targets : NULL;
-    options.target_counts = targets ? &n : NULL;
-    must_ok(rdt_fetch(reader, ref, 1, &options, &object, &err));
     must_hold(object, tensors);
     for (unsigned i = 0; targets && i < N; i++)
         cr_assert_eq(tensor_of(object, i).data, targets[i].data);
@@ -86,25 +82,21 @@ static void fetch_and_compare(rdt *reader, const struct rdt_ref *ref, enum rdt_f
 
 Test(tensor_runs, many_tensors_are_shared_and_copied_as_they_were_put)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_tensor *tensors, *targets;
-    char *memory;
-    struct rdt_ref ref;
-
     begin(NULL);
-    memory = alloc_memory(conn, N * STEP);
+    char *memory = alloc_memory(conn, N * STEP);
     fill_pattern(memory, N * STEP, 1);
-    tensors = make_tensors(memory);
-    targets = make_targets(tensors, alloc_memory(other, N * STEP));
-    ref = put_all(conn, tensors);
+    struct rdt_tensor *tensors = make_tensors(memory);
+    struct rdt_tensor *targets = make_targets(tensors, alloc_memory(other, N * STEP));
+    struct rdt_ref ref = put_all(conn, tensors);
     fetch_and_compare(other, &ref, RDT_FETCH_SHARE, NULL, tensors);
     fetch_and_compare(other, &ref, RDT_FETCH_COPY, NULL, tensors);
     fetch_and_compare(other, &ref, RDT_FETCH_COPY, targets, tensors);
     targets[2999].dtype = RDT_I8;
-    options.mode = RDT_FETCH_COPY;
-    options.timeout_ns = LONG;
-    options.targets = (const struct rdt_tensor *const[]){targets};
-    options.target_counts = (size_t[]){N};
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .mode = RDT_FETCH_COPY,
+                                        .timeout_ns = LONG,
+                                        .targets = (const struct rdt_tensor *const[]){targets},
+                                        .target_counts = (size_t[]){N}};
     must_refuse(RDT_MISMATCH, "tensor 2999", rdt_fetch(other, &ref, 1, &options, &no_object, &err));
     free(tensors);
     free(targets);
@@ -113,20 +105,16 @@ Test(tensor_runs, many_tensors_are_shared_and_copied_as_they_were_put)
 
 Test(tensor_runs, many_tensors_come_from_another_node_as_they_were_put)
 {
-    struct rdt_tensor *tensors, *targets;
     struct cluster c;
-    rdt *owner, *reader;
-    struct rdt_ref ref;
-    char *memory;
 
     cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .stream = true});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    memory = alloc_memory(owner, N * STEP);
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
+    char *memory = alloc_memory(owner, N * STEP);
     fill_pattern(memory, N * STEP, 1);
-    tensors = make_tensors(memory);
-    targets = make_targets(tensors, alloc_memory(reader, N * STEP));
-    ref = put_all(owner, tensors);
+    struct rdt_tensor *tensors = make_tensors(memory);
+    struct rdt_tensor *targets = make_targets(tensors, alloc_memory(reader, N * STEP));
+    struct rdt_ref ref = put_all(owner, tensors);
     fetch_and_compare(reader, &ref, RDT_FETCH_COPY, NULL, tensors);
     fetch_and_compare(reader, &ref, RDT_FETCH_COPY, targets, tensors);
     free(tensors);
@@ -141,36 +129,31 @@ Test(tensor_runs, many_tensors_come_from_another_node_as_they_were_put)
 static void say_hello(struct raw *raw, bool runs)
 {
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
-    Rdt__Pb__HelloReply *reply;
 
     raw_connect(raw, node.socket);
     hello.protocol_min = hello.protocol_max = 1;
     hello.tensor_runs = runs;
-    reply = (Rdt__Pb__HelloReply *)raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
-                                             &rdt__pb__hello_reply__descriptor);
+    Rdt__Pb__HelloReply *reply = (Rdt__Pb__HelloReply *)raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
+                                                                  &rdt__pb__hello_reply__descriptor);
     cr_assert(reply->tensor_runs);
     rdt__pb__hello_reply__free_unpacked(reply, NULL);
 }
 
 static void ask(struct raw *raw, const char *id, Rdt__Pb__TensorList *targets, unsigned n)
 {
-    Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
     Rdt__Pb__FetchItem items[2], *list[2] = {&items[0], &items[1]};
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     static uint64_t handle;
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id}, .any_owner = true);
 
-    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id};
-    ref.any_owner = true;
     for (unsigned i = 0; i < n; i++) {
         rdt__pb__fetch_item__init(&items[i]);
         items[i].ref = &ref;
         items[i].handle = ++handle;
         items[i].targets = targets;
     }
-    fetch.items = list;
-    fetch.n_items = n;
-    fetch.mode = targets ? RDT__PB__FETCH_MODE__FETCH_MODE_COPY : RDT__PB__FETCH_MODE__FETCH_MODE_AUTO;
-    fetch.timeout_ns = -1;
+    Rdt__Pb__Fetch fetch = MESSAGE(
+        fetch, .items = list, .n_items = n,
+        .mode = targets ? RDT__PB__FETCH_MODE__FETCH_MODE_COPY : RDT__PB__FETCH_MODE__FETCH_MODE_AUTO, .timeout_ns = -1);
     (void)raw_send(raw, RDT_MSG_FETCH, &fetch.base, NULL, 0);
 }
 
@@ -188,21 +171,17 @@ static Rdt__Pb__FetchDone *next_done(struct raw *raw)
 
 Test(tensor_runs, client_without_runs_gets_each_tensor)
 {
-    struct rdt_tensor *tensors;
-    char *memory;
-
     begin(NULL);
-    memory = alloc_memory(conn, N * STEP);
-    tensors = make_tensors(memory);
+    char *memory = alloc_memory(conn, N * STEP);
+    struct rdt_tensor *tensors = make_tensors(memory);
     (void)put_all(conn, tensors);
     for (unsigned runs = 0; runs < 2; runs++) {
-        Rdt__Pb__FetchDone *done;
         struct layout *layout;
         struct raw raw;
 
         say_hello(&raw, runs);
         ask(&raw, "many", NULL, 1);
-        done = next_done(&raw);
+        Rdt__Pb__FetchDone *done = next_done(&raw);
         cr_assert_eq(done->status, RDT_OK, "%s", done->message);
         cr_assert(runs ? done->tensors->n_run > 0 && done->tensors->n_dtype < 20
                        : done->tensors->n_run == 0 && done->tensors->n_dtype == N);
@@ -224,30 +203,23 @@ Test(tensor_runs, client_without_runs_gets_each_tensor)
 Test(tensor_runs, node_without_runs_gets_each_tensor)
 {
     static const char *const meant[] = {"is lost", "rogue_peer", "is down", NULL};
-    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
-    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-    Rdt__Pb__PullMeta *meta;
-    struct rdt_tensor *tensors;
     struct rogue_peer rogue_peer;
 
     node_start(&node, &(struct node_options){.listen = "127.0.0.1:0"});
     conn = node_client(&node, "owner");
     rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
-    tensors = make_tensors(alloc_memory(conn, N * STEP));
+    struct rdt_tensor *tensors = make_tensors(alloc_memory(conn, N * STEP));
     (void)put_all(conn, tensors);
-    ref.id = (ProtobufCBinaryData){4, (uint8_t *)"many"};
-    ref.uid = geteuid();
-    pull.transfer = 1;
-    pull.ref = &ref;
-    requester.uid = geteuid();
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){4, (uint8_t *)"many"}, .uid = geteuid());
+    Rdt__Pb__Pull pull = MESSAGE(pull, .transfer = 1, .ref = &ref);
+    Rdt__Pb__Requester requester = MESSAGE(requester, .uid = geteuid());
     pull.requester = &requester;
     pull.timeout_ns = -1;
     pull.meta_only = true;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
-    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
-                                      rogue_peer.came[RDT_PEER_PULL_META].payload);
+    Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                                         rogue_peer.came[RDT_PEER_PULL_META].payload);
     must_say(meta->status == RDT_OK && meta->tensors, "%d %s", meta->status, meta->message);
     cr_assert(meta->tensors->n_run == 0 && meta->tensors->n_dtype == N);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
@@ -286,7 +258,6 @@ static void is_refused(struct raw *raw, const char *text)
 
 Test(tensor_runs, few_bytes_that_stand_for_very_much_are_refused)
 {
-    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
     struct claim claim;
     struct raw raw;
     char said[256];
@@ -299,7 +270,7 @@ Test(tensor_runs, few_bytes_that_stand_for_very_much_are_refused)
     is_refused(&raw, "18000 tensors");
     is_refused(&raw, "18000 tensors");
     must(raw_next(&raw) && raw.frame.type == RDT_MSG_FETCH); /* the second request's own answer */
-    put.tensors = claim_many(&claim, 10000000);
+    Rdt__Pb__Put put = MESSAGE(put, .tensors = claim_many(&claim, 10000000));
     (void)raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
     must_say(raw_error(&raw, said) == RDT_LIMIT && strstr(said, "runs have more than 16384 tensors"), "%s", said);
     cr_assert_eq(used(0, "heap"), 0);

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
 
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
@@ -39,10 +38,9 @@ Test(wait_before_put, waits_and_fetches_end_in_one_wait)
     rdt_request *requests[4];
     rdt_object *object = NULL;
     bool done[4];
-    char *addr;
 
     begin();
-    addr = alloc_memory(conn, MIB);
+    char *addr = alloc_memory(conn, MIB);
     ref = put_one(conn, &VECTOR(RDT_U8, MIB, addr), "memory");
     must_ok(rdt_wait_put_start(conn, &late, RDT_FOREVER, &requests[0], &err));
     must_ok(rdt_wait_freed_start(conn, &ref, RDT_FOREVER, &requests[1], &err));
@@ -65,11 +63,10 @@ Test(wait_before_put, wait_is_seen_by_an_event_loop)
 {
     struct rdt_ref late = ref_named("late");
     rdt_request *request;
-    struct pollfd fd = {.events = POLLIN};
     size_t n = 0;
 
     begin();
-    fd.fd = rdt_fd(conn);
+    struct pollfd fd = {.events = POLLIN, .fd = rdt_fd(conn)};
     must_ok(rdt_wait_put_start(conn, &late, RDT_FOREVER, &request, &err));
     (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "late");
     while (rdt_request_status(request, NULL) == RDT_AGAIN) {
@@ -85,11 +82,10 @@ Test(wait_before_put, wait_ends_at_its_deadline_and_leaves_nothing)
 {
     struct rdt_ref never = ref_named("never"), ref;
     rdt_request *requests[2];
-    int64_t start;
 
     begin();
     ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "held");
-    start = now_ns();
+    int64_t start = now_ns();
     must_ok(rdt_wait_put_start(conn, &never, 100 * MSEC, &requests[0], &err));
     must_ok(rdt_wait_freed_start(conn, &ref, 100 * MSEC, &requests[1], &err));
     must_be(RDT_TIMED_OUT, rdt_wait(conn, &requests[0], 1, 1, LONG, NULL, NULL, &err));
@@ -137,10 +133,9 @@ Test(wait_before_put, fetch_that_does_not_wait_brings_what_is_there)
 {
     struct rdt_ref late = ref_named("late"), small, large;
     rdt_object *object;
-    char *addr;
 
     begin();
-    addr = alloc_memory(conn, 8 * MIB);
+    char *addr = alloc_memory(conn, 8 * MIB);
     fill_pattern(addr, 8 * MIB, 1);
     large = put_one(conn, &VECTOR(RDT_U8, 8 * MIB, addr), "large");
     small = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "small");
@@ -160,10 +155,9 @@ Test(wait_before_put, impossible_waits_are_refused)
 {
     struct rdt_ref nothing = {0};
     rdt_request *request;
-    char *addr;
 
     begin();
-    addr = alloc_memory(conn, 4096);
+    char *addr = alloc_memory(conn, 4096);
     must_be(RDT_INVALID, rdt_wait_put_start(conn, &nothing, 0, &request, &err));
     must_be(RDT_INVALID, rdt_wait_freed_start(conn, NULL, 0, &request, &err));
     must_be(RDT_INVALID, rdt_wait_freed_range_start(conn, addr, 0, 0, &request, &err));
@@ -173,10 +167,8 @@ Test(wait_before_put, impossible_waits_are_refused)
 
 Test(wait_before_put, dropped_hold_is_gone_without_waiting_for_the_answer)
 {
-    struct rdt_ref ref;
-
     begin();
-    ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "x");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "x");
     must_ok(rdt_drop(conn, &ref, &err));
     must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
     must_ok(rdt_drop(conn, &ref, &err)); /* nothing reports that the object has ended */

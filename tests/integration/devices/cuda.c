@@ -11,7 +11,6 @@ CUDA_SUITE(cuda)
 #ifndef RDT_WITHOUT_CUDA
 Test(cuda, daemons_memory_is_shared_and_copied_to_all_places)
 {
-    struct rdt_ref ref;
     void *addr;
 
     begin();
@@ -19,7 +18,7 @@ Test(cuda, daemons_memory_is_shared_and_copied_to_all_places)
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     must(device(0).opened && device(0).used_bytes >= BYTES);
     gpu_fill(addr, BYTES, 5);
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     expect(b, &ref, NULL, NULL, 5, "local/share");
     expect(a, &ref, NULL, NULL, 5, "local/same");
     expect(b, &ref, "host", NULL, 5, "local/copy");
@@ -33,10 +32,8 @@ Test(cuda, daemons_memory_is_shared_and_copied_to_all_places)
 Test(cuda, host_memory_goes_to_a_gpu_and_back)
 {
     uint8_t *host = malloc(BYTES), *other = malloc(BYTES);
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_ref ref, back, second;
     enum rdt_cuda_how taken;
-    struct rdt_tensor one;
     rdt_object *object;
 
     begin();
@@ -45,8 +42,8 @@ Test(cuda, host_memory_goes_to_a_gpu_and_back)
     ref = put_at(host, BYTES, RDT_CUDA_HOST);
     must_ok(fetch_to(a, &ref, "cuda", gpu_uuid(0), &object, &err));
     must(gpu_holds(tensor_of(object, 0).data, BYTES, 8));
-    one = bytes_at(tensor_of(object, 0).data, BYTES);
-    options.how = &taken;
+    struct rdt_tensor one = bytes_at(tensor_of(object, 0).data, BYTES);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = &taken};
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &back, &err));
     must(taken == RDT_CUDA_CHUNKS || taken == RDT_CUDA_COPIED); /* a driver may refuse to export what was imported */
     rdt_release(object);
@@ -65,14 +62,11 @@ Test(cuda, host_memory_goes_to_a_gpu_and_back)
 
 Test(cuda, clients_allocation_is_taken_by_its_handle)
 {
-    struct rdt_ref ref, twice;
-    void *addr;
-
     begin();
-    addr = gpu_alloc_whole(BYTES + 4096);
+    void *addr = gpu_alloc_whole(BYTES + 4096);
     gpu_fill((char *)addr + 512, BYTES, 6);
-    ref = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE);
-    twice = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE); /* the daemon opens the handle once */
+    struct rdt_ref ref = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE);
+    struct rdt_ref twice = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE); /* the daemon opens the handle once */
     expect(b, &ref, "host", NULL, 6, "local/copy");
     let_go(&ref);
     expect(b, &twice, NULL, NULL, 6, "local/share");
@@ -83,13 +77,10 @@ Test(cuda, clients_allocation_is_taken_by_its_handle)
 
 Test(cuda, clients_chunks_are_taken_by_their_fds)
 {
-    struct rdt_ref ref;
-    char *addr;
-
     begin();
-    addr = gpu_alloc_chunks(2 * MIB, 4, true);
+    char *addr = gpu_alloc_chunks(2 * MIB, 4, true);
     gpu_fill(addr + MIB, BYTES, 7);
-    ref = put_at(addr + MIB, BYTES, RDT_CUDA_CHUNKS);
+    struct rdt_ref ref = put_at(addr + MIB, BYTES, RDT_CUDA_CHUNKS);
     expect(b, &ref, "host", NULL, 7, "local/copy");
     expect(b, &ref, NULL, NULL, 7, "local/share");
     let_go(&ref);
@@ -100,20 +91,18 @@ Test(cuda, clients_chunks_are_taken_by_their_fds)
 /* As in PyTorch's expandable segments, tensors do not end where chunks end. */
 Test(cuda, tensors_that_share_chunks_are_put_together)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[3];
     enum rdt_cuda_how how[3];
     struct rdt_ref ref;
     rdt_object *object;
-    char *addr;
 
     begin();
-    addr = gpu_alloc_chunks(2 * MIB, 4, true);
+    char *addr = gpu_alloc_chunks(2 * MIB, 4, true);
     for (unsigned i = 0; i < 3; i++) {
         tensors[i] = bytes_at(addr + i * (2 * MIB + 4096), 2 * MIB + 4096);
         gpu_fill(tensors[i].data, 2 * MIB + 4096, 8 + i);
     }
-    options.how = how;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = how};
     must_ok(rdt_cuda_put(gpu_a, tensors, 3, &options, &ref, &err));
     must_say(how[0] == RDT_CUDA_CHUNKS && how[1] == RDT_CUDA_KNOWN && how[2] == RDT_CUDA_KNOWN, "taken as %d, %d, %d",
              (int)how[0], (int)how[1], (int)how[2]);
@@ -142,13 +131,10 @@ Test(cuda, tensors_that_share_chunks_are_put_together)
 
 Test(cuda, what_cannot_be_exported_is_copied_in)
 {
-    struct rdt_ref ref;
-    char *addr;
-
     begin();
-    addr = gpu_alloc_chunks(2 * MIB, 2, false);
+    char *addr = gpu_alloc_chunks(2 * MIB, 2, false);
     gpu_fill(addr, BYTES, 9);
-    ref = put_at(addr, BYTES, RDT_CUDA_COPIED);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_COPIED);
     gpu_fill(addr, BYTES, 10);
     gpu_free_chunks(addr, 2 * MIB, 2);
     expect(b, &ref, NULL, NULL, 9, "local/share");
@@ -158,18 +144,14 @@ Test(cuda, what_cannot_be_exported_is_copied_in)
 
 Test(cuda, put_by_copy_takes_nothing_of_the_callers)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     enum rdt_cuda_how how;
-    struct rdt_tensor one;
     struct rdt_ref ref;
-    void *addr;
 
     begin();
-    addr = gpu_alloc(BYTES);
+    void *addr = gpu_alloc(BYTES);
     gpu_fill(addr, BYTES, 11);
-    one = bytes_at(addr, BYTES);
-    options.how = &how;
-    options.copy = true;
+    struct rdt_tensor one = bytes_at(addr, BYTES);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = &how, .copy = true};
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     must(how == RDT_CUDA_COPIED);
     gpu_fill(addr, BYTES, 12);
@@ -181,31 +163,25 @@ Test(cuda, put_by_copy_takes_nothing_of_the_callers)
 
 Test(cuda, targets_on_a_gpu_are_written)
 {
-    struct rdt_fetch_options how = RDT_INIT(how);
-    const struct rdt_tensor *targets;
-    struct rdt_tensor target;
     size_t count = 1;
     enum rdt_cuda_how taken;
-    struct rdt_ref ref;
-    rdt_object *object;
     void *from, *to, *base;
 
     begin();
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &from, &err));
     gpu_fill(from, BYTES, 3);
-    ref = put_at(from, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(from, BYTES, RDT_CUDA_KNOWN);
     if (handles_are_refused())
         to = gpu_alloc_chunks(4 * MIB, 1, true);
     else
         to = gpu_alloc_whole(BYTES);
     must_ok(rdt_cuda_offer(gpu_b, to, BYTES, &base, &taken, &err));
     must(taken == (handles_are_refused() ? RDT_CUDA_CHUNKS : RDT_CUDA_HANDLE) && base == to);
-    target = bytes_at(to, BYTES);
-    targets = &target;
-    how.targets = &targets;
-    how.target_counts = &count;
-    how.timeout_ns = LONG;
-    must_ok(rdt_fetch(b, &ref, 1, &how, &object, &err));
+    struct rdt_tensor target = bytes_at(to, BYTES);
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {
+        .struct_size = sizeof how, .targets = &targets, .target_counts = &count, .timeout_ns = LONG};
+    rdt_object *object = fetch_as(b, &ref, &how);
     must(gpu_holds(to, BYTES, 3));
     rdt_release(object);
     must_ok(rdt_dealloc(b, base, &err));

@@ -36,7 +36,6 @@ static void end_of_count(void)
 
 static struct rdt_ref put_each(char *memory, size_t each, enum rdt_cuda_how expected)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor *tensors = calloc(MANY, sizeof *tensors);
     enum rdt_cuda_how *how = calloc(MANY, sizeof *how);
     struct rdt_ref ref;
@@ -44,7 +43,7 @@ static struct rdt_ref put_each(char *memory, size_t each, enum rdt_cuda_how expe
     must(tensors && how);
     for (unsigned i = 0; i < MANY; i++)
         tensors[i] = bytes_at(memory + i * STEP, each);
-    options.how = how;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = how};
     must_ok(rdt_cuda_put(gpu_a, tensors, MANY, &options, &ref, &err));
     for (unsigned i = 0; i < MANY; i++)
         must_say(how[i] == (i == 0 || expected == RDT_CUDA_COPIED ? expected : RDT_CUDA_KNOWN), "tensor %u is taken as %d", i,
@@ -78,10 +77,9 @@ static void expect_few_calls(unsigned most)
 Test(cuda_counts, put_of_many_tensors_takes_one_range)
 {
     struct rdt_ref ref;
-    char *memory;
 
     begin_to_count();
-    memory = gpu_alloc_chunks(6 * MIB, 1, false);
+    char *memory = gpu_alloc_chunks(6 * MIB, 1, false);
     for (unsigned i = 0; i < MANY; i += 833)
         gpu_fill(memory + i * STEP, EACH, i);
     for (unsigned round = 0; round < 2; round++) {
@@ -103,15 +101,12 @@ Test(cuda_counts, put_of_many_tensors_takes_one_range)
 
 Test(cuda_counts, put_of_many_tensors_asks_once_about_their_allocation)
 {
-    struct rdt_ref ref;
-    char *memory;
-
     begin_to_count();
-    memory = gpu_alloc_chunks(6 * MIB, 1, true);
+    char *memory = gpu_alloc_chunks(6 * MIB, 1, true);
     for (unsigned i = 0; i < MANY; i += 833)
         gpu_fill(memory + i * STEP, EACH, i);
     fake_gpu_trace_clear();
-    ref = put_each(memory, EACH, RDT_CUDA_CHUNKS);
+    struct rdt_ref ref = put_each(memory, EACH, RDT_CUDA_CHUNKS);
     must(fake_gpu_calls(getpid(), 0, "cuPointerGetAttribute") <= 4);
     must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 0);
     expect_few_calls(40);
@@ -125,15 +120,13 @@ Test(cuda_counts, put_of_many_tensors_asks_once_about_their_allocation)
 /* Tensors that follow one another without a gap, as an allocator places them: one copy at either side. */
 Test(cuda_counts, tensors_without_gaps_are_copied_together)
 {
-    struct rdt_ref ref;
     rdt_object *object;
-    char *memory;
 
     begin_to_count();
-    memory = gpu_alloc_chunks(6 * MIB, 1, false);
+    char *memory = gpu_alloc_chunks(6 * MIB, 1, false);
     gpu_fill(memory, MANY * STEP, 50);
     fake_gpu_trace_clear();
-    ref = put_each(memory, STEP, RDT_CUDA_COPIED);
+    struct rdt_ref ref = put_each(memory, STEP, RDT_CUDA_COPIED);
     must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 1);
     expect_few_calls(40);
     fake_gpu_trace_clear();
@@ -154,7 +147,6 @@ Test(cuda_counts, tensors_without_gaps_are_copied_together)
 /* The loop serves all clients, so it never waits for the driver; and no callback holds up a stream in which copies follow. */
 Test(cuda_counts, loop_calls_no_driver_and_streams_no_callback)
 {
-    struct rdt_ref ref;
     rdt_object *object;
     void *addr;
 
@@ -164,7 +156,7 @@ Test(cuda_counts, loop_calls_no_driver_and_streams_no_callback)
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), LARGE, &addr, &err));
     gpu_fill(addr, LARGE, 40);
     must(fake_gpu_calls(node.pid, 0, "cuStreamCreate") == 1); /* clears the memory */
-    ref = put_at(addr, LARGE, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, LARGE, RDT_CUDA_KNOWN);
     must_ok(fetch_to(b, &ref, "host", NULL, &object, &err));
     must(holds_pattern(tensor_of(object, 0).data, LARGE, 40));
     rdt_release(object);
@@ -201,13 +193,12 @@ static void fetch_large(const struct rdt_ref *ref)
  * cache of its client. */
 Test(cuda_counts, memory_that_is_copied_to_again_is_pinned_once)
 {
-    struct rdt_ref ref;
     void *addr;
 
     begin_to_count();
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), LARGE, &addr, &err));
     gpu_fill(addr, LARGE, 41);
-    ref = put_at(addr, LARGE, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, LARGE, RDT_CUDA_KNOWN);
     fake_gpu_trace_clear();
     fetch_large(&ref);
     must(fake_gpu_calls(node.pid, 0, "cuMemHostRegister") == 0);

@@ -110,12 +110,11 @@ static inline enum rdt_cuda_how as_allowed(enum rdt_cuda_how how)
 
 static inline struct rdt_ref put_at(void *addr, size_t bytes, enum rdt_cuda_how expected)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor one = bytes_at(addr, bytes);
     enum rdt_cuda_how how;
     struct rdt_ref ref;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = &how};
 
-    options.how = &how;
     expected = as_allowed(expected);
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     must_say(how == expected, "taken as %d, not %d", (int)how, (int)expected);
@@ -128,14 +127,13 @@ static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memo
 {
     const char *in, *on;
     rdt_object *object;
-    void *data;
 
     must_ok(fetch_to(conn, ref, memory, uuid, &object, &err));
     must_go_by(path, object);
     must_ok(rdt_object_place(object, 0, &in, &on, &err));
     must(!memory || strcmp(in, memory) == 0);
     must(!uuid || strcmp(on, uuid) == 0);
-    data = tensor_of(object, 0).data;
+    void *data = tensor_of(object, 0).data;
     must(strcmp(in, "cuda") == 0 ? gpu_holds(data, BYTES, seed) : holds_pattern(data, BYTES, seed));
     rdt_release(object);
 }

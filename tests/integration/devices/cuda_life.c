@@ -14,12 +14,11 @@ CUDA_SUITE(cuda_life)
 static void *put_again_and_again(void *arg)
 {
     struct rdt_tensor one = {.dtype = RDT_U8, .ndim = 1, .shape = (const int64_t[]){65536}, .data = arg};
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     enum rdt_cuda_how how;
     struct rdt_error err;
     struct rdt_ref ref;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = &how};
 
-    options.how = &how;
     for (unsigned i = 0; i < 100; i++)
         if (rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err) != RDT_OK ||
             (how != as_allowed(RDT_CUDA_HANDLE) && how != RDT_CUDA_KNOWN) || rdt_free(a, &ref, false, &err) != RDT_OK)
@@ -32,10 +31,9 @@ Test(cuda_life, puts_of_several_threads_share_an_allocation)
 {
     pthread_t threads[PUTTERS];
     unsigned failed = 0;
-    char *addr;
 
     begin();
-    addr = gpu_alloc_whole(MIB);
+    char *addr = gpu_alloc_whole(MIB);
     for (unsigned i = 0; i < PUTTERS; i++)
         must(pthread_create(&threads[i], NULL, put_again_and_again, addr + i * 65536) == 0);
     for (unsigned i = 0; i < PUTTERS; i++) {
@@ -72,9 +70,7 @@ Test(cuda_life, context_that_nobody_uses_is_left_and_comes_back)
 Test(cuda_life, context_is_left_although_host_memory_is_pinned)
 {
     static char path[300];
-    struct rdt_ref ref;
     rdt_object *object, *again;
-    unsigned pinned;
     void *addr;
 
     if (gpu_is_real())
@@ -84,7 +80,7 @@ Test(cuda_life, context_is_left_although_host_memory_is_pinned)
     begin_with("FAKE_CUDA_REGISTER_REFUSED=0", (const char *const[]){"--pool-idle=3s", NULL});
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 60);
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     must_ok(fetch_to(b, &ref, "host", NULL, &object, &err));
     must_ok(rdt_dealloc(a, addr, &err));
     let_go(&ref);
@@ -96,7 +92,7 @@ Test(cuda_life, context_is_left_although_host_memory_is_pinned)
     must(fake_gpu_calls(node.pid, 0, "cuMemHostUnregister") == 1);
     must_ok(fetch_to(a, &ref, "cuda", gpu_uuid(gpu_count() - 1), &again, &err));
     must(gpu_holds(tensor_of(again, 0).data, BYTES, 60));
-    pinned = fake_gpu_calls(node.pid, 0, "cuMemHostRegister");
+    unsigned pinned = fake_gpu_calls(node.pid, 0, "cuMemHostRegister");
     must_say(pinned == 2, "pinned %u times", pinned);
     rdt_release(again);
     rdt_release(object);
@@ -108,7 +104,6 @@ Test(cuda_life, context_is_left_although_host_memory_is_pinned)
 
 static int mortal(struct actor *self, void *arg)
 {
-    struct rdt_tensor one;
     struct rdt_ref ref;
     rdt_cuda *gpu;
     const char *why;
@@ -116,7 +111,6 @@ static int mortal(struct actor *self, void *arg)
     void *addr;
     rdt *conn;
 
-    (void)arg;
     actor_recv(self, socket, sizeof socket);
     if (!gpu_is_real())
         (void)fake_gpu_load();
@@ -127,7 +121,7 @@ static int mortal(struct actor *self, void *arg)
     must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), BYTES, &addr, &err));
     gpu_use(0);
     gpu_fill(addr, BYTES, 4);
-    one = bytes_at(addr, BYTES);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
     must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
     addr = gpu_alloc_whole(BYTES);
     one = bytes_at(addr, BYTES);
@@ -141,19 +135,69 @@ Test(cuda_life, killed_clients_memory_goes_back_to_the_gpu)
 {
     struct actor actor;
     char socket[200];
-    size_t before, after;
 
     actor_start(&actor, mortal, NULL);
     begin();
     (void)snprintf(socket, sizeof socket, "%s", node.socket);
-    before = gpu_free_bytes();
+    size_t before = gpu_free_bytes();
     actor_send(&actor, socket, sizeof socket);
     actor_await(&actor);
     must(device(0).used_bytes >= BYTES);
     actor_kill(&actor, SIGKILL);
     wait_until(20 * SEC, device(0).used_bytes == 0);
-    after = gpu_free_bytes();
+    size_t after = gpu_free_bytes();
     must_say(!gpu_is_real() || after + 64 * MIB >= before || device(0).opened, "%zu bytes are gone", before - after);
+    end();
+}
+
+/* ---- a forked child ---- */
+
+/* Like a worker that inherits everything: CUDA does not work there, and the threads of the library do not exist. */
+static int inherit(struct actor *self, void *arg)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_tensor one = bytes_at(arg, BYTES);
+    struct rdt_ref ref;
+    enum rdt_cuda_how how;
+    void *addr = NULL;
+    int ordinal;
+
+    must_refuse(RDT_FORKED, "CUDA does not work in its forked child", rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    must_be(RDT_FORKED, rdt_cuda_alloc(gpu_a, NULL, BYTES, &addr, &err));
+    must_be(RDT_FORKED, rdt_cuda_offer(gpu_a, arg, BYTES, &addr, &how, &err));
+    must_be(RDT_FORKED, rdt_cuda_where(gpu_a, arg, &ordinal, &err));
+    must_be(RDT_FORKED, rdt_cuda_wait_all(gpu_a, 0, &err));
+    must(rdt_cuda_pool_alloc(BYTES, 0, NULL) == NULL);
+    rdt_cuda_pool_free(arg, BYTES, 0, NULL);
+    rdt_cuda_close(gpu_a);
+    rdt_close(a);
+    rdt_cuda_close(gpu_b);
+    rdt_close(b);
+    return 0;
+}
+
+Test(cuda_life, forked_child_ends_and_disturbs_nothing)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct actor child;
+    struct rdt_ref ref;
+
+    begin();
+    rdt_cuda_pool_use(gpu_a);
+    void *block = rdt_cuda_pool_alloc(BYTES, 0, NULL);
+    must(block);
+    gpu_fill(block, BYTES, 4);
+    struct rdt_tensor one = bytes_at(block, BYTES);
+    options.has_stream = true; /* starts the thread that waits for streams */
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    rdt_object *object = fetch_one(b, &ref, RDT_FETCH_SHARE);
+    actor_start(&child, inherit, block);
+    actor_wait(&child);
+    must(gpu_holds(tensor_of(object, 0).data, BYTES, 4));
+    rdt_release(object);
+    let_go(&ref);
+    rdt_cuda_pool_free(block, BYTES, 0, NULL);
+    rdt_cuda_pool_use(NULL);
     end();
 }
 
@@ -161,10 +205,9 @@ Test(cuda_life, a_thousand_puts_leave_nothing)
 {
     unsigned rounds = 1000;
     uint64_t used = 0;
-    void *addr;
 
     begin();
-    addr = gpu_alloc_whole(BYTES);
+    void *addr = gpu_alloc_whole(BYTES);
     for (unsigned i = 0; i < rounds; i++) {
         struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_HANDLE);
         let_go(&ref);
@@ -189,13 +232,10 @@ struct timed_put {
 static void *put_in_time(void *arg)
 {
     struct timed_put *timed = arg;
-    struct rdt_cuda_put_options options = RDT_INIT(options);
-    struct rdt_put_options put = RDT_INIT(put);
     struct rdt_tensor one = bytes_at(timed->addr, BYTES);
+    struct rdt_put_options put = {.struct_size = sizeof put, .timeout_ns = timed->timeout_ns};
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .put = &put, .how = &timed->how};
 
-    put.timeout_ns = timed->timeout_ns;
-    options.put = &put;
-    options.how = &timed->how;
     timed->status = rdt_cuda_put(gpu_a, &one, 1, &options, &timed->ref, &timed->err);
     return NULL;
 }
@@ -213,15 +253,12 @@ static void must_time_out(void *addr)
 /* Exporting an allocation and allocating memory take of the put's own time, and delay no other put. */
 Test(cuda_life, puts_keep_their_deadlines_while_the_daemon_is_stopped)
 {
-    struct timed_put patient = {.timeout_ns = LONG};
-    char *whole, *chunks, *closed;
-
     begin();
-    whole = gpu_alloc_whole(2 * BYTES);
-    chunks = gpu_alloc_chunks(2 * MIB, 80, true); /* in two messages */
-    closed = gpu_alloc_chunks(2 * MIB, 2, false);
+    char *whole = gpu_alloc_whole(2 * BYTES);
+    char *chunks = gpu_alloc_chunks(2 * MIB, 80, true); /* in two messages */
+    char *closed = gpu_alloc_chunks(2 * MIB, 2, false);
     gpu_fill(whole, BYTES, 1);
-    patient.addr = whole;
+    struct timed_put patient = {.timeout_ns = LONG, .addr = whole};
     must(kill(node.pid, SIGSTOP) == 0);
     must(pthread_create(&patient.thread, NULL, put_in_time, &patient) == 0);
     must_time_out(whole + BYTES); /* waits for the patient put's offer of the same allocation, or makes the offer itself */

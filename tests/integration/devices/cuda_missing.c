@@ -89,16 +89,14 @@ Test(cuda_missing, driver_that_is_ready_later_is_used)
 
 static int late_client(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt_cuda *gpu;
     char socket[200];
     rdt *conn;
 
-    (void)arg;
     must(setenv("FAKE_CUDA_INIT_TIMES", "1", 1) == 0 && setenv("FAKE_CUDA_INIT", "999", 1) == 0);
     actor_recv(self, socket, sizeof socket);
     (void)fake_gpu_load();
-    options.socket = socket;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = socket};
     must_ok(rdt_connect(&options, &conn, &err));
     must_refuse(RDT_UNSUPPORTED, "cuInit", rdt_cuda_open(conn, &gpu, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err)); /* the next call asks again */

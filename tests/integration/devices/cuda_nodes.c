@@ -6,7 +6,6 @@
  * The leak checker of gcc 12 crashes on thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads
  * that are alive at the end: lsan: use_tls=0
  */
-#include <criterion/criterion.h>
 
 #ifdef RDT_WITHOUT_CUDA
 Test(cuda_nodes, memory)
@@ -15,12 +14,9 @@ Test(cuda_nodes, memory)
 }
 #else
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/gpu/nodes_fixture.h"
-#include "tests/support/actor.h"
 
 TestSuite(cuda_nodes, .timeout = 200);
 
@@ -28,21 +24,19 @@ TestSuite(cuda_nodes, .timeout = 200);
 
 Test(cuda_nodes, staged_from_and_to_gpus_and_host_memory)
 {
-    struct rdt_fetch_options options;
-    struct rdt_ref ref, host;
     void *addr;
 
     begin(false, NULL);
     must(!device_of(OWNER, gpu_uuid(0)).opened && !device_of(READER, gpu_uuid(0)).opened);
-    ref = put_on_gpu(BYTES, 1, &addr);
+    struct rdt_ref ref = put_on_gpu(BYTES, 1, &addr);
     must(!device_of(READER, gpu_uuid(0)).opened);
-    options = to("cuda", other_gpu());
+    struct rdt_fetch_options options = to("cuda", other_gpu());
     expect(&ref, &options, BYTES, 1, "stream/staged");
     options = to("cuda", gpu_uuid(0));
     expect(&ref, &options, BYTES, 1, "stream/staged");
     options = to(NULL, NULL);
     expect(&ref, &options, BYTES, 1, "stream/staged");
-    host = put_pattern(conn[OWNER], NULL, BYTES, 2);
+    struct rdt_ref host = put_pattern(conn[OWNER], NULL, BYTES, 2);
     options = to("cuda", other_gpu());
     expect(&host, &options, BYTES, 2, "stream/staged");
     drop(&host, NULL);
@@ -57,14 +51,13 @@ Test(cuda_nodes, mixed_object_and_targets)
     const struct rdt_tensor *lists[1] = {targets};
     size_t counts[1] = {3};
     void *on[2], *into, *base;
-    uint8_t *in_host, *host_target;
     rdt_object *object;
     struct rdt_ref ref;
 
     begin(false, NULL);
     must_ok(rdt_cuda_alloc(gpu[OWNER], gpu_uuid(0), BYTES, &on[0], &err));
     must_ok(rdt_cuda_alloc(gpu[OWNER], other_gpu(), BYTES, &on[1], &err));
-    in_host = alloc_memory(conn[OWNER], BYTES);
+    uint8_t *in_host = alloc_memory(conn[OWNER], BYTES);
     gpu_fill(on[0], BYTES, 1);
     fill_pattern(in_host, BYTES, 2);
     gpu_fill(on[1], BYTES, 3);
@@ -82,7 +75,7 @@ Test(cuda_nodes, mixed_object_and_targets)
     }
     into = gpu_alloc_chunks(8 * MIB, 1, true);
     must_ok(rdt_cuda_offer(gpu[READER], into, 2 * BYTES, &base, NULL, &err));
-    host_target = alloc_memory(conn[READER], BYTES);
+    uint8_t *host_target = alloc_memory(conn[READER], BYTES);
     targets[0] = bytes_at(into, BYTES);
     targets[1] = bytes_at((uint8_t *)into + BYTES, BYTES);
     targets[2] = bytes_at(host_target, BYTES);
@@ -104,12 +97,6 @@ Test(cuda_nodes, mixed_object_and_targets)
 /* The reader is on another node and fetches while the producer's stream stands still. */
 Test(cuda_nodes, reader_waits_for_the_producers_stream)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
-    struct rdt_fetch_options how;
-    struct rdt_tensor one;
-    struct gpu_gate *gate;
-    rdt_request *request;
-    rdt_object *object;
     struct rdt_ref ref;
     void *data, *source, *stream;
 
@@ -119,18 +106,16 @@ Test(cuda_nodes, reader_waits_for_the_producers_stream)
     source = gpu_alloc(BYTES);
     gpu_fill(data, BYTES, 1);
     gpu_fill(source, BYTES, 2);
-    gate = gpu_hold(stream);
+    struct gpu_gate *gate = gpu_hold(stream);
     gpu_copy_in_stream(data, source, BYTES, stream);
-    one = bytes_at(data, BYTES);
-    options.has_stream = true;
-    options.stream = stream;
+    struct rdt_tensor one = bytes_at(data, BYTES);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .stream = stream};
     must_ok(rdt_cuda_put(gpu[OWNER], &one, 1, &options, &ref, &err));
-    how = to("cuda", other_gpu());
-    must_ok(rdt_fetch_start(conn[READER], &ref, 1, &how, &request, &err));
+    struct rdt_fetch_options how = to("cuda", other_gpu());
+    rdt_request *request = start_as(conn[READER], &ref, &how);
     must_be(RDT_TIMED_OUT, rdt_wait(conn[READER], &request, 1, 1, 100 * MSEC, NULL, NULL, &err));
     gpu_open(gate);
-    must_ok(rdt_wait(conn[READER], &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(conn[READER], request);
     must(holds(object, 0, BYTES, 2));
     rdt_release(object);
     rdt_request_destroy(request);
@@ -145,10 +130,9 @@ static uint64_t resident_bytes(const struct test_node *node)
 {
     char path[64], line[128];
     unsigned long kib = 0;
-    FILE *file;
 
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)node->pid);
-    file = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     must(file);
     while (fgets(line, sizeof line, file))
         if (sscanf(line, "VmRSS: %lu kB", &kib) == 1)
@@ -161,7 +145,6 @@ Test(cuda_nodes, thousand_puts_of_which_some_are_fetched_leave_nothing)
 {
     enum { ROUNDS = 1000, SETTLED = 300 };
     const size_t bytes = 256 * 1024;
-    struct rdt_fetch_options options;
     uint64_t most[2] = {0, 0}, resident[2] = {0, 0};
     struct rdt_tensor one;
     struct rdt_ref ref;
@@ -170,7 +153,7 @@ Test(cuda_nodes, thousand_puts_of_which_some_are_fetched_leave_nothing)
     begin(false, NULL);
     own = gpu_alloc(bytes);
     gpu_fill(own, bytes, 7);
-    options = to("cuda", other_gpu());
+    struct rdt_fetch_options options = to("cuda", other_gpu());
     for (unsigned i = 0; i < ROUNDS; i++) {
         if (i % 2) {
             addr = NULL;
@@ -229,7 +212,6 @@ static int exporter(struct actor *self, void *arg)
     void *addr[2];
     rdt *own;
 
-    (void)arg;
     actor_recv(self, &message, sizeof message);
     actor_connect(&message, &own, &mine);
     addr[0] = gpu_alloc_whole(BYTES);
@@ -247,17 +229,14 @@ static int exporter(struct actor *self, void *arg)
 /* Fetches to a GPU, and holds the result. */
 static int holder(struct actor *self, void *arg)
 {
-    struct rdt_fetch_options options;
     struct message message;
-    rdt_object *object;
     rdt_cuda *mine;
     rdt *own;
 
-    (void)arg;
     actor_recv(self, &message, sizeof message);
     actor_connect(&message, &own, &mine);
-    options = to("cuda", gpu_uuid(0));
-    must_ok(rdt_fetch(own, &message.ref, 1, &options, &object, &err));
+    struct rdt_fetch_options options = to("cuda", gpu_uuid(0));
+    rdt_object *object = fetch_as(own, &message.ref, &options);
     must(gpu_holds(tensor_of(object, 0).data, BYTES, 4));
     actor_step(self);
     actor_await(self);
@@ -266,21 +245,19 @@ static int holder(struct actor *self, void *arg)
 
 Test(cuda_nodes, killed_reader_with_mapped_memory_gives_it_back)
 {
-    struct message message = {.socket = ""};
-    struct rdt_fetch_options options;
     struct actor actor;
     void *addr;
 
     actor_start(&actor, holder, NULL);
     begin(false, NULL);
-    message.ref = put_on_gpu(BYTES, 4, &addr);
+    struct message message = {.socket = "", .ref = put_on_gpu(BYTES, 4, &addr)};
     (void)snprintf(message.socket, sizeof message.socket, "%s", c.node[READER].socket);
     actor_send(&actor, &message, sizeof message);
     actor_await(&actor);
     must(used_bytes(READER) >= BYTES);
     actor_kill(&actor, SIGKILL);
     wait_until(LONG, used_bytes(READER) == 0);
-    options = to("cuda", gpu_uuid(0));
+    struct rdt_fetch_options options = to("cuda", gpu_uuid(0));
     expect(&message.ref, &options, BYTES, 4, "stream/staged"); /* other readers do not notice */
     drop(&message.ref, addr);
     end(NULL);
@@ -297,19 +274,16 @@ static bool is_moving(void)
 Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
 {
     struct rdt_fetch_options options;
-    struct rdt_ref mine;
     struct actor actor[3];
     void *addr;
 
     for (unsigned i = 0; i < 3; i++)
         actor_start(&actor[i], exporter, NULL);
     begin(false, "FAKE_CUDA_COPY_US=5000");
-    mine = put_on_gpu(BYTES, 5, &addr);
+    struct rdt_ref mine = put_on_gpu(BYTES, 5, &addr);
     for (unsigned i = 0; i < 3; i++) {
         struct message message = {.socket = ""};
         struct rdt_error why = {0};
-        enum rdt_status status;
-        rdt_request *request;
         rdt_object *object;
 
         (void)snprintf(message.socket, sizeof message.socket, "%s", c.node[OWNER].socket);
@@ -319,7 +293,7 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
         options = to("cuda", other_gpu());
         if (i == 0)
             actor_kill(&actor[i], SIGKILL);
-        must_ok(rdt_fetch_start(conn[READER], &message.ref, 1, &options, &request, &err));
+        rdt_request *request = start_as(conn[READER], &message.ref, &options);
         for (unsigned round = 0;
              i == 1 && !is_moving() && rdt_wait(conn[READER], &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT;)
             wait_pause(&round); /* the transfer may have ended before the first look */
@@ -327,7 +301,7 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
             must_ok(rdt_wait(conn[READER], &request, 1, 1, LONG, NULL, NULL, &err));
         if (i > 0)
             actor_kill(&actor[i], SIGKILL);
-        status = rdt_wait(conn[READER], &request, 1, 1, LONG, NULL, NULL, &why);
+        enum rdt_status status = rdt_wait(conn[READER], &request, 1, 1, LONG, NULL, NULL, &why);
         if (status == RDT_OK) {
             must_ok(rdt_request_take_object(request, &object, &err));
             must(holds(object, 0, BYTES, 30) && holds(object, 1, BYTES, 31));
@@ -351,8 +325,6 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
 {
     uint8_t few[64] = {0};
     struct rdt_tensor small = VECTOR(RDT_U8, sizeof few, few);
-    struct rdt_put_options by_nccl = RDT_INIT(by_nccl);
-    struct rdt_fetch_options options;
     struct rdt_ref ref, host;
     void *addr;
 
@@ -361,11 +333,11 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
     begin(true, NULL);
     if (!form_or_skip(other_gpu()))
         return;
-    by_nccl.transport = "nccl";
+    struct rdt_put_options by_nccl = {.struct_size = sizeof by_nccl, .transport = "nccl"};
     must_refuse(RDT_UNSUPPORTED, "transport nccl does not move host memory",
                 rdt_put(conn[OWNER], &small, 1, &by_nccl, &ref, &err));
     ref = put_on_gpu(BYTES, 6, &addr);
-    options = to("cuda", other_gpu());
+    struct rdt_fetch_options options = to("cuda", other_gpu());
     options.group = "g";
     options.least_path = "direct";
     for (unsigned i = 0; i < 5; i++)
@@ -382,10 +354,7 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
 Test(cuda_nodes, group_survives_the_deaths_of_producer_and_reader)
 {
     static const char *const declared[] = {"taken down and rebuilt: ", "is down: ", "taken down", NULL};
-    struct message message = {.socket = ""};
-    struct rdt_fetch_options options;
     struct actor reading;
-    struct rdt_ref ref;
     void *addr;
 
     if (!nccl_or_skip())
@@ -394,14 +363,14 @@ Test(cuda_nodes, group_survives_the_deaths_of_producer_and_reader)
     begin(true, NULL);
     if (!form_or_skip(other_gpu()))
         return;
-    ref = put_on_gpu(BYTES, 4, &addr);
-    message.ref = ref;
+    struct rdt_ref ref = put_on_gpu(BYTES, 4, &addr);
+    struct message message = {.socket = "", .ref = ref};
     (void)snprintf(message.socket, sizeof message.socket, "%s", c.node[READER].socket);
     actor_send(&reading, &message, sizeof message);
     actor_await(&reading);
     actor_kill(&reading, SIGKILL);
     wait_until(LONG, used_bytes(READER) == 0);
-    options = to("cuda", other_gpu());
+    struct rdt_fetch_options options = to("cuda", other_gpu());
     options.group = "g";
     expect(&ref, &options, BYTES, 4, "nccl");
     drop(&ref, addr);

@@ -12,16 +12,11 @@ CUDA_SUITE(cuda_owners)
 #include <grp.h>
 #include <unistd.h>
 
-#include "tests/support/actor.h"
-
 #define STRANGER 12345
 
 static int put_as_another_user(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-    struct rdt_cuda_put_options put = RDT_INIT(put);
     enum rdt_cuda_how how;
-    struct rdt_tensor one;
     struct rdt_ref ref;
     rdt_object *object;
     const char *why;
@@ -30,21 +25,20 @@ static int put_as_another_user(struct actor *self, void *arg)
     rdt_cuda *gpu;
     rdt *conn;
 
-    (void)arg;
     actor_recv(self, dir, sizeof dir);
     (void)fake_gpu_load();
     must_say(gpu_there(&why), "%s", why);
     must(chdir(dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
-    options.socket = "s";
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "s"};
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     gpu_use(0);
     addr = gpu_alloc_whole(BYTES);
     gpu_fill(addr, BYTES, 6);
-    one = bytes_at(addr, BYTES);
-    put.how = &how;
+    struct rdt_tensor one = bytes_at(addr, BYTES);
+    struct rdt_cuda_put_options put = {.struct_size = sizeof put, .how = &how};
     for (unsigned i = 0; i < 5; i++) { /* after three refusals it no longer asks the daemon */
         must_ok(rdt_cuda_put(gpu, &one, 1, &put, &ref, &err));
         must_say(how == RDT_CUDA_COPIED, "taken as %d", (int)how);
@@ -78,14 +72,11 @@ Test(cuda_owners, handle_of_another_users_process_is_refused_and_the_tensor_copi
 
 static void put_for_all(void *addr, enum rdt_cuda_how expected, struct rdt_ref *ref_p)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
-    struct rdt_put_options put = RDT_INIT(put);
     struct rdt_tensor one = bytes_at(addr, BYTES);
     enum rdt_cuda_how how;
+    struct rdt_put_options put = {.struct_size = sizeof put, .visibility = RDT_VISIBLE_TO_ALL};
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .put = &put, .how = &how};
 
-    put.visibility = RDT_VISIBLE_TO_ALL;
-    options.put = &put;
-    options.how = &how;
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, ref_p, &err));
     must(how == as_allowed(expected));
 }
@@ -97,15 +88,12 @@ struct told {
 
 static int fetch_as_another_user(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-    struct rdt_fetch_options share = RDT_INIT(share);
     struct told told;
     const char *why;
     rdt_object *object;
     rdt_cuda *gpu;
     rdt *conn;
 
-    (void)arg;
     actor_recv(self, &told, sizeof told);
     if (!gpu_is_real())
         (void)fake_gpu_load();
@@ -113,12 +101,11 @@ static int fetch_as_another_user(struct actor *self, void *arg)
     must(chdir(told.dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
-    options.socket = "s";
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "s"};
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     gpu_use(0);
-    share.mode = RDT_FETCH_SHARE;
-    share.timeout_ns = LONG;
+    struct rdt_fetch_options share = {.struct_size = sizeof share, .mode = RDT_FETCH_SHARE, .timeout_ns = LONG};
     for (unsigned i = 0; i < 2; i++) {
         must_ok(fetch_to(conn, &told.ref[i], NULL, NULL, &object, &err));
         must_go_by("local/copy", object);
@@ -139,8 +126,7 @@ Test(cuda_owners, other_users_get_copies_and_nothing_to_map)
     struct actor stranger;
     void *addr[2];
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to become another user");
+    need_root();
     actor_start(&stranger, fetch_as_another_user, NULL);
     begin();
     memset(&told, 0, sizeof told);
@@ -182,27 +168,23 @@ Test(cuda_owners, limit_that_is_reached_is_named)
 
 static int lend_and_wait(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-    struct rdt_tensor one;
     struct rdt_ref ref;
     const char *why;
     char socket[200];
     rdt_cuda *gpu;
-    void *addr;
     rdt *conn;
 
-    (void)arg;
     actor_recv(self, socket, sizeof socket);
     if (!gpu_is_real())
         (void)fake_gpu_load();
     must_say(gpu_there(&why), "%s", why);
-    options.socket = socket;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = socket};
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     gpu_use(0);
-    addr = gpu_alloc_whole(BYTES);
+    void *addr = gpu_alloc_whole(BYTES);
     gpu_fill(addr, BYTES, 4);
-    one = bytes_at(addr, BYTES);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
     must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
     actor_send(self, &ref, sizeof ref);
     actor_await(self);
@@ -212,10 +194,7 @@ static int lend_and_wait(struct actor *self, void *arg)
 /* The handle is closed after the copies that read its memory. The fake driver aborts its process if a copy finds no memory. */
 Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct node_status status;
     struct actor lender;
-    rdt_request *request;
     rdt_object *object;
     struct rdt_ref ref;
     char socket[200];
@@ -225,10 +204,9 @@ Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
     (void)snprintf(socket, sizeof socket, "%s", node.socket);
     actor_send(&lender, socket, sizeof socket);
     actor_recv(&lender, &ref, sizeof ref);
-    options.memory = "host";
-    options.timeout_ns = LONG;
-    must_ok(rdt_fetch_start(b, &ref, 1, &options, &request, &err));
-    wait_until(20 * SEC, (node_status(&node, &status), status.transfers_active > 0) ||
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .memory = "host", .timeout_ns = LONG};
+    rdt_request *request = start_as(b, &ref, &options);
+    wait_until(20 * SEC, node_now(&node).transfers_active > 0 ||
                              /* the fetch may have ended before the first look */
                              rdt_wait(b, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_TIMED_OUT);
     actor_kill(&lender, SIGKILL);

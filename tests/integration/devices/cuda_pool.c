@@ -12,16 +12,14 @@ CUDA_SUITE(cuda_pool)
 Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
 {
     struct rdt_cuda_pool_info info;
-    struct rdt_ref ref;
-    void *addr, *other;
 
     begin();
     must(!rdt_cuda_pool_alloc(MIB, 0, NULL)); /* no connection serves the pool yet */
     rdt_cuda_pool_info(&info);
     must(info.failures == 1 && info.last.status == RDT_INVALID && strstr(info.last.msg, "no connection serves"));
     rdt_cuda_pool_use(gpu_a);
-    addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
-    other = rdt_cuda_pool_alloc(2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
+    void *addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    void *other = rdt_cuda_pool_alloc(2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
     must(addr && other);
     rdt_cuda_pool_info(&info);
     must(info.blocks == 2 && info.bytes == BYTES + 2 * MIB);
@@ -30,7 +28,7 @@ Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
     rdt_cuda_pool_info(&info);
     must(info.failures == 4 && info.last.msg[0]);
     gpu_fill(addr, BYTES, 14);
-    ref = put_at((char *)addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at((char *)addr, BYTES, RDT_CUDA_KNOWN);
     rdt_cuda_pool_free(addr, (ptrdiff_t)BYTES, 0, NULL); /* the object holds the memory */
     expect(b, &ref, NULL, NULL, 14, "local/share");
     let_go(&ref);
@@ -53,25 +51,23 @@ Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
 Test(cuda_pool, address_of_a_block_whose_connection_was_closed_is_not_reused)
 {
     struct rdt_cuda_pool_info info;
-    struct rdt_ref ref;
-    void *old, *other;
 
     begin();
     rdt_cuda_pool_use(gpu_a);
-    old = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    void *old = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
     must(old);
     rdt_cuda_close(gpu_a);
     rdt_close(a);
     node_connect(&node, &a);
     must_ok(rdt_cuda_open(a, &gpu_a, &err));
     rdt_cuda_pool_use(gpu_a);
-    other = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    void *other = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
     must(other && other != old);
     gpu_fill(other, BYTES, 15);
     rdt_cuda_pool_free(old, (ptrdiff_t)BYTES, 0, NULL);
     rdt_cuda_pool_info(&info);
     must(info.blocks == 1 && info.bytes == BYTES);
-    ref = put_at(other, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(other, BYTES, RDT_CUDA_KNOWN);
     expect(b, &ref, NULL, NULL, 15, "local/share");
     let_go(&ref);
     rdt_cuda_pool_free(other, (ptrdiff_t)BYTES, 0, NULL);
@@ -89,17 +85,15 @@ static void *free_it(void *addr)
 Test(cuda_pool, pool_free_waits_until_no_stream_uses_the_block)
 {
     struct rdt_cuda_pool_info info;
-    struct gpu_gate *gate;
-    void *addr, *source, *stream;
     pthread_t thread;
 
     begin();
     rdt_cuda_pool_use(gpu_a);
-    stream = gpu_stream_create();
-    addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
-    source = gpu_alloc(BYTES);
+    void *stream = gpu_stream_create();
+    void *addr = rdt_cuda_pool_alloc((ptrdiff_t)BYTES, 0, NULL);
+    void *source = gpu_alloc(BYTES);
     must(addr);
-    gate = gpu_hold(stream);
+    struct gpu_gate *gate = gpu_hold(stream);
     gpu_copy_in_stream(addr, source, BYTES, stream); /* the fake driver aborts the process if the memory is gone by then */
     must(pthread_create(&thread, NULL, free_it, &addr) == 0);
     do

@@ -14,8 +14,6 @@ CUDA_SUITE(cuda_refused)
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/support/actor.h"
-
 static void begin_fake(const char *fakes)
 {
     if (gpu_is_real())
@@ -32,14 +30,12 @@ Test(cuda_refused, small_allocations_are_copied_and_their_block_is_not_shared)
     must(setenv("FAKE_CUDA_SHARED_BLOCKS", "1", 1) == 0);
     begin();
     for (unsigned i = 0; i < 2; i++) {
-        struct rdt_cuda_put_options options = RDT_INIT(options);
-        struct rdt_tensor one;
         enum rdt_cuda_how how;
         rdt_object *object;
         addr[i] = gpu_alloc(65536);
         gpu_fill(addr[i], 65536, 20 + i);
-        one = bytes_at(addr[i], 65536);
-        options.how = &how;
+        struct rdt_tensor one = bytes_at(addr[i], 65536);
+        struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = &how};
         must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
         must_say(how == RDT_CUDA_COPIED, "taken as %d", (int)how);
         must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
@@ -56,18 +52,13 @@ Test(cuda_refused, small_allocations_are_copied_and_their_block_is_not_shared)
 Test(cuda_refused, refused_handle_is_a_copy)
 {
     void *addr, *base, *buffer, *stream;
-    struct rdt_fetch_options how = RDT_INIT(how);
-    const struct rdt_tensor *targets;
     struct rdt_tensor target;
     size_t count = 1;
-    struct gpu_gate *gate;
-    struct rdt_ref ref;
-    rdt_object *object;
 
     begin_fake("FAKE_CUDA_NO_IPC=1");
     addr = gpu_alloc_whole(BYTES);
     gpu_fill(addr, BYTES, 3);
-    ref = put_at(addr, BYTES, RDT_CUDA_COPIED);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_COPIED);
     expect(b, &ref, NULL, NULL, 3, "local/share");
     gpu_fill(addr, BYTES, 4);
     must_be(RDT_UNSUPPORTED, rdt_cuda_offer(gpu_b, addr, BYTES, &base, NULL, &err));
@@ -75,14 +66,13 @@ Test(cuda_refused, refused_handle_is_a_copy)
     /* A target: the fetch writes memory of the daemon, and the caller's stream copies it. */
     must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(0), BYTES, &buffer, &err));
     target = bytes_at(buffer, BYTES);
-    targets = &target;
-    how.targets = &targets;
-    how.target_counts = &count;
-    how.timeout_ns = LONG;
-    must_ok(rdt_fetch(b, &ref, 1, &how, &object, &err));
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {
+        .struct_size = sizeof how, .targets = &targets, .target_counts = &count, .timeout_ns = LONG};
+    rdt_object *object = fetch_as(b, &ref, &how);
     rdt_release(object);
     stream = gpu_stream_create();
-    gate = gpu_hold(stream);
+    struct gpu_gate *gate = gpu_hold(stream);
     must_ok(rdt_cuda_deliver(gpu_b, buffer, addr, BYTES, stream, &err));
     must(gpu_holds(addr, BYTES, 4));
     gpu_open(gate);
@@ -97,7 +87,6 @@ Test(cuda_refused, refused_handle_is_a_copy)
 
 Test(cuda_refused, chunks_that_cannot_be_exported_again_are_copied)
 {
-    struct rdt_ref ref, again;
     uint8_t *host = malloc(BYTES);
     rdt_object *object;
 
@@ -106,9 +95,9 @@ Test(cuda_refused, chunks_that_cannot_be_exported_again_are_copied)
     must(host && setenv("FAKE_CUDA_NO_REEXPORT", "1", 1) == 0);
     begin();
     fill_pattern(host, BYTES, 8);
-    ref = put_at(host, BYTES, RDT_CUDA_HOST);
+    struct rdt_ref ref = put_at(host, BYTES, RDT_CUDA_HOST);
     must_ok(fetch_to(a, &ref, "cuda", gpu_uuid(0), &object, &err));
-    again = put_at(tensor_of(object, 0).data, BYTES, RDT_CUDA_COPIED);
+    struct rdt_ref again = put_at(tensor_of(object, 0).data, BYTES, RDT_CUDA_COPIED);
     rdt_release(object);
     expect(b, &again, NULL, NULL, 8, "local/share");
     let_go(&ref);
@@ -139,12 +128,11 @@ Test(cuda_refused, handle_of_another_gpu_is_refused)
 
 static void *put_without_a_context(void *arg)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor one = bytes_at(arg, BYTES);
     enum rdt_cuda_how how;
     struct rdt_ref ref;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .how = &how};
 
-    options.how = &how;
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     must(how == RDT_CUDA_KNOWN || how == RDT_CUDA_CHUNKS);
     let_go(&ref);
@@ -154,19 +142,17 @@ static void *put_without_a_context(void *arg)
 /* Memory of which the driver cannot tell is not taken for host memory. */
 Test(cuda_refused, query_that_fails_is_an_error)
 {
-    struct rdt_tensor one;
     struct rdt_ref ref;
     pthread_t thread;
-    char *addr;
     int ordinal;
 
     if (gpu_is_real())
         cr_skip_test("a real driver cannot be told what to refuse");
     must(setenv("FAKE_CUDA_POINTER_CONTEXT", "1", 1) == 0);
     begin();
-    addr = gpu_alloc_chunks(4 * MIB, 1, true);
+    char *addr = gpu_alloc_chunks(4 * MIB, 1, true);
     must(pthread_create(&thread, NULL, put_without_a_context, addr) == 0 && pthread_join(thread, NULL) == 0);
-    one = bytes_at(addr, BYTES);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
     must(setenv("FAKE_CUDA_POINTER_FAILS", "700", 1) == 0);
     must_refuse(RDT_SYSTEM, "in whose memory", rdt_cuda_put(gpu_a, &one, 1, NULL, &ref, &err));
     must_be(RDT_SYSTEM, rdt_cuda_where(gpu_a, addr, &ordinal, &err));
@@ -187,10 +173,7 @@ struct answer {
 /* The first process of a PID namespace: puts memory of cudaMalloc, and ends when the pipe is closed. */
 static void put_as_first_process(const char *socket, int answer_fd, int end_fd)
 {
-    struct rdt_cuda_put_options put = RDT_INIT(put);
-    struct rdt_connect_options options = RDT_INIT(options);
     struct answer answer = {0};
-    struct rdt_tensor one;
     const char *why;
     rdt_cuda *gpu;
     rdt *conn;
@@ -198,13 +181,13 @@ static void put_as_first_process(const char *socket, int answer_fd, int end_fd)
 
     (void)fake_gpu_load();
     must_say(gpu_there(&why), "%s", why);
-    options.socket = socket;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = socket};
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     gpu_use(0);
-    one = bytes_at(gpu_alloc_whole(BYTES), BYTES);
+    struct rdt_tensor one = bytes_at(gpu_alloc_whole(BYTES), BYTES);
     gpu_fill(one.data, BYTES, 6);
-    put.how = &answer.how;
+    struct rdt_cuda_put_options put = {.struct_size = sizeof put, .how = &answer.how};
     must_ok(rdt_cuda_put(gpu, &one, 1, &put, &answer.ref, &err));
     must(write(answer_fd, &answer, sizeof answer) == sizeof answer);
     must(read(end_fd, &end, 1) == 0);
@@ -292,17 +275,15 @@ Test(cuda_refused, failed_gpu_fails_its_requests_only_until_a_new_context_works)
 {
     static char fakes[300];
     const char *path = fakes + strlen("FAKE_CUDA_BREAK=");
-    struct rdt_ref ref, host;
     rdt_object *object;
     void *addr, *other;
-    uint8_t *bytes;
 
     (void)snprintf(fakes, sizeof fakes, "FAKE_CUDA_BREAK=%s/broken-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
                    (int)getpid());
     begin_fake(fakes);
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 7);
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     expect(b, &ref, "host", NULL, 7, "local/copy");
     expect_doctor(FAILED, false);
     break_daemons_gpus(path);
@@ -311,10 +292,10 @@ Test(cuda_refused, failed_gpu_fails_its_requests_only_until_a_new_context_works)
     must_refuse(RDT_UNSUPPORTED, FAILED, rdt_cuda_alloc(gpu_a, gpu_uuid(0), 8 * BYTES, &other, &err));
     expect_doctor(FAILED, true);
     expect(b, &ref, NULL, NULL, 7, "local/share"); /* the reader's own GPU works */
-    bytes = malloc(BYTES);
+    uint8_t *bytes = malloc(BYTES);
     must(bytes);
     fill_pattern(bytes, BYTES, 8);
-    host = put_at(bytes, BYTES, RDT_CUDA_HOST);
+    struct rdt_ref host = put_at(bytes, BYTES, RDT_CUDA_HOST);
     must_ok(fetch_to(b, &host, NULL, NULL, &object, &err));
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 8));
     rdt_release(object);
@@ -340,13 +321,8 @@ Test(cuda_refused, copy_to_a_gpu_that_has_failed_names_that_one)
 {
     static char fakes[300];
     const char *path = fakes + strlen("FAKE_CUDA_BREAK=");
-    struct rdt_fetch_options how = RDT_INIT(how);
-    const struct rdt_tensor *targets;
-    struct rdt_tensor target;
-    struct rdt_ref ref, other;
     char says[80];
     size_t count = 1;
-    rdt_object *object;
     void *addr, *failed, *into;
 
     (void)snprintf(fakes, sizeof fakes, "FAKE_CUDA_BREAK=%s/broken-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
@@ -355,16 +331,15 @@ Test(cuda_refused, copy_to_a_gpu_that_has_failed_names_that_one)
     begin_fake(fakes);
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 7);
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(1), BYTES, &failed, &err));
-    other = put_at(failed, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref other = put_at(failed, BYTES, RDT_CUDA_KNOWN);
     must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(1), BYTES, &into, &err));
-    target = bytes_at(into, BYTES);
-    targets = &target;
-    how.targets = &targets;
-    how.target_counts = &count;
-    how.timeout_ns = LONG;
-    must_ok(rdt_fetch(b, &ref, 1, &how, &object, &err));
+    struct rdt_tensor target = bytes_at(into, BYTES);
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {
+        .struct_size = sizeof how, .targets = &targets, .target_counts = &count, .timeout_ns = LONG};
+    rdt_object *object = fetch_as(b, &ref, &how);
     must(gpu_holds(into, BYTES, 7));
     rdt_release(object);
     break_daemons_gpus(path);
@@ -386,9 +361,7 @@ Test(cuda_refused, memory_is_pinned_through_a_gpu_that_works)
 {
     static char fakes[300], trace[300];
     const char *path = fakes + strlen("FAKE_CUDA_BREAK="), *folder = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    struct rdt_ref ref, host;
     rdt_object *object;
-    uint8_t *memory;
     void *addr;
 
     (void)snprintf(fakes, sizeof fakes, "FAKE_CUDA_BREAK=%s/broken-%d", folder, (int)getpid());
@@ -397,10 +370,10 @@ Test(cuda_refused, memory_is_pinned_through_a_gpu_that_works)
     begin_fake(fakes);
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 7);
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
-    memory = alloc_memory(a, BYTES);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    uint8_t *memory = alloc_memory(a, BYTES);
     fill_pattern(memory, BYTES, 8);
-    host = put_at(memory, BYTES, RDT_CUDA_HOST);
+    struct rdt_ref host = put_at(memory, BYTES, RDT_CUDA_HOST);
     break_daemons_gpus(path);
     must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", fetch_to(b, &ref, "host", NULL, &object, &err));
     for (unsigned i = 0; i < 3; i++)

@@ -83,7 +83,6 @@ static void go_on(int signal)
     struct rdt_ref ref, later;
     rdt_object *object;
     char *addr, *seen;
-    uint64_t used;
 
     open_clients();
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, (void **)&addr, &err));
@@ -91,7 +90,7 @@ static void go_on(int signal)
     ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
     seen = tensor_of(object, 0).data;
-    used = device(0).used_bytes;
+    uint64_t used = device(0).used_bytes;
     for (unsigned round = 2; round < 5; round++) {
         again(signal, NULL);
         must_say(device(0).used_bytes == used, "%llu bytes are in use", (unsigned long long)device(0).used_bytes);
@@ -123,10 +122,7 @@ Test(cuda_restart, memory_and_objects_stay_where_they_are_when_the_daemon_is_sto
 
 Test(cuda_restart, snapshots_copies_and_memory_of_several_gpus_survive)
 {
-    struct rdt_put_options put = RDT_INIT(put);
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_ref ref, snapshot;
-    struct rdt_tensor one;
     rdt_object *copy;
     void *first, *last;
 
@@ -135,9 +131,9 @@ Test(cuda_restart, snapshots_copies_and_memory_of_several_gpus_survive)
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(gpu_count() - 1), BYTES, &last, &err));
     gpu_fill(first, BYTES, 5);
     gpu_fill(last, BYTES, 6);
-    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED;
-    options.put = &put;
-    one = bytes_at(first, BYTES);
+    struct rdt_put_options put = {.struct_size = sizeof put, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED};
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .put = &put};
+    struct rdt_tensor one = bytes_at(first, BYTES);
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &snapshot, &err));
     ref = put_at(last, BYTES, RDT_CUDA_KNOWN);
     must_ok(fetch_to(b, &ref, "cuda", gpu_uuid(0), &copy, &err));
@@ -156,7 +152,6 @@ Test(cuda_restart, snapshots_copies_and_memory_of_several_gpus_survive)
 
 Test(cuda_restart, memory_that_cannot_be_imported_again_ends_the_session_that_had_it)
 {
-    struct rdt_ref ref;
     rdt_object *object;
     void *addr;
 
@@ -164,7 +159,7 @@ Test(cuda_restart, memory_that_cannot_be_imported_again_ends_the_session_that_ha
         cr_skip_test("a real driver cannot be told what to refuse");
     open_clients();
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     again(SIGKILL, "FAKE_CUDA_NO_FD_IMPORT=1");
     must_refuse(RDT_RESTARTED, "lost a part of what this session had", rdt_ping(a, LONG, &err));
     must_ok(rdt_ping(b, LONG, &err)); /* it had nothing there */
@@ -211,10 +206,9 @@ static void go_on_with(char *addr, enum rdt_cuda_how how)
 Test(cuda_restart, chunks_that_a_client_imported_survive)
 {
     void *base;
-    char *addr;
 
     open_clients();
-    addr = gpu_alloc_chunks(2 * MIB, 3, true);
+    char *addr = gpu_alloc_chunks(2 * MIB, 3, true);
     must_ok(rdt_cuda_offer(gpu_a, addr, 6 * MIB, &base, NULL, &err));
     go_on_with(addr + MIB, RDT_CUDA_KNOWN);
     must_ok(rdt_dealloc(a, base, &err));
@@ -225,16 +219,14 @@ Test(cuda_restart, chunks_that_a_client_imported_survive)
 Test(cuda_restart, more_chunks_than_a_message_to_the_keeper_has_survive)
 {
     const unsigned n = KEEPER_MAX_IDS + 50;
-    struct rdt_ref ref;
     void *base;
-    char *addr;
 
     open_clients();
-    addr = gpu_alloc_chunks(2 * MIB, n, true);
+    char *addr = gpu_alloc_chunks(2 * MIB, n, true);
     must_ok(rdt_cuda_offer(gpu_a, addr, n * 2 * MIB, &base, NULL, &err));
     gpu_fill(addr + (n - 3) * 2 * MIB, BYTES, 1);
     again(SIGKILL, NULL);
-    ref = put_at(addr + (n - 3) * 2 * MIB, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr + (n - 3) * 2 * MIB, BYTES, RDT_CUDA_KNOWN);
     expect(b, &ref, "host", NULL, 1, "local/copy");
     let_go(&ref);
     must_ok(rdt_dealloc(a, base, &err));
@@ -244,10 +236,8 @@ Test(cuda_restart, more_chunks_than_a_message_to_the_keeper_has_survive)
 
 Test(cuda_restart, chunks_that_only_an_object_uses_survive)
 {
-    char *addr;
-
     open_clients();
-    addr = gpu_alloc_chunks(2 * MIB, 3, true);
+    char *addr = gpu_alloc_chunks(2 * MIB, 3, true);
     go_on_with(addr + MIB, RDT_CUDA_CHUNKS);
     gpu_free_chunks(addr, 2 * MIB, 3);
     finish();
@@ -255,12 +245,10 @@ Test(cuda_restart, chunks_that_only_an_object_uses_survive)
 
 Test(cuda_restart, memory_of_a_legacy_handle_survives)
 {
-    char *addr;
-
     if (handles_are_refused())
         cr_skip_test("the fake driver refuses legacy handles");
     open_clients();
-    addr = gpu_alloc_whole(BYTES + MIB);
+    char *addr = gpu_alloc_whole(BYTES + MIB);
     go_on_with(addr + MIB / 2, RDT_CUDA_HANDLE);
     gpu_free(addr);
     finish();

@@ -15,39 +15,29 @@ CUDA_SUITE(cuda_streams)
  * before the work has finished, and the reader must see the old bytes: this shows that the test can fail. */
 static void expect_order(bool copied, bool ordered)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
-    struct rdt_fetch_options how = RDT_INIT(how);
-    struct rdt_tensor one;
-    struct gpu_gate *gate;
-    rdt_request *request;
-    rdt_object *object;
     struct rdt_ref ref;
-    uint8_t *source;
-    void *to, *stream;
 
     begin();
-    stream = gpu_stream_create();
-    to = copied ? gpu_alloc_chunks(2 * MIB, 2, false) : gpu_alloc_whole(4 * MIB);
-    source = gpu_alloc(BYTES);
+    void *stream = gpu_stream_create();
+    void *to = copied ? gpu_alloc_chunks(2 * MIB, 2, false) : gpu_alloc_whole(4 * MIB);
+    uint8_t *source = gpu_alloc(BYTES);
     gpu_fill(to, BYTES, 1);
     gpu_fill(source, BYTES, 2);
-    gate = gpu_hold(stream);
+    struct gpu_gate *gate = gpu_hold(stream);
     gpu_copy_in_stream(to, source, BYTES, stream);
-    one = bytes_at(to, BYTES);
-    options.has_stream = true;
-    options.stream = stream;
+    struct rdt_tensor one = bytes_at(to, BYTES);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .stream = stream};
     if (!ordered)
         must(setenv("FAKE_CUDA_EVENTS_AT_ONCE", "1", 1) == 0); /* for this process; the daemon runs already */
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
-    how.memory = "host";
-    must_ok(rdt_fetch_start(b, &ref, 1, &how, &request, &err));
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .memory = "host"};
+    rdt_request *request = start_as(b, &ref, &how);
     must_ok(rdt_ping(a, LONG, &err));
     if (ordered) {
         must_be(RDT_TIMED_OUT, rdt_wait(b, &request, 1, 1, 50 * MSEC, NULL, NULL, &err));
         gpu_open(gate);
     }
-    must_ok(rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(b, request);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 2) == ordered);
     if (!ordered)
         gpu_open(gate);
@@ -103,12 +93,10 @@ static void *put_without_a_context(void *arg)
 /* The library's own threads never call the driver from a host function; if they did, the other tests would see it fail. */
 Test(cuda_streams, driver_refuses_calls_inside_a_host_function)
 {
-    void *stream;
-
     if (gpu_is_real())
         cr_skip_test("a real driver may deadlock");
     begin();
-    stream = gpu_stream_create();
+    void *stream = gpu_stream_create();
     must(gpu_refuses_in_host_function(stream));
     gpu_stream_destroy(stream);
     end();
@@ -134,32 +122,109 @@ Test(cuda_streams, default_stream_is_that_of_the_tensors_gpu)
     must(pthread_join(thread, NULL) == 0);
 }
 
+/* Each GPU has a default stream of its own. That of the second tensor's GPU stands still. */
+static void expect_order_on_two_gpus(bool copied)
+{
+    struct rdt_tensor tensors[2];
+    struct rdt_ref ref;
+    void *to[2], *source = NULL;
+
+    begin();
+    for (unsigned i = 0; i < 2; i++) {
+        gpu_use(i);
+        to[i] = gpu_alloc_whole(4 * MIB);
+        gpu_fill(to[i], BYTES, 1);
+        tensors[i] = bytes_at(to[i], BYTES);
+    }
+    source = gpu_alloc(BYTES);
+    gpu_fill(source, BYTES, 2);
+    struct gpu_gate *gate = gpu_hold(NULL);
+    gpu_copy_in_stream(to[1], source, BYTES, NULL);
+    gpu_use(0);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .copy = copied};
+    must_ok(rdt_cuda_put(gpu_a, tensors, 2, &options, &ref, &err));
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .memory = "host"};
+    rdt_request *request = start_as(b, &ref, &how);
+    must_be(RDT_TIMED_OUT, rdt_wait(b, &request, 1, 1, 500 * MSEC, NULL, NULL, &err));
+    gpu_open(gate);
+    rdt_object *object = await_object(b, request);
+    for (unsigned i = 0; i < 2; i++)
+        must(holds_pattern(tensor_of(object, i).data, BYTES, 1 + i));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    let_go(&ref);
+    for (unsigned i = 0; i < 2; i++) {
+        gpu_use(i);
+        gpu_free(to[i]);
+    }
+    gpu_free(source);
+    gpu_use(0);
+    end();
+}
+
+static void need_two_gpus(void)
+{
+    const char *why;
+
+    if (!gpu_is_real())
+        (void)fake_gpu_load();
+    if (!gpu_there(&why) || gpu_count() < 2)
+        cr_skip_test("needs two GPUs");
+}
+
+Test(cuda_streams, default_streams_of_all_tensors_gpus_count)
+{
+    need_two_gpus();
+    expect_order_on_two_gpus(false);
+}
+
+Test(cuda_streams, default_streams_of_all_tensors_gpus_count_for_copies)
+{
+    need_two_gpus();
+    expect_order_on_two_gpus(true);
+}
+
 /* ---- time ---- */
 
 /* Buffers that the stream copies into are deallocated when it has copied; the caller does not wait for that. */
 Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_put_options put = RDT_INIT(put);
     struct rdt_tensor tensors[1];
-    struct gpu_gate *gate;
     struct rdt_ref ref;
-    void *closed, *stream;
 
     begin();
-    stream = gpu_stream_create();
-    closed = gpu_alloc_chunks(2 * MIB, 2, false);
-    gate = gpu_hold(stream);
+    void *stream = gpu_stream_create();
+    void *closed = gpu_alloc_chunks(2 * MIB, 2, false);
+    struct gpu_gate *gate = gpu_hold(stream);
     tensors[0] = bytes_at(closed, BYTES);
-    options.has_stream = true;
-    options.stream = stream;
-    options.put = &put;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .stream = stream, .put = &put};
     put.transport = "none";
     must_refuse(RDT_UNSUPPORTED, "\"none\" is not loaded", rdt_cuda_put(gpu_a, tensors, 1, &options, &ref, &err));
     must(device(0).used_bytes >= BYTES); /* the stream may still write to the buffer */
     gpu_open(gate);
     gpu_stream_wait(stream);
     wait_until(20 * SEC, device(0).used_bytes == 0);
+
+    if (gpu_count() > 1) { /* the default stream of the second GPU stands still, and it copies */
+        struct rdt_tensor two[2] = {tensors[0]};
+        gpu_use(1);
+        void *there = gpu_alloc_chunks(2 * MIB, 2, false);
+        two[1] = bytes_at(there, BYTES);
+        gate = gpu_hold(NULL);
+        gpu_use(0);
+        options.stream = NULL;
+        must_refuse(RDT_UNSUPPORTED, "\"none\" is not loaded", rdt_cuda_put(gpu_a, two, 2, &options, &ref, &err));
+        wait_until(20 * SEC, device(0).used_bytes == 0);
+        must(device(1).used_bytes >= BYTES);
+        gpu_open(gate);
+        gpu_use(1);
+        gpu_stream_wait(NULL);
+        wait_until(20 * SEC, device(1).used_bytes == 0);
+        gpu_free_chunks(there, 2 * MIB, 2);
+        gpu_use(0);
+        options.stream = stream;
+    }
 
     gate = gpu_hold(NULL); /* a put without a stream: the library's own stream copies */
     options.has_stream = false;
@@ -179,12 +244,10 @@ Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
 
 static void put_with(void *stream, void *addr)
 {
-    struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor one = bytes_at(addr, BYTES);
     struct rdt_ref ref;
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .stream = stream};
 
-    options.has_stream = true;
-    options.stream = stream;
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
 }
 
@@ -197,13 +260,10 @@ static void reconnect(void)
 
 Test(cuda_streams, stream_may_come_after_the_close_or_during_it)
 {
-    struct gpu_gate *gate;
-    void *stream, *addr;
-
     begin();
-    stream = gpu_stream_create();
-    addr = gpu_alloc_chunks(4 * MIB, 1, true);
-    gate = gpu_hold(stream);
+    void *stream = gpu_stream_create();
+    void *addr = gpu_alloc_chunks(4 * MIB, 1, true);
+    struct gpu_gate *gate = gpu_hold(stream);
     put_with(stream, addr);
     rdt_cuda_close(gpu_a);
     reconnect();
@@ -279,20 +339,18 @@ Test(cuda_streams, calls_during_a_capture_do_not_spoil_it)
 Test(cuda_streams, release_follows_the_streams_that_use_the_tensor)
 {
     void *stream, *addr, *copy;
-    struct gpu_gate *gate;
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin();
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 32);
-    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     must_ok(rdt_dealloc(a, addr, &err));
     must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
     let_go(&ref);
     copy = gpu_alloc(BYTES);
     stream = gpu_stream_create();
-    gate = gpu_hold(stream);
+    struct gpu_gate *gate = gpu_hold(stream);
     gpu_copy_in_stream(copy, tensor_of(object, 0).data, BYTES, stream); /* the fake aborts if the memory is gone by then */
     must_ok(rdt_cuda_after(gpu_b, 0, &stream, 1, release, object, &err));
     must_ok(rdt_ping(b, LONG, &err));

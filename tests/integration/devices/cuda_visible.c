@@ -27,14 +27,13 @@ static struct findings fetch_and_look(rdt *conn, const struct rdt_ref *ref, cons
     struct findings found = {.holds = false};
     const char *in, *on;
     rdt_object *object;
-    void *data;
 
     must_ok(fetch_to(conn, ref, memory, NULL, &object, &err));
     must_ok(rdt_object_place(object, 0, &in, &on, &err));
     (void)snprintf(found.memory, sizeof found.memory, "%s", in);
     (void)snprintf(found.uuid, sizeof found.uuid, "%s", on ? on : "");
     (void)snprintf(found.path, sizeof found.path, "%s", info_of(object).path);
-    data = tensor_of(object, 0).data;
+    void *data = tensor_of(object, 0).data;
     found.holds = strcmp(in, "cuda") == 0 ? gpu_holds(data, BYTES, 5) : holds_pattern(data, BYTES, 5);
     rdt_release(object);
     return found;
@@ -43,8 +42,6 @@ static struct findings fetch_and_look(rdt *conn, const struct rdt_ref *ref, cons
 /* Sees the GPU with the number that arg is, and reports how it got the object: as the daemon likes, and on a GPU. */
 static int reader(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-    struct findings found;
     struct orders orders;
     struct rdt_error refusal;
     rdt_object *object;
@@ -57,11 +54,11 @@ static int reader(struct actor *self, void *arg)
     if (!gpu_is_real())
         (void)fake_gpu_load();
     must_say(gpu_there(&why), "%s", why);
-    options.socket = orders.socket;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = orders.socket};
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     gpu_use(0);
-    found = fetch_and_look(conn, &orders.ref, NULL);
+    struct findings found = fetch_and_look(conn, &orders.ref, NULL);
     actor_send(self, &found, sizeof found);
     if (strcmp(found.memory, "cuda") == 0) {
         found = fetch_and_look(conn, &orders.ref, "cuda"); /* the only one that it sees */
@@ -94,7 +91,6 @@ Test(cuda_visible, what_lies_on_another_gpu_is_copied_to_the_readers)
     struct findings found;
     struct actor actor;
     struct rdt_ref ref;
-    void *addr;
 
     actor_start(&actor, reader, "1");
     begin();
@@ -103,7 +99,7 @@ Test(cuda_visible, what_lies_on_another_gpu_is_copied_to_the_readers)
         end();
         cr_skip_test("this machine has one GPU");
     }
-    addr = alloc_and_put(&actor, &ref);
+    void *addr = alloc_and_put(&actor, &ref);
     actor_recv(&actor, &found, sizeof found);
     must_say(strcmp(found.memory, "cuda") == 0 && strcmp(found.uuid, gpu_uuid(1)) == 0, "it lies in %s %s", found.memory,
              found.uuid);
@@ -122,13 +118,12 @@ Test(cuda_visible, reader_whose_gpu_the_daemon_does_not_have_gets_host_memory)
     struct findings found;
     struct actor actor;
     struct rdt_ref ref;
-    void *addr;
 
     if (gpu_is_real())
         cr_skip_test("the daemon of a real GPU has them all");
     actor_start(&actor, reader, "1");
     begin_with("CUDA_VISIBLE_DEVICES=0", (const char *const[]){"--pool-idle=200ms", NULL});
-    addr = alloc_and_put(&actor, &ref);
+    void *addr = alloc_and_put(&actor, &ref);
     actor_recv(&actor, &found, sizeof found);
     must_say(found.holds && strcmp(found.memory, "host") == 0, "it lies in %s %s", found.memory, found.uuid);
     actor_wait(&actor);
@@ -148,14 +143,9 @@ static off_t bytes_of(const char *path)
  * memory, nor those into an allocation that was imported by its handle. */
 Test(cuda_visible, copies_between_gpus_use_peer_access)
 {
-    struct rdt_fetch_options how = RDT_INIT(how);
     char path[200], setting[240];
-    const struct rdt_tensor *targets;
-    struct rdt_tensor target;
     size_t count = 1;
     void *known, *own, *base;
-    rdt_object *object;
-    struct rdt_ref ref;
 
     if (gpu_is_real())
         cr_skip_test("a real driver does not tell which way it copies");
@@ -165,18 +155,17 @@ Test(cuda_visible, copies_between_gpus_use_peer_access)
     begin_with(setting, (const char *const[]){"--pool-idle=200ms", NULL});
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &known, &err));
     gpu_fill(known, BYTES, 7);
-    ref = put_at(known, BYTES, RDT_CUDA_KNOWN);
+    struct rdt_ref ref = put_at(known, BYTES, RDT_CUDA_KNOWN);
     expect(b, &ref, "cuda", gpu_uuid(1), 7, "local/copy");
     must_say(bytes_of(path) == 0, "the copy into the daemon's memory went through host memory");
     gpu_use(1);
     own = gpu_alloc_whole(BYTES);
     must_ok(rdt_cuda_offer(gpu_b, own, BYTES, &base, NULL, &err));
-    target = bytes_at(own, BYTES);
-    targets = &target;
-    how.targets = &targets;
-    how.target_counts = &count;
-    how.timeout_ns = LONG;
-    must_ok(rdt_fetch(b, &ref, 1, &how, &object, &err));
+    struct rdt_tensor target = bytes_at(own, BYTES);
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {
+        .struct_size = sizeof how, .targets = &targets, .target_counts = &count, .timeout_ns = LONG};
+    rdt_object *object = fetch_as(b, &ref, &how);
     rdt_release(object);
     must(gpu_holds(own, BYTES, 7));
     must_say(bytes_of(path) == 0, "the copy into the client's memory went through host memory");
@@ -197,14 +186,13 @@ Test(cuda_visible, copy_through_host_memory_says_so)
     for (unsigned without = 0; without < 2; without++) {
         struct program program = {0};
         char text[RDT_REF_TEXT_BYTES];
-        struct rdt_ref ref;
         void *addr;
         if (gpu_is_real() && (without || gpu_count() < 2))
             cr_skip_test("this needs two GPUs, and a driver that can be told what to refuse");
         begin_with(without ? "FAKE_CUDA_NO_PEER=1" : NULL, (const char *const[]){"--pool-idle=200ms", NULL});
         must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
         gpu_fill(addr, BYTES, 8);
-        ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+        struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
         expect(b, &ref, "cuda", gpu_uuid(1), 8, "local/copy");
         rdt_ref_to_text(&ref, text);
         program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, "explain", text, NULL}, NULL);

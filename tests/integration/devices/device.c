@@ -2,21 +2,32 @@
 /* Memory on devices, on one node, with a fake device whose addresses the daemon cannot touch: it is shared with clients of its
  * owner and copied for others and to other places; its lifetime, its order by streams, and faults.
  */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
 #include "client/rdt_plan.h"
 #include "tests/integration/devices/device_fixture.h"
 
 TestSuite(device, .timeout = 100);
 
+static char *daemon_maps(pid_t pid)
+{
+    char path[64];
+
+    (void)snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    return read_file(path, NULL);
+}
+
 /* ---- destinations ---- */
 
 Test(device, owner_shares_it_without_a_copy)
 {
-    struct rdt_ref ref;
     rdt_object *object;
     uint8_t *addr;
 
     begin();
-    ref = put_on(a, "FAKE-1", BYTES, 1, (void **)&addr);
+    struct rdt_ref ref = put_on(a, "FAKE-1", BYTES, 1, (void **)&addr);
     expect(b, &ref, NULL, NULL, BYTES, 1, "local/share", "fake", "FAKE-1");
     must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
     addr[17] ^= 0xff; /* the very same memory */
@@ -30,14 +41,12 @@ Test(device, owner_shares_it_without_a_copy)
 
 Test(device, fetch_brings_it_to_the_place_that_the_reader_names)
 {
-    struct rdt_ref ref, host;
-
     begin();
-    ref = put_on(a, "FAKE-0", BYTES, 2, NULL);
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 2, NULL);
     expect(b, &ref, "host", NULL, BYTES, 2, "local/copy", "host", "");
     expect(b, &ref, "fake", "FAKE-1", BYTES, 2, "local/copy", "fake", "FAKE-1");
     expect(b, &ref, "fake", "fake-0", BYTES, 2, "local/share", "fake", "FAKE-0");
-    host = put_one(a, &VECTOR(RDT_U8, 3 * BYTES, alloc_memory(a, 3 * BYTES)), NULL);
+    struct rdt_ref host = put_one(a, &VECTOR(RDT_U8, 3 * BYTES, alloc_memory(a, 3 * BYTES)), NULL);
     {
         rdt_object *object;
         must_ok(fetch_to(b, &host, "fake", "FAKE-1", &object, &err));
@@ -50,18 +59,16 @@ Test(device, fetch_brings_it_to_the_place_that_the_reader_names)
 
 Test(device, client_without_a_mapper_gets_host_memory)
 {
-    struct rdt_ref ref;
     rdt *plain;
 
     begin();
-    ref = put_on(a, "FAKE-0", BYTES, 3, NULL);
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 3, NULL);
     node_connect(&node, &plain);
     expect(plain, &ref, NULL, NULL, BYTES, 3, "local/copy", "host", "");
     {
         rdt_object *object;
-        struct rdt_fetch_options options = RDT_INIT(options);
         must_refuse(RDT_UNSUPPORTED, "rdt_map_by", fetch_to(plain, &ref, "fake", "FAKE-0", &object, &err));
-        options.mode = RDT_FETCH_SHARE;
+        struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_SHARE};
         must_refuse(RDT_NO_PATH, "does not map", rdt_fetch(plain, &ref, 1, &options, &object, &err));
         must_refuse(RDT_UNSUPPORTED, "FAKE-0, FAKE-1", fetch_to(b, &ref, "fake", "FAKE-7", &object, &err));
         must_refuse(RDT_INVALID, "name one of", fetch_to(b, &ref, "fake", NULL, &object, &err));
@@ -70,18 +77,55 @@ Test(device, client_without_a_mapper_gets_host_memory)
     end(NULL);
 }
 
+Test(device, imported_memory_is_copied_to_a_device_and_back)
+{
+    enum { ALL = 9 << 20 }; /* several chunks, the last one with an odd size */
+    static const int64_t shape[2] = {2048, 1024}, strides[2] = {2048, 2};
+    struct rdt_tensor columns = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .strides = strides};
+    int fd = memfd_create("imported", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct rdt_tensor target;
+    const struct rdt_tensor *targets = &target;
+    size_t n = 1;
+    rdt_object *object;
+
+    must(fd >= 0 && ftruncate(fd, 2 * ALL) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    uint8_t *memory = mmap(NULL, 2 * ALL, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(memory != MAP_FAILED);
+    begin();
+    must_ok(rdt_import(a, fd, memory, 2 * ALL, &err));
+    fill_pattern(memory, ALL, 6);
+    struct rdt_ref ref = put_one(a, &VECTOR(RDT_U8, ALL - 13, memory), NULL);
+    expect(b, &ref, "fake", "FAKE-1", ALL - 13, 6, "local/copy", "fake", "FAKE-1");
+    columns.data = memory;
+    ref = put_one(a, &columns, NULL);
+    must_ok(fetch_to(b, &ref, "fake", "FAKE-0", &object, &err));
+    for (size_t i = 0; i < 2048u * 1024u; i++)
+        must(((uint8_t *)tensor_of(object, 0).data)[i] == memory[2 * i]);
+    rdt_release(object);
+    ref = put_on(b, "FAKE-0", BYTES, 7, NULL);
+    target = VECTOR(RDT_U8, BYTES, memory + ALL);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = &targets, .target_counts = &n};
+    must_ok(rdt_fetch(a, &ref, 1, &options, &object, &err));
+    must(holds_pattern(memory + ALL, BYTES, 7));
+    rdt_release(object);
+    char *maps = daemon_maps(node.pid);
+    must(!strstr(maps, "memfd:imported"));
+    free(maps);
+    must_ok(rdt_dealloc(a, memory, &err));
+    must(munmap(memory, 2 * ALL) == 0 && close(fd) == 0);
+    end(NULL);
+}
+
 Test(device, mixed_objects_and_strides)
 {
-    uint8_t *on0, *on1, *in_host;
     struct rdt_tensor tensors[4];
     static const int64_t shape[2] = {100, 300}, turned[2] = {300, 100}, strides[2] = {1, 300};
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin();
-    on0 = fake_device_alloc(a, "FAKE-0", 30000);
-    on1 = fake_device_alloc(a, "FAKE-1", BYTES);
-    in_host = alloc_memory(a, BYTES);
+    uint8_t *on0 = fake_device_alloc(a, "FAKE-0", 30000);
+    uint8_t *on1 = fake_device_alloc(a, "FAKE-1", BYTES);
+    uint8_t *in_host = alloc_memory(a, BYTES);
     fill_pattern(on0, 30000, 4);
     fill_pattern(on1, BYTES, 5);
     fill_pattern(in_host, BYTES, 6);
@@ -89,7 +133,7 @@ Test(device, mixed_objects_and_strides)
     tensors[1] = bytes_at(in_host, BYTES);
     tensors[2] = bytes_at(on1, BYTES);
     tensors[3] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = on0};
-    ref = put_tensors(a, tensors, 4, 0);
+    struct rdt_ref ref = put_tensors(a, tensors, 4, 0);
     must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
     must_go_by("local/share", object);
     for (unsigned i = 0; i < 4; i++) {
@@ -99,10 +143,10 @@ Test(device, mixed_objects_and_strides)
     rdt_release(object);
     /* Round 0 fetches all tensors to the host, 1 all to a device, 2 those on devices to one device. */
     for (unsigned round = 0; round < 3; round++) {
-        struct rdt_fetch_options options = RDT_INIT(options);
-        options.memory = round == 0 ? "host" : "fake";
-        options.device = round == 0 ? NULL : "FAKE-1";
-        options.host_stays = round == 2;
+        struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                            .memory = round == 0 ? "host" : "fake",
+                                            .device = round == 0 ? NULL : "FAKE-1",
+                                            .host_stays = round == 2};
         must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err));
         must_go_by("local/copy", object);
         for (unsigned i = 0; i < 4; i++) {
@@ -118,23 +162,18 @@ Test(device, mixed_objects_and_strides)
 
 Test(device, targets_on_devices_and_in_host_memory)
 {
-    struct rdt_ref ref;
-    uint8_t *to, *to_host;
     struct rdt_tensor targets[1];
     const struct rdt_tensor *lists[1] = {targets};
     size_t counts[1] = {1};
-    struct rdt_fetch_options options = RDT_INIT(options);
-    rdt_object *object;
     uint8_t own[BYTES];
 
     begin();
-    ref = put_on(a, "FAKE-0", BYTES, 7, NULL);
-    to = fake_device_alloc(b, "FAKE-1", 2 * BYTES);
-    to_host = alloc_memory(b, BYTES);
-    options.targets = lists;
-    options.target_counts = counts;
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 7, NULL);
+    uint8_t *to = fake_device_alloc(b, "FAKE-1", 2 * BYTES);
+    uint8_t *to_host = alloc_memory(b, BYTES);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = lists, .target_counts = counts};
     targets[0] = bytes_at(to + BYTES, BYTES);
-    must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err));
+    rdt_object *object = fetch_as(b, &ref, &options);
     must(holds_pattern(to + BYTES, BYTES, 7) && is_filled_with(to, BYTES, 0));
     must_lie(object, 0, "fake", "FAKE-1");
     rdt_release(object);
@@ -151,15 +190,11 @@ Test(device, targets_on_devices_and_in_host_memory)
 
 Test(device, snapshot_does_not_change)
 {
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
-    uint8_t *addr;
-
     begin();
-    addr = fake_device_alloc(a, "FAKE-1", BYTES);
+    uint8_t *addr = fake_device_alloc(a, "FAKE-1", BYTES);
     fill_pattern(addr, BYTES, 8);
-    tensor = bytes_at(addr, BYTES);
-    ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
     fill_pattern(addr, BYTES, 9);
     expect(b, &ref, NULL, NULL, BYTES, 8, "local/copy", "fake", "FAKE-1");
     expect(b, &ref, "host", NULL, BYTES, 8, "local/copy", "host", "");
@@ -200,10 +235,9 @@ static size_t dirty_bytes(const uint8_t *bytes, size_t n)
 static void expect_clean(const struct rdt_ref *ref, const char *memory)
 {
     rdt_object *object;
-    const uint8_t *first;
 
     must_ok(fetch_to(b, ref, memory, memory ? "FAKE-1" : NULL, &object, &err));
-    first = tensor_of(object, 0).data;
+    const uint8_t *first = tensor_of(object, 0).data;
     must(holds_pattern(first, 100, 3) && holds_pattern(tensor_of(object, 1).data, 1000, 4));
     must((const uint8_t *)tensor_of(object, 1).data == first + 128);
     must(dirty_bytes(first + 100, 28) == 0);
@@ -216,8 +250,6 @@ Test(device, memory_that_is_written_whole_is_not_cleared_and_shows_no_bytes_of_o
 {
     uint8_t *host = malloc(64 * KIB);
     struct rdt_tensor two[2];
-    struct rdt_ref ref, snapshot;
-    void *addr;
 
     must(host);
     two[0] = bytes_at(host, 100);
@@ -225,16 +257,16 @@ Test(device, memory_that_is_written_whole_is_not_cleared_and_shows_no_bytes_of_o
     fill_pattern(host, 100, 3);
     fill_pattern(host + 200, 1000, 4);
     begin();
-    ref = put_tensors(a, two, 2, 0);
+    struct rdt_ref ref = put_tensors(a, two, 2, 0);
     expect_clean(&ref, "fake");
     must(atomic_load(&gpu.control->dirty) == 1 && atomic_load(&gpu.control->made) == 1);
     must(atomic_load(&gpu.control->cleared_bytes) == 28 + 64 * KIB - 1128);
 
-    addr = fake_device_alloc(a, "FAKE-0", 64 * KIB);
+    void *addr = fake_device_alloc(a, "FAKE-0", 64 * KIB);
     memcpy(addr, host, 64 * KIB);
     two[0].data = addr;
     two[1].data = (char *)addr + 200;
-    snapshot = put_tensors(a, two, 2, RDT_PUT_SNAPSHOT);
+    struct rdt_ref snapshot = put_tensors(a, two, 2, RDT_PUT_SNAPSHOT);
     must(atomic_load(&gpu.control->dirty) == 2);
     expect_clean(&snapshot, NULL);
     free(host);
@@ -244,9 +276,6 @@ Test(device, memory_that_is_written_whole_is_not_cleared_and_shows_no_bytes_of_o
 Test(device, legacy_handle_is_opened_once)
 {
     struct fake_memory_own own;
-    struct rdt_shared whole, part;
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
     struct actor reader;
     bool known;
     const char *memory;
@@ -255,9 +284,9 @@ Test(device, legacy_handle_is_opened_once)
     actor_start(&reader, read_handle, &node);
     fake_device_malloc(&own, 1, 2 * BYTES);
     fill_pattern(own.addr + BYTES, BYTES, 11);
-    whole = fake_device_handle(&own, "FAKE-0");
+    struct rdt_shared whole = fake_device_handle(&own, "FAKE-0");
     whole.bytes = BYTES;
-    part = fake_device_handle(&own, "FAKE-0");
+    struct rdt_shared part = fake_device_handle(&own, "FAKE-0");
     part.offset = BYTES;
     part.bytes = BYTES;
     must_ok(rdt_import_shared(a, &whole, own.addr, &err));
@@ -265,8 +294,8 @@ Test(device, legacy_handle_is_opened_once)
     must(atomic_load(&gpu.control->handles) == 1 && atomic_load(&gpu.control->imports) == 2);
     must_ok(rdt_known(a, own.addr + BYTES, 10, &known, &memory, NULL, &err));
     must(known && strcmp(memory, "fake") == 0);
-    tensor = bytes_at(own.addr + BYTES, 1000);
-    ref = put_tensors(a, &tensor, 1, 0);
+    struct rdt_tensor tensor = bytes_at(own.addr + BYTES, 1000);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, 0);
     expect(a, &ref, NULL, NULL, 1000, 11, "local/same", "fake", "FAKE-0");
     expect(b, &ref, "host", NULL, 1000, 11, "local/copy", "host", "");
     actor_send(&reader, &ref, sizeof ref); /* another process opens the handle itself */
@@ -283,21 +312,18 @@ Test(device, legacy_handle_is_opened_once)
 Test(device, chunks_in_several_messages)
 {
     struct fake_memory_own few, many;
-    struct rdt_shared shared;
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
 
     begin();
     fake_device_malloc(&few, 5, 64 * KIB);
     fake_device_malloc(&many, 150, 4 * KIB);
     fill_pattern(few.addr, few.bytes, 12);
     fill_pattern(many.addr, many.bytes, 13);
-    shared = fake_device_chunks(&few, "FAKE-1");
+    struct rdt_shared shared = fake_device_chunks(&few, "FAKE-1");
     must_ok(rdt_import_shared(a, &shared, few.addr, &err));
     shared = fake_device_chunks(&many, "FAKE-1");
     must_ok(rdt_import_shared(a, &shared, many.addr, &err));
-    tensor = bytes_at(few.addr, few.bytes);
-    ref = put_tensors(a, &tensor, 1, 0);
+    struct rdt_tensor tensor = bytes_at(few.addr, few.bytes);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, 0);
     expect(b, &ref, NULL, NULL, few.bytes, 12, "local/share", "fake", "FAKE-1");
     expect(b, &ref, "fake", "FAKE-0", few.bytes, 12, "local/copy", "fake", "FAKE-0");
     tensor = bytes_at(many.addr, many.bytes);
@@ -324,7 +350,6 @@ Test(device, thousand_puts_leave_nothing)
     for (unsigned i = 0; i < 1000; i++) {
         void *addr;
         struct rdt_ref ref = put_on(a, i % 2 ? "FAKE-0" : "FAKE-1", 64 * KIB, i, &addr);
-        uint64_t now;
         if (i % 10 == 0)
             expect(b, &ref, i % 20 ? "host" : NULL, NULL, 64 * KIB, i, i % 20 ? "local/copy" : "local/share",
                    i % 20 ? "host" : "fake",
@@ -333,7 +358,7 @@ Test(device, thousand_puts_leave_nothing)
                            : "FAKE-1");
         must_ok(rdt_free(a, &ref, false, &err));
         must_ok(rdt_dealloc(a, addr, &err));
-        now = atomic_load(&gpu.control->allocated[0]) + atomic_load(&gpu.control->allocated[1]);
+        uint64_t now = atomic_load(&gpu.control->allocated[0]) + atomic_load(&gpu.control->allocated[1]);
         most = now > most ? now : most;
     }
     must_say(most <= 16 * 64 * KIB, "%llu bytes at once", (unsigned long long)most);
@@ -344,14 +369,13 @@ Test(device, thousand_puts_leave_nothing)
 static int hold_device_memory(struct actor *self, void *arg)
 {
     struct fake_memory_own own;
-    struct rdt_shared shared;
     rdt *conn;
 
     node_connect(arg, &conn);
     fake_device_use(conn);
     (void)put_on(conn, "FAKE-0", BYTES, 1, NULL);
     fake_device_malloc(&own, 1, BYTES);
-    shared = fake_device_handle(&own, "FAKE-1");
+    struct rdt_shared shared = fake_device_handle(&own, "FAKE-1");
     must_ok(rdt_import_shared(conn, &shared, own.addr, &err));
     actor_step(self);
     actor_await(self);
@@ -373,13 +397,11 @@ Test(device, memory_of_a_killed_client_is_freed)
 
 Test(device, limit_names_the_device)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
     void *one, *two;
 
     begin_with((const char *const[]){"--device-limit=1MiB", NULL});
     one = fake_device_alloc(a, "FAKE-0", 768 * KIB);
-    options.memory = "fake";
-    options.device = "FAKE-0";
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = "FAKE-0"};
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 512 * KIB, &options, &two, &err));
     two = fake_device_alloc(b, "FAKE-1", 512 * KIB);
     must_ok(rdt_dealloc(a, one, &err));
@@ -394,23 +416,18 @@ Test(device, limit_names_the_device)
 
 Test(device, nobody_reads_it_before_its_stream_has_written_it)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
     rdt_request *request, *requests[1];
     rdt_object *object;
-    uint8_t *addr;
 
     begin();
-    addr = fake_device_alloc(a, "FAKE-0", BYTES);
-    tensor = bytes_at(addr, BYTES);
-    options.flags = RDT_PUT_PENDING;
-    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    uint8_t *addr = fake_device_alloc(a, "FAKE-0", BYTES);
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
+    struct rdt_ref ref = put_as(a, &tensor, 1, &options);
     request = requests[0] = start_one(b, &ref, LONG);
     must_be(RDT_TIMED_OUT, rdt_wait(b, requests, 1, 1, 50 * MSEC, NULL, NULL, &err));
     {
-        struct rdt_stat stat;
-        must_ok(rdt_stat(b, &ref, &stat, &err));
+        struct rdt_stat stat = stat_of(b, &ref);
         must(strcmp(stat.state, "filling") == 0);
     }
     fill_pattern(addr, BYTES, 21); /* this stands for the slow stream */
@@ -441,17 +458,13 @@ static void await_waiter(const struct rdt_ref *ref)
 
 Test(device, failed_pending_put_fails_its_waiters)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
     rdt_request *requests[1];
-    uint8_t *addr;
 
     begin();
-    addr = fake_device_alloc(a, "FAKE-0", BYTES);
-    tensor = bytes_at(addr, BYTES);
-    options.flags = RDT_PUT_PENDING;
-    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    uint8_t *addr = fake_device_alloc(a, "FAKE-0", BYTES);
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
+    struct rdt_ref ref = put_as(a, &tensor, 1, &options);
     requests[0] = start_one(b, &ref, LONG);
     await_waiter(&ref);
     must_ok(rdt_fail(a, &ref, RDT_SYSTEM, "the kernel was launched with nonsense", &err));
@@ -471,11 +484,10 @@ Test(device, failed_pending_put_fails_its_waiters)
 
 Test(device, failed_copy_is_reported_and_disturbs_nothing_else)
 {
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin();
-    ref = put_on(a, "FAKE-0", BYTES, 31, NULL);
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 31, NULL);
     atomic_store(&gpu.control->fail_copies, 1);
     must_refuse(RDT_SYSTEM, "fallen off the bus", fetch_to(b, &ref, "host", NULL, &object, &err));
     expect(b, &ref, "host", NULL, BYTES, 31, "local/copy", "host", "");
@@ -487,22 +499,17 @@ Test(device, failed_copy_is_reported_and_disturbs_nothing_else)
 
 Test(device, deadline_and_cancel_while_the_device_is_slow)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    uint64_t began;
-    struct rdt_ref ref;
-    rdt_request *request;
     rdt_object *object;
 
     begin();
-    ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
     fake_hold(gpu.control, true);
-    options.memory = "host";
-    options.timeout_ns = 50 * MSEC;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .memory = "host", .timeout_ns = 50 * MSEC};
     must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &options, &object, &err));
     options.timeout_ns = LONG;
     must_ok(rdt_ping(b, LONG, &err)); /* the daemon has ended the one before */
-    began = atomic_load(&gpu.control->started);
-    must_ok(rdt_fetch_start(b, &ref, 1, &options, &request, &err));
+    uint64_t began = atomic_load(&gpu.control->started);
+    rdt_request *request = start_as(b, &ref, &options);
     wait_until(LONG, atomic_load(&gpu.control->started) > began);
     rdt_cancel(request);
     rdt_request_destroy(request);
@@ -515,11 +522,10 @@ Test(device, deadline_and_cancel_while_the_device_is_slow)
 
 Test(device, plugin_without_a_device_says_so)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
     void *addr;
 
     begin_with((const char *const[]){"devices=0", NULL});
-    options.memory = "fake";
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake"};
     must_refuse(RDT_UNSUPPORTED, "there is no fake device", rdt_alloc_with(a, BYTES, &options, &addr, &err));
     expect_output("backends", NULL, "there is no fake device");
     end(NULL);

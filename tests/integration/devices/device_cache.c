@@ -65,22 +65,18 @@ static void snapshot_and_free(rdt *conn, void *addr, size_t bytes)
 /* A fetch that fails has not written its memory, which shows bytes of others: nobody gets it. */
 Test(device_cache, memory_of_a_failed_fetch_is_not_pooled)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
-    struct rdt_ref ref;
     rdt_object *object;
-    uint8_t *bytes;
     void *source, *addr;
 
     begin_caching(NULL);
-    ref = put_on(a, "FAKE-0", 1000, 3, &source);
+    struct rdt_ref ref = put_on(a, "FAKE-0", 1000, 3, &source);
     atomic_store(&gpu.control->fail_copies, 1);
     must_be(RDT_SYSTEM, fetch_to(a, &ref, "fake", "FAKE-1", &object, &err));
     must(atomic_load(&gpu.control->dirty) == 1);
-    options.memory = "fake";
-    options.device = "FAKE-1";
-    options.written_whole = true;
+    struct rdt_alloc_options options = {
+        .struct_size = sizeof options, .memory = "fake", .device = "FAKE-1", .written_whole = true};
     must_ok(rdt_alloc_with(a, 64 * KIB, &options, &addr, &err));
-    bytes = addr;
+    uint8_t *bytes = addr;
     for (size_t i = 0; i < 1000; i++)
         must(bytes[i] != FAKE_DIRT);
     must_ok(rdt_dealloc(a, addr, &err));
@@ -91,15 +87,13 @@ Test(device_cache, memory_of_a_failed_fetch_is_not_pooled)
 
 Test(device_cache, unexported_memory_serves_any_client_and_is_zeroed)
 {
-    uint8_t *from, *got;
-
     begin_caching(NULL);
-    from = fake_device_alloc(a, "FAKE-0", BYTES);
+    uint8_t *from = fake_device_alloc(a, "FAKE-0", BYTES);
     fill_pattern(from, BYTES, 1);
     snapshot_and_free(a, from, BYTES);
     must(made() == 2 && atomic_load(&gpu.control->zeroed) == 0);
     expect_output("backends", NULL, "(256.0 KiB in the free pool)");
-    got = fake_device_alloc(b, "FAKE-0", BYTES); /* another client */
+    uint8_t *got = fake_device_alloc(b, "FAKE-0", BYTES); /* another client */
     must_say(made() == 2, "%llu blocks were made", (unsigned long long)made());
     must(is_zero(got, BYTES));
     must(atomic_load(&gpu.control->zeroed) == 1);
@@ -115,16 +109,14 @@ Test(device_cache, unexported_memory_serves_any_client_and_is_zeroed)
 Test(device_cache, unload_unpins_host_memory_that_is_in_use)
 {
     enum { HOST_BYTES = 2 << 20 };
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
     rdt_object *object;
     void *host;
 
     begin_caching(NULL);
     must_ok(rdt_alloc(a, HOST_BYTES, &host, &err));
     fill_pattern(host, HOST_BYTES, 8);
-    tensor = bytes_at(host, HOST_BYTES);
-    ref = put_tensors(a, &tensor, 1, 0);
+    struct rdt_tensor tensor = bytes_at(host, HOST_BYTES);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, 0);
     for (unsigned i = 0; i < 2; i++) {
         must(atomic_load(&gpu.control->pinned) == 0);
         expect(b, &ref, "fake", "FAKE-0", HOST_BYTES, 8, "local/copy", "fake", "FAKE-0");
@@ -150,18 +142,15 @@ Test(device_cache, unload_unpins_host_memory_that_is_in_use)
 
 Test(device_cache, exported_memory_serves_only_the_client_that_had_it)
 {
-    uint8_t *had, *other, *again;
-    uint64_t before;
-
     begin_caching(NULL);
-    had = fake_device_alloc(a, "FAKE-0", BYTES);
+    uint8_t *had = fake_device_alloc(a, "FAKE-0", BYTES);
     fill_pattern(had, BYTES, 2);
     must_ok(rdt_dealloc(a, had, &err));
-    before = made();
-    other = fake_device_alloc(b, "FAKE-0", BYTES);
+    uint64_t before = made();
+    uint8_t *other = fake_device_alloc(b, "FAKE-0", BYTES);
     must_say(made() == before + 1, "a client was given memory that another client had");
     must(is_zero(other, BYTES));
-    again = fake_device_alloc(a, "FAKE-0", BYTES);
+    uint8_t *again = fake_device_alloc(a, "FAKE-0", BYTES);
     must_say(made() == before + 1, "the client was not given its cached memory");
     must(is_zero(again, BYTES));
     must_ok(rdt_dealloc(a, again, &err));
@@ -176,18 +165,16 @@ Test(device_cache, next_fetch_to_a_device_reuses_the_memory_of_the_last_one)
 {
     struct rdt_ref ref = {0};
     rdt_object *object;
-    uint8_t *host;
-    uint64_t before;
 
     begin_caching(NULL);
-    host = alloc_memory(a, BYTES);
+    uint8_t *host = alloc_memory(a, BYTES);
     fill_pattern(host, BYTES, 3);
     {
         struct rdt_tensor tensor = bytes_at(host, BYTES);
         ref = put_tensors(a, &tensor, 1, 0);
     }
     expect(b, &ref, "fake", "FAKE-0", BYTES, 3, "local/copy", "fake", "FAKE-0");
-    before = made();
+    uint64_t before = made();
     for (uint32_t seed = 4; seed < 20; seed++) {
         fill_pattern(host, BYTES, seed);
         expect(b, &ref, "fake", "FAKE-0", BYTES, seed, "local/copy", "fake", "FAKE-0");
@@ -203,20 +190,17 @@ Test(device_cache, next_fetch_to_a_device_reuses_the_memory_of_the_last_one)
 /* A process may put tensors that it fetched. Imported by its chunks, the same memory is then another region. */
 Test(device_cache, memory_that_is_imported_again_is_not_reused)
 {
-    struct rdt_ref ref, held;
     struct fake_memory_own own;
-    struct rdt_shared shared;
-    struct rdt_tensor tensor;
     uint8_t *first, *second;
 
     begin_caching(NULL);
     fake_device_malloc(&own, 1, BYTES);
     fill_pattern(own.addr, BYTES, 5);
-    shared = fake_device_chunks(&own, "FAKE-0");
+    struct rdt_shared shared = fake_device_chunks(&own, "FAKE-0");
     must_ok(rdt_import_shared(a, &shared, own.addr, &err));
-    tensor = bytes_at(own.addr, BYTES);
-    held = put_tensors(a, &tensor, 1, 0);
-    ref = put_on(b, "FAKE-0", BYTES, 6, (void **)&first);
+    struct rdt_tensor tensor = bytes_at(own.addr, BYTES);
+    struct rdt_ref held = put_tensors(a, &tensor, 1, 0);
+    struct rdt_ref ref = put_on(b, "FAKE-0", BYTES, 6, (void **)&first);
     must_ok(rdt_dealloc(b, first, &err));
     must_ok(rdt_free(b, &ref, false, &err));
     second = fake_device_alloc(b, "FAKE-0", BYTES);
@@ -231,7 +215,6 @@ Test(device_cache, memory_that_is_imported_again_is_not_reused)
 
 Test(device_cache, cache_is_bounded_and_freed_before_a_request_is_refused)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
     uint8_t *some[8], *all;
 
     begin_caching(NULL);
@@ -241,8 +224,7 @@ Test(device_cache, cache_is_bounded_and_freed_before_a_request_is_refused)
         must_ok(rdt_dealloc(a, some[i], &err));
     wait_until(LONG, used_bytes("FAKE-0") == 8 * BYTES); /* one client may have half of 4 MiB */
     must(atomic_load(&gpu.control->blocks) == 2);
-    options.memory = "fake";
-    options.device = "FAKE-0";
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = "FAKE-0"};
     must_ok(rdt_alloc_with(b, 15 * 4 * BYTES, &options, (void **)&all, &err)); /* 15 of 16 MiB: a cached block must go */
     must_say(atomic_load(&gpu.control->blocks) == 2, "%u blocks", (unsigned)atomic_load(&gpu.control->blocks));
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 2 * 4 * BYTES, &options, (void **)&some[0], &err));
@@ -252,14 +234,10 @@ Test(device_cache, cache_is_bounded_and_freed_before_a_request_is_refused)
 
 Test(device_cache, room_of_one_clients_cache_serves_another_client)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
-    uint8_t *first, *second;
-
     begin_caching(NULL);
-    first = fake_device_alloc(a, "FAKE-0", 8 * BYTES);
-    second = fake_device_alloc(a, "FAKE-0", 56 * BYTES); /* the device is full */
-    options.memory = "fake";
-    options.device = "FAKE-0";
+    uint8_t *first = fake_device_alloc(a, "FAKE-0", 8 * BYTES);
+    uint8_t *second = fake_device_alloc(a, "FAKE-0", 56 * BYTES); /* the device is full */
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = "FAKE-0"};
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 5 * BYTES, &options, (void **)&second, &err));
     must_ok(rdt_dealloc(a, first, &err)); /* cached for a */
     must_ok(rdt_alloc_with(b, 5 * BYTES, &options, (void **)&second, &err));
@@ -268,7 +246,6 @@ Test(device_cache, room_of_one_clients_cache_serves_another_client)
 
 Test(device_cache, memory_that_cannot_be_zeroed_is_not_reused)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
     uint8_t *from, *got;
 
     begin_caching(NULL);
@@ -276,8 +253,7 @@ Test(device_cache, memory_that_cannot_be_zeroed_is_not_reused)
     fill_pattern(from, BYTES, 7);
     snapshot_and_free(a, from, BYTES);
     atomic_store(&gpu.control->fail_zeros, 1);
-    options.memory = "fake";
-    options.device = "FAKE-0";
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = "FAKE-0"};
     must_refuse(RDT_SYSTEM, "cannot be cleared", rdt_alloc_with(b, BYTES, &options, (void **)&got, &err));
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 1);
     got = fake_device_alloc(b, "FAKE-0", BYTES);
@@ -287,10 +263,8 @@ Test(device_cache, memory_that_cannot_be_zeroed_is_not_reused)
 
 Test(device_cache, idle_memory_goes_back_to_the_device)
 {
-    uint8_t *from;
-
     begin_with((const char *const[]){"--pool-idle=100ms", NULL});
-    from = fake_device_alloc(a, "FAKE-0", BYTES);
+    uint8_t *from = fake_device_alloc(a, "FAKE-0", BYTES);
     snapshot_and_free(a, from, BYTES);
     must_ok(rdt_dealloc(a, from, &err));
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 0);

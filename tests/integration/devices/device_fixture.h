@@ -49,11 +49,9 @@ static inline void end(const char *const *declared)
 
 static inline struct rdt_ref put_tensors(rdt *conn, const struct rdt_tensor *tensors, size_t n, uint32_t flags)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = flags};
+    struct rdt_ref ref = put_as(conn, tensors, n, &options);
 
-    options.flags = flags;
-    must_ok(rdt_put(conn, tensors, n, &options, &ref, &err));
     return ref;
 }
 

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests for memory on devices that cannot be fulfilled, and imports that are not what they claim to be. Each is refused with
  * a sentence that names the fault, and nothing else is affected. */
-#include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/mman.h>
 
 #include "client/call.h"
 #include "tests/integration/devices/device_fixture.h"
 #include "tests/integration/hostile/mute_fs.h"
-#include "tests/support/actor.h"
 #include "tests/support/raw.h"
 
 TestSuite(device_hostile, .timeout = 100);
@@ -84,17 +80,10 @@ Test(device_hostile, import_columns_of_other_lengths_are_refused)
 
 static Rdt__Pb__Import part(uint64_t number, uint32_t first, bool more, const uint64_t *sizes)
 {
-    Rdt__Pb__Import message = RDT__PB__IMPORT__INIT;
-
-    message.memory = (char *)"fake";
-    message.device = (char *)"FAKE-0";
-    message.kind = RDT__PB__REGION_KIND__REGION_KIND_VMM;
-    message.number = number;
-    message.first_chunk = first;
-    message.more = more;
-    message.bytes = more ? 0 : 4096;
-    message.chunk_bytes = (uint64_t *)(uintptr_t)sizes;
-    message.n_chunk_bytes = 2;
+    Rdt__Pb__Import message =
+        MESSAGE(import, .memory = (char *)"fake", .device = (char *)"FAKE-0", .kind = RDT__PB__REGION_KIND__REGION_KIND_VMM,
+                .number = number, .first_chunk = first, .more = more, .bytes = more ? 0 : 4096,
+                .chunk_bytes = (uint64_t *)(uintptr_t)sizes, .n_chunk_bytes = 2);
     return message;
 }
 
@@ -207,17 +196,15 @@ Test(device_hostile, threads_that_import_at_once_get_their_own_memory)
 Test(device_hostile, import_that_fails_half_way_leaves_nothing_behind)
 {
     struct fake_memory_own own;
-    struct rdt_shared shared;
-    unsigned before;
     int fds[100];
 
     begin();
     fake_device_malloc(&own, 100, 4 * KIB);
-    shared = fake_device_chunks(&own, "FAKE-1");
+    struct rdt_shared shared = fake_device_chunks(&own, "FAKE-1");
     memcpy(fds, shared.fds, sizeof fds);
     fds[99] = -1; /* in the second message */
     shared.fds = fds;
-    before = fds_of(node.pid);
+    unsigned before = fds_of(node.pid);
     must_refuse(RDT_SYSTEM, "fd -1", rdt_import_shared(a, &shared, own.addr, &err));
     wait_until(LONG, fds_of(node.pid) == before);
     fds[99] = own.fds[99];
@@ -263,8 +250,7 @@ static int import_and_release(struct actor *self, void *arg)
         rdt__pb__region_reply__free_unpacked(reply, NULL);
     }
     for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
-        Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
-        release.region = regions[i];
+        Rdt__Pb__ReleaseRegion release = MESSAGE(release_region, .region = regions[i]);
         (void)raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0);
         must(raw_next(&raw));
     }
@@ -282,7 +268,7 @@ static void imports_delay_nobody(struct slow_plan *plan)
     begin();
     actor_start(&actor, import_and_release, plan);
     actor_await(&actor);
-    wait_until(LONG, plan->fs.n_flushes >= SLOW_IMPORTS);
+    wait_until(LONG, plan->fs.counts->flushes >= SLOW_IMPORTS);
     works(a);
     works(b);
     mute_end(&plan->fs);
@@ -305,20 +291,16 @@ Test(device_hostile, end_of_imports_whose_close_does_not_return_delays_nobody)
 Test(device_hostile, allocation_larger_than_the_device_is_refused)
 {
     static const size_t sizes[] = {SIZE_MAX / 2, SIZE_MAX / 2 + 1, (size_t)1 << 60, 65 << 20};
-    Rdt__Pb__Alloc message = RDT__PB__ALLOC__INIT;
-    struct rdt_alloc_options options = RDT_INIT(options);
     struct raw raw;
     void *addr;
 
     begin();
-    options.memory = "fake";
-    options.device = "FAKE-0";
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = "FAKE-0"};
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++)
         must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(a, sizes[i], &options, &addr, &err));
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    message.memory = (char *)"fake";
-    message.device = (char *)"FAKE-0";
+    Rdt__Pb__Alloc message = MESSAGE(alloc, .memory = (char *)"fake", .device = (char *)"FAKE-0");
     for (uint64_t less = 0; less < 200000; less += 65535) { /* sizes whose rounding up overflows to 0 */
         message.bytes = UINT64_MAX - less;
         (void)raw_send(&raw, RDT_MSG_ALLOC, &message.base, NULL, 0);
@@ -333,15 +315,13 @@ Test(device_hostile, allocation_larger_than_the_device_is_refused)
 
 Test(device_hostile, ready_for_an_object_that_nobody_put_is_answered)
 {
-    Rdt__Pb__Ready ready = RDT__PB__READY__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     struct raw raw;
 
     begin();
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    ref.id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"};
-    ready.ref = &ref;
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"});
+    Rdt__Pb__Ready ready = MESSAGE(ready, .ref = &ref);
     (void)raw_send(&raw, RDT_MSG_READY, &ready.base, NULL, 0);
     refuses(&raw, RDT_NOT_FOUND, "nobody");
     raw_close(&raw);

@@ -9,34 +9,24 @@ TestSuite(device_leave, .timeout = 100);
 /* The fetch names a device, but allocates host memory first, so the kind has no memory in use yet. */
 Test(device_leave, kind_that_a_fetch_is_about_to_use_is_not_unloaded)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2];
-    struct node_status status;
-    rdt_request *request;
-    rdt_object *object;
-    struct rdt_ref ref;
-    uint64_t before;
-    rdt *admin;
 
     begin();
-    admin = node_client(&c.node[1], "admin");
+    rdt *admin = node_client(&c.node[1], "admin");
     tensors[0] = bytes_at(alloc_memory(owner, HOST_BYTES), HOST_BYTES);
     tensors[1] = bytes_at(fake_device_alloc(owner, "HERE-0", BYTES), BYTES);
     fill_pattern(tensors[1].data, BYTES, 1);
-    must_ok(rdt_put(owner, tensors, 2, NULL, &ref, &err));
-    node_status(&c.node[1], &status);
-    before = status.memory_bytes;
-    options.timeout_ns = LONG;
-    options.memory = "fake";
-    options.device = "THERE-1";
-    options.host_stays = true;
-    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    struct rdt_ref ref = put_as(owner, tensors, 2, NULL);
+    struct node_status status = node_now(&c.node[1]);
+    uint64_t before = status.memory_bytes;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .timeout_ns = LONG, .memory = "fake", .device = "THERE-1", .host_stays = true};
+    rdt_request *request = start_as(reader, &ref, &options);
     do
-        node_status(&c.node[1], &status);
+        status = node_now(&c.node[1]);
     while (status.memory_bytes < before + HOST_BYTES);
     must_refuse(RDT_BUSY, "memory kind fake is in use", rdt_backend_unload(admin, "fake", LONG, &err));
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     must(holds_pattern(tensor_of(object, 1).data, BYTES, 1));
     rdt_request_destroy(request);
     rdt_release(object);

@@ -8,11 +8,7 @@ TestSuite(device_nodes, .timeout = 150);
 
 static struct rdt_fetch_options to(const char *memory, const char *device)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.memory = memory;
-    options.device = device;
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .memory = memory, .device = device, .timeout_ns = LONG};
     return options;
 }
 
@@ -20,9 +16,8 @@ static void expect(const struct rdt_ref *ref, const char *memory, const char *de
                    const char *path)
 {
     struct rdt_fetch_options options = to(memory, device);
-    rdt_object *object;
+    rdt_object *object = fetch_as(reader, ref, &options);
 
-    must_ok(rdt_fetch(reader, ref, 1, &options, &object, &err));
     must_go_by(path, object);
     must_lie(object, 0, device ? "fake" : "host", device ? device : "");
     must(holds_pattern(tensor_of(object, 0).data, bytes, seed));
@@ -43,15 +38,13 @@ static void expect_explained(const rdt_object *object, const char *text)
 
 Test(device_nodes, through_host_memory_both_ways)
 {
-    struct rdt_ref ref, host;
-
     begin();
-    ref = put_on("HERE-0", LARGE, 1);
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 1);
     expect(&ref, NULL, NULL, LARGE, 1, "stream/staged");
     expect(&ref, "fake", "THERE-1", LARGE, 1, "stream/staged");
     must_say(atomic_load(&gpu[0].control->unpinned_bytes) == 0 && atomic_load(&gpu[1].control->unpinned_bytes) == 0,
              "it was not pinned");
-    host = put_pattern(owner, NULL, LARGE, 2);
+    struct rdt_ref host = put_pattern(owner, NULL, LARGE, 2);
     expect(&host, "fake", "THERE-0", LARGE, 2, "stream/staged");
     expect(&host, NULL, NULL, LARGE, 2, "stream");
     ref = put_on("HERE-1", 100, 3); /* a small tensor on a device does not travel in the answer */
@@ -76,10 +69,8 @@ static bool fetch_pins_nothing(const struct rdt_ref *ref)
 
 Test(device_nodes, stages_stay_pinned_for_later_transfers)
 {
-    struct rdt_ref ref;
-
     begin();
-    ref = put_on("HERE-0", LARGE, 1);
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 1);
     must(!fetch_pins_nothing(&ref));
     wait_until(LONG, fetch_pins_nothing(&ref)); /* the slots of a transfer that is just over are not back in the pool yet */
     for (unsigned i = 0; i < 2; i++)
@@ -94,7 +85,6 @@ Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
     static const int64_t turned[2] = {300, 100}, strides[2] = {1, 300};
     struct rdt_fetch_options options = to(NULL, NULL);
     struct rdt_put_options put = RDT_INIT(put);
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin_with(&(struct cluster_options){.stream = true});
@@ -109,7 +99,7 @@ Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
     tensors[2] = bytes_at(on1, LARGE);
     tensors[3] = bytes_at(on0 + 100, 333);
     tensors[4] = bytes_at(on0, 0);
-    must_ok(rdt_put(owner, tensors, 5, &put, &ref, &err));
+    struct rdt_ref ref = put_as(owner, tensors, 5, &put);
     for (unsigned round = 0; round < 3; round++) {
         options = round == 0 ? to(NULL, NULL) : to("fake", "THERE-1");
         options.host_stays = round == 2;
@@ -148,24 +138,22 @@ Test(device_nodes, targets)
     const struct rdt_tensor *lists[1] = {targets};
     size_t counts[1] = {2};
     struct rdt_fetch_options options = to(NULL, NULL);
-    rdt_object *object;
-    uint8_t *device, *host, *from;
 
     begin();
-    from = fake_device_alloc(owner, "HERE-0", 2 * BYTES);
+    uint8_t *from = fake_device_alloc(owner, "HERE-0", 2 * BYTES);
     fill_pattern(from, 2 * BYTES, 7);
     {
         struct rdt_put_options put = RDT_INIT(put);
         struct rdt_tensor both[2] = {bytes_at(from, BYTES), bytes_at(from + BYTES, BYTES)};
         must_ok(rdt_put(owner, both, 2, &put, &ref, &err));
     }
-    device = fake_device_alloc(reader, "THERE-0", BYTES);
-    host = alloc_memory(reader, BYTES);
+    uint8_t *device = fake_device_alloc(reader, "THERE-0", BYTES);
+    uint8_t *host = alloc_memory(reader, BYTES);
     targets[0] = bytes_at(device, BYTES);
     targets[1] = bytes_at(host, BYTES);
     options.targets = lists;
     options.target_counts = counts;
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    rdt_object *object = fetch_as(reader, &ref, &options);
     must(memcmp(device, from, BYTES) == 0 && memcmp(host, from + BYTES, BYTES) == 0);
     rdt_release(object);
     /* All targets are in host memory, so the pull begins before the owner says that the tensor is on a device. */
@@ -183,18 +171,14 @@ Test(device_nodes, targets)
 
 Test(device_nodes, nobody_reads_before_the_stream_has_written)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
     rdt_request *requests[1];
     rdt_object *object;
-    uint8_t *addr;
 
     begin();
-    addr = fake_device_alloc(owner, "HERE-0", BYTES);
-    tensor = bytes_at(addr, BYTES);
-    options.flags = RDT_PUT_PENDING;
-    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    uint8_t *addr = fake_device_alloc(owner, "HERE-0", BYTES);
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
+    struct rdt_ref ref = put_as(owner, &tensor, 1, &options);
     requests[0] = start_one(reader, &ref, LONG);
     must_be(RDT_TIMED_OUT, rdt_wait(reader, requests, 1, 1, 100 * MSEC, NULL, NULL, &err));
     must(atomic_load(&gpu[0].control->started) == 0);
@@ -211,12 +195,11 @@ Test(device_nodes, nobody_reads_before_the_stream_has_written)
 Test(device_nodes, deadline_and_cancel_in_the_middle)
 {
     struct rdt_fetch_options options = to("fake", "THERE-0");
-    struct rdt_ref ref;
     rdt_request *request;
     rdt_object *object;
 
     begin();
-    ref = put_on("HERE-0", LARGE, 9);
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 9);
     for (unsigned end_of = 0; end_of < 2; end_of++) { /* the owner's device is slow, then the reader's */
         uint64_t before = atomic_load(&gpu[end_of].control->started);
         fake_hold(gpu[end_of].control, true);
@@ -237,11 +220,10 @@ Test(device_nodes, deadline_and_cancel_in_the_middle)
 Test(device_nodes, failed_copies_at_either_end)
 {
     struct rdt_fetch_options options = to("fake", "THERE-0");
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin();
-    ref = put_on("HERE-0", LARGE, 10);
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 10);
     for (unsigned end_of = 0; end_of < 2; end_of++) {
         atomic_store(&gpu[end_of].control->fail_copies, 1);
         must_refuse(RDT_SYSTEM, "fallen off the bus", rdt_fetch(reader, &ref, 1, &options, &object, &err));
@@ -256,17 +238,12 @@ Test(device_nodes, failed_copies_at_either_end)
 
 Test(device_nodes, snapshot_on_a_device)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
-    uint8_t *addr;
-
     begin();
-    addr = fake_device_alloc(owner, "HERE-1", BYTES);
+    uint8_t *addr = fake_device_alloc(owner, "HERE-1", BYTES);
     fill_pattern(addr, BYTES, 11);
-    tensor = bytes_at(addr, BYTES);
-    options.flags = RDT_PUT_SNAPSHOT;
-    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT};
+    struct rdt_ref ref = put_as(owner, &tensor, 1, &options);
     fill_pattern(addr, BYTES, 12);
     expect(&ref, NULL, NULL, BYTES, 11, "stream/staged");
     expect(&ref, "fake", "THERE-1", BYTES, 11, "stream/staged");
@@ -277,11 +254,10 @@ Test(device_nodes, killed_owner_fails_the_sub_pulls)
 {
     static const char *const declared[] = {"n0", "connection taken down", "is lost", NULL};
     struct rdt_fetch_options options = to("fake", "THERE-0");
-    struct rdt_ref ref;
     rdt_request *requests[1];
 
     begin();
-    ref = put_on("HERE-0", LARGE, 13);
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 13);
     fake_hold(gpu[0].control, true);
     must_ok(rdt_fetch_start(reader, &ref, 1, &options, requests, &err));
     wait_until(LONG, atomic_load(&gpu[0].control->started) > 0);
@@ -306,16 +282,14 @@ Test(device_nodes, host_part_of_a_mixed_object_is_read)
 {
     struct rdt_put_options put = RDT_INIT(put);
     struct rdt_tensor tensors[2];
-    struct rdt_ref ref;
-    rdt_object *object;
 
     begin_with(&(struct cluster_options){.loopback = true, .no_ucx = true});
     tensors[0] = bytes_at(fake_device_alloc(owner, "HERE-0", BYTES), BYTES);
     tensors[1] = bytes_at(alloc_memory(owner, BYTES), BYTES);
     fill_pattern(tensors[0].data, BYTES, 15);
     fill_pattern(tensors[1].data, BYTES, 16);
-    must_ok(rdt_put(owner, tensors, 2, &put, &ref, &err));
-    must_ok(rdt_fetch(reader, &ref, 1, NULL, &object, &err));
+    struct rdt_ref ref = put_as(owner, tensors, 2, &put);
+    rdt_object *object = fetch_as(reader, &ref, NULL);
     must_say(strstr(info_of(object).path, "loopback/staged") && strchr(info_of(object).path, ','), "path %s",
              info_of(object).path);
     for (unsigned i = 0; i < 2; i++)
@@ -327,13 +301,11 @@ Test(device_nodes, host_part_of_a_mixed_object_is_read)
 /* An ordered queue may take more chunks at once than there are slots. */
 Test(device_nodes, more_chunks_than_slots_in_an_ordered_queue)
 {
-    struct rdt_ref ref;
-
     begin_with(&(struct cluster_options){
         .loopback = true,
         .no_ucx = true,
         .flags = (const char *const[]){"--set", "loopback.ordered=yes", "--set", "transfer.chunks_in_flight=40", NULL}});
-    ref = put_on("HERE-0", LARGE, 17);
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 17);
     cluster_faults(&c, 0, "delay_ms=10\n");
     expect(&ref, NULL, NULL, LARGE, 17, "loopback/staged");
     expect(&ref, "fake", "THERE-1", LARGE, 17, "loopback/staged");
@@ -346,10 +318,9 @@ Test(device_nodes, private_twins_are_two)
     struct rdt_fetch_options options = to(NULL, NULL);
     struct rdt_ref refs[2];
     rdt_object *objects[2];
-    rdt *plain;
 
     begin();
-    plain = node_client(&c.node[1], "plain");
+    rdt *plain = node_client(&c.node[1], "plain");
     refs[0] = refs[1] = put_on("HERE-0", BYTES, 18);
     for (unsigned round = 0; round < 2; round++) {
         options = round == 0 ? to(NULL, NULL) : to("fake", "THERE-1");
@@ -383,13 +354,10 @@ static unsigned mappings_of_daemon_memory(void)
 /* After copies from a device were released, the reader's mappings of them are unmapped or reused. */
 Test(device_nodes, released_copies_stay_mapped_nowhere)
 {
-    struct rdt_ref ref;
-    unsigned before;
-
     begin();
-    ref = put_on("HERE-0", BYTES, 20);
+    struct rdt_ref ref = put_on("HERE-0", BYTES, 20);
     expect(&ref, NULL, NULL, BYTES, 20, "stream/staged");
-    before = mappings_of_daemon_memory();
+    unsigned before = mappings_of_daemon_memory();
     for (unsigned i = 0; i < 20; i++)
         expect(&ref, NULL, NULL, BYTES, 20, "stream/staged");
     must_say(mappings_of_daemon_memory() <= before, "%u mappings, then %u", before, mappings_of_daemon_memory());
@@ -403,11 +371,10 @@ Test(device_nodes, slice_without_an_element)
     const struct rdt_slice *slices[1] = {&slice};
     size_t n[1] = {1};
     struct rdt_fetch_options options;
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin();
-    ref = put_on("HERE-0", BYTES, 19);
+    struct rdt_ref ref = put_on("HERE-0", BYTES, 19);
     for (unsigned round = 0; round < 2; round++) {
         options = round == 0 ? to(NULL, NULL) : to("fake", "THERE-1");
         options.slices = slices;
@@ -434,7 +401,6 @@ Test(device_nodes, group_of_several_devices_of_a_node)
     struct rdt_tensor both[2];
     uint64_t copies = 0;
     struct rdt_ref ref;
-    rdt_object *object;
     rdt *second[2];
 
     begin_with(&(struct cluster_options){
@@ -458,7 +424,7 @@ Test(device_nodes, group_of_several_devices_of_a_node)
     }
     must_ok(rdt_put(owner, both, 2, &put, &ref, &err));
     options.least_path = "direct";
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    rdt_object *object = fetch_as(reader, &ref, &options);
     must_go_by("grouped", object);
     for (unsigned i = 0; i < 2; i++) {
         must_lie(object, i, "fake", "THERE-1");
@@ -480,14 +446,13 @@ Test(device_nodes, group_without_the_device_says_so)
 {
     struct rdt_member members[] = {{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}};
     struct rdt_fetch_options options = to("fake", "THERE-0");
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin_with(&(struct cluster_options){
         .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
     members[1].node = c.node[1].address;
     must_ok(rdt_group_create(owner, "g", "grouped", members, 2, NULL, &err));
-    ref = put_on("HERE-1", BYTES, 1);
+    struct rdt_ref ref = put_on("HERE-1", BYTES, 1);
     must_refuse(RDT_NO_PATH, "no member of group g is on device HERE-1 of node",
                 rdt_fetch(reader, &ref, 1, &options, &object, &err));
     ref = put_on("HERE-0", BYTES, 2);
@@ -504,7 +469,6 @@ Test(device_nodes, group_of_the_right_devices_is_found)
 {
     struct rdt_member members[2][2] = {{{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}},
                                        {{.client = "owner", .device = "HERE-1"}, {.client = "reader", .device = "THERE-1"}}};
-    struct rdt_ref ref;
 
     begin_with(&(struct cluster_options){
         .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
@@ -512,7 +476,7 @@ Test(device_nodes, group_of_the_right_devices_is_found)
         members[i][1].node = c.node[1].address;
         must_ok(rdt_group_create(owner, i == 0 ? "first" : "second", "grouped", members[i], 2, NULL, &err));
     }
-    ref = put_on("HERE-0", BYTES, 1);
+    struct rdt_ref ref = put_on("HERE-0", BYTES, 1);
     expect(&ref, "fake", "THERE-0", BYTES, 1, "grouped");
     ref = put_on("HERE-1", BYTES, 2);
     expect(&ref, "fake", "THERE-1", BYTES, 2, "grouped");

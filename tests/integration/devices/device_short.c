@@ -12,20 +12,15 @@ TestSuite(device_short, .timeout = 100);
 
 Test(device_short, pending_snapshot_without_room_fails_its_waiters)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    struct rdt_ref ref, again;
     rdt_request *requests[1];
     rdt_object *object;
-    uint8_t *addr;
 
     begin_with((const char *const[]){"--device-limit=1MiB", NULL});
-    addr = fake_device_alloc(a, "FAKE-0", 768 * KIB);
-    tensor = bytes_at(addr, 768 * KIB);
-    options.flags = RDT_PUT_PENDING | RDT_PUT_SNAPSHOT;
-    options.id = "promised";
-    options.id_bytes = 8;
-    must_ok(rdt_put(a, &tensor, 1, &options, &ref, &err));
+    uint8_t *addr = fake_device_alloc(a, "FAKE-0", 768 * KIB);
+    struct rdt_tensor tensor = bytes_at(addr, 768 * KIB);
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .flags = RDT_PUT_PENDING | RDT_PUT_SNAPSHOT, .id = "promised", .id_bytes = 8};
+    struct rdt_ref ref = put_as(a, &tensor, 1, &options);
     requests[0] = start_one(b, &ref, LONG);
     must_be(RDT_TIMED_OUT, rdt_wait(b, requests, 1, 1, 20 * MSEC, NULL, NULL, &err));
     must_ok(rdt_ready(a, &ref, &err)); /* the snapshot has no room */
@@ -33,7 +28,7 @@ Test(device_short, pending_snapshot_without_room_fails_its_waiters)
     rdt_request_destroy(requests[0]);
     options.flags = 0; /* another object may now have that id, and the old ref does not name it */
     fill_pattern(addr, 768 * KIB, 2);
-    must_ok(rdt_put(a, &tensor, 1, &options, &again, &err));
+    struct rdt_ref again = put_as(a, &tensor, 1, &options);
     must(fetch_to(b, &ref, NULL, NULL, &object, NULL) != RDT_OK);
     expect(b, &again, NULL, NULL, 768 * KIB, 2, "local/share", "fake", "FAKE-0");
     end(NULL);
@@ -41,23 +36,19 @@ Test(device_short, pending_snapshot_without_room_fails_its_waiters)
 
 Test(device_short, answer_with_too_many_fds_is_refused_before_the_copy)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2];
-    struct rdt_ref ref;
     rdt_object *object;
-    uint8_t *on_device, *in_host;
 
     begin_with((const char *const[]){"chunk=4096", NULL});
-    on_device = fake_device_alloc(a, "FAKE-0", 64 * 4 * KIB);
-    in_host = alloc_memory(a, BYTES);
+    uint8_t *on_device = fake_device_alloc(a, "FAKE-0", 64 * 4 * KIB);
+    uint8_t *in_host = alloc_memory(a, BYTES);
     fill_pattern(on_device, 64 * 4 * KIB, 4);
     fill_pattern(in_host, BYTES, 5);
     tensors[0] = bytes_at(on_device, 64 * 4 * KIB);
     tensors[1] = bytes_at(in_host, BYTES);
-    ref = put_tensors(a, tensors, 2, 0);
-    options.memory = "fake";
-    options.device = "FAKE-1";
-    options.host_stays = true;
+    struct rdt_ref ref = put_tensors(a, tensors, 2, 0);
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .memory = "fake", .device = "FAKE-1", .host_stays = true};
     must_refuse(RDT_LIMIT, "65 chunks", rdt_fetch(b, &ref, 1, &options, &object, &err));
     must(atomic_load(&gpu.control->started) == 0);
     must_ok(rdt_free(a, &ref, false, &err));
@@ -69,24 +60,20 @@ Test(device_short, answer_with_too_many_fds_is_refused_before_the_copy)
 Test(device_short, memory_that_cannot_be_exported_is_copied)
 {
     struct fake_memory_own own;
-    struct rdt_shared shared;
-    struct rdt_tensor tensor;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin();
     atomic_store(&gpu.control->no_export, 1);
     fake_device_malloc(&own, 1, BYTES);
     fill_pattern(own.addr, BYTES, 6);
-    shared = fake_device_handle(&own, "FAKE-0");
+    struct rdt_shared shared = fake_device_handle(&own, "FAKE-0");
     must_ok(rdt_import_shared(a, &shared, own.addr, &err));
-    tensor = bytes_at(own.addr, BYTES);
-    ref = put_tensors(a, &tensor, 1, 0);
+    struct rdt_tensor tensor = bytes_at(own.addr, BYTES);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, 0);
     expect(a, &ref, "fake", "FAKE-0", BYTES, 6, "local/copy", "fake", "FAKE-0");
     expect(b, &ref, NULL, NULL, BYTES, 6, "local/copy", "fake", "FAKE-0");
     expect(b, &ref, "host", NULL, BYTES, 6, "local/copy", "host", "");
-    options.mode = RDT_FETCH_SHARE;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_SHARE};
     must_refuse(RDT_NO_PATH, "as the test wants it", rdt_fetch(b, &ref, 1, &options, &object, &err));
     rdt_close(a);
     node_connect(&node, &a);
@@ -106,21 +93,18 @@ static void make_many(struct rdt_tensor *tensors, void **addrs_p)
 
 Test(device_short, cancelled_snapshot_copies_no_more)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[MANY];
     struct rdt_ref ref;
     rdt_request *requests[1];
-    uint64_t began;
     void *addrs[2];
 
     begin();
     make_many(tensors, addrs);
     fake_hold(gpu.control, true);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.timeout_ns = 50 * MSEC;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .timeout_ns = 50 * MSEC};
     must_be(RDT_TIMED_OUT, rdt_put(a, tensors, MANY, &options, &ref, &err));
     must_ok(rdt_ping(a, LONG, &err)); /* the daemon has read the message before this */
-    began = atomic_load(&gpu.control->started);
+    uint64_t began = atomic_load(&gpu.control->started);
     must_say(began < MANY, "%llu batches at once", (unsigned long long)began);
     fake_hold(gpu.control, false);
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 2);
@@ -156,11 +140,9 @@ struct waiter {
 static void *wait_for_room(void *arg)
 {
     struct waiter *me = arg;
-    struct rdt_alloc_options options = RDT_INIT(options);
+    struct rdt_alloc_options options = {
+        .struct_size = sizeof options, .memory = "fake", .device = me->device, .timeout_ns = LONG};
 
-    options.memory = "fake";
-    options.device = me->device;
-    options.timeout_ns = LONG;
     (void)rdt_alloc_with(me->conn, 768 * KIB, &options, &me->addr, &me->err);
     return NULL;
 }
@@ -168,11 +150,9 @@ static void *wait_for_room(void *arg)
 /* While somebody waits for a device, even an allocation that would fit is refused. */
 static bool has_waiter(const char *device)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
     void *addr;
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = device};
 
-    options.memory = "fake";
-    options.device = device;
     if (rdt_alloc_with(a, 64 * KIB, &options, &addr, NULL) != RDT_OK)
         return true;
     must_ok(rdt_dealloc(a, addr, &err));
@@ -182,18 +162,17 @@ static bool has_waiter(const char *device)
 Test(device_short, waiter_for_one_device_blocks_nobody_on_another)
 {
     struct waiter first = {.device = "FAKE-0"}, second = {.device = "FAKE-1"};
-    void *on0, *on1, *little;
 
     begin_with((const char *const[]){"--device-limit=1MiB", NULL});
     first.conn = b;
     node_connect(&node, &second.conn);
     fake_device_use(second.conn);
-    on0 = fake_device_alloc(a, "FAKE-0", 768 * KIB);
+    void *on0 = fake_device_alloc(a, "FAKE-0", 768 * KIB);
     must(pthread_create(&first.thread, NULL, wait_for_room, &first) == 0);
     wait_until(LONG, has_waiter("FAKE-0"));
-    little = fake_device_alloc(a, "FAKE-1", 64 * KIB);
+    void *little = fake_device_alloc(a, "FAKE-1", 64 * KIB);
     must_ok(rdt_dealloc(a, little, &err));
-    on1 = fake_device_alloc(a, "FAKE-1", 768 * KIB);
+    void *on1 = fake_device_alloc(a, "FAKE-1", 768 * KIB);
     must(pthread_create(&second.thread, NULL, wait_for_room, &second) == 0);
     wait_until(LONG, has_waiter("FAKE-1"));
     must_ok(rdt_dealloc(a, on1, &err)); /* the later waiter gets its device; the first still waits */
@@ -214,14 +193,10 @@ static rdt_request *copying;
 
 static void begin_a_copy(void)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref;
-
     begin();
-    ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 32, NULL);
     fake_hold(gpu.control, true);
-    options.memory = "host";
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .memory = "host", .timeout_ns = LONG};
     must_ok(rdt_fetch_start(b, &ref, 1, &options, &copying, &err));
     wait_until(LONG, atomic_load(&gpu.control->started) > 0);
     must(kill(node.pid, SIGTERM) == 0);

@@ -40,33 +40,23 @@ static const char *hiding(const char *one, const char *two, const char *others)
 static enum rdt_status never_map(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p,
                                  struct rdt_error *err)
 {
-    (void)arg, (void)shared, (void)addr_p, (void)mapping_p;
     return rdt_error_set(err, RDT_INTERNAL, "there is no memory to map");
 }
 
-static void never_unmap(void *arg, void *addr, void *mapping)
-{
-    (void)arg, (void)addr, (void)mapping;
-}
+static void never_unmap(void *arg, void *addr, void *mapping) {}
 
-static bool begin(const char *path, const char *more)
+static void begin(const char *path, const char *more)
 {
     static const char *env[3];
-    struct rdt_mapper mapper = RDT_INIT(mapper);
 
-    if (!fake_gpu_built()) {
+    if (!fake_gpu_built())
         cr_skip_test("cuda.h was not there when this was built: make cuda-headers");
-        return false;
-    }
     env[0] = path;
     env[1] = more;
     node_start(&node, &(struct node_options){.env = env, .trusted_network = true, .interfaces = "lo", .listen = "127.0.0.1:0"});
     node_connect(&node, &conn);
-    mapper.memory = "cuda";
-    mapper.map = never_map;
-    mapper.unmap = never_unmap;
+    struct rdt_mapper mapper = {.struct_size = sizeof mapper, .memory = "cuda", .map = never_map, .unmap = never_unmap};
     must_ok(rdt_map_by(conn, &mapper, &err));
-    return true;
 }
 
 static void end(void)
@@ -112,17 +102,13 @@ static void must_be_missing(const char *name, const char *why)
 
 static void must_refuse_memory(const char *why)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
-    struct rdt_fetch_options fetch = RDT_INIT(fetch);
-    struct rdt_ref ref;
     rdt_object *object;
     void *addr;
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "cuda"};
 
-    options.memory = "cuda";
     must_refuse(RDT_UNSUPPORTED, why, rdt_alloc_with(conn, 4096, &options, &addr, &err));
-    ref = put_pattern(conn, NULL, 4096, 2);
-    fetch.memory = "cuda";
-    fetch.timeout_ns = LONG;
+    struct rdt_ref ref = put_pattern(conn, NULL, 4096, 2);
+    struct rdt_fetch_options fetch = {.struct_size = sizeof fetch, .memory = "cuda", .timeout_ns = LONG};
     must_refuse(RDT_UNSUPPORTED, "cuda", rdt_fetch(conn, &ref, 1, &fetch, &object, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
 }
@@ -136,8 +122,7 @@ static void must_refuse_group(const char *why)
 
 Test(gpu_missing, no_driver)
 {
-    if (!begin(hiding("libcuda.so.1", NULL, NULL), NULL))
-        return;
+    begin(hiding("libcuda.so.1", NULL, NULL), NULL);
     must_be_missing("cuda", "there is no NVIDIA driver");
     must_refuse_memory("there is no NVIDIA driver");
     end();
@@ -145,8 +130,7 @@ Test(gpu_missing, no_driver)
 
 Test(gpu_missing, stub_of_a_driver)
 {
-    if (!begin(stub_cuda_env(), NULL))
-        return;
+    begin(stub_cuda_env(), NULL);
     must_be_missing("cuda", "is the CUDA toolkit's stub");
     must_refuse_memory("stub");
     end();
@@ -154,8 +138,7 @@ Test(gpu_missing, stub_of_a_driver)
 
 Test(gpu_missing, driver_that_does_not_start)
 {
-    if (!begin(fake_gpu_env(), "FAKE_CUDA_INIT=803"))
-        return;
+    begin(fake_gpu_env(), "FAKE_CUDA_INIT=803");
     must_be_missing("cuda", "the NVIDIA driver does not start");
     must_refuse_memory("does not start");
     end();
@@ -163,8 +146,7 @@ Test(gpu_missing, driver_that_does_not_start)
 
 Test(gpu_missing, driver_without_a_gpu)
 {
-    if (!begin(fake_gpu_env(), "FAKE_CUDA_GPUS=0"))
-        return;
+    begin(fake_gpu_env(), "FAKE_CUDA_GPUS=0");
     must_be_missing("cuda", "sees no GPU");
     must_refuse_memory("no GPU");
     end();
@@ -172,8 +154,7 @@ Test(gpu_missing, driver_without_a_gpu)
 
 Test(gpu_missing, nccl)
 {
-    if (!begin(hiding("libnccl.so.2", NULL, fake_gpu_env()), NULL))
-        return;
+    begin(hiding("libnccl.so.2", NULL, fake_gpu_env()), NULL);
     must_be_missing("nccl", "there is no NCCL");
     must_refuse_group("there is no NCCL");
     end();
@@ -181,8 +162,7 @@ Test(gpu_missing, nccl)
 
 Test(gpu_missing, nccl_and_driver)
 {
-    if (!begin(hiding("libnccl.so.2", "libcuda.so.1", NULL), NULL))
-        return;
+    begin(hiding("libnccl.so.2", "libcuda.so.1", NULL), NULL);
     must_be_missing("cuda", "there is no NVIDIA driver");
     must_be_missing("nccl", "there is no NCCL");
     must_refuse_memory("there is no NVIDIA driver");
@@ -195,8 +175,7 @@ Test(gpu_missing, ucx_for_gpu_memory)
 {
     json_t *all, *row, *memory;
 
-    if (!begin(fake_gpu_env(), NULL))
-        return;
+    begin(fake_gpu_env(), NULL);
     row = backend_row("ucx", &all);
     memory = json_object_get(row, "memory");
     must(json_is_true(json_object_get(row, "available")));

@@ -38,10 +38,9 @@ static void begin(void)
     (void)snprintf(preload, sizeof preload, "LD_PRELOAD=%s", build_path("tests/preload/fail_alloc.so"));
     for (unsigned i = 0; i < 2; i++) {
         static const char *const names[] = {"owner", "reader"};
-        int fd;
 
         (void)snprintf(path[i], sizeof path[i], "RDT_FAIL_ALLOC=%.200s/fail%u", tmp ? tmp : "/tmp", i);
-        fd = open(strchr(path[i], '=') + 1, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        int fd = open(strchr(path[i], '=') + 1, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
         must(fd >= 0 && ftruncate(fd, sizeof *control[i]) == 0);
         control[i] = mmap(NULL, sizeof *control[i], PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         must(control[i] != MAP_FAILED);
@@ -77,24 +76,21 @@ static void bears(const char *what, enum rdt_status status, const struct rdt_err
 
 static bool fetch_and_look(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, size_t bytes, bool into_target)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct canary canary;
     struct rdt_tensor target;
     const struct rdt_tensor *targets = &target;
     const size_t one = 1;
     struct rdt_error err = {0};
     rdt_object *object;
-    enum rdt_status status;
 
     canary_create(&canary, bytes);
     target = VECTOR(RDT_U8, bytes, canary.addr);
-    options.mode = mode;
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = mode, .timeout_ns = LONG};
     if (into_target) {
         options.targets = &targets;
         options.target_counts = &one;
     }
-    status = rdt_fetch(conn, ref, 1, &options, &object, &err);
+    enum rdt_status status = rdt_fetch(conn, ref, 1, &options, &object, &err);
     bears("fetch", status, &err);
     if (status == RDT_OK) {
         must(holds_pattern(tensor_of(object, 0).data, bytes, 1));
@@ -110,10 +106,9 @@ static void list(rdt *conn, Rdt__Pb__ListKind kind)
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     ProtobufCMessage *reply = NULL;
     struct rdt_error err = {0};
-    enum rdt_status status;
 
     request.kind = kind;
-    status = call(conn, RDT_MSG_LIST, &request.base, LONG, &reply, &err);
+    enum rdt_status status = call(conn, RDT_MSG_LIST, &request.base, LONG, &reply, &err);
     bears("list", status, &err);
     if (status == RDT_OK)
         protobuf_c_message_free_unpacked(reply, NULL);
@@ -121,23 +116,18 @@ static void list(rdt *conn, Rdt__Pb__ListKind kind)
 
 static rdt *connect_to(unsigned i)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     struct rdt_error err = {0};
     rdt *conn = NULL;
-    enum rdt_status status;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = nodes[i].socket, .timeout_ns = LONG};
+    enum rdt_status status = rdt_connect(&options, &conn, &err);
 
-    options.socket = nodes[i].socket;
-    options.timeout_ns = LONG;
-    status = rdt_connect(&options, &conn, &err);
     bears("connect", status, &err);
     return status == RDT_OK ? conn : NULL;
 }
 
 static bool put(rdt *conn, size_t bytes, bool in_place, uint32_t flags, struct rdt_ref *ref_p)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_error err = {0};
-    struct rdt_tensor tensor;
     enum rdt_status status;
     void *memory = NULL;
 
@@ -150,8 +140,8 @@ static bool put(rdt *conn, size_t bytes, bool in_place, uint32_t flags, struct r
         memory = malloc(bytes);
     }
     fill_pattern(memory, bytes, 1);
-    tensor = VECTOR(RDT_U8, bytes, memory);
-    options.flags = flags;
+    struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = flags};
     status = rdt_put(conn, &tensor, 1, &options, ref_p, &err);
     bears("put", status, &err);
     if (!in_place)
@@ -227,12 +217,10 @@ static void check(unsigned i)
     begin();
     use_in_peace();
     for (nth = 1;; nth++) {
-        bool failed;
-
         arm(i, nth);
         use();
         control[i]->armed = 0;
-        failed = control[i]->failed > 0;
+        bool failed = control[i]->failed > 0;
         hits += failed;
         use_in_peace();
         if (!failed)

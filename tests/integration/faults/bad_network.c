@@ -23,13 +23,11 @@ static void check_delay(unsigned delay_us)
 /* No link is lost, not even for a moment: that would be a warning. */
 static void check_mended(enum carrier by, const struct badcable_faults *faults, unsigned rounds)
 {
-    struct badcable_counts counts;
-
     begin(2, by, 3 * SEC, false);
     both_ways(faults);
     check_delay(faults->delay_us);
     check_calls(by, rounds);
-    counts = badcable_counts(&cable);
+    struct badcable_counts counts = badcable_counts(&cable);
     must_say((counts.lost > 0) == (faults->loss_pm > 0), "%llu frames lost", (unsigned long long)counts.lost);
     must_say((counts.doubled > 0) == (faults->duplicate_pm > 0), "%llu frames doubled", (unsigned long long)counts.doubled);
     must_say((counts.disordered > 0) == (faults->reorder_pm > 0), "%llu frames out of order",
@@ -166,12 +164,10 @@ static void must_be_told(struct witness witness[2], int64_t since)
 static void check_half_open(enum badcable_way way, enum step step, size_t bytes, uint32_t seed)
 {
     struct witness witness[2];
-    struct rdt_ref ref;
-    int64_t struck;
 
     begin_waiting(witness);
-    ref = reach(step, bytes, seed);
-    struck = now_ns();
+    struct rdt_ref ref = reach(step, bytes, seed);
+    int64_t struck = now_ns();
     badcable_set(&cable, way, &(struct badcable_faults){.dead = true});
     bystander_round(&c, 1);
     bystander_round(&c, 6);

@@ -142,9 +142,8 @@ static inline unsigned incoming(unsigned i, const char *state)
 
 static inline bool at_rest(unsigned i)
 {
-    struct node_status status;
+    struct node_status status = node_now(&c.node[i]);
 
-    node_status(&c.node[i], &status);
     return status.transfers_active == 0 && pins_of(&c.node[i]) == 0;
 }
 

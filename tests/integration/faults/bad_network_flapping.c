@@ -26,12 +26,11 @@ static void check_flapping(enum carrier by, int64_t timeout, unsigned flap_ms)
 {
     const size_t bytes = by == BY_INLINE ? SMALL : LARGE;
     const int64_t deadline = patience(700 * MSEC);
-    int64_t last;
     unsigned ended[2] = {0};
 
     begin(2, by, timeout, true);
     both_ways(&(struct badcable_faults){.flap_ms = flap_ms, .delay_us = 1000});
-    last = now_ns() + FLAPPING_MS * MSEC;
+    int64_t last = now_ns() + FLAPPING_MS * MSEC;
     for (unsigned round = 0; now_ns() < last; round++) {
         struct rdt_ref ref[2] = {next_ref(0), next_ref(1)};
         struct agent_report report;

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
@@ -70,13 +69,11 @@ static int live_elsewhere(struct actor *self, void *arg)
     const struct elsewhere *elsewhere = arg;
     int64_t passed_ns = now_ns() - elsewhere->before_ns - elsewhere->shift * SEC;
     struct rdt_ref later = ref_named("later");
-    rdt_request *request;
-    rdt *conn;
 
     must_say(passed_ns >= 0 && passed_ns < 60 * SEC, "the clock is not shifted");
-    conn = node_client(&node, "elsewhere");
+    rdt *conn = node_client(&node, "elsewhere");
     works(conn);
-    request = start_one(conn, &later, LONG);
+    rdt_request *request = start_one(conn, &later, LONG);
     actor_step(self); /* the object is put now */
     must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_status(request, &err));
@@ -112,13 +109,11 @@ Test(clocks, daemon_elsewhere_keeps_its_clients_deadlines)
 {
     skip_without_time_namespaces();
     for (unsigned i = 0; i < 2; i++) {
-        rdt *conn;
-
         must(shift_clock(shift_of(i == 0)));
         node_spawn(&node, NULL);
         must(shift_clock(0));
         node_await_notify(&node, "READY=1");
-        conn = node_client(&node, "here");
+        rdt *conn = node_client(&node, "here");
         works(conn);
         rdt_close(conn);
         node_stop(&node);
@@ -132,8 +127,6 @@ Test(clocks, nodes_with_different_clocks_meet_and_move)
                                                                                       NULL};
     char address[65];
     struct test_node other;
-    struct rdt_ref ref;
-    rdt *conn, *there;
 
     skip_without_time_namespaces();
     free_address(0, "127.0.0.1", address);
@@ -142,9 +135,9 @@ Test(clocks, nodes_with_different_clocks_meet_and_move)
     must(shift_clock(0));
     node_await_notify(&other, "READY=1");
     node_start(&node, &(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
-    conn = node_client(&node, "here");
-    there = node_client(&other, "there");
-    ref = put_pattern(there, NULL, 3 * MIB, 1);
+    rdt *conn = node_client(&node, "here");
+    rdt *there = node_client(&other, "there");
+    struct rdt_ref ref = put_pattern(there, NULL, 3 * MIB, 1);
     fetch_pattern(conn, &ref, 3 * MIB, 1, "stream");
     must_ok(rdt_free(there, &ref, false, &err));
     ref = ref_named("never");

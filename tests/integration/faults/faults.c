@@ -38,25 +38,22 @@ static int read_twice(struct actor *self, void *arg)
     rdt *conn = node_client(&c.node[1], "reader");
     uint8_t *direct = alloc_memory(conn, BYTES + 2 * CHUNK);
     struct report report = {0};
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2];
     const struct rdt_tensor *targets[] = {&tensors[0], &tensors[1]};
     const size_t counts[] = {1, 1};
     const struct rdt_ref refs[] = {reading->ref, reading->ref};
     rdt_request *requests[2];
     struct canary plain;
-    int64_t start;
 
     canary_create(&plain, BYTES);
     memset(direct, CANARY_BYTE, BYTES + 2 * CHUNK);
     tensors[0] = VECTOR(RDT_U8, BYTES, plain.addr);
     tensors[1] = VECTOR(RDT_U8, BYTES, direct + CHUNK);
-    options.targets = targets;
-    options.target_counts = counts;
-    options.timeout_ns = reading->timeout_ns;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .targets = targets, .target_counts = counts, .timeout_ns = reading->timeout_ns};
     actor_step(self);
     actor_await(self); /* now */
-    start = now_ns();
+    int64_t start = now_ns();
     must_ok(rdt_fetch_start(conn, refs, 2, &options, requests, &err));
     actor_step(self);
     for (unsigned i = 0; i < 2; i++) {
@@ -98,7 +95,6 @@ static int keep_pool_busy(struct actor *self, void *arg)
     rdt *conn = node_client(&c.node[1], "busy");
     void *addr;
 
-    (void)arg;
     actor_step(self);
     (void)rdt_alloc(conn, BUSY_BYTES, &addr, NULL); /* its node may be the one that dies */
     rdt_close(conn);
@@ -383,8 +379,6 @@ static void leave(struct scene *scene)
 static void check_step(enum victim victim, int signal, enum step step)
 {
     struct scene scene = {.step = step, .victim = victim, .signal = signal};
-    rdt *owner, *reader;
-    struct rdt_ref ref;
 
     reach(&scene);
     strike(&scene);
@@ -400,9 +394,9 @@ static void check_step(enum victim victim, int signal, enum step step)
     cluster_meet(&c);
     if (is_node(victim))
         check_boot(&scene);
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    ref = put_pattern(owner, NULL, BYTES, 4);
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 4);
     fetch_pattern(reader, &ref, BYTES, 4, "loopback");
     rdt_close(reader);
     rdt_close(owner);

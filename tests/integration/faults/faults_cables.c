@@ -45,23 +45,18 @@ static bool is_caught(rdt *reader, rdt_request *request, bool moving)
 static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore)(struct test_net *, unsigned), bool moving)
 {
     const size_t bytes = moving ? 96 << 20 : 1000;
-    rdt *owner, *reader;
-    struct rdt_ref ref;
     rdt_request *request;
     struct canary canary;
     struct rdt_tensor target;
     const struct rdt_tensor *targets = &target;
     size_t one = 1;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    int64_t start;
 
     begin_cables();
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    options.targets = &targets;
-    options.target_counts = &one;
-    options.timeout_ns = LONG;
-    ref = moving ? put_pattern(owner, "w", bytes, 1) : ref_on(&c.node[0], "w");
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .targets = &targets, .target_counts = &one, .timeout_ns = LONG};
+    struct rdt_ref ref = moving ? put_pattern(owner, "w", bytes, 1) : ref_on(&c.node[0], "w");
     for (bool caught = false; !caught;) {
         canary_create(&canary, bytes);
         target = VECTOR(RDT_U8, bytes, canary.addr);
@@ -72,7 +67,7 @@ static void check_cable(void (*cut)(struct test_net *, unsigned), void (*restore
             canary_destroy(&canary);
         }
     }
-    start = now_ns();
+    int64_t start = now_ns();
     cut(&c.net, 0);
     bystander_round(&c, 1);
     bystander_round(&c, 2);

@@ -16,17 +16,15 @@ static bool backs_off(rdt *reader, const struct rdt_ref *ref)
 
 Test(faults_nodes, dead_node_refused_at_once)
 {
-    struct rdt_ref ref;
     struct rdt_stat stat;
     rdt_object *object;
     char address[65];
-    rdt *reader;
 
     begin_with(2, "two", "--backoff-max=5s");
-    ref = ref_on(&c.node[0], "x");
+    struct rdt_ref ref = ref_on(&c.node[0], "x");
     (void)snprintf(address, sizeof address, "%s", c.node[0].address);
     node_kill(&c.node[0], SIGKILL);
-    reader = node_client(&c.node[1], "reader");
+    rdt *reader = node_client(&c.node[1], "reader");
     for (unsigned i = 0; i < 50; i++) {
         int64_t start = now_ns();
         must_refuse(RDT_PEER_LOST, address, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
@@ -45,14 +43,12 @@ Test(faults_nodes, dead_node_refused_at_once)
 /* A ref of the life before says so. */
 Test(faults_nodes, ref_of_earlier_start_is_not_found)
 {
-    struct rdt_ref ref;
     rdt_object *object;
-    rdt *owner, *reader;
 
     begin(2, "two");
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    ref = put_pattern(owner, "w", 100, 1);
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
+    struct rdt_ref ref = put_pattern(owner, "w", 100, 1);
     node_kill(&c.node[0], SIGKILL);
     rdt_close(owner);
     cluster_restart(&c, 0);
@@ -65,29 +61,24 @@ Test(faults_nodes, ref_of_earlier_start_is_not_found)
 /* Transfers between the others go on. */
 Test(faults_nodes, lost_node_breaks_no_other)
 {
-    rdt *owner, *reader, *third;
-    struct rdt_ref ref, gone;
-    rdt_request *request, *lost;
-    rdt_object *object;
     char delay[32];
 
     begin(3, "two");
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    third = node_client(&c.node[2], "third");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    gone = put_pattern(third, NULL, BYTES, 2);
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
+    rdt *third = node_client(&c.node[2], "third");
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref gone = put_pattern(third, NULL, BYTES, 2);
     (void)snprintf(delay, sizeof delay, "delay_ms=%lld\n",
                    (long long)(patience(100 * MSEC) / MSEC)); /* both last until one node is dead */
     set_faults(delay);
-    request = start_one(reader, &ref, LONG);
-    lost = start_one(reader, &gone, LONG);
+    rdt_request *request = start_one(reader, &ref, LONG);
+    rdt_request *lost = start_one(reader, &gone, LONG);
     await_engine(&c.node[1]);
     wait_until(10 * SEC, pins_of(&c.node[2]) > 0);
     node_kill(&c.node[2], SIGKILL);
     must_be(RDT_PEER_LOST, rdt_wait(reader, &lost, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
     rdt_release(object);
     rdt_request_destroy(request);
@@ -104,19 +95,14 @@ Test(faults_nodes, lost_node_breaks_no_other)
 /* A node's ordinary end: what waits for it is told, the others stay. */
 Test(faults_nodes, stopped_node_is_lost)
 {
-    struct rdt_ref ref;
-    rdt_request *request;
-    enum rdt_status status;
-    rdt *reader;
-
     begin(2, "two");
-    reader = node_client(&c.node[1], "reader");
-    ref = ref_on(&c.node[0], "never");
-    request = start_one(reader, &ref, LONG);
+    rdt *reader = node_client(&c.node[1], "reader");
+    struct rdt_ref ref = ref_on(&c.node[0], "never");
+    rdt_request *request = start_one(reader, &ref, LONG);
     wait_until(10 * SEC, outgoing_in("parked") == 1);
     must(kill(c.node[0].pid, SIGTERM) == 0);
     must(kill(c.node[0].pid, SIGTERM) == 0); /* again: not waiting for transfers */
-    status = rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
+    enum rdt_status status = rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
     must_say(status == RDT_SHUTTING_DOWN || status == RDT_PEER_LOST, "%s", rdt_status_name(status));
     must(node_result(&c.node[0]) == 0);
     rdt_request_destroy(request);

@@ -2,8 +2,6 @@
 /* rdtd-keeper alone: it keeps what it stores, and strangers and malformed messages change nothing. */
 #include <criterion/criterion.h>
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +9,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/actor.h"
@@ -69,10 +65,9 @@ static void must_hold(uint64_t id, const char *text, unsigned expected)
 Test(keeper, what_was_stored_outlives_the_connection_until_it_is_dropped)
 {
     const uint64_t id = 1, unknown = 77;
-    int fd;
 
     keeper_start(&keeper);
-    fd = greeted();
+    int fd = greeted();
     store(fd, 1, "one");
     store(fd, 2, "two");
     store(fd, 1, "another one");
@@ -121,7 +116,6 @@ static int be_daemon(struct actor *self, void *arg)
 {
     int fd = greeted();
 
-    (void)arg;
     store(fd, 5, "five");
     actor_step(self);
     actor_await(self);
@@ -132,12 +126,11 @@ Test(keeper, serves_one_daemon_and_the_next_one_as_soon_as_it_is_dead)
 {
     struct keeper_message reply;
     struct actor daemon;
-    int fd;
 
     keeper_start(&keeper);
     actor_start(&daemon, be_daemon, NULL);
     actor_await(&daemon);
-    fd = keeper_dial(&keeper);
+    int fd = keeper_dial(&keeper);
     must(keeper_greet(fd, &reply) == KEEPER_BUSY);
     cr_assert_eq((pid_t)reply.value, daemon.pid);
     store(fd, 5, "not this");
@@ -171,10 +164,9 @@ static void say_nonsense(uint64_t *random)
 Test(keeper, nonsense_ends_one_connection_only)
 {
     uint64_t random = 11;
-    int fd;
 
     keeper_start(&keeper);
-    fd = greeted();
+    int fd = greeted();
     store(fd, 9, "nine");
     close(fd);
     for (unsigned i = 0; i < 2000; i++)
@@ -212,8 +204,6 @@ static int be_stranger(struct actor *self, void *arg)
     int fds[KEEPER_MAX_IDS], fd;
     unsigned n;
 
-    (void)self;
-    (void)arg;
     must(setgid(12345) == 0 && setuid(12345) == 0);
     fd = keeper_dial(&keeper);
     must_say(!keeper_recv(fd, &reply, fds, &n), "the keeper answers another user");
@@ -224,8 +214,7 @@ Test(keeper, other_users_get_nothing)
 {
     struct actor stranger;
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root to act as another user");
+    need_root();
     keeper_start(&keeper);
     must(chmod(keeper.socket, 0666) == 0); /* the mode of the socket keeps them away as well */
     actor_start(&stranger, be_stranger, NULL);

@@ -4,14 +4,16 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/keeper.h"
 #include "tests/support/memory_group.h"
+#include "tests/support/raw.h"
 
 TestSuite(memory_group, .timeout = 240);
 
@@ -92,7 +94,6 @@ static int take_what_there_is(struct actor *self, void *arg)
     rdt *conn = node_client(&node, "greedy");
     struct outcome outcome = {0};
 
-    (void)arg;
     actor_step(self);
     actor_await(self);
     for (unsigned i = 0; i < ROUNDS; i++) {
@@ -146,33 +147,151 @@ Test(memory_group, many_at_once_get_no_more_than_there_is)
 Test(memory_group, pages_that_a_client_left_out_are_refused)
 {
     size_t bytes = 150 * MIB, n = 1;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    const struct rdt_tensor *targets;
-    struct rdt_tensor into;
     rdt_object *object;
-    struct rdt_ref ref;
     struct stat st;
-    uint8_t *addr;
-    int fd;
 
     begin((const char *[]){ROOMY, NULL});
-    ref = put_pattern(bystander, "large", bytes, 2);
-    fd = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct rdt_ref ref = put_pattern(bystander, "large", bytes, 2);
+    int fd = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     must(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-    addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    uint8_t *addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     must(addr != MAP_FAILED);
     must_ok(rdt_import(bystander, fd, addr, bytes, &err));
-    into = bytes_at(addr, bytes);
-    targets = &into;
-    options.targets = &targets;
-    options.target_counts = &n;
-    options.timeout_ns = LONG;
+    struct rdt_tensor into = bytes_at(addr, bytes);
+    const struct rdt_tensor *targets = &into;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
     must_refuse(RDT_NO_MEMORY, "control group", rdt_fetch(bystander, &ref, 1, &options, &object, &err));
     must(fstat(fd, &st) == 0 && st.st_blocks == 0);
     must_ok(rdt_dealloc(bystander, addr, &err));
     must(munmap(addr, bytes) == 0 && close(fd) == 0);
     must_ok(rdt_free(bystander, &ref, false, &err));
     end(too_small);
+}
+
+/* ---- heap ---- */
+
+static uint64_t resident_bytes(void)
+{
+    char path[64], line[256];
+    unsigned long long kib = 0;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)node.pid);
+    FILE *file = fopen(path, "re");
+    must(file);
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "VmRSS: %llu", &kib) == 1)
+            break;
+    (void)fclose(file);
+    return kib * 1024;
+}
+
+/* Puts objects whose metadata is a MiB until one is refused; returns how many there are. */
+static unsigned put_metadata(rdt *client, struct rdt_ref *refs, unsigned most, struct rdt_error *why)
+{
+    static char metadata[MIB];
+    enum rdt_status status;
+    unsigned n = 0;
+    struct rdt_put_options options = {.struct_size = sizeof options, .metadata = metadata, .metadata_bytes = sizeof metadata};
+
+    do
+        status = rdt_put(client, NULL, 0, &options, &refs[n], why);
+    while (status == RDT_OK && ++n < most);
+    return n;
+}
+
+static void free_all(rdt *client, const struct rdt_ref *refs, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        must_ok(rdt_free(client, &refs[i], false, &err));
+}
+
+/* The heap has its share of the group, whatever the limits of owners are. When it is free again, the system gets it. */
+Test(memory_group, metadata_has_its_share_of_the_group)
+{
+    static struct rdt_ref refs[GROUP_BYTES / MIB];
+    struct rdt_error why = {0};
+
+    begin(NULL);
+    rdt *greedy = node_client(&node, "greedy");
+    unsigned n = put_metadata(greedy, refs, GROUP_BYTES / MIB, &why);
+    cr_assert(why.status == RDT_LIMIT && strstr(why.msg, "MemoryMax"), "%u: %s", n, why.msg);
+    cr_assert(n >= 40 && n <= 64, "%u: the heap has a quarter, and the last eighth is for others", n);
+    rdt *modest = node_client(&node, "modest");
+    must_ok(rdt_ping(modest, LONG, &err));
+    others_are_well();
+    free_all(greedy, refs, n);
+    wait_until(LONG, resident_bytes() < 48 * MIB);
+    rdt_close(modest);
+    rdt_close(greedy);
+    end(NULL);
+}
+
+/* Where memory_limit leaves nothing for it, the heap is refused as well. */
+Test(memory_group, metadata_that_does_not_fit_is_refused)
+{
+    static struct rdt_ref refs[GROUP_BYTES / MIB];
+    struct rdt_error why = {0};
+    void *addr;
+
+    begin((const char *[]){ROOMY, NULL});
+    rdt *greedy = node_client(&node, "greedy");
+    must_ok(rdt_alloc(greedy, 205 * MIB, &addr, &err));
+    unsigned n = put_metadata(greedy, refs, GROUP_BYTES / MIB, &why);
+    cr_assert(why.status == RDT_NO_MEMORY && strstr(why.msg, "MemoryMax"), "%u: %s", n, why.msg);
+    must_ok(rdt_dealloc(greedy, addr, &err));
+    rdt_close(greedy); /* with the memory that the daemon cached for it */
+    wait_until(LONG, put_metadata(bystander, refs, 1, &why) == 1);
+    must_ok(rdt_free(bystander, &refs[0], false, &err));
+    end(too_small);
+}
+
+/* The same with a keeper: the group is charged for the pages of the journal, too, in which each object has a record. */
+Test(memory_group, record_that_does_not_fit_is_refused)
+{
+    static struct rdt_ref refs[GROUP_BYTES / MIB];
+    struct test_keeper keeper;
+    struct rdt_error why = {0};
+    unsigned n;
+    char flag[192];
+    rdt *greedy;
+    void *addr;
+
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    begin((const char *[]){ROOMY, flag, NULL});
+    greedy = node_client(&node, "greedy");
+    must_ok(rdt_alloc(greedy, 205 * MIB, &addr, &err));
+    n = put_metadata(greedy, refs, GROUP_BYTES / MIB, &why);
+    cr_assert(n > 0 && why.status == RDT_NO_MEMORY && strstr(why.msg, "MemoryMax"), "%u: %s", n, why.msg);
+    free_all(greedy, refs, n);
+    wait_until(LONG, put_metadata(greedy, refs, 1, &why) == 1);
+    free_all(greedy, refs, 1);
+    must_ok(rdt_dealloc(greedy, addr, &err));
+    rdt_close(greedy);
+    end(too_small);
+    keeper_stop(&keeper, SIGTERM);
+}
+
+/* Little messages are free of charge only as long as all clients together cannot fill the group with them. */
+Test(memory_group, messages_of_many_clients_do_not_fill_it)
+{
+    enum { CLIENTS = 1000, BYTES = 240000 };
+    static struct raw raws[CLIENTS];
+    static uint8_t part[BYTES];
+
+    begin(NULL);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        raw_connect(&raws[i], node.socket);
+        raw_hello(&raws[i]);
+        must(raw_frame(&raws[i], BYTES + 1, RDT_MSG_PING, 0, 0, 7, part, BYTES, NULL, 0));
+        if (i % 100 == 99)
+            others_are_well();
+    }
+    others_are_well();
+    for (unsigned i = 0; i < CLIENTS; i++)
+        raw_close(&raws[i]);
+    end(NULL);
 }
 
 /* ---- a client's group ---- */
@@ -182,18 +301,14 @@ static int use_up_its_group(struct actor *self, void *arg)
 {
     static const size_t bytes = 40 * MIB;
     struct rdt_ref ref = ref_named("theirs");
-    rdt_object *object;
-    uint8_t *own;
-    rdt *conn;
 
-    (void)arg;
     memory_group_enter(group.dir);
-    conn = node_client(&node, "poor");
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    rdt *conn = node_client(&node, "poor");
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
     memset(alloc_memory(conn, 2 * bytes), 1, 2 * bytes);
     must_ok(rdt_ping(conn, LONG, &err));
     actor_step(self);
-    own = mmap(NULL, 4 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *own = mmap(NULL, 4 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     must(own != MAP_FAILED);
     memset(own, 1, 4 * bytes);
     rdt_release(object);

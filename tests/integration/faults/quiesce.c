@@ -5,19 +5,15 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 
 TestSuite(quiesce, .timeout = 240);
 
 #define CHUNK ((size_t)64 << 10)
 #define BYTES (40 * CHUNK)
 #define LATE_BYTE 0xee /* the pattern of late writes */
-
-static struct cluster c;
-static rdt *owner, *reader; /* clients of node 0 and of node 1 */
 
 static const char *const rebuilt[] = {"taken down and rebuilt", NULL};
 static const char *const sides[] = {"one", "two"};
@@ -29,16 +25,7 @@ static void begin(unsigned n, const char *sided, const char *grace)
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
     (void)snprintf(quiesce, sizeof quiesce, "--quiesce-grace=%s", grace);
-    cluster_start(&c, n, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(const char *const *declared)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, declared);
+    begin_pair(n, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
 }
 
 static void set_faults(const char *lines)
@@ -70,13 +57,12 @@ static rdt_request *start_into(const struct rdt_ref *ref, void *address, int64_t
     struct rdt_tensor target = VECTOR(RDT_U8, BYTES, address);
     const struct rdt_tensor *targets = &target;
     size_t one = 1;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    rdt_request *request;
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .timeout_ns = timeout_ns,
+                                        .targets = address ? &targets : NULL,
+                                        .target_counts = address ? &one : NULL};
+    rdt_request *request = start_as(reader, ref, &options);
 
-    options.timeout_ns = timeout_ns;
-    options.targets = address ? &targets : NULL;
-    options.target_counts = address ? &one : NULL;
-    must_ok(rdt_fetch_start(reader, ref, 1, &options, &request, &err));
     return request;
 }
 
@@ -99,7 +85,7 @@ static bool all_at_rest(void)
     struct node_status status;
 
     for (unsigned i = 0; i < c.n; i++) {
-        node_status(&c.node[i], &status);
+        status = node_now(&c.node[i]);
         if (status.transfers_active > 0 || pins_of(&c.node[i]) > 0)
             return false;
     }
@@ -142,21 +128,15 @@ static void innocent_end(struct innocent *innocent)
 static void check_late_write(const char *sided, bool by_deadline)
 {
     struct innocent innocent;
-    struct rdt_tensor tensor;
-    struct rdt_ref ref, again;
-    rdt_request *request;
-    rdt_object *object;
-    uint8_t *memory;
-    int64_t given_up;
 
     begin(2, sided, "20s");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    memory = alloc_memory(reader, BYTES);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    uint8_t *memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
     set_slow(150 * MSEC, 1500 * MSEC);
-    request = start_into(&ref, memory, by_deadline ? patience(SEC) : LONG);
+    rdt_request *request = start_into(&ref, memory, by_deadline ? patience(SEC) : LONG);
     await_engine(&c.node[1]);
-    given_up = now_ns();
+    int64_t given_up = now_ns();
     give_up(request, by_deadline);
     await_transfer(&c.node[1], "in", "aborting");
     must_say(pins_of(&c.node[1]) > 0, "the target is not pinned while the engine has it");
@@ -167,11 +147,11 @@ static void check_late_write(const char *sided, bool by_deadline)
     must_say(memchr(memory, LATE_BYTE, BYTES) && pins_of(&c.node[1]) == 0, "nothing was written late, or something still may");
 
     fill_pattern(memory, BYTES, 5);
-    tensor = VECTOR(RDT_U8, BYTES, memory);
-    again = put_one(reader, &tensor, NULL);
+    struct rdt_tensor tensor = VECTOR(RDT_U8, BYTES, memory);
+    struct rdt_ref again = put_one(reader, &tensor, NULL);
     wait_until(20 * SEC, all_at_rest());
     set_faults("");
-    object = fetch_one(reader, &again, RDT_FETCH_COPY);
+    rdt_object *object = fetch_one(reader, &again, RDT_FETCH_COPY);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 5));
     rdt_release(object);
     fetch_pattern(owner, &again, BYTES, 5, "loopback");
@@ -211,27 +191,24 @@ Test(quiesce, memory_given_back_early_serves_nobody)
     for (unsigned s = 0; s < 2; s++)
         for (unsigned own = 0; own < 2; own++) { /* the user's allocation, or the daemon's own */
             struct innocent innocent;
-            struct node_status status;
-            struct rdt_ref ref;
-            rdt_request *request;
             uint8_t *memory = NULL;
 
             begin(2, sides[s], "20s");
-            ref = put_pattern(owner, NULL, BYTES, 1);
+            struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
             if (own)
                 memory = alloc_memory(reader, BYTES);
             set_slow(150 * MSEC, 1500 * MSEC);
-            request = start_into(&ref, memory, LONG);
+            rdt_request *request = start_into(&ref, memory, LONG);
             await_engine(&c.node[1]);
             give_up(request, false);
             if (own)
                 must_ok(rdt_dealloc(reader, memory, &err));
             innocent_begin(&innocent);
-            node_status(&c.node[1], &status);
+            struct node_status status = node_now(&c.node[1]);
             must_say(status.memory_bytes >= 2 * BYTES && status.transfers_active > 0, "%llu bytes are counted",
                      (unsigned long long)status.memory_bytes);
             wait_until(20 * SEC, all_at_rest());
-            wait_until(5 * SEC, (node_status(&c.node[1], &status), status.memory_bytes == BYTES)); /* innocent's */
+            wait_until(5 * SEC, node_now(&c.node[1]).memory_bytes == BYTES); /* innocent's */
             innocent_end(&innocent);
             set_faults("");
             fetch_pattern(reader, &ref, BYTES, 1, "loopback");
@@ -254,12 +231,9 @@ static int fetch_and_stay(struct actor *self, void *arg)
     struct rdt_tensor target = VECTOR(RDT_U8, BYTES, memory);
     const struct rdt_tensor *targets = &target;
     size_t one = 1;
-    struct rdt_fetch_options options = RDT_INIT(options);
-    rdt_request *request;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = &targets, .target_counts = &one};
+    (void)start_as(conn, &leaving->ref, &options);
 
-    options.targets = &targets;
-    options.target_counts = &one;
-    must_ok(rdt_fetch_start(conn, &leaving->ref, 1, &options, &request, &err));
     actor_await(self); /* until it is killed */
     return 0;
 }
@@ -268,7 +242,6 @@ Test(quiesce, killed_client_leaves_memory_until_engine_is_done)
 {
     for (unsigned s = 0; s < 2; s++) {
         struct innocent innocent;
-        struct node_status status;
         struct leaving leaving;
         struct actor actor;
 
@@ -280,10 +253,10 @@ Test(quiesce, killed_client_leaves_memory_until_engine_is_done)
         actor_kill(&actor, SIGKILL);
         await_transfer(&c.node[1], "in", "aborting");
         innocent_begin(&innocent);
-        node_status(&c.node[1], &status);
+        struct node_status status = node_now(&c.node[1]);
         must(status.memory_bytes >= 2 * BYTES && pins_of(&c.node[1]) > 0);
         wait_until(20 * SEC, all_at_rest());
-        wait_until(5 * SEC, (node_status(&c.node[1], &status), status.memory_bytes == BYTES));
+        wait_until(5 * SEC, node_now(&c.node[1]).memory_bytes == BYTES);
         innocent_end(&innocent);
         must_ok(rdt_free(owner, &leaving.ref, false, &err));
         end(NULL);
@@ -295,14 +268,12 @@ Test(quiesce, plain_target_untouched_after_cancel)
 {
     for (unsigned s = 0; s < 2; s++) {
         struct canary canary;
-        struct rdt_ref ref;
-        rdt_request *request;
 
         begin(2, sides[s], "20s");
-        ref = put_pattern(owner, NULL, BYTES, 1);
+        struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
         canary_create(&canary, BYTES);
         set_slow(100 * MSEC, 300 * MSEC);
-        request = start_into(&ref, canary.addr, LONG);
+        rdt_request *request = start_into(&ref, canary.addr, LONG);
         await_engine(&c.node[1]);
         give_up(request, false);
         must(canary_untouched(&canary));
@@ -321,30 +292,26 @@ Test(quiesce, plain_target_untouched_after_cancel)
 static void check_isolation(const char *sided)
 {
     struct innocent innocent;
-    struct rdt_ref ref, third;
-    rdt_request *request, *neighbour, *elsewhere;
     rdt_object *object;
-    uint8_t *memory;
     char closing[64], lines[96];
-    rdt *other;
 
     begin(3, sided, "200ms");
-    other = node_client(&c.node[2], "other");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    third = put_pattern(other, NULL, BYTES, 3);
-    memory = alloc_memory(reader, BYTES);
+    rdt *other = node_client(&c.node[2], "other");
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref third = put_pattern(other, NULL, BYTES, 3);
+    uint8_t *memory = alloc_memory(reader, BYTES);
     memset(memory, 0, BYTES);
     (void)snprintf(closing, sizeof closing, "no_abort=1\ndisconnect_delay_ms=%lld\n", (long long)(patience(600 * MSEC) / MSEC));
     (void)snprintf(lines, sizeof lines, "delay_ms=100000\n%s", closing);
     set_faults(lines);
-    request = start_into(&ref, memory, LONG);
-    neighbour = start_into(&ref, NULL, LONG);
+    rdt_request *request = start_into(&ref, memory, LONG);
+    rdt_request *neighbour = start_into(&ref, NULL, LONG);
     await_engine(&c.node[1]);
     cluster_faults(&c, 2, "delay_ms=20\n");
     (void)snprintf(lines, sizeof lines, "delay_ms=20\n%s", closing);
     if (strcmp(sided, "one") == 0)
         cluster_faults(&c, 1, lines);
-    elsewhere = start_into(&third, NULL, LONG); /* over the connection to the third node */
+    rdt_request *elsewhere = start_into(&third, NULL, LONG); /* over the connection to the third node */
     give_up(request, false);
     must(pins_of(&c.node[1]) > 0);
     innocent_begin(&innocent);
@@ -387,15 +354,11 @@ Test(quiesce, two_sided_isolation_fails_only_its_own)
 Test(quiesce, rebuilt_as_often_as_needed)
 {
     for (unsigned s = 0; s < 2; s++) {
-        struct rdt_ref ref;
-
         begin(2, sides[s], "50ms");
-        ref = put_pattern(owner, NULL, BYTES, 1);
+        struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
         for (unsigned i = 0; i < 4; i++) {
-            rdt_request *request;
-
             set_faults("delay_ms=100000\nno_abort=1\n");
-            request = start_into(&ref, NULL, LONG);
+            rdt_request *request = start_into(&ref, NULL, LONG);
             await_engine(&c.node[1]);
             give_up(request, false);
             wait_until(20 * SEC, all_at_rest());
@@ -411,17 +374,13 @@ Test(quiesce, rebuilt_as_often_as_needed)
 /* Operations that never end, on either side, are ended by taking the connection down. */
 static void check_lost(const char *sided, unsigned where)
 {
-    struct node_status status;
-    struct rdt_ref ref;
-    rdt_request *request;
-
     begin(2, sided, "150ms");
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     cluster_faults(&c, where, "lose_every=1\n");
-    request = start_into(&ref, NULL, LONG);
+    rdt_request *request = start_into(&ref, NULL, LONG);
     await_engine(&c.node[1]);
     /* The owner has begun, or is already done: what it sent is lost at the reader's. */
-    wait_until(5 * SEC, (node_status(&c.node[0], &status), status.bytes_out > 0) || pins_of(&c.node[0]) > 0);
+    wait_until(5 * SEC, node_now(&c.node[0]).bytes_out > 0 || pins_of(&c.node[0]) > 0);
     give_up(request, false);
     wait_until(20 * SEC, all_at_rest());
     cluster_faults(&c, where, "");
@@ -452,21 +411,16 @@ Test(quiesce, lost_sends_end_with_connection)
 Test(quiesce, owner_pinned_until_readers_engine_is_done)
 {
     for (unsigned s = 0; s < 2; s++) {
-        struct rdt_tensor tensor;
-        struct rdt_ref ref;
-        rdt_request *request;
-        uint8_t *memory;
-
         begin(2, sides[s], "20s");
-        memory = alloc_memory(owner, BYTES);
+        uint8_t *memory = alloc_memory(owner, BYTES);
         fill_pattern(memory, BYTES, 1);
-        tensor = VECTOR(RDT_U8, BYTES, memory);
-        ref = put_one(owner, &tensor, NULL);
+        struct rdt_tensor tensor = VECTOR(RDT_U8, BYTES, memory);
+        struct rdt_ref ref = put_one(owner, &tensor, NULL);
         if (s == 0) /* reads that are late; sends that cannot be called back */
             slow_down(1, 150 * MSEC, 1500 * MSEC);
         else
             cluster_faults(&c, 0, "delay_ms=1500\nno_abort=1\n");
-        request = start_into(&ref, NULL, LONG);
+        rdt_request *request = start_into(&ref, NULL, LONG);
         await_transfer(&c.node[0], "out", "sending");
         if (s == 0)
             await_engine(&c.node[1]); /* before it has read anything there is nothing to wait for */
@@ -498,14 +452,10 @@ static bool none_aborts(const struct test_node *node)
 /* A reader that leaves its source and comes back to it uses the same connection, on which the old sends end one by one. */
 Test(quiesce, sends_that_end_slowly_leave_the_next_fetch_its_connection)
 {
-    struct rdt_ref ref;
-    rdt_request *request;
-    rdt_object *object;
-
     begin(2, "two", "2s");
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     cluster_faults(&c, 0, "delay_ms=800\nno_abort=1\n"); /* each of four */
-    request = start_into(&ref, NULL, LONG);
+    rdt_request *request = start_into(&ref, NULL, LONG);
     await_engine(&c.node[1]);
     wait_until(20 * SEC, operations_of(&c.node[0]) > 0);
     give_up(request, false);
@@ -513,8 +463,7 @@ Test(quiesce, sends_that_end_slowly_leave_the_next_fetch_its_connection)
     request = start_into(&ref, NULL, LONG);
     wait_until(20 * SEC, none_aborts(&c.node[0]));
     set_faults("");
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
     rdt_release(object);
     rdt_request_destroy(request);
@@ -536,7 +485,6 @@ Test(quiesce, given_up_at_each_step)
                 for (unsigned direct = 0; direct < 2; direct++) {
                     struct rdt_ref ref = ref_on(&c.node[0], "w");
                     struct canary canary;
-                    rdt_request *request;
                     uint8_t *memory = NULL, *at;
 
                     canary_create(&canary, BYTES);
@@ -549,7 +497,7 @@ Test(quiesce, given_up_at_each_step)
                         ref = put_pattern(owner, "w", BYTES, 1);
                     if (step == MOVING)
                         set_slow(150 * MSEC, 0);
-                    request = start_into(&ref, at, by_deadline ? patience(800 * MSEC) : LONG);
+                    rdt_request *request = start_into(&ref, at, by_deadline ? patience(800 * MSEC) : LONG);
                     if (step != DELIVERED) {
                         if (step == PARKED)
                             await_transfer(&c.node[0], "out", "parked");

@@ -25,11 +25,10 @@ static void check_objects(int signal)
     struct rdt_ref refs[OBJECTS], stale;
     struct rdt_stat stat;
     char uuid[33];
-    rdt *conn;
 
     begin();
     memcpy(uuid, node.uuid, sizeof uuid);
-    conn = node_client(&node, "producer");
+    rdt *conn = node_client(&node, "producer");
     for (unsigned i = 0; i < OBJECTS; i++)
         refs[i] = put_detached(conn, objects[i].id, objects[i].bytes, objects[i].flags, i);
     stale = put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "of the session");
@@ -69,29 +68,23 @@ Test(recovery, detached_objects_survive_a_stopped_daemon)
 /* Two tensors of one object lie in one region of the client, which other objects use as well. */
 Test(recovery, objects_that_share_a_region_come_back_in_one_region)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2];
-    struct rdt_ref first, second;
-    struct node_status status;
-    rdt_object *object;
-    uint8_t *memory;
-    rdt *conn, *producer;
 
     begin();
-    conn = node_client(&node, "producer");
-    memory = alloc_memory(conn, 4 * MIB);
+    rdt *conn = node_client(&node, "producer");
+    uint8_t *memory = alloc_memory(conn, 4 * MIB);
     fill_pattern(memory, 4 * MIB, 1);
-    options.flags = RDT_PUT_DETACHED;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_DETACHED};
     tensors[0] = VECTOR(RDT_U8, MIB, memory + MIB);
     tensors[1] = MATRIX(RDT_F32, 64, 64, memory + 3 * MIB);
-    must_ok(rdt_put(conn, tensors, 2, &options, &first, &err));
-    must_ok(rdt_put(conn, tensors, 1, &options, &second, &err));
+    struct rdt_ref first = put_as(conn, tensors, 2, &options);
+    struct rdt_ref second = put_as(conn, tensors, 1, &options);
     again(SIGKILL);
-    producer = conn; /* its memory stays mapped */
+    rdt *producer = conn; /* its memory stays mapped */
     conn = node_client(&node, "reader");
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.regions, 1u);
-    object = fetch_one(conn, &first, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(conn, &first, RDT_FETCH_AUTO);
     must_go_by("local/share", object);
     fill_pattern(memory, 4 * MIB, 1); /* it is the same memory: the producer has it mapped still */
     cr_assert_eq(memcmp(tensor_of(object, 0).data, memory + MIB, MIB), 0);
@@ -108,26 +101,21 @@ Test(recovery, objects_that_share_a_region_come_back_in_one_region)
 
 Test(recovery, imported_memory_comes_back_from_the_clients_own_file)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     int fd = memfd_create("mine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    struct rdt_ref ref;
-    rdt_object *object;
-    void *memory;
-    rdt *conn;
 
     must(ftruncate(fd, MIB) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
     begin();
-    conn = node_client(&node, "producer");
-    memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    rdt *conn = node_client(&node, "producer");
+    void *memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     must(memory != MAP_FAILED);
     must_ok(rdt_import(conn, fd, memory, MIB - 4096, &err));
     fill_pattern(memory, MIB - 4096, 5);
-    options.flags = RDT_PUT_DETACHED;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB - 4096, memory), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_DETACHED};
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, MIB - 4096, memory), 1, &options);
     again(SIGKILL);
     rdt_close(conn);
     conn = node_client(&node, "reader");
-    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB - 4096, 5));
     rdt_release(object);
     must_ok(rdt_free(conn, &ref, false, &err));
@@ -140,14 +128,12 @@ Test(recovery, imported_memory_comes_back_from_the_clients_own_file)
 
 static uint64_t publish(rdt *conn, const char *name, size_t bytes, uint32_t seed, const struct rdt_publish_options *options)
 {
-    struct rdt_put_options put = RDT_INIT(put);
     char *memory = malloc(bytes);
-    struct rdt_ref ref;
     uint64_t version;
 
     fill_pattern(memory, bytes, seed);
-    put.flags = RDT_PUT_SNAPSHOT;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, bytes, memory), 1, &put, &ref, &err));
+    struct rdt_put_options put = {.struct_size = sizeof put, .flags = RDT_PUT_SNAPSHOT};
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, bytes, memory), 1, &put);
     must_ok(rdt_publish(conn, name, &ref, options, &version, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     free(memory);
@@ -157,14 +143,12 @@ static uint64_t publish(rdt *conn, const char *name, size_t bytes, uint32_t seed
 Test(recovery, names_keep_their_versions_and_go_on_from_there)
 {
     struct rdt_publish_options lease = RDT_INIT(lease), living = RDT_INIT(living);
-    struct rdt_ref ref;
     rdt_object *object;
-    rdt *conn;
 
     lease.lease = true;
     living.ttl_ns = 100 * SEC;
     begin();
-    conn = node_client(&node, "trainer");
+    rdt *conn = node_client(&node, "trainer");
     cr_assert_eq(publish(conn, "weights", 2 * MIB, 1, NULL), 1u);
     cr_assert_eq(publish(conn, "weights", 2 * MIB, 2, NULL), 2u);
     cr_assert_eq(publish(conn, "small", 10, 3, &living), 1u);
@@ -172,7 +156,7 @@ Test(recovery, names_keep_their_versions_and_go_on_from_there)
     cr_assert_eq(publish(conn, "ended", 10, 5, NULL), 1u);
     cr_assert_eq(publish(conn, "ended", 10, 5, NULL), 2u);
     cr_assert_eq(publish(conn, "ended", 10, 5, NULL), 3u);
-    ref = name_ref("ended");
+    struct rdt_ref ref = name_ref("ended");
     must_ok(rdt_unpublish(conn, &ref, &err));
     for (unsigned round = 0; round < 2; round++) {
         again(round == 0 ? SIGKILL : SIGTERM);
@@ -206,18 +190,15 @@ Test(recovery, names_keep_their_versions_and_go_on_from_there)
 Test(recovery, object_in_transit_is_there_for_who_takes_it_over)
 {
     char payload[] = "in transit";
-    struct rdt_ref ref;
-    rdt_object *object;
-    rdt *conn;
 
     begin();
-    conn = node_client(&node, "producer");
-    ref = put_one(conn, &VECTOR(RDT_U8, sizeof payload, payload), NULL);
+    rdt *conn = node_client(&node, "producer");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, sizeof payload, payload), NULL);
     must_ok(rdt_hand_on(conn, &ref, 100 * SEC, &err));
     again(SIGKILL);
     rdt_close(conn);
     conn = node_client(&node, "receiver");
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
     cr_assert_str_eq(tensor_of(object, 0).data, payload);
     rdt_release(object);
     rdt_close(conn);
@@ -231,9 +212,7 @@ Test(recovery, refs_on_other_nodes_lead_to_the_next_daemon)
     struct test_node far;
     char flag[200], address[65];
     const char *flags[] = {flag, NULL};
-    struct rdt_ref snapshot, live;
     rdt_object *object;
-    rdt *conn, *reader;
 
     keeper_start(&keeper);
     free_address(0, "127.0.0.1", address);
@@ -241,10 +220,10 @@ Test(recovery, refs_on_other_nodes_lead_to_the_next_daemon)
     node_start(&node, &(struct node_options){.flags = flags, .listen = address});
     memcpy(state_dir, node.state_dir, sizeof state_dir);
     node_start(&far, &(struct node_options){.name = "far", .listen = "127.0.0.1:0"});
-    conn = node_client(&node, "producer");
-    reader = node_client(&far, "reader");
-    snapshot = put_detached(conn, "snapshot", 2 * MIB, RDT_PUT_SNAPSHOT, 1);
-    live = put_detached(conn, "live", 100, 0, 2);
+    rdt *conn = node_client(&node, "producer");
+    rdt *reader = node_client(&far, "reader");
+    struct rdt_ref snapshot = put_detached(conn, "snapshot", 2 * MIB, RDT_PUT_SNAPSHOT, 1);
+    struct rdt_ref live = put_detached(conn, "live", 100, 0, 2);
     must_have(reader, &snapshot, "snapshot", 2 * MIB, 1);
     node_kill(&node, SIGKILL);
     node_start(&node, &(struct node_options){.flags = flags, .listen = address, .state_dir = state_dir, .awaited = true});
@@ -265,10 +244,7 @@ Test(recovery, hold_on_an_object_of_another_node_is_taken_again)
     char flag[200], address[65];
     const char *flags[] = {flag, NULL};
     struct rdt_request *hold = NULL;
-    rdt *producer, *reader;
     rdt_object *object;
-    struct rdt_stat stat;
-    struct rdt_ref ref;
 
     keeper_start(&keeper);
     free_address(0, "127.0.0.1", address);
@@ -277,9 +253,9 @@ Test(recovery, hold_on_an_object_of_another_node_is_taken_again)
     node_start(&node, &(struct node_options){.flags = flags, .listen = address});
     memcpy(state_dir, node.state_dir, sizeof state_dir);
     memcpy(socket_path, node.socket, sizeof socket_path);
-    producer = node_client(&owner, "producer");
-    reader = node_client(&node, "reader");
-    ref = put_one(producer, &VECTOR(RDT_U8, 5, "held"), "held");
+    rdt *producer = node_client(&owner, "producer");
+    rdt *reader = node_client(&node, "reader");
+    struct rdt_ref ref = put_one(producer, &VECTOR(RDT_U8, 5, "held"), "held");
     must_ok(rdt_hold(reader, &ref, LONG, &hold, &err));
     must_ok(rdt_free(producer, &ref, false, &err));
     for (unsigned round = 0; round < 2; round++) {
@@ -292,7 +268,7 @@ Test(recovery, hold_on_an_object_of_another_node_is_taken_again)
         cr_assert_str_eq(tensor_of(object, 0).data, "held");
         rdt_release(object);
     }
-    must_ok(rdt_stat(producer, &ref, &stat, &err));
+    (void)stat_of(producer, &ref);
     rdt_request_destroy(hold);
     rdt_close(reader);
     rdt_close(producer);
@@ -304,12 +280,9 @@ Test(recovery, hold_on_an_object_of_another_node_is_taken_again)
 
 Test(recovery, new_keeper_gets_everything_from_the_daemon)
 {
-    struct rdt_ref ref;
-    rdt *conn;
-
     begin();
-    conn = node_client(&node, "producer");
-    ref = put_detached(conn, "before", 2 * MIB, RDT_PUT_SNAPSHOT, 1);
+    rdt *conn = node_client(&node, "producer");
+    struct rdt_ref ref = put_detached(conn, "before", 2 * MIB, RDT_PUT_SNAPSHOT, 1);
     keeper_stop(&keeper, SIGKILL);
     wait_until(LONG, node_log_has(&node, "lost the keeper"));
     (void)put_detached(conn, "meanwhile", 2 * MIB, RDT_PUT_SNAPSHOT, 2);
@@ -330,12 +303,10 @@ Test(recovery, frozen_keeper_holds_up_nobody_and_gets_everything_when_it_goes_on
 {
     enum { MANY = 700 };
     static struct rdt_ref refs[MANY];
-    struct node_status status;
     char id[16];
-    rdt *conn;
 
     begin();
-    conn = node_client(&node, "producer");
+    rdt *conn = node_client(&node, "producer");
     kill(keeper.program.pid, SIGSTOP);
     for (unsigned i = 0; i < MANY; i++) {
         (void)snprintf(id, sizeof id, "object%u", i);
@@ -349,7 +320,7 @@ Test(recovery, frozen_keeper_holds_up_nobody_and_gets_everything_when_it_goes_on
     again(SIGKILL);
     rdt_close(conn);
     conn = node_client(&node, "reader");
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.objects, MANY / 2);
     for (unsigned i = 1; i < MANY; i += 2) {
         (void)snprintf(id, sizeof id, "object%u", i);
@@ -380,10 +351,8 @@ Test(recovery, daemon_without_the_keeper_that_it_should_have_does_not_start)
 
 Test(recovery, two_daemons_cannot_use_one_keeper)
 {
-    struct test_node first;
-
     begin();
-    first = node;
+    struct test_node first = node;
     state_dir[0] = '\0';
     must_not_start("serves another daemon");
     node = first;
@@ -393,13 +362,11 @@ Test(recovery, two_daemons_cannot_use_one_keeper)
 /* Another node's objects are not given away, and not given up either. */
 Test(recovery, journal_of_another_node_is_refused)
 {
-    struct rdt_ref ref;
     char own[160];
-    rdt *conn;
 
     begin();
-    conn = node_client(&node, "producer");
-    ref = put_detached(conn, "mine", 100, 0, 1);
+    rdt *conn = node_client(&node, "producer");
+    struct rdt_ref ref = put_detached(conn, "mine", 100, 0, 1);
     rdt_close(conn);
     node_kill(&node, SIGKILL);
     memcpy(own, state_dir, sizeof own);
@@ -426,24 +393,236 @@ static void forge(off_t at, const void *bytes, size_t n)
 #define JOURNAL_VERSION_AT 8
 #define JOURNAL_ATTEMPTS_AT 56 /* struct header: magic, version, header_bytes, end, node_uuid, generations, names_version */
 
-Test(recovery, journal_of_a_newer_version_is_refused_and_stays)
+static void put_kept(struct rdt_ref *ref_p)
 {
-    const uint32_t newer = 3, ours = 2;
+    rdt *conn = node_client(&node, "producer");
+
+    *ref_p = put_detached(conn, "kept", 100, 0, 1);
+    rdt_close(conn);
+}
+
+static void must_have_kept(const struct rdt_ref *ref)
+{
+    rdt *conn = node_client(&node, "reader");
+
+    must_have(conn, ref, "kept", 100, 1);
+    must_ok(rdt_free(conn, ref, false, &err));
+    rdt_close(conn);
+}
+
+Test(recovery, journal_that_cannot_be_read_is_set_aside)
+{
+    static const struct {
+        off_t at;
+        const char *bytes, *says;
+    } cases[] = {{JOURNAL_VERSION_AT, "\x63", "it has version 99, and this rdtd reads versions 1 to 3. It is set aside"},
+                 {0, "xxxxxxxx", "it does not begin like a journal. It is set aside"},
+                 {4096, "xxxxxxxx", "it is damaged at byte 4096. It is set aside"}};
     struct rdt_ref ref;
-    rdt *conn;
 
     begin();
-    conn = node_client(&node, "producer");
-    ref = put_detached(conn, "kept", 100, 0, 1);
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        put_kept(&ref);
+        node_kill(&node, SIGKILL);
+        forge(cases[i].at, cases[i].bytes, strlen(cases[i].bytes));
+        start();
+        must_say(node_log_has(&node, cases[i].says), "the log does not say \"%s\"", cases[i].says);
+        node_expect_idle(&node);
+        put_kept(&ref); /* the new journal is used */
+        node_kill(&node, SIGKILL);
+        cr_assert_geq(keeper_look(&keeper, 2, NULL), 0, "it is kept for who looks into it");
+        start();
+        must_have_kept(&ref);
+    }
+    end();
+}
+
+#define JOURNAL_VERSIONS_AT 48
+#define JOURNAL_IDS_AT 64
+#define JOURNAL_READING_AT 96
+
+/* Earlier daemons took versions from other nodes and from etcd that no journal may have. */
+Test(recovery, numbers_out_of_range_in_the_journal_end_no_start)
+{
+    const uint64_t beyond = (UINT64_C(1) << 61) + 1, ids[3] = {beyond, beyond, beyond};
+    struct rdt_ref ref, name;
+    uint64_t version;
+
+    begin();
+    put_kept(&ref);
+    node_kill(&node, SIGKILL);
+    forge(JOURNAL_VERSIONS_AT, &beyond, sizeof beyond);
+    forge(JOURNAL_IDS_AT, ids, sizeof ids);
+    start();
+    cr_assert(node_log_has(&node, "a name had version 2305843009213693953, which is out of range"));
+    cr_assert(node_log_has(&node, "the ids in the journal's header are out of range"));
+    rdt *conn = node_client(&node, "publisher");
+    struct rdt_publish_options options = {.struct_size = sizeof options, .ttl_ns = 60 * SEC};
+    must_ok(rdt_publish(conn, "w", &ref, &options, &version, &err));
+    rdt_close(conn);
+    again(SIGKILL);
+    conn = node_client(&node, "reader");
+    name = name_ref("w");
+    must_have(conn, &name, "kept", 100, 1);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    must_have_kept(&ref);
+    end();
+}
+
+/* The record that was being restored when the last start ended is lost; no other is. */
+Test(recovery, record_that_ends_the_daemon_costs_its_object_only)
+{
+    const uint32_t attempts = 1;
+    static uint8_t page[4 * 65536];
+    struct rdt_ref ref, poison;
+    struct rdt_stat stat;
+    uint64_t offset = 0;
+
+    begin();
+    put_kept(&ref);
+    rdt *conn = node_client(&node, "producer");
+    poison = put_detached(conn, "the-poison", 100, 0, 2);
     rdt_close(conn);
     node_kill(&node, SIGKILL);
-    forge(JOURNAL_VERSION_AT, &newer, sizeof newer);
-    must_not_start(
-        "it has version 3, and this rdtd reads versions 1 to 2. Start the rdtd that wrote it, or restart rdtd-keeper");
-    forge(JOURNAL_VERSION_AT, &ours, sizeof ours);
+    int fd = keeper_look(&keeper, KEEPER_JOURNAL, NULL);
+    must(pread(fd, page, sizeof page, 4096) == (ssize_t)sizeof page);
+    close(fd);
+    uint8_t *found = memmem(page, sizeof page, "the-poison", 10);
+    must(found);
+    while (offset == 0 && --found > page) /* back to the beginning of its slot */
+        if (memcmp(found, "cmit", 4) == 0)
+            offset = 4096 + (uint64_t)(found - page);
+    must(offset > 0);
+    forge(JOURNAL_READING_AT, &offset, sizeof offset);
+    forge(JOURNAL_ATTEMPTS_AT, &attempts, sizeof attempts);
     start();
+    cr_assert(node_log_has(&node, "the last start ended while it restored record"));
     conn = node_client(&node, "reader");
-    must_have(conn, &ref, "kept", 100, 1);
+    must_be(RDT_FREED, rdt_stat(conn, &poison, &stat, &err));
+    rdt_close(conn);
+    must_have_kept(&ref);
+    end();
+}
+
+/* The next daemon may use less memory than the earlier one: everything is there, and nobody gets more. */
+Test(recovery, lower_memory_limit_costs_no_object)
+{
+    enum { SMALL = 200 };
+    struct rdt_ref refs[SMALL], big;
+    char flag[200];
+    static uint8_t bytes[9000];
+    void *memory;
+
+    begin();
+    rdt *conn = node_client(&node, "producer");
+    for (unsigned i = 0; i < SMALL; i++)
+        refs[i] = put_detached(conn, (char[]){'s', (char)('a' + i / 26), (char)('a' + i % 26), 0}, 9000, 0, i);
+    big = put_detached(conn, "big", 6 * MIB, 0, 1);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    node_start(&node, &(struct node_options){.flags = (const char *[]){flag, "--memory-limit=4MiB", NULL},
+                                             .state_dir = state_dir,
+                                             .socket = socket_path,
+                                             .awaited = true});
+    cr_assert(node_log_has(&node, "and memory_limit is 4194304: they stay, and nobody gets new memory"));
+    conn = node_client(&node, "reader");
+    must_have(conn, &big, "big", 6 * MIB, 1);
+    for (unsigned i = 0; i < SMALL; i++)
+        must_have(conn, &refs[i], (char[]){'s', (char)('a' + i / 26), (char)('a' + i % 26), 0}, 9000, i);
+    must_be(RDT_NO_MEMORY, rdt_alloc(conn, MIB, &memory, &err));
+    must_ok(rdt_free(conn, &big, false, &err));
+    for (unsigned i = 0; i < SMALL; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    (void)put_one(conn, &VECTOR(RDT_U8, sizeof bytes, bytes), "there is room again");
+    rdt_close(conn);
+    end();
+}
+
+/* An object that was freed with force stays with its reader, while a later one has its id. Their generations have no order. */
+Test(recovery, object_whose_id_a_later_one_has_comes_back_to_its_reader)
+{
+    enum { PAIRS = 12, BLOCK_BITS = 6 };
+    struct rdt_ref old, newer[PAIRS], other;
+    rdt_object *held[PAIRS];
+    char id[] = "a";
+
+    begin();
+    rdt *conn = node_client(&node, "producer");
+    rdt *reader = node_client(&node, "reader");
+    for (unsigned i = 0; i < PAIRS; i++, id[0]++) {
+        old = put_detached(conn, id, 100000, 0, i);
+        held[i] = fetch_one(reader, &old, RDT_FETCH_SHARE);
+        must_ok(rdt_free(conn, &old, true, &err));
+        do {
+            other = put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "other");
+            must_ok(rdt_free(conn, &other, true, &err));
+        } while (other.generation >> BLOCK_BITS == old.generation >> BLOCK_BITS);
+        newer[i] = put_detached(conn, id, 100000, 0, 100 + i);
+    }
+    again(SIGKILL);
+    must_ok(rdt_ping(reader, LONG, &err));
+    must_ok(rdt_ping(conn, LONG, &err));
+    cr_assert_not(node_log_has(&node, "is lost"));
+    for (unsigned i = 0; i < PAIRS; i++) {
+        must_have(conn, &newer[i], (char[]){(char)('a' + i), 0}, 100000, 100 + i);
+        cr_assert(holds_pattern(tensor_of(held[i], 0).data, 100000, i));
+        rdt_release(held[i]);
+        must_ok(rdt_free(conn, &newer[i], false, &err));
+    }
+    rdt_close(reader);
+    rdt_close(conn);
+    end();
+}
+
+/* The keeper knows who the node is. */
+Test(recovery, node_whose_uuid_is_damaged_gets_it_from_the_keeper)
+{
+    char uuid[33], path[200];
+
+    begin();
+    rdt *conn = node_client(&node, "producer");
+    memcpy(uuid, node.uuid, sizeof uuid);
+    struct rdt_ref ref = put_detached(conn, "kept", 100, 0, 1);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    (void)snprintf(path, sizeof path, "%s/node_uuid", state_dir);
+    FILE *file = fopen(path, "w");
+    must(file && fputs("damaged", file) >= 0 && fclose(file) == 0);
+    for (unsigned round = 0; round < 2; round++) {
+        start();
+        cr_assert_str_eq(node.uuid, uuid);
+        node_kill(&node, SIGKILL);
+    }
+    start();
+    must_have_kept(&ref);
+    end();
+}
+
+/* The bytes of the journal's records are the owner's, and are given back with them. */
+Test(recovery, journal_of_an_owner_is_charged_to_that_owner)
+{
+    enum { METADATA = 100000 };
+    static char metadata[METADATA];
+    struct rdt_ref refs[32];
+    char flag[200];
+
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    node_start(&node, &(struct node_options){.flags = (const char *[]){flag, "--owner-max-heap=2MiB", NULL}});
+    rdt *conn = node_client(&node, "producer");
+    struct rdt_put_options options = {.struct_size = sizeof options, .metadata = metadata, .metadata_bytes = sizeof metadata};
+    for (unsigned round = 0; round < 3; round++) {
+        unsigned n = 0;
+        while (n < 32 && rdt_put(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options, &refs[n], NULL) == RDT_OK)
+            n++;
+        must_refuse(RDT_LIMIT, "raise owner_max_heap", rdt_put(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options, &refs[n], &err));
+        cr_assert(n >= 5 && n <= 10, "%u objects with %u bytes of metadata each, twice, are 2 MiB", n, METADATA);
+        while (n > 0)
+            must_ok(rdt_free(conn, &refs[--n], false, &err));
+        must_ok(rdt_ping(conn, LONG, &err));
+    }
     rdt_close(conn);
     end();
 }
@@ -451,10 +630,9 @@ Test(recovery, journal_of_a_newer_version_is_refused_and_stays)
 Test(recovery, journal_that_ends_the_daemon_again_and_again_is_set_aside)
 {
     const uint32_t attempts = 5;
-    rdt *conn;
 
     begin();
-    conn = node_client(&node, "producer");
+    rdt *conn = node_client(&node, "producer");
     (void)put_detached(conn, "poison", 100, 0, 1);
     rdt_close(conn);
     node_kill(&node, SIGKILL);
@@ -473,19 +651,16 @@ Test(recovery, damaged_record_costs_its_object_only)
     struct rdt_ref refs[2];
     struct rdt_stat stat;
     static uint8_t page[4 * 65536];
-    uint8_t *found;
-    rdt *conn;
-    int fd;
 
     begin();
-    conn = node_client(&node, "producer");
+    rdt *conn = node_client(&node, "producer");
     refs[0] = put_detached(conn, "the-damaged-one", 100, 0, 1);
     refs[1] = put_detached(conn, "the-whole-one", 100, 0, 2);
     rdt_close(conn);
     node_kill(&node, SIGKILL);
-    fd = keeper_look(&keeper, KEEPER_JOURNAL, NULL);
+    int fd = keeper_look(&keeper, KEEPER_JOURNAL, NULL);
     must(pread(fd, page, sizeof page, 4096) == (ssize_t)sizeof page);
-    found = memmem(page, sizeof page, "the-damaged-one", 15);
+    uint8_t *found = memmem(page, sizeof page, "the-damaged-one", 15);
     must(found);
     must(pwrite(fd, "X", 1, 4096 + (found - page)) == 1);
     close(fd);

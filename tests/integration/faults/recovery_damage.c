@@ -2,13 +2,10 @@
 /* Journals that a faulty daemon has left: records with wrong bytes under right checksums, wrong numbers, kinds and keys,
  * records that are cut off or there twice, and damage anywhere in the file. The next daemon starts without what it cannot
  * use, or refuses to start and says why. It never crashes. (fuzz/restore and fuzz/journal give the readers far more.) */
-#include <sys/stat.h>
-
 #include "client/rdt_plan.h"
 #include "daemon/recovery/journal.h"
 #include "rdt_journal.pb-c.h"
 #include "tests/integration/faults/recovery.h"
-#include "tests/support/actor.h"
 
 TestSuite(recovery_damage, .timeout = SUITE_SECONDS(200));
 
@@ -32,28 +29,24 @@ static uint64_t pristine_bytes, dice = 5;
 /* Its session is in the journal, and its process lives. */
 static int populate(struct actor *self, void *arg)
 {
-    struct rdt_put_options pending = RDT_INIT(pending);
-    struct rdt_publish_options lease = RDT_INIT(lease);
     struct rdt_ref small, large, part[2], name = name_ref("policy");
     rdt *conn = node_client(&node, "holder");
     rdt_request *hold, *parts[2];
-    rdt_object *object;
     void *memory;
 
-    (void)arg;
     small = put_detached(conn, "small", 100, 0, 1);
     large = put_detached(conn, "large", 100 * KIB, RDT_PUT_SNAPSHOT, 2);
     (void)put_detached(conn, "live", 50 * KIB, 0, 3);
     must_ok(rdt_publish(conn, "weights", &small, NULL, NULL, &err));
     must_ok(rdt_publish(conn, "weights", &large, NULL, NULL, &err));
-    lease.lease = true;
+    struct rdt_publish_options lease = {.struct_size = sizeof lease, .lease = true};
     must_ok(rdt_publish(conn, "leased", &large, &lease, NULL, &err));
-    object = fetch_one(conn, &large, RDT_FETCH_SHARE);
+    rdt_object *object = fetch_one(conn, &large, RDT_FETCH_SHARE);
     must(object);
     must_ok(rdt_hold_start(conn, &small, LONG, &hold, &err));
     must_ok(rdt_wait(conn, &hold, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_alloc(conn, 64 * KIB, &memory, &err));
-    pending.flags = RDT_PUT_PENDING;
+    struct rdt_put_options pending = {.struct_size = sizeof pending, .flags = RDT_PUT_PENDING};
     must_ok(rdt_put(conn, &VECTOR(RDT_U8, 64 * KIB, memory), 1, &pending, &small, &err));
     for (uint32_t i = 0; i < 2; i++) {
         part[i] = put_half(conn, i, 10000);
@@ -123,7 +116,6 @@ static void change_record(struct journal *journal, struct journal_slot *slot, co
     uint64_t numbers[JOURNAL_NUMBERS], key = slot->key;
     uint32_t kind = slot->kind, flags = slot->flags, bytes = slot->bytes;
     uint8_t *payload = malloc(bytes + 1);
-    struct journal_slot *fresh;
     unsigned what = (unsigned)roll(7);
 
     must(payload);
@@ -141,7 +133,7 @@ static void change_record(struct journal *journal, struct journal_slot *slot, co
         bytes = (uint32_t)roll(bytes + 1);
     for (uint64_t n = what >= 5 && bytes > 0 ? 1 + roll(4) : 0; n > 0; n--)
         payload[roll(bytes)] ^= (uint8_t)(1 << roll(8));
-    fresh = journal_begin(journal, bytes);
+    struct journal_slot *fresh = journal_begin(journal, bytes);
     must(fresh);
     memcpy(fresh->payload, payload, bytes);
     journal_commit(journal, fresh, kind, key, flags, numbers);
@@ -210,10 +202,7 @@ static bool starts(unsigned round)
 
 static bool visit(rdt **conn_p)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-
-    options.socket = node.socket;
-    options.timeout_ns = LONG;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = node.socket, .timeout_ns = LONG};
     return rdt_connect(&options, conn_p, NULL) == RDT_OK;
 }
 
@@ -268,23 +257,19 @@ Test(recovery_damage, region_of_too_many_descriptors_is_lost_alone)
     static uint64_t chunks[5000];
     Rdt__Pb__JournalRegion record = RDT__PB__JOURNAL_REGION__INIT;
     uint64_t numbers[JOURNAL_NUMBERS] = {1};
-    struct journal_slot *slot;
-    struct journal *journal;
-    struct rdt_ref ref;
-    rdt *conn;
     int fd;
 
     begin();
-    conn = node_client(&node, "producer");
-    ref = put_detached(conn, "whole", 100, 0, 1);
+    rdt *conn = node_client(&node, "producer");
+    struct rdt_ref ref = put_detached(conn, "whole", 100, 0, 1);
     rdt_close(conn);
     node_kill(&node, SIGKILL);
     take_from_keeper();
-    journal = copy_journal(&fd);
+    struct journal *journal = copy_journal(&fd);
     record.memory = (char *)"host";
     record.chunks = chunks;
     record.n_chunks = sizeof chunks / sizeof *chunks;
-    slot = journal_begin(journal, rdt__pb__journal_region__get_packed_size(&record));
+    struct journal_slot *slot = journal_begin(journal, rdt__pb__journal_region__get_packed_size(&record));
     (void)rdt__pb__journal_region__pack(&record, slot->payload);
     journal_commit(journal, slot, RECORD_REGION, 900, 0, numbers);
     journal_close(journal);

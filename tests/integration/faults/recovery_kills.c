@@ -2,7 +2,6 @@
 /* A daemon with a keeper is killed at any moment of the random work of several clients, many times. Their sessions go on at
  * the next daemon, and a model in each client says what must be there: every byte, id, version and hold. */
 #include <stdatomic.h>
-#include <time.h>
 
 #include "tests/integration/faults/recovery.h"
 
@@ -57,10 +56,7 @@ struct worker {
 /* The daemon may be killed before it has greeted a new client. */
 static void connect_worker(struct worker *worker)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-
-    options.socket = node.socket;
-    options.name = "worker";
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = node.socket, .name = "worker"};
     wait_until(LONG, rdt_connect(&options, &worker->conn, NULL) == RDT_OK);
 }
 
@@ -78,17 +74,16 @@ static struct made draw_made(struct worker *worker)
 
 static struct rdt_ref put(struct worker *worker, const char *id, const struct made *made, uint32_t flags)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     char *memory = malloc(made->bytes);
-    struct rdt_ref ref;
 
     fill_pattern(memory, made->bytes, made->seed);
-    options.id = id;
-    options.id_bytes = id ? strlen(id) : 0;
-    options.metadata = made;
-    options.metadata_bytes = sizeof *made;
-    options.flags = flags;
-    must_ok(rdt_put(worker->conn, &VECTOR(RDT_U8, made->bytes, memory), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .id = id,
+                                      .id_bytes = id ? strlen(id) : 0,
+                                      .metadata = made,
+                                      .metadata_bytes = sizeof *made,
+                                      .flags = flags};
+    struct rdt_ref ref = put_as(worker->conn, &VECTOR(RDT_U8, made->bytes, memory), 1, &options);
     free(memory);
     return ref;
 }
@@ -150,12 +145,11 @@ static void look_at_others(struct worker *worker)
     struct made made;
     rdt_object *object;
     size_t metadata_bytes;
-    struct rdt_ref ref;
     char id[32];
 
     (void)snprintf(id, sizeof id, "object %u",
                    atomic_load(&shared->named[(worker->number + 1) % WORKERS][draw(worker, OBJECTS)]));
-    ref = ref_named(id);
+    struct rdt_ref ref = ref_named(id);
     if (try_fetch(worker->conn, &ref, RDT_FETCH_AUTO, MSEC, &object, NULL) != RDT_OK)
         return;
     memcpy(&made, rdt_object_metadata(object, &metadata_bytes), sizeof made);
@@ -217,7 +211,6 @@ static void publish_or_look(struct worker *worker)
     struct rdt_publish_options options = RDT_INIT(options);
     unsigned at = draw(worker, NAMES);
     struct rdt_ref ref;
-    rdt_object *object;
     uint64_t version;
     char name[16];
 
@@ -239,7 +232,7 @@ static void publish_or_look(struct worker *worker)
     if (worker->names[at].made.bytes == 0)
         return; /* its lease has ended */
     ref = name_ref(name);
-    object = fetch_one(worker->conn, &ref, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(worker->conn, &ref, RDT_FETCH_AUTO);
     must_contain(object, &worker->names[at].made);
     must(info_of(object).version == worker->names[at].version);
     rdt_release(object);
@@ -317,7 +310,6 @@ static int work(struct actor *self, void *arg)
 {
     struct worker *worker = arg;
 
-    (void)self;
     connect_worker(worker);
     while (!atomic_load(&shared->stop)) {
         if (!atomic_load(&shared->pause)) {
@@ -346,7 +338,7 @@ static void compare(void)
     wait_until(LONG, atomic_load(&shared->paused) == WORKERS);
     for (unsigned i = 0; i < WORKERS; i++)
         there += atomic_load(&shared->objects[i]);
-    wait_until(LONG, (node_status(&node, &status), status.objects == there && status.clients == WORKERS));
+    wait_until(LONG, (status = node_now(&node), status.objects == there && status.clients == WORKERS));
     atomic_store(&shared->pause, false);
 }
 

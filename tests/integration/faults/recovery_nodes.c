@@ -71,10 +71,9 @@ static void kill_and_start(struct side *side, const char *name)
 static struct rdt_ref put_bytes(const char *id, uint32_t seed)
 {
     char *bytes = malloc(BYTES);
-    struct rdt_ref ref;
 
     fill_pattern(bytes, BYTES, seed);
-    ref = put_one(producer, &VECTOR(RDT_U8, BYTES, bytes), id);
+    struct rdt_ref ref = put_one(producer, &VECTOR(RDT_U8, BYTES, bytes), id);
     free(bytes);
     return ref;
 }
@@ -99,9 +98,7 @@ static rdt_request *hold_of(const struct rdt_ref *ref)
 
 static uint32_t n_holds(const struct rdt_ref *ref)
 {
-    struct rdt_stat stat;
-
-    must_ok(rdt_stat(producer, ref, &stat, &err));
+    struct rdt_stat stat = stat_of(producer, ref);
     return stat.holds;
 }
 
@@ -110,11 +107,10 @@ static uint32_t n_holds(const struct rdt_ref *ref)
 /* From the producer's free on only the reader's hold keeps the object. */
 Test(recovery_nodes, owner_killed_under_a_hold_keeps_the_object_until_the_reader_lets_go)
 {
-    struct rdt_ref ref;
     rdt_request *hold, *more;
 
     begin_both(NULL);
-    ref = put_bytes("held", 1);
+    struct rdt_ref ref = put_bytes("held", 1);
     hold = hold_of(&ref);
     kill_and_start(&owners, "owner");
     must_ok(rdt_free(producer, &ref, false, &err));
@@ -132,12 +128,11 @@ Test(recovery_nodes, owner_killed_under_a_hold_keeps_the_object_until_the_reader
 
 Test(recovery_nodes, what_the_reader_let_go_of_meanwhile_ends_when_the_nodes_meet_again)
 {
-    struct rdt_ref kept, dropped;
     rdt_request *holds[2];
 
     begin_both(NULL);
-    kept = put_bytes("kept", 1);
-    dropped = put_bytes("dropped", 2);
+    struct rdt_ref kept = put_bytes("kept", 1);
+    struct rdt_ref dropped = put_bytes("dropped", 2);
     holds[0] = hold_of(&kept);
     holds[1] = hold_of(&dropped);
     must_ok(rdt_free(producer, &kept, false, &err));
@@ -155,12 +150,9 @@ Test(recovery_nodes, what_the_reader_let_go_of_meanwhile_ends_when_the_nodes_mee
 
 Test(recovery_nodes, both_daemons_killed_at_once_keep_the_hold)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin_both("--hold-grace=1h");
-    ref = put_bytes("held", 1);
-    hold = hold_of(&ref);
+    struct rdt_ref ref = put_bytes("held", 1);
+    rdt_request *hold = hold_of(&ref);
     must_ok(rdt_free(producer, &ref, false, &err));
     node_kill(&owners.node, SIGKILL);
     node_kill(&holders.node, SIGKILL);
@@ -178,12 +170,9 @@ Test(recovery_nodes, both_daemons_killed_at_once_keep_the_hold)
 
 Test(recovery_nodes, holder_that_does_not_come_back_keeps_nothing_beyond_restart_grace)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin_both("--restart-grace=4s");
-    ref = put_bytes("held", 1);
-    hold = hold_of(&ref);
+    struct rdt_ref ref = put_bytes("held", 1);
+    rdt_request *hold = hold_of(&ref);
     must_ok(rdt_free(producer, &ref, false, &err));
     node_kill(&holders.node, SIGKILL);
     kill_and_start(&owners, "owner");
@@ -200,14 +189,11 @@ Test(recovery_nodes, holder_that_does_not_come_back_keeps_nothing_beyond_restart
 
 Test(recovery_nodes, holds_of_the_earlier_daemon_end_when_the_later_one_has_taken_them_again)
 {
-    struct rdt_ref kept, dropped;
-    rdt_request *hold, *other;
-
     begin_both("--hold-grace=1h");
-    kept = put_bytes("kept", 1);
-    dropped = put_bytes("dropped", 2);
-    hold = hold_of(&kept);
-    other = hold_of(&dropped);
+    struct rdt_ref kept = put_bytes("kept", 1);
+    struct rdt_ref dropped = put_bytes("dropped", 2);
+    rdt_request *hold = hold_of(&kept);
+    rdt_request *other = hold_of(&dropped);
     must_ok(rdt_free(producer, &dropped, false, &err));
     kill_and_start(&holders, "holder");
     must_ok(rdt_ping(reader, LONG, &err));
@@ -224,15 +210,13 @@ Test(recovery_nodes, holds_of_the_earlier_daemon_end_when_the_later_one_has_take
 
 Test(recovery_nodes, what_the_earlier_daemon_held_for_a_client_that_has_ended_ends_at_once)
 {
-    struct rdt_ref ref;
     int channel[2];
-    pid_t child;
     char byte = 0;
 
     begin_both("--hold-grace=1h");
-    ref = put_bytes("held", 1);
+    struct rdt_ref ref = put_bytes("held", 1);
     must(pipe(channel) == 0);
-    child = fork();
+    pid_t child = fork();
     must(child >= 0);
     if (child == 0) {
         reader = node_client(&holders.node, "child");
@@ -254,12 +238,9 @@ Test(recovery_nodes, what_the_earlier_daemon_held_for_a_client_that_has_ended_en
 
 Test(recovery_nodes, hold_is_taken_again_from_an_owner_that_comes_later)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin_both("--hold-grace=8s"); /* so long the owner keeps what the earlier daemon held */
-    ref = put_bytes("held", 1);
-    hold = hold_of(&ref);
+    struct rdt_ref ref = put_bytes("held", 1);
+    rdt_request *hold = hold_of(&ref);
     must_ok(rdt_free(producer, &ref, false, &err));
     node_kill(&owners.node, SIGKILL);
     kill_and_start(&holders, "holder");
@@ -275,12 +256,9 @@ Test(recovery_nodes, hold_is_taken_again_from_an_owner_that_comes_later)
 
 Test(recovery_nodes, hold_that_cannot_be_taken_again_says_so)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin_both("--restart-grace=4s");
-    ref = put_bytes("held", 1);
-    hold = hold_of(&ref);
+    struct rdt_ref ref = put_bytes("held", 1);
+    rdt_request *hold = hold_of(&ref);
     node_kill(&owners.node, SIGKILL);
     kill_and_start(&holders, "holder");
     must_ok(rdt_ping(reader, LONG, &err));

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sessions that go on at the next daemon, as a client sees them that is not librdt: tokens, RESUME, and requests that are
  * sent again with their numbers. */
-#include <unistd.h>
-
 #include "rdt_put_flags.h"
 #include "tests/integration/faults/recovery.h"
 #include "tests/support/raw.h"
@@ -94,11 +92,10 @@ static Rdt__Pb__ResumeReply *resume(struct raw *raw, const Rdt__Pb__Resume *mess
 
 Test(recovery_sessions, without_a_keeper_there_is_no_token)
 {
-    struct welcome welcome;
     struct raw raw;
 
     node_start(&node, NULL);
-    welcome = greet(&raw, NULL);
+    struct welcome welcome = greet(&raw, NULL);
     cr_assert_eq(welcome.token_bytes, 0u);
     cr_assert_eq(welcome.grace_ns, 0);
     raw_close(&raw);
@@ -107,12 +104,11 @@ Test(recovery_sessions, without_a_keeper_there_is_no_token)
 
 Test(recovery_sessions, token_brings_the_session_back_once)
 {
-    struct welcome first, second;
     struct raw raw, other;
     char text[256];
 
     begin();
-    first = greet(&raw, NULL);
+    struct welcome first = greet(&raw, NULL);
     cr_assert_eq(first.token_bytes, 16u);
     cr_assert_eq(first.grace_ns, 10 * SEC);
     cr_assert_not(first.resumed);
@@ -122,7 +118,7 @@ Test(recovery_sessions, token_brings_the_session_back_once)
     raw_close(&other);
     again(SIGKILL);
     raw_close(&raw);
-    second = greet(&raw, first.token);
+    struct welcome second = greet(&raw, first.token);
     cr_assert(second.resumed);
     cr_assert_eq(second.session, first.session);
     cr_assert_arr_eq(second.token, first.token, 16);
@@ -135,13 +131,12 @@ Test(recovery_sessions, token_brings_the_session_back_once)
 Test(recovery_sessions, token_that_nobody_gave_begins_a_new_session)
 {
     const uint8_t forged[16] = "forged";
-    struct welcome welcome;
     struct raw raw;
     char text[256];
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
 
     begin();
-    welcome = greet(&raw, forged);
+    struct welcome welcome = greet(&raw, forged);
     cr_assert_not(welcome.resumed);
     cr_assert_eq(welcome.token_bytes, 16u);
     (void)raw_send(&raw, RDT_MSG_RESUME, &message.base, NULL, 0);
@@ -155,26 +150,22 @@ Test(recovery_sessions, put_that_was_answered_to_nobody_is_not_put_twice)
 {
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
     Rdt__Pb__TensorList tensors;
-    struct node_status status;
-    struct rdt_ref ref, same;
-    struct welcome welcome;
     Rdt__Pb__Put put;
     struct raw raw;
-    uint64_t id;
 
     begin();
-    welcome = greet(&raw, NULL);
+    struct welcome welcome = greet(&raw, NULL);
     fill_put(&put, &tensors);
-    id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
-    ref = reply_ref(&raw, id);
+    uint64_t id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    struct rdt_ref ref = reply_ref(&raw, id);
     again(SIGKILL);
     raw_close(&raw);
     must(greet(&raw, welcome.token).resumed);
     protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
     send_again(&raw, RDT_MSG_PUT, id, &put.base);
-    same = reply_ref(&raw, id);
+    struct rdt_ref same = reply_ref(&raw, id);
     cr_assert(rdt_ref_equal(&ref, &same));
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.objects, 1u);
     send_again(&raw, RDT_MSG_PUT, id + 1, &put.base); /* another request is another object */
     same = reply_ref(&raw, id + 1);
@@ -187,21 +178,15 @@ Test(recovery_sessions, put_that_was_answered_to_nobody_is_not_put_twice)
 /* When the copy is whole, the object gets another record. */
 Test(recovery_sessions, put_of_a_snapshot_that_was_copied_later_is_not_put_twice)
 {
-    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[1] = {&use};
-    Rdt__Pb__Ready ready = RDT__PB__READY__INIT;
     Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
     Rdt__Pb__TensorList tensors;
     uint32_t region_index = 0;
-    struct welcome welcome;
-    struct rdt_ref ref, same;
     Rdt__Pb__Put put;
     struct raw raw;
-    rdt *other;
-    uint64_t id;
 
     begin();
-    welcome = greet(&raw, NULL);
+    struct welcome welcome = greet(&raw, NULL);
     use.region = raw_alloc(&raw, 4096, NULL, &use.generation);
     fill_put(&put, &tensors);
     put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_PENDING;
@@ -209,23 +194,22 @@ Test(recovery_sessions, put_of_a_snapshot_that_was_copied_later_is_not_put_twice
     put.n_regions = tensors.n_region_index = 1;
     tensors.region_index = &region_index;
     put.inline_data = (ProtobufCBinaryData){0};
-    id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
-    ref = reply_ref(&raw, id);
+    uint64_t id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    struct rdt_ref ref = reply_ref(&raw, id);
     ref.any_owner = 1;
     wire_ref_from(&ref, &wire);
-    ready.ref = &wire;
+    Rdt__Pb__Ready ready = MESSAGE(ready, .ref = &wire);
     (void)raw_send(&raw, RDT_MSG_READY, &ready.base, NULL, 0);
-    other = node_client(&node, "other");
+    rdt *other = node_client(&node, "other");
     must_ok(rdt_wait_put(other, &ref, LONG, &err));
     rdt_close(other);
     again(SIGKILL);
     raw_close(&raw);
     must(greet(&raw, welcome.token).resumed);
-    message.regions = &use.region;
-    message.n_regions = 1;
+    Rdt__Pb__Resume message = MESSAGE(resume, .regions = &use.region, .n_regions = 1);
     protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
     send_again(&raw, RDT_MSG_PUT, id, &put.base);
-    same = reply_ref(&raw, id);
+    struct rdt_ref same = reply_ref(&raw, id);
     cr_assert(ref.generation == same.generation, "there are two objects");
     raw_close(&raw);
     node_expect_idle(&node);
@@ -245,21 +229,16 @@ static uint64_t reply_version(struct raw *raw, uint64_t id)
 Test(recovery_sessions, publish_whose_version_is_not_the_newest_is_not_done_twice)
 {
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
-    Rdt__Pb__Publish publish = RDT__PB__PUBLISH__INIT;
     Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
-    struct welcome welcome;
-    struct rdt_ref ref, name;
     rdt_object *object;
     uint64_t ids[3], version;
     struct raw raw;
-    rdt *conn;
 
     begin();
-    conn = node_client(&node, "producer");
-    ref = put_detached(conn, "one", 5, 0, 1);
-    welcome = greet(&raw, NULL);
-    publish.name = (ProtobufCBinaryData){1, (uint8_t *)"n"};
-    publish.ref = &wire;
+    rdt *conn = node_client(&node, "producer");
+    struct rdt_ref ref = put_detached(conn, "one", 5, 0, 1);
+    struct welcome welcome = greet(&raw, NULL);
+    Rdt__Pb__Publish publish = MESSAGE(publish, .name = (ProtobufCBinaryData){1, (uint8_t *)"n"}, .ref = &wire);
     wire.node = (ProtobufCBinaryData){sizeof ref.node, ref.node};
     wire.id = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
     wire.generation = ref.generation;
@@ -270,7 +249,7 @@ Test(recovery_sessions, publish_whose_version_is_not_the_newest_is_not_done_twic
         version = reply_version(&raw, ids[i]);
         must_say(version == (i == 1 ? 2 : 1), "version %llu", (unsigned long long)version);
     }
-    name = name_ref("m");
+    struct rdt_ref name = name_ref("m");
     must_ok(rdt_unpublish(conn, &name, &err));
     for (unsigned round = 0; round < 2; round++) {
         again(SIGKILL);
@@ -319,24 +298,19 @@ static void start_linked(void)
 Test(recovery_sessions, publish_on_another_node_that_was_answered_to_nobody_is_not_done_twice)
 {
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
-    Rdt__Pb__Publish publish = RDT__PB__PUBLISH__INIT;
     Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
     struct test_node far;
-    struct welcome welcome;
-    struct rdt_ref ref;
     char address[65];
     struct raw raw;
     uint64_t ids[2];
-    rdt *conn;
 
     free_address(0, "127.0.0.1", address);
     node_start(&far, &(struct node_options){.name = "far", .listen = address});
     start_linked();
-    conn = node_client(&far, "producer");
-    ref = put_detached(conn, "one", 5, 0, 1);
-    welcome = greet(&raw, NULL);
-    publish.name = (ProtobufCBinaryData){1, (uint8_t *)"n"};
-    publish.ref = &wire;
+    rdt *conn = node_client(&far, "producer");
+    struct rdt_ref ref = put_detached(conn, "one", 5, 0, 1);
+    struct welcome welcome = greet(&raw, NULL);
+    Rdt__Pb__Publish publish = MESSAGE(publish, .name = (ProtobufCBinaryData){1, (uint8_t *)"n"}, .ref = &wire);
     wire.node = (ProtobufCBinaryData){sizeof ref.node, ref.node};
     wire.address = address;
     wire.id = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
@@ -364,26 +338,21 @@ Test(recovery_sessions, publish_on_another_node_that_was_answered_to_nobody_is_n
 
 Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
 {
-    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
     Rdt__Pb__TensorList tensors;
-    struct node_status status;
-    struct welcome welcome;
     Rdt__Pb__Put put;
     struct raw raw;
-    uint64_t id;
 
     begin();
-    welcome = greet(&raw, NULL);
+    struct welcome welcome = greet(&raw, NULL);
     fill_put(&put, &tensors);
-    id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    uint64_t id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
     (void)reply_ref(&raw, id);
     again(SIGKILL);
     raw_close(&raw);
     must(greet(&raw, welcome.token).resumed);
-    message.abandoned_puts = &id;
-    message.n_abandoned_puts = 1;
+    Rdt__Pb__Resume message = MESSAGE(resume, .abandoned_puts = &id, .n_abandoned_puts = 1);
     protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.objects, 0u);
     raw_close(&raw);
     end();
@@ -392,16 +361,12 @@ Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
 /* Two regions: the client lists one, and one that it never had. */
 Test(recovery_sessions, what_the_client_does_not_list_ends_and_what_is_missing_is_said)
 {
-    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
-    Rdt__Pb__ResumeReply *reply;
-    struct node_status status;
-    struct welcome welcome;
     uint64_t regions[2], generation, holds[] = {4711};
     struct raw raw;
     int fd;
 
     begin();
-    welcome = greet(&raw, NULL);
+    struct welcome welcome = greet(&raw, NULL);
     regions[0] = raw_alloc(&raw, MIB, &fd, &generation);
     must(pwrite(fd, "mine", 4, 0) == 4);
     (void)raw_alloc(&raw, MIB, NULL, &generation);
@@ -409,24 +374,20 @@ Test(recovery_sessions, what_the_client_does_not_list_ends_and_what_is_missing_i
     again(SIGTERM);
     raw_close(&raw);
     must(greet(&raw, welcome.token).resumed);
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.regions, 2u);
-    message.regions = regions;
-    message.n_regions = 2;
-    message.holds = holds;
-    message.n_holds = 1;
-    reply = resume(&raw, &message);
+    Rdt__Pb__Resume message = MESSAGE(resume, .regions = regions, .n_regions = 2, .holds = holds, .n_holds = 1);
+    Rdt__Pb__ResumeReply *reply = resume(&raw, &message);
     cr_assert_eq(reply->n_regions, 1u);
     cr_assert_eq(reply->regions[0], 4711u);
     cr_assert_eq(reply->n_holds, 1u);
     cr_assert_eq(reply->n_remote_holds, 0u);
     protobuf_c_message_free_unpacked(&reply->base, NULL);
-    node_status(&node, &status);
+    status = node_now(&node);
     cr_assert_eq(status.regions, 1u);
     {
-        Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
         char byte[4];
-        release.region = regions[0];
+        Rdt__Pb__ReleaseRegion release = MESSAGE(release_region, .region = regions[0]);
         protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0),
                                                    &rdt__pb__region_released__descriptor),
                                          NULL);
@@ -439,7 +400,6 @@ Test(recovery_sessions, what_the_client_does_not_list_ends_and_what_is_missing_i
 
 static int be_there(struct actor *self, void *arg)
 {
-    (void)arg;
     (void)put_one(node_client(&node, "mortal"), &VECTOR(RDT_U8, 3, "abc"), "mortal");
     actor_step(self);
     actor_await(self);
@@ -457,7 +417,7 @@ Test(recovery_sessions, process_that_ends_while_no_daemon_runs_is_noticed_at_onc
     node_kill(&node, SIGKILL);
     actor_kill(&actor, SIGKILL);
     start();
-    wait_until(SEC, (node_status(&node, &status), status.objects == 0 && status.clients == 0));
+    wait_until(SEC, (status = node_now(&node), status.objects == 0 && status.clients == 0));
     cr_assert(node_log_has(&node, "1 sessions of the earlier daemon"));
     end();
 }
@@ -467,7 +427,6 @@ Test(recovery_sessions, process_that_lives_keeps_its_session_waiting)
 {
     static const char *flags[3];
     char flag[200];
-    struct welcome welcome;
     struct raw raw;
 
     keeper_start(&keeper);
@@ -475,7 +434,7 @@ Test(recovery_sessions, process_that_lives_keeps_its_session_waiting)
     flags[0] = flag;
     flags[1] = "--restart-grace=1ms";
     node_start(&node, &(struct node_options){.flags = flags});
-    welcome = greet(&raw, NULL);
+    struct welcome welcome = greet(&raw, NULL);
     node_kill(&node, SIGKILL);
     node_start(&node, &(struct node_options){.flags = flags, .state_dir = node.state_dir});
     raw_close(&raw);
@@ -490,7 +449,6 @@ static int stay_too_long(struct actor *self, void *arg)
 {
     rdt *conn = node_client(&node, "late");
 
-    (void)arg;
     (void)put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "late");
     (void)alloc_memory(conn, MIB);
     actor_step(self);
@@ -506,7 +464,6 @@ static int stay_too_long(struct actor *self, void *arg)
 Test(recovery_sessions, client_away_for_longer_than_restart_grace_gets_restarted_and_its_memory_comes_back)
 {
     static const char *flags[3];
-    struct node_status status;
     char flag[200], state[160];
     struct actor actor;
 
@@ -522,11 +479,11 @@ Test(recovery_sessions, client_away_for_longer_than_restart_grace_gets_restarted
     actor_step(&actor);
     actor_await(&actor);
     node_start(&node, &(struct node_options){.flags = flags, .state_dir = state});
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.objects, 1u);
     actor_step(&actor);
     actor_wait(&actor);
-    wait_until(LONG, (node_status(&node, &status), status.objects == 0 && status.regions == 0 && status.memory_bytes == 0));
+    wait_until(LONG, (status = node_now(&node), status.objects == 0 && status.regions == 0 && status.memory_bytes == 0));
     node_expect_idle(&node);
     end();
 }

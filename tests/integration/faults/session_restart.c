@@ -83,10 +83,8 @@ static void check_parked(int signal)
 
 Test(session_restart, parked_requests_of_blocked_threads_go_on)
 {
-    uint64_t session;
-
     begin_with_clients();
-    session = session_of(conn);
+    uint64_t session = session_of(conn);
     check_parked(SIGKILL);
     check_parked(SIGKILL);
     check_parked(SIGTERM);
@@ -125,12 +123,11 @@ Test(session_restart, requests_that_the_daemon_had_not_read_go_on)
 Test(session_restart, event_loop_goes_on)
 {
     struct rdt_ref ref = ref_named("later");
-    struct pollfd loop;
     rdt_request *request;
     char byte = 1;
 
     begin_with_clients();
-    loop = (struct pollfd){.fd = rdt_fd(conn), .events = POLLIN};
+    struct pollfd loop = (struct pollfd){.fd = rdt_fd(conn), .events = POLLIN};
     must_ok(rdt_wait_put_start(conn, &ref, LONG, &request, &err));
     again(SIGKILL);
     (void)put_one(other, &VECTOR(RDT_U8, 1, &byte), "later");
@@ -163,21 +160,19 @@ Test(session_restart, deadline_passes_while_the_daemon_is_away)
 Test(session_restart, memory_objects_and_holds_stay_where_they_are)
 {
     const size_t bytes = 3 * MIB;
-    struct rdt_ref live, copied, small;
     rdt_object *shared, *read;
     rdt_request *hold;
     char *memory, *own = malloc(bytes);
-    const char *seen;
 
     begin_with_clients();
     memory = alloc_memory(conn, bytes);
     fill_pattern(memory, bytes, 1);
-    live = put_one(conn, &VECTOR(RDT_U8, bytes, memory), "live");
+    struct rdt_ref live = put_one(conn, &VECTOR(RDT_U8, bytes, memory), "live");
     fill_pattern(own, bytes, 2);
-    copied = put_one(conn, &VECTOR(RDT_U8, bytes, own), "copied");
-    small = put_one(conn, &VECTOR(RDT_U8, 100, own), "small");
+    struct rdt_ref copied = put_one(conn, &VECTOR(RDT_U8, bytes, own), "copied");
+    struct rdt_ref small = put_one(conn, &VECTOR(RDT_U8, 100, own), "small");
     shared = fetch_one(other, &live, RDT_FETCH_SHARE);
-    seen = tensor_of(shared, 0).data;
+    const char *seen = tensor_of(shared, 0).data;
     must_ok(rdt_hold(other, &copied, LONG, &hold, &err));
     for (unsigned round = 0; round < 3; round++) {
         again(SIGKILL);
@@ -209,18 +204,15 @@ Test(session_restart, memory_objects_and_holds_stay_where_they_are)
 
 Test(session_restart, immutable_objects_stay_immutable)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref, pending;
     rdt_object *object;
-    char *memory;
 
     begin_with_clients();
-    memory = alloc_memory(conn, MIB);
+    char *memory = alloc_memory(conn, MIB);
     fill_pattern(memory, MIB, 1);
-    options.flags = RDT_PUT_IMMUTABLE;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, memory), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_IMMUTABLE};
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, MIB, memory), 1, &options);
     options.flags |= RDT_PUT_PENDING;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, memory), 1, &options, &pending, &err));
+    struct rdt_ref pending = put_as(conn, &VECTOR(RDT_U8, MIB, memory), 1, &options);
     for (unsigned round = 0; round < 2; round++) {
         again(SIGKILL);
         object = fetch_one(other, &ref, RDT_FETCH_COW); /* refused for a live object */
@@ -244,13 +236,11 @@ Test(session_restart, immutable_objects_stay_immutable)
 /* A put with a timeout and one without have records of two kinds. */
 Test(session_restart, unsealed_snapshots_stay_and_give_their_memory_back)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     uint8_t *data = malloc(MIB);
-    struct node_status status;
     struct rdt_ref refs[2];
 
     begin_with_clients();
-    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED};
     for (unsigned i = 0; i < 2; i++) {
         fill_pattern(data, MIB, i);
         options.timeout_ns = i == 0 ? 0 : LONG;
@@ -265,21 +255,18 @@ Test(session_restart, unsealed_snapshots_stay_and_give_their_memory_back)
         must_ok(rdt_free(conn, &refs[i], false, &err));
         must_ok(rdt_wait_freed(conn, &refs[i], LONG, &err));
     }
-    wait_until(LONG, (node_status(&node, &status), status.memory_bytes == 0));
+    wait_until(LONG, node_now(&node).memory_bytes == 0);
     end_all();
 }
 
 Test(session_restart, what_was_given_back_while_the_daemon_was_away_is_gone)
 {
-    struct rdt_ref ref;
-    rdt_object *object;
     rdt_request *hold;
-    char *memory;
 
     begin_with_clients();
-    memory = alloc_memory(conn, MIB);
-    ref = put_one(conn, &VECTOR(RDT_U8, MIB, memory), "it");
-    object = fetch_one(other, &ref, RDT_FETCH_SHARE);
+    char *memory = alloc_memory(conn, MIB);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, memory), "it");
+    rdt_object *object = fetch_one(other, &ref, RDT_FETCH_SHARE);
     must_ok(rdt_hold(other, &ref, LONG, &hold, &err));
     node_kill(&node, SIGKILL);
     must_be(RDT_TIMED_OUT, rdt_ping(conn, MSEC, &err));
@@ -299,12 +286,11 @@ Test(session_restart, client_that_dies_while_the_daemon_is_away_is_noticed)
     struct rdt_ref ref = ref_named("orphan");
     rdt_object *object;
     int channel[2];
-    pid_t child;
     char byte = 0;
 
     begin();
     must(pipe(channel) == 0);
-    child = fork();
+    pid_t child = fork();
     must(child >= 0);
     if (child == 0) {
         rdt *mine = node_client(&node, "child");
@@ -372,7 +358,6 @@ static void *work(void *arg)
     char *memory = malloc(3 * MIB);
 
     for (unsigned i = 0; !atomic_load(&kills_are_over) || i < PUTS_AT_LEAST / THREADS; i++) {
-        struct rdt_put_options options = RDT_INIT(options);
         size_t bytes = sizes[i % 3];
         struct rdt_error why = {0};
         rdt_object *object = NULL;
@@ -381,7 +366,7 @@ static void *work(void *arg)
         struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = memory};
 
         fill_pattern(memory, bytes, 1000 * number + i);
-        options.flags = i / 3 % 2 ? RDT_PUT_SNAPSHOT : 0;
+        struct rdt_put_options options = {.struct_size = sizeof options, .flags = i / 3 % 2 ? RDT_PUT_SNAPSHOT : 0};
         if (rdt_put(conn, &tensor, 1, &options, &ref, &why) != RDT_OK ||
             try_fetch(i % 2 ? conn : other, &ref, RDT_FETCH_AUTO, LONG, &object, &why) != RDT_OK ||
             !holds_pattern(tensor_of(object, 0).data, bytes, 1000 * number + i)) {

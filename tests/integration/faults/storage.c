@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A daemon with storage_dir is killed, and nothing but its directory is left: what was stored is served by the next daemon,
  * with the same ids, names, versions and bytes. A daemon that is killed while it writes leaves a whole object or none. */
+#include <sys/mman.h>
+
 #include "tests/integration/faults/storage.h"
 
+#include "client/rdt_info.h"
 #include "tests/support/keeper.h"
 
 #define STRANGER 12345
@@ -22,10 +25,8 @@ static void check_detached(int signal)
     struct rdt_ref refs[OBJECTS], of_session;
     struct rdt_stat stat;
     char file[300];
-    rdt *conn;
+    rdt *conn = start_client("producer");
 
-    start();
-    conn = node_client(&node, "producer");
     for (unsigned i = 0; i < OBJECTS; i++) {
         refs[i] = put_snapshot(conn, objects[i].id, objects[i].bytes, RDT_PUT_DETACHED | RDT_PUT_STORED, i);
         must_ok(rdt_store(conn, &refs[i], LONG, file, sizeof file, &err));
@@ -48,9 +49,7 @@ static void check_detached(int signal)
     for (unsigned i = 0; i < OBJECTS; i++)
         must_ok(rdt_free(conn, &refs[i], false, &err));
     cr_assert_eq(count_files(".safetensors"), 0, "a free is answered when the file is gone");
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 Test(storage, detached_objects_survive_a_killed_daemon_without_a_keeper)
@@ -65,21 +64,14 @@ Test(storage, detached_objects_survive_a_stopped_daemon_without_a_keeper)
 
 Test(storage, names_come_back_with_their_newest_version_only)
 {
-    struct rdt_ref ref;
-    rdt_object *object;
-    rdt *conn;
-
-    start();
-    conn = node_client(&node, "trainer");
+    rdt *conn = start_client("trainer");
     for (uint32_t version = 1; version <= 3; version++)
         cr_assert_eq(publish_stored(conn, "weights", 2 * MIB, version), version);
     cr_assert_eq(publish_stored(conn, "other", 100, 9), 1u);
     wait_until(LONG, count_files(".safetensors") == 2);
-    again(SIGKILL);
-    rdt_close(conn);
-    conn = node_client(&node, "sampler");
-    ref = name_ref("weights");
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    conn = restart(conn, SIGKILL, "sampler");
+    struct rdt_ref ref = name_ref("weights");
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
     cr_assert_eq(info_of(object).version, 3u);
     must_go_by("local/share", object);
     cr_assert(holds_pattern(tensor_of(object, 0).data, 2 * MIB, 3));
@@ -92,49 +84,70 @@ Test(storage, names_come_back_with_their_newest_version_only)
     must_have(conn, &ref, 100, 9);
     must_ok(rdt_unpublish(conn, &ref, &err));
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 /* The newest version is in memory only: after a reboot the name has the newest one that was stored. */
 Test(storage, name_falls_back_to_the_newest_version_that_was_stored)
 {
     struct rdt_ref ref, stored = name_ref("weights");
-    rdt *conn;
+    rdt *conn = start_client("trainer");
 
-    start();
-    conn = node_client(&node, "trainer");
     (void)publish_stored(conn, "weights", MIB, 1);
     ref = put_snapshot(conn, NULL, MIB, 0, 2);
     must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     must_have(conn, &stored, MIB, 2);
-    again(SIGKILL);
-    rdt_close(conn);
-    conn = node_client(&node, "sampler");
+    conn = restart(conn, SIGKILL, "sampler");
     must_have(conn, &stored, MIB, 1);
     must_ok(rdt_unpublish(conn, &stored, &err));
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
+}
+
+/* What an object's tensors are boxes of is no part of its metadata. */
+Test(storage, boxes_come_back_with_their_tensors)
+{
+    static const char metadata[] = "weights";
+    int64_t global[2] = {4, MIB}, start_at[2] = {2, 0}, shape[2] = {2, MIB};
+    struct rdt_shard shard = {"w", global, start_at};
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_STORED};
+    struct rdt_fetch_options verify = {.struct_size = sizeof verify, .timeout_ns = LONG, .verify = true};
+    rdt *conn = start_client("producer");
+    uint8_t *bytes = calloc(2, MIB);
+    struct rdt_tensor tensor = {.data = bytes, .dtype = RDT_U8, .ndim = 2, .shape = shape};
+    struct rdt_ref ref;
+    rdt_object *object;
+    size_t n;
+
+    cr_assert(bytes);
+    memset(bytes, 3, 2 * MIB);
+    options.metadata = metadata;
+    options.metadata_bytes = sizeof metadata;
+    options.shards = &shard;
+    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
+    must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    conn = restart(conn, SIGKILL, "reader");
+    must_ok(rdt_fetch(conn, &ref, 1, &verify, &object, &err));
+    cr_assert_arr_eq(rdt_object_metadata(object, &n), metadata, sizeof metadata);
+    cr_assert_eq(n, sizeof metadata);
+    must_ok(rdt_object_shard(object, 0, &shard, &err));
+    cr_assert(strcmp(shard.key, "w") == 0 && shard.global_shape[0] == 4 && shard.start[0] == 2);
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    free(bytes);
+    end(conn, NULL);
 }
 
 /* Tensors with holes, of several sizes of elements, a scalar and an empty one are packed into the file and come back. */
 Test(storage, tensors_of_all_shapes_are_stored)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     int64_t turned[] = {1, 64};
-    float *memory;
     struct rdt_tensor tensors[5];
-    struct rdt_ref ref;
-    rdt_object *object;
-    rdt *conn;
+    rdt *conn = start_client("producer");
+    float *memory = alloc_memory(conn, MIB);
 
-    start();
-    conn = node_client(&node, "producer");
-    memory = alloc_memory(conn, MIB);
     fill_pattern(memory, MIB, 1);
     tensors[0] = VECTOR(RDT_U8, 3, memory);
     tensors[1] = MATRIX(RDT_F32, 64, 64, memory + 1024);
@@ -142,8 +155,9 @@ Test(storage, tensors_of_all_shapes_are_stored)
     tensors[2] = (struct rdt_tensor){.dtype = RDT_C128, .ndim = 0, .data = memory + 16};
     tensors[3] = VECTOR(RDT_BF16, 0, NULL);
     tensors[4] = VECTOR(RDT_F8_E4M3FNUZ, 100000, memory + 8192);
-    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED | RDT_PUT_DETACHED;
-    must_ok(rdt_put(conn, tensors, 5, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED | RDT_PUT_DETACHED};
+    struct rdt_ref ref = put_as(conn, tensors, 5, &options);
     must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
     node_kill(&node, SIGKILL);
     start();
@@ -155,7 +169,7 @@ Test(storage, tensors_of_all_shapes_are_stored)
     tensors[1].data = memory + 1024;
     tensors[2].data = memory + 16;
     tensors[4].data = memory + 8192;
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
     for (size_t i = 0; i < 5; i++) {
         struct rdt_tensor got = tensor_of(object, i);
         cr_assert(tensors_equal(&got, &tensors[i]), "tensor %zu", i);
@@ -164,9 +178,7 @@ Test(storage, tensors_of_all_shapes_are_stored)
     rdt_release(object);
     must_ok(rdt_free(conn, &ref, false, &err));
     free(memory);
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 /* With a keeper the objects are in memory after a crash, and the files still belong to them. */
@@ -175,20 +187,17 @@ Test(storage, keeper_and_files_fit_together)
     static char flag[200];
     struct test_keeper keeper = {0};
     struct rdt_ref ref, name = name_ref("weights");
-    struct node_status status;
-    rdt *conn;
 
     keeper_start(&keeper);
     (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
     more_flags[0] = flag;
-    start();
-    conn = node_client(&node, "trainer");
+    rdt *conn = start_client("trainer");
     (void)publish_stored(conn, "weights", MIB, 1);
     ref = put_snapshot(conn, "detached", MIB, RDT_PUT_DETACHED | RDT_PUT_STORED, 2);
     must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
     rdt_close(conn);
     again(SIGKILL); /* the keeper has everything */
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_eq(status.objects, 2u);
     conn = node_client(&node, "reader");
     must_have(conn, &name, MIB, 1);
@@ -197,8 +206,7 @@ Test(storage, keeper_and_files_fit_together)
     node_kill(&node, SIGKILL); /* and now it has nothing */
     keeper_stop(&keeper, SIGKILL);
     keeper_start(&keeper);
-    start();
-    conn = node_client(&node, "reader");
+    conn = start_client("reader");
     must_have(conn, &name, MIB, 1);
     must_have(conn, &ref, MIB, 2);
     rdt_close(conn);
@@ -219,26 +227,21 @@ Test(storage, keeper_and_files_fit_together)
 
 Test(storage, what_cannot_be_stored_is_refused_with_a_reason)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref, missing = ref_named("missing");
-    rdt *conn;
 
     more_flags[0] = "--storage-max=1048576";
-    start();
-    conn = node_client(&node, "client");
+    rdt *conn = start_client("client");
     ref = put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "live");
     must_refuse(RDT_INVALID, "only snapshots", rdt_store(conn, &ref, LONG, NULL, 0, &err));
     must_refuse(RDT_NOT_FOUND, "missing", rdt_store(conn, &missing, LONG, NULL, 0, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
-    options.flags = RDT_PUT_STORED;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_STORED};
     must_refuse(RDT_INVALID, "only a SNAPSHOT", rdt_put(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options, &ref, &err));
     ref = put_snapshot(conn, "too large", 2 * MIB, 0, 1);
     must_refuse(RDT_LIMIT, "storage_max", rdt_store(conn, &ref, LONG, NULL, 0, &err));
     must_have(conn, &ref, 2 * MIB, 1);
     must_ok(rdt_free(conn, &ref, false, &err));
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 static void must_store(rdt *conn, const struct rdt_ref *ref)
@@ -249,22 +252,16 @@ static void must_store(rdt *conn, const struct rdt_ref *ref)
 /* The limit is that of the node's user, whichever client and daemon stores; an object that ends gives its part back. */
 Test(storage, user_at_the_limit_of_stored_bytes_is_refused_until_a_file_is_gone)
 {
-    struct rdt_ref first, second;
-    rdt *conn;
-
     more_flags[0] = "--owner-max-stored-bytes=3MiB";
-    start();
-    conn = node_client(&node, "first");
-    first = put_snapshot(conn, "first", 2 * MIB, RDT_PUT_DETACHED, 1);
+    rdt *conn = start_client("first");
+    struct rdt_ref first = put_snapshot(conn, "first", 2 * MIB, RDT_PUT_DETACHED, 1);
     must_store(conn, &first);
     must_store(conn, &first); /* is charged once */
     rdt_close(conn);
     conn = node_client(&node, "second");
-    second = put_snapshot(conn, "second", 2 * MIB, RDT_PUT_DETACHED, 2);
+    struct rdt_ref second = put_snapshot(conn, "second", 2 * MIB, RDT_PUT_DETACHED, 2);
     must_refuse(RDT_LIMIT, "raise owner_max_stored_bytes", rdt_store(conn, &second, LONG, NULL, 0, &err));
-    again(SIGKILL);
-    rdt_close(conn);
-    conn = node_client(&node, "third");
+    conn = restart(conn, SIGKILL, "third");
     must_have(conn, &first, 2 * MIB, 1);
     second = put_snapshot(conn, "second", 2 * MIB, RDT_PUT_DETACHED, 2);
     must_refuse(RDT_LIMIT, "raise owner_max_stored_bytes", rdt_store(conn, &second, LONG, NULL, 0, &err));
@@ -272,9 +269,40 @@ Test(storage, user_at_the_limit_of_stored_bytes_is_refused_until_a_file_is_gone)
     must_store(conn, &second);
     must_ok(rdt_free(conn, &second, false, &err));
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
+}
+
+static uint64_t stored_bytes(rdt *conn)
+{
+    struct rdt_daemon_status status = {.struct_size = sizeof status};
+
+    must_ok(rdt_daemon_status(conn, &status, &err));
+    return status.stored_bytes;
+}
+
+/* The file of an object that gave up its memory is what its readers map. */
+Test(storage, file_that_a_reader_keeps_stays_charged_until_it_is_closed)
+{
+    more_flags[0] = "--owner-max-stored-bytes=9MiB";
+    more_flags[1] = "--memory-limit=12MiB";
+    rdt *conn = start_client("client");
+    struct rdt_ref first = put_snapshot(conn, "first", 6 * MIB, RDT_PUT_DETACHED, 1);
+    must_store(conn, &first);
+    struct rdt_ref second = put_snapshot(conn, "second", 8 * MIB, RDT_PUT_DETACHED, 2); /* wants its memory */
+    rdt_object *object = fetch_one(conn, &first, RDT_FETCH_SHARE);
+    void *kept = mremap(tensor_of(object, 0).data, 0, 6 * MIB, MREMAP_MAYMOVE); /* another mapping of the file */
+    must(kept != MAP_FAILED);
+    rdt_release(object);
+    must_ok(rdt_free(conn, &first, false, &err));
+    must_be_empty();
+    wait_until(LONG, stored_bytes(conn) >= 6 * MIB); /* it is too late to be on its way back */
+    must_refuse(RDT_LIMIT, "raise owner_max_stored_bytes", rdt_store(conn, &second, LONG, NULL, 0, &err));
+    must(munmap(kept, 6 * MIB) == 0);
+    wait_until(LONG, stored_bytes(conn) == 0);
+    must_store(conn, &second);
+    must_ok(rdt_free(conn, &second, false, &err));
+    must_be_empty();
+    end(conn, NULL);
 }
 
 Test(storage, one_user_cannot_fill_storage_max_for_all)
@@ -282,16 +310,14 @@ Test(storage, one_user_cannot_fill_storage_max_for_all)
     struct rdt_ref refs[16], other;
     struct rdt_error why = {0};
     unsigned n = 0;
-    rdt *conn, *stranger;
 
-    if (geteuid() != 0)
-        cr_skip_test("another user connects: that needs root");
+    need_root();
     more_flags[0] = "--storage-max=16MiB";
     start();
     must(seteuid(STRANGER) == 0);
-    stranger = node_client(&node, "stranger");
+    rdt *stranger = node_client(&node, "stranger");
     must(seteuid(0) == 0);
-    conn = node_client(&node, "client");
+    rdt *conn = node_client(&node, "client");
     do
         refs[n] = put_snapshot(conn, NULL, MIB, 0, n);
     while (rdt_store(conn, &refs[n++], LONG, NULL, 0, &why) == RDT_OK && n < 16);
@@ -305,20 +331,16 @@ Test(storage, one_user_cannot_fill_storage_max_for_all)
         must_ok(rdt_free(conn, &refs[--n], false, &err));
     must_be_empty();
     rdt_close(stranger);
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 Test(storage, daemon_without_a_directory_stores_nothing)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
-    rdt *conn;
 
     node_start(&node, &(struct node_options){0});
-    conn = node_client(&node, "client");
-    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
+    rdt *conn = node_client(&node, "client");
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED};
     must_refuse(RDT_UNSUPPORTED, "storage_dir", rdt_put(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options, &ref, &err));
     ref = put_snapshot(conn, "kept", MIB, 0, 1);
     must_refuse(RDT_UNSUPPORTED, "storage_dir", rdt_store(conn, &ref, LONG, NULL, 0, &err));
@@ -387,26 +409,19 @@ Test(storage, killed_daemon_leaves_a_whole_version_or_the_one_before)
     unsigned n_first = 0, n_second = 0;
 
     for (unsigned round = 0; round < 24; round++) {
-        struct rdt_ref ref;
-        rdt_object *object;
         bool told = round % 8 == 7;
-        rdt *conn;
-        uint64_t version;
+        rdt *conn = start_client("trainer");
 
-        start();
-        conn = node_client(&node, "trainer");
         (void)publish_stored(conn, "weights", bytes, 1);
-        ref = put_snapshot(conn, NULL, bytes, RDT_PUT_STORED, 2);
+        struct rdt_ref ref = put_snapshot(conn, NULL, bytes, RDT_PUT_STORED, 2);
         must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
         if (told)
             must_ok(rdt_store(conn, &name, LONG, NULL, 0, &err));
         else
             wait_until(LONG, is_written(&ref, bytes, round % 8));
-        again(SIGKILL);
-        rdt_close(conn);
-        conn = node_client(&node, "sampler");
-        object = fetch_one(conn, &name, RDT_FETCH_AUTO);
-        version = info_of(object).version;
+        conn = restart(conn, SIGKILL, "sampler");
+        rdt_object *object = fetch_one(conn, &name, RDT_FETCH_AUTO);
+        uint64_t version = info_of(object).version;
         cr_assert(version == 1 || version == 2);
         cr_assert(!told || version == 2);
         cr_assert(holds_pattern(tensor_of(object, 0).data, bytes, (uint32_t)version), "version %llu is torn",
@@ -442,10 +457,8 @@ static void check_spill(bool with_keeper)
     static char flag[200];
     static const char *const names[] = {"a", "b", "c", "d"};
     struct test_keeper keeper = {0};
-    struct node_status status;
     rdt_object *mapped = NULL;
     struct rdt_ref ref;
-    rdt *conn;
 
     more_flags[0] = "--memory-limit=20971520";
     if (with_keeper) {
@@ -453,14 +466,13 @@ static void check_spill(bool with_keeper)
         (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
         more_flags[1] = flag;
     }
-    start();
-    conn = node_client(&node, "trainer");
+    rdt *conn = start_client("trainer");
     for (uint32_t i = 0; i < 4; i++) {
         (void)publish_stored(conn, names[i], 8 * MIB, i);
         if (i == 0)
             mapped = fetch_newest(conn, "a", 1);
     }
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_leq(status.memory_bytes, 20 * MIB);
     cr_assert_geq(status.memory_bytes, 8 * MIB, "what is mapped stays in memory");
     for (uint32_t i = 0; i < 4; i++) {
@@ -508,16 +520,14 @@ Test(storage, objects_that_gave_up_their_memory_survive_with_a_keeper)
 /* For a moment such an object has two regions. */
 Test(storage, owners_at_a_limit_give_up_memory_too)
 {
-    rdt *conn, *other;
     struct rdt_ref ref;
     char name[16];
     void *room;
 
     more_flags[0] = "--memory-limit=16777216";
     more_flags[1] = "--client-max-regions=12";
-    start();
-    conn = node_client(&node, "trainer");
-    other = node_client(&node, "other");
+    rdt *conn = start_client("trainer");
+    rdt *other = node_client(&node, "other");
     for (uint32_t i = 0; i < 12; i++) {
         (void)snprintf(name, sizeof name, "n%u", i);
         (void)publish_stored(conn, name, MIB, i);
@@ -543,11 +553,9 @@ Test(storage, memory_comes_from_the_objects_whose_files_are_there)
     char file[3][300], away[310];
     struct rdt_ref refs[4];
     void *room;
-    rdt *conn;
 
     more_flags[0] = "--memory-limit=20971520";
-    start();
-    conn = node_client(&node, "trainer");
+    rdt *conn = start_client("trainer");
     for (uint32_t i = 0; i < 4; i++) {
         refs[i] = put_snapshot(conn, NULL, 4 * MIB, RDT_PUT_STORED, i);
         must_ok(rdt_store(conn, &refs[i], LONG, i < 3 ? file[i] : NULL, i < 3 ? sizeof file[i] : 0, &err));
@@ -567,7 +575,5 @@ Test(storage, memory_comes_from_the_objects_whose_files_are_there)
         must_ok(rdt_free(conn, &refs[i], false, &err));
     }
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, (const char *const[]){"its file cannot be opened", NULL});
-    remove_store();
+    end(conn, (const char *const[]){"its file cannot be opened", NULL});
 }

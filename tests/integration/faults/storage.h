@@ -7,21 +7,17 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/rdtd.h"
-#include "tests/support/tensors.h"
+#include "tests/integration/faults/next_daemon.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
-static struct test_node node;
-static char store[160], state_dir[160], socket_path[160];
+static char store[160];
 static const char *more_flags[4]; /* of the next starts */
 
 static inline void choose_store(void)
@@ -30,7 +26,7 @@ static inline void choose_store(void)
     must(mkdtemp(store) != NULL);
 }
 
-static inline void start(void)
+static void start(void)
 {
     static char flag[200];
     static const char *flags[8];
@@ -43,21 +39,21 @@ static inline void start(void)
     for (unsigned i = 0; i < 4 && more_flags[i]; i++)
         flags[n++] = more_flags[i];
     flags[n] = NULL;
-    node_start(&node, &(struct node_options){.flags = flags,
-                                             .state_dir = state_dir[0] ? state_dir : NULL,
-                                             .socket = socket_path[0] ? socket_path : NULL,
-                                             .awaited = socket_path[0]});
-    memcpy(state_dir, node.state_dir, sizeof state_dir);
-    memcpy(socket_path, node.socket, sizeof socket_path);
+    start_next(flags);
 }
 
-static inline void again(int signal)
+static inline rdt *start_client(const char *name)
 {
-    if (signal == SIGTERM)
-        node_stop(&node);
-    else
-        node_kill(&node, signal);
     start();
+    return node_client(&node, name);
+}
+
+/* The next daemon, and its client in the place of the last one's. */
+static inline rdt *restart(rdt *conn, int signal, const char *name)
+{
+    again(signal);
+    rdt_close(conn);
+    return node_client(&node, name);
 }
 
 /* How many files with such an end there are. */
@@ -78,17 +74,16 @@ static inline unsigned count_files(const char *suffix)
 
 static inline struct rdt_ref put_snapshot(rdt *conn, const char *id, size_t bytes, uint32_t flags, uint32_t seed)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     char *memory = malloc(bytes);
-    struct rdt_ref ref;
 
     fill_pattern(memory, bytes, seed);
-    options.id = id;
-    options.id_bytes = id ? strlen(id) : 0;
-    options.metadata = "metadata";
-    options.metadata_bytes = sizeof "metadata";
-    options.flags = RDT_PUT_SNAPSHOT | flags;
-    must_ok(rdt_put(conn, &VECTOR(RDT_U8, bytes, memory), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .id = id,
+                                      .id_bytes = id ? strlen(id) : 0,
+                                      .metadata = "metadata",
+                                      .metadata_bytes = sizeof "metadata",
+                                      .flags = RDT_PUT_SNAPSHOT | flags};
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, bytes, memory), 1, &options);
     free(memory);
     return ref;
 }
@@ -101,14 +96,6 @@ static inline void must_have(rdt *conn, const struct rdt_ref *ref, size_t bytes,
     cr_assert(holds_pattern(tensor_of(object, 0).data, bytes, seed));
     cr_assert_str_eq(rdt_object_metadata(object, &metadata_bytes), "metadata");
     rdt_release(object);
-}
-
-static inline struct rdt_ref name_ref(const char *name)
-{
-    struct rdt_ref ref;
-
-    must_ok(rdt_ref_from_name(name, 0, NULL, &ref, &err));
-    return ref;
 }
 
 /* Puts and publishes the next version, stored, and lets go of the object. */
@@ -132,6 +119,13 @@ static inline void must_be_empty(void)
 static inline void remove_store(void)
 {
     must(rmdir(store) == 0);
+}
+
+static inline void end(rdt *conn, const char *const *declared)
+{
+    rdt_close(conn);
+    node_end(&node, declared);
+    remove_store();
 }
 
 #endif

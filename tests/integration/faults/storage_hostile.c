@@ -16,19 +16,15 @@ TestSuite(storage_hostile, .timeout = SUITE_SECONDS(240));
 static void check_freed(bool force)
 {
     struct rdt_ref ref;
-    rdt *conn;
+    rdt *conn = start_client("client");
 
-    start();
-    conn = node_client(&node, "client");
     for (unsigned round = 0; round < 2; round++) {
         ref = put_snapshot(conn, "freed", 64 * MIB, RDT_PUT_DETACHED | RDT_PUT_STORED, round);
         wait_until(LONG, count_files(".tmp") + count_files(".safetensors") > 0);
         must_ok(rdt_free(conn, &ref, force, &err));
         cr_assert_eq(count_files(".tmp") + count_files(".safetensors"), 0u, "round %u", round);
     }
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 Test(storage_hostile, free_is_answered_when_the_object_is_not_written_any_more)
@@ -45,29 +41,22 @@ Test(storage_hostile, forced_free_is_answered_when_the_object_is_not_written_any
 Test(storage_hostile, free_does_not_end_the_writing_of_what_others_hold)
 {
     struct rdt_ref ref, name = name_ref("weights");
-    rdt *conn;
+    rdt *conn = start_client("trainer");
 
-    start();
-    conn = node_client(&node, "trainer");
     ref = put_snapshot(conn, NULL, 64 * MIB, RDT_PUT_STORED, 1);
     must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     must_ok(rdt_store(conn, &name, LONG, NULL, 0, &err));
-    again(SIGKILL);
-    rdt_close(conn);
-    conn = node_client(&node, "sampler");
+    conn = restart(conn, SIGKILL, "sampler");
     must_have(conn, &name, 64 * MIB, 1);
     must_ok(rdt_unpublish(conn, &name, &err));
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 /* A detached object of 5 bytes that is stored; its ref. */
 static Rdt__Pb__PutReply *put_stored(struct raw *raw)
 {
-    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
     uint32_t dtype = RDT_U8, ndim = 1;
     uint64_t shape = 5, offset = 0;
@@ -77,19 +66,16 @@ static Rdt__Pb__PutReply *put_stored(struct raw *raw)
     list.ndim = &ndim;
     list.shape = &shape;
     list.offset = &offset;
-    put.id = (ProtobufCBinaryData){7, (uint8_t *)"revived"};
-    put.tensors = &list;
-    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
-    put.inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"};
+    Rdt__Pb__Put put =
+        MESSAGE(put, .id = (ProtobufCBinaryData){7, (uint8_t *)"revived"}, .tensors = &list,
+                .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED, .inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"});
     return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0), &rdt__pb__put_reply__descriptor);
 }
 
 /* Handles everything that the connection has sent before. */
 static void barrier(struct raw *raw)
 {
-    Rdt__Pb__List list = RDT__PB__LIST__INIT;
-
-    list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
+    Rdt__Pb__List list = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
     protobuf_c_message_free_unpacked(
         raw_reply(raw, raw_send(raw, RDT_MSG_LIST, &list.base, NULL, 0), &rdt__pb__list_reply__descriptor), NULL);
 }
@@ -100,28 +86,24 @@ Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_store
     struct rdt_ref ref = {.id = "revived", .id_bytes = 7, .any_owner = 1};
     Rdt__Pb__Free free_message = RDT__PB__FREE__INIT;
     Rdt__Pb__Store store_message = RDT__PB__STORE__INIT;
-    Rdt__Pb__PutReply *put;
     struct raw producer, storer;
     rdt_request *hold;
-    uint64_t freed, stored;
-    rdt *conn;
+    rdt *conn = start_client("reader");
 
-    start();
-    conn = node_client(&node, "reader");
     raw_connect(&producer, node.socket);
     raw_hello(&producer);
     raw_connect(&storer, node.socket);
     raw_hello(&storer);
     if (!node_hold_workers(&node))
         cr_skip_test("this process may not trace the daemon");
-    put = put_stored(&producer);
+    Rdt__Pb__PutReply *put = put_stored(&producer);
     free_message.ref = store_message.ref = put->ref;
     store_message.timeout_ns = LONG;
-    freed = raw_send(&producer, RDT_MSG_FREE, &free_message.base, NULL, 0);
+    uint64_t freed = raw_send(&producer, RDT_MSG_FREE, &free_message.base, NULL, 0);
     barrier(&producer);
     must_ok(rdt_hold_start(conn, &ref, LONG, &hold, &err));
     must_ok(rdt_wait(conn, &hold, 1, 1, LONG, NULL, NULL, &err));
-    stored = raw_send(&storer, RDT_MSG_STORE, &store_message.base, NULL, 0);
+    uint64_t stored = raw_send(&storer, RDT_MSG_STORE, &store_message.base, NULL, 0);
     barrier(&storer);
     node_release_workers(&node);
     protobuf_c_message_free_unpacked(raw_reply(&storer, stored, &rdt__pb__store_reply__descriptor), NULL);
@@ -132,9 +114,7 @@ Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_store
     must_be_empty();
     raw_close(&producer);
     raw_close(&storer);
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }
 
 /* ---- more than there is room for ---- */
@@ -142,7 +122,6 @@ Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_store
 /* A page of memory, whose first byte is a tensor of 2^62 bytes. */
 static void put_huge(struct raw *raw, const char *id)
 {
-    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
     int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     uint32_t dtype = RDT_U8, ndim = 1, region = 0;
@@ -158,10 +137,8 @@ static void put_huge(struct raw *raw, const char *id)
     list.strides = &stride;
     list.offset = &offset;
     list.region_index = &region;
-    put.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id};
-    put.tensors = &list;
-    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
-    put.sealed_bytes = PAGE;
+    Rdt__Pb__Put put = MESSAGE(put, .id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id}, .tensors = &list,
+                               .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED, .sealed_bytes = PAGE);
     request = raw_send(raw, RDT_MSG_PUT, &put.base, &fd, 1);
     protobuf_c_message_free_unpacked(raw_reply(raw, request, &rdt__pb__put_reply__descriptor), NULL);
     (void)close(fd);
@@ -174,10 +151,8 @@ Test(storage_hostile, bytes_that_no_number_counts_are_refused)
     static const char *const ids[] = {"a", "b", "c", "d", "e"};
     struct rdt_ref refs[5];
     struct raw raw;
-    rdt *conn;
 
-    start();
-    conn = node_client(&node, "client");
+    rdt *conn = start_client("client");
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
     if (!node_hold_workers(&node))
@@ -191,9 +166,7 @@ Test(storage_hostile, bytes_that_no_number_counts_are_refused)
     must(rdt_store(conn, &refs[0], LONG, NULL, 0, NULL) != RDT_OK); /* it was written in vain */
     raw_close(&raw);
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, declared);
-    remove_store();
+    end(conn, declared);
 }
 
 static uint64_t bytes_of_files(void)
@@ -216,18 +189,16 @@ Test(storage_hostile, metadata_count_before_they_are_written)
 {
     enum { OBJECTS = 12 };
     static char metadata[4 * MIB];
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref large, refs[OBJECTS];
     const uint64_t limit = 80 * MIB;
-    rdt *conn;
 
     more_flags[0] = "--owner-max-stored-bytes=80MiB";
-    start();
-    conn = node_client(&node, "client");
+    rdt *conn = start_client("client");
     large = put_snapshot(conn, "large", 64 * MIB, RDT_PUT_STORED, 1); /* keeps the disk busy */
-    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
-    options.metadata = metadata;
-    options.metadata_bytes = sizeof metadata;
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED,
+                                      .metadata = metadata,
+                                      .metadata_bytes = sizeof metadata};
     for (unsigned i = 0; i < OBJECTS; i++)
         must_ok(rdt_put(conn, NULL, 0, &options, &refs[i], &err));
     must_ok(rdt_store(conn, &large, LONG, NULL, 0, &err));
@@ -239,7 +210,5 @@ Test(storage_hostile, metadata_count_before_they_are_written)
         must_ok(rdt_free(conn, &refs[i], false, &err));
     must_ok(rdt_free(conn, &large, false, &err));
     must_be_empty();
-    rdt_close(conn);
-    node_end(&node, NULL);
-    remove_store();
+    end(conn, NULL);
 }

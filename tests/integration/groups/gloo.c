@@ -93,14 +93,13 @@ Test(gloo, cancels_and_deadlines_touch_nothing_else)
 Test(gloo, killed_node_takes_it_down_and_it_comes_back)
 {
     rdt_object *object;
-    struct rdt_ref ref;
 
     if (!is_built())
         return;
     begin(3, "--chunk=64KiB");
     must_ok(form(actor_of[0], "g", 3, &err));
     move(0, 2, "g", MIB);
-    ref = put_pattern(actor_of[0], NULL, 4 * MIB, 1);
+    struct rdt_ref ref = put_pattern(actor_of[0], NULL, 4 * MIB, 1);
     node_kill(&c.node[2], SIGKILL);
     await_group(0, "g", "down", 0);
     await_group(1, "g", "down", 0);
@@ -136,13 +135,11 @@ Test(gloo, frozen_node_takes_it_down_and_it_comes_back)
 
 Test(gloo, refuses_a_network_that_is_not_trusted)
 {
-    struct rdt_ref ref;
-
     if (!is_built())
         return;
     begin_groups(2, "gloo", &(struct cluster_options){.no_ucx = true});
     must_refuse(RDT_UNSUPPORTED, "neither authenticates nor encrypts", form(actor_of[0], "g", 2, &err));
-    ref = put_pattern(actor_of[0], NULL, MIB, 1);
+    struct rdt_ref ref = put_pattern(actor_of[0], NULL, MIB, 1);
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     end_groups(NULL);
 }

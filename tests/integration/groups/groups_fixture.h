@@ -86,11 +86,8 @@ __attribute__((unused)) static void await_rebuilt(unsigned node, const char *nam
 static enum rdt_status fetch_by(rdt *conn, const struct rdt_ref *ref, const char *transport, const char *group,
                                 rdt_object **object_p, struct rdt_error *err)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.transport = transport;
-    options.group = group;
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .transport = transport, .group = group, .timeout_ns = LONG};
     return rdt_fetch(conn, ref, 1, &options, object_p, err);
 }
 
@@ -114,13 +111,10 @@ static void move(unsigned from, unsigned to, const char *group, size_t bytes)
 __attribute__((unused)) static rdt_request *start_by(rdt *conn, const struct rdt_ref *ref, const char *group,
                                                      int64_t timeout_ns)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    rdt_request *request;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .transport = by, .group = group, .timeout_ns = timeout_ns};
+    rdt_request *request = start_as(conn, ref, &options);
 
-    options.transport = by;
-    options.group = group;
-    options.timeout_ns = timeout_ns;
-    must_ok(rdt_fetch_start(conn, ref, 1, &options, &request, &err));
     return request;
 }
 

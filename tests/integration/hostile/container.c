@@ -48,7 +48,6 @@ static void write_map(int proc, const char *name, const char *text)
 static void enter_container(void)
 {
     char root[256], run[272];
-    int proc;
 
     (void)snprintf(root, sizeof root, "%s/root", node.dir);
     (void)snprintf(run, sizeof run, "%s/run", root);
@@ -56,7 +55,7 @@ static void enter_container(void)
     or_skip(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
     or_skip(mount("none", root, "tmpfs", 0, "mode=0755") == 0 && mkdir(run, 0755) == 0);
     or_skip(mount(node.dir, run, NULL, MS_BIND, NULL) == 0);
-    proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     or_skip(proc >= 0 && chdir(root) == 0);
     or_skip(syscall(SYS_pivot_root, ".", ".") == 0 && umount2(".", MNT_DETACH) == 0 && chdir("/") == 0);
     or_skip(access("/proc", F_OK) != 0 && access("/usr", F_OK) != 0);
@@ -71,8 +70,6 @@ static void enter_container(void)
 
 static int work_inside(struct actor *self)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
-    struct rdt_fetch_options fetch = RDT_INIT(fetch);
     struct rdt_tensor target;
     const struct rdt_tensor *targets = &target;
     struct rdt_node_info info;
@@ -81,16 +78,13 @@ static int work_inside(struct actor *self)
     rdt_object *object;
     struct canary canary;
     rdt *client = NULL;
-    char *addr, *memory;
-    int fd;
 
     must(getpid() == 1 && getuid() == 0);
-    options.socket = "/run/s";
-    options.timeout_ns = LONG;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "/run/s", .timeout_ns = LONG};
     must_ok(rdt_connect(&options, &client, &err));
     must_ok(rdt_node(client, &info, &err));
     must(info.uid == INNER_UID);
-    addr = alloc_memory(client, MIB);
+    char *addr = alloc_memory(client, MIB);
     fill_pattern(addr, MIB, 2);
     mine = put_shown(client, &VECTOR(RDT_U8, MIB, addr), "inner", RDT_VISIBLE_TO_ALL);
     actor_send(self, &mine, sizeof mine);
@@ -103,15 +97,14 @@ static int work_inside(struct actor *self)
     }
     canary_create(&canary, MIB);
     target = VECTOR(RDT_U8, MIB, canary.addr);
-    fetch.targets = &targets;
-    fetch.target_counts = &one;
+    struct rdt_fetch_options fetch = {.struct_size = sizeof fetch, .targets = &targets, .target_counts = &one};
     must_ok(rdt_fetch(client, &shown, 1, &fetch, &object, &err));
     must(holds_pattern(canary.addr, MIB, 1) && canary_alive(&canary));
     rdt_release(object);
     canary_destroy(&canary);
-    fd = memfd_create("inner", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memfd_create("inner", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     must(fd >= 0 && ftruncate(fd, 4096) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-    memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     must(memory != MAP_FAILED);
     must_ok(rdt_import(client, fd, memory, 4096, &err));
     mine = put_one(client, &VECTOR(RDT_U8, 4096, memory), NULL);
@@ -129,11 +122,9 @@ static int work_inside(struct actor *self)
 static int in_container(struct actor *self, void *arg)
 {
     int status;
-    pid_t pid;
 
-    (void)arg;
     enter_container();
-    pid = fork();
+    pid_t pid = fork();
     or_skip(pid >= 0);
     if (pid == 0) {
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -145,51 +136,40 @@ static int in_container(struct actor *self, void *arg)
 
 static int only_enter(struct actor *self, void *arg)
 {
-    (void)self;
-    (void)arg;
     enter_container();
     return 0;
 }
 
-/* Starts the node; false: skipped. */
-static bool begin(void)
+static void begin(void)
 {
     struct actor actor;
     char path[256];
 
-    if (geteuid() != 0) {
-        cr_skip_test("needs root, to make a container");
-        return false;
-    }
+    need_root();
     node_start(&node, NULL);
     actor_start(&actor, only_enter, NULL);
     if (actor_result(&actor) == NO_NAMESPACES) {
         node_end(&node, NULL);
         cr_skip_test("the kernel or the sandbox gives no namespaces here");
-        return false;
     }
     (void)snprintf(path, sizeof path, "%s/root", node.dir);
     must(rmdir(path) == 0);
-    return true;
 }
 
 Test(container, client_with_nothing_but_the_socket_does_everything)
 {
     struct rdt_ref theirs, shown;
     struct actor actor;
-    rdt_object *object;
-    char *addr;
 
-    if (!begin())
-        return;
+    begin();
     actor_start(&actor, in_container, NULL);
     conn = node_client(&node, "host");
-    addr = alloc_memory(conn, MIB);
+    char *addr = alloc_memory(conn, MIB);
     fill_pattern(addr, MIB, 1);
     shown = put_shown(conn, &VECTOR(RDT_U8, MIB, addr), "shown", RDT_VISIBLE_TO_ALL);
     actor_recv(&actor, &theirs, sizeof theirs);
     cr_assert_eq(theirs.uid, INNER_UID);
-    object = fetch_one(conn, &theirs, RDT_FETCH_AUTO);
+    rdt_object *object = fetch_one(conn, &theirs, RDT_FETCH_AUTO);
     must_go_by("local/share", object);
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 2));
     actor_send(&actor, &shown, sizeof shown);
@@ -204,15 +184,12 @@ Test(container, client_with_nothing_but_the_socket_does_everything)
 /* The lease ends with a process of another pid namespace, too. */
 static int die_inside(struct actor *self, void *arg)
 {
-    (void)arg;
     enter_container();
     if (fork() == 0) {
-        struct rdt_connect_options options = RDT_INIT(options);
-        struct rdt_ref ref;
         rdt *client = NULL;
-        options.socket = "/run/s";
+        struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "/run/s"};
         must_ok(rdt_connect(&options, &client, &err));
-        ref = put_shown(client, &VECTOR(RDT_U8, MIB, alloc_memory(client, MIB)), "inner", RDT_VISIBLE_TO_ALL);
+        struct rdt_ref ref = put_shown(client, &VECTOR(RDT_U8, MIB, alloc_memory(client, MIB)), "inner", RDT_VISIBLE_TO_ALL);
         actor_send(self, &ref, sizeof ref);
         actor_await(self);
         (void)kill(getpid(), SIGKILL); /* ignored: it is the init of its namespace */
@@ -227,8 +204,7 @@ Test(container, lease_ends_with_the_process_inside)
     struct actor actor;
     struct rdt_ref ref;
 
-    if (!begin())
-        return;
+    begin();
     actor_start(&actor, die_inside, NULL);
     conn = node_client(&node, "host");
     actor_recv(&actor, &ref, sizeof ref);

@@ -10,14 +10,13 @@ TestSuite(hostile_dials, .timeout = 120);
 Test(hostile_dials, dial_listed_refuses_other_addresses)
 {
     static const char *const listed_only[] = {"--dial=listed", NULL};
-    struct rdt_ref ref;
     char nowhere[65];
 
     both_begin("bee", listed_only);
     must_be_reached("bee");
     must_be_reached(other_address);
     free_address(0, "127.0.0.1", nowhere);
-    ref = there(nowhere);
+    struct rdt_ref ref = there(nowhere);
     must(fetch_status(bystander, &ref, LONG) == RDT_DENIED);
     must_say(strstr(err.msg, nowhere) && strstr(err.msg, "dial = listed"), "%s", err.msg);
     both_end();
@@ -74,13 +73,25 @@ static void must_look_the_same(rdt *user, struct rdt_ref ref)
 
 Test(hostile_dials, user_cannot_tell_a_closed_port_from_another_service)
 {
-    rdt *user;
-
     both_begin(NULL, NULL);
-    user = client_of(STRANGER, "user");
+    rdt *user = client_of(STRANGER, "user");
     must_look_the_same(user, there(""));
     rdt_close(user);
     both_end();
+}
+
+/* A user, and a ref of a known node that has ended since, as the view shows. */
+static rdt *begin_away(struct rdt_ref *ref_p, struct peer_view *view_p)
+{
+    both_begin(NULL, NULL);
+    must_be_reached(other_address);
+    rdt *user = client_of(STRANGER, "user");
+    *ref_p = there("");
+    memcpy(ref_p->node, other.uuid_bytes, sizeof ref_p->node);
+    rdt_close(owner);
+    node_kill(&other, SIGKILL);
+    wait_until(LONG, peer_seen(&node, &other, view_p) && strcmp(view_p->state, "up") != 0);
+    return user;
 }
 
 /* A known node may have moved to where a ref says that it is. */
@@ -88,16 +99,8 @@ Test(hostile_dials, user_cannot_tell_them_by_refs_of_a_node_that_is_away_either)
 {
     struct peer_view view;
     struct rdt_ref ref;
-    rdt *user;
+    rdt *user = begin_away(&ref, &view);
 
-    both_begin(NULL, NULL);
-    must_be_reached(other_address);
-    user = client_of(STRANGER, "user");
-    ref = there("");
-    memcpy(ref.node, other.uuid_bytes, sizeof ref.node);
-    rdt_close(owner);
-    node_kill(&other, SIGKILL);
-    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
     must_look_the_same(user, ref);
     rdt_close(user);
     others_are_well();
@@ -117,13 +120,11 @@ static bool says_refused(void *arg, const struct rdt_node_row *row)
 Test(hostile_dials, user_does_not_learn_what_an_administrator_found)
 {
     char after_root[256], alone[256];
-    struct rdt_ref ref;
     bool refused = false;
-    rdt *user;
 
     both_begin(NULL, NULL);
-    user = client_of(STRANGER, "user");
-    ref = there("");
+    rdt *user = client_of(STRANGER, "user");
+    struct rdt_ref ref = there("");
     free_address(0, "127.0.0.1", ref.address);
     failure_at(user, &ref, -1, alone);
     free_address(0, "127.0.0.1", ref.address);
@@ -169,7 +170,6 @@ Test(hostile_dials, user_has_few_addresses_dialled_and_others_are_not_held_up)
     struct test_node third;
     int64_t since = now_ns();
     rdt *greedy, *user, *there_client;
-    unsigned n_refused;
     char address[65];
 
     free_address(0, "127.0.0.1", address);
@@ -178,7 +178,7 @@ Test(hostile_dials, user_has_few_addresses_dialled_and_others_are_not_held_up)
     shown = put_shown(there_client, &VECTOR(RDT_U8, 16, "sixteen bytes .."), "shown", RDT_VISIBLE_TO_ALL);
     both_begin("bee", NULL);
     greedy = client_of(STRANGER, "greedy");
-    n_refused = dial_nowhere(greedy, 64);
+    unsigned n_refused = dial_nowhere(greedy, 64);
     must_say(n_refused == 0, "%u of the first 64 were refused", n_refused);
     n_refused = dial_nowhere(greedy, 200);
     must_say(n_refused + 1 >= 200 - (unsigned)((now_ns() - since) / (SEC / 4)), "only %u of 200 were refused", n_refused);
@@ -211,18 +211,9 @@ Test(hostile_dials, hints_of_a_user_do_not_fill_the_log)
 {
     struct peer_view view;
     struct rdt_ref ref;
-    unsigned before;
-    rdt *user;
+    rdt *user = begin_away(&ref, &view);
+    unsigned before = node_log_count(&node, " warn: ");
 
-    both_begin(NULL, NULL);
-    must_be_reached(other_address);
-    user = client_of(STRANGER, "user");
-    ref = there("");
-    memcpy(ref.node, other.uuid_bytes, sizeof ref.node);
-    rdt_close(owner);
-    node_kill(&other, SIGKILL);
-    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
-    before = node_log_count(&node, " warn: ");
     for (unsigned i = 0; i < 40; i++) {
         (void)snprintf(ref.address, sizeof ref.address, "127.78.0.%u:7", i + 1);
         must(fetch_status(user, &ref, LONG) != RDT_OK);
@@ -240,16 +231,8 @@ Test(hostile_dials, hints_of_a_user_keep_nobody_from_a_node)
     char state_dir[160], uuid[33];
     struct peer_view view;
     struct rdt_ref ref;
-    rdt *user;
+    rdt *user = begin_away(&ref, &view);
 
-    both_begin(NULL, NULL);
-    must_be_reached(other_address);
-    user = client_of(STRANGER, "user");
-    ref = there("");
-    memcpy(ref.node, other.uuid_bytes, sizeof ref.node);
-    rdt_close(owner);
-    node_kill(&other, SIGKILL);
-    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
     for (unsigned i = 0; i < 20; i++) { /* the wait between two dials grows */
         (void)snprintf(ref.address, sizeof ref.address, "127.79.0.%u:7", i + 1);
         must(fetch_status(user, &ref, LONG) != RDT_OK);
@@ -279,10 +262,9 @@ static unsigned ports_of(pid_t pid)
 
     for (unsigned i = 0; i < 4; i++) {
         char path[64], line[512];
-        FILE *file;
 
         (void)snprintf(path, sizeof path, "/proc/%d/net/%s", (int)pid, tables[i]);
-        file = fopen(path, "re");
+        FILE *file = fopen(path, "re");
         while (file && fgets(line, sizeof line, file)) {
             char command[160];
             unsigned state;
@@ -303,11 +285,10 @@ static unsigned ports_of(pid_t pid)
 Test(hostile_dials, node_without_peers_opens_no_port)
 {
     struct rdt_member members[] = {{.client = "one"}, {.client = "two"}};
-    rdt *one, *two;
 
     begin(&(struct node_options){.trusted_network = true});
-    one = node_client(&node, "one");
-    two = node_client(&node, "two");
+    rdt *one = node_client(&node, "one");
+    rdt *two = node_client(&node, "two");
     if (access(build_path("backends/rdt_gloo.so"), F_OK) == 0) { /* it would open a port for each rank of a group */
         cr_assert_eq(rdt_group_create(one, "g", "gloo", members, 2, NULL, &err), RDT_UNSUPPORTED);
         cr_assert(strstr(err.msg, "no port is opened: set listen, and key_file or peer_cert"), "%s", err.msg);

@@ -2,7 +2,6 @@
 /* Bytes and descriptors that arrive in the wrong way: frames that never end, frames in very small pieces from many clients
  * at once, greetings that never end, and descriptors that are lost on the way. */
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -27,7 +26,6 @@ Test(hostile_frames, slow_greetings_end_in_time, .timeout = 120)
     enum { SILENT, HEADER, CRUMBS, KINDS };
     uint8_t hello[1000] = {0};
     struct raw raws[KINDS];
-    int64_t start;
     size_t sent = 0;
 
     begin(NULL);
@@ -35,7 +33,7 @@ Test(hostile_frames, slow_greetings_end_in_time, .timeout = 120)
         raw_connect(&raws[i], node.socket);
     frame_header_encode(hello, sizeof hello - FRAME_HEADER_BYTES, RDT_MSG_HELLO, 0, 0, 1);
     must(raw_bytes(&raws[HEADER], hello, FRAME_HEADER_BYTES));
-    start = now_ns();
+    int64_t start = now_ns();
     for (unsigned closed = 0; closed != (1u << KINDS) - 1;) {
         struct pollfd fds[KINDS];
 
@@ -59,9 +57,7 @@ Test(hostile_frames, slow_greetings_end_in_time, .timeout = 120)
 Test(hostile_frames, greeting_that_waited_for_the_daemon_is_in_time, .timeout = 120)
 {
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
-    struct pollfd quiet;
     struct raw raw;
-    uint64_t id;
 
     begin(NULL);
     raw_connect(&raw, node.socket);
@@ -69,45 +65,39 @@ Test(hostile_frames, greeting_that_waited_for_the_daemon_is_in_time, .timeout = 
     must_ok(rdt_ping(bystander, LONG, &err));
     node_freeze(&node);
     hello.protocol_min = hello.protocol_max = 1;
-    id = raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0);
-    quiet = (struct pollfd){.fd = raw.sock, .events = POLLIN};
+    uint64_t id = raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0);
+    struct pollfd quiet = (struct pollfd){.fd = raw.sock, .events = POLLIN};
     cr_assert_eq(poll(&quiet, 1, 10500), 0); /* longer than a greeting may take */
     node_thaw(&node);
     protobuf_c_message_free_unpacked(raw_reply(&raw, id, &rdt__pb__hello_reply__descriptor), NULL);
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 /* A client that broke the framing, does not read the refusal and keeps its end open is closed all the same. */
 Test(hostile_frames, broken_client_that_does_not_read_is_closed_in_time, .timeout = 120)
 {
     static uint8_t data[200000];
-    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-    struct node_status status;
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
-    ping.data = (ProtobufCBinaryData){sizeof data, data};
+    begin_greeted(&raw);
+    Rdt__Pb__Ping ping = MESSAGE(ping, .data = (ProtobufCBinaryData){sizeof data, data});
     for (unsigned i = 0; i < 8; i++) /* more than the socket takes */
         (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0);
     must(raw_frame(&raw, UINT32_MAX, RDT_MSG_PING, 0, 0, 4711, "", 0, NULL, 0));
-    wait_until(40 * SEC, (node_status(&node, &status), status.clients == 1)); /* the bystander */
-    raw_close(&raw);
-    end();
+    wait_until(40 * SEC, node_now(&node).clients == 1); /* the bystander */
+    end_closed(&raw);
 }
 
 Test(hostile_frames, announced_bytes_that_never_come_cost_nothing)
 {
     enum { N = 40 };
     struct raw raws[N];
-    size_t rss;
 
     begin(NULL);
     for (unsigned i = 0; i < N; i++)
         greeted(&raws[i]);
-    rss = rss_of(node.pid);
+    size_t rss = rss_of(node.pid);
     for (unsigned i = 0; i < N; i++) /* 640 MiB are promised */
         must(raw_frame(&raws[i], RDT_MAX_FRAME_BYTES, RDT_MSG_PUT, 0, 0, 1, "\x0a", 1, NULL, 0));
     for (unsigned i = 0; i < 20; i++)
@@ -167,8 +157,7 @@ Test(hostile_frames, fds_lost_to_the_daemons_limit_are_a_limit)
     struct raw raw;
     int fds[40];
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     for (unsigned i = 0; i < 40; i++)
         fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
     must(prlimit(node.pid, RLIMIT_NOFILE, NULL, &old) == 0);
@@ -193,11 +182,10 @@ static int fetch_without_fds(struct actor *self, void *arg)
     struct rlimit limit;
     rdt_object *object;
     rdt *conn;
-    int last;
 
     node_connect(&node, &conn);
     must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    last = dup(0);
+    int last = dup(0);
     close(last);
     limit.rlim_cur = (rlim_t)last; /* nothing more can be opened */
     must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -209,7 +197,6 @@ static int fetch_without_fds(struct actor *self, void *arg)
     must_ok(rdt_fetch(conn, ref, 1, NULL, &object, &err));
     rdt_release(object);
     rdt_close(conn);
-    (void)self;
     return 0;
 }
 
@@ -227,7 +214,6 @@ Test(hostile_frames, fds_lost_to_the_librarys_limit_are_a_limit)
 Test(hostile_frames, surplus_fds_go_with_nobody)
 {
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-    unsigned before;
     struct raw raw;
     int fds[8];
 
@@ -235,7 +221,7 @@ Test(hostile_frames, surplus_fds_go_with_nobody)
     for (unsigned i = 0; i < 8; i++)
         fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
     greeted(&raw);
-    before = fds_of(node.pid);
+    unsigned before = fds_of(node.pid);
     for (unsigned i = 0; i < 10; i++) {
         must(raw_frame(&raw, 0, RDT_MSG_PING, 2, 0, 50 + i, "", 0, fds, 8));
         protobuf_c_message_free_unpacked(raw_reply(&raw, 50 + i, &rdt__pb__ping__descriptor), NULL);

@@ -20,11 +20,9 @@ static int sealed_memfd(off_t bytes, int seals)
 /* Memory of the daemon's for a client that never maps it. */
 static Rdt__Pb__RegionReply *alloc(struct raw *raw, uint64_t bytes)
 {
-    Rdt__Pb__Alloc message = RDT__PB__ALLOC__INIT;
-    ProtobufCMessage *reply;
-
-    message.bytes = bytes;
-    reply = raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &message.base, NULL, 0), &rdt__pb__region_reply__descriptor);
+    Rdt__Pb__Alloc message = MESSAGE(alloc, .bytes = bytes);
+    ProtobufCMessage *reply =
+        raw_reply(raw, raw_send(raw, RDT_MSG_ALLOC, &message.base, NULL, 0), &rdt__pb__region_reply__descriptor);
     frame_close_fds(&raw->frame);
     return (Rdt__Pb__RegionReply *)reply;
 }
@@ -48,8 +46,7 @@ Test(hostile_memory, other_fds_are_no_memory)
     char path[64];
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0 && pipe2(pipes, O_CLOEXEC) == 0);
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", memory);
     const struct {
@@ -96,8 +93,7 @@ Test(hostile_memory, imports_that_make_no_sense_are_refused)
     char text[5000];
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     memset(text, 'x', sizeof text);
     text[sizeof text - 1] = '\0';
     for (unsigned i = 0; i < 64; i++)
@@ -136,18 +132,14 @@ Test(hostile_memory, imports_that_make_no_sense_are_refused)
 /* Terabytes that are not there: no page of them is touched, and a slice of the end is served. */
 Test(hostile_memory, huge_sparse_memory_costs_nothing)
 {
-    Rdt__Pb__Import message = RDT__PB__IMPORT__INIT;
     const uint64_t bytes = UINT64_C(1) << 40;
     int memory = sealed_memfd((off_t)bytes, F_SEAL_SHRINK | F_SEAL_GROW);
-    Rdt__Pb__RegionReply region;
     struct raw raw;
-    size_t rss;
 
-    begin(NULL);
-    greeted(&raw);
-    rss = rss_of(node.pid);
-    message.bytes = bytes;
-    region = import(&raw, &message, memory);
+    begin_greeted(&raw);
+    size_t rss = rss_of(node.pid);
+    Rdt__Pb__Import message = MESSAGE(import, .bytes = bytes);
+    Rdt__Pb__RegionReply region = import(&raw, &message, memory);
     cr_assert_eq(region.bytes, bytes);
     others_are_well();
     cr_assert_lt(rss_of(node.pid), rss + 16 * MIB);
@@ -192,84 +184,67 @@ Test(hostile_memory, tensors_outside_their_region_are_refused_by_name)
         {RDT_U8, 2, 0, {1, 1}, 0, {1}, 2, 1, RDT_INVALID, "strides"},
     };
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
-    Rdt__Pb__RegionReply *region;
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
-    region = alloc(&raw, 4096);
+    begin_greeted(&raw);
+    Rdt__Pb__RegionReply *region = alloc(&raw, 4096);
     use.region = region->region;
     use.generation = region->generation;
     for (unsigned i = 0; i < sizeof wishes / sizeof *wishes; i++) {
         struct wish wish = wishes[i];
-        Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
-        Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+        Rdt__Pb__TensorList tensors = MESSAGE(tensor_list, .dtype = &wish.dtype, .ndim = &wish.ndim,
+                                              .region_index = &wish.region_index, .offset = &wish.offset);
 
-        tensors.dtype = &wish.dtype;
-        tensors.ndim = &wish.ndim;
-        tensors.region_index = &wish.region_index;
-        tensors.offset = &wish.offset;
         tensors.n_dtype = tensors.n_ndim = tensors.n_region_index = tensors.n_offset = 1;
         tensors.shape = wish.shape;
         tensors.n_shape = wish.n_shape;
         tensors.strides = wish.strides;
         tensors.n_strides = wish.n_strides;
-        put.tensors = &tensors;
-        put.regions = uses;
-        put.n_regions = 1;
+        Rdt__Pb__Put put = MESSAGE(put, .tensors = &tensors, .regions = uses, .n_regions = 1);
         (void)raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
         must_say(wish.says, "wish %u", i);
         refuses(&raw, wish.status, wish.says);
     }
     rdt__pb__region_reply__free_unpacked(region, NULL);
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 Test(hostile_memory, regions_that_are_not_ones_own_are_not_found)
 {
-    Rdt__Pb__RegionReply *region;
     struct raw owner, thief;
 
     begin(NULL);
     greeted(&owner);
     greeted(&thief);
-    region = alloc(&owner, 4096);
+    Rdt__Pb__RegionReply *region = alloc(&owner, 4096);
     for (unsigned i = 0; i < 4; i++) { /* his, mine with a wrong generation, none, the largest */
         struct raw *who = i == 1 ? &owner : &thief;
         Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
-        Rdt__Pb__Put put = RDT__PB__PUT__INIT;
         Rdt__Pb__WaitFreed wait = RDT__PB__WAIT_FREED__INIT;
         Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
         Rdt__Pb__FetchItem item = RDT__PB__FETCH_ITEM__INIT, *items[] = {&item};
         Rdt__Pb__TensorList none = RDT__PB__TENSOR_LIST__INIT;
-        Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
-        Rdt__Pb__FetchDone *done;
-        Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
         char text[32];
 
         use.region = i < 2 ? region->region : i == 2 ? 0 : UINT64_MAX;
         use.generation = region->generation + (i == 1);
         (void)snprintf(text, sizeof text, "no region %llu", (unsigned long long)use.region);
-        put.regions = uses;
-        put.n_regions = 1;
+        Rdt__Pb__Put put = MESSAGE(put, .regions = uses, .n_regions = 1);
         (void)raw_send(who, RDT_MSG_PUT, &put.base, NULL, 0);
         refuses(who, RDT_NOT_FOUND, text);
 
-        ref.id = (ProtobufCBinaryData){6, (uint8_t *)"theirs"};
-        ref.any_owner = true;
+        Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){6, (uint8_t *)"theirs"}, .any_owner = true);
         item.ref = &ref;
         item.handle = 1;
         item.targets = &none;
         item.target_regions = uses;
         item.n_target_regions = 1;
-        fetch.items = items;
-        fetch.n_items = 1;
+        Rdt__Pb__Fetch fetch = MESSAGE(fetch, .items = items, .n_items = 1);
         protobuf_c_message_free_unpacked(
             raw_reply(who, raw_send(who, RDT_MSG_FETCH, &fetch.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
         must(raw_next(who) && who->frame.type == RDT_EVENT_FETCH_DONE);
-        done = rdt__pb__fetch_done__unpack(NULL, who->frame.length, who->frame.payload);
+        Rdt__Pb__FetchDone *done = rdt__pb__fetch_done__unpack(NULL, who->frame.length, who->frame.payload);
         must_say(done->status == RDT_NOT_FOUND && strstr(done->message, text), "%d: %s", done->status, done->message);
         rdt__pb__fetch_done__free_unpacked(done, NULL);
 

@@ -9,6 +9,7 @@
 #include "proto/rdt_dtype.h"
 #include "proto/wire_ref.h"
 #include "tests/integration/hostile/peer_fixture.h"
+#include "tests/support/cluster.h"
 #include "tests/support/fakes/fake_device.h"
 
 TestSuite(hostile_peer, .timeout = 120);
@@ -138,7 +139,6 @@ Test(hostile_peer, sizes_that_do_not_agree_are_refused)
     LIES(RDT_INVALID, "id", answer.ref.id.len = 0);
     LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.transport = (char *)"nosuch");
     LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.shape = answer.meta.bytes = UINT64_C(1) << 50);
-    LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.started = true);
     honest_fetch_works();
     free(megabytes);
     end_with_insider();
@@ -147,7 +147,7 @@ Test(hostile_peer, sizes_that_do_not_agree_are_refused)
 /* A status that is no failure must not make anybody wait. */
 Test(hostile_peer, statuses_that_are_no_failure_are_one)
 {
-    static const int32_t none[] = {RDT_AGAIN, RDT_DISCONNECTED, RDT_FORKED, -25, -999, INT32_MIN, 1, INT32_MAX};
+    static const int32_t none[] = {RDT_AGAIN, RDT_DISCONNECTED, RDT_FORKED, -26, -999, INT32_MIN, 1, INT32_MAX};
     Rdt__Pb__PullEnd over = RDT__PB__PULL_END__INIT;
 
     begin_with_insider(NULL);
@@ -194,6 +194,31 @@ Test(hostile_peer, answers_of_calls_are_judged_too)
     ping_works(&raw);
     rogue_peer_flush(&rogue_peer);
     cr_assert_geq(rogue_peer.sock, 0);
+    raw_close(&raw);
+    end_with_insider();
+}
+
+/* Versions without checksums refused the request by its number. */
+Test(hostile_peer, node_without_checksums_is_called_older)
+{
+    Rdt__Pb__CallReply reply = RDT__PB__CALL_REPLY__INIT;
+    Rdt__Pb__Sum sum = RDT__PB__SUM__INIT;
+    struct rdt_ref ref = of_insider("w");
+    Rdt__Pb__Ref wire;
+    struct raw raw;
+
+    begin_with_insider(NULL);
+    greeted(&raw);
+    wire_ref_from(&ref, &wire);
+    sum.ref = &wire;
+    sum.timeout_ns = -1;
+    (void)raw_send(&raw, RDT_MSG_SUM, &sum.base, NULL, 0);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL, 1));
+    reply.call = rogue_peer.calls[(rogue_peer.n_calls - 1) % INSIDER_ASKED];
+    reply.status = RDT_DENIED;
+    reply.message = (char *)"another node may not send request 111";
+    rogue_peer_send(&rogue_peer, RDT_PEER_CALL_REPLY, &reply.base);
+    refuses(&raw, RDT_UNSUPPORTED, "has an older version of rdtd, which computes no checksums: update it");
     raw_close(&raw);
     end_with_insider();
 }
@@ -294,7 +319,7 @@ static void lose_rogue_peer(void)
 
 /* The fetch is waiting for the link to the node that it was redirected to when the link to the owner's node ends, and then the
  * other node refuses. */
-Test(hostile_peer, replica_that_is_away_when_the_owner_is)
+static void lose_owner_and_replica(uint64_t sum, bool sum_follows)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), sock;
@@ -314,6 +339,8 @@ Test(hostile_peer, replica_that_is_away_when_the_owner_is)
     answer.meta.has_inline = false;
     answer.meta.inline_data.len = 0;
     answer.meta.snapshot = answer.meta.replica_noted = true;
+    answer.meta.sum = sum;
+    answer.meta.sum_follows = sum_follows;
     answer.meta.redirect_node = (ProtobufCBinaryData){sizeof away, away};
     (void)snprintf(text, sizeof text, "127.0.0.1:%u", ntohs(address.sin_port));
     answer.meta.redirect_address = text;
@@ -334,7 +361,22 @@ Test(hostile_peer, replica_that_is_away_when_the_owner_is)
     end_with_insider();
 }
 
-static void pull(uint64_t number, const char *id)
+Test(hostile_peer, replica_that_is_away_when_the_owner_is)
+{
+    lose_owner_and_replica(0, false);
+}
+
+Test(hostile_peer, owner_that_is_lost_owes_a_checksum)
+{
+    lose_owner_and_replica(0, true);
+}
+
+Test(hostile_peer, owner_that_is_lost_has_sent_the_checksum_that_it_promises)
+{
+    lose_owner_and_replica(1, true);
+}
+
+static void pull_with(uint64_t number, const char *id, ProtobufCMessageUnknownField *fields, unsigned n)
 {
     Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
@@ -347,7 +389,84 @@ static void pull(uint64_t number, const char *id)
     pull.requester = &requester;
     pull.timeout_ns = -1;
     pull.inline_max_bytes = 32768;
+    pull.base.unknown_fields = fields;
+    pull.base.n_unknown_fields = n;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+}
+
+static void pull(uint64_t number, const char *id)
+{
+    pull_with(number, id, NULL, 0);
+}
+
+/* Daemons of earlier versions could ask in PULL that the owner starts at once, and the answer said whether it did. */
+Test(hostile_peer, start_in_a_pull_is_passed_over)
+{
+    uint8_t start[] = "\x12\x06stream\x18\x80\x80\x04\x20\x01", expect[] = "\x08\x01";
+    ProtobufCMessageUnknownField fields[] = {{8, PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED, sizeof start, start},
+                                             {9, PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED, sizeof expect, expect}};
+    Rdt__Pb__PullMeta *meta;
+    struct rdt_ref ref;
+
+    start[sizeof start - 1] = 0;
+    begin_with_insider(NULL);
+    ref = put_pattern(reader, "large", MIB, 1);
+    pull_with(1, "large", fields, 2);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
+    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                      rogue_peer.came[RDT_PEER_PULL_META].payload);
+    must_say(meta->status == RDT_OK, "%s", meta->message);
+    cr_assert(meta->bytes == MIB && !meta->has_inline && meta->base.n_unknown_fields == 0);
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    must_ok(rdt_free(reader, &ref, false, &err));
+    honest_fetch_works();
+    end_with_insider();
+}
+
+/* The daemon's answer to a BROADCAST, which was the n-th. */
+static enum rdt_status broadcast_answered(uint64_t number, bool *declined_p, unsigned n)
+{
+    Rdt__Pb__BroadcastResult *result;
+    enum rdt_status status;
+
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_BROADCAST_RESULT, n));
+    result = rdt__pb__broadcast_result__unpack(NULL, rogue_peer.came[RDT_PEER_BROADCAST_RESULT].bytes,
+                                               rogue_peer.came[RDT_PEER_BROADCAST_RESULT].payload);
+    must(result && result->broadcast == number && !result->from_root);
+    status = (enum rdt_status)result->status;
+    *declined_p = result->declined;
+    rdt__pb__broadcast_result__free_unpacked(result, NULL);
+    return status;
+}
+
+/* A root of an earlier version wants the transport's own broadcast. The answer has it ask again without that. */
+Test(hostile_peer, broadcast_by_the_transport_itself_is_declined)
+{
+    Rdt__Pb__GroupBroadcast message = RDT__PB__GROUP_BROADCAST__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref wire;
+    struct rdt_ref ref;
+    bool declined;
+
+    begin_with_insider(NULL);
+    ref = of_insider("w");
+    ref.generation = 7;
+    wire_ref_from(&ref, &wire);
+    message.broadcast = 1;
+    message.group = (ProtobufCBinaryData){16, (uint8_t *)"0123456789abcdef"};
+    message.epoch = 1;
+    message.ref = &wire;
+    message.owner = &requester;
+    message.collective = true;
+    rogue_peer_send(&rogue_peer, RDT_PEER_BROADCAST, &message.base);
+    must_be(RDT_OK, broadcast_answered(1, &declined, 1));
+    must(declined);
+    message.broadcast = 2;
+    message.collective = false;
+    rogue_peer_send(&rogue_peer, RDT_PEER_BROADCAST, &message.base);
+    must_be(RDT_TRANSPORT, broadcast_answered(2, &declined, 2)); /* there is no such group here */
+    must(!declined);
+    end_with_insider();
 }
 
 Test(hostile_peer, number_used_twice_ends_the_link)
@@ -385,6 +504,53 @@ Test(hostile_peer, flood_of_requests_is_bounded)
     end_with_insider();
 }
 
+/* How many pages a list of transfers has that shows none of them, because it is of another state. */
+static unsigned pages_without_rows(rdt *conn)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    unsigned n = 0;
+
+    request.kind = RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS;
+    request.state = (char *)"reserving";
+    do {
+        ProtobufCMessage *answer;
+        must_ok(call(conn, RDT_MSG_LIST, &request.base, LONG, &answer, &err));
+        cr_assert_eq(((const Rdt__Pb__ListReply *)answer)->n_transfers, 0u);
+        request.after = ((const Rdt__Pb__ListReply *)answer)->next;
+        protobuf_c_message_free_unpacked(answer, NULL);
+        n++;
+    } while (request.after != 0);
+    return n;
+}
+
+/* When the link ends, its pulls end over many turns of the loop: others are answered in between, and see how far it is. */
+Test(hostile_peer, end_of_a_link_with_many_pulls_takes_turns)
+{
+    enum { N = 40000 };
+    unsigned in_between = 0;
+    struct node_status status;
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < N; i++)
+        pull(i + 1, "nobody");
+    rogue_peer_flush(&rogue_peer);
+    node_status(&node, &status);
+    cr_assert_eq(status.transfers_active, N);
+    cr_assert_gt(pages_without_rows(reader), 5u, "a page that finds nothing ends in time");
+    rogue_peer_close(&rogue_peer);
+    do {
+        node_status(&node, &status);
+        in_between += status.transfers_active > 0 && status.transfers_active < N;
+    } while (status.transfers_active > 0);
+    cr_assert_gt(in_between, 2u);
+    open_rogue_peer(); /* it counts from one again, and what has ended is not confused with that */
+    pull(1, "nobody");
+    rogue_peer_flush(&rogue_peer);
+    node_status(&node, &status);
+    cr_assert_eq(status.transfers_active, 1u);
+    end_with_insider();
+}
+
 /* ---- framing ---- */
 
 /* The peer stops in the middle of a frame. The link ends after peer_timeout, and those who waited get an error. */
@@ -401,6 +567,8 @@ Test(hostile_peer, frame_that_stops_in_the_middle_ends_in_time)
     end_with_insider();
 }
 
+#define SEVENTEEN "\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01"
+
 Test(hostile_peer, frames_that_cannot_be_end_the_link_with_a_reason)
 {
     static const struct {
@@ -409,9 +577,13 @@ Test(hostile_peer, frames_that_cannot_be_end_the_link_with_a_reason)
         size_t n;
         const char *says;
     } bad[] = {
-        {RDT_PEER_PULL, "\x0a\xff\xff\xff", 4, "Pull "}, {RDT_PEER_PULL_META, "\xff", 1, "PullMeta "},
-        {RDT_PEER_CALL, "\x0a\x05", 2, "Call "},         {90, "", 0, "90"},
+        {RDT_PEER_PULL, "\x0a\xff\xff\xff", 4, "Pull "},
+        {RDT_PEER_PULL_META, "\xff", 1, "PullMeta "},
+        {RDT_PEER_CALL, "\x0a\x05", 2, "Call "},
+        {90, "", 0, "90"},
         {RDT_PEER_OFFER, "\x0a\xff", 2, "Offer "},
+        {RDT_PEER_REPLICAS, "\x32\x11" SEVENTEEN, 19, "names 17 replicas"},     /* that must ask again */
+        {RDT_PEER_REPLICAS, "\x92\x01\x11" SEVENTEEN, 20, "names 17 replicas"}, /* whose sums come */
     };
 
     begin_with_insider(NULL);

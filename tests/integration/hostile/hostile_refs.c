@@ -78,7 +78,6 @@ Test(hostile_refs, second_address_of_a_node_that_moved_leads_to_the_node_that_is
 {
     char alias[65], state_dir[160], place[65];
     struct test_node newcomer;
-    rdt *there_client;
 
     other_gets_an_alias(alias);
     (void)snprintf(state_dir, sizeof state_dir, "%s", other.state_dir);
@@ -87,7 +86,7 @@ Test(hostile_refs, second_address_of_a_node_that_moved_leads_to_the_node_that_is
     free_address(0, "127.0.0.1", other_address);
     other_dials_in(state_dir);
     node_start(&newcomer, &(struct node_options){.name = "newcomer", .listen = place});
-    there_client = node_client(&newcomer, "owner");
+    rdt *there_client = node_client(&newcomer, "owner");
     (void)put_one(there_client, &VECTOR(RDT_U8, 16, "sixteen bytes .."), "of the newcomer");
     struct rdt_ref ref = ref_named("of the newcomer");
     (void)snprintf(ref.address, sizeof ref.address, "%s", alias);
@@ -101,10 +100,8 @@ Test(hostile_refs, second_address_of_a_node_that_moved_leads_to_the_node_that_is
 
 Test(hostile_refs, uuid_of_a_ref_is_insisted_on_for_that_request_alone)
 {
-    struct rdt_ref ref;
-
     both_begin(NULL, NULL);
-    ref = there(other_address);
+    struct rdt_ref ref = there(other_address);
     must(getrandom(ref.node, sizeof ref.node, 0) == sizeof ref.node);
     rdt *liar = client_of(STRANGER, "liar");
     for (unsigned i = 0; i < 3; i++)
@@ -118,15 +115,13 @@ Test(hostile_refs, uuid_of_a_ref_is_insisted_on_for_that_request_alone)
 
 Test(hostile_refs, refs_by_the_thousand_leave_room_for_real_nodes)
 {
-    struct rdt_ref ref;
     char nowhere[65];
     unsigned n_limited = 0;
-    rdt *liar;
 
     both_begin(NULL, NULL);
     free_address(0, "127.0.0.1", nowhere);
-    liar = client_of(STRANGER, "liar");
-    ref = there(nowhere);
+    rdt *liar = client_of(STRANGER, "liar");
+    struct rdt_ref ref = there(nowhere);
     for (unsigned i = 0; i < 4200; i++) {
         must(getrandom(ref.node, sizeof ref.node, 0) == sizeof ref.node);
         n_limited += fetch_status(liar, &ref, 0) == RDT_LIMIT;
@@ -196,24 +191,21 @@ Test(hostile_refs, names_that_are_looked_up_for_ever_delay_no_other_user)
 {
     enum { N = 40 };
     rdt_request *requests[N];
-    struct node_status status;
     char place[65];
-    rdt *user;
 
     if (geteuid() != 0 || !mute_name_server())
         cr_skip_test("a name server of its own needs root and namespaces");
     both_begin(NULL, NULL);
-    user = client_of(STRANGER, "user");
+    rdt *user = client_of(STRANGER, "user");
     for (unsigned i = 0; i < N - 1; i++) {
-        struct rdt_ref ref;
         (void)snprintf(place, sizeof place, "nobody%u.invalid:7411", i);
-        ref = there(place);
+        struct rdt_ref ref = there(place);
         requests[i] = start_one(user, &ref, LONG);
     }
     (void)snprintf(place, sizeof place, "bee.test%s", strrchr(other_address, ':'));
     struct rdt_ref bee = there(place);
     requests[N - 1] = start_one(user, &bee, LONG); /* another user's request for that host does not wait for this one */
-    wait_until(LONG, (node_status(&node, &status), status.peers_known >= N));
+    wait_until(LONG, node_now(&node).peers_known >= N);
     must_be_reached(place);
     for (unsigned i = 0; i < N; i++)
         rdt_request_destroy(requests[i]);

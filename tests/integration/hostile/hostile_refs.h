@@ -27,10 +27,8 @@ static struct rdt_error err;
 
 static inline void put_there(void)
 {
-    char *addr;
-
     owner = node_client(&other, "owner");
-    addr = alloc_memory(owner, 4096);
+    char *addr = alloc_memory(owner, 4096);
     fill_pattern(addr, 4096, 7);
     (void)put_one(owner, &VECTOR(RDT_U8, 4096, addr), "there");
 }
@@ -69,10 +67,8 @@ static inline struct rdt_ref there(const char *place)
 
 static inline rdt *client_of(uid_t uid, const char *name)
 {
-    rdt *conn;
-
     must(seteuid(uid) == 0);
-    conn = node_client(&node, name);
+    rdt *conn = node_client(&node, name);
     must(seteuid(0) == 0);
     return conn;
 }

@@ -25,31 +25,23 @@ static void join(void)
 /* The rogue_peer's copy is noted, and the link confirmed. */
 static void begin_kept(const char *const *flags)
 {
-    Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
-    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
-    struct rdt_put_options options = RDT_INIT(options);
     static uint8_t data[BYTES];
-    Rdt__Pb__PullMeta *meta;
 
     begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
     owner = node_client(&node, "owner");
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.visibility = RDT_VISIBLE_TO_ALL;
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .visibility = RDT_VISIBLE_TO_ALL};
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, BYTES, data), 1, &options, &ref, &err));
     join();
-    wire.id = (ProtobufCBinaryData){strlen(ref.id), (uint8_t *)ref.id};
-    wire.any_owner = true;
-    wire.generation = ref.generation;
-    pull.transfer = 1;
-    pull.ref = &wire;
-    pull.requester = &requester;
-    pull.timeout_ns = -1;
-    pull.keep_replica = true;
+    Rdt__Pb__Ref wire = MESSAGE(ref, .id = (ProtobufCBinaryData){strlen(ref.id), (uint8_t *)ref.id}, .any_owner = true,
+                                .generation = ref.generation);
+    Rdt__Pb__Pull pull =
+        MESSAGE(pull, .transfer = 1, .ref = &wire, .requester = &requester, .timeout_ns = -1, .keep_replica = true);
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
-    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
-                                      rogue_peer.came[RDT_PEER_PULL_META].payload);
+    Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                                         rogue_peer.came[RDT_PEER_PULL_META].payload);
     must_say(meta->status == RDT_OK && meta->replica_noted, "%s", meta->message);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     confirmed_ns = now_ns();

@@ -26,11 +26,9 @@ static void stop_all(int (*fn)(struct actor *self, void *arg))
 /* The daemon ends while they are stopped, long before drain_timeout. */
 static void end_in_time(void)
 {
-    int64_t since;
-
     others_are_well();
     rdt_close(bystander);
-    since = now_ns();
+    int64_t since = now_ns();
     node_stop(&node);
     must_be_within(since, 5 * SEC);
     node_check_log(&node, declared);
@@ -47,7 +45,6 @@ static int begin_a_message(struct actor *self, void *arg)
     struct raw raw;
     int fd = STDERR_FILENO;
 
-    (void)arg;
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
     must(raw_frame(&raw, 8 * MIB, RDT_MSG_PING, 1, 0, 4711, part, sizeof part, &fd, 1));
@@ -58,10 +55,8 @@ static int begin_a_message(struct actor *self, void *arg)
 
 Test(hostile_stopped, in_a_message_disturbs_nobody)
 {
-    size_t rss;
-
     begin(NULL);
-    rss = rss_of(node.pid);
+    size_t rss = rss_of(node.pid);
     stop_all(begin_a_message);
     for (unsigned i = 0; i < 50; i++)
         others_are_well();
@@ -74,11 +69,10 @@ Test(hostile_stopped, in_a_message_disturbs_nobody)
 /* How much all clients of that user use; the number of clients if `what` is NULL. */
 static uint64_t used_by_user(const char *what)
 {
-    Rdt__Pb__List list = RDT__PB__LIST__INIT;
     Rdt__Pb__ListReply *reply;
     uint64_t used = 0;
+    Rdt__Pb__List list = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
 
-    list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
     must_ok(call(bystander, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
     for (size_t i = 0; i < reply->n_clients; i++) {
         const Rdt__Pb__ClientInfo *client = reply->clients[i];
@@ -95,17 +89,13 @@ static uint64_t used_by_user(const char *what)
 static int wait_and_begin_a_message(struct actor *self, void *arg)
 {
     static const uint8_t part[MIB];
-    Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
-    Rdt__Pb__Ref never = RDT__PB__REF__INIT;
     struct raw raw;
 
-    (void)arg;
     must(setresuid(USER, USER, USER) == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0); /* the change takes the signal away */
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    never.id = (ProtobufCBinaryData){5, (uint8_t *)"never"};
-    wait.ref = &never;
-    wait.timeout_ns = 3 * SEC;
+    Rdt__Pb__Ref never = MESSAGE(ref, .id = (ProtobufCBinaryData){5, (uint8_t *)"never"});
+    Rdt__Pb__Wait wait = MESSAGE(wait, .ref = &never, .timeout_ns = 3 * SEC);
     (void)raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
     must(raw_frame(&raw, 8 * MIB, RDT_MSG_PING, 0, 0, 4711, part, sizeof part, NULL, 0));
     actor_step(self);
@@ -117,12 +107,10 @@ static int wait_and_begin_a_message(struct actor *self, void *arg)
 Test(hostile_stopped, in_a_message_is_charged_and_keeps_no_request)
 {
     const char *flags[] = {"--owner-max-heap=34MiB", NULL};
-    size_t rss;
 
-    if (geteuid() != 0)
-        cr_skip_test("clients of another user need root");
+    need_root();
     begin(&(struct node_options){.flags = flags});
-    rss = rss_of(node.pid);
+    size_t rss = rss_of(node.pid);
     stop_all(wait_and_begin_a_message);
     cr_assert_eq(used_by_user(NULL), STOPPED);
     cr_assert_gt(used_by_user("waiters"), 0);
@@ -139,7 +127,6 @@ static int begin_a_hello(struct actor *self, void *arg)
 {
     struct raw raw;
 
-    (void)arg;
     raw_connect(&raw, node.socket);
     must(raw_bytes(&raw, "\x10\0\0", 3));
     actor_step(self);
@@ -149,11 +136,9 @@ static int begin_a_hello(struct actor *self, void *arg)
 
 Test(hostile_stopped, in_a_hello_is_closed_in_time)
 {
-    unsigned fds;
-
     begin(NULL);
     others_are_well();
-    fds = fds_of(node.pid);
+    unsigned fds = fds_of(node.pid);
     stop_all(begin_a_hello);
     cr_assert_geq(fds_of(node.pid), fds + STOPPED);
     wait_until(30 * SEC, (others_are_well(), fds_of(node.pid) == fds));
@@ -164,10 +149,8 @@ Test(hostile_stopped, in_a_hello_is_closed_in_time)
 
 Test(hostile_stopped, in_an_answer_disturbs_nobody)
 {
-    size_t rss;
-
     begin(NULL);
-    rss = rss_of(node.pid);
+    size_t rss = rss_of(node.pid);
     for (unsigned i = 0; i < STOPPED; i++)
         actor_start(&actors[i], never_read, NULL);
     wait_until(20 * SEC, most_queued() > UNREAD_MAX);
@@ -190,12 +173,9 @@ static int wait_for_everything(struct actor *self, void *arg)
     rdt *conn = node_client(&node, "stopped");
     struct rdt_ref never = ref_named("never");
     struct rdt_event event;
-    rdt_request *request;
-    rdt_object *object;
+    rdt_object *object = fetch_one(conn, &theirs, RDT_FETCH_AUTO);
+    rdt_request *request = start_one(conn, &never, -1);
 
-    (void)arg;
-    object = fetch_one(conn, &theirs, RDT_FETCH_AUTO);
-    request = start_one(conn, &never, -1);
     must_ok(rdt_watch(
         conn, RDT_KIND_OBJECTS | RDT_KIND_REGIONS | RDT_KIND_CLIENTS | RDT_KIND_TRANSFERS | RDT_KIND_NAMES | RDT_KIND_OWNERS,
         &err));
@@ -215,12 +195,11 @@ Test(hostile_stopped, with_watches_and_requests_disturbs_nobody)
 {
     struct rdt_ref shown = {0};
     int64_t slowest = 0;
-    size_t rss;
 
     begin(NULL);
     stop_all(wait_for_everything);
-    rss = rss_of(node.pid);
-    for (unsigned i = 0; i < 3000; i++) {
+    size_t rss = rss_of(node.pid);
+    for (unsigned i = 0; i < 6000; i++) {
         int64_t since = now_ns();
         shown = put_one(bystander, &VECTOR(RDT_U8, 16, "sixteen bytes .."), NULL);
         must_ok(rdt_free(bystander, &shown, false, &err));

@@ -3,9 +3,7 @@
  * connect, and strangers do not fill the log. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -64,12 +62,11 @@ Test(hostile_strangers, ipv6_network_of_64_bits_is_one_source)
     rdt_object *object;
     int socks[N], single;
     unsigned n_closed = 0;
-    rdt *conn;
 
     if (!have_networks())
         cr_skip_test("addresses of its own need root, a network namespace and IPv6");
     node_start(&other, &(struct node_options){.name = "other", .listen = "[fd00:0:0:2::1]:0"});
-    conn = node_client(&other, "other");
+    rdt *conn = node_client(&other, "other");
     begin(&(struct node_options){.listen = "[fd00:0:0:1::1]:0", .flags = (const char *[]){"--connect-timeout=60s", NULL}});
     single = knock("fd00:0:0:2::1", "fd00:0:0:1::1");
     for (unsigned i = 0; i < N; i++) {
@@ -119,16 +116,13 @@ static int silent_service(char port_p[8])
 Test(hostile_strangers, users_who_fill_the_table_keep_no_node_out)
 {
     struct rdt_ref back = ref_named("theirs"), ref = ref_named("nothing");
-    struct node_status status;
     struct test_node other;
     unsigned n_refused = 0;
     char port[8];
-    int service;
-    rdt *conn;
+    int service = silent_service(port);
 
-    service = silent_service(port);
     node_start(&other, &(struct node_options){.name = "other", .listen = "127.0.0.1:0"});
-    conn = node_client(&other, "other");
+    rdt *conn = node_client(&other, "other");
     begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = (const char *[]){"--connect-timeout=60s", NULL}});
     for (unsigned i = 0; i < USERS; i++) {
         must(seteuid(USER + i) == 0);
@@ -149,7 +143,7 @@ Test(hostile_strangers, users_who_fill_the_table_keep_no_node_out)
             must_say(strstr(why.msg, "requests wait for 1024 nodes that have not answered yet"), "%s", why.msg);
         }
     cr_assert_gt(n_refused, 0, "the table is not full: the test proves nothing");
-    node_status(&node, &status);
+    struct node_status status = node_now(&node);
     cr_assert_geq(status.peers_known, 1024);
 
     (void)snprintf(back.address, sizeof back.address, "%s", node.address);

@@ -24,7 +24,6 @@ static void begin(const char *stall)
 {
     const char *flags[] = {"--set=loopback.sided=two", "--set=loopback.ordered=yes", "--quiesce-grace=300ms", stall, NULL};
     uint8_t blob[56] = "nobody listens here"; /* the form of an address of the test transport */
-    Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
     char *host = (char *)"host";
 
     cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
@@ -32,12 +31,8 @@ static void begin(const char *stall)
     reader = node_client(&c.node[1], "reader");
     rogue_peer_open(&rogue_peer, c.node[0].key_path, (uint16_t)atoi(strrchr(c.node[0].address, ':') + 1));
     must(rogue_peer_await(&rogue_peer, RDT_PEER_OFFER, 1)); /* before that it knows no transport to us */
-    offer.transport = (char *)"loopback";
-    offer.version = (char *)"1.0";
-    offer.epoch = 1;
-    offer.blob = (ProtobufCBinaryData){sizeof blob, blob};
-    offer.memory = &host;
-    offer.n_memory = 1;
+    Rdt__Pb__Offer offer = MESSAGE(offer, .transport = (char *)"loopback", .version = (char *)"1.0", .epoch = 1,
+                                   .blob = (ProtobufCBinaryData){sizeof blob, blob}, .memory = &host, .n_memory = 1);
     rogue_peer_send(&rogue_peer, RDT_PEER_OFFER, &offer.base);
     rogue_peer_flush(&rogue_peer);
 }
@@ -62,12 +57,8 @@ static void others_move(void)
 
 static void say_word_of(uint64_t transfer, bool from_owner, int word, const char *behind)
 {
-    Rdt__Pb__PullTicket turn = RDT__PB__PULL_TICKET__INIT;
-
-    turn.transfer = transfer;
-    turn.from_owner = from_owner;
-    turn.state = (Rdt__Pb__TicketState)word;
-    turn.behind = (char *)(uintptr_t)behind;
+    Rdt__Pb__PullTicket turn = MESSAGE(pull_ticket, .transfer = transfer, .from_owner = from_owner,
+                                       .state = (Rdt__Pb__TicketState)word, .behind = (char *)(uintptr_t)behind);
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL_TICKET, &turn.base);
     rogue_peer_flush(&rogue_peer);
 }
@@ -89,22 +80,17 @@ static ProtobufCMessage *latest(uint16_t type, const ProtobufCMessageDescriptor 
 
 static Rdt__Pb__TicketState await_word(unsigned n)
 {
-    Rdt__Pb__PullTicket *turn;
-    Rdt__Pb__TicketState word;
-
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_TICKET, n));
-    turn = (Rdt__Pb__PullTicket *)latest(RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor);
-    word = turn->state;
+    Rdt__Pb__PullTicket *turn = (Rdt__Pb__PullTicket *)latest(RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor);
+    Rdt__Pb__TicketState word = turn->state;
     rdt__pb__pull_ticket__free_unpacked(turn, NULL);
     return word;
 }
 
 static void ends_with(unsigned n, enum rdt_status expected, const char *text)
 {
-    Rdt__Pb__PullEnd *end_message;
-
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_END, n));
-    end_message = (Rdt__Pb__PullEnd *)latest(RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor);
+    Rdt__Pb__PullEnd *end_message = (Rdt__Pb__PullEnd *)latest(RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor);
     must_say(end_message->status == expected && strstr(end_message->message, text), "%s", end_message->message);
     rdt__pb__pull_end__free_unpacked(end_message, NULL);
 }
@@ -116,12 +102,10 @@ static void pull_with(const struct rdt_ref *ref, uint64_t number, bool turns)
 {
     Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
     Rdt__Pb__PullStart start = RDT__PB__PULL_START__INIT;
-    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     Rdt__Pb__Ref wire;
 
     wire_ref_from(ref, &wire);
-    requester.tenant = (char *)"";
-    requester.uid = (uint32_t)ref->uid;
+    Rdt__Pb__Requester requester = MESSAGE(requester, .tenant = (char *)"", .uid = (uint32_t)ref->uid);
     pull.transfer = start.transfer = number;
     pull.ref = &wire;
     pull.requester = &requester;
@@ -151,10 +135,8 @@ static void take_turns(void)
 
 Test(hostile_tickets, reader_whose_ticket_came_up_and_is_silent)
 {
-    struct rdt_ref ref;
-
     begin(STALL);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     pull(&ref, 1);
     take_turns();
     others_move();
@@ -166,11 +148,9 @@ Test(hostile_tickets, reader_whose_ticket_came_up_and_is_silent)
 /* The peer says that its receives are posted, and answers pings, but the sends at the head of node 0's queue never end. */
 Test(hostile_tickets, reader_that_takes_nothing)
 {
-    struct rdt_ref ref;
-
     begin(STALL);
     cluster_faults(&c, 0, "lose_every=1\n");
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     pull(&ref, 1);
     take_turns();
     say_word(1, false, RDT__PB__TICKET_STATE__TICKET_RECEIVES);
@@ -185,30 +165,24 @@ Test(hostile_tickets, reader_that_takes_nothing)
 /* false: the machine stood still for so long that the rogue_peer was one that says nothing. */
 static bool is_pushed_aside(void)
 {
-    struct rdt_ref ref, other;
-    rdt_request *request;
-    rdt_object *object;
     int64_t until, said, longest = 0;
 
     begin(SHORT_STALL);
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    other = put_pattern(owner, NULL, BYTES, 2);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref other = put_pattern(owner, NULL, BYTES, 2);
     pull(&ref, 1);
     take_turns();
-    request = start_one(reader, &other, LONG);
+    rdt_request *request = start_one(reader, &other, LONG);
     said = now_ns();
     until = said + LONG;
     while (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && said < until) {
-        int64_t now;
-
         say_word(1, false, RDT__PB__TICKET_STATE__TICKET_WAITING);
-        now = now_ns();
+        int64_t now = now_ns();
         longest = now - said > longest ? now - said : longest;
         said = now;
         rogue_peer_listen(&rogue_peer, 20);
     }
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 2));
     rdt_request_destroy(request);
     rdt_release(object);
@@ -232,10 +206,8 @@ static int64_t say_behind_others(int64_t until)
     int64_t said = now_ns(), longest = 0;
 
     while (rogue_peer.came[RDT_PEER_PULL_END].n == 0 && now_ns() < until) {
-        int64_t now;
-
         say_word_of(1, false, RDT__PB__TICKET_STATE__TICKET_WAITING, "behind transfer 5 (from x) in queue q");
-        now = now_ns();
+        int64_t now = now_ns();
         longest = now - said > longest ? now - said : longest;
         said = now;
         rogue_peer_listen(&rogue_peer, 20);
@@ -246,17 +218,13 @@ static int64_t say_behind_others(int64_t until)
 /* false: the machine stood still for so long that the rogue_peer was one that says nothing. */
 static bool ends_though_it_speaks(void)
 {
-    int64_t since, silent;
-    struct rdt_ref ref;
-    bool spoke;
-
     begin(SHORT_STALL);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     pull(&ref, 1);
     take_turns();
-    since = now_ns();
-    silent = say_behind_others(since + 2 * LONG);
-    spoke = silent < 250 * MSEC || now_ns() - since >= 30 * 500 * MSEC;
+    int64_t since = now_ns();
+    int64_t silent = say_behind_others(since + 2 * LONG);
+    bool spoke = silent < 250 * MSEC || now_ns() - since >= 30 * 500 * MSEC;
     if (spoke) {
         ends_with(1, RDT_TRANSPORT, "it has been behind transfer 5 (from x) in queue q for");
         must(now_ns() - since >= 30 * 500 * MSEC);
@@ -277,10 +245,8 @@ Test(hostile_tickets, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
 /* A reader that asks for bytes of an ordered queue without a ticket is refused. */
 Test(hostile_tickets, reader_that_takes_no_ticket)
 {
-    struct rdt_ref ref;
-
     begin(STALL);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     pull_with(&ref, 1, false);
     ends_with(1, RDT_PROTOCOL, "the reader takes no queue ticket");
     others_move();
@@ -292,10 +258,9 @@ Test(hostile_tickets, reader_with_unexpected_messages)
 {
     static const int words[] = {RDT__PB__TICKET_STATE__TICKET_RECEIVES, RDT__PB__TICKET_STATE__TICKET_READY, 99, -1};
     unsigned heard = 0;
-    struct rdt_ref ref;
 
     begin(STALL);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < 4; i++) {
         pull(&ref, i + 1);
         if (await_word(++heard) == RDT__PB__TICKET_STATE__TICKET_TAKEN && i == 0)
@@ -318,29 +283,19 @@ Test(hostile_tickets, reader_with_unexpected_messages)
 static rdt_request *asked(uint64_t *number_p)
 {
     unsigned starts = rogue_peer.came[RDT_PEER_PULL_START].n, pulls = rogue_peer.came[RDT_PEER_PULL].n;
-    Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
-    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
-    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
     uint32_t dtype = RDT_U8, ndim = 1;
     uint64_t shape = BYTES;
     struct rdt_ref ref = ref_named("w");
-    rdt_request *request;
 
     memcpy(ref.node, rogue_peer_uuid, sizeof ref.node);
-    request = start_one(owner, &ref, LONG);
+    rdt_request *request = start_one(owner, &ref, LONG);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, pulls + 1));
     *number_p = rogue_peer.pulls[(rogue_peer.n_pulls - 1) % INSIDER_ASKED];
-    tensors.dtype = &dtype;
-    tensors.ndim = &ndim;
-    tensors.shape = &shape;
+    Rdt__Pb__TensorList tensors = MESSAGE(tensor_list, .dtype = &dtype, .ndim = &ndim, .shape = &shape);
     tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
-    wire.id = (ProtobufCBinaryData){1, (uint8_t *)"w"};
-    wire.generation = 7;
-    meta.transfer = *number_p;
-    meta.ref = &wire;
-    meta.tensors = &tensors;
-    meta.bytes = BYTES;
-    meta.memory = (char *)"host";
+    Rdt__Pb__Ref wire = MESSAGE(ref, .id = (ProtobufCBinaryData){1, (uint8_t *)"w"}, .generation = 7);
+    Rdt__Pb__PullMeta meta =
+        MESSAGE(pull_meta, .transfer = *number_p, .ref = &wire, .tensors = &tensors, .bytes = BYTES, .memory = (char *)"host");
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &meta.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_START, starts + 1));
     return request;
@@ -378,18 +333,16 @@ Test(hostile_tickets, owner_that_is_silent_or_sends_unexpected_messages)
 /* The peer says that its ticket came up, so that node 0 posts receives at the head of its queue, and then sends nothing. */
 Test(hostile_tickets, owner_whose_ticket_came_up_and_sends_nothing)
 {
-    rdt_request *request;
     uint64_t number;
-    struct rdt_ref ref;
 
     begin(STALL);
-    request = asked(&number);
+    rdt_request *request = asked(&number);
     if (memcmp(c.node[0].uuid_bytes, rogue_peer_uuid, 16) < 0)
         say_word(number, true, RDT__PB__TICKET_STATE__TICKET_READY);
     say_word(number, true, RDT__PB__TICKET_STATE__TICKET_TAKEN);
     others_move();
     must_fail(request, RDT_TRANSPORT, "loopback");
-    ref = put_pattern(reader, NULL, BYTES, 9);
+    struct rdt_ref ref = put_pattern(reader, NULL, BYTES, 9);
     fetch_pattern(owner, &ref, BYTES, 9, "loopback");
     must_ok(rdt_free(reader, &ref, false, &err));
     end();

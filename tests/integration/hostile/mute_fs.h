@@ -8,24 +8,31 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
-#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MUTE_BYTES (1 << 20) /* of the file */
 
-/* A file system in this process, with one file, that answers everything but FLUSH, which is what close asks for, and READ,
- * which is what a page fault asks for. */
+struct mute_counts {
+    _Atomic unsigned reads, flushes; /* pages and closes that somebody waits for */
+};
+
+/* A file system with one file, that answers everything but FLUSH, which is what close asks for, and READ, which is what a page
+ * fault asks for. A process of its own serves it, and dies with the thread that mounted it: no signal ends a process while its
+ * threads wait for a file system that it serves itself, so a test that failed there would never end. */
 struct mute_fs {
-    _Atomic unsigned n_reads, n_flushes; /* pages and closes that somebody waits for */
-    int device;
+    struct mute_counts *counts;
     char folder[64];
-    pthread_t thread;
+    pid_t server;
 };
 
 static inline void mute_answer(int device, uint64_t unique, int error, const void *data, size_t bytes)
@@ -39,13 +46,12 @@ static inline void mute_answer(int device, uint64_t unique, int error, const voi
     (void)!write(device, message, header.len);
 }
 
-static inline void *mute_serve(void *arg)
+static inline void mute_serve(int device, struct mute_counts *counts)
 {
-    struct mute_fs *fs = arg;
     static uint8_t request[1 << 20];
     ssize_t n;
 
-    while ((n = read(fs->device, request, sizeof request)) > 0 || errno == EINTR) {
+    while ((n = read(device, request, sizeof request)) > 0 || errno == EINTR) {
         struct fuse_in_header in;
         struct fuse_attr attr = {.ino = 1, .mode = S_IFDIR | 0755, .nlink = 1};
         struct fuse_init_out init = {.major = FUSE_KERNEL_VERSION, .minor = 31, .max_write = 4096, .max_background = 8};
@@ -61,22 +67,22 @@ static inline void *mute_serve(void *arg)
         attr_out.attr = entry.attr = attr;
         switch (in.opcode) {
         case FUSE_INIT:
-            mute_answer(fs->device, in.unique, 0, &init, sizeof init);
+            mute_answer(device, in.unique, 0, &init, sizeof init);
             break;
         case FUSE_LOOKUP:
-            mute_answer(fs->device, in.unique, 0, &entry, sizeof entry);
+            mute_answer(device, in.unique, 0, &entry, sizeof entry);
             break;
         case FUSE_GETATTR:
-            mute_answer(fs->device, in.unique, 0, &attr_out, sizeof attr_out);
+            mute_answer(device, in.unique, 0, &attr_out, sizeof attr_out);
             break;
         case FUSE_OPEN:
-            mute_answer(fs->device, in.unique, 0, &opened, sizeof opened);
+            mute_answer(device, in.unique, 0, &opened, sizeof opened);
             break;
         case FUSE_READ:
-            fs->n_reads++;
+            counts->reads++;
             break;
         case FUSE_FLUSH:
-            fs->n_flushes++;
+            counts->flushes++;
             break;
         case FUSE_INTERRUPT:
         case FUSE_RELEASE:
@@ -84,41 +90,51 @@ static inline void *mute_serve(void *arg)
         case FUSE_BATCH_FORGET:
             break;
         default:
-            mute_answer(fs->device, in.unique, -ENOSYS, NULL, 0);
+            mute_answer(device, in.unique, -ENOSYS, NULL, 0);
         }
     }
-    return NULL;
 }
 
 /* false: this kernel or container has no FUSE. */
 static inline bool mute_mount(struct mute_fs *fs)
 {
+    int device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    pid_t self = getpid();
     char options[128];
 
-    fs->device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    if (fs->device < 0)
+    if (device < 0)
         return false;
-    (void)snprintf(fs->folder, sizeof fs->folder, "/tmp/rdtd-mute-%d", (int)getpid());
+    (void)snprintf(fs->folder, sizeof fs->folder, "/tmp/rdtd-mute-%d", (int)self);
     (void)mkdir(fs->folder, 0755);
-    (void)snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", fs->device);
+    (void)snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", device);
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("rdtd-mute", fs->folder, "fuse", MS_NOSUID | MS_NODEV, options) != 0) {
         (void)rmdir(fs->folder);
-        (void)close(fs->device);
+        (void)close(device);
         return false;
     }
-    cr_assert_eq(pthread_create(&fs->thread, NULL, mute_serve, fs), 0);
+    fs->counts = mmap(NULL, sizeof *fs->counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(fs->counts != MAP_FAILED);
+    fs->server = fork();
+    cr_assert(fs->server >= 0);
+    if (fs->server == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() == self)
+            mute_serve(device, fs->counts);
+        _exit(0);
+    }
+    (void)close(device); /* the server has the only one: its end ends the file system */
     return true;
 }
 
 /* Ends every close and every page fault that waits for it. */
 static inline void mute_end(struct mute_fs *fs)
 {
-    (void)umount2(fs->folder, MNT_FORCE);
+    (void)kill(fs->server, SIGKILL);
+    (void)waitpid(fs->server, NULL, 0);
     (void)umount2(fs->folder, MNT_DETACH);
-    (void)pthread_join(fs->thread, NULL);
-    (void)close(fs->device);
     (void)rmdir(fs->folder);
+    (void)munmap(fs->counts, sizeof *fs->counts);
 }
 
 #endif

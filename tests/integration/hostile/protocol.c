@@ -62,8 +62,7 @@ Test(protocol, other_version_is_refused_with_both_named)
     protobuf_c_message_free_unpacked(
         raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor), NULL);
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 Test(protocol, broken_hello_is_refused)
@@ -99,8 +98,7 @@ Test(protocol, second_hello_and_unknown_requests_are_answered)
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     hello.protocol_min = hello.protocol_max = 1;
     (void)raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0);
     refuses(&raw, RDT_PROTOCOL, "only for the first request");
@@ -112,8 +110,7 @@ Test(protocol, second_hello_and_unknown_requests_are_answered)
         refuses(&raw, RDT_UNSUPPORTED, "is unknown to this daemon");
     }
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 /* ---- framing ---- */
@@ -139,17 +136,15 @@ Test(protocol, oversized_frame_is_answered_and_ends)
 Test(protocol, largest_frame_is_served)
 {
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-    ProtobufCMessage *pong;
     struct raw raw;
     uint8_t *data = malloc(RDT_MAX_FRAME_BYTES);
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     memset(data, 1, RDT_MAX_FRAME_BYTES);
     ping.data.data = data;
     ping.data.len = RDT_MAX_FRAME_BYTES - 5; /* field and length take the rest */
     cr_assert_eq(protobuf_c_message_get_packed_size(&ping.base), RDT_MAX_FRAME_BYTES);
-    pong = raw_reply(&raw, raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor);
+    ProtobufCMessage *pong = raw_reply(&raw, raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor);
     protobuf_c_message_free_unpacked(pong, NULL);
     raw_close(&raw);
     free(data);
@@ -181,13 +176,12 @@ Test(protocol, one_byte_at_a_time_is_served)
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
     uint8_t bytes[256];
     struct raw raw;
-    size_t n;
 
     begin(NULL);
     raw_connect(&raw, node.socket);
     hello.protocol_min = hello.protocol_max = 1;
     hello.client_name = (char *)"slow";
-    n = rdt__pb__hello__pack(&hello, bytes + FRAME_HEADER_BYTES);
+    size_t n = rdt__pb__hello__pack(&hello, bytes + FRAME_HEADER_BYTES);
     frame_header_encode(bytes, (uint32_t)n, RDT_MSG_HELLO, 0, 0, ++raw.last_id);
     for (size_t i = 0; i < FRAME_HEADER_BYTES + n; i++) {
         others_are_well(); /* so that the daemon reads in between */
@@ -195,8 +189,7 @@ Test(protocol, one_byte_at_a_time_is_served)
     }
     protobuf_c_message_free_unpacked(raw_reply(&raw, raw.last_id, &rdt__pb__hello_reply__descriptor), NULL);
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 Test(protocol, many_frames_in_one_write_are_answered_in_order)
@@ -205,8 +198,7 @@ Test(protocol, many_frames_in_one_write_are_answered_in_order)
     uint8_t bytes[N * (FRAME_HEADER_BYTES + 4)];
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     for (unsigned i = 0; i < N; i++) {
         uint8_t *frame = bytes + i * (FRAME_HEADER_BYTES + 4);
         frame_header_encode(frame, 4, RDT_MSG_PING, 0, 0, 1000 + i);
@@ -215,8 +207,7 @@ Test(protocol, many_frames_in_one_write_are_answered_in_order)
     must(raw_bytes(&raw, bytes, sizeof bytes));
     for (unsigned i = 0; i < N; i++)
         protobuf_c_message_free_unpacked(raw_reply(&raw, 1000 + i, &rdt__pb__ping__descriptor), NULL);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 Test(protocol, frame_with_flags_is_no_request)
@@ -236,16 +227,14 @@ Test(protocol, broken_messages_are_answered_and_the_connection_lives)
 {
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     for (uint16_t type = RDT_MSG_PING; type <= RDT_MSG_EXPLAIN; type++) {
         must(raw_frame(&raw, 4, type, 0, 0, type, "\x0a\xff\xff\xff", 4, NULL, 0));
         refuses(&raw, RDT_PROTOCOL, "cannot be decoded");
         cr_assert_eq(raw.frame.request_id, type);
     }
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 /* A message whose parts take far more memory than its bytes. */
@@ -253,11 +242,9 @@ Test(protocol, message_that_blows_up_is_refused)
 {
     uint8_t *payload = calloc(1, RDT_MAX_FRAME_BYTES);
     struct raw raw;
-    size_t rss;
 
-    begin(NULL);
-    greeted(&raw);
-    rss = rss_of(node.pid);
+    begin_greeted(&raw);
+    size_t rss = rss_of(node.pid);
     for (size_t i = 0; i + 1 < RDT_MAX_FRAME_BYTES; i += 2)
         payload[i] = 0x0a; /* item: empty */
     must(raw_frame(&raw, RDT_MAX_FRAME_BYTES, RDT_MSG_FETCH, 0, 0, 1, payload, RDT_MAX_FRAME_BYTES, NULL, 0));
@@ -273,15 +260,11 @@ Test(protocol, odd_values_are_refused_by_name)
 {
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     Rdt__Pb__Stat stat = RDT__PB__STAT__INIT;
-    Rdt__Pb__List list = RDT__PB__LIST__INIT;
-    Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
-    Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
     static const int64_t times[] = {INT64_MIN, -5, 0, 1};
     char text[300];
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     memset(text, 'x', sizeof text);
     text[299] = '\0';
     (void)raw_send(&raw, RDT_MSG_STAT, &stat.base, NULL, 0); /* no ref at all */
@@ -305,10 +288,10 @@ Test(protocol, odd_values_are_refused_by_name)
     (void)raw_send(&raw, RDT_MSG_STAT, &stat.base, NULL, 0);
     refuses(&raw, RDT_INVALID, "address");
     ref.address = (char *)"";
-    list.kind = (Rdt__Pb__ListKind)99;
+    Rdt__Pb__List list = MESSAGE(list, .kind = (Rdt__Pb__ListKind)99);
     (void)raw_send(&raw, RDT_MSG_LIST, &list.base, NULL, 0);
     refuses(&raw, RDT_INVALID, "99");
-    alloc.bytes = UINT64_MAX;
+    Rdt__Pb__Alloc alloc = MESSAGE(alloc, .bytes = UINT64_MAX);
     (void)raw_send(&raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0);
     refuses(&raw, RDT_LIMIT, "memory_limit");
     alloc.memory = text;
@@ -318,7 +301,7 @@ Test(protocol, odd_values_are_refused_by_name)
     alloc.device = text;
     (void)raw_send(&raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0);
     refuses(&raw, RDT_UNSUPPORTED, "device");
-    wait.ref = &ref;
+    Rdt__Pb__Wait wait = MESSAGE(wait, .ref = &ref);
     for (unsigned i = 0; i < 4; i++) { /* below 0 is for ever */
         wait.timeout_ns = times[i];
         (void)raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
@@ -328,40 +311,31 @@ Test(protocol, odd_values_are_refused_by_name)
     wait.timeout_ns = INT64_MAX;
     (void)raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 Test(protocol, fetch_handles_are_the_clients_but_not_twice)
 {
-    Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
     Rdt__Pb__FetchItem items[3] = {RDT__PB__FETCH_ITEM__INIT, RDT__PB__FETCH_ITEM__INIT, RDT__PB__FETCH_ITEM__INIT};
     Rdt__Pb__FetchItem *list[3] = {&items[0], &items[1], &items[2]};
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
-    ref.id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"};
-    ref.any_owner = true;
+    begin_greeted(&raw);
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"}, .any_owner = true);
     items[0].handle = 0;
     items[1].handle = items[2].handle = 7;
     items[0].ref = items[1].ref = items[2].ref = &ref;
-    fetch.items = list;
-    fetch.n_items = 3;
-    fetch.timeout_ns = -1;
+    Rdt__Pb__Fetch fetch = MESSAGE(fetch, .items = list, .n_items = 3, .timeout_ns = -1);
     protobuf_c_message_free_unpacked(
         raw_reply(&raw, raw_send(&raw, RDT_MSG_FETCH, &fetch.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
     for (unsigned i = 0; i < 2; i++) { /* the 0 and the second 7; the first 7 is parked */
-        Rdt__Pb__FetchDone *done;
         must(raw_next(&raw) && raw.frame.type == RDT_EVENT_FETCH_DONE);
-        done = rdt__pb__fetch_done__unpack(NULL, raw.frame.length, raw.frame.payload);
+        Rdt__Pb__FetchDone *done = rdt__pb__fetch_done__unpack(NULL, raw.frame.length, raw.frame.payload);
         cr_assert_eq(done->status, RDT_INVALID, "%s", done->message);
         rdt__pb__fetch_done__free_unpacked(done, NULL);
     }
     ping_works(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 /* ---- fds ---- */
@@ -369,15 +343,13 @@ Test(protocol, fetch_handles_are_the_clients_but_not_twice)
 Test(protocol, fds_that_nobody_asked_for_are_closed)
 {
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-    unsigned before;
     struct raw raw;
     int fds[64];
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     for (unsigned i = 0; i < 64; i++)
         fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    before = fds_of(node.pid);
+    unsigned before = fds_of(node.pid);
     for (unsigned i = 0; i < 20; i++) { /* declared, with requests that take none */
         uint64_t id = raw_send(&raw, RDT_MSG_PING, &ping.base, fds, 1 + 3 * i);
         protobuf_c_message_free_unpacked(raw_reply(&raw, id, &rdt__pb__ping__descriptor), NULL);
@@ -385,19 +357,16 @@ Test(protocol, fds_that_nobody_asked_for_are_closed)
     wait_until(LONG, fds_of(node.pid) <= before); /* another thread closes them */
     for (unsigned i = 0; i < 64; i++)
         close(fds[i]);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }
 
 Test(protocol, fds_without_a_claim_end_the_connection)
 {
-    enum rdt_status status;
     char text[256];
     struct raw raw;
     int fds[200];
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     for (unsigned i = 0; i < 200; i++)
         fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
     for (unsigned i = 0; i < 2; i++) /* 400 fds behind frames that claim none */
@@ -408,7 +377,7 @@ Test(protocol, fds_without_a_claim_end_the_connection)
     raw_close(&raw);
     greeted(&raw);
     must(raw_frame(&raw, 0, RDT_MSG_PING, 65, 0, 1, "", 0, fds, 65));
-    status = raw_error(&raw, text);
+    enum rdt_status status = raw_error(&raw, text);
     cr_assert(status == RDT_PROTOCOL || status == RDT_LIMIT, "%s", text);
     raw_expect_closed(&raw);
     raw_close(&raw);
@@ -421,12 +390,10 @@ Test(protocol, claimed_fds_that_do_not_come_end_the_connection)
 {
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
+    begin_greeted(&raw);
     must(raw_frame(&raw, 0, RDT_MSG_IMPORT, 2, 0, 12, "", 0, NULL, 0));
     refuses(&raw, RDT_PROTOCOL, "fds");
     cr_assert_eq(raw.frame.request_id, 12);
     raw_expect_closed(&raw);
-    raw_close(&raw);
-    end();
+    end_closed(&raw);
 }

@@ -25,11 +25,9 @@ static struct rdt_ref theirs;
 
 static inline void begin(const struct node_options *options)
 {
-    char *addr;
-
     node_start(&node, options);
     bystander = node_client(&node, "bystander");
-    addr = alloc_memory(bystander, 4096);
+    char *addr = alloc_memory(bystander, 4096);
     fill_pattern(addr, 4096, 1);
     theirs = put_one(bystander, &VECTOR(RDT_U8, 4096, addr), "theirs");
 }
@@ -57,14 +55,26 @@ static inline void greeted(struct raw *raw)
     raw_hello(raw);
 }
 
+static inline void begin_greeted(struct raw *raw)
+{
+    begin(NULL);
+    greeted(raw);
+}
+
+static inline void end_closed(struct raw *raw)
+{
+    raw_close(raw);
+    end();
+}
+
 static inline void ping_works(struct raw *raw)
 {
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-    Rdt__Pb__Ping *pong;
 
     ping.data.data = (uint8_t *)"echo";
     ping.data.len = 4;
-    pong = (Rdt__Pb__Ping *)raw_reply(raw, raw_send(raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor);
+    Rdt__Pb__Ping *pong =
+        (Rdt__Pb__Ping *)raw_reply(raw, raw_send(raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor);
     cr_assert(pong->data.len == 4 && memcmp(pong->data.data, "echo", 4) == 0);
     rdt__pb__ping__free_unpacked(pong, NULL);
 }
@@ -90,14 +100,12 @@ static inline void refuses_and_closes(struct raw *raw, enum rdt_status expected,
 /* An actor that asks and never reads an answer, until it is killed; a step when some are on their way. */
 static inline int never_read(struct actor *self, void *arg)
 {
-    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
     uint8_t *data = calloc(1, 128 * 1024);
     struct raw raw;
 
-    (void)arg;
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    ping.data = (ProtobufCBinaryData){128 * 1024, data};
+    Rdt__Pb__Ping ping = MESSAGE(ping, .data = (ProtobufCBinaryData){128 * 1024, data});
     for (unsigned i = 0;; i++) {
         struct pollfd fd = {.fd = raw.sock, .events = POLLOUT};
         if (i == 50)
@@ -114,11 +122,10 @@ static inline int never_read(struct actor *self, void *arg)
 
 static inline uint64_t most_queued(void)
 {
-    Rdt__Pb__List list = RDT__PB__LIST__INIT;
     Rdt__Pb__ListReply *reply;
     uint64_t most = 0;
+    Rdt__Pb__List list = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
 
-    list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
     must_ok(call(bystander, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
     for (size_t i = 0; i < reply->n_clients; i++)
         most = reply->clients[i]->queued_bytes > most ? reply->clients[i]->queued_bytes : most;

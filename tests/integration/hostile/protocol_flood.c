@@ -2,7 +2,12 @@
 /* Clients that do not read, and messages with one or two changed bytes. The daemon's memory stays bounded, and nobody else
  * is affected. */
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <linux/capability.h>
 
 #include "tests/integration/hostile/protocol_fixture.h"
 
@@ -11,14 +16,13 @@
 Test(protocol, client_that_never_reads_is_not_read)
 {
     struct actor actors[3];
-    size_t rss;
 
     node_start(&node, NULL);
     for (unsigned i = 0; i < 3; i++)
         actor_start(&actors[i], never_read, NULL);
     bystander = node_client(&node, "bystander");
     theirs = put_one(bystander, &VECTOR(RDT_U8, 4096, alloc_memory(bystander, 4096)), "theirs");
-    rss = rss_of(node.pid);
+    size_t rss = rss_of(node.pid);
     wait_until(20 * SEC, most_queued() > UNREAD_MAX);
     for (unsigned i = 0; i < 200; i++) {
         rdt_object *object = fetch_one(bystander, &theirs, (enum rdt_fetch_mode)(i % 3));
@@ -36,15 +40,13 @@ Test(protocol, client_that_never_reads_is_not_read)
 Test(protocol, late_reader_gets_every_answer)
 {
     enum { N = 150 }; /* more than UNREAD_MAX */
-    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
     static uint8_t data[100000];
     uint8_t *bytes = malloc(N * (sizeof data + 64));
     size_t n = 0, sent = 0;
     struct raw raw;
 
-    begin(NULL);
-    greeted(&raw);
-    ping.data = (ProtobufCBinaryData){sizeof data, data};
+    begin_greeted(&raw);
+    Rdt__Pb__Ping ping = MESSAGE(ping, .data = (ProtobufCBinaryData){sizeof data, data});
     for (unsigned i = 0; i < N; i++) {
         size_t packed = rdt__pb__ping__pack(&ping, bytes + n + FRAME_HEADER_BYTES);
         frame_header_encode(bytes + n, (uint32_t)packed, RDT_MSG_PING, 0, 0, 100 + i);
@@ -68,6 +70,57 @@ Test(protocol, late_reader_gets_every_answer)
     end();
 }
 
+/* The kernel takes as many descriptors on their way from a process without privileges as it may have open files. Neither
+ * sessions that do not read their answers, nor those that have ended with unread answers, take all of them. */
+Test(protocol, unread_descriptors_of_one_user_hold_up_nobody_else)
+{
+    enum { FILES = 1024, SESSIONS = 24, FETCHES = 200, STRANGER = 12345 };
+    const struct rlimit files = {FILES, FILES};
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__FetchItem item = RDT__PB__FETCH_ITEM__INIT, *items[] = {&item};
+    Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
+    static struct raw raws[SESSIONS];
+    struct raw stranger;
+    struct node_status status;
+    uint8_t bytes[256];
+    uint64_t generation;
+    unsigned begun = SESSIONS / 2;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become another user");
+    must(setrlimit(RLIMIT_NOFILE, &files) == 0 && prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE) == 0 &&
+         prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN) == 0);
+    begin(NULL);
+    ref.id = (ProtobufCBinaryData){6, (uint8_t *)"theirs"};
+    ref.any_owner = true;
+    item.ref = &ref;
+    fetch.items = items;
+    fetch.n_items = 1;
+    fetch.mode = RDT__PB__FETCH_MODE__FETCH_MODE_SHARE;
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        if (i == begun) /* the daemon ends these, and their ends stay open here with what they have not read */
+            for (unsigned k = 0; k < begun; k++)
+                (void)send(raws[k].sock, "\377\377\377\377\377\377\377\377\377\377\377\377\377\377\377\377", 16,
+                           MSG_NOSIGNAL | MSG_DONTWAIT);
+        greeted(&raws[i]);
+        for (item.handle = 1; item.handle <= FETCHES; item.handle++) {
+            size_t packed = rdt__pb__fetch__pack(&fetch, bytes + FRAME_HEADER_BYTES);
+            frame_header_encode(bytes, (uint32_t)packed, RDT_MSG_FETCH, 0, 0, item.handle);
+            (void)send(raws[i].sock, bytes, FRAME_HEADER_BYTES + packed, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+    }
+    wait_until(LONG, (node_status(&node, &status), status.transfers_done > FILES));
+    must(seteuid(STRANGER) == 0);
+    greeted(&stranger);
+    must(seteuid(0) == 0);
+    for (unsigned i = 0; i < 4; i++)
+        (void)raw_alloc(&stranger, 4096, NULL, &generation);
+    raw_close(&stranger);
+    for (unsigned i = 0; i < SESSIONS; i++)
+        raw_close(&raws[i]);
+    end();
+}
+
 /* ---- whatever comes to mind ---- */
 
 static size_t make_message(unsigned kind, uint8_t *bytes, uint16_t *type_p)
@@ -75,12 +128,9 @@ static size_t make_message(unsigned kind, uint8_t *bytes, uint16_t *type_p)
     static uint32_t dtype[] = {RDT_F32, RDT_U8}, ndim[] = {1, 2}, region_index[] = {0, 0};
     static uint64_t shape[] = {4, 2, 2}, offset[] = {0, 64};
     static int64_t strides[] = {1, 2, 1};
-    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     Rdt__Pb__Put put = RDT__PB__PUT__INIT;
     Rdt__Pb__FetchItem item = RDT__PB__FETCH_ITEM__INIT, *items[] = {&item};
-    Rdt__Pb__Slice slice = RDT__PB__SLICE__INIT;
     Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
     Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
     Rdt__Pb__Free free_message = RDT__PB__FREE__INIT;
@@ -89,23 +139,16 @@ static size_t make_message(unsigned kind, uint8_t *bytes, uint16_t *type_p)
     static const uint16_t types[] = {RDT_MSG_PUT, RDT_MSG_FETCH, RDT_MSG_ALLOC, RDT_MSG_FREE, RDT_MSG_LIST};
 
     use.region = use.generation = 1;
-    tensors.dtype = dtype;
-    tensors.ndim = ndim;
-    tensors.shape = shape;
-    tensors.strides = strides;
-    tensors.region_index = region_index;
-    tensors.offset = offset;
+    Rdt__Pb__TensorList tensors = MESSAGE(tensor_list, .dtype = dtype, .ndim = ndim, .shape = shape, .strides = strides,
+                                          .region_index = region_index, .offset = offset);
     tensors.n_dtype = tensors.n_ndim = tensors.n_region_index = tensors.n_offset = 2;
     tensors.n_shape = tensors.n_strides = 3;
-    ref.id = (ProtobufCBinaryData){1, (uint8_t *)"w"};
-    ref.any_owner = true;
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){1, (uint8_t *)"w"}, .any_owner = true);
     put.id = ref.id;
     put.regions = uses;
     put.n_regions = 1;
     put.tensors = &tensors;
-    slice.start = shape;
-    slice.count = shape;
-    slice.ndim = ndim;
+    Rdt__Pb__Slice slice = MESSAGE(slice, .start = shape, .count = shape, .ndim = ndim);
     slice.n_start = slice.n_count = 3;
     slice.n_ndim = 2;
     item.handle = 9;

@@ -9,8 +9,6 @@ Test(limits, regions)
 {
     const char *flags[] = {"--client-max-regions=3", NULL};
     void *memory[4], *more = NULL;
-    rdt_object *copy;
-    struct rdt_ref ref;
 
     begin(flags);
     for (unsigned i = 0; i < 3; i++)
@@ -19,11 +17,11 @@ Test(limits, regions)
     must_refuse(RDT_LIMIT, "3 regions of at most 3", rdt_alloc(conn, 4096, &more, &err));
     must_refuse(RDT_LIMIT, "client_max_regions", rdt_alloc(conn, 4096, &more, &err));
     cr_assert_null(more);
-    ref = put_one(conn, &VECTOR(RDT_U8, 5, memory[0]), "x");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, memory[0]), "x");
     must_refuse(RDT_LIMIT, "client_max_regions", fetch(conn, &ref, RDT_FETCH_COPY, &err));
-    cr_assert_eq(used(session(conn), "regions"), 3);
+    wait_until(LONG, used(session(conn), "regions") == 3);
     memory[3] = alloc_memory(other, 300000);
-    copy = fetch_one(other, &ref, RDT_FETCH_COPY);
+    rdt_object *copy = fetch_one(other, &ref, RDT_FETCH_COPY);
     rdt_release(copy);
     must_ok(rdt_dealloc(conn, memory[1], &err));
     memory[1] = alloc_memory(conn, 4096);
@@ -34,14 +32,12 @@ Test(limits, regions)
 Test(limits, objects)
 {
     const char *flags[] = {"--client-max-objects=2", NULL};
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref refs[3];
 
     begin(flags);
     refs[0] = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "a");
     refs[1] = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "b");
-    options.id = "c";
-    options.id_bytes = 1;
+    struct rdt_put_options options = {.struct_size = sizeof options, .id = "c", .id_bytes = 1};
     must_refuse(RDT_LIMIT, "2 objects of at most 2, and 1 more is wanted",
                 rdt_put(conn, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &refs[2], &err));
     cr_assert_eq(used(session(conn), "objects"), 2);
@@ -57,17 +53,16 @@ Test(limits, bytes_of_all_kinds)
     const char *flags[] = {"--client-max-bytes=1MiB", NULL};
     static uint8_t bytes[100000];
     void *memory, *more = NULL;
-    struct rdt_ref ref;
 
     begin(flags);
-    ref = put_one(other, &VECTOR(RDT_U8, sizeof bytes, bytes), "x");
+    struct rdt_ref ref = put_one(other, &VECTOR(RDT_U8, sizeof bytes, bytes), "x");
     must_refuse(RDT_LIMIT, "client_max_bytes", rdt_alloc(conn, MIB + 1, &more, &err));
     memory = alloc_memory(conn, MIB);
     cr_assert_eq(used(session(conn), "bytes"), MIB);
     must_refuse(RDT_LIMIT, "client_max_bytes", rdt_alloc(conn, 1, &more, &err));
     must_refuse(RDT_LIMIT, "client_max_bytes", fetch(conn, &ref, RDT_FETCH_COPY, &err));
     rdt_release(fetch_one(conn, &ref, RDT_FETCH_SHARE));
-    cr_assert_eq(used(session(conn), "bytes"), MIB);
+    wait_until(LONG, used(session(conn), "bytes") == MIB);
     must_ok(rdt_dealloc(conn, memory, &err));
     rdt_release(fetch_one(conn, &ref, RDT_FETCH_COPY));
     end(NULL);
@@ -99,13 +94,13 @@ Test(limits, fetches)
     fifth = start_one(conn, &ref, 0);
     must_refuse(RDT_LIMIT, "client_max_transfers", rdt_wait(conn, &fifth, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(fifth);
-    cr_assert_eq(used(session(conn), "transfers"), 4);
+    wait_until(LONG, used(session(conn), "transfers") == 4);
     rdt_request_destroy(requests[3]);
     requests[3] = start_one(conn, &ref, 0);
     must_be(RDT_TIMED_OUT, rdt_wait(conn, &requests[3], 1, 1, 50 * MSEC, NULL, NULL, &err));
     (void)put_one(other, &VECTOR(RDT_U8, 5, "hello"), "later");
     must_ok(rdt_wait(conn, requests, 4, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
-    cr_assert_eq(used(session(conn), "transfers"), 0);
+    wait_until(LONG, used(session(conn), "transfers") == 0);
     for (unsigned i = 0; i < 4; i++)
         rdt_request_destroy(requests[i]);
     end(NULL);
@@ -113,31 +108,25 @@ Test(limits, fetches)
 
 static uint64_t send_wait(struct raw *raw, const char *id)
 {
-    Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-
-    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id};
-    ref.any_owner = true;
-    wait.ref = &ref;
-    wait.timeout_ns = -1;
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id}, .any_owner = true);
+    Rdt__Pb__Wait wait = MESSAGE(wait, .ref = &ref, .timeout_ns = -1);
     return raw_send(raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
 }
 
 Test(limits, waiters)
 {
     const char *flags[] = {"--client-max-waiters=2", NULL};
-    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
     char text[256];
     struct raw raw;
 
     begin(flags);
     greeted(&raw);
-    cancel.request_id = send_wait(&raw, "a");
+    Rdt__Pb__CancelRequest cancel = MESSAGE(cancel_request, .request_id = send_wait(&raw, "a"));
     (void)send_wait(&raw, "b");
     (void)send_wait(&raw, "c");
     cr_assert_eq(raw_error(&raw, text), RDT_LIMIT);
     cr_assert_not_null(strstr(text, "client_max_waiters"), "%s", text);
-    cr_assert_eq(used(0, "waiters"), 2);
+    wait_until(LONG, used(0, "waiters") == 2);
     (void)raw_send(&raw, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0);
     cr_assert_eq(raw_error(&raw, text), RDT_CANCELLED);
     cr_assert(raw_next(&raw));
@@ -153,11 +142,7 @@ Test(limits, waiters)
 Test(limits, request_that_may_not_wait_is_refused_before_anything_is_done)
 {
     const char *flags[] = {"--client-max-waiters=1", NULL};
-    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
-    Rdt__Pb__Free drop = RDT__PB__FREE__INIT;
-    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
-    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
     uint64_t shape = MIB;
     uint32_t dtype = RDT_U8, ndim = 1, given = 0;
     struct raw raw;
@@ -168,12 +153,9 @@ Test(limits, request_that_may_not_wait_is_refused_before_anything_is_done)
     use.region = raw_alloc(&raw, MIB, NULL, &use.generation);
     (void)put_one(other, &VECTOR(RDT_U8, 5, "hello"), "there");
     (void)send_wait(&raw, "a");
-    tensors.dtype = &dtype;
-    tensors.ndim = &ndim;
-    tensors.shape = &shape;
+    Rdt__Pb__TensorList tensors = MESSAGE(tensor_list, .dtype = &dtype, .ndim = &ndim, .shape = &shape);
     tensors.n_dtype = tensors.n_ndim = tensors.n_shape = 1;
-    put.tensors = &tensors;
-    put.regions = uses;
+    Rdt__Pb__Put put = MESSAGE(put, .tensors = &tensors, .regions = uses);
     put.n_regions = put.n_given = 1;
     put.given = &given;
     put.flags = RDT_PUT_SNAPSHOT;
@@ -181,10 +163,8 @@ Test(limits, request_that_may_not_wait_is_refused_before_anything_is_done)
     cr_assert_eq(raw_error(&raw, text), RDT_LIMIT);
     cr_assert_not_null(strstr(text, "client_max_waiters"), "%s", text);
     cr_assert_eq(used(0, "regions"), 1, "what it would have given up");
-    ref.id = (ProtobufCBinaryData){5, (uint8_t *)"there"};
-    ref.any_owner = true;
-    drop.ref = &ref;
-    drop.force = true;
+    Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){5, (uint8_t *)"there"}, .any_owner = true);
+    Rdt__Pb__Free drop = MESSAGE(free, .ref = &ref, .force = true);
     (void)raw_send(&raw, RDT_MSG_FREE, &drop.base, NULL, 0);
     cr_assert_eq(raw_error(&raw, text), RDT_LIMIT);
     cr_assert_not_null(strstr(text, "client_max_waiters"), "%s", text);
@@ -197,14 +177,12 @@ Test(limits, heap)
 {
     const char *flags[] = {"--client-max-heap=100KiB", NULL};
     static char metadata[200000];
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 
     begin(flags);
-    options.metadata = metadata;
-    options.metadata_bytes = sizeof metadata;
+    struct rdt_put_options options = {.struct_size = sizeof options, .metadata = metadata, .metadata_bytes = sizeof metadata};
     must_refuse(RDT_LIMIT, "client_max_heap", rdt_put(conn, NULL, 0, &options, &ref, &err));
-    cr_assert_eq(used(session(conn), "heap"), 0);
+    wait_until(LONG, used(session(conn), "heap") == 0);
     options.metadata_bytes = 60000;
     must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
     must_refuse(RDT_LIMIT, "client_max_heap", rdt_put(conn, NULL, 0, &options, &ref, &err));
@@ -216,7 +194,6 @@ Test(limits, of_one_owner_for_all_its_clients)
 {
     const char *flags[] = {"--owner-max-regions=4", "--owner-max-sessions=12", NULL};
     const char *declared[] = {"owner_max_sessions", NULL};
-    struct rdt_connect_options options = RDT_INIT(options);
     void *more = NULL;
     rdt *others[9], *refused = NULL;
 
@@ -230,7 +207,7 @@ Test(limits, of_one_owner_for_all_its_clients)
     wait_until(LONG, used(0, "sessions") == 2); /* those that waited for the daemon have left */
     for (unsigned i = 0; i < 9; i++)
         others[i] = node_client(&node, "another");
-    options.socket = node.socket;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = node.socket};
     must_refuse(RDT_LIMIT, "12 sessions of at most 12", rdt_connect(&options, &refused, &err));
     cr_assert_null(refused);
     rdt_close(conn);
@@ -250,7 +227,6 @@ static int hoard(struct actor *self, void *arg)
     struct rdt_ref ref = ref_named("never");
     rdt *mine = node_client(&node, "hoarder");
 
-    (void)arg;
     for (unsigned i = 0; i < 20; i++) {
         (void)alloc_memory(mine, i % 2 ? 4096 : 300000);
         (void)put_one(mine, &VECTOR(RDT_U8, 5, "hello"), NULL);
@@ -280,11 +256,10 @@ Test(limits, refusals_leave_nothing_behind)
 {
     const char *flags[] = {"--client-max-regions=1", "--client-max-objects=1", "--client-max-transfers=1", NULL};
     void *memory, *more = NULL;
-    struct rdt_ref ref;
 
     begin(flags);
     memory = alloc_memory(conn, 4096);
-    ref = put_one(conn, &VECTOR(RDT_U8, 5, memory), "x");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, memory), "x");
     for (unsigned i = 0; i < 50; i++) {
         must_be(RDT_LIMIT, rdt_alloc(conn, 4096, &more, &err));
         must_be(RDT_LIMIT, rdt_put(conn, &VECTOR(RDT_U8, 5, memory), 1, NULL, &(struct rdt_ref){0}, &err));
@@ -306,13 +281,9 @@ Test(limits, too_long_an_answer_fails_its_fetch_alone)
     uint64_t *shape = calloc(N * DIMS, sizeof *shape);
     int64_t *strides = calloc(N * DIMS, sizeof *strides);
     Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
-    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
-    Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
     Rdt__Pb__FetchItem item = RDT__PB__FETCH_ITEM__INIT, *items[] = {&item};
-    Rdt__Pb__FetchDone *done;
     Rdt__Pb__Alloc alloc = RDT__PB__ALLOC__INIT;
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[1] = {&use};
-    Rdt__Pb__RegionReply *memory;
     Rdt__Pb__PutReply *reply;
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
     struct raw raw;
@@ -332,15 +303,14 @@ Test(limits, too_long_an_answer_fails_its_fetch_alone)
     tensors.ndim = ndim;
     tensors.shape = shape;
     tensors.strides = strides;
-    put.id = (ProtobufCBinaryData){1, (uint8_t *)"x"};
-    put.tensors = &tensors;
+    Rdt__Pb__Put put = MESSAGE(put, .id = (ProtobufCBinaryData){1, (uint8_t *)"x"}, .tensors = &tensors);
     put.metadata.data = calloc(1, RDT_MAX_METADATA_BYTES);
     put.metadata.len = RDT_MAX_FRAME_BYTES - 96 - rdt__pb__put__get_packed_size(&put);
     cr_assert_leq(put.metadata.len, RDT_MAX_METADATA_BYTES);
     greeted(&raw);
     alloc.bytes = 4096; /* beside a region the strides stay as they are */
-    memory = (Rdt__Pb__RegionReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
-                                               &rdt__pb__region_reply__descriptor);
+    Rdt__Pb__RegionReply *memory = (Rdt__Pb__RegionReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_ALLOC, &alloc.base, NULL, 0),
+                                                                     &rdt__pb__region_reply__descriptor);
     use.region = memory->region;
     use.generation = memory->generation;
     put.regions = uses;
@@ -351,14 +321,12 @@ Test(limits, too_long_an_answer_fails_its_fetch_alone)
         (Rdt__Pb__PutReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0), &rdt__pb__put_reply__descriptor);
     item.handle = 7;
     item.ref = reply->ref;
-    request.n_items = 1;
-    request.items = items;
-    request.timeout_ns = -1;
+    Rdt__Pb__Fetch request = MESSAGE(fetch, .n_items = 1, .items = items, .timeout_ns = -1);
     (void)raw_send(&raw, RDT_MSG_FETCH, &request.base, NULL, 0);
     do
         cr_assert(raw_next(&raw));
     while (raw.frame.type != RDT_EVENT_FETCH_DONE);
-    done = rdt__pb__fetch_done__unpack(NULL, raw.frame.length, raw.frame.payload);
+    Rdt__Pb__FetchDone *done = rdt__pb__fetch_done__unpack(NULL, raw.frame.length, raw.frame.payload);
     cr_assert_eq(done->status, RDT_LIMIT);
     cr_assert_not_null(strstr(done->message, "60000 tensors"), "%s", done->message);
     protobuf_c_message_free_unpacked(&done->base, NULL);
@@ -380,10 +348,9 @@ static uint64_t cpu_ms(pid_t pid)
 {
     char path[64], text[1024] = "";
     unsigned long user = 0, system = 0;
-    FILE *file;
 
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    file = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     cr_assert(file && fgets(text, sizeof text, file));
     (void)fclose(file);
     cr_assert_eq(sscanf(strrchr(text, ')') + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system), 2);
@@ -397,11 +364,9 @@ Test(limits, accept_without_fds_waits_and_does_not_spin)
     struct rlimit few, old;
     struct rdt_ref never = ref_named("never");
     struct raw raws[N];
-    uint64_t before;
-    rdt *client;
 
     node_start(&node, NULL);
-    client = node_client(&node, "waits");
+    rdt *client = node_client(&node, "waits");
     cr_assert_eq(prlimit(node.pid, RLIMIT_NOFILE, NULL, &old), 0);
     few = old;
     few.rlim_cur = fds_of(node.pid) + 21;
@@ -409,7 +374,7 @@ Test(limits, accept_without_fds_waits_and_does_not_spin)
     for (unsigned i = 0; i < N; i++)
         raw_connect(&raws[i], node.socket);
     wait_until(LONG, node_log_has(&node, "cannot accept"));
-    before = cpu_ms(node.pid);
+    uint64_t before = cpu_ms(node.pid);
     must_be(RDT_TIMED_OUT, rdt_wait_put(client, &never, 500 * MSEC, &err)); /* the daemon has nothing else to do meanwhile */
     cr_assert_leq(cpu_ms(node.pid) - before, 100, "it spins");
     for (unsigned i = 0; i < N / 2 + 5; i++)

@@ -55,9 +55,7 @@ static inline uint64_t session(rdt *client)
 
 static inline Rdt__Pb__ListReply *list(struct raw *raw, Rdt__Pb__ListKind kind)
 {
-    Rdt__Pb__List request = RDT__PB__LIST__INIT;
-
-    request.kind = kind;
+    Rdt__Pb__List request = MESSAGE(list, .kind = kind);
     return (Rdt__Pb__ListReply *)raw_reply(raw, raw_send(raw, RDT_MSG_LIST, &request.base, NULL, 0),
                                            &rdt__pb__list_reply__descriptor);
 }
@@ -73,10 +71,10 @@ static inline uint64_t find(Rdt__Pb__Usage *const *usage, size_t n, const char *
 /* How much a client uses; client 0: all clients of this user without the watcher. */
 static inline uint64_t used(uint64_t client, const char *what)
 {
-    Rdt__Pb__ListReply *reply;
     uint64_t amount = UINT64_MAX;
 
-    reply = list(&watcher, client ? RDT__PB__LIST_KIND__LIST_KIND_CLIENTS : RDT__PB__LIST_KIND__LIST_KIND_OWNERS);
+    Rdt__Pb__ListReply *reply =
+        list(&watcher, client ? RDT__PB__LIST_KIND__LIST_KIND_CLIENTS : RDT__PB__LIST_KIND__LIST_KIND_OWNERS);
     for (size_t i = 0; i < reply->n_clients; i++)
         if (reply->clients[i]->client == client)
             amount = find(reply->clients[i]->usage, reply->clients[i]->n_usage, what);
@@ -103,10 +101,7 @@ static rdt_object *no_object;
 
 static inline enum rdt_status fetch(rdt *client, const struct rdt_ref *ref, enum rdt_fetch_mode mode, struct rdt_error *err)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.mode = mode;
-    options.timeout_ns = LONG;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = mode, .timeout_ns = LONG};
     return rdt_fetch(client, ref, 1, &options, &no_object, err);
 }
 

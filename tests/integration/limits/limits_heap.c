@@ -73,23 +73,18 @@ Test(limits_heap, messages_that_are_still_coming_are_their_owners)
 /* The metadata of one object, so many times. */
 static void ask_metadata(struct raw *raw, const struct rdt_ref *ref, unsigned n)
 {
-    Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
     Rdt__Pb__FetchItem items[32], *list[32];
-    Rdt__Pb__Ref name = RDT__PB__REF__INIT;
 
-    name.id = (ProtobufCBinaryData){ref->id_bytes, (uint8_t *)(uintptr_t)ref->id};
-    name.any_owner = true;
+    Rdt__Pb__Ref name =
+        MESSAGE(ref, .id = (ProtobufCBinaryData){ref->id_bytes, (uint8_t *)(uintptr_t)ref->id}, .any_owner = true);
     for (unsigned i = 0; i < n; i++) {
         rdt__pb__fetch_item__init(&items[i]);
         items[i].handle = i + 1;
         items[i].ref = &name;
         list[i] = &items[i];
     }
-    fetch.items = list;
-    fetch.n_items = n;
-    fetch.mode = RDT__PB__FETCH_MODE__FETCH_MODE_COPY;
-    fetch.meta_only = true;
-    fetch.timeout_ns = -1;
+    Rdt__Pb__Fetch fetch = MESSAGE(fetch, .items = list, .n_items = n, .mode = RDT__PB__FETCH_MODE__FETCH_MODE_COPY,
+                                   .meta_only = true, .timeout_ns = -1);
     (void)raw_send(raw, RDT_MSG_FETCH, &fetch.base, NULL, 0);
 }
 
@@ -99,11 +94,10 @@ static unsigned take_answers(struct raw *raw, unsigned n, const char *text)
     unsigned good = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        Rdt__Pb__FetchDone *done;
         do
             cr_assert(raw_next(raw));
         while (raw->frame.type != RDT_EVENT_FETCH_DONE);
-        done = rdt__pb__fetch_done__unpack(NULL, raw->frame.length, raw->frame.payload);
+        Rdt__Pb__FetchDone *done = rdt__pb__fetch_done__unpack(NULL, raw->frame.length, raw->frame.payload);
         cr_assert_not_null(done);
         cr_assert(done->status == RDT_OK || (done->status == RDT_LIMIT && strstr(done->message, text)), "%d %s", done->status,
                   done->message);
@@ -115,13 +109,10 @@ static unsigned take_answers(struct raw *raw, unsigned n, const char *text)
 
 static struct rdt_ref put_metadata(rdt *client, size_t metadata_bytes, size_t bytes)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
     char *metadata = calloc(1, metadata_bytes);
+    struct rdt_put_options options = {.struct_size = sizeof options, .metadata = metadata, .metadata_bytes = metadata_bytes};
+    struct rdt_ref ref = put_as(client, &VECTOR(RDT_U8, bytes, alloc_memory(client, bytes)), 1, &options);
 
-    options.metadata = metadata;
-    options.metadata_bytes = metadata_bytes;
-    must_ok(rdt_put(client, &VECTOR(RDT_U8, bytes, alloc_memory(client, bytes)), 1, &options, &ref, &err));
     free(metadata);
     return ref;
 }
@@ -129,16 +120,14 @@ static struct rdt_ref put_metadata(rdt *client, size_t metadata_bytes, size_t by
 Test(limits_heap, answers_that_nobody_reads_are_their_clients)
 {
     struct raw idle;
-    struct rdt_ref ref;
-    unsigned good;
 
     begin((const char *[]){"--client-max-heap=3500KiB", NULL});
-    ref = put_metadata(other, MIB, 4096);
+    struct rdt_ref ref = put_metadata(other, MIB, 4096);
     greeted(&idle);
     ask_metadata(&idle, &ref, 20);
     wait_until(LONG, used(0, "transfers") == 0 && used(0, "heap") >= 2 * MIB + MIB);
     cr_assert_leq(used(0, "heap"), 3500 * 1024 + MIB + 8192); /* of the other: the object's */
-    good = take_answers(&idle, 20, "client_max_heap");
+    unsigned good = take_answers(&idle, 20, "client_max_heap");
     cr_assert(good >= 3 && good <= 4, "%u", good);
     ask_metadata(&idle, &ref, 2);
     cr_assert_eq(take_answers(&idle, 2, ""), 2);
@@ -153,11 +142,10 @@ Test(limits_heap, metadata_from_another_node_is_its_readers_until_it_is_answered
     struct rdt_ref refs[8];
     struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *objects[8] = {NULL};
-    rdt *owner, *reader;
 
     cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}, .no_ucx = true, .stream = true});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
     refs[0] = put_metadata(owner, 2 * MIB, 300000);
     for (unsigned i = 1; i < 8; i++)
         refs[i] = refs[0];
@@ -179,14 +167,13 @@ Test(limits_heap, versions_of_many_parts_are_their_publishers)
     const char *flags[] = {"--client-max-heap=900KiB", NULL};
     struct rdt_ref part, name;
     rdt_request *request;
-    uint64_t before;
 
     begin(flags);
     must_ok(rdt_ref_from_name("policy", 0, NULL, &name, &err));
     must_ok(rdt_put(conn, NULL, 0, NULL, &part, &err)); /* a rank may have no tensors */
-    before = used(session(conn), "heap");
+    uint64_t before = used(session(conn), "heap");
     must_refuse(RDT_LIMIT, "client_max_heap", rdt_publish_part(conn, &name, 1, 0, 4096, &part, NULL, LONG, NULL, &err));
-    cr_assert_eq(used(session(conn), "heap"), before);
+    wait_until(LONG, used(session(conn), "heap") == before);
     must_ok(rdt_publish_part_start(conn, &name, 1, 0, 1000, &part, NULL, LONG, &request, &err));
     wait_until(LONG, used(session(conn), "heap") >= before + 1000 * sizeof(struct rdt_ref));
     rdt_request_destroy(request);

@@ -29,13 +29,9 @@ static void end_with_device(void)
 
 static uint64_t send_import(struct raw *raw)
 {
-    Rdt__Pb__Import import = RDT__PB__IMPORT__INIT;
-
-    import.memory = (char *)"fake";
-    import.device = (char *)"FAKE-0";
-    import.kind = RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC;
-    import.bytes = 4096;
-    import.handle = (ProtobufCBinaryData){sizeof own.handle, (uint8_t *)&own.handle};
+    Rdt__Pb__Import import = MESSAGE(import, .memory = (char *)"fake", .device = (char *)"FAKE-0",
+                                     .kind = RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, .bytes = 4096,
+                                     .handle = (ProtobufCBinaryData){sizeof own.handle, (uint8_t *)&own.handle});
     return raw_send(raw, RDT_MSG_IMPORT, &import.base, NULL, 0);
 }
 
@@ -47,18 +43,14 @@ static void expect_region(struct raw *raw, uint64_t id)
 
 Test(limits_import, import_beyond_the_limit_of_waiters_is_not_opened)
 {
-    Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
-    Rdt__Pb__Ref nobody = RDT__PB__REF__INIT;
-    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
     struct raw raw;
     char text[256];
 
     begin_with_device((const char *const[]){"--client-max-waiters=1", NULL});
     greeted(&raw);
-    nobody.id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"};
-    wait.ref = &nobody;
-    wait.timeout_ns = -1;
-    cancel.request_id = raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
+    Rdt__Pb__Ref nobody = MESSAGE(ref, .id = (ProtobufCBinaryData){6, (uint8_t *)"nobody"});
+    Rdt__Pb__Wait wait = MESSAGE(wait, .ref = &nobody, .timeout_ns = -1);
+    Rdt__Pb__CancelRequest cancel = MESSAGE(cancel_request, .request_id = raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0));
     (void)send_import(&raw);
     must_be(RDT_LIMIT, raw_error(&raw, text));
     must_say(strstr(text, "client_max_waiters") && atomic_load(&gpu.control->opened[0]) == 0, "%s, and %u were opened", text,
@@ -76,22 +68,18 @@ Test(limits_import, import_beyond_the_limit_of_waiters_is_not_opened)
 
 static uint64_t send_put(struct raw *raw)
 {
-    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
-
-    put.timeout_ns = -1;
+    Rdt__Pb__Put put = MESSAGE(put, .timeout_ns = -1);
     return raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0);
 }
 
 static int wait_and_say_much(struct actor *self, void *arg)
 {
     static uint8_t data[400 * 1024];
-    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
     struct raw raw;
 
-    (void)arg;
     greeted(&raw);
     (void)send_put(&raw);
-    ping.data = (ProtobufCBinaryData){sizeof data, data};
+    Rdt__Pb__Ping ping = MESSAGE(ping, .data = (ProtobufCBinaryData){sizeof data, data});
     (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0); /* which the pool is to read */
     actor_step(self);
     (void)poll(NULL, 0, -1); /* until it is killed */
@@ -111,11 +99,9 @@ Test(limits_import, client_that_has_left_is_passed_over)
 {
     struct raw waiting;
     struct actor actor;
-    uint64_t id;
-    struct rdt_ref first;
 
     begin((const char *const[]){"--max-objects=1", NULL});
-    first = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), NULL);
+    struct rdt_ref first = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), NULL);
     if (!node_hold_workers(&node))
         cr_skip_test("this process may not trace");
     actor_start(&actor, wait_and_say_much, NULL);
@@ -124,7 +110,7 @@ Test(limits_import, client_that_has_left_is_passed_over)
     for (unsigned i = 0; i < 20; i++)
         must_ok(rdt_ping(other, LONG, &err)); /* all that it said has come */
     greeted(&waiting);
-    id = send_put(&waiting);
+    uint64_t id = send_put(&waiting);
     wait_until(LONG, used(0, "waiters") == 2);
     actor_kill(&actor, SIGKILL);
     wait_until(LONG, n_clients() == 4);

@@ -2,6 +2,7 @@
 /* Very many objects, clients and waiters at the same time on one node: answers stay right, a client does not wait long for
  * the work of others, and nothing is left behind. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 
 #include "client/call.h"
 #include "rdt.pb-c.h"
+#include "tests/support/actor.h"
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
 
@@ -52,6 +54,8 @@ static struct rdt_ref numbered(uint32_t number)
     return ref_named(id);
 }
 
+static unsigned n_pages; /* of the latest list */
+
 /* All pages of the list of objects; how many rows, each generation above the one before. */
 static unsigned list_all(rdt *conn, const char *prefix, unsigned max)
 {
@@ -62,6 +66,7 @@ static unsigned list_all(rdt *conn, const char *prefix, unsigned max)
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_OBJECTS;
     request.max = max;
     request.id_prefix = (char *)prefix;
+    n_pages = 0;
     do {
         ProtobufCMessage *answer;
         const Rdt__Pb__ListReply *reply;
@@ -73,10 +78,55 @@ static unsigned list_all(rdt *conn, const char *prefix, unsigned max)
             last = reply->objects[i]->generation;
         }
         n += (unsigned)reply->n_objects;
+        n_pages++;
         request.after = reply->next;
         protobuf_c_message_free_unpacked(answer, NULL);
     } while (request.after != 0);
     return n;
+}
+
+static unsigned list_names(rdt *conn, const char *prefix)
+{
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    unsigned n = 0;
+
+    request.kind = RDT__PB__LIST_KIND__LIST_KIND_NAMES;
+    request.id_prefix = (char *)prefix;
+    n_pages = 0;
+    do {
+        ProtobufCMessage *answer;
+        must_ok(call(conn, RDT_MSG_LIST, &request.base, LONG, &answer, &err));
+        n += (unsigned)((const Rdt__Pb__ListReply *)answer)->n_names;
+        n_pages++;
+        request.after = ((const Rdt__Pb__ListReply *)answer)->next;
+        protobuf_c_message_free_unpacked(answer, NULL);
+    } while (request.after != 0);
+    return n;
+}
+
+Test(scale, ten_thousand_names)
+{
+    enum { N = 10000 };
+    struct rdt_publish_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    uint64_t version;
+    char name[16];
+    rdt *conn;
+
+    node_start(&node, &(struct node_options){.flags = (const char *const[]){"--owner-max-names=20000", NULL}});
+    conn = node_client(&node, "publisher");
+    ref = put_number(conn, 1);
+    options.lease = true;
+    for (uint32_t i = 0; i < N; i++) {
+        (void)snprintf(name, sizeof name, "n%u", i);
+        must_ok(rdt_publish(conn, name, &ref, &options, &version, &err));
+    }
+    cr_assert_eq(list_names(conn, ""), N);
+    cr_assert_eq(list_names(conn, "n777"), 11u);
+    cr_assert_gt(n_pages, 1u, "a page that finds little ends in time, too");
+    must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn); /* ends the names */
+    node_end(&node, NULL);
 }
 
 Test(scale, twenty_thousand_objects)
@@ -100,6 +150,7 @@ Test(scale, twenty_thousand_objects)
     cr_assert_eq(list_all(reader, "", 1000), N);
     cr_assert_eq(list_all(reader, "n1999", 7), 11u, "n1999 and n19990 to n19999");
     cr_assert_eq(list_all(reader, "n77777", 1000), 0u);
+    cr_assert_gt(n_pages, 5u, "a page that finds nothing ends in time, too");
     for (uint32_t i = 0; i < N; i += 2) {
         struct rdt_ref ref = numbered(i);
         must_ok(rdt_free(conn, &ref, i % 4 == 0, &err));
@@ -213,6 +264,77 @@ Test(scale, two_hundred_clients)
     }
     for (uint32_t i = 0; i < N; i++)
         rdt_close(clients[i]);
+    node_end(&node, NULL);
+}
+
+#define WATCHERS 1000u
+
+/* A process whose sessions all watch each other's ends. */
+static int watch_many(struct actor *self, void *arg)
+{
+    struct rlimit files;
+
+    (void)arg;
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
+    for (unsigned i = 0; i < WATCHERS; i++)
+        must_ok(rdt_watch(node_client(&node, "watcher"), RDT_KIND_CLIENTS | RDT_KIND_OBJECTS, &err));
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+/* The daemon ends the sessions over many turns: another client is answered in between, and sees how far it is. */
+Test(scale, end_of_many_watching_sessions_takes_turns)
+{
+    struct actor watchers;
+    unsigned before, now, in_between = 0;
+
+    node_start(&node, NULL);
+    actor_start(&watchers, watch_many, NULL);
+    actor_await(&watchers);
+    before = status_now().clients;
+    actor_signal(&watchers, SIGKILL);
+    while ((now = status_now().clients) > before - WATCHERS)
+        in_between += now < before;
+    (void)actor_result(&watchers);
+    cr_assert_gt(in_between, 5u);
+    node_end(&node, NULL);
+}
+
+#define HOLDERS 100u
+#define HELD 200u
+
+static int put_much(struct actor *self, void *arg)
+{
+    (void)arg;
+    for (uint32_t i = 0; i < HOLDERS; i++) {
+        rdt *conn = node_client(&node, "holder");
+        for (uint32_t k = 0; k < HELD; k++)
+            (void)put_number(conn, i * HELD + k);
+    }
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+/* The ends of many sessions of one user, each with much to release, share the user's part of each turn. */
+Test(scale, end_of_many_sessions_with_objects_is_complete)
+{
+    struct actor holders;
+    rdt *reader;
+
+    node_start(&node, NULL);
+    reader = node_client(&node, "reader");
+    actor_start(&holders, put_much, NULL);
+    actor_await(&holders);
+    cr_assert_eq(status_now().objects, HOLDERS * HELD);
+    actor_signal(&holders, SIGKILL);
+    (void)actor_result(&holders);
+    wait_until(60 * SEC, status_now().objects == 0);
+    cr_assert_eq(list_all(reader, "", 1000), 0u);
+    rdt_close(reader);
     node_end(&node, NULL);
 }
 

@@ -294,7 +294,7 @@ Test(loans, region_that_the_daemon_freed_is_allocated_again)
         free_and_hear(&ref);
         wait_until(LONG, status_now().cached_bytes == 0);
     }
-    cr_assert_eq(used(session(conn), "regions"), 0);
+    wait_until(LONG, used(session(conn), "regions") == 0);
     free(data);
     end(NULL);
 }
@@ -330,8 +330,8 @@ Test(loans, loaned_region_is_charged)
         cr_assert_geq(used(session(conn), "bytes"), 9 * MIB);
         must_refuse(RDT_LIMIT, "client_max_bytes", rdt_put(conn, &VECTOR(RDT_U8, 9 * MIB, memory), 1, NULL, &second, &err));
         free_and_hear(&ref);
-        cr_assert_eq(used(session(conn), "bytes"), 0);
-        cr_assert_eq(used(session(conn), "regions"), 0);
+        wait_until(LONG, used(session(conn), "bytes") == 0);
+        wait_until(LONG, used(session(conn), "regions") == 0);
     }
     free(memory);
     end(NULL);
@@ -551,7 +551,7 @@ Test(loans, false_loans_are_refused)
         rdt__pb__region_back__free_unpacked(back, NULL);
         back = NULL;
         rdt__pb__put_reply__free_unpacked(reply, NULL);
-        cr_assert_eq(used(0, "regions"), 0);
+        wait_until(LONG, used(0, "regions") == 0);
     }
     release.region = use.region; /* RETURNED, and released */
     protobuf_c_message_free_unpacked(

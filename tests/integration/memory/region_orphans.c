@@ -2,10 +2,13 @@
 /* Memory that a process still keeps by a descriptor or a mapping when its region has ended. Either its pages are freed at
  * once, or its bytes stay charged until the last process has let go of it. */
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "client/rdt_info.h"
 #include "tests/integration/limits/limits.h"
 
 TestSuite(region_orphans, .timeout = 120);
@@ -45,20 +48,28 @@ static uint64_t pages_bytes(int fd)
     return (uint64_t)st.st_blocks * 512;
 }
 
+static void release(struct raw *raw, uint64_t region)
+{
+    Rdt__Pb__ReleaseRegion message = RDT__PB__RELEASE_REGION__INIT;
+
+    message.region = region;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_RELEASE_REGION, &message.base, NULL, 0), &rdt__pb__region_released__descriptor),
+        NULL);
+}
+
 static void keeps_no_page(uint64_t bytes)
 {
-    Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
     struct raw raw;
+    uint64_t region;
     int fds[4]; /* together more than there may be */
 
     begin((const char *[]){"--memory-limit=16MiB", NULL});
     greeted(&raw);
     for (unsigned i = 0; i < 4; i++) {
-        fds[i] = keep_fd(&raw, bytes, &release.region);
+        fds[i] = keep_fd(&raw, bytes, &region);
         cr_assert_eq(pages_bytes(fds[i]), bytes);
-        protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0),
-                                                   &rdt__pb__region_released__descriptor),
-                                         NULL);
+        release(&raw, region);
         wait_until(LONG, pages_bytes(fds[i]) == 0);
     }
     raw_close(&raw);
@@ -76,6 +87,90 @@ Test(region_orphans, released_memory_keeps_no_page_though_its_fd_is_kept)
 Test(region_orphans, small_memory_keeps_no_page_either)
 {
     keeps_no_page(8192);
+}
+
+/* The kernel removes no page of sealed memory, and who can write memory can seal it. */
+static void stays_charged(int seal)
+{
+    void *memory = NULL;
+    struct raw raw;
+    uint64_t region;
+    int fd;
+
+    begin((const char *[]){"--memory-limit=16MiB", "--owner-max-bytes=12MiB", NULL});
+    greeted(&raw);
+    fd = keep_fd(&raw, 9 * MIB, &region);
+    must(fcntl(fd, F_ADD_SEALS, seal) == 0);
+    release(&raw, region);
+    raw_close(&raw);
+    wait_until(LONG, orphaned_bytes() == 9 * MIB);
+    cr_assert_eq(pages_bytes(fd), 9 * MIB);
+    cr_assert_eq(used(0, "bytes"), 9 * MIB);
+    must_refuse(RDT_LIMIT, "owner_max_bytes", rdt_alloc(conn, 4 * MIB, &memory, &err));
+    must(close(fd) == 0);
+    wait_until(LONG, orphaned_bytes() == 0);
+    must_ok(rdt_alloc(conn, 12 * MIB, &memory, &err));
+    end(NULL);
+}
+
+Test(region_orphans, memory_that_its_client_has_sealed_against_new_writers_stays_charged)
+{
+    stays_charged(F_SEAL_FUTURE_WRITE);
+}
+
+Test(region_orphans, no_client_seals_memory_against_the_daemon)
+{
+    struct raw raw;
+    uint64_t region;
+    int fd;
+
+    begin(NULL);
+    greeted(&raw);
+    fd = keep_fd(&raw, MIB, &region);
+    cr_assert(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == -1 && errno == EBUSY, "the daemon has it mapped from its beginning");
+    must(close(fd) == 0);
+    release(&raw, region);
+    raw_close(&raw);
+    end(NULL);
+}
+
+/* Such memory cannot be sealed before it is unmapped, and to unmap it would be to wait for its client. */
+Test(region_orphans, memory_that_is_sealed_against_seals_stays_mapped_and_charged)
+{
+    struct raw raw;
+    uint64_t region;
+    int fd;
+
+    begin(NULL);
+    greeted(&raw);
+    fd = keep_fd(&raw, 9 * MIB, &region);
+    must(fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL) == 0);
+    release(&raw, region);
+    wait_until(LONG, pages_bytes(fd) == 0);
+    wait_until(LONG, used(0, "mappings") == 1 && used(0, "mapped_bytes") == 9 * MIB);
+    raw_close(&raw);
+    must(close(fd) == 0);
+    end((const char *[]){"stays mapped and charged", NULL});
+}
+
+Test(region_orphans, memory_that_is_being_freed_has_a_row_of_its_own)
+{
+    struct rdt_daemon_status status = {.struct_size = sizeof status};
+    struct raw raw;
+    uint64_t region;
+    int fd;
+
+    begin(NULL);
+    greeted(&raw);
+    fd = keep_fd(&raw, 128 * MIB, &region);
+    release(&raw, region);
+    do { /* it has no region, so that all of it is being freed, or is orphaned */
+        must_ok(rdt_daemon_status(conn, &status, &err));
+        cr_assert_eq(status.memory_bytes, status.freeing_bytes + status.orphaned_bytes);
+    } while (status.memory_bytes > 0);
+    raw_close(&raw);
+    (void)close(fd);
+    end(NULL);
 }
 
 /* A second mapping that librdt knows nothing of. */

@@ -2,7 +2,6 @@
 /* Backends that are loaded and unloaded while the daemon serves: between nodes, while they are in use, and files and
  * callers that are refused. */
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,13 +47,12 @@ static bool is_loaded(const struct test_node *at, const char *name)
 {
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     ProtobufCMessage *reply;
-    const Rdt__Pb__ListReply *list;
     rdt *conn = node_client(at, "onlooker");
     bool found = false;
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_BACKENDS;
     must_ok(call(conn, RDT_MSG_LIST, &request.base, LONG, &reply, &err));
-    list = (const Rdt__Pb__ListReply *)reply;
+    const Rdt__Pb__ListReply *list = (const Rdt__Pb__ListReply *)reply;
     for (size_t i = 0; i < list->n_backends; i++)
         found = found || (strcmp(list->backends[i]->name, name) == 0 && list->backends[i]->available);
     protobuf_c_message_free_unpacked(reply, NULL);
@@ -145,12 +143,11 @@ Test(backend, unloaded_and_loaded_again_serves_again)
 
 static void with_transport_of(const char *transport, rdt *conn, size_t bytes, struct rdt_ref *ref_p)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     void *memory = alloc_memory(conn, bytes);
     struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
 
     fill_pattern(memory, bytes, 3);
-    options.transport = transport;
+    struct rdt_put_options options = {.struct_size = sizeof options, .transport = transport};
     must_ok(rdt_put(conn, &tensor, 1, &options, ref_p, &err));
     must_ok(rdt_dealloc(conn, memory, &err));
 }
@@ -160,8 +157,6 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
 {
     static const char *const declared[] = {"taken down and rebuilt", NULL};
     struct rdt_ref ref;
-    rdt_request *request;
-    rdt_object *object;
     char delay[32];
 
     (void)snprintf(delay, sizeof delay, "delay_ms=%lld", (long long)(patience(SEC) / MSEC));
@@ -170,13 +165,12 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
     must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){delay, NULL}, LONG, &err));
     wait_until(20 * SEC, connected(0) && connected(1));
     with_transport_of("loopback", owner, 300000, &ref);
-    request = start_one(reader, &ref, LONG);
+    rdt_request *request = start_one(reader, &ref, LONG);
     await_engine(&c.node[1]);
     must_refuse(RDT_BUSY, "transport loopback is in use: transfer ", rdt_backend_unload(reader, "loopback", LONG, &err));
     must_refuse(RDT_BUSY, "transport loopback is in use: a transfer to node",
                 rdt_backend_unload(owner, "loopback", LONG, &err));
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     rdt_request_destroy(request);
     must(holds_pattern(tensor_of(object, 0).data, 300000, 3));
     rdt_release(object);
@@ -194,10 +188,6 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
 /* A fetch waits for a connection that is being rebuilt, and learns at once that the transport is unloaded. */
 Test(backend, fetch_that_waits_for_one_that_is_unloaded_is_told)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref;
-    rdt_request *request;
-
     begin_two();
     load_loopback(owner);
     must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"disconnect_delay_ms=4000", NULL},
@@ -206,10 +196,9 @@ Test(backend, fetch_that_waits_for_one_that_is_unloaded_is_told)
     must_ok(rdt_backend_unload(owner, "loopback", LONG, &err));
     wait_until(20 * SEC, !connected(1)); /* the reader's end closes for a while yet */
     load_loopback(owner);
-    ref = put_pattern(owner, NULL, 300000, 1);
-    options.transport = "loopback";
-    options.timeout_ns = LONG;
-    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    struct rdt_ref ref = put_pattern(owner, NULL, 300000, 1);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .transport = "loopback", .timeout_ns = LONG};
+    rdt_request *request = start_as(reader, &ref, &options);
     await_transfer(&c.node[1], "in", "connecting");
     must_ok(rdt_backend_unload(owner, "loopback", LONG, &err));
     must_refuse(RDT_NO_PATH, "it was unloaded there", rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -288,12 +277,11 @@ Test(backend, memory_kind_with_regions_is_not_unloaded)
     Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
     uint64_t generation = 0;
     const char *so = build_odd();
-    rdt *user;
 
     begin();
     (void)alloc_odd(admin, &generation, RDT_UNSUPPORTED);
     must_ok(rdt_backend_load(admin, so, (const char *[]){"directory=/tmp", NULL}, LONG, &err));
-    user = node_client(&node, "user");
+    rdt *user = node_client(&node, "user");
     release.region = alloc_odd(user, &generation, RDT_OK);
     must_refuse(RDT_BUSY, "memory kind odd is in use: region ", rdt_backend_unload(admin, "odd", LONG, &err));
     must_ok(call(user, RDT_MSG_RELEASE_REGION, &release.base, LONG, NULL, &err));
@@ -422,14 +410,12 @@ Test(backend, files_that_others_can_write_are_refused)
 
 static int try_as_stranger(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *stranger;
 
-    (void)self, (void)arg;
     must(chdir(node.dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
-    options.socket = "s";
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "s"};
     must_ok(rdt_connect(&options, &stranger, &err));
     must_refuse(RDT_DENIED, "only root or the daemon's own user may send BACKEND_LOAD, not uid 12345",
                 rdt_backend_load(stranger, build_path("tests/rdt_loopback.so"), NULL, LONG, &err));
@@ -443,8 +429,7 @@ Test(backend, other_users_may_not)
 {
     struct actor actor;
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to become another user");
+    need_root();
     node_start(&node, NULL);
     actor_start(&actor, try_as_stranger, NULL);
     actor_wait(&actor);
@@ -467,10 +452,8 @@ static void expect_event(rdt *watcher, const char *what, const char *name)
 
 Test(backend, watchers_hear_of_every_change)
 {
-    rdt *watcher;
-
     begin();
-    watcher = node_client(&node, "watcher");
+    rdt *watcher = node_client(&node, "watcher");
     must_ok(rdt_watch(watcher, RDT_KIND_BACKENDS, &err));
     load_loopback(admin);
     expect_event(watcher, "loaded", "loopback");
@@ -485,14 +468,12 @@ Test(backend, watchers_hear_of_every_change)
 
 static int come_and_go(struct actor *self, void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *stranger;
 
-    (void)arg;
     must(chdir(node.dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
-    options.socket = "s";
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "s"};
     for (unsigned i = 0; i < 2; i++) {
         actor_await(self);
         must_ok(rdt_connect(&options, &stranger, &err));
@@ -515,14 +496,12 @@ static void expect_owner(rdt *watcher, const char *what)
 Test(backend, watchers_hear_of_owners_first_and_last_use)
 {
     struct actor actor;
-    rdt *watcher;
 
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to become another user");
+    need_root();
     node_start(&node, NULL);
     actor_start(&actor, come_and_go, NULL);
     admin = node_client(&node, "admin");
-    watcher = node_client(&node, "watcher");
+    rdt *watcher = node_client(&node, "watcher");
     must_ok(rdt_watch(watcher, RDT_KIND_OWNERS, &err));
     for (unsigned i = 0; i < 2; i++) {
         actor_step(&actor);

@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "client/call.h"
+#include "client/rdt_info.h"
 #include "rdt.pb-c.h"
 #include "tests/support/cluster.h"
+#include "tests/support/program.h"
 #include "wire_ref.h"
 
 TestSuite(fanout, .timeout = 240);
@@ -23,7 +25,8 @@ static rdt *owner, *readers[READERS]; /* of node 0, and of the others */
 static rdt_request *requests[READERS];
 static struct rdt_ref ref;
 
-static const char *const meant[] = {"taken down and rebuilt", "is lost", "cannot be reached", "refused", NULL};
+static const char *const meant[] = {"taken down and rebuilt",      "is lost", "cannot be reached", "refused",
+                                    "are not those that were put", NULL};
 
 static void set_delay(int64_t ns)
 {
@@ -130,6 +133,21 @@ static void end(void)
     cluster_end(&c, meant);
 }
 
+/* The owner was killed. */
+static void end_with_new_owner(void)
+{
+    cluster_restart(&c, 0);
+    for (unsigned i = 0; i < READERS; i++) {
+        enum rdt_status status = RDT_PEER_LOST;
+        struct rdt_error err = {0};
+        wait_until(20 * SEC, (status = try_fetch(readers[i], &ref, RDT_FETCH_AUTO, LONG, NULL, &err)) != RDT_PEER_LOST);
+        must(status == RDT_NOT_FOUND); /* of an earlier start */
+        wait_until(5 * SEC, status_of(1 + i).copies == 0);
+        rdt_close(readers[i]);
+    }
+    cluster_end(&c, meant);
+}
+
 Test(fanout, row_of_nodes_passes_it_on)
 {
     uint64_t before;
@@ -161,6 +179,109 @@ Test(fanout, late_chunk_holds_up_no_other)
     for (unsigned i = 0; i < READERS; i++)
         must_arrive(i);
     end();
+}
+
+/* ---- wrong bytes ---- */
+
+static struct rdt_daemon_status counters(rdt *conn)
+{
+    struct rdt_daemon_status status = RDT_INIT(status);
+
+    must_ok(rdt_daemon_status(conn, &status, &err));
+    return status;
+}
+
+static bool doctor_says(unsigned i, const char *text)
+{
+    struct program program = {0};
+    bool says;
+
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[i].socket, "doctor", NULL}, NULL);
+    says = strstr(program.out, text);
+    program_free(&program);
+    return says;
+}
+
+/* The first node passes on a wrong bit. The nodes behind it get the right bytes from the owner after all. */
+Test(fanout, node_that_passes_on_wrong_bytes_is_noticed)
+{
+    begin();
+    cluster_faults(&c, 1, "delay_ms=50\nflip_chunk=9\n");
+    start_row();
+    for (unsigned i = 0; i < READERS; i++) {
+        must_ok(rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        if (i == 0)
+            cluster_faults(&c, 1, "flip_chunk=9\n");
+    }
+    for (unsigned i = 0; i < READERS; i++)
+        must_arrive(i);
+    must_say(counters(readers[0]).replicas_damaged == 0 && counters(readers[0]).replicas_checked == 1, "at the first node");
+    must_say(counters(readers[1]).replicas_damaged == 1 && counters(readers[1]).replicas_checked == 1, "at the second node");
+    must(node_log_has(&c.node[2], "that came from node") && node_log_has(&c.node[2], "are not those that were put on node"));
+    for (unsigned i = 0; i < READERS; i++) { /* what stays as a replica is right */
+        rdt_object *object = fetch_one(readers[i], &ref, RDT_FETCH_AUTO);
+        must(holds_pattern(tensor_of(object, 0).data, BYTES, 7));
+        rdt_release(object);
+    }
+    end();
+}
+
+/* Nobody else has the bytes: the reader gets an error that names object and node, and no replica stays. */
+Test(fanout, wrong_bytes_from_the_owner_are_an_error)
+{
+    struct rdt_error why;
+    rdt_object *object;
+
+    begin();
+    set_delay(0);
+    cluster_faults(&c, 0, "flip_chunk=9\n");
+    must(try_fetch(readers[0], &ref, RDT_FETCH_AUTO, LONG, &object, &why) == RDT_DAMAGED);
+    must_say(strstr(why.msg, ref.id) && strstr(why.msg, "that came from node") && strstr(why.msg, "checksum"), "%s", why.msg);
+    must(counters(readers[0]).replicas_damaged == 1 && status_of(1).copies == 0);
+    must(doctor_says(1, "1 snapshots of other nodes arrived with other bytes") && !doctor_says(0, "arrived with other bytes"));
+    cluster_faults(&c, 0, "");
+    object = fetch_one(readers[0], &ref, RDT_FETCH_AUTO);
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 7));
+    rdt_release(object);
+    must(counters(readers[0]).replicas_checked == 1);
+    end();
+}
+
+/* The owner sends all bytes once more to those who got some from others, and not again and again. */
+Test(fanout, wrong_bytes_from_the_owner_end_every_fetch)
+{
+    struct rdt_error why;
+
+    begin();
+    cluster_faults(&c, 0, "delay_ms=50\nflip_chunk=9\n");
+    start_row();
+    cluster_faults(&c, 0, "flip_chunk=9\n");
+    for (unsigned i = 0; i < READERS; i++) {
+        must_be(RDT_DAMAGED, rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &why));
+        rdt_request_destroy(requests[i]);
+        must_say(counters(readers[i]).replicas_damaged <= 2 && status_of(i + 1).copies == 0, "at node %u", i + 1);
+    }
+    cluster_faults(&c, 0, "");
+    end();
+}
+
+/* All bytes are there when the link ends, and only the worker pool has still to compare them. */
+Test(fanout, owner_that_is_lost_while_its_bytes_are_checked)
+{
+    begin();
+    requests[0] = start_one(readers[0], &ref, LONG);
+    wait_until(10 * SEC, moving(1, "in", 128 * KIB));
+    if (!node_hold_threads(&c.node[1], "rdtd")) /* the pool */
+        cr_skip_test("this process may not trace its children");
+    set_delay(0);
+    wait_until(20 * SEC, moving(1, "in", BYTES));
+    rdt_close(owner);
+    node_kill(&c.node[0], SIGKILL);
+    wait_until(20 * SEC, status_of(1).peers_up == READERS - 1);
+    node_release_workers(&c.node[1]);
+    must_arrive(0);
+    must(counters(readers[0]).replicas_checked == 1);
+    end_with_new_owner();
 }
 
 /* The owner's memory is read by the first; a copy that is not whole yet is not read, but sent. */
@@ -305,8 +426,9 @@ Test(fanout, cancelled_relay_goes_on_for_others)
     end();
 }
 
-/* Node 3 has all chunks but one when its source ends. The next source sends them again, and freezes after the missing one. The
- * receives that are then cancelled may leave any bytes in their memory, which must not be that of chunks that are there. */
+/* Node 3 has all chunks but the fifth when its source ends. The next source sends those from there on again, except the sixth,
+ * and freezes. The receive that is then cancelled may leave any bytes in its memory, which must not be that of a chunk that is
+ * there. */
 Test(fanout, chunks_that_come_again_spoil_none_that_are_there)
 {
     struct transfer_view view;
@@ -321,11 +443,13 @@ Test(fanout, chunks_that_come_again_spoil_none_that_are_there)
     rdt_request_destroy(requests[1]);
     rdt_close(readers[1]);
     readers[1] = NULL;
-    cluster_faults(&c, 1, "delay_ms=3000\n");
+    cluster_faults(&c, 1, "hold_chunk=6\n");
     node_kill(&c.node[2], SIGKILL);
-    wait_until(20 * SEC, transfer_under_way(&c.node[READERS], "in", &view) && view.bytes_done == 5 * 64 * KIB);
+    wait_until(LONG, transfer_under_way(&c.node[READERS], "in", &view) && strcmp(view.peer, c.node[1].address) == 0 &&
+                         view.bytes_done == BYTES - 64 * KIB);
     node_freeze(&c.node[1]);
     must_ok(rdt_wait(readers[2], &requests[2], 1, 1, LONG, NULL, NULL, &err));
+    must(counters(readers[2]).replicas_damaged == 0); /* otherwise the owner has sent all of it again */
     node_thaw(&c.node[1]);
     must_arrive(0);
     must_arrive(2);
@@ -372,16 +496,7 @@ Test(fanout, killed_owner_fails_all)
         must_be(RDT_PEER_LOST, rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
         rdt_request_destroy(requests[i]);
     }
-    cluster_restart(&c, 0);
-    for (unsigned i = 0; i < READERS; i++) {
-        enum rdt_status status = RDT_PEER_LOST;
-        struct rdt_error err = {0};
-        wait_until(20 * SEC, (status = try_fetch(readers[i], &ref, RDT_FETCH_AUTO, LONG, NULL, &err)) != RDT_PEER_LOST);
-        must(status == RDT_NOT_FOUND); /* of an earlier start */
-        wait_until(5 * SEC, status_of(1 + i).copies == 0);
-        rdt_close(readers[i]);
-    }
-    cluster_end(&c, meant);
+    end_with_new_owner();
 }
 
 /* The object is freed by force in the middle. Readers that asked before may get it, later ones never do, and nothing is

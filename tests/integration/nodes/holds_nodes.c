@@ -3,7 +3,6 @@
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "client/call.h"
 #include "client/rdt_info.h"
@@ -28,9 +27,7 @@ static rdt_request *hold_of(rdt *client, const struct rdt_ref *ref)
 
 static uint32_t holds_at_owner(const struct rdt_ref *ref)
 {
-    struct rdt_stat stat;
-
-    must_ok(rdt_stat(owner, ref, &stat, &err));
+    struct rdt_stat stat = stat_of(owner, ref);
     return stat.holds;
 }
 
@@ -69,14 +66,10 @@ static rdt_request *take_over(rdt *client, const struct rdt_ref *ref)
 /* The reader is the only one that holds the object, hands its ref on, and ends before the receiver has come. */
 Test(holds_nodes, ref_that_a_reader_hands_on_outlives_the_reader)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-    rdt *sender;
-
     begin(2);
-    sender = node_client(&c.node[1], "sender");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(sender, &ref);
+    rdt *sender = node_client(&c.node[1], "sender");
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(sender, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_hand_on(sender, &ref, 60 * SEC, &err));
     must_ok(rdt_hand_on(sender, &ref, 60 * SEC, &err)); /* to two receivers */
@@ -97,12 +90,9 @@ Test(holds_nodes, ref_that_a_reader_hands_on_outlives_the_reader)
 
 Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_hand_on(reader, &ref, 300 * MSEC, &err));
     rdt_request_destroy(hold);
@@ -114,12 +104,9 @@ Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
  * there is none. */
 Test(holds_nodes, ref_cannot_be_handed_on_when_its_node_is_gone)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     node_kill(&c.node[0], SIGKILL);
     rdt_close(owner);
     wait_until(20 * SEC, rdt_hand_on(reader, &ref, SEC, NULL) == RDT_PEER_LOST);
@@ -142,13 +129,11 @@ static bool find_node(void *arg, const struct rdt_holder *holder)
 /* The object's node answers in time, so the sentence is its own also where the wait came from another node. */
 Test(holds_nodes, wait_freed_names_the_holding_node_on_both_nodes)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
     bool found = false;
 
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     must_ok(rdt_holders(owner, &ref, NULL, find_node, &found, &err));
     must(found);
     found = false;
@@ -175,11 +160,10 @@ static bool find_up(void *arg, const struct rdt_node_row *row)
 
 Test(holds_nodes, nodes_are_listed_with_their_transports)
 {
-    struct rdt_ref ref;
     bool found = false;
 
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     fetch_pattern(reader, &ref, BYTES, 1, NULL);
     must_ok(rdt_each_node(owner, find_up, &found, &err));
     must(found);
@@ -191,22 +175,20 @@ Test(holds_nodes, each_counts_and_stat_shows_the_node)
 {
     enum { N = 600 };
     Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
-    const Rdt__Pb__ObjectInfo *info;
     ProtobufCMessage *reply;
     Rdt__Pb__Ref wire;
-    struct rdt_ref ref;
     rdt_request *held[N];
     bool shown = false;
 
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < N; i++)
         must_ok(rdt_hold_start(reader, &ref, LONG, &held[i], &err));
     must_ok(rdt_wait(reader, held, N, N, LONG, NULL, NULL, &err));
     wire_ref_from(&ref, &wire);
     request.ref = &wire;
     must_ok(call(owner, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
-    info = (const Rdt__Pb__ObjectInfo *)reply;
+    const Rdt__Pb__ObjectInfo *info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
         shown = shown || (strcmp(info->holders[i]->kind, "node") == 0 && info->holders[i]->count == N &&
                           strcmp(info->holders[i]->peer, c.node[1].uuid) == 0);
@@ -226,10 +208,8 @@ Test(holds_nodes, each_counts_and_stat_shows_the_node)
 /* The owner's answer and the word that nobody waits for it cross. */
 Test(holds_nodes, given_up_before_the_answer_leaves_nothing)
 {
-    struct rdt_ref ref;
-
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < 300; i++) {
         rdt_request *hold;
         must_ok(rdt_hold_start(reader, &ref, LONG, &hold, &err));
@@ -267,13 +247,11 @@ Test(holds_nodes, id_is_waited_for)
 
 Test(holds_nodes, free_by_force_ends_them)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
     rdt_object *object;
 
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, true, &err));
     must_be(RDT_FREED, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     must_ok(rdt_wait_freed(owner, &ref, LONG, &err)); /* the holder has said nothing */
@@ -301,11 +279,10 @@ static int hold_and_put(struct actor *self, void *arg)
 Test(holds_nodes, killed_holder_lets_go)
 {
     struct actor holder;
-    struct rdt_ref ref;
 
     begin(2);
     actor_start(&holder, hold_and_put, &c.node[1]);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     actor_send(&holder, &ref, sizeof ref);
     actor_recv(&holder, &ref, sizeof ref);
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -319,14 +296,13 @@ Test(holds_nodes, killed_producers_object_stays_while_it_is_held)
 {
     struct actor producer;
     struct rdt_ref ref = {0};
-    rdt_request *hold;
     rdt_object *object;
 
     begin(2);
     actor_start(&producer, hold_and_put, &c.node[0]);
     actor_send(&producer, &ref, sizeof ref);
     actor_recv(&producer, &ref, sizeof ref);
-    hold = hold_of(reader, &ref);
+    rdt_request *hold = hold_of(reader, &ref);
     actor_kill(&producer, SIGKILL);
     wait_until(10 * SEC, holds_at_owner(&ref) == 1);
     fetch_pattern(reader, &ref, BYTES, 7, NULL);
@@ -363,14 +339,11 @@ static void mend(void)
 
 Test(holds_nodes, short_cut_is_survived)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
-
     if (!cables_can_be())
         cr_skip_test("cutting a cable needs root and ip");
     begin_cutting("--hold-grace=1h");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     cut();
     cr_assert_eq(holds_at_owner(&ref), 1);
@@ -383,14 +356,13 @@ Test(holds_nodes, short_cut_is_survived)
 
 Test(holds_nodes, what_was_let_go_of_during_a_cut_goes_when_it_is_over)
 {
-    struct rdt_ref kept, dropped;
     rdt_request *holds[2];
 
     if (!cables_can_be())
         cr_skip_test("cutting a cable needs root and ip");
     begin_cutting("--hold-grace=1h");
-    kept = put_pattern(owner, NULL, BYTES, 1);
-    dropped = put_pattern(owner, NULL, BYTES, 2);
+    struct rdt_ref kept = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref dropped = put_pattern(owner, NULL, BYTES, 2);
     holds[0] = hold_of(reader, &kept);
     holds[1] = hold_of(reader, &dropped);
     must_ok(rdt_free(owner, &kept, false, &err));
@@ -408,15 +380,13 @@ Test(holds_nodes, what_was_let_go_of_during_a_cut_goes_when_it_is_over)
 
 Test(holds_nodes, long_cut_ends_them_and_the_holder_hears)
 {
-    struct rdt_ref ref;
-    rdt_request *hold;
     rdt_object *object;
 
     if (!cables_can_be())
         cr_skip_test("cutting a cable needs root and ip");
     begin_cutting("--hold-grace=200ms");
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     net_cut(&c.net, 0);
     must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
@@ -431,10 +401,9 @@ Test(holds_nodes, long_cut_ends_them_and_the_holder_hears)
 Test(holds_nodes, restarted_holder_has_none)
 {
     const char *flags[] = {"--hold-grace=1h", NULL};
-    struct rdt_ref ref;
 
     begin_with(2, &(struct cluster_options){.flags = flags});
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     (void)hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     node_kill(&c.node[1], SIGKILL);
@@ -449,10 +418,9 @@ Test(holds_nodes, restarted_holder_has_none)
 Test(holds_nodes, holder_that_never_comes_back_is_given_up)
 {
     const char *flags[] = {"--hold-grace=100ms", NULL};
-    struct rdt_ref ref;
 
     begin_with(2, &(struct cluster_options){.flags = flags});
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     (void)hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     node_kill(&c.node[1], SIGKILL);
@@ -466,21 +434,19 @@ Test(holds_nodes, holder_that_never_comes_back_is_given_up)
 
 Test(holds_nodes, restarted_owner_has_nothing_and_the_holder_lets_go_in_peace)
 {
-    struct rdt_ref ref, again;
-    rdt_request *hold, *other;
     rdt_object *object;
 
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    hold = hold_of(reader, &ref);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_request *hold = hold_of(reader, &ref);
     rdt_close(owner);
     node_kill(&c.node[0], SIGKILL);
     cluster_restart(&c, 0);
     cluster_meet(&c);
     owner = node_client(&c.node[0], "owner");
     must_be(RDT_NOT_FOUND, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
-    again = put_pattern(owner, NULL, BYTES, 2);
-    other = hold_of(reader, &again);
+    struct rdt_ref again = put_pattern(owner, NULL, BYTES, 2);
+    rdt_request *other = hold_of(reader, &again);
     must_ok(rdt_free(owner, &again, false, &err));
     rdt_request_destroy(hold); /* the number is of the node that has ended, and affects nothing of this one */
     fetch_pattern(reader, &again, BYTES, 2, NULL);
@@ -491,10 +457,8 @@ Test(holds_nodes, restarted_owner_has_nothing_and_the_holder_lets_go_in_peace)
 
 Test(holds_nodes, node_that_stops_holds_nothing_up)
 {
-    struct rdt_ref ref;
-
     begin(2);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     (void)hold_of(reader, &ref);
     must_ok(rdt_free(owner, &ref, false, &err));
     rdt_close(owner);
@@ -509,11 +473,9 @@ Test(holds_nodes, node_that_stops_holds_nothing_up)
 static int hold_as_stranger(struct actor *self, void *arg)
 {
     const struct rdt_ref *refs = arg; /* visible to its owner; to all */
-    rdt *client;
 
-    (void)self;
     must(setgroups(0, NULL) == 0 && setresgid(1001, 1001, 1001) == 0 && setresuid(1001, 1001, 1001) == 0);
-    client = node_client(&c.node[1], "stranger");
+    rdt *client = node_client(&c.node[1], "stranger");
     must_refuse(RDT_DENIED, "uid 1001", rdt_hold(client, &refs[0], LONG, &(rdt_request *){NULL}, &err));
     rdt_request_destroy(hold_of(client, &refs[1]));
     rdt_close(client);
@@ -527,8 +489,7 @@ Test(holds_nodes, requesters_user_must_be_one_who_may_fetch)
     uint8_t *data = malloc(BYTES);
     struct actor stranger;
 
-    if (geteuid() != 0)
-        cr_skip_test("acting as another user needs root");
+    need_root();
     (void)snprintf(path, sizeof path, "%.150s/..", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp/t");
     (void)chmod(path, 0755);
     begin(2);
@@ -546,12 +507,11 @@ Test(holds_nodes, requesters_user_must_be_one_who_may_fetch)
 Test(holds_nodes, both_nodes_limit_them)
 {
     const char *owners[] = {"--owner-max-holds=2", NULL}, *readers[] = {"--client-max-holds=3", NULL};
-    struct rdt_ref ref, mine;
     rdt_request *held[3], *more;
 
     begin_with(2, &(struct cluster_options){.flags_of = {owners, readers}});
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    mine = put_pattern(reader, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref mine = put_pattern(reader, NULL, BYTES, 1);
     held[0] = hold_of(reader, &ref);
     held[1] = hold_of(reader, &ref);
     must_refuse(RDT_LIMIT, "owner_max_holds", rdt_hold(reader, &ref, LONG, &more, &err));
@@ -573,11 +533,10 @@ Test(holds_nodes, both_nodes_limit_them)
 Test(holds_nodes, refused_here_is_let_go_of_there)
 {
     const char *readers[] = {"--client-max-holds=1", NULL};
-    struct rdt_ref ref;
     rdt_request *hold, *more;
 
     begin_with(2, &(struct cluster_options){.flags_of = {NULL, readers}});
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     hold = hold_of(reader, &ref);
     must_refuse(RDT_LIMIT, "client_max_holds", rdt_hold(reader, &ref, LONG, &more, &err));
     wait_until(10 * SEC, holds_at_owner(&ref) == 2);

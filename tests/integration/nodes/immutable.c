@@ -12,12 +12,9 @@ TestSuite(immutable, .timeout = 120);
 
 static struct rdt_ref put_immutable(uint8_t *memory, uint32_t flags, enum rdt_memory *how_p)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_IMMUTABLE | flags, .how = how_p};
+    struct rdt_ref ref = put_as(owner, &VECTOR(RDT_U8, BYTES, memory), 1, &options);
 
-    options.flags = RDT_PUT_IMMUTABLE | flags;
-    options.how = how_p;
-    must_ok(rdt_put(owner, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
     return ref;
 }
 
@@ -36,10 +33,9 @@ static bool is_that_memory(const struct rdt_ref *ref, uint8_t *memory)
     rdt *local = node_client(&c.node[0], "local");
     rdt_object *object = fetch_one(local, ref, RDT_FETCH_SHARE);
     uint8_t before = memory[0];
-    bool is;
 
     memory[0] = (uint8_t)~before;
-    is = *(const uint8_t *)tensor_of(object, 0).data == memory[0];
+    bool is = *(const uint8_t *)tensor_of(object, 0).data == memory[0];
     memory[0] = before;
     rdt_release(object);
     rdt_close(local);
@@ -48,22 +44,19 @@ static bool is_that_memory(const struct rdt_ref *ref, uint8_t *memory)
 
 Test(immutable, nothing_is_copied_and_another_node_fetches_it_once)
 {
-    struct node_status before, after;
     enum rdt_memory how;
-    struct rdt_ref ref;
-    uint8_t *memory;
 
     begin(2);
-    memory = alloc_memory(owner, BYTES);
+    uint8_t *memory = alloc_memory(owner, BYTES);
     fill_pattern(memory, BYTES, 1);
-    ref = put_immutable(memory, 0, &how);
+    struct rdt_ref ref = put_immutable(memory, 0, &how);
     must(how == RDT_MEMORY_DAEMON && is_that_memory(&ref, memory));
     must_read(owner, &ref, RDT_FETCH_COW, 1, "local/cow");
     must_read(reader, &ref, RDT_FETCH_AUTO, 1, "ucx");
-    node_status(&c.node[1], &before);
+    struct node_status before = node_now(&c.node[1]);
     must_read(reader, &ref, RDT_FETCH_AUTO, 1, "local/share");
     must_read(reader, &ref, RDT_FETCH_COW, 1, "local/cow");
-    node_status(&c.node[1], &after);
+    struct node_status after = node_now(&c.node[1]);
     must(before.copies == 1 && after.bytes_in == before.bytes_in);
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_wait_freed_range(owner, memory, BYTES, LONG, &err));
@@ -80,11 +73,10 @@ Test(immutable, ordinary_memory_is_copied)
 {
     uint8_t *memory = malloc(BYTES);
     enum rdt_memory how;
-    struct rdt_ref ref;
 
     begin(2);
     fill_pattern(memory, BYTES, 1);
-    ref = put_immutable(memory, 0, &how);
+    struct rdt_ref ref = put_immutable(memory, 0, &how);
     memset(memory, 0xee, BYTES);
     must(how == RDT_MEMORY_COPIED);
     must_read(owner, &ref, RDT_FETCH_COW, 1, "local/cow");
@@ -97,19 +89,13 @@ Test(immutable, ordinary_memory_is_copied)
 
 Test(immutable, pending_one_is_not_copied_when_it_is_ready)
 {
-    rdt_request *request;
-    rdt_object *object;
-    struct rdt_ref ref;
-    uint8_t *memory;
-
     begin(2);
-    memory = alloc_memory(owner, BYTES);
-    ref = put_immutable(memory, RDT_PUT_PENDING, NULL);
-    request = start_one(reader, &ref, LONG);
+    uint8_t *memory = alloc_memory(owner, BYTES);
+    struct rdt_ref ref = put_immutable(memory, RDT_PUT_PENDING, NULL);
+    rdt_request *request = start_one(reader, &ref, LONG);
     fill_pattern(memory, BYTES, 1);
     must_ok(rdt_ready(owner, &ref, &err));
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
     rdt_release(object);
     rdt_request_destroy(request);
@@ -122,13 +108,11 @@ Test(immutable, pending_one_is_not_copied_when_it_is_ready)
 
 Test(immutable, cannot_be_stored_since_nobody_seals_it)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
-    uint8_t *memory;
 
     begin(2);
-    memory = alloc_memory(owner, BYTES);
-    options.flags = RDT_PUT_IMMUTABLE | RDT_PUT_STORED;
+    uint8_t *memory = alloc_memory(owner, BYTES);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_IMMUTABLE | RDT_PUT_STORED};
     must_refuse(RDT_INVALID, "only a SNAPSHOT", rdt_put(owner, &VECTOR(RDT_U8, BYTES, memory), 1, &options, &ref, &err));
     must_ok(rdt_dealloc(owner, memory, &err));
     end(NULL);

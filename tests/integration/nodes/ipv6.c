@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two nodes that know each other by IPv6 addresses: the peer link, the data, and malformed addresses. */
-#include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <netinet/in.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -164,12 +163,11 @@ Test(ipv6, ref_that_is_not_written_well_is_named)
     static const char *const rows[] = {"::1:7171", "[::1:7171", "[::1]", "[::1]:70000", "[[::1]]:7171"};
     struct rdt_ref ref = ref_named("x");
     rdt_object *object;
-    rdt *conn;
 
     if (!has_loopback())
         cr_skip_test("this machine has no ::1");
     node_start(&one, &(struct node_options){.listen = "[::1]:0"});
-    conn = node_client(&one, "client");
+    rdt *conn = node_client(&one, "client");
     for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {
         (void)snprintf(ref.address, sizeof ref.address, "%s", rows[i]);
         must_refuse(RDT_INVALID, rows[i], try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));

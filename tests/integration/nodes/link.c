@@ -24,12 +24,11 @@ static void begin(const char *const *flags)
 
 static int dial(const char *address)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET};
     char host[65];
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     (void)snprintf(host, sizeof host, "%.*s", (int)(strrchr(address, ':') - address), address);
-    to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1))};
     must(fd >= 0 && inet_pton(AF_INET, host, &to.sin_addr) == 1);
     must_say(connect(fd, (struct sockaddr *)&to, sizeof to) == 0, "nobody listens at %s", address);
     return fd;
@@ -66,14 +65,12 @@ static bool link_is_up(void)
 Test(link, other_key_has_no_peers)
 {
     struct test_node stranger;
-    struct rdt_ref ref;
     rdt_object *object;
-    rdt *conn;
 
     begin(NULL);
     node_start(&stranger, &(struct node_options){.name = "stranger", .listen = "127.0.0.1:0", .key = OTHER_KEY});
-    conn = node_client(&stranger, "stranger");
-    ref = ref_on(&c.node[0], "x");
+    rdt *conn = node_client(&stranger, "stranger");
+    struct rdt_ref ref = ref_on(&c.node[0], "x");
     must_refuse(RDT_PEER_LOST, "key", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     rdt_close(conn);
     conn = node_client(&c.node[0], "victim"); /* and the other way round */
@@ -144,8 +141,6 @@ Test(link, flood_disturbs_nobody)
     enum { N = 300 };
     static int fds[N];
     struct test_node late;
-    struct rdt_ref ref;
-    rdt *conn, *owner;
 
     begin((const char *const[]){"--connect-timeout=1s", NULL});
     for (unsigned i = 0; i < N; i++)
@@ -159,9 +154,9 @@ Test(link, flood_disturbs_nobody)
     }
     /* Nodes with the key can connect again. */
     node_start(&late, &(struct node_options){.name = "late", .listen = "127.0.0.1:0"});
-    owner = node_client(&c.node[0], "owner");
-    conn = node_client(&late, "late");
-    ref = put_pattern(owner, NULL, 100, 1);
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *conn = node_client(&late, "late");
+    struct rdt_ref ref = put_pattern(owner, NULL, 100, 1);
     fetch_pattern(conn, &ref, 100, 1, "inline");
     rdt_close(conn);
     rdt_close(owner);
@@ -202,18 +197,16 @@ Test(link, copied_state_dir_is_refused)
 Test(link, node_is_not_who_it_should_be)
 {
     struct test_node a, b, seeker;
-    struct rdt_ref ref;
     rdt_object *object;
     char nodes[300];
-    rdt *conn;
 
     node_start(&a, &(struct node_options){.name = "a", .listen = "127.0.0.1:0"});
     node_start(&b, &(struct node_options){.name = "b", .listen = "127.0.0.1:0"});
     (void)snprintf(nodes, sizeof nodes, "bee %s %s\n", a.address, b.uuid);
     node_start(&seeker, &(struct node_options){.name = "seeker", .listen = "127.0.0.1:0", .nodes = nodes});
     wait_until(10 * SEC, node_log_has(&seeker, "as the nodes file says"));
-    conn = node_client(&seeker, "seeker");
-    ref = ref_on(&b, "x");
+    rdt *conn = node_client(&seeker, "seeker");
+    struct rdt_ref ref = ref_on(&b, "x");
     must_refuse(RDT_PEER_LOST, "bee", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err)); /* the file's word stands */
     rdt_close(conn);
     node_stop(&seeker);

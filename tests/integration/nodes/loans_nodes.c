@@ -4,26 +4,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 
 #define KIB ((size_t)1024)
 #define BYTES (40 * 64 * KIB)
 
 TestSuite(loans_nodes, .timeout = 120);
 
-static struct cluster c;
-static rdt *owner, *reader; /* clients of node 0 and of node 1 */
 static uint32_t put_flags;
 
 static struct rdt_ref put_ordinary(uint32_t seed)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     uint8_t *data = malloc(BYTES);
-    struct rdt_ref ref;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = put_flags};
 
-    options.flags = put_flags;
     fill_pattern(data, BYTES, seed);
-    must_ok(rdt_put(owner, &VECTOR(RDT_U8, BYTES, data), 1, &options, &ref, &err));
+    struct rdt_ref ref = put_as(owner, &VECTOR(RDT_U8, BYTES, data), 1, &options);
     free(data);
     return ref;
 }
@@ -35,16 +31,7 @@ static void begin(const char *sided)
     const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--pool-idle=2s", set, NULL};
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
-    cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(void)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, NULL);
+    begin_pair(2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
 }
 
 /* Regions that are back by then are filled again. */
@@ -59,27 +46,22 @@ static void put_others(void)
 
 static void reads_what_was_put(const char *sided)
 {
-    struct rdt_ref ref;
-    rdt_request *request;
-    rdt_object *object;
-
     begin(sided);
     put_others(); /* what is loaned has been loaned before */
-    ref = put_ordinary(1);
+    struct rdt_ref ref = put_ordinary(1);
     for (unsigned i = 0; i < 2; i++)
         cluster_faults(&c, i, "delay_ms=50\n");
-    request = start_one(reader, &ref, LONG);
+    rdt_request *request = start_one(reader, &ref, LONG);
     await_transfer(&c.node[0], "out", "sending");
     must_ok(rdt_free(owner, &ref, false, &err));
     put_others();
     for (unsigned i = 0; i < 2; i++)
         cluster_faults(&c, i, "");
-    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(request, &object, &err));
+    rdt_object *object = await_object(reader, request);
     cr_assert(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
     rdt_release(object);
     rdt_request_destroy(request);
-    end();
+    end(NULL);
 }
 
 Test(loans_nodes, region_is_not_filled_again_while_another_node_reads_it)
@@ -106,6 +88,6 @@ Test(loans_nodes, region_is_not_filled_again_while_another_node_holds_it)
         put_others();
         fetch_pattern(reader, &ref, BYTES, 1, NULL);
         rdt_request_destroy(hold);
-        end();
+        end(NULL);
     }
 }

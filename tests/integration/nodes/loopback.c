@@ -6,15 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 
 TestSuite(loopback, .timeout = 240);
 
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
-
-static struct cluster c;
-static rdt *owner, *reader; /* clients of node 0 and of node 1 */
 
 static const char *const rebuilt[] = {"taken down and rebuilt", NULL};
 
@@ -25,16 +22,7 @@ static void begin(unsigned n, const char *sided, const char *further)
     const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--quiesce-grace=300ms", set, further, NULL};
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
-    cluster_start(&c, n, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(const char *const *declared)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, declared);
+    begin_pair(n, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
 }
 
 static void set_faults(const char *lines)
@@ -97,23 +85,20 @@ static void check_mixed(const char *sided)
     static int64_t shapes[N];
     size_t bytes = 0;
     uint64_t dice = 3;
-    struct rdt_ref ref;
-    rdt_object *object;
-    uint8_t *memory;
 
     begin(2, sided, NULL);
     for (unsigned i = 0; i < N; i++) {
         shapes[i] = i % 50 == 0 ? 200000 + i : next_random(&dice) % 3000;
         bytes += (size_t)shapes[i];
     }
-    memory = alloc_memory(owner, bytes);
+    uint8_t *memory = alloc_memory(owner, bytes);
     fill_pattern(memory, bytes, 2);
     for (unsigned i = 0; i < N; i++) {
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = &shapes[i], .data = memory};
         memory += shapes[i];
     }
-    must_ok(rdt_put(owner, tensors, N, NULL, &ref, &err));
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct rdt_ref ref = put_as(owner, tensors, N, NULL);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_go_by("loopback", object);
     for (unsigned i = 0; i < N; i++) {
         struct rdt_tensor tensor = tensor_of(object, i);
@@ -154,13 +139,12 @@ Test(loopback, strided_source_is_sent_never_read)
     for (unsigned i = 0; i < 3; i++) {
         const int64_t shape[] = {500, 400}, strides[] = {1, 500};
         struct rdt_tensor tensor = {RDT_F32, 2, shape, strides, NULL}, got;
-        struct rdt_ref ref;
         rdt_object *object;
 
         begin(2, sides[i], NULL);
         tensor.data = alloc_memory(owner, 500 * 400 * 4);
         fill_pattern(tensor.data, 500 * 400 * 4, 1);
-        ref = put_one(owner, &tensor, NULL);
+        struct rdt_ref ref = put_one(owner, &tensor, NULL);
         if (strcmp(sides[i], "one") == 0) {
             must_be(RDT_NO_PATH, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
             check_reason("loopback", "holes");
@@ -185,14 +169,10 @@ Test(loopback, targets_apart_receive)
         const struct rdt_tensor *targets = target;
         size_t count = N;
         int64_t shapes[N];
-        struct rdt_fetch_options options = RDT_INIT(options);
-        struct rdt_ref ref;
-        rdt_object *object;
-        uint8_t *from, *to;
 
         begin(2, sides[s], NULL);
-        from = alloc_memory(owner, N * 4096);
-        to = alloc_memory(reader, N * 8192);
+        uint8_t *from = alloc_memory(owner, N * 4096);
+        uint8_t *to = alloc_memory(reader, N * 8192);
         fill_pattern(from, N * 4096, 2);
         memset(to, CANARY_BYTE, N * 8192);
         for (unsigned i = 0; i < N; i++) {
@@ -201,11 +181,10 @@ Test(loopback, targets_apart_receive)
             target[i] = source[i];
             target[i].data = to + 8192 * (N - 1 - i) + 100;
         }
-        must_ok(rdt_put(owner, source, N, NULL, &ref, &err));
-        options.targets = &targets;
-        options.target_counts = &count;
-        options.timeout_ns = LONG;
-        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        struct rdt_ref ref = put_as(owner, source, N, NULL);
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .targets = &targets, .target_counts = &count, .timeout_ns = LONG};
+        rdt_object *object = fetch_as(reader, &ref, &options);
         must_go_by("loopback", object);
         for (unsigned i = 0; i < N; i++) {
             uint8_t *at = target[i].data;
@@ -221,23 +200,17 @@ Test(loopback, targets_apart_receive)
 
 Test(loopback, producer_prefers_it)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     uint8_t data[100000] = {7};
     struct rdt_tensor tensor = VECTOR(RDT_U8, sizeof data, data);
-    struct rdt_ref preferred, plain;
-    struct transfer_view view;
-    rdt_object *object;
     bool said = false;
 
-    cluster_start(&c, 2, &(struct cluster_options){.loopback = true});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    options.transport = "loopback";
-    must_ok(rdt_put(owner, &tensor, 1, &options, &preferred, &err));
-    plain = put_one(owner, &tensor, NULL);
-    object = fetch_one(reader, &preferred, RDT_FETCH_AUTO);
+    begin_pair(2, &(struct cluster_options){.loopback = true});
+    struct rdt_put_options options = {.struct_size = sizeof options, .transport = "loopback"};
+    struct rdt_ref preferred = put_as(owner, &tensor, 1, &options);
+    struct rdt_ref plain = put_one(owner, &tensor, NULL);
+    rdt_object *object = fetch_one(reader, &preferred, RDT_FETCH_AUTO);
     must_go_by("loopback", object);
-    view = transfer_numbered(&c.node[1], info_of(object).transfer);
+    struct transfer_view view = transfer_numbered(&c.node[1], info_of(object).transfer);
     for (unsigned i = 0; i < view.n_candidates; i++)
         said = said || (view.candidates[i].chosen && strstr(view.candidates[i].reason, "producer prefers it"));
     must(said);
@@ -251,11 +224,9 @@ Test(loopback, producer_prefers_it)
         struct rdt_tensor target = VECTOR(RDT_U8, sizeof data, memory);
         const struct rdt_tensor *targets = &target;
         size_t one = 1;
-        struct rdt_fetch_options fetch = RDT_INIT(fetch);
+        struct rdt_fetch_options fetch = {
+            .struct_size = sizeof fetch, .targets = &targets, .target_counts = &one, .timeout_ns = LONG};
 
-        fetch.targets = &targets;
-        fetch.target_counts = &one;
-        fetch.timeout_ns = LONG;
         must_ok(rdt_fetch(reader, &preferred, 1, &fetch, &object, &err));
         must_go_by("loopback", object);
         must(memcmp(memory, data, sizeof data) == 0);
@@ -271,13 +242,12 @@ Test(loopback, producer_prefers_it)
 /* Where the n-th operation fails: at the reader (its reads or receives) or at the owner (its sends). */
 static void check_failing(const char *sided, unsigned where, const char *fault, const char *says)
 {
-    struct rdt_ref ref;
     rdt_object *object;
     char id[8];
 
     begin(2, sided, NULL);
     (void)snprintf(id, sizeof id, "%s", "w");
-    ref = put_pattern(owner, id, MIB, 1);
+    struct rdt_ref ref = put_pattern(owner, id, MIB, 1);
     cluster_faults(&c, where, fault);
     must_refuse(RDT_TRANSPORT, says, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     bystander_round(&c, 3);
@@ -320,14 +290,12 @@ Test(loopback, send_that_it_gives_up_is_transport)
 /* An operation that never ends. */
 static void check_lost(const char *sided, unsigned where)
 {
-    struct rdt_ref ref;
     rdt_object *object;
-    int64_t start;
 
     begin(2, sided, "--stall-timeout=400ms");
-    ref = put_pattern(owner, NULL, MIB, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, MIB, 1);
     cluster_faults(&c, where, "lose_every=5\n");
-    start = now_ns();
+    int64_t start = now_ns();
     must_refuse(RDT_TRANSPORT, "stall_timeout", try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     must(now_ns() - start >= 400 * MSEC);
     must_be_within(start, 5 * SEC);
@@ -344,13 +312,10 @@ static void check_lost(const char *sided, unsigned where)
 /* A transfer without progress is judged after its node was pinged; here the node is frozen. */
 Test(loopback, frozen_owner_is_lost_and_has_not_stalled)
 {
-    rdt_request *request;
-    struct rdt_ref ref;
-
     begin(2, "two", "--stall-timeout=300ms");
-    ref = put_pattern(owner, NULL, 4 * MIB, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, 4 * MIB, 1);
     set_faults("delay_ms=100\n");
-    request = start_one(reader, &ref, LONG);
+    rdt_request *request = start_one(reader, &ref, LONG);
     await_engine(&c.node[1]);
     node_freeze(&c.node[0]);
     must_refuse(RDT_PEER_LOST, "", rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -381,10 +346,8 @@ Test(loopback, lost_send_stalls)
 Test(loopback, slow_transfer_is_no_stall)
 {
     for (unsigned i = 0; i < 2; i++) {
-        struct rdt_ref ref;
-
         begin(2, sides[i], "--stall-timeout=1s");
-        ref = put_pattern(owner, NULL, 40 * 64 * KIB, 1);
+        struct rdt_ref ref = put_pattern(owner, NULL, 40 * 64 * KIB, 1);
         set_faults("delay_ms=60\n");
         fetch_pattern(reader, &ref, 40 * 64 * KIB, 1, "loopback");
         must_ok(rdt_free(owner, &ref, false, &err));
@@ -398,7 +361,6 @@ Test(loopback, random_failures_end_typed)
     enum { N = 40 };
 
     for (unsigned s = 0; s < 2; s++) {
-        struct rdt_fetch_options options = RDT_INIT(options);
         rdt_request *requests[N];
         struct rdt_ref refs[N];
         unsigned well = 0;
@@ -407,7 +369,7 @@ Test(loopback, random_failures_end_typed)
         for (unsigned i = 0; i < N; i++)
             refs[i] = put_pattern(owner, NULL, 70000 + 1000 * i, i);
         set_faults("fail_every=31\ndelay_ms=1\n");
-        options.timeout_ns = LONG;
+        struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
         must_ok(rdt_fetch_start(reader, refs, N, &options, requests, &err));
         for (unsigned i = 0; i < N; i++) {
             enum rdt_status status = rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, NULL);
@@ -438,17 +400,15 @@ Test(loopback, random_failures_end_typed)
 Test(loopback, small_not_starved_by_big)
 {
     for (unsigned i = 0; i < 2; i++) {
-        struct rdt_ref big, small;
-        rdt_request *slow, *quick;
         struct transfer_view view;
 
         begin(2, sides[i], NULL);
-        big = put_pattern(owner, NULL, 200 * 64 * KIB, 1);
-        small = put_pattern(owner, NULL, 2 * 64 * KIB, 2);
+        struct rdt_ref big = put_pattern(owner, NULL, 200 * 64 * KIB, 1);
+        struct rdt_ref small = put_pattern(owner, NULL, 2 * 64 * KIB, 2);
         set_faults("delay_ms=40\n");
-        slow = start_one(reader, &big, LONG);
+        rdt_request *slow = start_one(reader, &big, LONG);
         await_engine(&c.node[1]);
-        quick = start_one(reader, &small, LONG);
+        rdt_request *quick = start_one(reader, &small, LONG);
         must_ok(rdt_wait(reader, &quick, 1, 1, LONG, NULL, NULL, &err));
         must_be(RDT_AGAIN, rdt_request_status(slow, &err));
         must(transfer_under_way(&c.node[1], "in", &view) && view.bytes_done < view.bytes / 2);
@@ -491,20 +451,15 @@ Test(loopback, wait_freed_returns_after_transfer)
     for (unsigned i = 0; i < 2; i++) {
         struct waiting waiting[2];
         struct actor actors[2];
-        struct rdt_tensor tensor;
-        rdt_request *request;
-        rdt_object *object;
-        struct rdt_ref ref;
         struct rdt_stat stat;
-        uint8_t *memory;
 
         begin(2, sides[i], NULL);
-        memory = alloc_memory(owner, bytes);
+        uint8_t *memory = alloc_memory(owner, bytes);
         fill_pattern(memory, bytes, 1);
-        tensor = VECTOR(RDT_U8, bytes, memory);
-        ref = put_one(owner, &tensor, NULL);
+        struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
+        struct rdt_ref ref = put_one(owner, &tensor, NULL);
         set_delay(150 * MSEC); /* so that it outlasts what follows */
-        request = start_one(reader, &ref, LONG);
+        rdt_request *request = start_one(reader, &ref, LONG);
         await_transfer(&c.node[0], "out", "sending");
         must_ok(rdt_free(owner, &ref, false, &err));
         for (unsigned k = 0; k < 2; k++) {
@@ -518,8 +473,7 @@ Test(loopback, wait_freed_returns_after_transfer)
         set_faults("");
         must_ok(rdt_wait_freed_range(owner, memory, bytes, LONG, &err));
         memset(memory, 0xbb, bytes);
-        must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-        must_ok(rdt_request_take_object(request, &object, &err));
+        rdt_object *object = await_object(reader, request);
         must(holds_pattern(tensor_of(object, 0).data, bytes, 1));
         for (unsigned k = 0; k < 2; k++) {
             char done = 0;
@@ -538,19 +492,16 @@ Test(loopback, forced_free_during_fetch)
     const size_t bytes = 40 * 64 * KIB;
 
     for (unsigned i = 0; i < 2; i++) {
-        rdt_request *request;
         rdt_object *object;
-        enum rdt_status status;
-        struct rdt_ref ref;
 
         begin(2, sides[i], NULL);
-        ref = put_pattern(owner, NULL, bytes, 1);
+        struct rdt_ref ref = put_pattern(owner, NULL, bytes, 1);
         set_faults("delay_ms=15\n");
-        request = start_one(reader, &ref, LONG);
+        rdt_request *request = start_one(reader, &ref, LONG);
         await_engine(&c.node[1]);
         must_ok(rdt_free(owner, &ref, true, &err));
         must_be(RDT_FREED, try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
-        status = rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
+        enum rdt_status status = rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, NULL);
         must_say(status == RDT_OK || status == RDT_FREED, "%s", rdt_status_name(status));
         if (status == RDT_OK) {
             must_ok(rdt_request_take_object(request, &object, &err));
@@ -568,14 +519,12 @@ Test(loopback, failure_is_explained_on_both_ends)
 {
     struct transfer_view in, views[8];
     struct rdt_error why;
-    struct rdt_ref ref;
-    rdt_request *request;
     unsigned n, found = 0;
 
     begin(2, "two", NULL);
-    ref = put_pattern(owner, NULL, 20 * 64 * KIB, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, 20 * 64 * KIB, 1);
     set_delay(1500 * MSEC);
-    request = start_one(reader, &ref, patience(3 * SEC));
+    rdt_request *request = start_one(reader, &ref, patience(3 * SEC));
     await_engine(&c.node[1]);
     must(transfer_under_way(&c.node[1], "in", &in));
     must(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &why) == RDT_TIMED_OUT);

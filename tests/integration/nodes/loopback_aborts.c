@@ -12,16 +12,13 @@ Test(loopback_aborts, sends_that_have_not_begun_end_at_once)
     const char *flags[] = {"--chunk=64KiB", "--chunks-in-flight=2", "--quiesce-grace=60s", "--set=loopback.sided=two", NULL};
     static struct cluster c;
     struct transfer_view view;
-    rdt *owner, *reader;
-    rdt_request *request;
-    struct rdt_ref ref;
 
     cluster_start(&c, 2, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
+    rdt *owner = node_client(&c.node[0], "owner");
+    rdt *reader = node_client(&c.node[1], "reader");
     cluster_faults(&c, 0, "delay_ms=600000\n");
-    ref = put_pattern(owner, NULL, (size_t)1 << 20, 1);
-    request = start_one(reader, &ref, RDT_FOREVER);
+    struct rdt_ref ref = put_pattern(owner, NULL, (size_t)1 << 20, 1);
+    rdt_request *request = start_one(reader, &ref, RDT_FOREVER);
     wait_until(LONG, operations_of(&c.node[0]) == 2);
     rdt_request_destroy(request);
     wait_until(LONG, !transfer_under_way(&c.node[0], "out", &view));

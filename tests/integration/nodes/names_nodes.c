@@ -285,7 +285,7 @@ Test(names_nodes, publish_goes_to_the_objects_node)
     must(info_of(object).version == 1 && info_of(object).ref.generation == ref.generation);
     must(memcmp(info_of(object).ref.node, c.node[0].uuid_bytes, 16) == 0);
     rdt_release(object);
-    ref.generation += 7;
+    ref.generation += 1000;
     must_refuse(RDT_NOT_FOUND, "not known", rdt_publish(reader, "weights", &ref, NULL, NULL, &err));
     must_refuse(RDT_INVALID, "is a name", rdt_publish(reader, "weights", &name, NULL, NULL, &err));
     must_ok(rdt_unpublish(reader, &name, &err));
@@ -353,6 +353,29 @@ Test(names_nodes, name_that_nobody_published_is_not_found)
         must_say(status == RDT_NOT_FOUND, "%s: %s", rdt_status_name(status), text);
     }
     raw_close(&raw);
+    cluster_end(&c, (const char *const[]){"cannot connect", NULL});
+}
+
+/* Three nodes would know it, so one of them is the frozen one. Who has waited for that one is not made to wait again. */
+Test(names_nodes, name_of_another_node_is_refused_although_a_home_is_frozen)
+{
+    static const char *const flags[] = {"--peer-timeout=60s", NULL};
+    struct rdt_ref name, ref;
+    rdt *owner, *other;
+
+    cluster_start(&c, 3, &(struct cluster_options){.no_ucx = true, .stream = true, .table = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    other = node_client(&c.node[1], "other");
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
+    ref = put_pattern(other, "o", INLINE_BYTES, 2);
+    node_freeze(&c.node[2]);
+    must_refuse(RDT_EXISTS, "published on node n0", rdt_publish(other, "weights", &ref, NULL, NULL, &err));
+    node_thaw(&c.node[2]);
+    must_ok(rdt_free(other, &ref, false, &err));
+    must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
+    must_ok(rdt_unpublish(owner, &name, &err));
+    rdt_close(owner);
+    rdt_close(other);
     cluster_end(&c, (const char *const[]){"cannot connect", NULL});
 }
 

@@ -2,15 +2,7 @@
 /* Objects on one node and readers on another: what arrives, by which path, and which errors clients get. Over ucx, on
  * separate cables where the test may create them. */
 #include <criterion/criterion.h>
-#include <grp.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "tests/integration/nodes/nodes_fixture.h"
 
@@ -50,7 +42,6 @@ static void pile_up(struct pile *pile, rdt *conn, size_t count, size_t big_every
     static const enum rdt_dtype dtypes[] = {RDT_U8, RDT_BF16, RDT_F32, RDT_F64, RDT_BOOL};
     size_t bytes = 0, at = 0;
     uint64_t dice = 11;
-    uint8_t *memory;
 
     *pile = (struct pile){
         .tensors = calloc(count, sizeof *pile->tensors), .shapes = calloc(count, sizeof *pile->shapes), .count = count};
@@ -68,7 +59,7 @@ static void pile_up(struct pile *pile, rdt *conn, size_t count, size_t big_every
         }
         bytes += (size_t)elements_of(tensor) * rdt_dtype_bytes(tensor->dtype) + 16;
     }
-    memory = alloc_memory(conn, bytes);
+    uint8_t *memory = alloc_memory(conn, bytes);
     fill_pattern(memory, bytes, 5);
     for (size_t i = 0; i < count; i++) {
         pile->tensors[i].data = memory + at;
@@ -84,11 +75,8 @@ static void pile_fini(struct pile *pile)
 
 static void check_pile_arrives(const struct pile *pile)
 {
-    struct rdt_ref ref;
-    rdt_object *object;
-
-    must_ok(rdt_put(owner, pile->tensors, pile->count, NULL, &ref, &err));
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct rdt_ref ref = put_as(owner, pile->tensors, pile->count, NULL);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_go_by("ucx", object);
     must(rdt_object_count(object) == pile->count);
     for (size_t i = 0; i < pile->count; i++) {
@@ -128,8 +116,6 @@ Test(nodes, strided_source_arrives_row_major)
     static const int64_t turned[] = {1, COLUMNS}, backwards[] = {-COLUMNS, -1}, holes[] = {2 * COLUMNS, 3}, same[] = {0, 1};
     const int64_t shape[] = {COLUMNS, ROWS}, plain[] = {ROWS, COLUMNS}, few[] = {ROWS / 2, COLUMNS / 3};
     struct rdt_tensor tensors[4];
-    struct rdt_ref ref;
-    rdt_object *object;
     float *memory;
 
     begin(2);
@@ -140,8 +126,8 @@ Test(nodes, strided_source_arrives_row_major)
     tensors[2] = (struct rdt_tensor){RDT_F32, 2, few, holes, memory + 1};
     tensors[3] = (struct rdt_tensor){RDT_F32, 2, plain, same, memory + 7};
     tensors[3].shape = (const int64_t[]){50, COLUMNS - 7};
-    must_ok(rdt_put(owner, tensors, 4, NULL, &ref, &err));
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct rdt_ref ref = put_as(owner, tensors, 4, NULL);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_go_by("ucx", object);
     for (size_t i = 0; i < 4; i++) {
         struct rdt_tensor tensor = tensor_of(object, i);
@@ -162,27 +148,23 @@ Test(nodes, slices_arrive)
         {{0, 0}, {ROWS, COLUMNS}, "ucx"}, {{10, 0}, {700, COLUMNS}, "ucx"}, {{0, 100}, {ROWS, 300}, "ucx"},
         {{1999, 499}, {1, 1}, "inline"},  {{5, 5}, {10, 10}, "inline"},     {{3, 3}, {0, 10}, "inline"},
     };
-    struct rdt_tensor whole;
-    struct rdt_ref ref;
     uint32_t *memory;
 
     begin(2);
     memory = alloc_memory(owner, ROWS * COLUMNS * sizeof *memory);
     fill_pattern(memory, ROWS * COLUMNS * sizeof *memory, 3);
-    whole = MATRIX(RDT_U32, ROWS, COLUMNS, memory);
-    ref = put_one(owner, &whole, NULL);
+    struct rdt_tensor whole = MATRIX(RDT_U32, ROWS, COLUMNS, memory);
+    struct rdt_ref ref = put_one(owner, &whole, NULL);
     for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {
         struct rdt_slice slice = {2, rows[i].start, rows[i].count};
         const struct rdt_slice *slices = &slice;
         size_t n_slices = 1;
         struct rdt_fetch_options options = within(LONG);
-        struct rdt_tensor part;
-        rdt_object *object;
 
         options.slices = &slices;
         options.slice_counts = &n_slices;
-        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
-        part = tensor_of(object, 0);
+        rdt_object *object = fetch_as(reader, &ref, &options);
+        struct rdt_tensor part = tensor_of(object, 0);
         must_say(equals_slice(&part, &whole, &slice), "slice %zu", i);
         must_go_by(rows[i].path, object);
         rdt_release(object);
@@ -198,11 +180,10 @@ Test(nodes, slice_beyond_end_refused)
     const struct rdt_slice *slices = &slice;
     size_t n_slices = 1;
     struct rdt_fetch_options options = within(LONG);
-    struct rdt_ref ref;
     rdt_object *object;
 
     begin(2);
-    ref = put_pattern(owner, NULL, 100, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, 100, 1);
     options.slices = &slices;
     options.slice_counts = &n_slices;
     must_be(RDT_INVALID, rdt_fetch(reader, &ref, 1, &options, &object, &err));
@@ -218,18 +199,13 @@ Test(nodes, metadata_arrives)
     begin(2);
     fill_pattern(metadata, 4 * MIB, 8);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        struct rdt_put_options options = RDT_INIT(options);
-        struct rdt_ref ref;
-        rdt_object *object;
-        const void *got;
         size_t bytes;
+        struct rdt_put_options options = {.struct_size = sizeof options, .metadata = metadata, .metadata_bytes = sizes[i]};
+        struct rdt_ref ref = put_as(owner, NULL, 0, &options);
+        rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
 
-        options.metadata = metadata;
-        options.metadata_bytes = sizes[i];
-        must_ok(rdt_put(owner, NULL, 0, &options, &ref, &err));
-        object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
         must(rdt_object_count(object) == 0);
-        got = rdt_object_metadata(object, &bytes);
+        const void *got = rdt_object_metadata(object, &bytes);
         must(bytes == sizes[i] && (bytes == 0 || memcmp(got, metadata, bytes) == 0));
         rdt_release(object);
         must_ok(rdt_free(owner, &ref, false, &err));
@@ -289,18 +265,15 @@ Test(nodes, target_mismatch_writes_nothing)
     } rows[] = {{RDT_U8, 300001, 2}, {RDT_I8, 300000, 2}, {RDT_U8, 300000, 1}, {RDT_U8, 10, 2}};
     const size_t bytes = 300000;
     struct rdt_tensor source[2];
-    struct rdt_ref ref;
-    uint8_t *memory;
 
     begin(2);
-    memory = alloc_memory(owner, 2 * bytes);
+    uint8_t *memory = alloc_memory(owner, 2 * bytes);
     source[0] = VECTOR(RDT_U8, bytes, memory);
     source[1] = VECTOR(RDT_U8, bytes, memory + bytes);
-    must_ok(rdt_put(owner, source, 2, NULL, &ref, &err));
+    struct rdt_ref ref = put_as(owner, source, 2, NULL);
     for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++)
         for (unsigned direct = 0; direct < 2; direct++) {
             struct canary canary;
-            uint8_t *at;
             struct rdt_tensor target[2];
             const struct rdt_tensor *targets = target;
             size_t count = rows[i].count;
@@ -308,7 +281,7 @@ Test(nodes, target_mismatch_writes_nothing)
             rdt_object *object;
 
             canary_create(&canary, 2 * (bytes + 1));
-            at = direct ? alloc_memory(reader, canary.bytes) : canary.addr;
+            uint8_t *at = direct ? alloc_memory(reader, canary.bytes) : canary.addr;
             memset(at, CANARY_BYTE, canary.bytes);
             target[0] = VECTOR(RDT_U8, bytes, at);
             target[1] = VECTOR(rows[i].dtype, rows[i].elements, at + bytes);
@@ -346,9 +319,7 @@ Test(nodes, refs_travel_as_text)
 
 static void check_stat(rdt *conn, const struct rdt_ref *ref, const char *state, unsigned waiters)
 {
-    struct rdt_stat stat;
-
-    must_ok(rdt_stat(conn, ref, &stat, &err));
+    struct rdt_stat stat = stat_of(conn, ref);
     must_say(strcmp(stat.state, state) == 0 && stat.waiters == waiters, "%s with %u waiters", stat.state, stat.waiters);
 }
 
@@ -360,16 +331,13 @@ Test(nodes, fetch_parks_until_put)
     for (unsigned i = 0; i < 2; i++) {
         struct rdt_ref ref = ref_on(&c.node[0], "later"), put;
         rdt_request *request = start_one(reader, &ref, LONG);
-        rdt_object *object;
-        struct rdt_tensor tensor;
 
         await_transfer(&c.node[0], "out", "parked");
         check_stat(owner, &ref, "awaited", 1);
         must_be(RDT_TIMED_OUT, rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, &err));
         put = put_pattern(owner, "later", sizes[i], 2);
-        must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
-        must_ok(rdt_request_take_object(request, &object, &err));
-        tensor = tensor_of(object, 0);
+        rdt_object *object = await_object(reader, request);
+        struct rdt_tensor tensor = tensor_of(object, 0);
         must(holds_pattern(tensor.data, sizes[i], 2));
         must(info_of(object).ref.generation == put.generation);
         rdt_release(object);
@@ -381,14 +349,12 @@ Test(nodes, fetch_parks_until_put)
 
 Test(nodes, fetch_parks_until_deadline)
 {
-    struct rdt_ref ref;
     rdt_object *object;
-    int64_t start;
     struct rdt_stat stat;
 
     begin(2);
-    ref = ref_on(&c.node[0], "never");
-    start = now_ns();
+    struct rdt_ref ref = ref_on(&c.node[0], "never");
+    int64_t start = now_ns();
     must_be(RDT_TIMED_OUT, try_fetch(reader, &ref, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
     must(now_ns() - start >= 200 * MSEC);
     must_be_within(start, 3 * SEC);
@@ -407,15 +373,13 @@ static bool misses(const struct rdt_ref *ref, const char *what)
 
 Test(nodes, time_out_of_a_fetch_says_what_was_missing)
 {
-    struct rdt_ref never, name, ref;
-
     begin(2);
-    never = ref_on(&c.node[0], "never");
+    struct rdt_ref never = ref_on(&c.node[0], "never");
     wait_until(LONG, misses(&never, "nobody has put an object with this id"));
-    name = ref_on(&c.node[0], "never");
+    struct rdt_ref name = ref_on(&c.node[0], "never");
     name.is_name = true;
     wait_until(LONG, misses(&name, "nobody has published such a version of it"));
-    ref = put_pattern(owner, NULL, 100000, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, 100000, 1);
     node_freeze(&c.node[0]);
     wait_until(LONG, misses(&ref, "has not answered"));
     node_thaw(&c.node[0]);
@@ -427,7 +391,6 @@ Test(nodes, time_out_of_a_fetch_says_what_was_missing)
 Test(nodes, equal_refs_share_one_transfer)
 {
     enum { N = 8 };
-    struct node_status before, after;
     struct rdt_ref ref, refs[N];
     rdt_object *objects[N];
 
@@ -435,12 +398,12 @@ Test(nodes, equal_refs_share_one_transfer)
     ref = put_pattern(owner, NULL, 2 * MIB, 6);
     for (unsigned i = 0; i < N; i++)
         refs[i] = ref;
-    node_status(&c.node[0], &before);
+    struct node_status before = node_now(&c.node[0]);
     must_ok(rdt_fetch(reader, refs, N,
                       &(struct rdt_fetch_options){.struct_size = sizeof(struct rdt_fetch_options), .timeout_ns = LONG}, objects,
                       &err));
     cluster_expect_idle_of_transfers(&c); /* the owner hears of the end later */
-    node_status(&c.node[0], &after);
+    struct node_status after = node_now(&c.node[0]);
     must_say(after.bytes_out - before.bytes_out == 2 * MIB, "%llu bytes moved",
              (unsigned long long)(after.bytes_out - before.bytes_out));
     for (unsigned i = 0; i < N; i++) {

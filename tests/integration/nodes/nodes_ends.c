@@ -3,14 +3,8 @@
  * separate cables where the test may create them. */
 #include <criterion/criterion.h>
 #include <grp.h>
-#include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "tests/integration/nodes/nodes_fixture.h"
 
@@ -42,19 +36,17 @@ Test(nodes_ends, wait_any_takes_first)
 
 Test(nodes_ends, cancelled_while_parked)
 {
-    struct rdt_ref ref, put;
-    rdt_request *request, *other;
     struct rdt_stat stat;
 
     begin(2);
-    ref = ref_on(&c.node[0], "later");
-    request = start_one(reader, &ref, LONG);
-    other = start_one(reader, &ref, LONG);
+    struct rdt_ref ref = ref_on(&c.node[0], "later");
+    rdt_request *request = start_one(reader, &ref, LONG);
+    rdt_request *other = start_one(reader, &ref, LONG);
     wait_until(5 * SEC, rdt_stat(owner, &ref, &stat, NULL) == RDT_OK && stat.waiters == 2);
     rdt_cancel(request);
     must_be(RDT_CANCELLED, rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     wait_until(5 * SEC, rdt_stat(owner, &ref, &stat, NULL) == RDT_OK && stat.waiters == 1);
-    put = put_pattern(owner, "later", MIB, 1);
+    struct rdt_ref put = put_pattern(owner, "later", MIB, 1);
     must_ok(rdt_wait(reader, &other, 1, 1, LONG, NULL, NULL, &err)); /* the other transfer of it went on */
     rdt_request_destroy(request);
     rdt_request_destroy(other);
@@ -65,29 +57,25 @@ Test(nodes_ends, cancelled_while_parked)
 /* At any moment of it: at once, after the answer, while bytes move. */
 Test(nodes_ends, cancelled_at_any_moment)
 {
-    struct rdt_ref ref;
     const size_t bytes = 24 * MIB;
-    uint8_t *shared;
 
     begin(2);
-    ref = put_pattern(owner, NULL, bytes, 1);
-    shared = alloc_memory(reader, bytes);
+    struct rdt_ref ref = put_pattern(owner, NULL, bytes, 1);
+    uint8_t *shared = alloc_memory(reader, bytes);
     for (unsigned i = 0; i < 40; i++) {
         struct rdt_tensor target = VECTOR(RDT_U8, bytes, shared);
         const struct rdt_tensor *targets = &target;
         size_t one = 1;
         struct rdt_fetch_options options = within(LONG);
-        rdt_request *request;
-        enum rdt_status status;
 
         if (i % 2) {
             options.targets = &targets;
             options.target_counts = &one;
         }
-        must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+        rdt_request *request = start_as(reader, &ref, &options);
         (void)rdt_wait(reader, &request, 1, 1, (int64_t)(i / 2) * MSEC / 2, NULL, NULL, NULL);
         rdt_cancel(request);
-        status = rdt_request_status(request, NULL);
+        enum rdt_status status = rdt_request_status(request, NULL);
         must(status == RDT_CANCELLED || status == RDT_OK);
         rdt_request_destroy(request);
         if (i % 2) { /* only then it is ours again */
@@ -168,11 +156,10 @@ Test(nodes_ends, ring_of_three)
 
 Test(nodes_ends, force_free_from_elsewhere)
 {
-    struct rdt_ref ref;
     rdt_object *object, *held;
 
     begin(2);
-    ref = put_pattern(owner, "w", 100000, 1);
+    struct rdt_ref ref = put_pattern(owner, "w", 100000, 1);
     held = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     must_be(RDT_DENIED, rdt_free(reader, &ref, false, &err)); /* the producer's hold is the producer's */
     must_ok(rdt_free(reader, &ref, true, &err));
@@ -193,14 +180,12 @@ struct producing {
 static int produce(struct actor *self, void *arg)
 {
     const struct producing *producing = arg;
-    struct rdt_ref ref;
-    rdt *conn;
 
     if (producing->uid != 0)
         must(setgroups(0, NULL) == 0 && setresgid(producing->uid, producing->uid, producing->uid) == 0 &&
              setresuid(producing->uid, producing->uid, producing->uid) == 0);
-    conn = node_client(producing->node, "producer");
-    ref = put_for(conn, producing->visibility);
+    rdt *conn = node_client(producing->node, "producer");
+    struct rdt_ref ref = put_for(conn, producing->visibility);
     actor_send(self, &ref, sizeof ref);
     actor_await(self);
     rdt_close(conn);
@@ -211,14 +196,13 @@ static int produce(struct actor *self, void *arg)
  * uid's. */
 Test(nodes_ends, root_of_own_node_frees_by_force)
 {
-    struct producing producing = {.uid = 1001, .visibility = RDT_VISIBLE_TO_ALL};
     struct rdt_ref ref;
     struct actor producer;
     rdt_object *object;
 
     open_the_way();
     begin(2);
-    producing.node = &c.node[0];
+    struct producing producing = {.uid = 1001, .visibility = RDT_VISIBLE_TO_ALL, .node = &c.node[0]};
     actor_start(&producer, produce, &producing);
     actor_recv(&producer, &ref, sizeof ref);
     fetch_pattern(reader, &ref, 100000, 1, "ucx");
@@ -232,12 +216,11 @@ Test(nodes_ends, root_of_own_node_frees_by_force)
 
 Test(nodes_ends, freed_is_told_across)
 {
-    struct rdt_ref ref;
     rdt_object *object;
     struct rdt_stat stat;
 
     begin(2);
-    ref = put_pattern(owner, "w", 100000, 1);
+    struct rdt_ref ref = put_pattern(owner, "w", 100000, 1);
     must_ok(rdt_free(owner, &ref, false, &err));
     must_refuse(RDT_FREED, "\"w\"", try_fetch(reader, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     must_be(RDT_FREED, rdt_wait_put(reader, &ref, LONG, &err));
@@ -249,14 +232,13 @@ Test(nodes_ends, freed_is_told_across)
 
 Test(nodes_ends, killed_producer_is_told_across)
 {
-    struct producing producing = {.visibility = RDT_VISIBLE_TO_ALL};
     struct rdt_ref ref;
     struct actor producer;
     rdt_object *object, *held;
     struct rdt_stat stat;
 
     begin(2);
-    producing.node = &c.node[0];
+    struct producing producing = {.visibility = RDT_VISIBLE_TO_ALL, .node = &c.node[0]};
     actor_start(&producer, produce, &producing);
     actor_recv(&producer, &ref, sizeof ref);
     held = fetch_one(reader, &ref, RDT_FETCH_AUTO);
@@ -271,10 +253,8 @@ Test(nodes_ends, killed_producer_is_told_across)
 
 Test(nodes_ends, wait_freed_across)
 {
-    struct rdt_ref ref;
-
     begin(2);
-    ref = put_pattern(owner, NULL, 100000, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, 100000, 1);
     must_be(RDT_TIMED_OUT, rdt_wait_freed(reader, &ref, 100 * MSEC, &err));
     fetch_pattern(reader, &ref, 100000, 1, "ucx");
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -285,14 +265,13 @@ Test(nodes_ends, wait_freed_across)
 
 Test(nodes_ends, stat_and_wait_put_across)
 {
-    struct rdt_ref ref, put;
     struct rdt_stat stat;
 
     begin(2);
-    ref = ref_on(&c.node[0], "later");
+    struct rdt_ref ref = ref_on(&c.node[0], "later");
     must_be(RDT_NOT_FOUND, rdt_stat(reader, &ref, &stat, &err));
     must_be(RDT_TIMED_OUT, rdt_wait_put(reader, &ref, 100 * MSEC, &err));
-    put = put_pattern(owner, "later", 12345, 1);
+    struct rdt_ref put = put_pattern(owner, "later", 12345, 1);
     must_ok(rdt_wait_put(reader, &ref, LONG, &err));
     must_ok(rdt_stat(reader, &ref, &stat, &err));
     must(stat.bytes == 12345 && stat.tensors == 1 && strcmp(stat.state, "live") == 0);
@@ -311,7 +290,6 @@ static int wait_put(struct actor *self, void *arg)
     const struct waiting_put *waiting = arg;
     rdt *conn = node_client(waiting->node, "waiter");
 
-    (void)self;
     must_ok(rdt_wait_put(conn, &waiting->ref, LONG, &err));
     rdt_close(conn);
     return 0;
@@ -319,16 +297,14 @@ static int wait_put(struct actor *self, void *arg)
 
 Test(nodes_ends, wait_put_across_until_put)
 {
-    struct waiting_put waiting;
     struct actor waiter;
-    struct rdt_ref put;
     struct rdt_stat stat;
 
     begin(2);
-    waiting = (struct waiting_put){&c.node[1], ref_on(&c.node[0], "later")};
+    struct waiting_put waiting = (struct waiting_put){&c.node[1], ref_on(&c.node[0], "later")};
     actor_start(&waiter, wait_put, &waiting);
     wait_until(5 * SEC, rdt_stat(owner, &waiting.ref, &stat, NULL) == RDT_OK && stat.waiters == 1);
-    put = put_pattern(owner, "later", 10, 1);
+    struct rdt_ref put = put_pattern(owner, "later", 10, 1);
     actor_wait(&waiter);
     must_ok(rdt_free(owner, &put, false, &err));
     end(NULL);
@@ -338,12 +314,11 @@ Test(nodes_ends, wait_put_across_until_put)
 
 Test(nodes_ends, without_trusted_network_no_path)
 {
-    struct rdt_ref big, small;
     rdt_object *object;
 
     begin_with(2, &(struct cluster_options){.no_ucx = true});
-    big = put_pattern(owner, NULL, 100000, 1);
-    small = put_pattern(owner, NULL, 1000, 1);
+    struct rdt_ref big = put_pattern(owner, NULL, 100000, 1);
+    struct rdt_ref small = put_pattern(owner, NULL, 1000, 1);
     must_refuse(RDT_NO_PATH, "trusted_network", try_fetch(reader, &big, RDT_FETCH_AUTO, LONG, &object, &err));
     fetch_pattern(reader, &small, 1000, 1, "inline");
     must_ok(rdt_free(owner, &big, false, &err));
@@ -354,12 +329,11 @@ Test(nodes_ends, without_trusted_network_no_path)
 Test(nodes_ends, without_trust_on_one_node_no_path)
 {
     static const char *const distrusts[] = {"--trusted-network=no", NULL};
-    struct rdt_ref there, here;
     rdt_object *object;
 
     begin_with(2, &(struct cluster_options){.flags_of = {distrusts}, .no_meeting = true});
-    there = put_pattern(owner, NULL, 100000, 1);
-    here = put_pattern(reader, NULL, 100000, 1);
+    struct rdt_ref there = put_pattern(owner, NULL, 100000, 1);
+    struct rdt_ref here = put_pattern(reader, NULL, 100000, 1);
     must_refuse(RDT_NO_PATH, "other node", try_fetch(reader, &there, RDT_FETCH_AUTO, LONG, &object, &err));
     must_refuse(RDT_NO_PATH, "trusted_network", try_fetch(owner, &here, RDT_FETCH_AUTO, LONG, &object, &err));
     end(NULL);
@@ -412,11 +386,10 @@ Test(nodes_ends, wishes_are_kept_or_refused)
 
 Test(nodes_ends, producers_transport_must_be_known)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 
     begin(2);
-    options.transport = "carrier-pigeon";
+    struct rdt_put_options options = {.struct_size = sizeof options, .transport = "carrier-pigeon"};
     must_refuse(RDT_UNSUPPORTED, "ucx", rdt_put(owner, NULL, 0, &options, &ref, &err));
     options.transport = "ucx";
     must_ok(rdt_put(owner, NULL, 0, &options, &ref, &err));
@@ -427,13 +400,11 @@ Test(nodes_ends, producers_transport_must_be_known)
 Test(nodes_ends, explained_on_both_ends)
 {
     struct transfer_view in, out[16];
-    struct rdt_ref ref;
-    rdt_object *object;
     unsigned n, found = 0, chosen = 0;
 
     begin(2);
-    ref = put_pattern(owner, NULL, 100000, 1);
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct rdt_ref ref = put_pattern(owner, NULL, 100000, 1);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
     in = transfer_numbered(&c.node[1], info_of(object).transfer);
     must(strcmp(in.direction, "in") == 0 && strcmp(in.state, "done") == 0 && strcmp(in.path, "ucx") == 0);
     must(in.bytes == 100000 && in.bytes_done == 100000 && in.elapsed_ns > 0 && in.error[0] == '\0' &&
@@ -464,10 +435,9 @@ Test(nodes_ends, without_a_key_other_nodes_are_unsupported)
     struct rdt_ref ref = ref_named("x");
     rdt_object *object;
     struct rdt_stat stat;
-    rdt *conn;
 
     node_start(&node, NULL);
-    conn = node_client(&node, "test");
+    rdt *conn = node_client(&node, "test");
     memset(ref.node, 9, sizeof ref.node);
     (void)snprintf(ref.address, sizeof ref.address, "127.0.0.1:1");
     must_refuse(RDT_UNSUPPORTED, "key_file", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));

@@ -10,13 +10,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
-
-static struct cluster c;
-static rdt *owner, *reader; /* clients of node 0 and of node 1 */
 
 static inline bool cables_can_be(void)
 {
@@ -35,9 +32,7 @@ static inline void begin_with(unsigned n, const struct cluster_options *options)
     all.cables = cables_can_be();
     if (!all.cables)
         (void)fprintf(stderr, "no network namespaces: on 127.0.0.1\n");
-    cluster_start(&c, n, &all);
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
+    begin_pair(n, &all);
 }
 
 static inline void begin(unsigned n)
@@ -45,18 +40,9 @@ static inline void begin(unsigned n)
     begin_with(n, &(struct cluster_options){0});
 }
 
-static inline void end(const char *const *declared)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, declared);
-}
-
 static inline struct rdt_fetch_options within(int64_t ns)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.timeout_ns = ns;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = ns};
     return options;
 }
 
@@ -64,10 +50,9 @@ static inline struct rdt_ref put_for(rdt *conn, enum rdt_visibility visibility)
 {
     uint8_t *data = malloc(100000);
     struct rdt_tensor tensor = VECTOR(RDT_U8, 100000, data);
-    struct rdt_ref ref;
 
     fill_pattern(data, 100000, 1);
-    ref = put_shown(conn, &tensor, NULL, visibility);
+    struct rdt_ref ref = put_shown(conn, &tensor, NULL, visibility);
     free(data);
     return ref;
 }
@@ -78,8 +63,7 @@ static inline void open_the_way(void)
     char path[200];
     const char *tmp = getenv("TMPDIR");
 
-    if (geteuid() != 0)
-        cr_skip_test("acting as other users needs root");
+    need_root();
     (void)snprintf(path, sizeof path, "%.150s/..", tmp ? tmp : "/tmp/t");
     (void)chmod(path, 0755);
 }

@@ -84,14 +84,14 @@ static void start(struct move *move, rdt *reader, bool targets, int64_t timeout_
 {
     struct rdt_tensor target;
     const struct rdt_tensor *list = &target;
-    struct rdt_fetch_options options = RDT_INIT(options);
     size_t one = 1;
 
     canary_create(&move->memory, move->bytes);
     target = VECTOR(RDT_U8, move->bytes, move->memory.addr);
-    options.timeout_ns = timeout_ns;
-    options.targets = targets ? &list : NULL;
-    options.target_counts = targets ? &one : NULL;
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .timeout_ns = timeout_ns,
+                                        .targets = targets ? &list : NULL,
+                                        .target_counts = targets ? &one : NULL};
     move->reader = reader;
     must_ok(rdt_fetch_start(reader, &move->ref, 1, &options, &move->request, &err));
 }
@@ -245,20 +245,18 @@ Test(ordered, waiting_for_a_ticket_is_shown_cancelled_and_timed_out)
     begin(3, "yes", NULL);
     for (unsigned round = 0; round < 2; round++) {
         struct cast cast = cast_of(round);
-        struct move big, cancelled, late, last;
-        int64_t began;
 
         set_slow(cast.owner, 50 * MSEC);
-        big = moving(cast.owner, cast.reader, 100 * CHUNK, 1, LONG);
+        struct move big = moving(cast.owner, cast.reader, 100 * CHUNK, 1, LONG);
         await_engine(&c.node[cast.reader]);
-        cancelled = moving(cast.owner, cast.reader, 10 * CHUNK, 2, LONG);
-        last = moving(cast.owner, cast.reader, 10 * CHUNK, 4, LONG);
+        struct move cancelled = moving(cast.owner, cast.reader, 10 * CHUNK, 2, LONG);
+        struct move last = moving(cast.owner, cast.reader, 10 * CHUNK, 4, LONG);
         wait_until(5 * SEC, in_state(cast.reader, "in", "ticket", "behind transfer") == 2);
         wait_until(5 * SEC, in_state(cast.owner, "out", "ticket", "") == 2);
         must(operations_of(&c.node[cast.reader]) <= 100); /* they have posted nothing */
-        late = moving(cast.owner, cast.reader, 10 * CHUNK, 3, patience(200 * MSEC));
+        struct move late = moving(cast.owner, cast.reader, 10 * CHUNK, 3, patience(200 * MSEC));
         rdt_cancel(cancelled.request);
-        began = now_ns();
+        int64_t began = now_ns();
         must_be(RDT_CANCELLED, finish(&cancelled, &err));
         must_be(RDT_TIMED_OUT, finish(&late, &err));
         must_be_within(began, 2 * SEC);
@@ -277,17 +275,16 @@ static void lost_at_the_head(const char *at_reader)
     begin(3, "yes", "--stall-timeout=600ms");
     for (unsigned round = 0; round < 2; round++) {
         struct cast cast = cast_of(round);
-        struct move stuck, behind_send, behind_receive;
         char lines[64];
 
         (void)snprintf(lines, sizeof lines, "%s", at_reader);
         cluster_faults(&c, cast.reader, lines);
         cluster_faults(&c, cast.owner, "lose_every=1\n");
-        stuck = moving(cast.owner, cast.reader, CHUNK, 1, LONG);
+        struct move stuck = moving(cast.owner, cast.reader, CHUNK, 1, LONG);
         wait_until(5 * SEC, operations_of(&c.node[cast.owner]) == 1);
         cluster_faults(&c, cast.owner, "");
-        behind_send = moving(cast.owner, cast.other, 5 * CHUNK, 2, LONG);
-        behind_receive = moving(cast.other, cast.reader, 5 * CHUNK, 3, LONG);
+        struct move behind_send = moving(cast.owner, cast.other, 5 * CHUNK, 2, LONG);
+        struct move behind_receive = moving(cast.other, cast.reader, 5 * CHUNK, 3, LONG);
         must_refuse(RDT_TRANSPORT, "stall_timeout", finish(&stuck, &err));
         must_end_well(&behind_send);
         must_end_well(&behind_receive);
@@ -313,16 +310,14 @@ static void owner_ends_before_it_sends(bool freeze, const char *at_reader)
     begin(3, "yes", NULL);
     for (unsigned round = 0; round < 2; round++) {
         struct cast cast = cast_of(round);
-        struct move dead, other;
-        int64_t struck;
 
         cluster_faults(&c, cast.reader, at_reader);
         cluster_faults(&c, cast.owner, "delay_ms=60000\n");
-        dead = moving(cast.owner, cast.reader, 8 * CHUNK, 1, LONG);
+        struct move dead = moving(cast.owner, cast.reader, 8 * CHUNK, 1, LONG);
         await_engine(&c.node[cast.reader]);
-        other = moving(cast.other, cast.reader, 8 * CHUNK, 2, LONG);
+        struct move other = moving(cast.other, cast.reader, 8 * CHUNK, 2, LONG);
         wait_until(5 * SEC, in_state(cast.reader, "in", "ticket", "behind transfer") == 1);
-        struck = now_ns();
+        int64_t struck = now_ns();
         if (freeze)
             node_freeze(&c.node[cast.owner]);
         else
@@ -366,17 +361,15 @@ Test(ordered, reader_that_never_comes_gives_up_its_ticket)
     begin(3, "yes", NULL);
     for (unsigned round = 0; round < 2; round++) {
         struct cast cast = cast_of(round);
-        struct move busy, never, behind;
-        int64_t struck;
 
         set_slow(cast.other, 50 * MSEC);
-        busy = moving(cast.other, cast.reader, 100 * CHUNK, 1, LONG);
+        struct move busy = moving(cast.other, cast.reader, 100 * CHUNK, 1, LONG);
         await_engine(&c.node[cast.reader]);
-        never = moving(cast.owner, cast.reader, 8 * CHUNK, 2, LONG);
+        struct move never = moving(cast.owner, cast.reader, 8 * CHUNK, 2, LONG);
         wait_until(5 * SEC, in_state(cast.owner, "out", "ticket", "") == 1);
         node_freeze(&c.node[cast.reader]);
-        struck = now_ns();
-        behind = moving(cast.owner, cast.other, 8 * CHUNK, 3, LONG);
+        int64_t struck = now_ns();
+        struct move behind = moving(cast.owner, cast.other, 8 * CHUNK, 3, LONG);
         must_end_well(&behind);
         must_be_within(struck, 6 * SEC);
         faults_everywhere("");
@@ -447,11 +440,9 @@ Test(ordered, gathered_chunks_keep_their_order)
             request[i] = start_one(client[i], &ref[1 - i], LONG);
         for (unsigned i = 0; i < 2; i++) {
             uint8_t *whole = malloc(N * 1200 * 1000);
-            rdt_object *object;
             must(whole);
             fill_pattern(whole, N * 1200 * 1000, 2 - i);
-            must_ok(rdt_wait(client[i], &request[i], 1, 1, LONG, NULL, NULL, &err));
-            must_ok(rdt_request_take_object(request[i], &object, &err));
+            rdt_object *object = await_object(client[i], request[i]);
             for (unsigned k = 0; k < N; k++) {
                 struct rdt_tensor got = tensor_of(object, k);
                 struct rdt_tensor source = {RDT_U8, 2, plain, k % 2 ? strides : NULL, whole + k * 1200 * 1000};
@@ -476,21 +467,17 @@ Test(ordered, snapshot_for_many_nodes)
     for (unsigned round = 0; round < 3; round++) {
         uint8_t *memory = malloc(bytes);
         struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
-        struct rdt_put_options options = RDT_INIT(options);
         rdt_request *request[4];
-        struct rdt_ref ref;
 
         must(memory);
         fill_pattern(memory, bytes, round);
-        options.flags = RDT_PUT_SNAPSHOT;
-        must_ok(rdt_put(client[0], &tensor, 1, &options, &ref, &err));
+        struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT};
+        struct rdt_ref ref = put_as(client[0], &tensor, 1, &options);
         set_slow(0, 2 * MSEC);
         for (unsigned i = 1; i < 4; i++)
             request[i] = start_one(client[i], &ref, LONG);
         for (unsigned i = 1; i < 4; i++) {
-            rdt_object *object;
-            must_ok(rdt_wait(client[i], &request[i], 1, 1, LONG, NULL, NULL, &err));
-            must_ok(rdt_request_take_object(request[i], &object, &err));
+            rdt_object *object = await_object(client[i], request[i]);
             must(holds_pattern(tensor_of(object, 0).data, bytes, round));
             rdt_release(object);
             rdt_request_destroy(request[i]);

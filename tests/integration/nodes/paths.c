@@ -7,29 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 #include "tests/support/program.h"
 
 TestSuite(paths, .timeout = 100);
 
 #define BYTES ((size_t)300 * 1024)
-
-static struct cluster c;
-static rdt *owner, *reader; /* clients of node 0 and of node 1 */
-
-static void begin(const struct cluster_options *options)
-{
-    cluster_start(&c, 2, options);
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(const char *const *declared)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, declared);
-}
 
 /* "rdtctl WORD ..." beside the reader, whose output must hold the text. */
 static void expect_ctl(const char *text, const char *word, const char *operand)
@@ -61,12 +44,10 @@ static void check_wishes(const struct wish *wishes, size_t n)
     struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
 
     for (size_t i = 0; i < n; i++) {
-        struct rdt_fetch_options options = RDT_INIT(options);
         rdt_object *object;
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .timeout_ns = LONG, .transport = wishes[i].transport, .least_path = wishes[i].least};
 
-        options.timeout_ns = LONG;
-        options.transport = wishes[i].transport;
-        options.least_path = wishes[i].least;
         if (wishes[i].expected == RDT_OK) {
             must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
             must_go_by(wishes[i].path, object);
@@ -91,11 +72,10 @@ Test(paths, wishes_where_all_is_there)
         {"ucx", "stream", RDT_NO_PATH, "ucx: slower than stream, the least path the reader accepts"},
         {NULL, "inline", RDT_NO_PATH, "slower than inline"},
     };
-    struct node_status status;
 
-    begin(&(struct cluster_options){.stream = true});
+    begin_pair(2, &(struct cluster_options){.stream = true});
     check_wishes(wishes, sizeof wishes / sizeof wishes[0]);
-    node_status(&c.node[1], &status);
+    struct node_status status = node_now(&c.node[1]);
     must_say(status.fell_back == 0, "a wish counts as a fall back");
     end(NULL);
 }
@@ -110,7 +90,7 @@ Test(paths, wishes_where_ucx_may_not)
         {NULL, "ucx", RDT_OK, "stream"},
     };
 
-    begin(&(struct cluster_options){.stream = true, .no_ucx = true});
+    begin_pair(2, &(struct cluster_options){.stream = true, .no_ucx = true});
     check_wishes(wishes, sizeof wishes / sizeof wishes[0]);
     end(NULL);
 }
@@ -135,7 +115,7 @@ Test(paths, wishes_where_faster_ucx_may_not)
     };
     static const char *const flags[] = {"--set=ucx.tls=rc,tcp", NULL};
 
-    begin(&(struct cluster_options){.stream = true, .no_ucx = true, .flags = flags});
+    begin_pair(2, &(struct cluster_options){.stream = true, .no_ucx = true, .flags = flags});
     check_wishes(wishes, sizeof wishes / sizeof wishes[0]);
     must(times_in_log(&c.node[1],
                       "objects arrive by stream instead of ucx: not available on this node: UCX does not authenticate") == 1);
@@ -145,15 +125,12 @@ Test(paths, wishes_where_faster_ucx_may_not)
 /* No network is trusted, so neither node offers ucx, which would be no faster over TCP. */
 Test(paths, untrusted_network_is_no_fall_back)
 {
-    struct node_status status;
-    struct rdt_ref ref;
-
-    begin(&(struct cluster_options){.stream = true, .no_ucx = true});
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    begin_pair(2, &(struct cluster_options){.stream = true, .no_ucx = true});
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < 3; i++)
         fetch_pattern(reader, &ref, BYTES, 1, "stream");
     must_ok(rdt_free(owner, &ref, false, &err));
-    node_status(&c.node[1], &status);
+    struct node_status status = node_now(&c.node[1]);
     cr_assert_eq(status.fell_back, 0);
     must(times_in_log(&c.node[1], "objects arrive by") == 0);
     end(NULL);
@@ -163,20 +140,19 @@ Test(paths, falling_back_is_told_once_and_counted)
 {
     enum { FETCHES = 5 };
     static const char *const without[] = {"--set=stream.enabled=no", NULL};
-    struct node_status before, after;
-    struct rdt_ref ref;
     char times[64];
 
-    begin(&(struct cluster_options){.stream = true, .flags_of = {without}, .no_meeting = true}); /* only the reader has it */
-    node_status(&c.node[1], &before);
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    begin_pair(
+        2, &(struct cluster_options){.stream = true, .flags_of = {without}, .no_meeting = true}); /* only the reader has it */
+    struct node_status before = node_now(&c.node[1]);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < FETCHES; i++)
         fetch_pattern(reader, &ref, BYTES, 1, "ucx");
     must_ok(rdt_free(owner, &ref, false, &err));
     ref = put_pattern(owner, NULL, 100, 1);
     fetch_pattern(reader, &ref, 100, 1, "inline"); /* as it should be */
     must_ok(rdt_free(owner, &ref, false, &err));
-    node_status(&c.node[1], &after);
+    struct node_status after = node_now(&c.node[1]);
     must_say(after.fell_back - before.fell_back == FETCHES, "%llu of %u are counted",
              (unsigned long long)(after.fell_back - before.fell_back), FETCHES);
     must(times_in_log(&c.node[1], "objects arrive by ucx instead of stream: not available on the other node") == 1);
@@ -192,15 +168,12 @@ Test(paths, versions_that_differ_fall_back_to_stream)
 {
     static const char *const newer[] = {"--set=loopback.version=2.0", NULL};
     static const char *const differ[] = {"the library or its settings differ", NULL};
-    struct rdt_fetch_options options = RDT_INIT(options);
-    rdt_object *object;
-    struct rdt_ref ref;
 
-    begin(&(struct cluster_options){
-        .loopback = true, .stream = true, .no_ucx = true, .flags_of = {NULL, newer}, .no_meeting = true});
-    options.timeout_ns = LONG;
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    begin_pair(2, &(struct cluster_options){
+                      .loopback = true, .stream = true, .no_ucx = true, .flags_of = {NULL, newer}, .no_meeting = true});
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    rdt_object *object = fetch_as(reader, &ref, &options);
     must_go_by("stream", object);
     expect_explained(object, "taken:     stream, the fastest that fits");
     expect_explained(object, "not taken: loopback, the library or its settings differ: 2.0 here, 1.0 on the other node");
@@ -216,11 +189,9 @@ static const char *const lost[] = {"is lost", "cannot be reached", "refused", "t
 /* Nodes that only loopback connects, where the owner's end of a connection takes its time to close. */
 static void begin_slow_to_close(void)
 {
-    struct rdt_ref ref;
-
-    begin(
-        &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = (const char *const[]){"--peer-timeout=1s", NULL}});
-    ref = put_pattern(owner, "w", BYTES, 1);
+    begin_pair(2, &(struct cluster_options){
+                      .loopback = true, .no_ucx = true, .flags = (const char *const[]){"--peer-timeout=1s", NULL}});
+    struct rdt_ref ref = put_pattern(owner, "w", BYTES, 1);
     fetch_pattern(reader, &ref, BYTES, 1, "loopback");
     cluster_faults(&c, 0, "disconnect_delay_ms=1500\n");
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks whose bytes lie in several places, between two nodes: ucx and stream take lists of pieces, so such chunks are neither
- * gathered nor scattered, and need no memory of the reader's daemon beside the targets. */
+/* Chunks whose bytes lie in several places, between two nodes: stream takes lists of pieces, so such chunks are neither
+ * gathered nor scattered, and need no memory of the reader's daemon beside the targets. ucx takes none. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 
 TestSuite(pieces, .timeout = SUITE_SECONDS(240));
 
@@ -15,9 +15,6 @@ TestSuite(pieces, .timeout = SUITE_SECONDS(240));
 #define MIB ((size_t)1 << 20)
 #define REGIONS 3u
 #define GAP 100u /* between two blocks in memory, which no byte may reach; not a multiple of the alignment of anything */
-
-static struct cluster c;
-static rdt *owner, *reader;
 
 /* The way of each test; tls: stream with encryption although the network is trusted. */
 static const struct way {
@@ -32,17 +29,7 @@ static void begin(const struct way *way, const char *flag)
                                  way->tls ? "--set=stream.encrypt=always" : "--set=stream.encrypt=unless_trusted", NULL};
     const char *const of_reader[] = {flag, NULL};
 
-    cluster_start(&c, 2,
-                  &(struct cluster_options){.stream = true, .loopback = true, .flags = flags, .flags_of = {NULL, of_reader}});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(const char *const *declared)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, declared);
+    begin_pair(2, &(struct cluster_options){.stream = true, .loopback = true, .flags = flags, .flags_of = {NULL, of_reader}});
 }
 
 /* ---- blocks ---- */
@@ -123,9 +110,7 @@ static void blocks_destroy(struct blocks *blocks)
 
 static struct rdt_ref blocks_put(const struct blocks *blocks, const struct rdt_put_options *options)
 {
-    struct rdt_ref ref;
-
-    must_ok(rdt_put(blocks->conn, blocks->tensors, blocks->n, options, &ref, &err));
+    struct rdt_ref ref = put_as(blocks->conn, blocks->tensors, blocks->n, options);
     return ref;
 }
 
@@ -133,15 +118,14 @@ static enum rdt_status try_blocks_fetch(const struct blocks *blocks, const struc
                                         struct rdt_error *err)
 {
     const struct rdt_tensor *targets[] = {blocks->tensors};
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *object;
-    enum rdt_status status;
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .timeout_ns = LONG,
+                                        .targets = targets,
+                                        .target_counts = &blocks->n,
+                                        .transport = transport};
+    enum rdt_status status = rdt_fetch(reader, ref, 1, &options, &object, err);
 
-    options.timeout_ns = LONG;
-    options.targets = targets;
-    options.target_counts = &blocks->n;
-    options.transport = transport;
-    status = rdt_fetch(reader, ref, 1, &options, &object, err);
     if (status == RDT_OK)
         rdt_release(object);
     return status;
@@ -172,13 +156,12 @@ static void expect_no_staging(const struct way *way)
 {
     size_t *sizes = equal_sizes(N_LARGE, LARGE);
     struct blocks from, to;
-    struct rdt_ref ref;
 
     begin(way, "--memory-limit=40MiB");
     blocks_create(&from, owner, sizes, N_LARGE, 1);
     blocks_create(&to, reader, sizes, N_LARGE, 2);
     blocks_fill(&from, 7);
-    ref = blocks_put(&from, NULL);
+    struct rdt_ref ref = blocks_put(&from, NULL);
     blocks_fetch(&to, &ref, way->transport);
     blocks_expect(&to, 7);
     must_refuse(RDT_NO_MEMORY, "too small to be received one by one", try_blocks_fetch(&to, &ref, "loopback", &err));
@@ -187,11 +170,6 @@ static void expect_no_staging(const struct way *way)
     blocks_destroy(&to);
     free(sizes);
     end(NULL);
-}
-
-Test(pieces, blocks_over_ucx_are_not_staged)
-{
-    expect_no_staging(&ways[0]);
 }
 
 Test(pieces, blocks_over_stream_are_not_staged)
@@ -218,8 +196,6 @@ static void expect_odd_blocks(const struct way *way)
     begin(way, "--chunk=4MiB");
     for (uint64_t round = 1; round <= 4; round++) {
         struct blocks from, to;
-        struct rdt_ref ref;
-        rdt_object *object;
         struct rdt_fetch_options options = RDT_INIT(options);
         uint64_t dice = round;
         size_t n = round == 4 ? 3 : N / 4;
@@ -229,13 +205,13 @@ static void expect_odd_blocks(const struct way *way)
         blocks_create(&from, owner, sizes, n, 2 * round);
         blocks_create(&to, reader, sizes, n, 2 * round + 1);
         blocks_fill(&from, (uint32_t)round);
-        ref = blocks_put(&from, NULL);
+        struct rdt_ref ref = blocks_put(&from, NULL);
         blocks_fetch(&to, &ref, way->transport);
         blocks_expect(&to, (uint32_t)round);
 
         options.timeout_ns = LONG; /* to the daemon's memory, which is packed: only the owner has pieces */
         options.transport = way->transport;
-        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        rdt_object *object = fetch_as(reader, &ref, &options);
         for (size_t i = 0; i < n; i++) {
             struct rdt_tensor tensor = tensor_of(object, i);
             must_say(tensors_equal(&tensor, &from.tensors[i]), "block %zu is wrong", i);
@@ -279,17 +255,13 @@ Test(pieces, chunks_end_in_the_middle_of_rows)
 
     for (size_t w = 0; w < N_WAYS; w++) {
         struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .strides = strides}, seen;
-        struct rdt_fetch_options options = RDT_INIT(options);
-        struct rdt_ref ref;
-        rdt_object *object;
 
         begin(&ways[w], "--chunk=4MiB");
         tensor.data = alloc_memory(owner, (size_t)ROWS * PITCH);
         fill_pattern(tensor.data, (size_t)ROWS * PITCH, 5);
-        must_ok(rdt_put(owner, &tensor, 1, NULL, &ref, &err));
-        options.timeout_ns = LONG;
-        options.transport = ways[w].transport;
-        must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+        struct rdt_ref ref = put_as(owner, &tensor, 1, NULL);
+        struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .transport = ways[w].transport};
+        rdt_object *object = fetch_as(reader, &ref, &options);
         seen = tensor_of(object, 0);
         must(is_row_major(&seen) && tensors_equal(&seen, &tensor));
         rdt_release(object);
@@ -301,12 +273,11 @@ Test(pieces, chunks_end_in_the_middle_of_rows)
 
 /* ---- two transports, of which one takes no lists ---- */
 
-/* The reader has begun by ucx, with a little staging for the smallest tensors, when the owner says that it prefers a transport
- * that takes no lists of pieces: far more is staged then. */
+/* The reader has begun by stream, with a little staging for the smallest tensors, when the owner says that it prefers a
+ * transport that takes no lists of pieces: far more is staged then. */
 Test(pieces, another_path_stages_what_was_not_staged)
 {
     enum { TINY = 300, MIDDLE = 20, N = TINY + 1 + MIDDLE };
-    struct rdt_put_options options = RDT_INIT(options);
     size_t *sizes = equal_sizes(N, 100);
     struct blocks from, to;
 
@@ -317,7 +288,7 @@ Test(pieces, another_path_stages_what_was_not_staged)
     blocks_create(&from, owner, sizes, N, 1);
     blocks_create(&to, reader, sizes, N, 2);
     blocks_fill(&from, 9);
-    options.transport = "loopback";
+    struct rdt_put_options options = {.struct_size = sizeof options, .transport = "loopback"};
     for (unsigned round = 0; round < 3; round++) {
         struct rdt_ref ref = blocks_put(&from, &options);
 
@@ -341,23 +312,21 @@ static void kill_in_the_middle(const struct way *way, unsigned victim)
 {
     size_t *sizes = equal_sizes(N_MANY, MANY);
     const struct rdt_tensor *targets[1];
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct transfer_view view = {0};
     struct blocks from, to;
-    struct rdt_ref ref;
-    rdt_request *request;
 
     begin(way, "--chunk=1MiB");
     blocks_create(&from, owner, sizes, N_MANY, 1);
     blocks_create(&to, reader, sizes, N_MANY, 2);
     blocks_fill(&from, 7);
-    ref = blocks_put(&from, NULL);
+    struct rdt_ref ref = blocks_put(&from, NULL);
     targets[0] = to.tensors;
-    options.timeout_ns = LONG;
-    options.targets = targets;
-    options.target_counts = &to.n;
-    options.transport = way->transport;
-    must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .timeout_ns = LONG,
+                                        .targets = targets,
+                                        .target_counts = &to.n,
+                                        .transport = way->transport};
+    rdt_request *request = start_as(reader, &ref, &options);
     while (rdt_dispatch(reader, NULL, NULL) == RDT_OK && rdt_request_status(request, NULL) == RDT_AGAIN && view.bytes_done == 0)
         (void)transfer_under_way(&c.node[1], "in", &view);
     node_kill(&c.node[victim], SIGKILL);
@@ -408,25 +377,23 @@ Test(pieces, cancelled_fetch_leaves_its_targets_alone)
 
     for (size_t w = 0; w < N_WAYS; w++) {
         const struct rdt_tensor *targets[1];
-        struct rdt_fetch_options options = RDT_INIT(options);
         struct blocks from, to;
-        struct rdt_ref ref;
 
         begin(&ways[w], "--chunk=1MiB");
         blocks_create(&from, owner, sizes, N_MANY, 1);
         blocks_create(&to, reader, sizes, N_MANY, 2);
         blocks_fill(&from, 7);
-        ref = blocks_put(&from, NULL);
+        struct rdt_ref ref = blocks_put(&from, NULL);
         targets[0] = to.tensors;
-        options.timeout_ns = LONG;
-        options.targets = targets;
-        options.target_counts = &to.n;
-        options.transport = ways[w].transport;
+        struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                            .timeout_ns = LONG,
+                                            .targets = targets,
+                                            .target_counts = &to.n,
+                                            .transport = ways[w].transport};
         for (unsigned round = 0; round < 5; round++) {
             struct transfer_view view = {0};
-            rdt_request *request;
+            rdt_request *request = start_as(reader, &ref, &options);
 
-            must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
             while (rdt_dispatch(reader, NULL, NULL) == RDT_OK && rdt_request_status(request, NULL) == RDT_AGAIN &&
                    view.bytes_done == 0)
                 (void)transfer_under_way(&c.node[1], "in", &view);

@@ -5,7 +5,6 @@
 #include <grp.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "client/call.h"
 #include "rdt.pb-c.h"
@@ -17,17 +16,16 @@ TestSuite(replicas, .timeout = 240);
 static struct rdt_ref put_snapshot(rdt *conn, const char *id, size_t bytes, uint32_t seed, enum rdt_visibility visibility)
 {
     uint8_t *memory = alloc_memory(conn, bytes);
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
-    struct rdt_ref ref;
 
     fill_pattern(memory, bytes, seed);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.visibility = visibility;
-    options.timeout_ns = LONG;
-    options.id = id;
-    options.id_bytes = id ? strlen(id) : 0;
-    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .flags = RDT_PUT_SNAPSHOT,
+                                      .visibility = visibility,
+                                      .timeout_ns = LONG,
+                                      .id = id,
+                                      .id_bytes = id ? strlen(id) : 0};
+    struct rdt_ref ref = put_as(conn, &tensor, 1, &options);
     memset(memory, 0xee, bytes); /* no reader may see these bytes */
     must_ok(rdt_dealloc(conn, memory, &err));
     return ref;
@@ -35,10 +33,7 @@ static struct rdt_ref put_snapshot(rdt *conn, const char *id, size_t bytes, uint
 
 static struct node_status status_of(unsigned i)
 {
-    struct node_status status;
-
-    node_status(&c.node[i], &status);
-    return status;
+    return node_now(&c.node[i]);
 }
 
 static enum rdt_status try_it(rdt *conn, const struct rdt_ref *ref)
@@ -70,27 +65,22 @@ Test(replicas, many_readers_on_a_node_are_one_transfer)
     enum { N = 12 };
     rdt *conns[N];
     rdt_request *requests[N];
-    struct node_status before, after;
-    struct rdt_ref ref;
 
     begin(2);
-    ref = put_snapshot(owner, "weights", 24 * MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, "weights", 24 * MIB, 3, RDT_VISIBLE_TO_OWNER);
     for (unsigned i = 0; i < N; i++)
         conns[i] = node_client(&c.node[1], "one of many");
-    before = status_of(1);
+    struct node_status before = status_of(1);
     for (unsigned i = 0; i < N; i++)
         requests[i] = start_one(conns[i], &ref, LONG);
     for (unsigned i = 0; i < N; i++) {
-        struct rdt_tensor tensor;
-        rdt_object *object;
-        must_ok(rdt_wait(conns[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
-        must_ok(rdt_request_take_object(requests[i], &object, &err));
-        tensor = tensor_of(object, 0);
+        rdt_object *object = await_object(conns[i], requests[i]);
+        struct rdt_tensor tensor = tensor_of(object, 0);
         must(holds_pattern(tensor.data, 24 * MIB, 3));
         rdt_release(object);
         rdt_request_destroy(requests[i]);
     }
-    after = status_of(1);
+    struct node_status after = status_of(1);
     must_say(after.bytes_in - before.bytes_in == 24 * MIB, "%llu bytes came",
              (unsigned long long)(after.bytes_in - before.bytes_in));
     must(after.joined - before.joined + after.from_copies - before.from_copies == N - 1);
@@ -104,27 +94,24 @@ Test(replicas, many_readers_on_a_node_are_one_transfer)
 Test(replicas, later_fetch_moves_nothing)
 {
     const size_t bytes = 5 * MIB;
-    struct node_status before, after;
-    struct rdt_ref ref, by_id;
     struct rdt_tensor target, tensor;
     const struct rdt_tensor *targets = &target;
     struct rdt_fetch_options options = within(LONG);
     size_t one = 1;
     rdt_object *object;
-    uint8_t *memory;
 
     begin(2);
-    ref = put_snapshot(owner, "weights", bytes, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, "weights", bytes, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, bytes, 3, "ucx");
-    before = status_of(1);
+    struct node_status before = status_of(1);
     read_it(reader, &ref, RDT_FETCH_AUTO, bytes, 3, "local/share");
     read_it(reader, &ref, RDT_FETCH_SHARE, bytes, 3, "local/share");
     read_it(reader, &ref, RDT_FETCH_COW, bytes, 3, "local/cow");
     read_it(reader, &ref, RDT_FETCH_COPY, bytes, 3, "local/copy");
-    by_id = ref_on(&c.node[0], "weights"); /* only the owner's node knows which object has this id now */
+    struct rdt_ref by_id = ref_on(&c.node[0], "weights"); /* only the owner's node knows which object has this id now */
     read_it(reader, &by_id, RDT_FETCH_AUTO, bytes, 3, "local/share");
 
-    memory = alloc_memory(reader, bytes);
+    uint8_t *memory = alloc_memory(reader, bytes);
     target = VECTOR(RDT_U8, bytes, memory);
     options.targets = &targets;
     options.target_counts = &one;
@@ -133,7 +120,7 @@ Test(replicas, later_fetch_moves_nothing)
     must(holds_pattern(memory, bytes, 3));
     rdt_release(object);
 
-    after = status_of(1);
+    struct node_status after = status_of(1);
     must_say(after.bytes_in == before.bytes_in, "%llu bytes came", (unsigned long long)(after.bytes_in - before.bytes_in));
     must(after.from_copies - before.from_copies == 6);
     object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
@@ -151,22 +138,18 @@ Test(replicas, slice_comes_from_the_copy)
     static const int64_t start[] = {3}, count[] = {1 << 19};
     const struct rdt_slice slice = {.ndim = 1, .start = start, .count = count}, *slices = &slice;
     struct rdt_fetch_options options = within(LONG);
-    struct node_status before;
-    struct rdt_tensor tensor;
-    rdt_object *object;
-    struct rdt_ref ref;
     uint8_t *whole = malloc(MIB);
     size_t one = 1;
 
     begin(2);
     fill_pattern(whole, MIB, 3);
-    ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, MIB, 3, "ucx");
-    before = status_of(1);
+    struct node_status before = status_of(1);
     options.slices = &slices;
     options.slice_counts = &one;
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
-    tensor = tensor_of(object, 0);
+    rdt_object *object = fetch_as(reader, &ref, &options);
+    struct rdt_tensor tensor = tensor_of(object, 0);
     must(tensor.shape[0] == 1 << 19 && memcmp(tensor.data, whole + 3, 1 << 19) == 0);
     rdt_release(object);
     must(status_of(1).bytes_in == before.bytes_in);
@@ -197,7 +180,6 @@ Test(replicas, versions_of_a_name_are_received_once)
 {
     enum { N = 4 };
     struct rdt_ref object, name, next, near;
-    struct node_status before;
     rdt_request *requests[N];
     rdt *conns[N];
     uint64_t version;
@@ -205,7 +187,7 @@ Test(replicas, versions_of_a_name_are_received_once)
     begin(2);
     for (unsigned i = 0; i < N; i++)
         conns[i] = node_client(&c.node[1], "sampler");
-    before = status_of(1);
+    struct node_status before = status_of(1);
     near = ref_on(&c.node[0], "anything");
     must_ok(rdt_ref_from_name("weights", 0, &near, &name, &err));
     next = name;
@@ -218,11 +200,8 @@ Test(replicas, versions_of_a_name_are_received_once)
         must(version == round);
         must_ok(rdt_free(owner, &object, false, &err)); /* the name holds it */
         for (unsigned i = 0; i < N; i++) {
-            rdt_object *got;
-            struct rdt_tensor tensor;
-            must_ok(rdt_wait(conns[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
-            must_ok(rdt_request_take_object(requests[i], &got, &err));
-            tensor = tensor_of(got, 0);
+            rdt_object *got = await_object(conns[i], requests[i]);
+            struct rdt_tensor tensor = tensor_of(got, 0);
             must(holds_pattern(tensor.data, 5 * MIB, round));
             must(info_of(got).version == round);
             rdt_release(got);
@@ -243,13 +222,12 @@ static void check_stat(const struct rdt_ref *ref)
     Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
     Rdt__Pb__Ref wire;
     ProtobufCMessage *reply = NULL;
-    const Rdt__Pb__ObjectInfo *info;
     bool found = false;
 
     wire_ref_from(ref, &wire);
     request.ref = &wire;
     must_ok(call(owner, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
-    info = (const Rdt__Pb__ObjectInfo *)reply;
+    const Rdt__Pb__ObjectInfo *info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
         found =
             found || (strcmp(info->holders[i]->kind, "replica") == 0 && strcmp(info->holders[i]->peer, c.node[1].uuid) == 0);
@@ -261,12 +239,11 @@ static void check_regions(void)
 {
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     ProtobufCMessage *reply = NULL;
-    const Rdt__Pb__ListReply *list;
     bool found = false;
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_REGIONS;
     must_ok(call(reader, RDT_MSG_LIST, &request.base, LONG, &reply, &err));
-    list = (const Rdt__Pb__ListReply *)reply;
+    const Rdt__Pb__ListReply *list = (const Rdt__Pb__ListReply *)reply;
     for (size_t i = 0; i < list->n_regions; i++)
         found = found || (strcmp(list->regions[i]->origin, "copy") == 0 && list->regions[i]->bytes == MIB);
     must(found);
@@ -275,16 +252,12 @@ static void check_regions(void)
 
 Test(replicas, copy_is_seen_at_both_ends)
 {
-    struct transfer_view view;
-    struct rdt_ref ref;
-    rdt_object *object;
-
     begin(2);
-    ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, MIB, 3, "ucx");
     wait_until(5 * SEC, (check_regions(), status_of(1).copies == 1));
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
-    view = transfer_numbered(&c.node[1], info_of(object).transfer);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    struct transfer_view view = transfer_numbered(&c.node[1], info_of(object).transfer);
     must(strcmp(view.path, "local/share") == 0 && strcmp(view.direction, "local") == 0);
     must(view.candidates[0].chosen && strstr(view.candidates[0].reason, "a copy is on this node"));
     rdt_release(object);
@@ -297,10 +270,9 @@ Test(replicas, copy_is_seen_at_both_ends)
 Test(replicas, forced_free_reaches_every_node)
 {
     struct rdt_ref ref;
-    rdt *third;
 
     begin(3);
-    third = node_client(&c.node[2], "third");
+    rdt *third = node_client(&c.node[2], "third");
     for (unsigned round = 0; round < 30; round++) {
         ref = put_snapshot(owner, NULL, MIB, round, RDT_VISIBLE_TO_OWNER);
         read_it(reader, &ref, RDT_FETCH_AUTO, MIB, round, NULL);
@@ -319,22 +291,16 @@ Test(replicas, forced_free_reaches_every_node)
 Test(replicas, next_replica_shows_no_bytes_of_an_earlier_one)
 {
     const size_t first = 1000, second = 3 * MIB - 8 * 1024;
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2];
-    unsigned long inode;
-    struct rdt_ref ref;
-    rdt_object *object;
-    uint8_t *memory;
-    const uint8_t *base;
 
     begin_with(2, &(struct cluster_options){.flags = (const char *const[]){"--pool-idle=3s", NULL}});
-    memory = alloc_memory(owner, 3 * MIB);
+    uint8_t *memory = alloc_memory(owner, 3 * MIB);
     memset(memory, 0xff, 3 * MIB);
-    options.flags = RDT_PUT_SNAPSHOT;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT};
     tensors[0] = VECTOR(RDT_U8, 3 * MIB, memory);
-    must_ok(rdt_put(owner, tensors, 1, &options, &ref, &err));
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
-    inode = inode_at(tensor_of(object, 0).data);
+    struct rdt_ref ref = put_as(owner, tensors, 1, &options);
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    unsigned long inode = inode_at(tensor_of(object, 0).data);
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, true, &err));
 
@@ -343,7 +309,7 @@ Test(replicas, next_replica_shows_no_bytes_of_an_earlier_one)
     options.visibility = RDT_VISIBLE_TO_ALL;
     must_ok(rdt_put(owner, tensors, 2, &options, &ref, &err));
     object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
-    base = tensor_of(object, 0).data;
+    const uint8_t *base = tensor_of(object, 0).data;
     must(inode_at(base) == inode);
     for (size_t i = 0; i < 3 * MIB; i++)
         must(base[i] == (i < first || (i >= 1024 && i < 1024 + second) ? 0xff : 0));
@@ -363,11 +329,9 @@ static int fetch_as_other(struct actor *self, void *arg)
 {
     const struct visit *visit = arg;
     rdt_object *object = NULL;
-    rdt *conn;
 
-    (void)self;
     must(setgroups(0, NULL) == 0 && setresgid(1001, 1001, 1001) == 0 && setresuid(1001, 1001, 1001) == 0);
-    conn = node_client(visit->node, "visitor");
+    rdt *conn = node_client(visit->node, "visitor");
     must_be(visit->expected, try_fetch(conn, &visit->ref, RDT_FETCH_AUTO, LONG, &object, &err));
     if (object) {
         struct rdt_tensor tensor = tensor_of(object, 0);
@@ -390,16 +354,14 @@ static void visit(const struct rdt_ref *ref, enum rdt_status expected)
 
 Test(replicas, copy_is_shown_as_its_owner_would)
 {
-    struct rdt_ref open, closed;
     char path[200];
 
-    if (geteuid() != 0)
-        cr_skip_test("another user needs root");
+    need_root();
     (void)snprintf(path, sizeof path, "%.150s/..", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp/t");
     (void)chmod(path, 0755); /* other users' actors must reach the sockets */
     begin(2);
-    closed = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
-    open = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_ALL);
+    struct rdt_ref closed = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref open = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_ALL);
     read_it(reader, &closed, RDT_FETCH_AUTO, MIB, 3, "ucx");
     read_it(reader, &open, RDT_FETCH_AUTO, MIB, 3, "ucx");
     visit(&closed, RDT_DENIED);
@@ -465,16 +427,12 @@ static const char *const impatient[] = {"--peer-timeout=2s", NULL};
 /* The frozen node confirms nothing, and serves no old bytes when it runs again. */
 Test(replicas, frozen_holder_does_not_serve_a_freed_object)
 {
-    struct rdt_ref ref;
-    rdt_request *request;
-    int64_t since;
-
     begin_with(2, &(struct cluster_options){.flags = impatient});
-    ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, MIB, 3, "ucx");
     node_freeze(&c.node[1]);
-    request = start_one(reader, &ref, LONG); /* read when the node runs again, perhaps before the free */
-    since = now_ns();
+    rdt_request *request = start_one(reader, &ref, LONG); /* read when the node runs again, perhaps before the free */
+    int64_t since = now_ns();
     must_ok(rdt_free(owner, &ref, true, &err));
     must_be_within(since, 5 * SEC);
     node_thaw(&c.node[1]);
@@ -491,15 +449,12 @@ Test(replicas, frozen_holder_does_not_serve_a_freed_object)
 
 Test(replicas, killed_holder_does_not_delay_a_free)
 {
-    struct rdt_ref ref;
-    int64_t since;
-
     begin(2);
-    ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, MIB, 3, "ucx");
     rdt_close(reader);
     node_kill(&c.node[1], SIGKILL);
-    since = now_ns();
+    int64_t since = now_ns();
     must_ok(rdt_free(owner, &ref, true, &err));
     must_be_within(since, 3 * SEC);
     cluster_restart(&c, 1);
@@ -510,16 +465,12 @@ Test(replicas, killed_holder_does_not_delay_a_free)
 /* The node cannot know whether the object still exists. When the cable is back it asks. */
 Test(replicas, cut_off_holder_serves_no_new_reader)
 {
-    struct rdt_ref kept, freed;
-    struct node_status before;
-    rdt_object *object;
-
     if (!cables_can_be())
         cr_skip_test("no network namespaces to cut a cable in");
     begin_with(2, &(struct cluster_options){.flags = impatient});
-    kept = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
-    freed = put_snapshot(owner, NULL, MIB, 4, RDT_VISIBLE_TO_OWNER);
-    object = fetch_one(reader, &kept, RDT_FETCH_AUTO);
+    struct rdt_ref kept = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref freed = put_snapshot(owner, NULL, MIB, 4, RDT_VISIBLE_TO_OWNER);
+    rdt_object *object = fetch_one(reader, &kept, RDT_FETCH_AUTO);
     read_it(reader, &freed, RDT_FETCH_AUTO, MIB, 4, "ucx");
     net_cut(&c.net, 1);
     wait_until(10 * SEC, try_it(reader, &freed) == RDT_PEER_LOST);
@@ -528,7 +479,7 @@ Test(replicas, cut_off_holder_serves_no_new_reader)
     must(try_it(reader, &kept) == RDT_PEER_LOST);
     must(status_of(1).copies == 2);
     net_restore(&c.net, 1);
-    before = status_of(1);
+    struct node_status before = status_of(1);
     {
         enum rdt_status status = RDT_PEER_LOST;
         wait_until(20 * SEC, (status = try_it(reader, &freed)) != RDT_PEER_LOST);
@@ -545,10 +496,8 @@ Test(replicas, cut_off_holder_serves_no_new_reader)
 
 Test(replicas, node_stops_cleanly_with_replicas)
 {
-    struct rdt_ref ref;
-
     begin(2);
-    ref = put_snapshot(owner, NULL, 2 * MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, NULL, 2 * MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, 2 * MIB, 3, "ucx");
     rdt_close(reader);
     node_stop(&c.node[1]);
@@ -563,10 +512,9 @@ Test(replicas, node_stops_cleanly_with_replicas)
 Test(replicas, restarted_owner_has_no_replicas)
 {
     enum rdt_status status = RDT_PEER_LOST;
-    struct rdt_ref ref;
 
     begin(2);
-    ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
+    struct rdt_ref ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, MIB, 3, "ucx");
     rdt_close(owner);
     node_kill(&c.node[0], SIGKILL);

@@ -2,9 +2,7 @@
 /* Snapshots of three nodes and readers on all of them, with random operations: the right bytes arrive, a forced free
  * reaches every node, and nothing is left behind. */
 #include <criterion/criterion.h>
-#include <signal.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/cluster.h"
 
@@ -44,18 +42,13 @@ static uint32_t roll(uint32_t n)
 
 static void put_thing(struct thing *thing)
 {
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    void *memory;
-
     thing->node = roll(NODES);
     thing->bytes = (40 + roll(1500)) * KIB + roll(3);
     thing->seed = next_random(&dice);
-    memory = alloc_memory(producers[thing->node], thing->bytes);
+    void *memory = alloc_memory(producers[thing->node], thing->bytes);
     fill_pattern(memory, thing->bytes, thing->seed);
-    tensor = VECTOR(RDT_U8, thing->bytes, memory);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.timeout_ns = LONG;
+    struct rdt_tensor tensor = VECTOR(RDT_U8, thing->bytes, memory);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .timeout_ns = LONG};
     must_ok(rdt_put(producers[thing->node], &tensor, 1, &options, &thing->ref, &err));
     must_ok(rdt_dealloc(producers[thing->node], memory, &err));
     thing->there = true;
@@ -74,9 +67,8 @@ static void free_thing(struct thing *thing)
 static void ask(struct asked *slot, const struct thing *thing)
 {
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_AUTO, RDT_FETCH_AUTO, RDT_FETCH_COW, RDT_FETCH_COPY};
-    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = roll(8) ? LONG : (1 + roll(40)) * MSEC};
 
-    options.timeout_ns = roll(8) ? LONG : (1 + roll(40)) * MSEC;
     options.mode = modes[roll(5)];
     *slot = (struct asked){.conn = conns[roll(CLIENTS)], .bytes = thing->bytes, .seed = thing->seed};
     must_ok(rdt_fetch_start(slot->conn, &thing->ref, 1, &options, &slot->request, &err));
@@ -85,15 +77,13 @@ static void ask(struct asked *slot, const struct thing *thing)
 static void take(struct asked *slot)
 {
     struct rdt_error why = {0};
-    enum rdt_status status;
 
     if (roll(6) == 0)
         rdt_cancel(slot->request);
-    status = rdt_wait(slot->conn, &slot->request, 1, 1, LONG, NULL, NULL, &why);
+    enum rdt_status status = rdt_wait(slot->conn, &slot->request, 1, 1, LONG, NULL, NULL, &why);
     if (status == RDT_OK) {
-        struct rdt_tensor tensor;
         must_ok(rdt_request_take_object(slot->request, &slot->object, &err));
-        tensor = tensor_of(slot->object, 0);
+        struct rdt_tensor tensor = tensor_of(slot->object, 0);
         must(holds_pattern(tensor.data, slot->bytes, slot->seed));
         arrived++;
     } else {

@@ -6,39 +6,24 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
 TestSuite(reservation, .timeout = 240);
 
-static struct cluster c;
-static rdt *owner, *reader;
-
 /* The reader's node has so little memory. */
 static void begin(const char *limit)
 {
     const char *flags[] = {limit, NULL};
 
-    cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(void)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, NULL);
+    begin_pair(2, &(struct cluster_options){.flags_of = {NULL, flags}});
 }
 
 static struct node_status status_of_reader(void)
 {
-    struct node_status status;
-
-    node_status(&c.node[1], &status);
-    return status;
+    return node_now(&c.node[1]);
 }
 
 /* ---- targets of many small tensors ---- */
@@ -58,17 +43,14 @@ static void cut(struct rdt_tensor *tensors, uint8_t *memory, size_t n, size_t st
 
 static enum rdt_status fetch_small(const struct rdt_ref *ref, size_t n, uint8_t *into, struct rdt_error *err)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_tensor *tensors = calloc(n, sizeof *tensors);
     const struct rdt_tensor *targets[] = {tensors};
     rdt_object *object;
-    enum rdt_status status;
 
     must(tensors);
     cut(tensors, into, n, STEP);
-    options.targets = targets;
-    options.target_counts = &n;
-    status = rdt_fetch(reader, ref, 1, &options, &object, err);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = targets, .target_counts = &n};
+    enum rdt_status status = rdt_fetch(reader, ref, 1, &options, &object, err);
     if (status == RDT_OK)
         rdt_release(object);
     free(tensors);
@@ -79,12 +61,11 @@ static struct rdt_ref put_small(size_t n, uint32_t seed)
 {
     struct rdt_tensor *tensors = calloc(n, sizeof *tensors);
     uint8_t *memory = alloc_memory(owner, n * SMALL);
-    struct rdt_ref ref;
 
     must(tensors);
     fill_pattern(memory, n * SMALL, seed);
     cut(tensors, memory, n, SMALL);
-    must_ok(rdt_put(owner, tensors, n, NULL, &ref, &err));
+    struct rdt_ref ref = put_as(owner, tensors, n, NULL);
     must_ok(rdt_dealloc(owner, memory, &err));
     free(tensors);
     return ref;
@@ -105,13 +86,10 @@ static bool arrived(const uint8_t *into, size_t n, uint32_t seed)
 
 Test(reservation, staging_counts_and_is_refused_before_anything_moves)
 {
-    struct rdt_ref ref, little;
-    uint8_t *into;
-
     begin("--memory-limit=40MiB");
-    ref = put_small(N_SMALL, 3);
-    little = put_small(200, 4);
-    into = alloc_memory(reader, N_SMALL * STEP);
+    struct rdt_ref ref = put_small(N_SMALL, 3);
+    struct rdt_ref little = put_small(200, 4);
+    uint8_t *into = alloc_memory(reader, N_SMALL * STEP);
     must_refuse(RDT_NO_MEMORY, "too small to be received one by one", fetch_small(&ref, N_SMALL, into, &err));
     cr_assert(is_filled_with(into, N_SMALL * STEP, 0), "nothing was written");
     must_ok(fetch_small(&little, 200, into, &err));
@@ -120,23 +98,20 @@ Test(reservation, staging_counts_and_is_refused_before_anything_moves)
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_free(owner, &little, false, &err));
     must_ok(rdt_dealloc(reader, into, &err));
-    end();
+    end(NULL);
 }
 
 Test(reservation, staged_bytes_arrive)
 {
-    struct rdt_ref ref;
-    uint8_t *into;
-
     begin("--memory-limit=200MiB");
-    ref = put_small(N_SMALL, 3);
-    into = alloc_memory(reader, N_SMALL * STEP);
+    struct rdt_ref ref = put_small(N_SMALL, 3);
+    uint8_t *into = alloc_memory(reader, N_SMALL * STEP);
     for (unsigned i = 0; i < 4; i++) {
         memset(into, 0, N_SMALL * STEP);
         must_ok(fetch_small(&ref, N_SMALL, into, &err));
         cr_assert(arrived(into, N_SMALL, 3));
     }
-    for (size_t n = 1; n < 300; n = 2 * n + 1) { /* also memory that is staged on the heap, and transfers that start early */
+    for (size_t n = 1; n < 300; n = 2 * n + 1) { /* also memory that is staged on the heap */
         struct rdt_ref few = put_small(n, 9);
         must_ok(fetch_small(&few, n, into, &err));
         cr_assert(arrived(into, n, 9));
@@ -145,7 +120,7 @@ Test(reservation, staged_bytes_arrive)
     wait_until(20 * SEC, status_of_reader().memory_bytes <= N_SMALL * STEP + 4096);
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_dealloc(reader, into, &err));
-    end();
+    end(NULL);
 }
 
 /* ---- many objects in one fetch ---- */
@@ -178,10 +153,9 @@ static void expect_big(unsigned i)
 /* Every one of them ends with this status. */
 static void expect_all(rdt *conn, unsigned n, enum rdt_fetch_mode mode, enum rdt_status expected, const char *text)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *requests[8];
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = mode};
 
-    options.mode = mode;
     must_ok(rdt_fetch_start(conn, refs, n, &options, requests, &err));
     for (unsigned i = 0; i < n; i++) {
         (void)rdt_wait(conn, &requests[i], 1, RDT_WAIT_ALL, LONG, NULL, NULL, NULL);
@@ -192,11 +166,9 @@ static void expect_all(rdt *conn, unsigned n, enum rdt_fetch_mode mode, enum rdt
 
 Test(reservation, batch_from_another_node_is_all_or_none)
 {
-    struct node_status before;
-
     begin("--memory-limit=40MiB");
     put_big(owner, 6);
-    before = status_of_reader();
+    struct node_status before = status_of_reader();
     expect_all(reader, 6, RDT_FETCH_AUTO, RDT_LIMIT, "objects of this fetch need");
     cr_assert_eq(status_of_reader().bytes_in, before.bytes_in, "nothing moved");
     wait_until(20 * SEC, status_of_reader().memory_bytes == 0);
@@ -210,7 +182,7 @@ Test(reservation, batch_from_another_node_is_all_or_none)
     for (unsigned i = 0; i < 4; i++)
         expect_big(i);
     free_big(owner, 6);
-    end();
+    end(NULL);
 }
 
 /* Of the very first fetch, too. */
@@ -218,9 +190,7 @@ Test(reservation, batch_over_a_link_that_is_to_come_up_is_all_or_none)
 {
     static const char *const flags[] = {"--memory-limit=40MiB", NULL};
 
-    cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}, .no_meeting = true});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
+    begin_pair(2, &(struct cluster_options){.flags_of = {NULL, flags}, .no_meeting = true});
     put_big(owner, 6);
     expect_all(reader, 6, RDT_FETCH_AUTO, RDT_LIMIT, "objects of this fetch need");
     cr_assert_eq(status_of_reader().bytes_in, 0, "nothing moved");
@@ -228,18 +198,17 @@ Test(reservation, batch_over_a_link_that_is_to_come_up_is_all_or_none)
     for (unsigned i = 0; i < 4; i++)
         expect_big(i);
     free_big(owner, 6);
-    end();
+    end(NULL);
 }
 
 /* An object that is being pulled already, so that this fetch has to wait, counts like the others. */
 Test(reservation, batch_of_what_another_asks_for_is_all_or_none)
 {
     rdt_request *first[4], *second[4];
-    rdt *other;
 
     begin("--memory-limit=40MiB");
     put_big(owner, 4);
-    other = node_client(&c.node[1], "other");
+    rdt *other = node_client(&c.node[1], "other");
     node_freeze(&c.node[0]);
     must_ok(rdt_fetch_start(other, refs, 4, NULL, first, &err));
     await_transfer(&c.node[1], "in", "asked");
@@ -256,7 +225,7 @@ Test(reservation, batch_of_what_another_asks_for_is_all_or_none)
     }
     rdt_close(other);
     free_big(owner, 4);
-    end();
+    end(NULL);
 }
 
 Test(reservation, batch_of_copies_on_one_node_is_all_or_none)
@@ -267,34 +236,29 @@ Test(reservation, batch_of_copies_on_one_node_is_all_or_none)
     cr_assert_eq(status_of_reader().bytes_local, 0, "nothing was copied");
     cr_assert_leq(status_of_reader().memory_bytes, 4 * BIG + MIB);
     {
-        struct rdt_fetch_options options = RDT_INIT(options);
-        options.mode = RDT_FETCH_COPY;
+        struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_COPY};
         must_ok(rdt_fetch(reader, refs, 3, &options, objects, &err));
     }
     for (unsigned i = 0; i < 3; i++)
         expect_big(i);
     free_big(reader, 4);
-    end();
+    end(NULL);
 }
 
 /* Stored objects that nobody has mapped give up their memory for all items together, as for a single one. */
 Test(reservation, batch_gets_the_memory_of_stored_objects)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     char store[160], flag[200], name[8];
     const char *flags[] = {"--memory-limit=40MiB", flag, NULL};
-    char *memory;
 
     (void)snprintf(store, sizeof store, "%.100s/store.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
     must(mkdtemp(store));
     (void)snprintf(flag, sizeof flag, "--storage-dir=%s", store);
-    cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}});
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-    memory = malloc(BIG);
+    begin_pair(2, &(struct cluster_options){.flags_of = {NULL, flags}});
+    char *memory = malloc(BIG);
     must(memory);
-    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED;
-    options.ttl_ns = 60 * SEC;
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED, .ttl_ns = 60 * SEC};
     for (unsigned i = 4; i < 8; i++) {
         (void)snprintf(name, sizeof name, "s%u", i);
         options.id = name;
@@ -314,7 +278,7 @@ Test(reservation, batch_gets_the_memory_of_stored_objects)
     }
     free(memory);
     free_big(owner, 3);
-    end();
+    end(NULL);
     wait_until(LONG, rmdir(store) == 0);
 }
 
@@ -323,7 +287,6 @@ Test(reservation, batch_does_not_wait_for_what_nobody_has_put)
 {
     rdt_request *requests[4];
     struct rdt_ref late[2] = {ref_named("late"), ref_named("late")}; /* here and there */
-    struct rdt_fetch_options options = RDT_INIT(options);
 
     begin("--memory-limit=400MiB");
     late[1] = ref_on(&c.node[0], "late");
@@ -331,7 +294,7 @@ Test(reservation, batch_does_not_wait_for_what_nobody_has_put)
     refs[1] = put_pattern(reader, NULL, BIG, 1);
     refs[2] = late[0];
     refs[3] = late[1];
-    options.mode = RDT_FETCH_COPY;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = RDT_FETCH_COPY};
     must_ok(rdt_fetch_start(reader, refs, 4, &options, requests, &err));
     must_ok(rdt_wait(reader, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
     must_be(RDT_AGAIN, rdt_request_status(requests[2], &err));
@@ -348,21 +311,18 @@ Test(reservation, batch_does_not_wait_for_what_nobody_has_put)
     must_ok(rdt_free(reader, &refs[1], false, &err));
     must_ok(rdt_free(reader, &refs[2], false, &err));
     must_ok(rdt_free(owner, &refs[3], false, &err));
-    end();
+    end(NULL);
 }
 
 /* Nor for what another fetch waits for, whether that has been told so already or is told later. */
 Test(reservation, batch_does_not_wait_for_what_another_waits_for)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     rdt_request *first, *second[2], *third[2];
-    char *late;
-    rdt *other;
 
     begin("--memory-limit=400MiB");
-    other = node_client(&c.node[1], "other");
-    late = alloc_memory(owner, BIG);
-    options.flags = RDT_PUT_PENDING;
+    rdt *other = node_client(&c.node[1], "other");
+    char *late = alloc_memory(owner, BIG);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, BIG, late), 1, &options, &refs[0], &err));
     refs[1] = put_pattern(owner, NULL, BIG, 1);
     refs[2] = put_pattern(owner, NULL, BIG, 2);
@@ -395,7 +355,7 @@ Test(reservation, batch_does_not_wait_for_what_another_waits_for)
     rdt_close(other);
     free_big(owner, 3);
     must_ok(rdt_dealloc(owner, late, &err));
-    end();
+    end(NULL);
 }
 
 Test(reservation, batch_member_that_is_cancelled_does_not_hold_the_others)
@@ -414,5 +374,5 @@ Test(reservation, batch_member_that_is_cancelled_does_not_hold_the_others)
             rdt_request_destroy(requests[i]);
     }
     free_big(owner, 4);
-    end();
+    end(NULL);
 }

@@ -3,26 +3,19 @@
 #include "proto/manifest.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
-#include "rdt.pb-c.h"
 #include "tests/integration/nodes/shards_fixture.h"
 #include "tests/support/raw.h"
 
 TestSuite(shards, .timeout = 120);
 
-static void begin(unsigned nodes)
-{
-    cluster_start(&c, nodes, &(struct cluster_options){.stream = true, .no_ucx = true});
-}
-
 Test(shards, parts_of_two_nodes_feed_readers_on_both)
 {
     static struct view views[4];
-    struct rdt_ref name;
     rdt *trainers[2], *readers[2];
     struct rdt_plan_run run;
 
-    begin(2);
-    name = name_on(0, "policy", 0);
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
+    struct rdt_ref name = name_on(0, "policy", 0);
     for (unsigned i = 0; i < 2; i++) {
         trainers[i] = on(i);
         readers[i] = on(i);
@@ -62,16 +55,13 @@ Test(shards, parts_of_two_nodes_feed_readers_on_both)
 
 Test(shards, overlapping_and_missing_boxes_are_refused)
 {
-    struct rdt_ref name, a, b;
     rdt_request *requests[2];
-    rdt *conn, *far;
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref a = put_rank(conn, 1, 0, 2, true);
+    struct rdt_ref b = put_rank(far, 1, 1, 4, true); /* rows [16:32) */
 
-    begin(2);
-    conn = on(0);
-    far = on(1);
-    name = name_on(0, "policy", 0);
-    a = put_rank(conn, 1, 0, 2, true);
-    b = put_rank(far, 1, 1, 4, true); /* rows [16:32) */
     requests[0] = start_part(conn, &name, 1, 0, 2, &a);
     must_refuse(RDT_INVALID, "tensor \"w\": the box [16:32, 0:96] of rank 1 overlaps the box [0:32, 0:96] of rank 0",
                 rdt_publish_part(far, &name, 1, 1, 2, &b, NULL, LONG, NULL, &err));
@@ -87,24 +77,20 @@ Test(shards, overlapping_and_missing_boxes_are_refused)
     /* and all is right afterwards */
     must(publish((rdt *const[]){conn, far}, 2, &name, 1, 2, true) == 1);
     must_ok(rdt_unpublish(conn, &name, &err));
-    rdt_close(conn);
-    rdt_close(far);
-    cluster_end(&c, told);
+    end_shards(conn, far);
 }
 
 static enum rdt_status ask_shards(const struct rdt_ref *name, char text_p[256])
 {
-    Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
-    enum rdt_status status;
     struct raw raw;
     Rdt__Pb__Ref wire;
 
     wire_ref_from(name, &wire);
-    request.name = &wire;
+    Rdt__Pb__Shards request = MESSAGE(shards, .name = &wire);
     raw_connect(&raw, c.node[0].socket);
     raw_hello(&raw);
     (void)raw_send(&raw, RDT_MSG_SHARDS, &request.base, NULL, 0);
-    status = raw_error(&raw, text_p);
+    enum rdt_status status = raw_error(&raw, text_p);
     raw_close(&raw);
     return status;
 }
@@ -119,23 +105,18 @@ Test(shards, costly_parts_and_manifests_are_refused)
     static char metadata[METADATA] = MANIFEST_MAGIC;
     static const char *const say[] = {"did not become a version", NULL};
     int64_t one[1] = {1}, global[1] = {2 * BOXES};
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref name, ref;
     uint8_t byte = 0;
     char text[256];
-    rdt *conn;
 
-    begin(1);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
     for (size_t i = 0; i < BOXES; i++) {
         starts[i] = (int64_t)(2 * i); /* a hole beside each */
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = one, .data = &byte};
         shards[i] = (struct rdt_shard){"w", global, &starts[i]};
     }
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = shards;
-    must_ok(rdt_put(conn, tensors, BOXES, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = shards};
+    struct rdt_ref ref = put_as(conn, tensors, BOXES, &options);
     must_refuse(RDT_INVALID, "tensor \"w\": no rank has published",
                 rdt_publish_part(conn, &name, 1, 0, 1, &ref, NULL, LONG, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
@@ -157,18 +138,14 @@ Test(shards, costly_parts_and_manifests_are_refused)
 
 Test(shards, bad_parts_are_refused_alone)
 {
-    struct rdt_ref name, a, plain;
-    rdt_request *first;
     uint8_t byte[4] = {0};
     struct rdt_tensor tensor = bytes_at(byte, 4);
-    rdt *conn;
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref a = put_rank(conn, 5, 0, 2, true);
+    struct rdt_ref plain = put_one(conn, &tensor, NULL);
+    rdt_request *first = start_part(conn, &name, 5, 0, 2, &a);
 
-    begin(1);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
-    a = put_rank(conn, 5, 0, 2, true);
-    plain = put_one(conn, &tensor, NULL);
-    first = start_part(conn, &name, 5, 0, 2, &a);
     must_refuse(RDT_INVALID, "did not say what its tensors are boxes of",
                 rdt_publish_part(conn, &name, 5, 1, 2, &plain, NULL, LONG, NULL, &err));
     must_refuse(RDT_INVALID, "rank 2 of 2", rdt_publish_part(conn, &name, 5, 2, 2, &a, NULL, LONG, NULL, &err));
@@ -183,8 +160,7 @@ Test(shards, bad_parts_are_refused_alone)
     must_ok(rdt_unpublish(conn, &name, &err));
     must(publish(&conn, 1, &name, 2, 2, true) == 2); /* a run from an earlier checkpoint */
     must_ok(rdt_unpublish(conn, &name, &err));
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 /* Such as all ranks but the first one of a model that is not sharded. */
@@ -192,20 +168,14 @@ Test(shards, rank_without_tensors_takes_part)
 {
     static const struct rdt_shard none;
     static struct view view;
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref name, whole, nothing;
-    rdt_request *request;
-    rdt *conn, *far;
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref whole = put_rank(conn, 1, 0, 1, true);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = &none};
+    struct rdt_ref nothing = put_as(far, NULL, 0, &options);
+    rdt_request *request = start_part(conn, &name, 1, 0, 2, &whole);
 
-    begin(2);
-    conn = on(0);
-    far = on(1);
-    name = name_on(0, "policy", 0);
-    whole = put_rank(conn, 1, 0, 1, true);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = &none;
-    must_ok(rdt_put(far, NULL, 0, &options, &nothing, &err));
-    request = start_part(conn, &name, 1, 0, 2, &whole);
     must_ok(rdt_publish_part(far, &name, 1, 1, 2, &nothing, NULL, LONG, NULL, &err));
     must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
@@ -216,25 +186,18 @@ Test(shards, rank_without_tensors_takes_part)
     must_ok(rdt_free(conn, &whole, false, &err));
     must_ok(rdt_free(far, &nothing, false, &err));
     must_ok(rdt_unpublish(conn, &name, &err));
-    rdt_close(conn);
-    rdt_close(far);
-    cluster_end(&c, told);
+    end_shards(conn, far);
 }
 
 Test(shards, time_out_names_the_ranks_that_are_missing)
 {
-    struct rdt_ref name, ref;
-    rdt *conn;
-
-    begin(1);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
-    ref = put_rank(conn, 1, 1, 4, true);
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref ref = put_rank(conn, 1, 1, 4, true);
     must_refuse(RDT_TIMED_OUT, "1 of 4 parts are there, but not those of ranks 0 2 3",
                 rdt_publish_part(conn, &name, 1, 1, 4, &ref, NULL, 100 * MSEC, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 /* Nobody waits for parts whose manifest would be too long. */
@@ -244,18 +207,13 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
     struct rdt_tensor *tensors = calloc(N, sizeof *tensors);
     struct rdt_shard *shards = calloc(N, sizeof *shards);
     char(*keys)[KEY + 1] = malloc((size_t)N * (KEY + 1));
-    struct rdt_put_options options = RDT_INIT(options);
     int64_t one[1] = {1};
     struct rdt_ref name, refs[2];
-    rdt_request *request;
     uint8_t byte = 0;
-    rdt *conn;
 
-    begin(1);
-    conn = on(0);
+    rdt *conn = begin_shards(1);
     name = name_on(0, "policy", 0);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = shards;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = shards};
     for (unsigned rank = 0; rank < 2; rank++) {
         for (unsigned i = 0; i < N; i++) {
             (void)snprintf(keys[i], sizeof keys[i], "%0*u", KEY, rank * N + i);
@@ -264,7 +222,7 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
         }
         must_ok(rdt_put(conn, tensors, N, &options, &refs[rank], &err));
     }
-    request = start_part(conn, &name, 1, 0, 3, &refs[0]);
+    rdt_request *request = start_part(conn, &name, 1, 0, 3, &refs[0]);
     must_refuse(RDT_LIMIT, "its manifest would have more than the limit of 4194304 bytes, which 2 parts have reached",
                 rdt_publish_part(conn, &name, 1, 1, 3, &refs[1], NULL, LONG, NULL, &err));
     must_refuse(RDT_LIMIT, "its manifest", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -274,8 +232,7 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
     free(tensors);
     free(shards);
     free(keys);
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 /* ---- manifests that no daemon has made ---- */
@@ -284,14 +241,11 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
 static void publish_forged(rdt *conn, const char *magic, const void *bytes, size_t n)
 {
     uint8_t *metadata = malloc(8 + n);
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
 
     memcpy(metadata, magic, 8);
     memcpy(metadata + 8, bytes, n);
-    options.metadata = metadata;
-    options.metadata_bytes = 8 + n;
-    must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .metadata = metadata, .metadata_bytes = 8 + n};
+    struct rdt_ref ref = put_as(conn, NULL, 0, &options);
     must_ok(rdt_publish(conn, "forged", &ref, NULL, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     free(metadata);
@@ -309,12 +263,11 @@ static void publish_message(rdt *conn, const Rdt__Pb__Manifest *manifest)
 static Rdt__Pb__Manifest *real_manifest(rdt *conn, const struct rdt_ref *name)
 {
     rdt_object *object = fetch_one(conn, name, RDT_FETCH_AUTO);
-    Rdt__Pb__Manifest *manifest;
     size_t bytes;
     const uint8_t *metadata = rdt_object_metadata(object, &bytes);
 
     must(bytes > 8 && memcmp(metadata, MANIFEST_MAGIC, 8) == 0);
-    manifest = rdt__pb__manifest__unpack(NULL, bytes - 8, metadata + 8);
+    Rdt__Pb__Manifest *manifest = rdt__pb__manifest__unpack(NULL, bytes - 8, metadata + 8);
     must(manifest);
     rdt_release(object);
     return manifest;
@@ -323,17 +276,13 @@ static Rdt__Pb__Manifest *real_manifest(rdt *conn, const struct rdt_ref *name)
 Test(shards, forged_manifests_are_refused_by_their_readers_alone)
 {
     static struct view view, other;
-    struct rdt_ref name, forged;
-    Rdt__Pb__Manifest *manifest;
     int64_t *start; /* of the second part, which is the only one of its layout */
-    rdt *conn;
 
-    begin(1);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
-    forged = name_on(0, "forged", 0);
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref forged = name_on(0, "forged", 0);
     must(publish(&conn, 1, &name, 1, 2, true) == 1);
-    manifest = real_manifest(conn, &name);
+    Rdt__Pb__Manifest *manifest = real_manifest(conn, &name);
     start = manifest->moves[manifest->parts[1]->move]->by;
     view_open(&view, conn, &name, 0, COLUMNS, RDT_PLAN_AUTO);
     view_open(&other, conn, &forged, 0, COLUMNS, RDT_PLAN_AUTO);
@@ -385,13 +334,12 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     rdt_plan_destroy(other.plan);
     must_ok(rdt_unpublish(conn, &forged, &err));
     must_ok(rdt_unpublish(conn, &name, &err));
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
 {
-    int64_t count[2] = {ROWS, COLUMNS}, far[2] = {1, 0};
+    int64_t count[2] = {ROWS, COLUMNS}, half[2] = {ROWS / 2, COLUMNS}, far[2] = {1, 0}, none[2] = {0}, still[2] = {0, 1};
     static double data[ROWS * COLUMNS];
     const struct {
         struct rdt_want want;
@@ -399,7 +347,13 @@ Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
         const char *says;
     } wrong[] = {
         {{"v", 2, NULL, count, RDT_F32, data, NULL}, RDT_NOT_FOUND, "no tensor \"v\": rdtctl shards lists"},
-        {{"w", 1, NULL, count, RDT_F32, data, NULL}, RDT_MISMATCH, "tensor \"w\" has 2 dimensions, but 1 are wanted"},
+        {{"w", 1, none, count, RDT_F32, data, NULL}, RDT_MISMATCH, "tensor \"w\" has 2 dimensions, but 1 are wanted"},
+        {{"w", 1, NULL, count, RDT_F32, data, NULL},
+         RDT_MISMATCH,
+         "tensor \"w\" has the shape [64, 96], but the reader wants a tensor of the shape [64]: "},
+        {{"w", 2, NULL, half, RDT_F32, data, NULL}, /* such as a rank that forgot to say which half it has */
+         RDT_MISMATCH,
+         "tensor \"w\" has the shape [64, 96], but the reader wants a tensor of the shape [32, 96]: "},
         {{"w", 2, far, count, RDT_F32, data, NULL},
          RDT_MISMATCH,
          "tensor \"w\": 64 elements from 1 on are wanted in dimension 0"},
@@ -407,12 +361,9 @@ Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
          RDT_UNSUPPORTED,
          "tensor \"w\": there is no cast from f32 to f64: f32, f16 and bf16 can be cast"},
     };
-    struct rdt_ref name;
-    rdt *conn;
 
-    begin(1);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
     must(publish(&conn, 1, &name, 1, 2, true) == 1);
     for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         rdt_plan *plan = NULL;
@@ -421,20 +372,152 @@ Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
         must_refuse(wrong[i].status, wrong[i].says, rdt_plan_run(plan, 0, LONG, NULL, &err));
         rdt_plan_destroy(plan);
     }
+    {
+        struct rdt_want want = {"w", 2, NULL, count, RDT_F32, data, still};
+        rdt_plan *plan = NULL;
+
+        must_refuse(RDT_INVALID, "want 0 (\"w\") overlaps itself", rdt_plan_create(conn, &name, &want, 1, NULL, &plan, &err));
+    }
     must_ok(rdt_unpublish(conn, &name, &err));
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
+}
+
+static rdt_plan *plan_of(rdt *conn, const struct rdt_ref *name, const struct rdt_want *want, const int64_t *global_shape,
+                         int32_t padded, bool strict)
+{
+    rdt_plan *plan = NULL;
+    struct rdt_plan_options options = {
+        .struct_size = sizeof options, .global_shapes = &global_shape, .padded = &padded, .strict = strict};
+
+    must_ok(rdt_plan_create(conn, name, want, 1, &options, &plan, &err));
+    return plan;
+}
+
+Test(shards, boxes_of_another_tensor_than_the_published_one_are_refused)
+{
+    static float data[(ROWS + 8) * COLUMNS];
+    int64_t start[2] = {ROWS / 2, 0}, count[2] = {ROWS / 2 + 8, COLUMNS}, right[2] = {ROWS, COLUMNS};
+    int64_t longer[2] = {ROWS + 8, COLUMNS};
+    struct rdt_want half = {"w", 2, start, (int64_t[2]){ROWS / 2, COLUMNS}, RDT_F32, data, NULL},
+                    more = {"w", 2, start, count, RDT_F32, data, NULL}, whole = {"w", 2, NULL, longer, RDT_F32, data, NULL};
+    struct rdt_plan_run run;
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+
+    must(publish(&conn, 1, &name, 1, 2, true) == 1);
+    rdt_plan *plan = plan_of(conn, &name, &half, longer, -1, false);
+    must_refuse(RDT_MISMATCH, "has the shape [64, 96], but the reader wants a tensor of the shape [72, 96]",
+                rdt_plan_run(plan, 0, LONG, NULL, &err));
+    rdt_plan_destroy(plan);
+    plan = plan_of(conn, &name, &half, right, -1, true);
+    must_refuse(RDT_MISMATCH, "the version has the tensor \"bias\", which the reader does not have",
+                rdt_plan_run(plan, 0, LONG, NULL, &err));
+    rdt_plan_destroy(plan);
+    plan = plan_of(conn, &name, &more, longer, 1, false); /* padded in the other dimension */
+    must_refuse(RDT_MISMATCH, "has the shape [64, 96]", rdt_plan_run(plan, 0, LONG, NULL, &err));
+    rdt_plan_destroy(plan);
+    for (unsigned i = 0; i < 2; i++) { /* what is beyond the published rows stays as it is */
+        int64_t first = i == 0 ? ROWS / 2 : 0, rows = i == 0 ? count[0] : longer[0];
+
+        for (size_t k = 0; k < sizeof data / sizeof data[0]; k++)
+            data[k] = -1;
+        plan = plan_of(conn, &name, i == 0 ? &more : &whole, i == 0 ? longer : NULL, 0, false);
+        must_ok(rdt_plan_run(plan, 0, LONG, &run, &err));
+        must(run.bytes == (uint64_t)(ROWS - first) * COLUMNS * sizeof(float));
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < COLUMNS; k++)
+                must(data[r * COLUMNS + k] == (first + r < ROWS ? element(1, first + r, k) : -1));
+        rdt_plan_destroy(plan);
+    }
+    struct rdt_plan_options options = {.struct_size = sizeof options, .padded = (int32_t[1]){0}};
+    must_refuse(RDT_INVALID, "global_shapes must say the shape", rdt_plan_create(conn, &name, &more, 1, &options, &plan, &err));
+    options.padded = (int32_t[1]){2};
+    must_refuse(RDT_INVALID, "padded in dimension 2, but has 2",
+                rdt_plan_create(conn, &name, &whole, 1, &options, &plan, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    end_shards(conn, NULL);
+}
+
+Test(shards, tensor_that_no_rank_publishes_ends_the_version)
+{
+    static const char *const others[] = {"w", "experts.1", ""};
+    struct rdt_ref name, ref, none;
+
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
+    name = name_on(0, "policy", 0);
+    ref = put_rank(conn, 1, 0, 1, true);
+    {
+        static const struct rdt_shard no_shards;
+        struct rdt_put_options put = {.struct_size = sizeof put, .shards = &no_shards};
+
+        must_ok(rdt_put(far, NULL, 0, &put, &none, &err));
+    }
+    struct rdt_part_options options = {.struct_size = sizeof options, .others = others, .n_others = 3};
+    must_refuse(RDT_INVALID, "key 2 of others is empty",
+                rdt_publish_part(far, &name, 1, 1, 2, &none, &options, LONG, NULL, &err));
+    options.n_others = 2;
+    rdt_request *request = start_part(conn, &name, 1, 0, 2, &ref);
+    must_refuse(RDT_INVALID, "tensor \"experts.1\": rank 1 has it, but no rank has published it",
+                rdt_publish_part(far, &name, 1, 1, 2, &none, &options, LONG, NULL, &err));
+    must_refuse(RDT_INVALID, "experts.1", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    options.n_others = 1;
+    request = start_part(conn, &name, 1, 0, 2, &ref);
+    must_ok(rdt_publish_part(far, &name, 1, 1, 2, &none, &options, LONG, NULL, &err));
+    must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_free(far, &none, false, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    end_shards(conn, far);
+}
+
+Test(shards, manifest_is_told_from_an_object_and_read_by_its_own_ref)
+{
+    int64_t count[2] = {ROWS, COLUMNS};
+    static float data[ROWS * COLUMNS];
+    struct rdt_want want = {"w", 2, NULL, count, RDT_F32, data, NULL};
+    struct rdt_object_info info;
+    rdt_request *hold = NULL;
+    rdt_plan *plan = NULL;
+    struct rdt_plan_run run;
+    rdt_manifest *manifest;
+    struct rdt_ref name, part;
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
+
+    name = name_on(0, "policy", 0);
+    must(publish(&conn, 1, &name, 1, 2, true) == 1);
+    rdt_object *object = fetch_one(far, &name, RDT_FETCH_AUTO);
+    must(rdt_object_count(object) == 0 && rdt_object_is_manifest(object) && !rdt_object_is_manifest(NULL));
+    rdt_object_info(object, &info);
+    must_ok(rdt_hold(far, &info.ref, LONG, &hold, &err));
+    must_ok(rdt_plan_create(far, &info.ref, &want, 1, NULL, &plan, &err));
+    must(publish(&conn, 1, &name, 2, 2, true) == 2);
+    must_ok(rdt_plan_run(plan, 5, LONG, &run, &err)); /* the version that was fetched, not the newest one */
+    must(run.version == 1 && data[0] == element(1, 0, 0));
+    must_ok(rdt_manifest_fetch(far, &info.ref, LONG, &manifest, &err));
+    must_ok(rdt_manifest_part(manifest, 0, &part, NULL, &err));
+    rdt_object *plain = fetch_one(far, &part, RDT_FETCH_AUTO); /* a part is an object like any other */
+    must(!rdt_object_is_manifest(plain) && rdt_object_count(plain) == 2);
+    rdt_plan_destroy(plan);
+    must_ok(rdt_plan_create(far, &part, &want, 1, NULL, &plan, &err));
+    must_refuse(RDT_INVALID, "is published as one object, not in parts", rdt_plan_run(plan, 0, LONG, NULL, &err));
+    rdt_plan_destroy(plan);
+    rdt_release(plain);
+    rdt_manifest_release(manifest);
+    rdt_release(object);
+    rdt_request_destroy(hold);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    end_shards(conn, far);
 }
 
 Test(shards, failures_do_not_flood_the_log)
 {
-    struct rdt_ref name, part;
-    rdt *conn;
-
-    begin(1);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
-    part = put_rank(conn, 1, 0, 4, true);
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref part = put_rank(conn, 1, 0, 4, true);
     for (uint64_t step = 1; step <= 300; step++)
         must_refuse(RDT_INVALID, "no rank has published",
                     rdt_publish_part(conn, &name, step, 0, 1, &part, NULL, LONG, NULL, &err));
@@ -442,19 +525,16 @@ Test(shards, failures_do_not_flood_the_log)
     must_say(node_log_count(&c.node[0], "did not become a version") < 150, "%u lines",
              node_log_count(&c.node[0], "did not become a version"));
     must_ok(rdt_free(conn, &part, false, &err));
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 static int publish_and_wait(struct actor *self, void *arg)
 {
     struct rdt_ref name = name_on(0, "policy", 0), ref;
     rdt *conn = on(1);
-    rdt_request *request;
 
-    (void)arg;
     ref = put_rank(conn, 3, 1, 3, false);
-    request = start_part(conn, &name, 3, 1, 3, &ref);
+    rdt_request *request = start_part(conn, &name, 3, 1, 3, &ref);
     actor_step(self);
     (void)rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, NULL);
     return 1;
@@ -464,21 +544,18 @@ Test(shards, a_killed_publisher_ends_the_version_and_the_old_one_stays)
 {
     static struct view view;
     struct rdt_plan_run run;
-    struct rdt_ref name, ref;
-    rdt_request *request;
     struct actor actor;
-    rdt *conn;
 
-    begin(2);
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
     actor_start(&actor, publish_and_wait, NULL);
     actor_await(&actor);
-    conn = on(0);
-    name = name_on(0, "policy", 0);
+    rdt *conn = on(0);
+    struct rdt_ref name = name_on(0, "policy", 0);
     must(publish(&conn, 1, &name, 2, 4, true) == 1);
     view_open(&view, conn, &name, 0, COLUMNS, RDT_PLAN_AUTO);
-    ref = put_rank(conn, 3, 0, 3, false);
+    struct rdt_ref ref = put_rank(conn, 3, 0, 3, false);
     /* the actor's part may still be on its way; rank 0 joins the same step */
-    request = start_part(conn, &name, 3, 0, 3, &ref);
+    rdt_request *request = start_part(conn, &name, 3, 0, 3, &ref);
     actor_kill(&actor, SIGKILL);
     must_refuse(RDT_OWNER_DIED, "the publisher of rank 1", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
@@ -490,8 +567,7 @@ Test(shards, a_killed_publisher_ends_the_version_and_the_old_one_stays)
     must_ok(rdt_unpublish(conn, &name, &err));
     for (unsigned i = 0; i < 2; i++)
         wait_until(LONG, objects_on(i) == 0);
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 /* All calls of that node end together, and each of them would end the version. */
@@ -499,10 +575,9 @@ Test(shards, a_lost_node_with_two_publishers_ends_the_version_once)
 {
     struct rdt_ref name, parts[2], ref;
     rdt_request *near, *requests[2];
-    rdt *conn, *far[2];
+    rdt *far[2];
+    rdt *conn = begin_shards(2);
 
-    begin(2);
-    conn = on(0);
     name = name_on(0, "policy", 0);
     for (uint32_t i = 0; i < 2; i++) {
         far[i] = on(1);
@@ -533,17 +608,14 @@ Test(shards, a_later_step_overtakes_and_a_reader_keeps_its_version)
     rdt_manifest *manifest = NULL;
     struct rdt_manifest_info info;
     struct rdt_ref name, ref, part;
-    rdt_request *slow;
     struct rdt_box box;
     size_t tensors;
-    rdt *conn, *far;
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
 
-    begin(2);
-    conn = on(0);
-    far = on(1);
     name = name_on(1, "policy", 0);
     ref = put_rank(conn, 1, 0, 2, true);
-    slow = start_part(conn, &name, 1, 0, 2, &ref);
+    rdt_request *slow = start_part(conn, &name, 1, 0, 2, &ref);
     must(publish((rdt *const[]){far, conn}, 2, &name, 2, 2, true) == 1);
     must_refuse(RDT_FREED, "step 2 became complete first", rdt_wait(conn, &slow, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(slow);
@@ -561,23 +633,18 @@ Test(shards, a_later_step_overtakes_and_a_reader_keeps_its_version)
     rdt_manifest_release(manifest);
     wait_until(LONG, objects_on(0) == 1 && objects_on(1) == 2); /* the parts of step 3, and its manifest */
     must_ok(rdt_unpublish(conn, &name, &err));
-    rdt_close(conn);
-    rdt_close(far);
-    cluster_end(&c, told);
+    end_shards(conn, far);
 }
 
 Test(shards, tensors_keep_their_boxes_everywhere)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
-    struct rdt_ref ref;
     struct rdt_shard shard;
     rdt_object *object;
-    rdt *conn, *far;
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
+    struct rdt_ref ref = put_rank(conn, 1, 0, 4, false);
 
-    begin(2);
-    conn = on(0);
-    far = on(1);
-    ref = put_rank(conn, 1, 0, 4, false);
     for (unsigned i = 0; i < 4; i++) {
         options.metadata_only = i & 1;
         must_ok(rdt_fetch(i & 2 ? far : conn, &ref, 1, &options, &object, &err));
@@ -586,14 +653,11 @@ Test(shards, tensors_keep_their_boxes_everywhere)
         must(!rdt_object_metadata(object, NULL));
         rdt_release(object);
     }
-    struct rdt_put_options put = RDT_INIT(put);
     int64_t global[1] = {3}, start[1] = {1};
     struct rdt_shard outside = {"v", global, start};
     uint8_t bytes[4];
     struct rdt_tensor tensor = bytes_at(bytes, 4);
-    put.shards = &outside;
+    struct rdt_put_options put = {.struct_size = sizeof put, .shards = &outside};
     must_refuse(RDT_INVALID, "tensor 0 is a box of \"v\" that ends outside it", rdt_put(conn, &tensor, 1, &put, &ref, &err));
-    rdt_close(conn);
-    rdt_close(far);
-    cluster_end(&c, told);
+    end_shards(conn, far);
 }

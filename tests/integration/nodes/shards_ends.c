@@ -38,14 +38,12 @@ Test(shards_ends, a_part_that_is_freed_by_force_ends_the_version_at_once)
     wait_until(LONG, objects_on(0) == 0);
     for (unsigned i = 0; i < 2; i++)
         rdt_close(conns[i]);
-    rdt_close(other);
-    cluster_end(&c, told);
+    end_shards(other, NULL);
 }
 
 Test(shards_ends, a_part_of_another_node_that_is_freed_by_force_ends_the_version_at_once)
 {
     struct rdt_ref name, parts[2];
-    rdt_request *near, *far;
     rdt *conns[2], *other;
 
     cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
@@ -55,8 +53,8 @@ Test(shards_ends, a_part_of_another_node_that_is_freed_by_force_ends_the_version
         conns[i] = on(i);
         parts[i] = put_rank(conns[i], 1, i, 4, true);
     }
-    near = start_part(conns[0], &name, 1, 0, 4, &parts[0]);
-    far = start_part(conns[1], &name, 1, 1, 4, &parts[1]);
+    rdt_request *near = start_part(conns[0], &name, 1, 0, 4, &parts[0]);
+    rdt_request *far = start_part(conns[1], &name, 1, 1, 4, &parts[1]);
     wait_until(LONG, n_holds(other, &parts[1]) >= 2); /* the producer's, and the version's */
     must_ok(rdt_free(other, &parts[1], true, &err));
     must_refuse(RDT_OWNER_DIED, "the publisher of rank 1", rdt_wait(conns[0], &near, 1, 1, RDT_FOREVER, NULL, NULL, &err));
@@ -69,8 +67,7 @@ Test(shards_ends, a_part_of_another_node_that_is_freed_by_force_ends_the_version
         wait_until(LONG, objects_on(i) == 0);
     for (unsigned i = 0; i < 2; i++)
         rdt_close(conns[i]);
-    rdt_close(other);
-    cluster_end(&c, told);
+    end_shards(other, NULL);
 }
 
 /* Readers that hold the version are told by rdtctl shards and the doctor, because nothing can bring the part back. */
@@ -79,10 +76,8 @@ Test(shards_ends, a_part_of_a_complete_version_that_is_freed_by_force_is_lost)
     struct rdt_ref name, part;
     rdt_manifest *manifest;
     size_t tensors;
-    rdt *conn;
+    rdt *conn = begin_shards(1);
 
-    cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true});
-    conn = on(0);
     name = name_on(0, "policy", 0);
     must(publish(&conn, 1, &name, 1, 4, true) == 1);
     must_ok(rdt_manifest_fetch(conn, &name, LONG, &manifest, &err));
@@ -93,26 +88,21 @@ Test(shards_ends, a_part_of_a_complete_version_that_is_freed_by_force_is_lost)
     wait_until(LONG, doctor_says(conn, "RDT050", "2"));
     must_ok(rdt_unpublish(conn, &name, &err));
     wait_until(LONG, objects_on(0) == 0);
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }
 
 /* No rank is to blame, so none is named. */
 Test(shards_ends, a_version_that_is_not_checked_in_time_says_so)
 {
-    struct rdt_ref name, part;
-    rdt *conn;
-
     cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true});
-    name = name_on(0, "policy", 0);
-    conn = on(0);
-    part = put_rank(conn, 1, 0, 1, true);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    rdt *conn = on(0);
+    struct rdt_ref part = put_rank(conn, 1, 0, 1, true);
     if (!node_hold_workers(&c.node[0]))
         cr_skip_test("this process may not trace the daemon");
     must_refuse(RDT_TIMED_OUT, "all 1 parts are there, but their boxes are still being checked",
                 rdt_publish_part(conn, &name, 1, 0, 1, &part, NULL, 500 * MSEC, NULL, &err));
     node_release_workers(&c.node[0]);
     must_ok(rdt_free(conn, &part, false, &err));
-    rdt_close(conn);
-    cluster_end(&c, told);
+    end_shards(conn, NULL);
 }

@@ -32,6 +32,21 @@ static inline rdt *on(unsigned node)
     return conn;
 }
 
+/* Starts that many nodes; a client of the first one. */
+static inline rdt *begin_shards(unsigned nodes)
+{
+    cluster_start(&c, nodes, &(struct cluster_options){.stream = true, .no_ucx = true});
+    return on(0);
+}
+
+/* far NULL: there is one client only. */
+static inline void end_shards(rdt *conn, rdt *far)
+{
+    rdt_close(conn);
+    rdt_close(far);
+    cluster_end(&c, told);
+}
+
 static inline struct rdt_ref name_on(unsigned node, const char *name, uint64_t after)
 {
     struct rdt_ref near = ref_on(&c.node[node], "any"), ref = {0};
@@ -55,17 +70,14 @@ static inline struct rdt_ref put_rank(rdt *conn, uint64_t step, uint32_t rank, u
     struct rdt_tensor tensors[2] = {{.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = w},
                                     {.dtype = RDT_F32, .ndim = 1, .shape = one, .data = bias}};
     struct rdt_shard shards[2] = {{"w", global, start}, {"bias", one, zero}};
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
 
     for (int64_t r = 0; r < rows; r++)
         for (int64_t k = 0; k < columns; k++)
             w[r * columns + k] = element(step, start[0] + r, start[1] + k);
     for (int64_t k = 0; k < COLUMNS; k++)
         bias[k] = element(step, -1, k);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = shards;
-    must_ok(rdt_put(conn, tensors, rank == 0 ? 2 : 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = shards};
+    struct rdt_ref ref = put_as(conn, tensors, rank == 0 ? 2 : 1, &options);
     free(w);
     return ref;
 }
@@ -114,11 +126,10 @@ static inline void view_open(struct view *view, rdt *conn, const struct rdt_ref 
     int64_t start[2] = {0, first}, count[2] = {ROWS, columns}, one[1] = {COLUMNS};
     struct rdt_want wants[2] = {{"w", 2, start, count, RDT_F32, view->w, NULL},
                                 {"bias", 1, NULL, one, RDT_F32, view->bias, NULL}};
-    struct rdt_plan_options options = RDT_INIT(options);
 
     view->first = first;
     view->columns = columns;
-    options.move = move;
+    struct rdt_plan_options options = {.struct_size = sizeof options, .move = move};
     must_ok(rdt_plan_create(conn, name, wants, 2, &options, &view->plan, &err));
 }
 
@@ -133,23 +144,19 @@ static inline void view_check(const struct view *view, uint64_t step)
 
 static inline uint64_t objects_on(unsigned node)
 {
-    struct node_status status;
-
-    node_status(&c.node[node], &status);
-    return status.objects;
+    return node_now(&c.node[node]).objects;
 }
 
 /* Whether a finding of that check says so. */
 static inline bool doctor_says(rdt *conn, const char *id, const char *text)
 {
     Rdt__Pb__Doctor request = RDT__PB__DOCTOR__INIT;
-    const Rdt__Pb__DoctorReply *reply;
     ProtobufCMessage *message;
     bool says = false;
 
     if (call(conn, RDT_MSG_DOCTOR, &request.base, LONG, &message, NULL) != RDT_OK)
         return false;
-    reply = (const Rdt__Pb__DoctorReply *)message;
+    const Rdt__Pb__DoctorReply *reply = (const Rdt__Pb__DoctorReply *)message;
     for (size_t i = 0; i < reply->n_checks; i++)
         says = says || (strcmp(reply->checks[i]->id, id) == 0 && strstr(reply->checks[i]->sentence, text));
     protobuf_c_message_free_unpacked(message, NULL);

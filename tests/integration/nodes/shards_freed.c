@@ -22,19 +22,15 @@ TestSuite(shards_freed, .timeout = 120);
 static void freed_part_fails_the_version(unsigned node)
 {
     struct rdt_stat stat = {0};
-    struct rdt_ref name, a, b;
-    rdt_request *request;
-    rdt_object *object;
-    rdt *near, *far;
 
     cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
-    near = on(0);
-    far = on(node);
-    name = name_on(0, "policy", 0);
-    a = put_half(far, 0, HALF_BYTES);
-    b = put_half(near, 1, HALF_BYTES);
-    object = fetch_one(far, &a, RDT_FETCH_SHARE);
-    request = start_part(far, &name, 1, 0, 2, &a);
+    rdt *near = on(0);
+    rdt *far = on(node);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref a = put_half(far, 0, HALF_BYTES);
+    struct rdt_ref b = put_half(near, 1, HALF_BYTES);
+    rdt_object *object = fetch_one(far, &a, RDT_FETCH_SHARE);
+    rdt_request *request = start_part(far, &name, 1, 0, 2, &a);
     wait_until(LONG, rdt_stat(far, &a, &stat, NULL) == RDT_OK && stat.holds == 3); /* with the producer's and the version's */
     must_ok(rdt_free(far, &a, true, &err));
     must_ok(rdt_stat(far, &b, &stat, &err)); /* by the same link, so the name's node has heard of the free */
@@ -46,9 +42,7 @@ static void freed_part_fails_the_version(unsigned node)
     must_ok(rdt_free(near, &b, false, &err));
     must(publish((rdt *const[]){near, far}, 2, &name, 1, 2, true) == 1); /* and all is right afterwards */
     must_ok(rdt_unpublish(near, &name, &err));
-    rdt_close(near);
-    rdt_close(far);
-    cluster_end(&c, told);
+    end_shards(near, far);
 }
 
 Test(shards_freed, part_of_the_names_node_fails_the_version)
@@ -90,14 +84,13 @@ Test(shards_freed, version_that_lost_its_name_with_the_daemon_ends_with_its_part
     static const char *flags[] = {flag, "--backoff-max=500ms", NULL};
     struct cluster_options options = {.stream = true, .no_ucx = true, .same_socket = true};
     struct test_keeper keeper = {0};
-    struct rdt_ref name;
     rdt *conns[2];
 
     keeper_start(&keeper);
     (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
     options.flags_of[0] = flags;
     cluster_start(&c, 2, &options);
-    name = name_on(0, "policy", 0);
+    struct rdt_ref name = name_on(0, "policy", 0);
     for (unsigned i = 0; i < 2; i++)
         conns[i] = on(i);
     must(publish(conns, 2, &name, 1, 4, true) == 1);
@@ -122,7 +115,6 @@ Test(shards_freed, version_that_lost_its_name_with_the_daemon_ends_with_its_part
 Test(shards_freed, part_waits_until_its_bytes_are_there)
 {
     int64_t shape[2] = {ROWS / 2, COLUMNS}, global[2] = {ROWS, COLUMNS};
-    struct rdt_put_options options = RDT_INIT(options);
     rdt_request *requests[2];
     struct rdt_ref name, refs[2];
     rdt *conns[2];
@@ -130,11 +122,10 @@ Test(shards_freed, part_waits_until_its_bytes_are_there)
 
     cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
     name = name_on(0, "policy", 0);
-    options.flags = RDT_PUT_PENDING;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
     for (uint32_t i = 0; i < 2; i++) {
         int64_t start[2] = {i * (ROWS / 2), 0};
         struct rdt_shard shard = {"w", global, start};
-        struct rdt_stat stat;
         conns[i] = on(i);
         w[i] = alloc_memory(conns[i], ROWS / 2 * COLUMNS * sizeof *w[i]);
         options.shards = &shard;
@@ -143,7 +134,7 @@ Test(shards_freed, part_waits_until_its_bytes_are_there)
         must_refuse(RDT_TIMED_OUT, "still being put",
                     rdt_publish_part(conns[i], &name, 1, i, 2, &refs[i], NULL, 200 * MSEC, NULL, &err));
         requests[i] = start_part(conns[i], &name, 1, i, 2, &refs[i]);
-        must_ok(rdt_stat(conns[i], &refs[i], &stat, &err));
+        struct rdt_stat stat = stat_of(conns[i], &refs[i]);
         must(stat.waiters == 1);
     }
     for (uint32_t i = 0; i < 2; i++) {

@@ -27,8 +27,6 @@ static struct rdt_ref put_large(rdt *conn, unsigned rank)
     static struct rdt_shard shards[TENSORS];
     static uint8_t bytes[TENSORS][EACH];
     static int64_t shape[TENSORS][2], start[TENSORS][2];
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
 
     for (unsigned i = 0; i < TENSORS; i++) {
         shape[i][0] = rows_of(i, rank);
@@ -39,9 +37,8 @@ static struct rdt_ref put_large(rdt *conn, unsigned rank)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 2, .shape = shape[i], .data = bytes[i]};
         shards[i] = (struct rdt_shard){keys[i], i < TENSORS - 1 ? whole : half, start[i]};
     }
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = shards;
-    must_ok(rdt_put(conn, tensors, TENSORS, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = shards};
+    struct rdt_ref ref = put_as(conn, tensors, TENSORS, &options);
     return ref;
 }
 
@@ -60,6 +57,12 @@ static void read_large(rdt *conn, const struct rdt_ref *name, unsigned tensor)
     rdt_plan_destroy(plan);
 }
 
+static void name_tensors(void)
+{
+    for (unsigned i = 0; i < TENSORS; i++)
+        (void)snprintf(keys[i], sizeof keys[i], "model.layers.%03u.self_attention.query_key_value.weight", i);
+}
+
 Test(shards_large, version_of_1024_ranks_with_400_tensors_is_read_and_outlasts_its_daemon)
 {
     static rdt_request *requests[RANKS];
@@ -67,16 +70,13 @@ Test(shards_large, version_of_1024_ranks_with_400_tensors_is_read_and_outlasts_i
     static char flag[200];
     static const char *flags[] = {flag, NULL};
     struct test_keeper keeper = {0};
-    struct rdt_ref name;
-    rdt *conn;
 
     keeper_start(&keeper);
     (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
     cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true, .same_socket = true, .flags_of = {flags}});
-    conn = on(0);
-    name = name_on(0, "large", 0);
-    for (unsigned i = 0; i < TENSORS; i++)
-        (void)snprintf(keys[i], sizeof keys[i], "model.layers.%03u.self_attention.query_key_value.weight", i);
+    rdt *conn = on(0);
+    struct rdt_ref name = name_on(0, "large", 0);
+    name_tensors();
     for (unsigned rank = 0; rank < RANKS; rank++) {
         refs[rank] = put_large(conn, rank);
         requests[rank] = start_part(conn, &name, 1, rank, RANKS, &refs[rank]);
@@ -96,4 +96,34 @@ Test(shards_large, version_of_1024_ranks_with_400_tensors_is_read_and_outlasts_i
     rdt_close(conn);
     node_stop(&c.node[0]);
     keeper_stop(&keeper, SIGTERM);
+}
+
+/* One publisher stops to wait: each of the others, and the one that ends meanwhile, is told by itself. */
+Test(shards_large, failure_of_1024_ranks_answers_each_of_them)
+{
+    static rdt_request *requests[RANKS];
+    static struct rdt_ref refs[RANKS];
+    rdt *conn = begin_shards(1);
+    rdt *leaver = on(0);
+    struct rdt_ref name = name_on(0, "large", 0);
+
+    name_tensors();
+    for (unsigned rank = 0; rank < RANKS - 1; rank++) {
+        refs[rank] = put_large(conn, rank);
+        requests[rank] = start_part(rank % 3 == 2 ? leaver : conn, &name, 1, rank, RANKS, &refs[rank]);
+    }
+    rdt_cancel(requests[0]);
+    must_be(RDT_CANCELLED, rdt_wait(conn, &requests[0], 1, 1, LONG, NULL, NULL, &err));
+    rdt_close(leaver);
+    for (unsigned rank = 0; rank < RANKS - 1; rank++) {
+        must_ok(rdt_free(conn, &refs[rank], false, &err));
+        if (rank % 3 == 2)
+            continue;
+        if (rank > 0)
+            must_be(RDT_OWNER_DIED, rdt_wait(conn, &requests[rank], 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(requests[rank]);
+    }
+    wait_until(LONG, objects_on(0) == 0); /* no part is held */
+    rdt_close(conn);
+    node_stop(&c.node[0]);
 }

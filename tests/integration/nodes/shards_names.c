@@ -27,17 +27,15 @@ static struct rdt_ref anywhere(const char *name)
 static bool pends(rdt *conn, const struct rdt_ref *name, int64_t age_ns)
 {
     Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
-    const Rdt__Pb__ShardsReply *reply;
     ProtobufCMessage *message;
     Rdt__Pb__Ref wire;
-    bool found;
 
     wire_ref_from(name, &wire);
     request.name = &wire;
     if (call(conn, RDT_MSG_SHARDS, &request.base, LONG, &message, NULL) != RDT_OK)
         return false;
-    reply = (const Rdt__Pb__ShardsReply *)message;
-    found = reply->n_pending == 1 && reply->pending[0]->age_ns >= age_ns;
+    const Rdt__Pb__ShardsReply *reply = (const Rdt__Pb__ShardsReply *)message;
+    bool found = reply->n_pending == 1 && reply->pending[0]->age_ns >= age_ns;
     protobuf_c_message_free_unpacked(message, NULL);
     return found;
 }
@@ -100,21 +98,19 @@ Test(shards_names, parts_of_three_nodes_come_together_without_an_address)
 
 Test(shards_names, second_job_on_another_node_is_refused)
 {
-    struct rdt_ref name, other, ref, whole;
-    rdt_request *request;
     uint64_t version = 0;
     rdt *conns[3];
 
     begin(3, NULL);
     for (unsigned i = 0; i < 3; i++)
         conns[i] = on(i);
-    name = name_on(0, "policy", 0);
-    other = name_on(1, "policy", 0);
-    ref = put_rank(conns[0], 1, 0, 2, true);
-    request = start_part(conns[0], &name, 1, 0, 2, &ref);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref other = name_on(1, "policy", 0);
+    struct rdt_ref ref = put_rank(conns[0], 1, 0, 2, true);
+    rdt_request *request = start_part(conns[0], &name, 1, 0, 2, &ref);
     wait_until(LONG, pends(conns[0], &name, 0));
     must_refuse(RDT_EXISTS, "\"policy\" is being published on node n0", publish_alone(conns[1], &other, 1, NULL, &err));
-    whole = put_rank(conns[2], 1, 0, 1, true);
+    struct rdt_ref whole = put_rank(conns[2], 1, 0, 1, true);
     must_refuse(RDT_EXISTS, "\"policy\" is being published on node n0",
                 rdt_publish(conns[2], "policy", &whole, NULL, NULL, &err));
     must_ok(rdt_free(conns[2], &whole, false, &err));
@@ -138,17 +134,15 @@ Test(shards_names, second_job_on_another_node_is_refused)
 
 Test(shards_names, name_of_a_failed_version_is_free)
 {
-    struct rdt_ref name, other, ref;
-    rdt_request *request;
     rdt *conns[2];
 
     begin(2, NULL);
     for (unsigned i = 0; i < 2; i++)
         conns[i] = on(i);
-    name = name_on(0, "policy", 0);
-    other = name_on(1, "policy", 0);
-    ref = put_rank(conns[0], 1, 0, 2, true);
-    request = start_part(conns[0], &name, 1, 0, 2, &ref);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref other = name_on(1, "policy", 0);
+    struct rdt_ref ref = put_rank(conns[0], 1, 0, 2, true);
+    rdt_request *request = start_part(conns[0], &name, 1, 0, 2, &ref);
     wait_until(LONG, pends(conns[0], &name, 0));
     rdt_request_destroy(request);
     must_ok(rdt_free(conns[0], &ref, false, &err));
@@ -161,16 +155,15 @@ Test(shards_names, name_of_a_failed_version_is_free)
 Test(shards_names, slow_version_keeps_its_deadline_and_its_name)
 {
     static const char *const flags[] = {"--peer-timeout=60s", NULL};
-    struct rdt_ref name, other, ref;
     rdt_request *request;
     rdt *conns[3];
 
     begin(3, flags);
     for (unsigned i = 0; i < 3; i++)
         conns[i] = on(i);
-    name = name_on(0, "policy", 0);
-    other = name_on(1, "policy", 0);
-    ref = put_rank(conns[0], 1, 0, 2, true);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref other = name_on(1, "policy", 0);
+    struct rdt_ref ref = put_rank(conns[0], 1, 0, 2, true);
     node_freeze(&c.node[2]);
     must_ok(rdt_publish_part_start(conns[0], &name, 1, 0, 2, &ref, NULL, RDT_FOREVER, &request, &err));
     wait_until(LONG, pends(conns[0], &name, 4 * SEC)); /* longer than the wait for the nodes was allowed to take */
@@ -207,13 +200,11 @@ static void begin_tenants(const char *shares)
 Test(shards_names, parts_of_a_tenant_that_is_not_shared_are_refused_with_the_rule)
 {
     static const char rule[] = "tenant \"lab\" is not shared with other nodes here (share_tenants)";
-    struct rdt_ref name, part;
-    rdt *far;
 
     begin_tenants(NULL);
-    far = on(1);
-    name = name_on(0, "policy", 0);
-    part = put_rank(far, 1, 0, 1, true);
+    rdt *far = on(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_ref part = put_rank(far, 1, 0, 1, true);
     must_refuse(RDT_DENIED, rule, rdt_publish_part(far, &name, 1, 0, 1, &part, NULL, LONG, NULL, &err));
     must_refuse(RDT_DENIED, rule, rdt_unpublish(far, &name, &err));
     must_ok(rdt_free(far, &part, false, &err));
@@ -224,11 +215,10 @@ Test(shards_names, parts_of_a_tenant_that_is_not_shared_are_refused_with_the_rul
 Test(shards_names, the_same_name_of_two_tenants_is_two_names)
 {
     static struct view views[2];
-    struct rdt_ref name, labs, part;
     rdt *conns[2];
 
     begin_tenants("--share-tenants=lab");
-    name = name_on(0, "policy", 0); /* of whoever asks */
+    struct rdt_ref name = name_on(0, "policy", 0); /* of whoever asks */
     for (unsigned i = 0; i < 2; i++) {
         conns[i] = on(i);
         view_open(&views[i], conns[i], &name, 0, COLUMNS, RDT_PLAN_AUTO);
@@ -240,11 +230,11 @@ Test(shards_names, the_same_name_of_two_tenants_is_two_names)
         must_ok(rdt_plan_run(views[i].plan, 0, LONG, NULL, &err));
         view_check(&views[i], i == 0 ? 3 : 7);
     }
-    labs = name;
+    struct rdt_ref labs = name;
     labs.any_owner = 0;
     labs.uid = getuid();
     (void)snprintf(labs.tenant, sizeof labs.tenant, "lab");
-    part = put_rank(conns[0], 8, 0, 1, true);
+    struct rdt_ref part = put_rank(conns[0], 8, 0, 1, true);
     must_refuse(RDT_DENIED, "of tenant \"lab\": only that user may publish its parts",
                 rdt_publish_part(conns[0], &labs, 8, 0, 1, &part, NULL, LONG, NULL, &err));
     must_ok(rdt_free(conns[0], &part, false, &err));

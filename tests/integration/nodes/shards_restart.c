@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts whose daemons have keepers, and are killed or restarted. Only the versions hold their parts. */
-#include <stdio.h>
-
 #include "tests/integration/nodes/shards_fixture.h"
 #include "tests/support/keeper.h"
 #include "wire_ref.h"
@@ -137,10 +135,8 @@ static uint32_t n_holds(const struct rdt_ref *part)
 
 Test(shards_restart, both_daemons_killed_at_once_keep_the_version)
 {
-    struct rdt_ref part;
-
     begin(2);
-    part = part_of(1);
+    struct rdt_ref part = part_of(1);
     wait_until(LONG, n_holds(&part) == 1);
     for (unsigned i = 0; i < 2; i++)
         node_kill(&c.node[i], SIGKILL);
@@ -158,12 +154,11 @@ static size_t n_lost(void)
     Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
     ProtobufCMessage *message = NULL;
     Rdt__Pb__Ref wire;
-    size_t n;
 
     wire_ref_from(&name, &wire);
     request.name = &wire;
     must_ok(call(conns[0], RDT_MSG_SHARDS, &request.base, LONG, &message, &err));
-    n = ((const Rdt__Pb__ShardsReply *)message)->n_lost;
+    size_t n = ((const Rdt__Pb__ShardsReply *)message)->n_lost;
     protobuf_c_message_free_unpacked(message, NULL);
     return n;
 }

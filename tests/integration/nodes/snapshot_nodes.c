@@ -9,14 +9,11 @@ TestSuite(snapshot_nodes, .timeout = 240);
 
 static struct rdt_ref put_and_scribble(size_t bytes, uint32_t seed)
 {
-    struct rdt_put_options options = RDT_INIT(options);
     char *memory = alloc_memory(owner, bytes);
-    struct rdt_ref ref;
 
     fill_pattern(memory, bytes, seed);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.timeout_ns = LONG;
-    must_ok(rdt_put(owner, &VECTOR(RDT_U8, bytes, memory), 1, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .timeout_ns = LONG};
+    struct rdt_ref ref = put_as(owner, &VECTOR(RDT_U8, bytes, memory), 1, &options);
     memset(memory, 0xee, bytes);
     must_ok(rdt_dealloc(owner, memory, &err));
     return ref;

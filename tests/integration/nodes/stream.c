@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "tests/support/cluster.h"
+#include "tests/integration/nodes/pair.h"
 #include "tests/support/program.h"
 
 TestSuite(stream, .timeout = 120);
@@ -23,29 +23,9 @@ TestSuite(stream, .timeout = 120);
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-static struct cluster c;
-static rdt *owner, *reader; /* clients of node 0 and of node 1 */
-
-static void begin(const struct cluster_options *options)
-{
-    cluster_start(&c, 2, options);
-    owner = node_client(&c.node[0], "owner");
-    reader = node_client(&c.node[1], "reader");
-}
-
-static void end(void)
-{
-    rdt_close(owner);
-    rdt_close(reader);
-    cluster_end(&c, NULL);
-}
-
 static struct rdt_fetch_options by(const char *transport)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
-
-    options.timeout_ns = LONG;
-    options.transport = transport;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .transport = transport};
     return options;
 }
 
@@ -58,17 +38,16 @@ Test(stream, untrusted_network_moves_by_stream_and_says_why)
     struct rdt_fetch_options options = by(NULL);
     struct program program;
     struct rdt_ref ref;
-    rdt_object *object;
     char number[24];
 
-    begin(&(struct cluster_options){.no_ucx = true, .stream = true});
+    begin_pair(2, &(struct cluster_options){.no_ucx = true, .stream = true});
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         ref = put_pattern(owner, NULL, sizes[i], (uint32_t)i);
         fetch_pattern(reader, &ref, sizes[i], (uint32_t)i, "stream");
         must_ok(rdt_free(owner, &ref, false, &err));
     }
     ref = put_pattern(owner, "weights", MIB, 1);
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    rdt_object *object = fetch_as(reader, &ref, &options);
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
     argv[2] = c.node[1].socket;
     argv[4] = number;
@@ -79,35 +58,33 @@ Test(stream, untrusted_network_moves_by_stream_and_says_why)
     program_free(&program);
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));
-    end();
+    end(NULL);
 }
 
 Test(stream, one_node_that_trusts_moves_by_stream_too)
 {
     static const char *const distrusts[] = {"--trusted-network=no", NULL};
-    struct rdt_ref there, here;
 
-    begin(&(struct cluster_options){.flags_of = {distrusts}, .stream = true, .no_meeting = true});
-    there = put_pattern(owner, NULL, MIB, 1);
-    here = put_pattern(reader, NULL, MIB, 2);
+    begin_pair(2, &(struct cluster_options){.flags_of = {distrusts}, .stream = true, .no_meeting = true});
+    struct rdt_ref there = put_pattern(owner, NULL, MIB, 1);
+    struct rdt_ref here = put_pattern(reader, NULL, MIB, 2);
     fetch_pattern(reader, &there, MIB, 1, "stream");
     fetch_pattern(owner, &here, MIB, 2, "stream");
     must_ok(rdt_free(owner, &there, false, &err));
     must_ok(rdt_free(reader, &here, false, &err));
-    end();
+    end(NULL);
 }
 
 Test(stream, works_over_ipv6)
 {
     static const char *const off[] = {"--trusted-network=no", NULL};
     struct test_node nodes[2];
-    struct rdt_ref ref;
 
     for (unsigned i = 0; i < 2; i++)
         node_start(&nodes[i], &(struct node_options){.name = i ? "v6b" : "v6a", .listen = "[::1]:0", .flags = off});
     owner = node_client(&nodes[0], "owner");
     reader = node_client(&nodes[1], "reader");
-    ref = put_pattern(owner, NULL, 3 * MIB, 1);
+    struct rdt_ref ref = put_pattern(owner, NULL, 3 * MIB, 1);
     fetch_pattern(reader, &ref, 3 * MIB, 1, "stream");
     must_ok(rdt_free(owner, &ref, false, &err));
     rdt_close(owner);
@@ -131,7 +108,7 @@ Test(stream, many_and_big_both_ways)
     static rdt_request *requests[2][N];
     static const char *const lanes[] = {"--set=stream.threads=3", "--set=stream.connections=4",
                                         "--set=stream.rekey_bytes=1048576", "--chunk=256KiB", NULL};
-    begin(&(struct cluster_options){.no_ucx = true, .stream = true, .flags = lanes, .no_meeting = true});
+    begin_pair(2, &(struct cluster_options){.no_ucx = true, .stream = true, .flags = lanes, .no_meeting = true});
     conns[0] = owner;
     conns[1] = reader;
     for (unsigned side = 0; side < 2; side++)
@@ -142,9 +119,8 @@ Test(stream, many_and_big_both_ways)
     for (unsigned side = 0; side < 2; side++) {
         must_ok(rdt_wait(conns[side], requests[side], N, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
         for (unsigned i = 0; i < N; i++) {
-            struct rdt_tensor tensor;
             must_ok(rdt_request_take_object(requests[side][i], &objects[side][i], &err));
-            tensor = tensor_of(objects[side][i], 0);
+            struct rdt_tensor tensor = tensor_of(objects[side][i], 0);
             must_go_by("stream", objects[side][i]);
             must(holds_pattern(tensor.data, (size_t)tensor.shape[0], i));
             rdt_release(objects[side][i]);
@@ -154,7 +130,7 @@ Test(stream, many_and_big_both_ways)
     for (unsigned side = 0; side < 2; side++)
         for (unsigned i = 0; i < N; i++)
             must_ok(rdt_free(conns[side], &refs[side][i], false, &err));
-    end();
+    end(NULL);
 }
 
 /* ---- encryption ---- */
@@ -183,18 +159,15 @@ static unsigned markers_seen(size_t *passed_p)
     struct rdt_fetch_options options = by("stream");
     char *text = malloc(bytes);
     static uint8_t frame[128 * KIB];
-    rdt_object *object;
-    struct rdt_ref ref;
     unsigned seen = 0;
     ssize_t n;
-    int ear;
 
     must(text);
     for (size_t i = 0; i < bytes; i++)
         text[i] = marker[i % (sizeof marker - 1)];
-    ref = put_one(owner, &VECTOR(RDT_U8, bytes, text), NULL);
-    ear = open_ear();
-    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    struct rdt_ref ref = put_one(owner, &VECTOR(RDT_U8, bytes, text), NULL);
+    int ear = open_ear();
+    rdt_object *object = fetch_as(reader, &ref, &options);
     must(memcmp(tensor_of(object, 0).data, text, bytes) == 0);
     *passed_p = 0;
     while ((n = recv(ear, frame, sizeof frame, 0)) > 0) {
@@ -212,13 +185,12 @@ static unsigned markers_seen(size_t *passed_p)
 static void check_encryption(const struct cluster_options *options, bool encrypted)
 {
     size_t passed;
-    unsigned seen;
 
-    begin(options);
-    seen = markers_seen(&passed);
+    begin_pair(2, options);
+    unsigned seen = markers_seen(&passed);
     must_say(passed > MIB, "only %zu bytes passed", passed);
     must_say((seen == 0) == encrypted, "the bytes were seen in %u frames", seen);
-    end();
+    end(NULL);
 }
 
 Test(stream, untrusted_bytes_are_not_seen_on_the_cable)
@@ -295,7 +267,7 @@ static void check_strangers(bool trusted)
         free_address(0, "127.0.0.1", addresses[i]);
         (void)snprintf(ports[i], sizeof ports[i], "--set=stream.ports=%s", strrchr(addresses[i], ':') + 1);
     }
-    begin(&(struct cluster_options){.no_ucx = !trusted, .stream = true, .flags_of = {flags[0], flags[1]}});
+    begin_pair(2, &(struct cluster_options){.no_ucx = !trusted, .stream = true, .flags_of = {flags[0], flags[1]}});
     for (unsigned i = 0; i < 2; i++) {
         for (unsigned k = 0; k < SILENT; k++)
             fds[k] = knock(addresses[i]);
@@ -312,7 +284,7 @@ static void check_strangers(bool trusted)
         for (unsigned k = 0; k < SILENT + N_WORDS; k++)
             must_be_closed(fds[k]);
     }
-    end();
+    end(NULL);
 }
 
 Test(stream, strangers_disturb_nobody)
@@ -332,12 +304,11 @@ Test(stream, strangers_do_not_keep_friends_out)
     static char ports[40], address[65];
     static int fds[SILENT];
     const char *at[] = {ports, NULL}, *rekey[] = {"--set=stream.rekey_bytes=1048576", NULL};
-    struct rdt_ref ref;
 
     free_address(0, "127.0.0.1", address);
     (void)snprintf(ports, sizeof ports, "--set=stream.ports=%s", strrchr(address, ':') + 1);
-    begin(&(struct cluster_options){.no_ucx = true, .stream = true, .flags_of = {rekey, at}, .no_meeting = true});
-    ref = put_pattern(owner, NULL, 4 * MIB, 1);
+    begin_pair(2, &(struct cluster_options){.no_ucx = true, .stream = true, .flags_of = {rekey, at}, .no_meeting = true});
+    struct rdt_ref ref = put_pattern(owner, NULL, 4 * MIB, 1);
     for (unsigned round = 0; round < ROUNDS; round++) {
         for (unsigned k = 0; k < SILENT; k++)
             fds[k] = knock(address);
@@ -346,5 +317,5 @@ Test(stream, strangers_do_not_keep_friends_out)
             (void)close(fds[k]);
     }
     must_ok(rdt_free(owner, &ref, false, &err));
-    end();
+    end(NULL);
 }

@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -125,7 +124,6 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
     static const unsigned char suite[2] = {0x13, 0x01};
     SSL_SESSION *session = SSL_SESSION_new();
 
-    (void)md;
     must(session && SSL_SESSION_set1_master_key(session, psk_key, KEY_BYTES) &&
          SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, suite)) &&
          SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION));
@@ -146,14 +144,13 @@ Test(stream_lanes, peer_that_changes_keys_is_thrown_out)
     struct friend friend;
     char path[512];
     SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
-    SSL *ssl;
 
     open_with(tls);
     befriend(&conn, &friend);
     psk_id = friend.secrets.id, psk_key = friend.secrets.key;
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
     (void)SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256");
-    ssl = SSL_new(ctx);
+    SSL *ssl = SSL_new(ctx);
     must(ssl && SSL_set_fd(ssl, friend.sock) && SSL_connect(ssl) == 1);
     wire_put_hello(&friend.secrets, 0, hello);
     must(SSL_write(ssl, hello, sizeof hello) == sizeof hello && SSL_read(ssl, welcome, sizeof welcome) == sizeof welcome);

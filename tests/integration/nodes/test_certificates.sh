@@ -57,6 +57,7 @@ certificate ca a DNS:a.example,URI:spiffe://example.org/rdtd/a
 certificate ca b URI:spiffe://example.org/rdtd/b
 certificate ca c DNS:c.example.net
 certificate ca expired URI:spiffe://example.org/rdtd/e -startdate 20200101000000Z -enddate 20200102000000Z
+certificate ca early DNS:a.example,URI:spiffe://example.org/rdtd/a -startdate 21000101000000Z -enddate 21000201000000Z
 certificate ca elsewhere IP:192.0.2.7,URI:spiffe://example.org/rdtd/x
 certificate ca uuid URI:spiffe://example.org/rdtd/u,URI:urn:uuid:00000000-0000-4000-8000-000000000001
 certificate other o URI:spiffe://example.org/rdtd/b
@@ -84,16 +85,16 @@ start a 1 "${with_a[@]}" "peer_allow = spiffe://example.org/rdtd/*, *.example" "
 ctl a put -q empty.safetensors --id it --detached >ref || bad "no put"
 ref=$(tail -n 1 ref)
 head -c 3000000 /dev/urandom >raw
-{ printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '|u1', 'fortran_order': False, 'shape': (3000000,)}"; cat raw; } >large.npy
-ctl a put -q large.npy --id large --detached >large_ref || bad "no put"
+{ printf '\x50\0\0\0\0\0\0\0%-80s' '{"w":{"dtype":"U8","shape":[3000000],"data_offsets":[0,3000000]}}'; cat raw; } >large.safetensors
+ctl a put -q large.safetensors --id large --detached >large_ref || bad "no put"
 large=$(tail -n 1 large_ref)
 # fetches NODE [REF]
-fetches() { ctl "$1" fetch -q "${2:-$ref}" -o "$1/got${2:+.npy}" --timeout 20s; }
+fetches() { ctl "$1" fetch -q "${2:-$ref}" -o "$1/got${2:+.safetensors}" --timeout 20s; }
 
 readarray -t with_b < <(certs b)
 start b 2 "${with_b[@]}"
 fetches b "$large" || bad "two nodes with certificates do not exchange objects: $(cat b/log)"
-cmp <(tail -c 3000000 b/got.npy) raw || bad "other bytes"
+cmp <(tail -c 3000000 b/got.safetensors) raw || bad "other bytes"
 ctl b peers | grep -q 'spiffe://example.org/rdtd/a' || bad "peers does not say who the other node is: $(ctl b peers)"
 ctl a peers | grep -q 'spiffe://example.org/rdtd/b' || bad "peers does not say who the other node is: $(ctl a peers)"
 ctl a doctor --json >doctor
@@ -156,6 +157,53 @@ wrong 'has no list of revoked certificates' "${with_a[@]}" "peer_crl = $dir/a.pe
 cp a.key open.key
 chmod 644 open.key
 wrong 'is open to others (mode 0644)' "peer_cert = $dir/a.pem" "peer_key = $dir/open.key" "peer_ca = $dir/ca/ca.pem"
+
+# ---- a clock that has not been set yet ----
+
+# The daemon serves its own clients; the next files, or the right time, bring the other nodes.
+start early 3 "peer_cert = $dir/early.pem" "peer_key = $dir/early.key" "peer_ca = $dir/ca/ca.pem"
+grep -qF "peer_cert $dir/early.pem, or what peer_ca and peer_crl have for it, is not valid yet" early/log || bad "not said: $(cat early/log)"
+"$RDT_BUILD_DIR/rdtd" --config early/conf --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" --check-config >out 2>&1 ||
+  bad "--check-config refuses a certificate that is not valid yet: $(cat out)"
+ctl early fetch -q "$ref" -o early/got --timeout 2s 2>why && bad "a node whose certificate is not valid yet is accepted"
+cp a.pem early.pem
+cp a.key early.key
+ctl early reload >/dev/null || bad "no reload"
+until_true fetches early
+stop early
+
+# ---- files that are not there yet, as those of a volume that is mounted late ----
+
+# The daemon serves its own clients, and the other nodes when all files have come.
+for missing in pem key; do
+  cp a.pem late.pem
+  cp a.key late.key
+  mv late.$missing away
+  start late 3 "peer_cert = $dir/late.pem" "peer_key = $dir/late.key" "peer_ca = $dir/ca/ca.pem"
+  grep -qF "$dir/late.$missing: No such file or directory: this node and others reach each other when it is there" late/log ||
+    bad "not said: $(cat late/log)"
+  "$RDT_BUILD_DIR/rdtd" --config late/conf --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" --check-config >out 2>&1 ||
+    bad "--check-config refuses a file that may come: $(cat out)"
+  grep -qF "late.$missing: No such file" out || bad "--check-config says nothing of a missing file: $(cat out)"
+  ctl late fetch -q "$ref" -o late/got --timeout 2s 2>why && bad "a node without late.$missing is accepted"
+  grep -qF 'this node waits for a missing file' why || bad "$(cat why)"
+  ctl late put -q empty.safetensors --id it --detached >late_ref || bad "no put without late.$missing"
+  ctl b fetch -q "$(tail -n 1 late_ref)" -o b/got --timeout 2s 2>why && bad "a node without late.$missing accepts others"
+  echo broken >late.$missing
+  chmod 600 late.$missing
+  until_true grep -qF 'in PEM format' late/log
+  mv away late.$missing
+  until_true grep -qF "the key and certificate files of the peer link are there now" late/log
+  until_true fetches late
+  stop late
+  rm -r late
+done
+start late 3 "key_file = $dir/late.key"
+rm late.key && stop late # it is read no more
+rm late/log
+start late 3 "key_file = $dir/late.key"
+stop late # while it waits
+rm -r late
 
 # ---- renewal, while b fetches all the time ----
 

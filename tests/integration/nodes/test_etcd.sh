@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The node table by a real etcd of three members, each in a network namespace of its own: a member is killed, frozen, cut off; all
 # of them are frozen, restarted, built anew; a lease expires while its node is frozen; what a node has missed is compacted;
-# rdtd-etcd is killed; user and password; TLS with client certificates.
+# rdtd-etcd is killed; names on the nodes that etcd lists, while it is away too; user and password; TLS with client certificates.
 # seconds: 420
 set -uo pipefail
 if [[ -z ${RDT_INSIDE:-} ]]; then
@@ -89,6 +89,7 @@ comes_and_goes() { # NODE: the others learn of a change
   for other in a b; do until_true unlisted $other "$1"; done
 }
 
+etcd_ctl put /rdtd/names/0@/w old >/dev/null || bad "etcd cannot be written" # an earlier version had such keys
 for node in a b; do start $node "etcd_endpoints = $endpoints"; done
 until_true link a b etcd up
 until_true link b a etcd up
@@ -123,6 +124,11 @@ link a b etcd up || bad "a lost b while members were away"
 for m in 1 2 3; do kill -STOP "${pid[m$m]}"; done
 for node in a b; do until_true down $node; until_true check $node warn; done
 link a b etcd up || bad "a lost b while etcd is frozen"
+{ printf '\x50\0\0\0\0\0\0\0%-80s' '{"w":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}}'; head -c 100 /dev/zero; } >w.safetensors
+ctl a put -q w.safetensors --detached --ttl 10m --publish w >/dev/null || bad "a name needs etcd"
+ctl b fetch -q --name w -o got.safetensors --timeout 20s || bad "b does not find a name of a"
+if ctl b put -q w.safetensors --publish w 2>why; then bad "two nodes publish one name"; fi
+grep -q EXISTS why || bad "$(cat why)"
 ctl a nodes | says 'etcd cannot be read: etcd at http://10.9.0' || bad "nodes does not say that etcd is away: $(ctl a nodes)"
 for m in 1 2 3; do kill -CONT "${pid[m$m]}"; done
 for node in a b; do until_true up $node; until_true check $node ok; done
@@ -198,8 +204,11 @@ comes_and_goes c
 etcd_ctl user add root:secret >/dev/null && etcd_ctl user grant-role root root >/dev/null && etcd_ctl auth enable >/dev/null ||
   bad "no users"
 until_true check a warn
+start d "etcd_endpoints = $endpoints" 'etcd_user = root' "etcd_password_file = $dir/password" # which is not there yet
+grep -qF "$dir/password: No such file or directory: this node uses etcd when it is there" d/log || bad "not said: $(cat d/log)"
+missing() { ctl d nodes | says "the password in $dir/password cannot be read: No such file"; }
+until_true missing
 echo wrong >password
-start d "etcd_endpoints = $endpoints" 'etcd_user = root' "etcd_password_file = $dir/password"
 refused() { ctl d nodes | says 'user root is refused'; }
 until_true refused
 echo secret >password
@@ -228,6 +237,14 @@ etcd --data-dir etcd-tls --listen-client-urls https://127.0.0.1:2379 --advertise
   --initial-cluster default=http://127.0.0.1:2380 --cert-file server.pem --key-file server.key --client-cert-auth \
   --trusted-ca-file ca.pem >etcd-tls.log 2>&1 &
 pid[tls]=$!
+mv client.pem late.pem
+start d 'etcd_endpoints = https://127.0.0.1:2379' "etcd_ca = $dir/ca.pem" "etcd_cert = $dir/client.pem" "etcd_key = $dir/client.key"
+grep -qF "$dir/client.pem: No such file or directory: this node uses etcd when it is there" d/log || bad "not said: $(cat d/log)"
+lacks_client() { ctl d nodes | says "etcd cannot be read: .*client.pem"; }
+until_true lacks_client
+mv late.pem client.pem
+until_true up d
+stop d
 start d 'etcd_endpoints = https://127.0.0.1:2379' "etcd_ca = $dir/other.pem" "etcd_cert = $dir/client.pem" "etcd_key = $dir/client.key"
 says_tls() { ctl d nodes | says -i 'certificate'; }
 until_true says_tls

@@ -60,6 +60,20 @@ lies giant 'too large|imed out'
 lies hang 'imed out'
 lies close 'etcd at http://127.0.0.1:2379: cannot '
 lies silent 'watch is silent'
+# Numbers at the edges of their ranges. What is too large for any number of JSON's is no JSON for the reader.
+for number in '"-1"' '"9223372036854775807"' 1.5 '"1e3"'; do
+  lies "header=$number" 'no header|no number that etcd counts to'
+done
+for number in '"-1"' '"9223372036854775808"' 1.5; do
+  lies "lease=$number" 'cannot get a lease: it has no id'
+done
+lie edges
+until_true test -s edges
+until_true why "$(cat edges) keys below /rdtd are not rdtd's or cannot be read"
+listed || bad "keys at the edges: what was known is lost"
+[[ $(ctl nodes | grep -c '127\.0\.0\.8') == 0 ]] || bad "a node at the edge is known: $(ctl nodes)"
+lie truth
+until_true truth
 # Only a new list shows these: the watch that goes on is ended first.
 lie no-watch
 until_true why 'watch has ended'

@@ -1,12 +1,31 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# After an upgrade, a daemon that still runs may start the rdtd-etcd of the newer version, which sends fields that the daemon
-# does not know. They are ignored, and METRICS answers.
+# After an upgrade, a daemon that still runs may start the rdtd-etcd of the newer version. It is told that this one keeps no names
+# in etcd; and fields that it does not know are ignored, and METRICS answers.
 set -uo pipefail
 dir=$(mktemp -d)
 # shellcheck disable=SC2317
 cleanup() { { kill $(jobs -p); wait; } 2>/dev/null; rm -rf "$dir"; }
 trap cleanup EXIT
+if [[ -x $RDT_BUILD_DIR/rdtd-etcd ]]; then
+  timeout 30 /usr/bin/python3 - "$RDT_BUILD_DIR/rdtd-etcd" <<'PY' || { echo "FAILED: nobody is told that names are not in etcd"; exit 1; }
+import os, socket, struct, subprocess, sys
+here, there = socket.socketpair()
+field = lambda number, data: bytes([number << 3 | 2, len(data)]) + data
+config = field(1, b"http://127.0.0.1:1") + field(2, b"/rdtd") + field(9, 16 * b"n") + field(10, 16 * b"b")
+config += b"\x40\x80\xa8\xd6\xb9\x07" + b"\x60\x01"  # ttl_ns = 1 s, names
+program = subprocess.Popen([sys.argv[1]], pass_fds=[3], preexec_fn=lambda: os.dup2(there.fileno(), 3))
+there.close()
+here.sendall(struct.pack("<IHBBQ", len(config), 1, 0, 0, 0) + config)
+said = b""
+while b"keeps no names any more (names = etcd): restart rdtd" not in said:
+    some = here.recv(65536)
+    assert some, said
+    said += some
+here.close()
+assert program.wait() == 0
+PY
+fi
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
 mkdir "$dir/bin"
 cp "$RDT_BUILD_DIR/rdtd" "$dir/bin/" # a daemon starts the rdtd-etcd of its own folder

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/fakes/badcable.h"
 
-#include <errno.h>
 #include <linux/ethtool.h>
 #include <linux/if_packet.h>
 #include <linux/sockios.h>
@@ -237,14 +236,13 @@ static int open_end(const char *device)
 static void pause_until_due(const struct process *process, struct pollfd fds[3])
 {
     int64_t due = INT64_MAX, left = 0;
-    struct timespec pause;
 
     for (unsigned i = 0; i < BADCABLE_WAYS; i++)
         if (process->way[i].first && process->way[i].first->due_ns < due)
             due = process->way[i].first->due_ns;
     if (due != INT64_MAX)
         left = due > now_ns() ? due - now_ns() : 0;
-    pause = (struct timespec){.tv_sec = left / SEC, .tv_nsec = left % SEC};
+    struct timespec pause = (struct timespec){.tv_sec = left / SEC, .tv_nsec = left % SEC};
     (void)ppoll(fds, 3, due == INT64_MAX ? NULL : &pause, NULL);
 }
 
@@ -261,13 +259,12 @@ static int copy_frames(struct actor *self, void *arg)
     const struct start *start = arg;
     struct process process = {.shared = start->shared, .random = start->seed};
     char near[16], far[16];
-    int a, b;
 
     net_enter(start->hub);
     (void)snprintf(near, sizeof near, "p%u", start->node);
     (void)snprintf(far, sizeof far, "q%u", start->node);
-    a = open_end(near);
-    b = open_end(far);
+    int a = open_end(near);
+    int b = open_end(far);
     process.way[BADCABLE_OUT] = (struct way){.shared = &start->shared->way[BADCABLE_OUT], .from = a, .to = b};
     process.way[BADCABLE_IN] = (struct way){.shared = &start->shared->way[BADCABLE_IN], .from = b, .to = a};
     /* A cable does not wait for a processor; where this is refused it is a slower one. */

@@ -51,13 +51,10 @@ void fake_answer_init(struct fake_answer *answer, uint64_t handle, uint64_t hold
 
 uint64_t fake_take_fetch(struct fake *fake)
 {
-    Rdt__Pb__Fetch *message;
-    uint64_t handle;
-
     fake_take(fake, RDT_MSG_FETCH);
-    message = FAKE_MESSAGE(fake, Fetch);
+    Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
     MUST(message->n_items == 1);
-    handle = message->items[0]->handle;
+    uint64_t handle = message->items[0]->handle;
     fake_free(message);
     fake_empty(fake);
     return handle;
@@ -65,10 +62,8 @@ uint64_t fake_take_fetch(struct fake *fake)
 
 void fake_take_release(struct fake *fake, uint64_t hold)
 {
-    Rdt__Pb__Release *release;
-
     fake_take(fake, RDT_MSG_RELEASE);
-    release = FAKE_MESSAGE(fake, Release);
+    Rdt__Pb__Release *release = FAKE_MESSAGE(fake, Release);
     MUST(release->hold == hold);
     fake_free(release);
     fake_empty(fake);

@@ -35,10 +35,9 @@ unsigned fake_count_fds(void)
 int fake_memfd(size_t bytes)
 {
     int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    uint8_t *at;
 
     MUST(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
-    at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     MUST(at != MAP_FAILED);
     for (size_t i = 0; i < bytes; i++)
         at[i] = (uint8_t)(i % 251);
@@ -84,36 +83,29 @@ void fake_reply_fd(struct fake *fake, const ProtobufCMessage *message, int fd)
 
 void fake_reply_put(struct fake *fake)
 {
-    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
 
     ref.id.data = (uint8_t *)"made";
     ref.id.len = 4;
     ref.generation = 3;
-    reply.ref = &ref;
+    Rdt__Pb__PutReply reply = MESSAGE(put_reply, .ref = &ref);
     fake_reply(fake, &reply.base);
 }
 
 void fake_error(struct fake *fake, enum rdt_status status, const char *message)
 {
-    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
-
     if (fake->frame.type == RDT_MSG_FETCH) { /* refused as a whole: each of its items hears of it */
         Rdt__Pb__Fetch *fetch = FAKE_MESSAGE(fake, Fetch);
 
         for (size_t i = 0; i < fetch->n_items; i++) {
-            Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
-
-            done.handle = fetch->items[i]->handle;
-            done.status = status;
-            done.message = (char *)message;
+            Rdt__Pb__FetchDone done =
+                MESSAGE(fetch_done, .handle = fetch->items[i]->handle, .status = status, .message = (char *)message);
             fake_event(fake, &done, NULL, 0);
         }
         fake_free(fetch);
         return;
     }
-    reply.status = status;
-    reply.message = (char *)message;
+    Rdt__Pb__ErrorReply reply = MESSAGE(error_reply, .status = status, .message = (char *)message);
     fake_send(fake, fake->frame.type, FRAME_REPLY | FRAME_ERROR, fake->frame.request_id, &reply.base, NULL, 0);
 }
 
@@ -197,25 +189,22 @@ struct rdt_ref fake_ref(const char *id)
 uint64_t fake_only_handle(struct fake *fake)
 {
     Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
-    uint64_t handle;
 
     MUST(message->n_items == 1);
-    handle = message->items[0]->handle;
+    uint64_t handle = message->items[0]->handle;
     fake_free(message);
     return handle;
 }
 
 void fake_send_object(struct fake *fake, uint64_t handle, uint64_t hold, uint64_t bytes)
 {
-    Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
     Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
     Rdt__Pb__SharedRegion region = RDT__PB__SHARED_REGION__INIT, *regions = &region;
     uint32_t dtype = RDT_U8, ndim = 1;
     int fd = fake_memfd(bytes);
+    Rdt__Pb__FetchDone done = MESSAGE(fetch_done, .handle = handle, .hold = hold);
 
-    done.handle = handle;
-    done.hold = hold;
     ref.id.data = (uint8_t *)"x";
     ref.id.len = 1;
     done.ref = &ref;
@@ -237,12 +226,10 @@ void fake_send_object(struct fake *fake, uint64_t handle, uint64_t hold, uint64_
 
 static void answer_hello(struct fake *fake)
 {
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
     uint8_t node[16] = {1, 2, 3}, boot_id[16] = {4, 5, 6};
 
     fake_take(fake, RDT_MSG_HELLO);
-    reply.protocol = 1;
-    reply.daemon_version = (char *)"9.8.7";
+    Rdt__Pb__HelloReply reply = MESSAGE(hello_reply, .protocol = 1, .daemon_version = (char *)"9.8.7");
     reply.node_uuid.data = node;
     reply.node_uuid.len = sizeof node;
     reply.boot_id.data = boot_id;
@@ -360,12 +347,10 @@ void fake_start_raw(struct fake *fake, void (*script)(struct fake *), void *arg)
 
 rdt *fake_connect(const struct fake *fake)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     struct rdt_error err;
     rdt *conn;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = fake->path, .timeout_ns = LONG_NS};
 
-    options.socket = fake->path;
-    options.timeout_ns = LONG_NS;
     if (rdt_connect(&options, &conn, &err) != RDT_OK) {
         fprintf(stderr, "%s\n", err.msg);
         abort();
@@ -380,4 +365,16 @@ void fake_stop(struct fake *fake)
     close(fake->listener);
     sem_destroy(&fake->step);
     MUST(unlink(fake->path) == 0 && rmdir(fake->dir) == 0);
+}
+
+rdt *fake_client(struct fake *fake, void (*script)(struct fake *), void *arg)
+{
+    fake_start(fake, script, arg);
+    return fake_connect(fake);
+}
+
+void fake_end(struct fake *fake, rdt *conn)
+{
+    rdt_close(conn);
+    fake_stop(fake);
 }

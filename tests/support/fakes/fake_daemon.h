@@ -17,6 +17,7 @@
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
+#include "tests/support/message.h"
 
 /* In a script, and in any thread that is not the test's own: Criterion's asserts work only there. */
 #define MUST(condition)                                                             \
@@ -60,6 +61,10 @@ rdt *fake_connect(const struct fake *fake);
 
 /* Waits for the script's end. */
 void fake_stop(struct fake *fake);
+
+/* Both at once: starts it and connects; closes the connection and stops it. */
+rdt *fake_client(struct fake *fake, void (*script)(struct fake *fake), void *arg);
+void fake_end(struct fake *fake, rdt *conn);
 
 /* ---- for scripts ---- */
 
@@ -123,6 +128,13 @@ void fake_send_object(struct fake *fake, uint64_t handle, uint64_t hold, uint64_
         enum rdt_status status_ = (call);                                                            \
         cr_assert_eq(status_, expected, "%s: %s instead of %s: %s", #call, rdt_status_name(status_), \
                      rdt_status_name(expected), err.msg);                                            \
+    } while (0)
+
+/* The same; the error's sentence must contain the words. */
+#define assert_refused(expected, words, call)                                                \
+    do {                                                                                     \
+        assert_status(expected, call);                                                       \
+        cr_assert(strstr(err.msg, words), "%s: '%s' is not in '%s'", #call, words, err.msg); \
     } while (0)
 
 /* Times for tests: generous, for sanitizers on a busy machine. */

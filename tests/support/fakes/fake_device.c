@@ -15,11 +15,10 @@ void fake_device_init(struct fake_devices *gpu, const char *name, const char *co
 {
     const char *tmp = getenv("TMPDIR");
     unsigned n = 0;
-    int fd;
 
     memset(gpu, 0, sizeof *gpu);
     (void)snprintf(gpu->path, sizeof gpu->path, "%s/fake-%s-%d", tmp ? tmp : "/tmp", name, getpid());
-    fd = open(gpu->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd = open(gpu->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     must(fd >= 0 && ftruncate(fd, sizeof *gpu->control) == 0);
     gpu->control = mmap(NULL, sizeof *gpu->control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     must(gpu->control != MAP_FAILED);
@@ -51,11 +50,10 @@ struct span {
 static uint8_t *map_chunks(const int *fds, const uint64_t *chunk_bytes, size_t n, uint64_t *bytes_p)
 {
     uint64_t bytes = 0, at = 0;
-    uint8_t *base;
 
     for (size_t i = 0; i < n; i++)
         bytes += chunk_bytes[i];
-    base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     for (size_t i = 0; base != MAP_FAILED && i < n; at += chunk_bytes[i++])
         if (mmap(base + at, chunk_bytes[i], PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fds[i], 0) == MAP_FAILED)
             return NULL;
@@ -70,7 +68,6 @@ static enum rdt_status map(void *arg, const struct rdt_shared *shared, void **ad
     char path[64];
     int fd;
 
-    (void)arg;
     if (!span)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     if (shared->kind == RDT_SHARED_VMM) {
@@ -98,8 +95,6 @@ static void unmap(void *arg, void *addr, void *mapping)
 {
     struct span *span = mapping;
 
-    (void)arg;
-    (void)addr;
     (void)munmap(span->base, span->bytes);
     free(span);
     mappings--;
@@ -107,11 +102,7 @@ static void unmap(void *arg, void *addr, void *mapping)
 
 void fake_device_use(rdt *conn)
 {
-    struct rdt_mapper mapper = RDT_INIT(mapper);
-
-    mapper.memory = "fake";
-    mapper.map = map;
-    mapper.unmap = unmap;
+    struct rdt_mapper mapper = {.struct_size = sizeof mapper, .memory = "fake", .map = map, .unmap = unmap};
     must_ok(rdt_map_by(conn, &mapper, &err));
 }
 
@@ -122,11 +113,9 @@ unsigned fake_device_mappings(void)
 
 void *fake_device_alloc(rdt *conn, const char *device, size_t bytes)
 {
-    struct rdt_alloc_options options = RDT_INIT(options);
     void *addr = NULL;
+    struct rdt_alloc_options options = {.struct_size = sizeof options, .memory = "fake", .device = device};
 
-    options.memory = "fake";
-    options.device = device;
     must_ok(rdt_alloc_with(conn, bytes, &options, &addr, &err));
     return addr;
 }
@@ -159,27 +148,25 @@ void fake_device_free(struct fake_memory_own *own)
 
 struct rdt_shared fake_device_chunks(const struct fake_memory_own *own, const char *device)
 {
-    struct rdt_shared shared = RDT_INIT(shared);
-
-    shared.memory = "fake";
-    shared.device = device;
-    shared.kind = RDT_SHARED_VMM;
-    shared.bytes = own->bytes;
-    shared.fds = own->fds;
-    shared.chunk_bytes = own->chunk_bytes;
-    shared.n_fds = own->n;
+    struct rdt_shared shared = {.struct_size = sizeof shared,
+                                .memory = "fake",
+                                .device = device,
+                                .kind = RDT_SHARED_VMM,
+                                .bytes = own->bytes,
+                                .fds = own->fds,
+                                .chunk_bytes = own->chunk_bytes,
+                                .n_fds = own->n};
     return shared;
 }
 
 struct rdt_shared fake_device_handle(const struct fake_memory_own *own, const char *device)
 {
-    struct rdt_shared shared = RDT_INIT(shared);
-
-    shared.memory = "fake";
-    shared.device = device;
-    shared.kind = RDT_SHARED_LEGACY_IPC;
-    shared.bytes = own->chunk_bytes[0];
-    shared.handle = &own->handle;
-    shared.handle_bytes = sizeof own->handle;
+    struct rdt_shared shared = {.struct_size = sizeof shared,
+                                .memory = "fake",
+                                .device = device,
+                                .kind = RDT_SHARED_LEGACY_IPC,
+                                .bytes = own->chunk_bytes[0],
+                                .handle = &own->handle,
+                                .handle_bytes = sizeof own->handle};
     return shared;
 }

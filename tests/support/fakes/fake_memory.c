@@ -13,8 +13,6 @@ struct fake_memory fake;
 static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                                   struct rdt_error *err)
 {
-    (void)memory;
-    (void)device;
     if (fake.fail_alloc)
         return rdt_error_set(err, RDT_NO_MEMORY, "as asked");
     block_p->addr = calloc(1, bytes <= 1 << 20 ? bytes : 64); /* nobody looks into large ones */
@@ -23,28 +21,18 @@ static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t byt
 
 static void fake_free(void *memory, struct rdt_block *block)
 {
-    (void)memory;
     free(block->addr);
     fake.n_freed++;
 }
 
 static enum rdt_status fake_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
-    (void)memory;
-    (void)block;
-    (void)warm;
-    (void)err;
     return RDT_OK;
 }
 
 static enum rdt_status fake_register(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
                                      void **registration_p, struct rdt_error *err)
 {
-    (void)transport;
-    (void)addr;
-    (void)bytes;
-    (void)memory_kind;
-    (void)err;
     *registration_p = malloc(1);
     fake.n_registered++;
     return RDT_OK;
@@ -52,7 +40,6 @@ static enum rdt_status fake_register(void *transport, void *addr, uint64_t bytes
 
 static void fake_unregister(void *transport, void *registration)
 {
-    (void)transport;
     free(registration);
     fake.n_registered--;
 }
@@ -60,27 +47,17 @@ static void fake_unregister(void *transport, void *registration)
 static enum rdt_status fake_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                                    struct rdt_error *err)
 {
-    (void)memory;
-    (void)device;
-    (void)import;
-    (void)block_p;
     return rdt_error_set(err, RDT_INVALID, "no import is good enough");
 }
 
 static enum rdt_status fake_seal(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err)
 {
-    (void)memory;
-    (void)err;
     block->read_only = true;
     return proof ? RDT_UNSUPPORTED : RDT_OK;
 }
 
 static enum rdt_status fake_share(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
 {
-    (void)memory;
-    (void)block;
-    (void)writable;
-    (void)err;
     *fd_p = -1;
     return RDT_OK;
 }
@@ -112,14 +89,10 @@ void fake_setup(void)
     regions_init(&fake.regions, fake.plugins, fake.pool, UINT64_C(1) << 40);
 }
 
-static void on_closed(void *arg)
-{
-    (void)arg;
-}
+static void on_closed(void *arg) {}
 
 static void close_plugins(void *arg)
 {
-    (void)arg;
     plugins_close(fake.plugins, on_closed, NULL);
 }
 
@@ -174,7 +147,6 @@ void fake_run(void)
 
 static void on_ready(void *arg, struct region *region, const struct rdt_error *err)
 {
-    (void)err;
     *(struct region **)arg = region;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backends/gloo/mesh: two ranks in this process, and strangers that connect to their ports. An exception that Gloo's thread
  * does not catch would end this process. */
-#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -55,7 +54,6 @@ TestSuite(gloo_mesh, .init = setup, .fini = teardown, .timeout = 60);
 
 static void *connect_second(void *arg)
 {
-    (void)arg;
     return mesh_connect(mesh[1], 0, offer[0], offer_bytes[0], why[1]) ? mesh[1] : NULL;
 }
 
@@ -64,10 +62,9 @@ static unsigned connect_both(void)
 {
     pthread_t thread;
     void *second;
-    bool first;
 
     cr_assert_eq(pthread_create(&thread, NULL, connect_second, NULL), 0);
-    first = mesh_connect(mesh[0], 1, offer[1], offer_bytes[1], why[0]);
+    bool first = mesh_connect(mesh[0], 1, offer[1], offer_bytes[1], why[0]);
     cr_assert_eq(pthread_join(thread, &second), 0);
     return !first + 2u * !second;
 }

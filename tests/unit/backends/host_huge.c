@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,7 +26,6 @@ static struct rdt_error err;
 static enum rdt_status open_with(const struct config_pair *config)
 {
     const char *build = getenv("RDT_BUILD_DIR");
-    enum rdt_status status;
     char so[256];
 
     (void)snprintf(so, sizeof so, "%s/backends/rdt_host.so", build ? build : "build/release");
@@ -35,7 +33,7 @@ static enum rdt_status open_with(const struct config_pair *config)
     ops = host.backend->memory;
     host.config = config;
     host.opening = true;
-    status = ops->open(&host.table, &memory, &err);
+    enum rdt_status status = ops->open(&host.table, &memory, &err);
     host.opening = false;
     return status;
 }
@@ -118,7 +116,6 @@ Test(memory_huge, hugetlb_pages_are_taken_and_sealed)
 {
     struct rdt_block block;
     struct stat st;
-    int seals;
 
     borrow_pages(4);
     cr_assert_eq(open_with(try_pages), RDT_OK, "%s", err.msg);
@@ -129,7 +126,7 @@ Test(memory_huge, hugetlb_pages_are_taken_and_sealed)
     cr_expect_eq((uint64_t)st.st_blksize, HUGE_BYTES);
     cr_expect_eq((uint64_t)st.st_size, 6 * MIB);
     cr_expect_eq(block.page_bytes, HUGE_BYTES);
-    seals = fcntl(block.fd, F_GET_SEALS);
+    int seals = fcntl(block.fd, F_GET_SEALS);
     cr_expect_eq(seals & (F_SEAL_SHRINK | F_SEAL_GROW), F_SEAL_SHRINK | F_SEAL_GROW);
     memset(block.addr, 1, 6 * MIB);
     ops->discard(memory, &block);

@@ -14,8 +14,7 @@ Test(nccl, chunks_of_both_directions_arrive_where_they_belong)
     struct end end[2];
     uint8_t *from[2], *to[2];
 
-    if (!begin())
-        return;
+    begin();
     form(end);
     for (unsigned i = 0; i < 2; i++) {
         from[i] = buffer(i, all);
@@ -46,14 +45,11 @@ Test(nccl, all_of_one_gpu_stands_in_one_queue_in_the_order_of_posting)
     struct end end[2], other[2];
     struct posted *first, *second, *sent[2];
     void *memory[2];
-    const char *queue;
-    unsigned turn;
 
-    if (!begin())
-        return;
+    begin();
     form(end);
     form(other);
-    queue = ops->queue(ops->group_conn(end[0].group, 1), "cuda", members[0].device);
+    const char *queue = ops->queue(ops->group_conn(end[0].group, 1), "cuda", members[0].device);
     must(queue && strcmp(queue, members[0].device) == 0);
     must(strcmp(ops->queue(ops->group_conn(other[0].group, 1), "cuda", members[0].device), queue) == 0);
     must(!ops->queue(ops->group_conn(end[0].group, 1), "host", ""));
@@ -64,7 +60,7 @@ Test(nccl, all_of_one_gpu_stands_in_one_queue_in_the_order_of_posting)
     sent[0] = post(&end[0], 1, true, memory[0], MIB, 1, 0);
     sent[1] = post(&other[0], 1, true, memory[0], MIB, 2, 0);
     must(wait_for(&second->done));
-    turn = second->turn;
+    unsigned turn = second->turn;
     must(wait_for(&first->done));
     must(first->turn < turn);
     expect(first, RDT_OK);
@@ -84,8 +80,7 @@ Test(nccl, members_without_a_gpu_or_with_a_strange_one_are_refused)
     struct rdt_group_desc desc = {sizeof desc, "g", 1, 0, 2, strange, {9}};
     struct end end;
 
-    if (!begin())
-        return;
+    begin();
     must_refuse(RDT_INVALID, "rank 0", ops->group_create(node[0], &desc, &end, &end.group, &err));
     desc.rank = 1;
     must_refuse(RDT_NOT_FOUND, members[1].device, ops->group_create(node[0], &desc, &end, &end.group, &err));
@@ -100,8 +95,7 @@ Test(nccl, more_ranks_of_a_node_than_it_can_have_gpus_are_refused)
     struct rdt_group_desc desc = {sizeof desc, "g", 1, 0, MANY, crowd, {9}};
     struct end end = {0};
 
-    if (!begin())
-        return;
+    begin();
     crowd[0] = members[0];
     for (unsigned i = 1; i < MANY; i++) {
         (void)snprintf(names[i], sizeof names[i], "GPU-%u", i);
@@ -126,8 +120,7 @@ Test(nccl, gpu_is_known_however_its_name_is_spelt)
     struct rdt_group_desc desc = {sizeof desc, "g", 1, 0, 2, loud, {9}};
     struct end end = {0};
 
-    if (!begin())
-        return;
+    begin();
     memcpy(loud, members, sizeof loud);
     for (size_t i = 0; i <= strlen(members[0].device); i++)
         text[i] = (char)toupper(members[0].device[i]);
@@ -142,8 +135,7 @@ Test(nccl, gpu_is_known_however_its_name_is_spelt)
 
 Test(nccl, unavailable_without_a_driver)
 {
-    if (!load())
-        return;
+    load();
     if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
         cr_skip_test("this machine has a driver");
     (void)dlopen(build_path("tests/fake_nccl/libnccl.so.2"), RTLD_LAZY | RTLD_LOCAL);
@@ -160,8 +152,7 @@ static void load_fake_nccl_only(const char *driver)
 
 Test(nccl, unavailable_with_a_stub_of_a_driver)
 {
-    if (!load())
-        return;
+    load();
     if (getenv("RDT_TEST_GPU"))
         cr_skip_test("this is the machine's own driver");
     load_fake_nccl_only("tests/stub_cuda/libcuda.so.1");
@@ -170,8 +161,7 @@ Test(nccl, unavailable_with_a_stub_of_a_driver)
 
 Test(nccl, unavailable_without_a_gpu)
 {
-    if (!load())
-        return;
+    load();
     if (getenv("RDT_TEST_GPU"))
         cr_skip_test("this is the machine's own driver");
     setenv("FAKE_CUDA_GPUS", "0", 1);
@@ -181,8 +171,7 @@ Test(nccl, unavailable_without_a_gpu)
 
 Test(nccl, unavailable_on_a_network_that_is_not_trusted)
 {
-    if (!load())
-        return;
+    load();
     if (!getenv("RDT_TEST_GPU"))
         fake_nccl_load();
     trusted = "no";
@@ -191,8 +180,7 @@ Test(nccl, unavailable_on_a_network_that_is_not_trusted)
 
 Test(nccl, unavailable_without_peers)
 {
-    if (!load())
-        return;
+    load();
     if (!getenv("RDT_TEST_GPU"))
         fake_nccl_load();
     peers = "no";

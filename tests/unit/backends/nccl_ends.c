@@ -12,12 +12,10 @@ Test(nccl_ends, closing_ends_what_was_never_matched_and_what_waits_behind_it)
     enum { CHUNKS = 200 };
     struct posted *in[CHUNKS];
     struct end end[2];
-    uint8_t *memory;
 
-    if (!begin())
-        return;
+    begin();
     form(end);
-    memory = buffer(1, CHUNKS * 4096);
+    uint8_t *memory = buffer(1, CHUNKS * 4096);
     for (unsigned i = 0; i < CHUNKS; i++)
         in[i] = post(&end[1], 0, false, memory + i * 4096, 4096, 3, i);
     close_group(&end[1]);
@@ -37,12 +35,10 @@ Test(nccl_ends, closing_ends_what_was_never_matched_and_what_waits_behind_it)
 Test(nccl_ends, lost_rank_is_told_once_and_what_it_owes_ends_when_the_group_is_closed)
 {
     struct end end[2];
-    struct posted *in;
 
-    if (!begin())
-        return;
+    begin();
     form(end);
-    in = post(&end[1], 0, false, buffer(1, MIB), MIB, 3, 0);
+    struct posted *in = post(&end[1], 0, false, buffer(1, MIB), MIB, 3, 0);
     close_group(&end[0]);
     must(wait_for(&end[1].failed));
     must(end[1].why[0]);
@@ -68,16 +64,14 @@ Test(nccl_ends, two_groups_of_one_gpu_whose_peers_are_dead_can_be_closed)
 {
     struct end end[2][2];
     struct posted *in[2];
-    uint8_t *memory;
 
     must(setenv("FAKE_NCCL_ABORT_WAITS", "1", 1) == 0);
-    if (!begin())
-        return;
+    begin();
     if (gpu_is_real())
         cr_skip_test("only the fake says what is in its streams");
     form(end[0]);
     form(end[1]);
-    memory = buffer(1, 2 * MIB);
+    uint8_t *memory = buffer(1, 2 * MIB);
     for (unsigned i = 0; i < 2; i++)
         in[i] = post(&end[i][1], 0, false, memory + i * MIB, MIB, 3 + i, 0); /* nobody sends */
     while (fake_calls() < 2)                                                 /* both are in the stream */
@@ -107,23 +101,20 @@ static void hold_aborts(bool hold)
 Test(nccl_ends, abort_that_does_not_return_stops_no_other_group)
 {
     struct end doomed[2], end[2], later[2];
-    struct posted *in, *out;
-    uint8_t *from, *to;
 
-    if (!begin())
-        return;
+    begin();
     if (gpu_is_real())
         cr_skip_test("only the fake does not return when a test wants it");
     form(doomed);
     form(end);
-    from = buffer(0, MIB);
-    to = buffer(1, MIB);
+    uint8_t *from = buffer(0, MIB);
+    uint8_t *to = buffer(1, MIB);
     gpu_fill(from, MIB, 5);
     hold_aborts(true);
     ops->group_close(doomed[1].group);
     form(later); /* by the same threads, behind the close */
-    in = post(&end[1], 0, false, to, MIB, 4, 0);
-    out = post(&end[0], 1, true, from, MIB, 4, 0);
+    struct posted *in = post(&end[1], 0, false, to, MIB, 4, 0);
+    struct posted *out = post(&end[0], 1, true, from, MIB, 4, 0);
     expect(in, RDT_OK);
     expect(out, RDT_OK);
     gpu_use(1);
@@ -147,8 +138,7 @@ Test(nccl_ends, group_that_never_connects_can_be_closed)
     const void *blobs[2] = {blob, blob};
     size_t bytes[2] = {0, 0};
 
-    if (!begin())
-        return;
+    begin();
     create(&end, 0);
     close_group(&end); /* never offered */
     create(&end, 0);
@@ -185,11 +175,9 @@ Test(nccl_ends, groups_that_never_connect_leave_no_port_open)
     const void *blobs[2] = {blob, blob};
     size_t bytes[2] = {0, 0};
     struct end end;
-    unsigned before;
 
-    if (!begin())
-        return;
-    before = listeners();
+    begin();
+    unsigned before = listeners();
     for (unsigned i = 0; i < GROUPS; i++) {
         create(&end, 0);
         must_ok(ops->group_offer(end.group, blob, &bytes[0], &err));
@@ -209,13 +197,11 @@ Test(nccl_ends, groups_that_never_connect_leave_no_port_open)
 Test(nccl_ends, port_of_a_group_is_closed_when_all_ranks_have_come)
 {
     struct end end[2];
-    unsigned before;
 
-    if (!begin())
-        return;
+    begin();
     if (gpu_is_real())
         cr_skip_test("NCCL's own ports for data stay open");
-    before = listeners();
+    unsigned before = listeners();
     form(end);
     wait_until(5 * SEC, listeners() == before);
     for (unsigned i = 0; i < 2; i++)

@@ -14,12 +14,7 @@ static struct transport transport;
 static struct conn *conn;
 static int socks[KNOCKS];
 
-static void log_nothing(void *ctx, enum rdt_log_level level, const char *fmt, ...)
-{
-    (void)ctx;
-    (void)level;
-    (void)fmt;
-}
+static void log_nothing(void *ctx, enum rdt_log_level level, const char *fmt, ...) {}
 
 static void setup(void)
 {
@@ -79,14 +74,11 @@ TestSuite(stream_strangers, .init = setup, .timeout = 60);
 /* A lane is evicted, and shows the right token before its thread has handled the eviction. */
 Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
 {
-    struct lane *lane;
-    const char *why_not;
-
     knock(KNOCKS);
     cr_assert_eq(transport.strangers.n, MAX_STRANGERS);
-    lane = lane_waiting();
+    struct lane *lane = lane_waiting();
     cr_assert(lane && lane->evicted);
-    why_not = conn_take_lane(lane, conn->ours.id, conn->ours.token);
+    const char *why_not = conn_take_lane(lane, conn->ours.id, conn->ours.token);
     cr_assert_not_null(why_not);
     cr_assert_str_eq(why_not, "it was closed to make room for others");
     cr_assert_eq(transport.strangers.n, MAX_STRANGERS, "%u", transport.strangers.n);
@@ -96,10 +88,8 @@ Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
 
 Test(stream_strangers, friend_that_is_let_in_is_no_stranger)
 {
-    struct lane *lane;
-
     knock(2);
-    lane = lane_waiting();
+    struct lane *lane = lane_waiting();
     cr_assert_null(conn_take_lane(lane, conn->ours.id, conn->ours.token));
     cr_assert_eq(transport.strangers.n, 1);
     cr_assert(lane->conn == conn && conn->n_in == 1);

@@ -37,13 +37,13 @@ static void connect_to(struct host_conn *conn, const struct sockaddr_storage *ad
     size_t bytes;
 
     cr_assert_eq(host_conn_create(&node, conn, &err), RDT_OK, "%s", err.msg);
-    bytes = wire_put_offer(address, 1, token, blob);
+    bytes = wire_put_offer(address, token, blob);
     cr_assert_eq(node.ops->connect(conn->handle, blob, bytes, &err), RDT_OK, "%s", err.msg);
 }
 
 Test(ucx_silent, ends_only_the_connection_that_has_bytes_to_send, .timeout = 90)
 {
-    static const struct config_pair config[] = {{"on_slow", "refuse"}, {NULL, NULL}}; /* links are opened early */
+    static const struct config_pair config[] = {{"one_sided", "always"}, {NULL, NULL}}; /* links are opened early */
     struct host_conn idle, busy;
     struct sockaddr_storage address;
     struct host_op send;

@@ -148,20 +148,20 @@ TestSuite(ucx_strangers, .timeout = 60);
 
 Test(ucx_strangers, many_keep_no_node_away)
 {
-    struct sockaddr_storage addresses[MAX_ENGINES];
+    struct sockaddr_storage address;
     uint8_t blob[RDT_OFFER_MAX_BYTES], token[TOKEN_BYTES];
     struct host_conn conn;
     struct backend_peer peer;
     struct actor actor;
-    unsigned n, n_refused;
+    unsigned n_refused;
     size_t bytes;
 
     actor_start(&actor, strangers, NULL);
     cr_assert(backend_peer_start(&peer, build_path("backends/rdt_ucx.so")));
     open_node();
     offer(&conn, blob, &bytes);
-    cr_assert_eq(wire_read_offer(blob, bytes, addresses, &n, token, &err), RDT_OK, "%s", err.msg);
-    actor_send(&actor, &addresses[0], sizeof addresses[0]);
+    cr_assert_eq(wire_read_offer(blob, bytes, &address, token, &err), RDT_OK, "%s", err.msg);
+    actor_send(&actor, &address, sizeof address);
     actor_recv(&actor, &n_refused, sizeof n_refused);
     cr_expect_geq(n_refused, STRANGERS - MAX_ADMITTED, "%u of %u strangers are let in", STRANGERS - n_refused, STRANGERS);
     cr_assert(backend_peer_join(&peer, &conn));

@@ -12,12 +12,11 @@ Test(account, one_for_each_owner_until_last_leaves)
 {
     const struct owner me = {.uid = 1000}, guest = {.uid = 1000, .tenant = "guest"}, other = {.uid = 1001};
     struct accounts accounts;
-    struct account *a, *b, *c;
 
     accounts_init(&accounts);
-    a = account_get(&accounts, &me);
-    b = account_get(&accounts, &guest);
-    c = account_get(&accounts, &other);
+    struct account *a = account_get(&accounts, &me);
+    struct account *b = account_get(&accounts, &guest);
+    struct account *c = account_get(&accounts, &other);
     cr_assert(a && b && c && a != b && b != c && a != c);
     cr_assert(owner_equal(&b->owner, &guest));
     cr_assert_eq(account_get(&accounts, &me), a);
@@ -136,11 +135,9 @@ static void on_room(struct account_wait *wait)
 
 static bool attempt(struct waiter *waiter)
 {
-    enum rdt_status status;
-
     waiter->wait.on_room = on_room;
     account_request_begin(&accounts, &waiter->wait);
-    status = account_take(waiter->account, USAGE_REGIONS, waiter->n, NULL);
+    enum rdt_status status = account_take(waiter->account, USAGE_REGIONS, waiter->n, NULL);
     account_request_end(&accounts, status == RDT_OK ? NULL : &waiter->wait);
     if (status == RDT_OK)
         account_wait_end(&accounts, &waiter->wait);
@@ -316,6 +313,49 @@ Test(account_limits, last_eighth_of_the_node_is_for_owners_that_have_few)
     cr_assert_eq(account_take(stranger, USAGE_OBJECTS, 100, NULL), RDT_OK);
     account_give(stranger, USAGE_OBJECTS, 110);
     account_give(second, USAGE_OBJECTS, 60);
+}
+
+/* Things without a limit of their own for the node are bounded by the heap that they need, whatever their number of owners. */
+Test(account_limits, heap_that_things_need_is_their_owners_and_the_nodes)
+{
+    struct rdt_error err = {0};
+
+    cr_assert_eq(account_take(first, USAGE_WAITERS, 1, NULL), RDT_OK);
+    uint64_t each = first->used[USAGE_HEAP];
+    cr_assert_gt(each, 0u);
+    accounts.limits.node[USAGE_HEAP] = 640 * each;
+    cr_assert_eq(account_take(first, USAGE_WAITERS, 499, NULL), RDT_OK);
+    cr_assert_eq(account_take(second, USAGE_WAITERS, 61, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "are for users that have few") && strstr(err.msg, "MemoryMax"), "%s", err.msg);
+    cr_assert_eq(second->used[USAGE_WAITERS], 0u, "nothing is charged");
+    cr_assert_eq(account_take(second, USAGE_WAITERS, 60, NULL), RDT_OK);
+    cr_assert_eq(account_take(stranger, USAGE_WAITERS, 10, NULL), RDT_OK, "who has few gets the last eighth");
+    account_give(first, USAGE_WAITERS, 500);
+    account_give(second, USAGE_WAITERS, 60);
+    account_give(stranger, USAGE_WAITERS, 10);
+    cr_assert_eq(accounts.node.used[USAGE_HEAP], 0u);
+}
+
+static enum rdt_status kernel_has_100(void *arg, uint64_t bytes, struct rdt_error *err)
+{
+    ++*(unsigned *)arg;
+    return bytes <= 100 ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "the group is full");
+}
+
+Test(account_limits, heap_that_the_kernel_does_not_have_is_refused)
+{
+    struct rdt_error err = {0};
+    unsigned n_asked = 0;
+
+    accounts.heap_fits = kernel_has_100;
+    accounts.heap_arg = &n_asked;
+    cr_assert_eq(account_take(first, USAGE_HEAP, 100, NULL), RDT_OK);
+    cr_assert_eq(account_take(first, USAGE_HEAP, 101, &err), RDT_NO_MEMORY);
+    cr_assert_eq(account_take(first, USAGE_WAITERS, 1, &err), RDT_NO_MEMORY, "its bookkeeping is heap, too");
+    cr_assert_str_eq(err.msg, "the group is full");
+    cr_assert_eq(n_asked, 3u);
+    cr_assert(first->used[USAGE_HEAP] == 100 && first->used[USAGE_WAITERS] == 0);
+    account_give(first, USAGE_HEAP, 100);
 }
 
 /* Who cannot try when called keeps its place, and nobody waiting. */

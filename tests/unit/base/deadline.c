@@ -145,12 +145,10 @@ Test(deadline, zero_fires_soon)
 
 Test(deadline, set_anew_counts_from_then)
 {
-    int64_t left;
-
     reset();
     cr_assert(deadline_set(&deadlines, &entries[0].deadline, 1000));
     cr_assert(deadline_set(&deadlines, &entries[0].deadline, 60ll * 1000000000));
-    left = deadline_left_ns(&entries[0].deadline);
+    int64_t left = deadline_left_ns(&entries[0].deadline);
     cr_assert(left > 30ll * 1000000000 && left <= 60ll * 1000000000);
     cr_assert_eq(deadlines.count, 1u);
     cr_assert(deadline_set(&deadlines, &entries[0].deadline, 1000));
@@ -161,8 +159,6 @@ Test(deadline, set_anew_counts_from_then)
 /* The timer stays as it was set for one that is unset: others come neither early nor late for that. */
 Test(deadline, those_after_one_that_was_unset_come_in_time)
 {
-    uint64_t since;
-
     reset();
     cr_assert(deadline_set(&deadlines, &entries[0].deadline, 2000000)); /* the timer comes too early */
     deadline_unset(&deadlines, &entries[0].deadline);
@@ -171,7 +167,7 @@ Test(deadline, those_after_one_that_was_unset_come_in_time)
     cr_assert_eq(entries[0].fired, 0u);
     cr_assert_eq(entries[1].fired, 1u);
 
-    since = uv_hrtime();
+    uint64_t since = uv_hrtime();
     cr_assert(deadline_set(&deadlines, &entries[2].deadline, 600ll * 1000000000)); /* and too late */
     deadline_unset(&deadlines, &entries[2].deadline);
     cr_assert(deadline_set(&deadlines, &entries[3].deadline, 1000000));

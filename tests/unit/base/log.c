@@ -2,11 +2,15 @@
 /* daemon/base/log: each event is one line, whatever characters it contains. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -119,4 +123,99 @@ Test(log, levels_have_names)
         cr_assert_eq((int)level, i);
     }
     cr_assert_not(log_level_parse("loud", &level));
+}
+
+/* ---- nobody reads ---- */
+
+static char taken[1 << 18];
+
+static const char *read_all(int fd)
+{
+    size_t bytes = 0;
+    ssize_t n;
+
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    while ((n = read(fd, taken + bytes, sizeof taken - 1 - bytes)) > 0)
+        bytes += (size_t)n;
+    taken[bytes] = '\0';
+    return taken;
+}
+
+/* The log fills standard error, whose other end is `reader`, without waiting; what it says when it goes on counts what is
+ * missing. */
+static void fill_and_go_on(int take_err, int reader)
+{
+    uint64_t before = log_lines_dropped();
+    unsigned written = 0, missing = 0, all = 0;
+
+    dup2(take_err, STDERR_FILENO);
+    close(take_err);
+    while (log_lines_dropped() < before + 3) {
+        log_info("line %u of many, and it is long enough to fill a buffer soon ...........................", written++);
+        cr_assert_lt(written, 100000u);
+    }
+    cr_assert_not(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK, "others share this file");
+    for (unsigned i = 0; i < 2; i++) {
+        const char *at = read_all(reader);
+        cr_assert_not_null(strstr(at, i == 0 ? "line 0 of many" : "info: the log goes on"), "%s", at);
+        while ((at = strstr(at, " warn: ")) != NULL && sscanf(at++, " warn: %u lines of the log are missing", &missing) == 1)
+            all += missing;
+        log_info("the log goes on");
+    }
+    cr_assert_eq(all, log_lines_dropped() - before, "%u of %u", all, (unsigned)(log_lines_dropped() - before));
+}
+
+Test(log, pipe_that_nobody_reads_holds_up_nobody)
+{
+    int ends[2];
+
+    cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
+    fill_and_go_on(ends[1], ends[0]);
+}
+
+Test(log, socket_that_nobody_reads_holds_up_nobody)
+{
+    int ends[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    fill_and_go_on(ends[1], ends[0]);
+}
+
+/* A pipe that another user has made cannot be opened again. */
+Test(log, pipe_of_another_user_holds_up_nobody)
+{
+    int ends[2], status;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become another user");
+    cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (setresuid(2000, 2000, 2000) != 0 || open("/proc/self/fd/2", O_WRONLY | O_CLOEXEC) >= 0)
+            _exit(3);
+        fill_and_go_on(ends[1], ends[0]);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+}
+
+/* ^S at a terminal. */
+Test(log, stopped_terminal_holds_up_nobody)
+{
+    int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), slave;
+    uint64_t before = log_lines_dropped();
+
+    cr_assert(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert_geq(slave, 0);
+    cr_assert_eq(tcflow(slave, TCOOFF), 0);
+    dup2(slave, STDERR_FILENO);
+    log_info("nobody sees this");
+    cr_assert_eq(log_lines_dropped(), before + 1);
+    cr_assert_eq(tcflow(slave, TCOON), 0);
+    close(slave);
+    log_info("the log goes on");
+    cr_assert_not_null(strstr(read_all(master), "warn: 1 lines of the log are missing here"), "%s", taken);
+    cr_assert_not_null(strstr(taken, "info: the log goes on"));
 }

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "daemon/base/memory_room.h"
 
@@ -34,12 +33,11 @@ TestSuite(memory_room, .init = setup, .fini = teardown, .timeout = 60);
 static void write_text(const char *below, const char *file, const char *text)
 {
     char command[256], path[256];
-    FILE *out;
 
     snprintf(command, sizeof command, "/bin/mkdir -p %s/%s", dir, below);
     cr_assert_eq(system(command), 0);
     snprintf(path, sizeof path, "%s/%s/%s", dir, below, file);
-    out = fopen(path, "w");
+    FILE *out = fopen(path, "w");
     cr_assert_not_null(out);
     fputs(text, out);
     fclose(out);
@@ -72,25 +70,25 @@ Test(memory_room, room_is_what_limit_and_use_leave)
 {
     write_text(".", "groups", "0::/pod/rdtd\n");
     write_text("pod/rdtd", "memory.max", "1600\n");
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, name), UINT64_MAX, "its use is not known");
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, 16, name), UINT64_MAX, "its use is not known");
     write_text("pod/rdtd", "memory.current", "1000\n");
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, name), 500); /* a sixteenth is left */
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, 16, name), 500); /* a sixteenth is left */
     cr_assert_str_eq(name, "/pod/rdtd");
     write_text("pod/rdtd", "memory.stat", "anon 100\ninactive_file 30\nactive_file 20\nfile 70\n");
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 500, name), 500);
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 501, name), 550, "the file cache is not counted");
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 500, 16, name), 500);
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 501, 16, name), 550, "the file cache is not counted");
     write_text("pod", "memory.max", "3200\n");
     write_text("pod", "memory.current", "2990\n"); /* of the containers beside it */
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, name), 10);
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, 16, name), 10);
     cr_assert_str_eq(name, "/pod");
     write_text("pod", "memory.current", "3100\n");
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, name), 0);
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 1, 16, name), 0);
 
     write_text(".", "groups", "4:memory:/docker/1\n");
     write_text("memory", "memory.limit_in_bytes", "1600\n");
     write_text("memory", "memory.usage_in_bytes", "1400\n");
     write_text("memory", "memory.stat", "inactive_file 1000\ntotal_inactive_file 200\n");
-    cr_assert_eq(memory_group_room_bytes(groups, dir, 101, name), 300);
+    cr_assert_eq(memory_group_room_bytes(groups, dir, 101, 16, name), 300);
     cr_assert_str_eq(name, "/");
 }
 
@@ -100,7 +98,6 @@ static struct memory_room room;
 
 static void *take_half(void *arg)
 {
-    (void)arg;
     cr_assert_eq(memory_room_take(&room, GIB, true, NULL), RDT_OK);
     memory_room_taken(&room, GIB);
     return NULL;

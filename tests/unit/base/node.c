@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/base/node: the uuid stays, the boot id changes, and a damaged file is never replaced. */
+/* daemon/base/node: the uuid stays, the boot id changes, and a damaged file is set aside. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "daemon/base/node.h"
 
-static char parent[] = "/tmp/rdt.XXXXXX", dir[64], path[96];
+static char parent[] = "/tmp/rdt.XXXXXX", dir[64], path[96], aside[128];
 static struct rdt_error err;
 
 static void setup(void)
@@ -17,11 +17,13 @@ static void setup(void)
     cr_assert_not_null(mkdtemp(parent));
     snprintf(dir, sizeof dir, "%s/state", parent);
     snprintf(path, sizeof path, "%s/node_uuid", dir);
+    snprintf(aside, sizeof aside, "%s.damaged", path);
 }
 
 static void teardown(void)
 {
     unlink(path);
+    unlink(aside);
     rmdir(dir); /* fails, as does the next, if a temporary file is left */
     cr_assert_eq(rmdir(parent), 0);
 }
@@ -57,14 +59,15 @@ Test(node, file_and_hex_agree)
     struct node node;
     char text[33];
     write_file("0123456789abcdef0123456789ABCDEF");
-    cr_assert_eq(node_load(dir, &node, &err), RDT_INVALID);
+    cr_assert_eq(node_load(dir, &node, &err), RDT_OK);
+    cr_assert(node.damaged);
     write_file("0123456789abcdef0123456789abcdef");
     cr_assert_eq(node_load(dir, &node, &err), RDT_OK, "%s", err.msg);
     node_hex(node.uuid, text);
     cr_assert_str_eq(text, "0123456789abcdef0123456789abcdef");
 }
 
-Test(node, malformed_file_is_named_and_kept)
+Test(node, malformed_file_is_set_aside)
 {
     static const char *const texts[] = {"",
                                         "\n",
@@ -72,14 +75,21 @@ Test(node, malformed_file_is_named_and_kept)
                                         "0123456789abcdef0123456789abcdeg\n",
                                         "0123456789abcdef0123456789abcdef\n\n",
                                         "0123456789abcdef0123456789abcdef0\n"};
-    struct node node;
+    struct node node, again;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct stat st;
         write_file(texts[i]);
-        cr_assert_eq(node_load(dir, &node, &err), RDT_INVALID, "'%s'", texts[i]);
+        cr_assert_eq(node_check(dir, &err), RDT_INVALID, "'%s'", texts[i]);
         cr_assert_not_null(strstr(err.msg, path));
+        cr_assert_eq(node_load(dir, &node, &err), RDT_OK, "%s", err.msg);
+        cr_assert(node.damaged && node.uuid[6] >> 4 == 4);
         cr_assert_eq(stat(path, &st), 0);
+        cr_assert_eq((size_t)st.st_size, strlen(texts[i]), "it is kept until the uuid is known");
+        cr_assert_eq(node_renew(dir, &node, &err), RDT_OK, "%s", err.msg);
+        cr_assert_eq(stat(aside, &st), 0);
         cr_assert_eq((size_t)st.st_size, strlen(texts[i]));
+        cr_assert_eq(node_load(dir, &again, &err), RDT_OK, "%s", err.msg);
+        cr_assert(!again.damaged && memcmp(node.uuid, again.uuid, 16) == 0);
     }
 }
 
@@ -97,7 +107,7 @@ Test(node, remedy_of_a_directory_that_may_not_be_written_is_said)
     struct node node;
 
     if (geteuid() != 0)
-        cr_skip_test("needs root, to become a user who may not");
+        cr_skip_test("needs root, to become another user");
     cr_assert_not_null(mkdtemp(closed)); /* 0700 */
     (void)snprintf(below, sizeof below, "%s/state", closed);
     cr_assert_eq(seteuid(12345), 0);

@@ -4,9 +4,17 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "daemon/base/owner_work.h"
+#include "tests/integration/hostile/mute_fs.h"
+#include "tests/support/check.h"
+
+/* Runs the loop until the condition holds. It does not block in the loop: the pool may have ended its last work before. */
+#define loop_until(condition) wait_until(60 * SEC, (uv_run(&loop, UV_RUN_NOWAIT), (condition)))
 
 static uv_loop_t loop;
 static struct owner_work *pool;
@@ -33,8 +41,7 @@ static void end(void)
 {
     owner_work_close(pool, on_closed, &n_closed);
     cr_assert_eq(n_closed, 0, "on_closed inside close");
-    uv_run(&loop, UV_RUN_DEFAULT);
-    cr_assert_eq(n_closed, 1);
+    loop_until(n_closed == 1 && !uv_loop_alive(&loop));
     cr_assert_eq(mine->used[USAGE_FDS], 0);
     cr_assert_eq(mine->refs, 1, "a reference was left");
     account_unref(mine);
@@ -43,7 +50,7 @@ static void end(void)
     cr_assert_eq(uv_loop_close(&loop), 0, "a handle was left open");
 }
 
-TestSuite(owner_work, .init = setup, .timeout = 60);
+TestSuite(owner_work, .init = setup, .timeout = 240);
 
 static int a_file(void)
 {
@@ -67,8 +74,7 @@ Test(owner_work, descriptors_are_closed_and_nobody_is_charged)
     for (unsigned i = 0; i < 300; i++)
         owner_work_close_fd(pool, fds[i] = a_file(), mine);
     cr_assert_eq(owner_work_pending(pool), 300);
-    while (owner_work_pending(pool) > 0)
-        uv_run(&loop, UV_RUN_ONCE);
+    loop_until(owner_work_pending(pool) == 0);
     for (unsigned i = 0; i < 300; i++)
         cr_assert_eq(fcntl(fds[i], F_GETFD), -1);
     cr_assert_gt(n_notices, 0);
@@ -105,6 +111,30 @@ static void gate_submit(struct gate *gate, struct account *account, bool open)
     owner_work_submit(pool, &gate->work, account, true);
 }
 
+/* As in a service or a pod with a low limit of tasks: the daemon has the thread that it needs from its start on. */
+Test(owner_work, work_ends_although_no_thread_can_be_started)
+{
+    const struct rlimit none = {0, 0};
+    struct gate gate;
+
+    if (geteuid() == 0)
+        cr_assert_eq(setresuid(54321, 54321, 54321), 0);
+    cr_assert_eq(setrlimit(RLIMIT_NPROC, &none), 0);
+    gate_submit(&gate, mine, true);
+    owner_work_close_fd(pool, a_file(), theirs);
+    loop_until(gate.done && owner_work_pending(pool) == 0);
+    end();
+}
+
+static unsigned n_running(const struct gate *gates, unsigned n)
+{
+    unsigned sum = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        sum += gates[i].runs;
+    return sum;
+}
+
 Test(owner_work, slow_work_of_one_owner_delays_no_other)
 {
     struct gate slow[OWNER_WORK_THREADS + 4], quick;
@@ -112,8 +142,7 @@ Test(owner_work, slow_work_of_one_owner_delays_no_other)
     for (unsigned i = 0; i < OWNER_WORK_THREADS + 4; i++)
         gate_submit(&slow[i], mine, false);
     gate_submit(&quick, theirs, true);
-    while (!quick.done)
-        uv_run(&loop, UV_RUN_ONCE);
+    loop_until(quick.done);
     for (unsigned i = 0; i < OWNER_WORK_THREADS + 4; i++) {
         cr_assert(!slow[i].done);
         pthread_mutex_unlock(&slow[i].mutex);
@@ -130,22 +159,15 @@ Test(owner_work, slow_work_of_many_owners_delays_no_other)
     static struct gate slow[N];
     struct account *owners[OWNERS];
     struct gate quick;
-    unsigned n_running = 0;
 
     for (unsigned i = 0; i < N; i++) {
         if (i < OWNERS)
             owners[i] = account_get(&accounts, &(struct owner){.uid = 1000 + i});
         gate_submit(&slow[i], owners[i % OWNERS], false);
     }
-    while (n_running < OWNER_WORK_SHARED_THREADS) {
-        uv_run(&loop, UV_RUN_ONCE);
-        n_running = 0;
-        for (unsigned i = 0; i < N; i++)
-            n_running += slow[i].runs;
-    }
+    loop_until(n_running(slow, N) >= OWNER_WORK_SHARED_THREADS);
     gate_submit(&quick, theirs, true);
-    while (!quick.done)
-        uv_run(&loop, UV_RUN_ONCE);
+    loop_until(quick.done);
     for (unsigned i = 0; i < N; i++)
         pthread_mutex_unlock(&slow[i].mutex);
     for (unsigned i = 0; i < OWNERS; i++)
@@ -155,23 +177,159 @@ Test(owner_work, slow_work_of_many_owners_delays_no_other)
 
 Test(owner_work, owner_with_many_late_descriptors_is_behind_and_charged)
 {
-    struct gate slow[OWNER_WORK_THREADS];
+    struct gate slow;
+    struct mute_fs fs = {0};
+    char path[80];
 
-    for (unsigned i = 0; i < OWNER_WORK_THREADS; i++)
-        gate_submit(&slow[i], mine, false);
-    for (unsigned i = OWNER_WORK_THREADS; i < OWNER_WORK_MAX; i++) {
+    if (!mute_mount(&fs)) {
+        printf("skipped: no FUSE\n");
+        end();
+        return;
+    }
+    (void)snprintf(path, sizeof path, "%s/file", fs.folder);
+    gate_submit(&slow, mine, false);
+    for (unsigned i = 1; i < OWNER_WORK_MAX; i++) {
         cr_assert(!owner_work_is_behind(pool, mine));
-        owner_work_close_fd(pool, a_file(), mine);
+        owner_work_close_fd(pool, open(path, O_RDONLY | O_CLOEXEC), mine);
     }
     cr_assert(owner_work_is_behind(pool, mine));
     cr_assert(!owner_work_is_behind(pool, theirs));
-    while (mine->used[USAGE_FDS] <
-           OWNER_WORK_MAX - OWNER_WORK_THREADS) /* all threads of the owner wait at the gates, at last */
-        uv_run(&loop, UV_RUN_ONCE);
-    for (unsigned i = 0; i < OWNER_WORK_THREADS; i++)
-        pthread_mutex_unlock(&slow[i].mutex);
-    while (owner_work_pending(pool) > 0)
-        uv_run(&loop, UV_RUN_ONCE);
+    loop_until(mine->used[USAGE_FDS] >= OWNER_WORK_MAX - 1);
+    pthread_mutex_unlock(&slow.mutex);
+    mute_end(&fs);
+    loop_until(owner_work_pending(pool) == 0);
     cr_assert(!owner_work_is_behind(pool, mine));
+    end();
+}
+
+static int a_memfd(void)
+{
+    int fd = memfd_create("owner_work", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    cr_assert(fd >= 0);
+    return fd;
+}
+
+static bool is_open(int fd)
+{
+    return fcntl(fd, F_GETFD) != -1;
+}
+
+enum { MANY = 2 * OWNER_WORK_SHARED_THREADS + 8 }; /* one person can have more user ids than there are threads */
+static struct account *many[MANY];
+
+static void many_begin(void)
+{
+    for (unsigned i = 0; i < MANY; i++)
+        many[i] = account_get(&accounts, &(struct owner){.uid = 1000 + i});
+}
+
+static void many_end(void)
+{
+    for (unsigned i = 0; i < MANY; i++)
+        account_unref(many[i]);
+    end();
+}
+
+/* What another user's session leaves, and the daemon's own descriptors. */
+struct sure_closes {
+    int memfd, pair[2], file;
+};
+
+static void sure_closes_submit(struct sure_closes *sure)
+{
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sure->pair), 0);
+    owner_work_close_fd(pool, sure->memfd = a_memfd(), theirs);
+    owner_work_close_socket(pool, sure->pair[0], theirs);
+    owner_work_close_fd(pool, sure->file = a_file(), &accounts.node);
+}
+
+static bool sure_closes_done(const struct sure_closes *sure)
+{
+    return !is_open(sure->memfd) && !is_open(sure->pair[0]) && !is_open(sure->file);
+}
+
+Test(owner_work, closes_that_hang_for_many_owners_delay_no_proof_and_no_memory)
+{
+    struct mute_fs fs = {0};
+    struct gate quick, own;
+    struct sure_closes sure;
+    char path[80];
+
+    if (!mute_mount(&fs)) {
+        printf("skipped: no FUSE\n");
+        end();
+        return;
+    }
+    (void)snprintf(path, sizeof path, "%s/file", fs.folder);
+    many_begin();
+    for (unsigned i = 0; i < MANY; i++) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        cr_assert(fd >= 0);
+        owner_work_close_fd(pool, fd, many[i]);
+    }
+    loop_until(fs.counts->flushes >= 2 * OWNER_WORK_SHARED_THREADS); /* no further one can begin */
+    gate_submit(&quick, theirs, true);
+    gate_submit(&own, many[0], true);
+    sure_closes_submit(&sure);
+    loop_until(quick.done && own.done && sure_closes_done(&sure));
+    mute_end(&fs);
+    loop_until(owner_work_pending(pool) == 0);
+    (void)close(sure.pair[1]);
+    many_end();
+}
+
+/* A hole that is punched into a file waits as long as a write(2) to the file waits for a file system. */
+Test(owner_work, works_that_hang_for_many_owners_delay_no_close)
+{
+    static struct gate slow[MANY];
+    struct sure_closes sure;
+    struct gate daemons;
+    int file;
+
+    many_begin();
+    for (unsigned i = 0; i < MANY; i++)
+        gate_submit(&slow[i], many[i], false);
+    loop_until(n_running(slow, MANY) >= 2 * OWNER_WORK_SHARED_THREADS);
+    sure_closes_submit(&sure);
+    owner_work_close_fd(pool, file = a_file(), theirs);
+    gate_submit(&daemons, NULL, true);
+    loop_until(daemons.done && sure_closes_done(&sure) && !is_open(file));
+    for (unsigned i = 0; i < MANY; i++)
+        pthread_mutex_unlock(&slow[i].mutex);
+    (void)close(sure.pair[1]);
+    many_end();
+}
+
+/* Messages that nobody has read may have descriptors whose close hangs: such a socket is closed like them. */
+Test(owner_work, sockets_with_unread_messages_wait_behind_closes_that_hang)
+{
+    struct mute_fs fs = {0};
+    int unread[2], empty[2];
+    char path[80];
+    bool waits;
+
+    if (!mute_mount(&fs)) {
+        printf("skipped: no FUSE\n");
+        end();
+        return;
+    }
+    (void)snprintf(path, sizeof path, "%s/file", fs.folder);
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, unread), 0);
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, empty), 0);
+    cr_assert_eq(write(unread[1], "x", 1), 1);
+    for (unsigned i = 0; i < OWNER_WORK_THREADS; i++)
+        owner_work_close_fd(pool, open(path, O_RDONLY | O_CLOEXEC), mine);
+    loop_until(fs.counts->flushes >= OWNER_WORK_THREADS);
+    owner_work_close_socket(pool, unread[0], mine);
+    owner_work_close_socket(pool, empty[0], mine);
+    loop_until(!is_open(empty[0]));
+    waits = is_open(unread[0]);
+    cr_assert_eq(send(unread[1], "x", 1, MSG_NOSIGNAL), -1, "somebody can still send to a socket that is being closed");
+    mute_end(&fs);
+    loop_until(owner_work_pending(pool) == 0);
+    cr_assert(waits && !is_open(unread[0]));
+    (void)close(unread[1]);
+    (void)close(empty[1]);
     end();
 }

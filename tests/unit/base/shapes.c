@@ -39,10 +39,9 @@ Test(shapes, random_layouts_come_back_packed)
     for (unsigned round = 0; round < 500; round++) {
         uint32_t count = (uint32_t)rand() % 20, dims = 0;
         uint32_t ndim[20];
-        struct layout *layout;
         for (uint32_t i = 0; i < count; i++)
             dims += ndim[i] = (uint32_t)rand() % 5;
-        layout = layout_create(count, dims);
+        struct layout *layout = layout_create(count, dims);
         cr_assert_not_null(layout);
         dims = 0;
         for (uint32_t i = 0; i < count; i++) {

@@ -19,11 +19,9 @@ static int file = -1;
 
 static uint8_t *map_file(void)
 {
-    uint8_t *addr;
-
     file = memfd_create("guard", MFD_CLOEXEC);
     cr_assert(file >= 0 && ftruncate(file, PAGES * PAGE) == 0);
-    addr = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    uint8_t *addr = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     cr_assert_neq(addr, MAP_FAILED);
     memset(addr, 7, PAGES * PAGE);
     return addr;
@@ -89,10 +87,9 @@ Test(sigbus_guard, one_breaks_others_do_not)
 Test(sigbus_guard, page_size_is_as_entered)
 {
     uint8_t *addr = map_file();
-    int slot;
 
     addr = (uint8_t *)(((uintptr_t)addr + 4 * PAGE - 1) / (4 * PAGE) * (4 * PAGE));
-    slot = sigbus_guard_enter(addr, 4 * PAGE, 4 * PAGE);
+    int slot = sigbus_guard_enter(addr, 4 * PAGE, 4 * PAGE);
     cut(1);
     cr_assert_eq(((volatile uint8_t *)addr)[2 * PAGE], 0);
     cr_assert_eq(addr[0], 0, "one page with the one that is gone");
@@ -159,16 +156,13 @@ static int end_of_reader(volatile uint8_t *addr, int slot_to_leave)
 
 Test(sigbus_guard, fault_elsewhere_keeps_its_action)
 {
-    uint8_t *addr, *other;
-    int slot, end;
-
     if (getenv("RDT_VARIANT") && strcmp(getenv("RDT_VARIANT"), "release") != 0)
         cr_skip("a sanitizer has its own action");
-    addr = map_file();
-    slot = sigbus_guard_enter(addr, PAGES * PAGE, PAGE);
-    other = map_file();
+    uint8_t *addr = map_file();
+    int slot = sigbus_guard_enter(addr, PAGES * PAGE, PAGE);
+    uint8_t *other = map_file();
     cut(0);
-    end = end_of_reader(other, GUARD_NONE);
+    int end = end_of_reader(other, GUARD_NONE);
     cr_assert_eq(end, SIGBUS, "ended with %d", end);
     cr_assert_eq(ftruncate(file, PAGES * PAGE), 0);
     cr_assert_eq(end_of_reader(addr, GUARD_NONE), -7);

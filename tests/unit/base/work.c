@@ -97,7 +97,6 @@ static uv_sem_t gate;
 
 static void run_gate(struct work *work)
 {
-    (void)work;
     uv_sem_wait(&gate);
 }
 
@@ -225,7 +224,6 @@ static void done_last(struct work *work)
 
 static void *submit_many(void *arg)
 {
-    (void)arg;
     for (unsigned i = 0; i < 1000; i++) {
         struct job *job = calloc(1, sizeof(*job));
         *job = (struct job){.work = {.run = run_job, .done = done_last}};

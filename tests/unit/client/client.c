@@ -12,21 +12,13 @@
 
 static struct rdt_error err;
 
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client, .init = setup);
-
 /* Starts one fetch. */
 static rdt_request *fetch(rdt *conn, const char *id, int64_t timeout_ns)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref(id);
     rdt_request *request;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
 
-    options.timeout_ns = timeout_ns;
     MUST(rdt_fetch_start(conn, &ref, 1, &options, &request, &err) == RDT_OK);
     return request;
 }
@@ -42,10 +34,8 @@ Test(client, connect_returns_the_nodes_description)
 {
     struct fake fake;
     struct rdt_node_info node;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, serve, NULL);
 
-    fake_start(&fake, serve, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_node(conn, &node, &err));
     cr_assert_eq(node.node[2], 3);
     cr_assert_eq(node.boot_id[2], 6);
@@ -55,24 +45,21 @@ Test(client, connect_returns_the_nodes_description)
     cr_assert_eq(node.session, 42);
     cr_assert_eq(node.uid, 1000);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client, connect_without_daemon_names_the_socket)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     unsigned fds = fake_count_fds();
     rdt *conn;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = "/nonexistent/rdtd.sock"};
 
-    options.socket = "/nonexistent/rdtd.sock";
     assert_status(RDT_DISCONNECTED, rdt_connect(&options, &conn, &err));
     cr_assert_eq(err.sys_errno, ENOENT);
     cr_assert_str_eq(err.msg, "cannot reach rdtd at /nonexistent/rdtd.sock: No such file or directory (is the daemon "
                               "running? set RDT_SOCKET to another socket)");
     setenv("RDT_SOCKET", "/nonexistent/other", 1);
-    assert_status(RDT_DISCONNECTED, rdt_connect(NULL, &conn, &err));
-    cr_assert(strstr(err.msg, "/nonexistent/other"));
+    assert_refused(RDT_DISCONNECTED, "/nonexistent/other", rdt_connect(NULL, &conn, &err));
     cr_assert_eq(fake_count_fds(), fds);
     rdt_close(NULL);
 }
@@ -98,13 +85,11 @@ static void ignore_hello(struct fake *fake)
 
 static void check_refusal(void (*script)(struct fake *), int64_t timeout_ns, enum rdt_status expected, const char *words)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     struct fake fake;
     rdt *conn;
 
     fake_start_raw(&fake, script, NULL);
-    options.socket = fake.path;
-    options.timeout_ns = timeout_ns;
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = fake.path, .timeout_ns = timeout_ns};
     assert_status(expected, rdt_connect(&options, &conn, &err));
     cr_assert(strstr(err.msg, words), "%s", err.msg);
     fake_stop(&fake);
@@ -145,29 +130,22 @@ static void be_silent(struct fake *fake)
 
 Test(client, silent_daemon_every_call_ends_at_its_deadline)
 {
-    struct rdt_put_options put = RDT_INIT(put);
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref("weights"), made;
     int64_t start_ns = fake_now_ns();
     struct fake fake;
     rdt_object *object;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, be_silent, NULL);
 
-    fake_start(&fake, be_silent, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_TIMED_OUT, rdt_ping(conn, 20 * MS, &err));
-    assert_status(RDT_TIMED_OUT, rdt_wait_put(conn, &ref, 20 * MS, &err));
-    cr_assert(strstr(err.msg, "waiting for \"weights\" to be put"), "%s", err.msg);
+    assert_refused(RDT_TIMED_OUT, "waiting for \"weights\" to be put", rdt_wait_put(conn, &ref, 20 * MS, &err));
     assert_status(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
-    put.timeout_ns = 20 * MS;
+    struct rdt_put_options put = {.struct_size = sizeof put, .timeout_ns = 20 * MS};
     assert_status(RDT_TIMED_OUT, rdt_put(conn, NULL, 0, &put, &made, &err));
-    options.timeout_ns = 20 * MS;
-    assert_status(RDT_TIMED_OUT, rdt_fetch(conn, &ref, 1, &options, &object, &err));
-    cr_assert(strstr(err.msg, "\"weights\""), "%s", err.msg);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 20 * MS};
+    assert_refused(RDT_TIMED_OUT, "\"weights\"", rdt_fetch(conn, &ref, 1, &options, &object, &err));
     cr_assert_lt(fake_now_ns() - start_ns, LONG_NS / 2);
     cr_assert_geq(fake_now_ns() - start_ns, 4 * 20 * MS);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void read_nothing(struct fake *fake)
@@ -178,18 +156,14 @@ static void read_nothing(struct fake *fake)
 Test(client, full_socket_does_not_block_past_the_deadline)
 {
     static uint8_t metadata[4 << 20];
-    struct rdt_put_options put = RDT_INIT(put);
     int64_t start_ns = fake_now_ns();
     enum rdt_status status = RDT_OK;
     struct fake fake;
     struct rdt_ref made;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, read_nothing, NULL);
+    struct rdt_put_options put = {
+        .struct_size = sizeof put, .metadata = metadata, .metadata_bytes = sizeof metadata, .timeout_ns = 5 * MS};
 
-    fake_start(&fake, read_nothing, NULL);
-    conn = fake_connect(&fake);
-    put.metadata = metadata;
-    put.metadata_bytes = sizeof metadata;
-    put.timeout_ns = 5 * MS;
     for (unsigned i = 0; i < 100 && status != RDT_LIMIT; i++) {
         status = rdt_put(conn, NULL, 0, &put, &made, &err);
         cr_assert(status == RDT_TIMED_OUT || status == RDT_LIMIT, "%s", err.msg);
@@ -204,14 +178,13 @@ Test(client, full_socket_does_not_block_past_the_deadline)
 
 static void read_slowly(struct fake *fake)
 {
-    Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
 
     MUST(sem_wait(&fake->step) == 0);
     fake_take(fake, RDT_MSG_PUT);
     ref.id.data = (uint8_t *)"x";
     ref.id.len = 1;
-    reply.ref = &ref;
+    Rdt__Pb__PutReply reply = MESSAGE(put_reply, .ref = &ref);
     fake_reply(fake, &reply.base);
     fake_serve(fake);
 }
@@ -219,11 +192,9 @@ static void read_slowly(struct fake *fake)
 static void *put_large(void *arg)
 {
     static uint8_t metadata[4 << 20];
-    struct rdt_put_options put = RDT_INIT(put);
     struct rdt_ref made;
+    struct rdt_put_options put = {.struct_size = sizeof put, .metadata = metadata, .metadata_bytes = sizeof metadata};
 
-    put.metadata = metadata;
-    put.metadata_bytes = sizeof metadata;
     MUST(rdt_put(arg, NULL, 0, &put, &made, NULL) == RDT_OK);
     return NULL;
 }
@@ -232,50 +203,41 @@ Test(client, full_socket_is_written_when_there_is_room)
 {
     struct fake fake;
     pthread_t thread;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, read_slowly, NULL);
 
-    fake_start(&fake, read_slowly, NULL);
-    conn = fake_connect(&fake);
     cr_assert_eq(pthread_create(&thread, NULL, put_large, conn), 0);
     sem_post(&fake.step);
     cr_assert_eq(pthread_join(thread, NULL), 0);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- answers that come too late ---- */
 
 static void answer_late(struct fake *fake)
 {
-    Rdt__Pb__RegionReply region = RDT__PB__REGION_REPLY__INIT;
-    Rdt__Pb__PutReply put = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
-    Rdt__Pb__ReleaseRegion *release;
-    Rdt__Pb__Free *freed;
-    int fd;
 
     fake_take(fake, RDT_MSG_ALLOC);
     MUST(sem_wait(&fake->step) == 0);
-    fd = fake_memfd(4096);
-    region.region = 77;
-    region.bytes = 4096;
+    int fd = fake_memfd(4096);
+    Rdt__Pb__RegionReply region = MESSAGE(region_reply, .region = 77, .bytes = 4096);
     fake_reply_fd(fake, &region.base, fd);
     close(fd);
     fake_take(fake, RDT_MSG_PUT);
     MUST(sem_wait(&fake->step) == 0);
     ref.id.data = (uint8_t *)"late";
     ref.id.len = 4;
-    put.ref = &ref;
+    Rdt__Pb__PutReply put = MESSAGE(put_reply, .ref = &ref);
     fake_reply(fake, &put.base);
 
     fake_take(fake, RDT_MSG_RELEASE_REGION);
-    release = FAKE_MESSAGE(fake, ReleaseRegion);
+    Rdt__Pb__ReleaseRegion *release = FAKE_MESSAGE(fake, ReleaseRegion);
     MUST(release->region == 77);
     fake_free(release);
     fake_empty(fake);
     fake_take(fake, RDT_MSG_FREE);
-    freed = FAKE_MESSAGE(fake, Free);
+    Rdt__Pb__Free *freed = FAKE_MESSAGE(fake, Free);
     MUST(freed->ref->id.len == 4 && !freed->force);
     fake_free(freed);
     fake_empty(fake);
@@ -285,45 +247,34 @@ static void answer_late(struct fake *fake)
 Test(client, late_reply_is_given_back_and_its_fds_closed)
 {
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
-    struct rdt_put_options put = RDT_INIT(put);
     struct rdt_ref made;
     struct fake fake;
-    unsigned fds;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, answer_late, NULL);
+    unsigned fds = fake_count_fds();
 
-    fake_start(&fake, answer_late, NULL);
-    conn = fake_connect(&fake);
-    fds = fake_count_fds();
     assert_status(RDT_TIMED_OUT, call(conn, RDT_MSG_ALLOC, &request.base, 20 * MS, NULL, &err));
-    put.timeout_ns = 20 * MS;
-    put.id = "late";
-    put.id_bytes = 4;
+    struct rdt_put_options put = {.struct_size = sizeof put, .timeout_ns = 20 * MS, .id = "late", .id_bytes = 4};
     sem_post(&fake.step);
     assert_status(RDT_TIMED_OUT, rdt_put(conn, NULL, 0, &put, &made, &err));
     sem_post(&fake.step);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     cr_assert_eq(fake_count_fds(), fds);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void finish_late(struct fake *fake)
 {
-    Rdt__Pb__Release *release;
-    Rdt__Pb__Cancel *cancel;
-    uint64_t handle;
-
     fake_take(fake, RDT_MSG_FETCH);
-    handle = fake_only_handle(fake);
+    uint64_t handle = fake_only_handle(fake);
     fake_empty(fake);
     fake_take(fake, RDT_MSG_CANCEL);
-    cancel = FAKE_MESSAGE(fake, Cancel);
+    Rdt__Pb__Cancel *cancel = FAKE_MESSAGE(fake, Cancel);
     MUST(cancel->handle == handle);
     fake_free(cancel);
     fake_empty(fake);
     fake_send_object(fake, handle, 5, 4096);
     fake_take(fake, RDT_MSG_RELEASE);
-    release = FAKE_MESSAGE(fake, Release);
+    Rdt__Pb__Release *release = FAKE_MESSAGE(fake, Release);
     MUST(release->hold == 5);
     fake_free(release);
     fake_empty(fake);
@@ -333,34 +284,26 @@ static void finish_late(struct fake *fake)
 Test(client, late_object_is_released_and_its_fds_closed)
 {
     struct fake fake;
-    rdt_request *request;
-    unsigned fds;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, finish_late, NULL);
+    unsigned fds = fake_count_fds();
+    rdt_request *request = fetch(conn, "x", 20 * MS);
 
-    fake_start(&fake, finish_late, NULL);
-    conn = fake_connect(&fake);
-    fds = fake_count_fds();
-    request = fetch(conn, "x", 20 * MS);
     assert_status(RDT_TIMED_OUT, rdt_wait(conn, &request, 1, 1, LONG_NS, NULL, NULL, &err));
     assert_status(RDT_TIMED_OUT, rdt_request_status(request, &err));
     rdt_request_destroy(request);
     /* Its answer comes behind the object. */
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     cr_assert_eq(fake_count_fds(), fds);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client, cancel_ends_the_request_at_once)
 {
     struct fake fake;
-    rdt_request *request;
     rdt_object *object;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, finish_late, NULL);
+    rdt_request *request = fetch(conn, "x", 0);
 
-    fake_start(&fake, finish_late, NULL);
-    conn = fake_connect(&fake);
-    request = fetch(conn, "x", 0);
     assert_status(RDT_AGAIN, rdt_request_status(request, &err));
     rdt_cancel(request);
     assert_status(RDT_CANCELLED, rdt_request_status(request, &err));
@@ -369,8 +312,7 @@ Test(client, cancel_ends_the_request_at_once)
     rdt_cancel(request);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     rdt_request_destroy(request);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- forks ---- */
@@ -411,20 +353,16 @@ Test(client, forked_child_is_told_and_disturbs_nobody)
 {
     struct rdt_tensor tensor;
     struct fake fake;
-    rdt_request *request, *open;
     rdt_object *object;
-    pid_t child;
     int state;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, share_one, NULL);
+    rdt_request *request = fetch(conn, "x", 0);
 
-    fake_start(&fake, share_one, NULL);
-    conn = fake_connect(&fake);
-    request = fetch(conn, "x", 0);
     assert_status(RDT_OK, rdt_wait(conn, &request, 1, 1, LONG_NS, NULL, NULL, &err));
     assert_status(RDT_OK, rdt_request_take_object(request, &object, &err));
-    open = fetch(conn, "y", LONG_NS);
+    rdt_request *open = fetch(conn, "y", LONG_NS);
 
-    child = fork();
+    pid_t child = fork();
     if (child == 0)
         _exit(in_child(conn, open, object));
     cr_assert_eq(waitpid(child, &state, 0), child);
@@ -437,8 +375,7 @@ Test(client, forked_child_is_told_and_disturbs_nobody)
     rdt_request_destroy(request);
     rdt_request_destroy(open);
     rdt_release(object);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- errors and loss ---- */
@@ -459,10 +396,8 @@ Test(client, error_reply_is_the_answer)
     struct rdt_ref ref = fake_ref("x");
     struct rdt_stat stat;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, refuse_and_garble, NULL);
 
-    fake_start(&fake, refuse_and_garble, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_NOT_FOUND, rdt_free(conn, &ref, false, &err));
     cr_assert_str_eq(err.msg, "no object \"x\"");
     assert_status(RDT_FREED, rdt_free(conn, &ref, true, &err));
@@ -471,8 +406,7 @@ Test(client, error_reply_is_the_answer)
     ref.id_bytes = 0;
     assert_status(RDT_INVALID, rdt_free(conn, &ref, false, &err));
     assert_status(RDT_INVALID, rdt_ping(NULL, 0, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 struct pinger {
@@ -505,10 +439,8 @@ Test(client, end_of_daemon_fails_everything_at_once)
     rdt_object *object;
     bool done[2];
     size_t n;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, take_four_and_close, NULL);
 
-    fake_start(&fake, take_four_and_close, NULL);
-    conn = fake_connect(&fake);
     requests[0] = fetch(conn, "x", 0);
     requests[1] = fetch(conn, "y", LONG_NS);
     for (unsigned i = 0; i < 2; i++) {
@@ -527,6 +459,5 @@ Test(client, end_of_daemon_fails_everything_at_once)
     assert_status(RDT_DISCONNECTED, rdt_fetch(conn, &ref, 1, NULL, &object, &err));
     assert_status(RDT_DISCONNECTED, rdt_dispatch(conn, NULL, &err));
     cr_assert_lt(fake_now_ns() - start_ns, LONG_NS / 2);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }

@@ -11,10 +11,8 @@ static struct rdt_error err;
 
 static void serve(struct fake *fake)
 {
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-
     fake_take(fake, RDT_MSG_HELLO);
-    reply.busy_poll_ns = *(uint64_t *)fake->arg;
+    Rdt__Pb__HelloReply reply = MESSAGE(hello_reply, .busy_poll_ns = *(uint64_t *)fake->arg);
     fake_welcome(fake, reply);
     fake_serve(fake);
 }
@@ -22,14 +20,12 @@ static void serve(struct fake *fake)
 static void expect_bound(uint64_t told_ns, int64_t expected_ns)
 {
     struct fake fake;
-    rdt *conn;
 
     fake_start_raw(&fake, serve, &told_ns);
-    conn = fake_connect(&fake);
-    cr_assert_eq(conn->rule.max_ns, expected_ns);
+    rdt *conn = fake_connect(&fake);
+    cr_assert_eq(conn->waiters.rule.max_ns, expected_ns);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client_busy_poll, bound_is_what_the_daemon_says)
@@ -48,16 +44,13 @@ Test(client_busy_poll, no_daemon_makes_it_poll_for_long)
 static uint64_t found(uint64_t told_ns, unsigned most)
 {
     struct fake fake;
-    uint64_t n;
-    rdt *conn;
 
     fake_start_raw(&fake, serve, &told_ns);
-    conn = fake_connect(&fake);
-    for (unsigned i = 0; i < most && conn->rule.n_found == 0; i++)
+    rdt *conn = fake_connect(&fake);
+    for (unsigned i = 0; i < most && conn->waiters.rule.n_found == 0; i++)
         assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    n = conn->rule.n_found;
-    rdt_close(conn);
-    fake_stop(&fake);
+    uint64_t n = conn->waiters.rule.n_found;
+    fake_end(&fake, conn);
     return n;
 }
 

@@ -8,13 +8,6 @@
 
 static struct rdt_error err;
 
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client_delta, .init = setup);
-
 struct versions {
     size_t elems, elem_bytes, bytes;
     uint8_t *base, *next, *target, *delta;
@@ -120,10 +113,9 @@ Test(client_delta, no_room_is_a_limit)
 Test(client_delta, the_exact_room_is_enough)
 {
     struct versions v = versions_make(4096, 2, 7);
-    uint8_t *exact;
 
     cr_assert_eq(encode(&v), RDT_OK);
-    exact = malloc(v.used + 16); /* eight bytes to align, and up to seven that are no multiple of eight */
+    uint8_t *exact = malloc(v.used + 16); /* eight bytes to align, and up to seven that are no multiple of eight */
     free(v.delta);
     v.delta = exact;
     v.room = v.used + 16;
@@ -135,10 +127,9 @@ Test(client_delta, the_exact_room_is_enough)
 Test(client_delta, a_torn_delta_changes_nothing)
 {
     struct versions v = versions_make(3000, 2, 9);
-    size_t whole;
 
     cr_assert_eq(encode(&v), RDT_OK);
-    whole = v.used;
+    size_t whole = v.used;
     for (v.used = 0; v.used < whole; v.used++) {
         uint8_t *torn = malloc(v.used ? v.used : 1); /* of its own, so that a sanitizer sees a read past its end */
 
@@ -178,13 +169,12 @@ Test(client_delta, a_forged_delta_stays_within_the_tensor)
     cr_assert_eq(encode(&v), RDT_OK);
     for (unsigned i = 0; i < 20000; i++) {
         uint8_t *forged = malloc(v.used);
-        enum rdt_status status;
 
         memcpy(forged, v.delta, v.used);
         for (unsigned k = 0; k < 1 + random_below(4); k++)
             forged[random_below(v.used)] = (uint8_t)random_below(256);
         memcpy(v.target, v.base, v.bytes);
-        status = rdt_delta_apply(v.target, v.elems, v.elem_bytes, forged, v.used, &err);
+        enum rdt_status status = rdt_delta_apply(v.target, v.elems, v.elem_bytes, forged, v.used, &err);
         cr_assert(status == RDT_OK || status == RDT_INVALID || status == RDT_MISMATCH, "%s", err.msg);
         cr_assert(status != RDT_OK || memcmp(v.target, v.next, v.bytes) == 0);
         cr_assert(status != RDT_INVALID || memcmp(v.target, v.base, v.bytes) == 0);

@@ -10,20 +10,12 @@
 
 static struct rdt_error err;
 
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client_fetch, .init = setup);
-
 static rdt_request *start(rdt *conn, const char *id, int64_t timeout_ns)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref(id);
     rdt_request *request;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
 
-    options.timeout_ns = timeout_ns;
     MUST(rdt_fetch_start(conn, &ref, 1, &options, &request, &err) == RDT_OK);
     return request;
 }
@@ -80,11 +72,8 @@ Test(client_fetch, region_is_mapped_once)
     struct rdt_ref ref = fake_ref("x");
     rdt_object *objects[2];
     struct fake fake;
-    unsigned fds;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, share_a_region_twice, NULL);
 
-    fake_start(&fake, share_a_region_twice, NULL);
-    conn = fake_connect(&fake);
     for (unsigned i = 0; i < 2; i++) {
         assert_status(RDT_OK, rdt_fetch(conn, &ref, 1, NULL, &objects[i], &err));
         check_shared(objects[i]);
@@ -94,34 +83,29 @@ Test(client_fetch, region_is_mapped_once)
     rdt_release(objects[0]);
     check_shared(objects[1]);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    fds = fake_count_fds();
+    unsigned fds = fake_count_fds();
     rdt_release(objects[1]);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     cr_assert_eq(fake_count_fds(), fds);
     cr_assert_neq(msync((void *)((uintptr_t)tensors[1].data & ~(uintptr_t)4095), 4096, MS_ASYNC), 0, "still mapped");
     rdt_release(NULL);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void give_own_memory(struct fake *fake)
 {
-    Rdt__Pb__RegionReply region = RDT__PB__REGION_REPLY__INIT;
     struct fake_answer answer;
-    uint64_t handle;
     int fd = fake_memfd(8192);
 
     fake_take(fake, RDT_MSG_ALLOC);
-    region.region = 70;
-    region.generation = 1;
-    region.bytes = 8192;
+    Rdt__Pb__RegionReply region = MESSAGE(region_reply, .region = 70, .generation = 1, .bytes = 8192);
     fake_reply_fd(fake, &region.base, fd);
     close(fd);
     fake_answer_init(&answer, fake_take_fetch(fake), 5, 70, 8192, -1);
     fake_answer_add(&answer, 4, 4, 4, 1, 100);
     fake_event(fake, &answer.done, NULL, 0);
 
-    handle = fake_take_fetch(fake);
+    uint64_t handle = fake_take_fetch(fake);
     MUST(fake_take_any(fake) && fake->frame.type == RDT_MSG_RELEASE_REGION);
     /* Sent before the daemon heard that the client gave the region back. */
     fake_answer_init(&answer, handle, 6, 70, 8192, -1);
@@ -140,14 +124,11 @@ Test(client_fetch, own_memory_is_the_same_memory)
     struct rdt_ref ref = fake_ref("x");
     struct rdt_tensor tensor;
     struct rdt_object_info info;
-    rdt_request *request;
     rdt_object *objects[2], *none;
     struct fake fake;
     uint8_t *memory;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, give_own_memory, NULL);
 
-    fake_start(&fake, give_own_memory, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_alloc(conn, 8000, (void **)&memory, &err));
     assert_status(RDT_OK, rdt_fetch(conn, &ref, 1, NULL, &objects[0], &err));
     assert_status(RDT_OK, rdt_object_tensor(objects[0], 0, &tensor, &err));
@@ -155,7 +136,7 @@ Test(client_fetch, own_memory_is_the_same_memory)
     rdt_object_info(objects[0], &info);
     cr_assert(info.writable);
 
-    request = start(conn, "x", 0);
+    rdt_request *request = start(conn, "x", 0);
     assert_status(RDT_OK, rdt_dealloc(conn, memory, &err));
     assert_status(RDT_INVALID, rdt_dealloc(conn, memory, &err));
     assert_status(RDT_OK, rdt_wait(conn, &request, 1, 1, LONG_NS, NULL, NULL, &err));
@@ -166,8 +147,7 @@ Test(client_fetch, own_memory_is_the_same_memory)
     assert_status(RDT_OK, rdt_object_tensor(objects[1], 0, &tensor, &err));
     cr_assert_eq(*(uint8_t *)tensor.data, 200, "memory of a fetched object outlives rdt_dealloc");
     cr_assert_eq(tensor.data, memory + 200);
-    assert_status(RDT_PROTOCOL, rdt_fetch(conn, &ref, 1, NULL, &none, &err));
-    cr_assert(strstr(err.msg, "region 71"), "%s", err.msg);
+    assert_refused(RDT_PROTOCOL, "region 71", rdt_fetch(conn, &ref, 1, NULL, &none, &err));
     rdt_close(conn); /* with an object that was not released */
     fake_stop(&fake);
 }
@@ -209,10 +189,8 @@ Test(client_fetch, inline_object_is_private_and_nonsense_is_refused)
     struct rdt_object_info info;
     struct fake fake;
     rdt_object *object, *none;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, send_inline_and_nonsense, NULL);
 
-    fake_start(&fake, send_inline_and_nonsense, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_fetch(conn, &ref, 1, NULL, &object, &err));
     assert_status(RDT_OK, rdt_object_tensor(object, 0, &tensor, &err));
     cr_assert_eq(((uint8_t *)tensor.data)[5], 6);
@@ -223,8 +201,7 @@ Test(client_fetch, inline_object_is_private_and_nonsense_is_refused)
         assert_status(RDT_PROTOCOL, rdt_fetch(conn, &ref, 1, NULL, &none, &err));
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     rdt_release(object);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- many ---- */
@@ -243,10 +220,8 @@ Test(client_fetch, refused_message_fails_all_its_requests)
     struct fake fake;
     bool done[3];
     size_t n;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, refuse_all, NULL);
 
-    fake_start(&fake, refuse_all, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_fetch_start(conn, refs, 3, NULL, requests, &err));
     assert_status(RDT_LIMIT, rdt_wait(conn, requests, 3, RDT_WAIT_ALL, LONG_NS, done, &n, &err)); /* at the first failure */
     cr_assert(n >= 1 && n == (size_t)done[0] + done[1] + done[2]);
@@ -255,8 +230,7 @@ Test(client_fetch, refused_message_fails_all_its_requests)
         assert_status(RDT_LIMIT, rdt_request_status(requests[i], &err));
         rdt_request_destroy(requests[i]);
     }
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 #define MANY (RDT_MAX_FETCH_REFS + 3)
@@ -266,10 +240,8 @@ static void answer_many(struct fake *fake)
     unsigned answered = 0;
 
     while (answered < MANY) {
-        Rdt__Pb__Fetch *message;
-
         fake_take(fake, RDT_MSG_FETCH);
-        message = FAKE_MESSAGE(fake, Fetch);
+        Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
         MUST(message->n_items <= RDT_MAX_FETCH_REFS && message->timeout_ns > 0);
         fake_empty(fake);
         for (size_t i = 0; i < message->n_items; i++, answered++) {
@@ -289,19 +261,16 @@ Test(client_fetch, many_refs_go_in_several_frames)
 {
     struct rdt_ref *refs = calloc(MANY, sizeof *refs);
     rdt_object **objects = calloc(MANY, sizeof(rdt_object *));
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_object_info info;
     char id[32];
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, answer_many, NULL);
 
-    fake_start(&fake, answer_many, NULL);
-    conn = fake_connect(&fake);
     for (unsigned i = 0; i < MANY; i++) {
         snprintf(id, sizeof id, "id-%u", i);
         refs[i] = fake_ref(id);
     }
-    options.timeout_ns = 10 * LONG_NS;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 10 * LONG_NS};
     assert_status(RDT_OK, rdt_fetch(conn, refs, MANY, &options, objects, &err));
     for (unsigned i = 0; i < MANY; i++) {
         rdt_object_info(objects[i], &info);
@@ -312,8 +281,7 @@ Test(client_fetch, many_refs_go_in_several_frames)
     assert_status(RDT_OK, rdt_wait(conn, NULL, 0, RDT_WAIT_ALL, 0, NULL, NULL, &err));
     free(refs);
     free(objects);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void answer_second_then_fail_first(struct fake *fake)
@@ -339,10 +307,8 @@ Test(client_fetch, wait_returns_the_first_failure_at_once)
     struct fake fake;
     bool done[3];
     size_t n;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, answer_second_then_fail_first, NULL);
 
-    fake_start(&fake, answer_second_then_fail_first, NULL);
-    conn = fake_connect(&fake);
     requests[0] = start(conn, "x", 0);
     requests[1] = start(conn, "y", 0);
     assert_status(RDT_OK, rdt_wait(conn, requests, 2, 1, LONG_NS, done, &n, &err));
@@ -357,19 +323,15 @@ Test(client_fetch, wait_returns_the_first_failure_at_once)
     rdt_request_destroy(requests[0]);
     rdt_request_destroy(requests[1]);
     rdt_request_destroy(NULL);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void check_slices(struct fake *fake)
 {
-    Rdt__Pb__Fetch *message;
-    Rdt__Pb__Slice *slice;
-
     fake_take(fake, RDT_MSG_FETCH);
-    message = FAKE_MESSAGE(fake, Fetch);
+    Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
     MUST(message->n_items == 2 && !message->items[0]->slice && message->items[1]->slice);
-    slice = message->items[1]->slice;
+    Rdt__Pb__Slice *slice = message->items[1]->slice;
     MUST(slice->n_ndim == 2 && slice->ndim[0] == 0 && slice->ndim[1] == 2);
     MUST(slice->n_start == 2 && slice->start[0] == 1 && slice->start[1] == 2 && slice->count[0] == 3 && slice->count[1] == 4);
     MUST(strcmp(message->transport, "ucx") == 0 && strcmp(message->least_path, "copy") == 0 && message->timeout_ns == -1);
@@ -384,23 +346,17 @@ Test(client_fetch, options_reach_the_daemon)
     struct rdt_slice slices[2] = {{.ndim = 0}, {.ndim = 2, .start = start_at, .count = counts}};
     const struct rdt_slice *lists[2] = {NULL, slices};
     size_t list_counts[2] = {0, 2};
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref refs[2] = {fake_ref("x"), fake_ref("y")};
     rdt_object *objects[2];
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, check_slices, NULL);
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .slices = lists, .slice_counts = list_counts, .transport = "ucx", .least_path = "copy"};
 
-    fake_start(&fake, check_slices, NULL);
-    conn = fake_connect(&fake);
-    options.slices = lists;
-    options.slice_counts = list_counts;
-    options.transport = "ucx";
-    options.least_path = "copy";
     assert_status(RDT_NO_PATH, rdt_fetch(conn, refs, 2, &options, objects, &err));
 
     slices[1].start = negative;
-    assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
-    cr_assert(strstr(err.msg, "ref 1: in the slice of tensor 1"), "%s", err.msg);
+    assert_refused(RDT_INVALID, "ref 1: in the slice of tensor 1", rdt_fetch(conn, refs, 2, &options, objects, &err));
     options.slices = NULL;
     options.mode = (enum rdt_fetch_mode)4;
     assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
@@ -408,6 +364,5 @@ Test(client_fetch, options_reach_the_daemon)
     refs[1].id_bytes = 200;
     assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }

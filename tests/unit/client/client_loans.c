@@ -15,30 +15,23 @@ static uint8_t data[BYTES];
 
 static void hello(struct fake *fake)
 {
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-
     fake_take(fake, RDT_MSG_HELLO);
-    reply.inline_max_bytes = 32768;
-    reply.loans = true;
+    Rdt__Pb__HelloReply reply = MESSAGE(hello_reply, .inline_max_bytes = 32768, .loans = true);
     fake_welcome(fake, reply);
 }
 
 /* Returns the daemon's view. */
 static const uint8_t *give(struct fake *fake, uint64_t region)
 {
-    Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
     int fd = fake_memfd(2 * BYTES);
     const uint8_t *view = mmap(NULL, BYTES, PROT_READ, MAP_SHARED, fd, 0);
-    Rdt__Pb__Alloc *alloc;
 
     MUST(view != MAP_FAILED);
     fake_take(fake, RDT_MSG_ALLOC);
-    alloc = FAKE_MESSAGE(fake, Alloc);
+    Rdt__Pb__Alloc *alloc = FAKE_MESSAGE(fake, Alloc);
     MUST(alloc->bytes == BYTES);
     fake_free(alloc);
-    reply.region = region;
-    reply.generation = 1;
-    reply.bytes = 2 * BYTES;
+    Rdt__Pb__RegionReply reply = MESSAGE(region_reply, .region = region, .generation = 1, .bytes = 2 * BYTES);
     fake_reply_fd(fake, &reply.base, fd);
     close(fd);
     return view;
@@ -47,10 +40,8 @@ static const uint8_t *give(struct fake *fake, uint64_t region)
 /* The put of bytes that are all `fill` lies there, lent. */
 static void take_lent(struct fake *fake, uint64_t region, const uint8_t *view, uint8_t fill)
 {
-    Rdt__Pb__Put *put;
-
     fake_take(fake, RDT_MSG_PUT);
-    put = FAKE_MESSAGE(fake, Put);
+    Rdt__Pb__Put *put = FAKE_MESSAGE(fake, Put);
     MUST(put->n_regions == 1 && put->regions[0]->region == region && put->regions[0]->generation == 1);
     MUST(put->n_loaned == 1 && put->loaned[0] == 0 && put->inline_data.len == 0);
     MUST(put->tensors->n_offset == 1 && put->tensors->offset[0] == 0);
@@ -61,11 +52,7 @@ static void take_lent(struct fake *fake, uint64_t region, const uint8_t *view, u
 
 static void say_back(struct fake *fake, uint64_t region, bool gone)
 {
-    Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
-
-    back.n_regions = 1;
-    back.regions = &region;
-    back.gone = gone;
+    Rdt__Pb__RegionBack back = MESSAGE(region_back, .n_regions = 1, .regions = &region, .gone = gone);
     fake_send(fake, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
 }
 
@@ -83,13 +70,11 @@ static enum rdt_status put(rdt *conn, uint8_t fill)
 
 static void comes_back(struct fake *fake)
 {
-    const uint8_t *first, *second, *third;
-
     hello(fake);
-    first = give(fake, 90);
+    const uint8_t *first = give(fake, 90);
     take_lent(fake, 90, first, 1);
     fake_reply_put(fake);
-    second = give(fake, 91); /* the first has not come back */
+    const uint8_t *second = give(fake, 91); /* the first has not come back */
     take_lent(fake, 91, second, 2);
     say_back(fake, 90, false);
     say_back(fake, 12345, false); /* nobody's */
@@ -101,7 +86,7 @@ static void comes_back(struct fake *fake)
     say_back(fake, 90, false);
     say_back(fake, 90, true); /* it was idle, and is gone */
     fake_reply_put(fake);
-    third = give(fake, 92);
+    const uint8_t *third = give(fake, 92);
     take_lent(fake, 92, third, 5);
     fake_reply_put(fake);
     fake_serve(fake);
@@ -110,24 +95,20 @@ static void comes_back(struct fake *fake)
 Test(client_loans, next_put_uses_the_returned_region)
 {
     struct fake fake;
-    rdt *conn;
 
     fake_start_raw(&fake, comes_back, NULL);
-    conn = fake_connect(&fake);
+    rdt *conn = fake_connect(&fake);
     for (uint8_t i = 1; i <= 5; i++)
         assert_status(RDT_OK, put(conn, i));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- what the daemon has parted with meanwhile ---- */
 
 static void parts_with_it(struct fake *fake)
 {
-    const uint8_t *view;
-
     hello(fake);
-    view = give(fake, 90);
+    const uint8_t *view = give(fake, 90);
     take_lent(fake, 90, view, 1);
     say_back(fake, 90, false);
     fake_reply_put(fake);
@@ -154,10 +135,9 @@ static void parts_with_it(struct fake *fake)
 Test(client_loans, put_into_an_ended_region_is_repeated)
 {
     struct fake fake;
-    rdt *conn;
 
     fake_start_raw(&fake, parts_with_it, NULL);
-    conn = fake_connect(&fake);
+    rdt *conn = fake_connect(&fake);
     for (uint8_t i = 1; i <= 3; i++) {
         assert_status(RDT_OK, put(conn, i));
         cr_assert_eq(err.status, RDT_OK, "nothing of the first try is left");
@@ -165,6 +145,5 @@ Test(client_loans, put_into_an_ended_region_is_repeated)
     assert_status(RDT_EXISTS, put(conn, 4));
     assert_status(RDT_LIMIT, put(conn, 5));
     cr_assert_str_eq(err.msg, "no room for it");
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }

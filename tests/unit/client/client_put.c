@@ -10,24 +10,14 @@
 
 static struct rdt_error err;
 
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client_put, .init = setup);
-
 /* Answers an ALLOC with a region; returns the daemon's view of it. */
 static uint8_t *give_region(struct fake *fake, uint64_t region, size_t bytes)
 {
-    Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
     int fd = fake_memfd(bytes);
     uint8_t *view = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
 
     MUST(view != MAP_FAILED);
-    reply.region = region;
-    reply.generation = region + 1000;
-    reply.bytes = bytes;
+    Rdt__Pb__RegionReply reply = MESSAGE(region_reply, .region = region, .generation = region + 1000, .bytes = bytes);
     fake_reply_fd(fake, &reply.base, fd);
     close(fd);
     return view;
@@ -42,10 +32,8 @@ static Rdt__Pb__Put *take_put(struct fake *fake)
 
 static void take_release_region(struct fake *fake, uint64_t region)
 {
-    Rdt__Pb__ReleaseRegion *release;
-
     fake_take(fake, RDT_MSG_RELEASE_REGION);
-    release = FAKE_MESSAGE(fake, ReleaseRegion);
+    Rdt__Pb__ReleaseRegion *release = FAKE_MESSAGE(fake, ReleaseRegion);
     MUST(release->region == region);
     fake_free(release);
     fake_empty(fake);
@@ -55,21 +43,16 @@ static void take_release_region(struct fake *fake, uint64_t region)
 
 static void check_places(struct fake *fake)
 {
-    Rdt__Pb__Put *put;
-    Rdt__Pb__Import *import;
-    Rdt__Pb__RegionReply imported = RDT__PB__REGION_REPLY__INIT;
-
     fake_take(fake, RDT_MSG_ALLOC);
     munmap(give_region(fake, 70, 8192), 8192);
     fake_take(fake, RDT_MSG_IMPORT);
-    import = FAKE_MESSAGE(fake, Import);
+    Rdt__Pb__Import *import = FAKE_MESSAGE(fake, Import);
     MUST(import->bytes == 4096 && fake->frame.nfds == 1);
     fake_free(import);
-    imported.region = 71;
-    imported.bytes = 4096;
+    Rdt__Pb__RegionReply imported = MESSAGE(region_reply, .region = 71, .bytes = 4096);
     fake_reply(fake, &imported.base);
 
-    put = take_put(fake);
+    Rdt__Pb__Put *put = take_put(fake);
     MUST(put->n_regions == 2 && put->regions[0]->region == 70 && put->regions[0]->generation == 1070);
     MUST(put->regions[1]->region == 71);
     MUST(put->tensors->n_dtype == 5 && put->tensors->n_region_index == 5);
@@ -87,17 +70,14 @@ static void check_places(struct fake *fake)
 Test(client_put, known_memory_is_not_copied)
 {
     int64_t shape[] = {2, 3}, line[] = {2047}, backwards[] = {-1}, none[] = {0, 3};
-    struct rdt_put_options options = RDT_INIT(options);
     enum rdt_memory how[5];
     struct rdt_tensor tensors[5];
     uint8_t *memory, *own;
     struct rdt_ref ref;
     struct fake fake;
     int fd = fake_memfd(4096);
-    rdt *conn;
+    rdt *conn = fake_client(&fake, check_places, NULL);
 
-    fake_start(&fake, check_places, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_alloc(conn, 8192, (void **)&memory, &err));
     own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_status(RDT_OK, rdt_import(conn, fd, own, 4096, &err));
@@ -107,13 +87,14 @@ Test(client_put, known_memory_is_not_copied)
     tensors[2] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = line, .strides = backwards, .data = memory + 8188};
     tensors[3] = tensors[0];
     tensors[4] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = none};
-    options.how = how;
-    options.id = "abc";
-    options.id_bytes = 3;
-    options.metadata = "md";
-    options.metadata_bytes = 2;
-    options.transport = "ucx";
-    options.visibility = RDT_VISIBLE_TO_ALL;
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .how = how,
+                                      .id = "abc",
+                                      .id_bytes = 3,
+                                      .metadata = "md",
+                                      .metadata_bytes = 2,
+                                      .transport = "ucx",
+                                      .visibility = RDT_VISIBLE_TO_ALL};
     assert_status(RDT_OK, rdt_put(conn, tensors, 5, &options, &ref, &err));
     cr_assert(how[0] == RDT_MEMORY_DAEMON && how[1] == RDT_MEMORY_IMPORTED && how[2] == RDT_MEMORY_DAEMON);
     cr_assert_str_eq(ref.id, "made");
@@ -121,12 +102,10 @@ Test(client_put, known_memory_is_not_copied)
 
     line[0] = 2048; /* now it begins one element before memory + 0 ... */
     tensors[2].data = memory + 8184;
-    assert_status(RDT_INVALID, rdt_put(conn, tensors, 5, NULL, &ref, &err));
-    cr_assert(strstr(err.msg, "tensor 2"), "%s", err.msg);
+    assert_refused(RDT_INVALID, "tensor 2", rdt_put(conn, tensors, 5, NULL, &ref, &err));
     tensors[2].data = memory + 8188;
     tensors[0].data = memory + 8180; /* ... and this one ends behind it */
-    assert_status(RDT_INVALID, rdt_put(conn, tensors, 5, NULL, &ref, &err));
-    cr_assert(strstr(err.msg, "tensor 0"), "%s", err.msg);
+    assert_refused(RDT_INVALID, "tensor 0", rdt_put(conn, tensors, 5, NULL, &ref, &err));
     assert_status(RDT_OK, rdt_dealloc(conn, own, &err));
     own[0] = 1; /* the caller's mapping is the caller's */
     rdt_close(conn);
@@ -139,16 +118,12 @@ Test(client_put, known_memory_is_not_copied)
 
 static void check_copies(struct fake *fake)
 {
-    Rdt__Pb__Alloc *alloc;
-    Rdt__Pb__Put *put;
-    uint8_t *view;
-
     fake_take(fake, RDT_MSG_ALLOC);
-    alloc = FAKE_MESSAGE(fake, Alloc);
+    Rdt__Pb__Alloc *alloc = FAKE_MESSAGE(fake, Alloc);
     MUST(alloc->bytes == 64 + 8);
     fake_free(alloc);
-    view = give_region(fake, 80, 4096);
-    put = take_put(fake);
+    uint8_t *view = give_region(fake, 80, 4096);
+    Rdt__Pb__Put *put = take_put(fake);
     MUST(put->n_regions == 1 && put->regions[0]->region == 80);
     MUST(put->tensors->offset[0] == 0 && put->tensors->offset[1] == 64);
     MUST(put->tensors->n_strides == 0 || (put->tensors->strides[0] == 2 && put->tensors->strides[1] == 1));
@@ -172,7 +147,6 @@ Test(client_put, other_memory_is_copied_once_and_packed)
     static uint8_t bytes[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
     int64_t shape[] = {3, 2}, strides[] = {-3, -2}, none[] = {0};
     enum rdt_memory how[2];
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2] = {
         {.dtype = RDT_U8, .ndim = 2, .shape = shape, .strides = strides, .data = bytes + 11},
         {.dtype = RDT_I64, .data = (void *)"12345678"},
@@ -180,17 +154,14 @@ Test(client_put, other_memory_is_copied_once_and_packed)
     struct rdt_tensor empty = {.dtype = RDT_U8, .ndim = 1, .shape = none};
     struct rdt_ref ref;
     struct fake fake;
-    rdt *conn;
 
-    fake_start(&fake, check_copies, NULL);
-    conn = fake_connect(&fake);
-    options.how = how;
+    rdt *conn = fake_client(&fake, check_copies, NULL);
+    struct rdt_put_options options = {.struct_size = sizeof options, .how = how};
     assert_status(RDT_OK, rdt_put(conn, tensors, 2, &options, &ref, &err));
     cr_assert(how[0] == RDT_MEMORY_COPIED && how[1] == RDT_MEMORY_COPIED);
     assert_status(RDT_OK, rdt_put(conn, &empty, 1, NULL, &ref, &err));
     assert_status(RDT_OK, rdt_put(conn, NULL, 0, NULL, &ref, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void refuse_put(struct fake *fake)
@@ -210,17 +181,13 @@ Test(client_put, failed_put_gives_its_memory_back)
     struct rdt_tensor tensor = {.dtype = RDT_I64, .data = (void *)"12345678"};
     struct rdt_ref ref;
     struct fake fake;
-    unsigned fds;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, refuse_put, NULL);
+    unsigned fds = fake_count_fds();
 
-    fake_start(&fake, refuse_put, NULL);
-    conn = fake_connect(&fake);
-    fds = fake_count_fds();
     assert_status(RDT_EXISTS, rdt_put(conn, &tensor, 1, NULL, &ref, &err));
     assert_status(RDT_NO_MEMORY, rdt_put(conn, &tensor, 1, NULL, &ref, &err));
     cr_assert_eq(fake_count_fds(), fds);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- what never reaches the daemon ---- */
@@ -244,15 +211,12 @@ static void check_invalid(rdt *conn, const struct rdt_tensor *tensor, const char
 Test(client_put, wrong_tensors_are_named)
 {
     int64_t negative[] = {2, -3}, huge[] = {INT64_MAX, 2}, shape[] = {2, 2}, far[] = {INT64_MAX / 2, 1};
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = (void *)"x"}, wrong;
     struct rdt_ref ref;
     struct fake fake;
     size_t bytes;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, serve, NULL);
 
-    fake_start(&fake, serve, NULL);
-    conn = fake_connect(&fake);
     check_invalid(conn, &(struct rdt_tensor){.dtype = 77, .data = (void *)"x"}, "dtype 77");
     check_invalid(conn, &(struct rdt_tensor){.dtype = RDT_U8, .ndim = 33, .shape = shape}, "33 dimensions");
     check_invalid(conn, &(struct rdt_tensor){.dtype = RDT_U8, .ndim = 2}, "no shape");
@@ -266,7 +230,7 @@ Test(client_put, wrong_tensors_are_named)
 
     assert_status(RDT_OK, rdt_tensor_bytes(&tensor, &bytes, &err));
     cr_assert_eq(bytes, 16);
-    options.flags = 64;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = 128};
     assert_status(RDT_UNSUPPORTED, rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.flags = 0;
     options.metadata = "x";
@@ -276,8 +240,7 @@ Test(client_put, wrong_tensors_are_named)
     options.id = "x";
     assert_status(RDT_INVALID, rdt_put(conn, NULL, 0, &options, &ref, &err));
     assert_status(RDT_LIMIT, rdt_put(conn, &tensor, 70000, NULL, &ref, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client_put, wrong_imports_are_refused)
@@ -285,14 +248,11 @@ Test(client_put, wrong_imports_are_refused)
     struct fake fake;
     int unsealed = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING), pipes[2], sealed = fake_memfd(4096);
     void *addr;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, serve, NULL);
 
-    fake_start(&fake, serve, NULL);
-    conn = fake_connect(&fake);
     cr_assert_eq(ftruncate(unsealed, 4096), 0);
     cr_assert_eq(pipe(pipes), 0);
-    assert_status(RDT_INVALID, rdt_import(conn, unsealed, &fake, 4096, &err));
-    cr_assert(strstr(err.msg, "F_SEAL_SHRINK"), "%s", err.msg);
+    assert_refused(RDT_INVALID, "F_SEAL_SHRINK", rdt_import(conn, unsealed, &fake, 4096, &err));
     assert_status(RDT_INVALID, rdt_import(conn, pipes[0], &fake, 4096, &err));
     assert_status(RDT_INVALID, rdt_import(conn, sealed, &fake, 4097, &err));
     assert_status(RDT_INVALID, rdt_import(conn, sealed, NULL, 4096, &err));
@@ -304,18 +264,15 @@ Test(client_put, wrong_imports_are_refused)
     close(pipes[0]);
     close(pipes[1]);
     close(sealed);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void check_range(struct fake *fake)
 {
-    Rdt__Pb__WaitFreed *wait;
-
     fake_take(fake, RDT_MSG_ALLOC);
     munmap(give_region(fake, 70, 8192), 8192);
     fake_take(fake, RDT_MSG_WAIT_FREED);
-    wait = FAKE_MESSAGE(fake, WaitFreed);
+    Rdt__Pb__WaitFreed *wait = FAKE_MESSAGE(fake, WaitFreed);
     MUST(!wait->ref && wait->region == 70 && wait->generation == 1070 && wait->offset == 100 && wait->bytes == 200);
     MUST(wait->timeout_ns == -1);
     fake_free(wait);
@@ -327,15 +284,12 @@ Test(client_put, wait_freed_range_names_region_and_offset)
 {
     uint8_t *memory;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, check_range, NULL);
 
-    fake_start(&fake, check_range, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_alloc(conn, 8192, (void **)&memory, &err));
     assert_status(RDT_OK, rdt_wait_freed_range(conn, memory + 100, 200, RDT_FOREVER, &err));
     assert_status(RDT_INVALID, rdt_wait_freed_range(conn, memory + 100, 8192, 0, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- many ---- */
@@ -363,10 +317,8 @@ Test(client_put, ten_thousand_tensors_are_cheap)
     struct rdt_ref ref;
     struct fake fake;
     uint8_t *memory;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, take_many, NULL);
 
-    fake_start(&fake, take_many, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_alloc(conn, TENSORS * 64, (void **)&memory, &err));
     for (size_t i = 0; i < TENSORS; i++)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 3, .shape = shape, .data = memory + 64 * i};
@@ -378,8 +330,7 @@ Test(client_put, ten_thousand_tensors_are_cheap)
     }
     printf("a put of %d tensors: %.3f ms\n", TENSORS, (double)best_ns / 1e6);
     cr_assert_lt(best_ns, 500 * MS);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- many tensors ---- */
@@ -388,37 +339,31 @@ Test(client_put, ten_thousand_tensors_are_cheap)
 
 static void answer_hello(struct fake *fake)
 {
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-    Rdt__Pb__Hello *hello;
-
     fake_take(fake, RDT_MSG_HELLO);
-    hello = FAKE_MESSAGE(fake, Hello);
+    Rdt__Pb__Hello *hello = FAKE_MESSAGE(fake, Hello);
     MUST(hello->tensor_runs);
     fake_free(hello);
-    reply.tensor_runs = *(bool *)fake->arg;
+    Rdt__Pb__HelloReply reply = MESSAGE(hello_reply, .tensor_runs = *(bool *)fake->arg);
     fake_welcome(fake, reply);
 }
 
 static void check_rows(struct fake *fake)
 {
     bool runs = *(bool *)fake->arg;
-    Rdt__Pb__Put *put;
     Rdt__Pb__Fetch *fetch;
 
     answer_hello(fake);
     fake_take(fake, RDT_MSG_ALLOC);
     munmap(give_region(fake, 70, 8 * MANY), 8 * MANY);
-    put = take_put(fake);
+    Rdt__Pb__Put *put = take_put(fake);
     MUST(put->tensors->n_dtype == (runs ? 1 : MANY) && put->tensors->n_run == (runs ? 1 : 0) &&
          put->tensors->n_step == (runs ? 1 : 0));
     MUST(!runs || (put->tensors->run[0] == MANY && put->tensors->step[0] == 8));
     fake_free(put);
     for (unsigned i = 0; i < 2; i++) {
-        Rdt__Pb__FetchItem *item;
-
         fake_take(fake, RDT_MSG_FETCH);
         fetch = FAKE_MESSAGE(fake, Fetch);
-        item = fetch->items[0];
+        Rdt__Pb__FetchItem *item = fetch->items[0];
         MUST(item->targets->n_dtype ==
              (runs && i == 0 ? 1 : MANY)); /* all of them together may be no more than one message's */
         fake_free(fetch);
@@ -433,14 +378,12 @@ static void put_and_fetch_many(bool runs)
     size_t counts[20];
     rdt_request *requests[20];
     struct rdt_tensor tensors[MANY];
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref, refs[20];
     uint8_t *memory;
     struct fake fake;
-    rdt *conn;
 
     fake_start_raw(&fake, check_rows, &runs);
-    conn = fake_connect(&fake);
+    rdt *conn = fake_connect(&fake);
     cr_assert_eq(rdt_alloc(conn, 8 * MANY, (void **)&memory, &err), RDT_OK, "%s", err.msg);
     for (unsigned i = 0; i < MANY; i++)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = size, .data = memory + 8 * i};
@@ -450,16 +393,14 @@ static void put_and_fetch_many(bool runs)
         counts[i] = MANY;
         refs[i] = ref;
     }
-    options.mode = RDT_FETCH_COPY;
-    options.targets = targets;
-    options.target_counts = counts;
+    struct rdt_fetch_options options = {
+        .struct_size = sizeof options, .mode = RDT_FETCH_COPY, .targets = targets, .target_counts = counts};
     cr_assert_eq(rdt_fetch_start(conn, refs, 1, &options, requests, &err), RDT_OK, "%s", err.msg);
     rdt_request_destroy(requests[0]);
     cr_assert_eq(rdt_fetch_start(conn, refs, 20, &options, requests, &err), RDT_OK, "%s", err.msg);
     for (unsigned i = 0; i < 20; i++)
         rdt_request_destroy(requests[i]);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client_put, similar_tensors_travel_as_runs)

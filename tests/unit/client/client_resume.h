@@ -13,35 +13,28 @@
 static inline void greet(struct fake *fake, uint8_t boot, bool resumed, int64_t grace_ns)
 {
     static uint8_t token[16] = "0123456789abcde";
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
     uint8_t boot_id[16] = {boot};
-    Rdt__Pb__Hello *hello;
 
     fake_take(fake, RDT_MSG_HELLO);
-    hello = FAKE_MESSAGE(fake, Hello);
+    Rdt__Pb__Hello *hello = FAKE_MESSAGE(fake, Hello);
     MUST(hello->session_token.len == (boot == 1 ? 0 : sizeof token));
     MUST(boot == 1 || memcmp(hello->session_token.data, token, sizeof token) == 0);
     MUST(strcmp(hello->client_name, "client_resume") == 0);
     fake_free(hello);
-    reply.boot_id = (ProtobufCBinaryData){sizeof boot_id, boot_id};
-    reply.session_id = 42;
-    reply.session_token = (ProtobufCBinaryData){sizeof token, token};
-    reply.restart_grace_ns = grace_ns;
-    reply.resumed = resumed;
-    reply.inline_max_bytes = 1024;
+    Rdt__Pb__HelloReply reply = MESSAGE(hello_reply, .boot_id = (ProtobufCBinaryData){sizeof boot_id, boot_id},
+                                        .session_id = 42, .session_token = (ProtobufCBinaryData){sizeof token, token},
+                                        .restart_grace_ns = grace_ns, .resumed = resumed, .inline_max_bytes = 1024);
     fake_welcome(fake, reply);
 }
 
 /* Starts the fake, and connects to it. */
 static inline rdt *start(struct fake *fake, void (*script)(struct fake *), void *arg)
 {
-    struct rdt_connect_options options = RDT_INIT(options);
     rdt *conn;
 
     fake_start_raw(fake, script, arg);
-    options.socket = fake->path;
-    options.timeout_ns = LONG_NS;
-    options.name = "client_resume";
+    struct rdt_connect_options options = {
+        .struct_size = sizeof options, .socket = fake->path, .timeout_ns = LONG_NS, .name = "client_resume"};
     MUST(rdt_connect(&options, &conn, NULL) == RDT_OK);
     return conn;
 }

@@ -2,7 +2,6 @@
 /* librdt against scripted fake daemons that die: the states of the connection, its ends, event loops, threads and forks. */
 #include <criterion/criterion.h>
 #include <poll.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,13 +9,6 @@
 #include "tests/unit/client/client_resume.h"
 
 static struct rdt_error err;
-
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client_resume_ends, .init = setup);
 
 /* ---- the session ends ---- */
 
@@ -47,8 +39,7 @@ Test(client_resume_ends, session_that_is_not_resumed_ends_with_restarted)
     assert_status(RDT_RESTARTED, rdt_wait_put_start(conn, &ref, LONG_NS, &request, &err));
     assert_status(RDT_RESTARTED, rdt_drop(conn, &ref, &err));
     cr_assert_str_eq(err.msg, expected);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void close_the_connection(struct fake *fake)
@@ -68,10 +59,8 @@ Test(client_resume_ends, same_daemon_without_the_session_is_a_lost_connection)
     struct fake fake;
     rdt *conn = start(&fake, close_the_connection, NULL);
 
-    assert_status(RDT_DISCONNECTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "is lost: the daemon closed the connection"), "%s", err.msg);
-    rdt_close(conn);
-    fake_stop(&fake);
+    assert_refused(RDT_DISCONNECTED, "is lost: the daemon closed the connection", rdt_ping(conn, LONG_NS, &err));
+    fake_end(&fake, conn);
 }
 
 static void refuse_the_token(struct fake *fake)
@@ -89,10 +78,9 @@ Test(client_resume_ends, refused_token_says_why)
     struct fake fake;
     rdt *conn = start(&fake, refuse_the_token, NULL);
 
-    assert_status(RDT_RESTARTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "did not continue this session: the session belongs to uid 7: connect anew"), "%s", err.msg);
-    rdt_close(conn);
-    fake_stop(&fake);
+    assert_refused(RDT_RESTARTED, "did not continue this session: the session belongs to uid 7: connect anew",
+                   rdt_ping(conn, LONG_NS, &err));
+    fake_end(&fake, conn);
 }
 
 static void die_for_ever(struct fake *fake)
@@ -109,11 +97,9 @@ Test(client_resume_ends, grace_over_ends_the_session)
     struct fake fake;
     rdt *conn = start(&fake, die_for_ever, NULL);
 
-    assert_status(RDT_RESTARTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "ended, and no daemon continued this session within 0.060 s: connect: Connection refused"), "%s",
-              err.msg);
-    rdt_close(conn);
-    fake_stop(&fake);
+    assert_refused(RDT_RESTARTED, "ended, and no daemon continued this session within 0.060 s: connect: Connection refused",
+                   rdt_ping(conn, LONG_NS, &err));
+    fake_end(&fake, conn);
     cr_assert_eq(fake_count_fds(), fds);
 }
 
@@ -131,10 +117,8 @@ Test(client_resume_ends, silent_daemon_has_the_grace_to_answer)
     struct fake fake;
     rdt *conn = start(&fake, stay_silent, NULL);
 
-    assert_status(RDT_RESTARTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "within 0.060 s: connect anew"), "%s", err.msg);
-    rdt_close(conn);
-    fake_stop(&fake);
+    assert_refused(RDT_RESTARTED, "within 0.060 s: connect anew", rdt_ping(conn, LONG_NS, &err));
+    fake_end(&fake, conn);
 }
 
 static void keep_nothing(struct fake *fake)
@@ -148,10 +132,8 @@ Test(client_resume_ends, session_without_a_keeper_is_disconnected_as_ever)
     struct fake fake;
     rdt *conn = start(&fake, keep_nothing, NULL);
 
-    assert_status(RDT_DISCONNECTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "connect anew; what it put and held has ended"), "%s", err.msg);
-    rdt_close(conn);
-    fake_stop(&fake);
+    assert_refused(RDT_DISCONNECTED, "connect anew; what it put and held has ended", rdt_ping(conn, LONG_NS, &err));
+    fake_end(&fake, conn);
 }
 
 /* ---- on the road back ---- */
@@ -191,8 +173,7 @@ Test(client_resume_ends, daemons_that_die_on_the_way_are_followed_by_others)
 
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
     cr_assert_eq(fake_count_fds(), fds);
 }
 
@@ -214,24 +195,21 @@ Test(client_resume_ends, deadlines_pass_while_the_daemon_is_away)
 {
     struct fake fake;
     struct rdt_ref ref = fake_ref("w");
-    struct rdt_fetch_options options = RDT_INIT(options);
     rdt_object *object;
     sem_t gone;
-    rdt *conn;
 
     MUST(sem_init(&gone, 0, 0) == 0);
-    conn = start(&fake, stay_away, &gone);
+    rdt *conn = start(&fake, stay_away, &gone);
     assert_status(RDT_TIMED_OUT, rdt_ping(conn, 40 * MS, &err));
     MUST(sem_wait(&gone) == 0);
-    options.timeout_ns = 40 * MS;
-    assert_status(RDT_TIMED_OUT, rdt_fetch(conn, &ref, 1, &options, &object, &err));
-    cr_assert(strstr(err.msg, "fetch of \"w\": rdtd did not say how it ended"), "%s", err.msg);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 40 * MS};
+    assert_refused(RDT_TIMED_OUT, "fetch of \"w\": rdtd did not say how it ended",
+                   rdt_fetch(conn, &ref, 1, &options, &object, &err));
     cr_assert(strstr(err.msg, "it ended itself, and has not come back yet"), "%s", err.msg);
     assert_status(RDT_TIMED_OUT, rdt_wait_put(conn, &ref, 40 * MS, &err));
     MUST(sem_post(&fake.step) == 0);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void vanish(struct fake *fake)
@@ -249,16 +227,14 @@ Test(client_resume_ends, close_and_fork_while_the_daemon_is_away)
     struct fake fake;
     struct rdt_ref ref = fake_ref("f");
     sem_t gone;
-    rdt *conn;
-    pid_t child;
     int how;
 
     MUST(sem_init(&gone, 0, 0) == 0);
-    conn = start(&fake, vanish, &gone);
+    rdt *conn = start(&fake, vanish, &gone);
     assert_status(RDT_TIMED_OUT, rdt_ping(conn, 40 * MS, &err));
     MUST(sem_wait(&gone) == 0);
     assert_status(RDT_TIMED_OUT, rdt_ping(conn, 40 * MS, &err));
-    child = fork();
+    pid_t child = fork();
     MUST(child >= 0);
     if (child == 0) {
         bool ok = rdt_ping(conn, 0, NULL) == RDT_FORKED;
@@ -269,8 +245,7 @@ Test(client_resume_ends, close_and_fork_while_the_daemon_is_away)
     MUST(waitpid(child, &how, 0) == child);
     cr_assert(WIFEXITED(how) && WEXITSTATUS(how) == 0);
     assert_status(RDT_OK, rdt_drop(conn, &ref, &err)); /* close waits for it, but not long */
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
     cr_assert_eq(fake_count_fds(), fds);
 }
 
@@ -323,8 +298,7 @@ Test(client_resume_ends, ready_reaches_the_next_daemon_without_another_call)
     MUST(sem_wait(&pause.gone) == 0);
     assert_status(RDT_OK, rdt_ready(conn, &ref, &err));
     cr_assert_eq(sem_timedwait(&pause.taken, &until), 0);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client_resume_ends, ready_is_sent_by_the_event_loop)
@@ -341,8 +315,7 @@ Test(client_resume_ends, ready_is_sent_by_the_event_loop)
         (void)poll(&loop, 1, 10);
         assert_status(RDT_OK, rdt_dispatch(conn, NULL, &err));
     }
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void stay_away_after_ready(struct fake *fake)
@@ -358,14 +331,12 @@ Test(client_resume_ends, ready_says_that_no_daemon_went_on_with_the_session)
     struct rdt_ref ref = fake_ref("r");
     struct fake fake;
     sem_t gone;
-    rdt *conn;
 
     MUST(sem_init(&gone, 0, 0) == 0);
-    conn = start(&fake, stay_away_after_ready, &gone);
+    rdt *conn = start(&fake, stay_away_after_ready, &gone);
     MUST(sem_wait(&gone) == 0);
     assert_status(RDT_RESTARTED, rdt_ready(conn, &ref, &err));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- event loops and threads ---- */
@@ -402,8 +373,7 @@ Test(client_resume_ends, event_loop_goes_on_with_the_same_descriptor)
     assert_status(RDT_OK, rdt_request_status(request, &err));
     cr_assert_eq(rdt_fd(conn), loop.fd);
     rdt_request_destroy(request);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 #define THREADS 6
@@ -448,6 +418,5 @@ Test(client_resume_ends, many_threads_go_on)
     }
     for (unsigned i = 0; i < THREADS; i++)
         MUST(pthread_join(threads[i], NULL) == 0);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,23 +17,17 @@ static struct rdt_error err;
 
 static void answer_hello(struct fake *fake)
 {
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-
     fake_take(fake, RDT_MSG_HELLO);
-    reply.inline_max_bytes = 32768;
-    reply.sealed_max_bytes = *(uint64_t *)fake->arg;
+    Rdt__Pb__HelloReply reply = MESSAGE(hello_reply, .inline_max_bytes = 32768, .sealed_max_bytes = *(uint64_t *)fake->arg);
     fake_welcome(fake, reply);
 }
 
 static void answer_alloc(struct fake *fake, uint64_t region)
 {
-    Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
     int fd = fake_memfd(BYTES);
 
     fake_take(fake, RDT_MSG_ALLOC);
-    reply.region = region;
-    reply.generation = 1;
-    reply.bytes = BYTES;
+    Rdt__Pb__RegionReply reply = MESSAGE(region_reply, .region = region, .generation = 1, .bytes = BYTES);
     fake_reply_fd(fake, &reply.base, fd);
     close(fd);
 }
@@ -43,11 +36,10 @@ static void answer_alloc(struct fake *fake, uint64_t region)
 static void take_made(struct fake *fake)
 {
     static uint8_t seen[BYTES];
-    Rdt__Pb__Put *put;
     struct stat st;
 
     fake_take(fake, RDT_MSG_PUT);
-    put = FAKE_MESSAGE(fake, Put);
+    Rdt__Pb__Put *put = FAKE_MESSAGE(fake, Put);
     MUST(put->sealed_bytes == 60032 + 30000 && put->n_regions == 0 && put->n_given == 0 && put->inline_data.len == 0);
     MUST(put->tensors->n_offset == 2 && put->tensors->offset[0] == 0 && put->tensors->offset[1] == 60032);
     MUST(put->tensors->n_region_index == 0); /* all of them lie there */
@@ -61,11 +53,9 @@ static void take_made(struct fake *fake)
 
 static void take_given(struct fake *fake, uint64_t region)
 {
-    Rdt__Pb__Put *put;
-
     answer_alloc(fake, region);
     fake_take(fake, RDT_MSG_PUT);
-    put = FAKE_MESSAGE(fake, Put);
+    Rdt__Pb__Put *put = FAKE_MESSAGE(fake, Put);
     MUST(put->sealed_bytes == 0 && put->n_regions == 1 && put->regions[0]->region == region && put->n_given == 1);
     MUST(put->tensors->n_offset == 2 && put->tensors->offset[0] == 0 && put->tensors->offset[1] == 60032);
     MUST(fake->frame.nfds == 0);
@@ -77,28 +67,25 @@ static void put_two(rdt *conn, uint32_t flags)
 {
     static const int64_t sizes[2][1] = {{60000}, {30000}};
     static uint8_t a[60000], b[30000];
-    struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[2] = {{.dtype = RDT_U8, .ndim = 1, .shape = sizes[0], .data = a},
                                     {.dtype = RDT_U8, .ndim = 1, .shape = sizes[1], .data = b}};
     struct rdt_ref ref;
 
     memset(a, 1, sizeof a);
     memset(b, 2, sizeof b);
-    options.flags = flags;
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = flags};
     cr_assert_eq(rdt_put(conn, tensors, 2, &options, &ref, &err), RDT_OK, "%s", err.msg);
 }
 
 static void run(void (*script)(struct fake *fake), uint64_t sealed_max, unsigned puts)
 {
     struct fake fake;
-    rdt *conn;
 
     fake_start_raw(&fake, script, &sealed_max);
-    conn = fake_connect(&fake);
+    rdt *conn = fake_connect(&fake);
     for (unsigned i = 0; i < puts; i++)
         put_two(conn, RDT_PUT_SNAPSHOT);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void takes_it(struct fake *fake)
@@ -162,12 +149,10 @@ Test(client_sealed, refused_once_is_not_tried_again)
 
 static void takes_no_live_ones(struct fake *fake)
 {
-    Rdt__Pb__Put *put;
-
     answer_hello(fake);
     answer_alloc(fake, 70);
     fake_take(fake, RDT_MSG_PUT);
-    put = FAKE_MESSAGE(fake, Put);
+    Rdt__Pb__Put *put = FAKE_MESSAGE(fake, Put);
     MUST(put->sealed_bytes == 0 && put->n_regions == 1 && put->n_given == 0);
     fake_free(put);
     fake_reply_put(fake);
@@ -178,11 +163,9 @@ Test(client_sealed, live_object_is_none)
 {
     uint64_t sealed_max = 1 << 20;
     struct fake fake;
-    rdt *conn;
 
     fake_start_raw(&fake, takes_no_live_ones, &sealed_max);
-    conn = fake_connect(&fake);
+    rdt *conn = fake_connect(&fake);
     put_two(conn, 0);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }

@@ -8,13 +8,6 @@
 
 static struct rdt_error err;
 
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client_targets, .init = setup);
-
 /* Answers so many fetches with a strided tensor of 3 x 2: bytes 10, 12, 20, 22, 30, 32 of the memfd. */
 static void send_strided(struct fake *fake)
 {
@@ -34,13 +27,13 @@ static void send_strided(struct fake *fake)
 
 static enum rdt_status fetch_into(rdt *conn, const struct rdt_tensor *targets, size_t count, rdt_object **object_p)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref("x");
+    struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                        .targets = &targets,
+                                        .target_counts = &count,
+                                        .mode = RDT_FETCH_COPY,
+                                        .timeout_ns = LONG_NS};
 
-    options.targets = &targets;
-    options.target_counts = &count;
-    options.mode = RDT_FETCH_COPY;
-    options.timeout_ns = LONG_NS;
     return rdt_fetch(conn, &ref, 1, &options, object_p, &err);
 }
 
@@ -52,10 +45,8 @@ Test(client_targets, target_of_ones_own_is_filled_by_a_copy)
     unsigned answers = 3;
     rdt_object *object;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, send_strided, &answers);
 
-    fake_start(&fake, send_strided, &answers);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, fetch_into(conn, &target, 1, &object));
     cr_assert_arr_eq(bytes, ((uint8_t[]){10, 12, 20, 22, 30, 32}), 6);
     assert_status(RDT_OK, rdt_object_tensor(object, 0, &got, &err));
@@ -64,40 +55,32 @@ Test(client_targets, target_of_ones_own_is_filled_by_a_copy)
     memset(bytes, 0, sizeof bytes);
 
     target.shape = wrong;
-    assert_status(RDT_MISMATCH, fetch_into(conn, &target, 1, &object));
-    cr_assert(strstr(err.msg, "tensor 0"), "%s", err.msg);
+    assert_refused(RDT_MISMATCH, "tensor 0", fetch_into(conn, &target, 1, &object));
     target.shape = shape;
     assert_status(RDT_MISMATCH, fetch_into(conn, (struct rdt_tensor[]){target, target}, 2, &object));
     cr_assert_eq(bytes[0], 0);
 
     target.strides = gaps; /* these never reach the daemon */
-    assert_status(RDT_MISMATCH, fetch_into(conn, &target, 1, &object));
-    cr_assert(strstr(err.msg, "not contiguous"), "%s", err.msg);
+    assert_refused(RDT_MISMATCH, "not contiguous", fetch_into(conn, &target, 1, &object));
     target.strides = NULL;
     target.dtype = 99;
     assert_status(RDT_INVALID, fetch_into(conn, &target, 1, &object));
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void fill_targets(struct fake *fake)
 {
-    Rdt__Pb__RegionReply region = RDT__PB__REGION_REPLY__INIT;
-    Rdt__Pb__Fetch *message;
-    Rdt__Pb__FetchItem *item;
     struct fake_answer answer;
     int fd = fake_memfd(4096);
 
     fake_take(fake, RDT_MSG_ALLOC);
-    region.region = 70;
-    region.generation = 3;
-    region.bytes = 4096;
+    Rdt__Pb__RegionReply region = MESSAGE(region_reply, .region = 70, .generation = 3, .bytes = 4096);
     fake_reply_fd(fake, &region.base, fd);
     close(fd);
 
     fake_take(fake, RDT_MSG_FETCH);
-    message = FAKE_MESSAGE(fake, Fetch);
-    item = message->items[0];
+    Rdt__Pb__Fetch *message = FAKE_MESSAGE(fake, Fetch);
+    Rdt__Pb__FetchItem *item = message->items[0];
     MUST(item->n_target_regions == 1 && item->target_regions[0]->region == 70 && item->target_regions[0]->generation == 3);
     MUST(item->targets->n_dtype == 2 && item->targets->offset[0] == 64 && item->targets->offset[1] == 128);
     MUST(message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COPY);
@@ -116,10 +99,8 @@ Test(client_targets, target_in_known_memory_is_the_daemons_to_fill)
     rdt_object *object;
     struct fake fake;
     uint8_t *memory;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, fill_targets, NULL);
 
-    fake_start(&fake, fill_targets, NULL);
-    conn = fake_connect(&fake);
     assert_status(RDT_OK, rdt_alloc(conn, 4096, (void **)&memory, &err));
     for (unsigned i = 0; i < 2; i++)
         targets[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = memory + 64 + 64 * i};
@@ -128,8 +109,7 @@ Test(client_targets, target_in_known_memory_is_the_daemons_to_fill)
     assert_status(RDT_OK, rdt_object_tensor(object, 1, &got, &err));
     cr_assert_eq(got.data, memory + 128);
     rdt_release(object);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 #define LARGE ((size_t)64 << 20)
@@ -162,7 +142,6 @@ Test(client_targets, copy_into_targets_respects_deadline_and_cancel)
     int64_t shape[] = {64, LARGE / 64};
     struct rdt_tensor target = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = bytes};
     const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref("x");
     size_t one = 1;
     enum rdt_status status;
@@ -170,12 +149,9 @@ Test(client_targets, copy_into_targets_respects_deadline_and_cancel)
     rdt_request *request;
     pthread_t thread;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, send_large, NULL);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = &targets, .target_counts = &one};
 
-    fake_start(&fake, send_large, NULL);
-    conn = fake_connect(&fake);
-    options.targets = &targets;
-    options.target_counts = &one;
     assert_status(RDT_OK, rdt_fetch_start(conn, &ref, 1, &options, &request, &err));
     do {
         status = rdt_wait(conn, &request, 1, 1, 0, NULL, NULL, &err);
@@ -195,8 +171,7 @@ Test(client_targets, copy_into_targets_respects_deadline_and_cancel)
     cr_assert_eq(pthread_join(thread, NULL), 0);
     rdt_request_destroy(request);
     free(bytes);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 Test(client_targets, event_loop_copies_into_targets_part_by_part)
@@ -205,20 +180,16 @@ Test(client_targets, event_loop_copies_into_targets_part_by_part)
     int64_t shape[] = {64, LARGE / 64};
     struct rdt_tensor target = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = bytes};
     const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref("x");
     size_t one = 1, ended = 0;
     unsigned parts = 0;
     rdt_request *request;
     rdt_object *object;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, send_large, NULL);
 
-    fake_start(&fake, send_large, NULL);
-    conn = fake_connect(&fake);
     (void)rdt_fd(conn);
-    options.targets = &targets;
-    options.target_counts = &one;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = &targets, .target_counts = &one};
     assert_status(RDT_OK, rdt_fetch_start(conn, &ref, 1, &options, &request, &err));
     while (ended == 0) {
         assert_status(RDT_OK, rdt_dispatch(conn, &ended, &err));

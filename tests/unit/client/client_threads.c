@@ -2,27 +2,18 @@
 /* librdt against a scripted fake daemon: several threads on one connection, and event loops. */
 #include <criterion/criterion.h>
 #include <poll.h>
-#include <string.h>
 
 #include "tests/support/fakes/fake_daemon.h"
 
 static struct rdt_error err;
 
-static void setup(void)
-{
-    memset(&err, 0, sizeof err);
-}
-
-TestSuite(client_threads, .init = setup);
-
 /* Starts one fetch. */
 static rdt_request *fetch(rdt *conn, const char *id, int64_t timeout_ns)
 {
-    struct rdt_fetch_options options = RDT_INIT(options);
     struct rdt_ref ref = fake_ref(id);
     rdt_request *request;
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
 
-    options.timeout_ns = timeout_ns;
     MUST(rdt_fetch_start(conn, &ref, 1, &options, &request, &err) == RDT_OK);
     return request;
 }
@@ -64,16 +55,13 @@ Test(client_threads, threads_wait_on_one_connection)
 {
     pthread_t threads[PINGERS];
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, answer_backwards, NULL);
 
-    fake_start(&fake, answer_backwards, NULL);
-    conn = fake_connect(&fake);
     for (unsigned i = 0; i < PINGERS; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, ping_often, conn), 0);
     for (unsigned i = 0; i < PINGERS; i++)
         cr_assert_eq(pthread_join(threads[i], NULL), 0);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void be_silent(struct fake *fake)
@@ -90,20 +78,16 @@ static void *cancel_soon(void *arg)
 
 Test(client_threads, cancel_by_another_thread_wakes_the_waiter)
 {
-    rdt_request *request;
     pthread_t thread;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, be_silent, NULL);
+    rdt_request *request = fetch(conn, "x", 0);
 
-    fake_start(&fake, be_silent, NULL);
-    conn = fake_connect(&fake);
-    request = fetch(conn, "x", 0);
     cr_assert_eq(pthread_create(&thread, NULL, cancel_soon, request), 0);
     assert_status(RDT_CANCELLED, rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, &err));
     cr_assert_eq(pthread_join(thread, NULL), 0);
     rdt_request_destroy(request);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void *wait_without_end(void *arg)
@@ -129,18 +113,15 @@ Test(client_threads, a_leader_that_waits_longer_serves_the_others)
     struct rdt_ref ref = fake_ref("x");
     pthread_t thread;
     struct fake fake;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, hold_one_answer_the_rest, NULL);
 
-    fake_start(&fake, hold_one_answer_the_rest, NULL);
-    conn = fake_connect(&fake);
     cr_assert_eq(pthread_create(&thread, NULL, wait_without_end, conn), 0);
     cr_assert_eq(sem_wait(&fake.step), 0);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     assert_status(RDT_OK, rdt_free(conn, &ref, false, &err));
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     cr_assert_eq(pthread_join(thread, NULL), 0);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* Answers every other fetch, some of them with an error. */
@@ -175,17 +156,16 @@ static void *start_wait_and_cancel(void *arg)
 
     for (unsigned i = 0; i < ROUNDS; i++) {
         rdt_request *requests[2] = {NULL};
-        struct rdt_fetch_options options = RDT_INIT(options);
         struct rdt_ref refs[2] = {fake_ref("x"), fake_ref("y")};
         rdt_object *object;
-        enum rdt_status status;
+        struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                            .timeout_ns = (i + storm->number) % 3 ? 2 * MS : 100 * LONG_NS};
 
-        options.timeout_ns = (i + storm->number) % 3 ? 2 * MS : 100 * LONG_NS;
         for (unsigned k = 0; k < 2; k++)
             MUST(rdt_fetch_start(storm->conn, &refs[k], 1, &options, &requests[k], NULL) == RDT_OK);
         if (i % 5 == 0)
             rdt_cancel(requests[0]);
-        status = rdt_wait(storm->conn, requests, 2, 1 + i % 2, MS, NULL, NULL, NULL);
+        enum rdt_status status = rdt_wait(storm->conn, requests, 2, 1 + i % 2, MS, NULL, NULL, NULL);
         MUST(status == RDT_OK || status == RDT_TIMED_OUT || status == RDT_CANCELLED || status == RDT_LIMIT);
         if (rdt_request_take_object(requests[1], &object, NULL) == RDT_OK)
             rdt_release(object);
@@ -200,12 +180,9 @@ Test(client_threads, threads_start_wait_cancel_and_dispatch)
     struct storm storms[STORMS];
     pthread_t threads[STORMS];
     struct fake fake;
-    unsigned fds;
-    rdt *conn;
+    rdt *conn = fake_client(&fake, answer_some, NULL);
+    unsigned fds = fake_count_fds();
 
-    fake_start(&fake, answer_some, NULL);
-    conn = fake_connect(&fake);
-    fds = fake_count_fds();
     for (unsigned i = 0; i < STORMS; i++) {
         storms[i] = (struct storm){.conn = conn, .number = i};
         cr_assert_eq(pthread_create(&threads[i], NULL, start_wait_and_cancel, &storms[i]), 0);
@@ -218,8 +195,7 @@ Test(client_threads, threads_start_wait_cancel_and_dispatch)
         cr_assert_eq(pthread_join(threads[i], NULL), 0);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err)); /* behind everything that is still on its way */
     cr_assert_eq(fake_count_fds(), fds);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 /* ---- event loops ---- */
@@ -246,12 +222,9 @@ Test(client_threads, fd_tells_when_there_is_something_to_do)
     rdt_request *requests[2];
     struct fake fake;
     size_t n;
-    rdt *conn;
-    int fd;
+    rdt *conn = fake_client(&fake, answer_on_signal, NULL);
+    int fd = rdt_fd(conn);
 
-    fake_start(&fake, answer_on_signal, NULL);
-    conn = fake_connect(&fake);
-    fd = rdt_fd(conn);
     requests[0] = fetch(conn, "x", LONG_NS);
     requests[1] = fetch(conn, "y", LONG_NS);
     cr_assert(!readable(fd, 0));
@@ -275,8 +248,7 @@ Test(client_threads, fd_tells_when_there_is_something_to_do)
 
     for (unsigned i = 0; i < 2; i++)
         rdt_request_destroy(requests[i]);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }
 
 static void keep_then_close(struct fake *fake)
@@ -288,16 +260,12 @@ static void keep_then_close(struct fake *fake)
 
 Test(client_threads, fd_tells_of_deadlines_and_of_the_end)
 {
-    rdt_request *request;
     struct fake fake;
     size_t n;
-    rdt *conn;
-    int fd;
+    rdt *conn = fake_client(&fake, keep_then_close, NULL);
+    int fd = rdt_fd(conn);
+    rdt_request *request = fetch(conn, "x", 30 * MS);
 
-    fake_start(&fake, keep_then_close, NULL);
-    conn = fake_connect(&fake);
-    fd = rdt_fd(conn);
-    request = fetch(conn, "x", 30 * MS);
     cr_assert(readable(fd, LONG_NS));
     assert_status(RDT_OK, rdt_dispatch(conn, &n, &err));
     cr_assert_eq(n, 1);
@@ -309,6 +277,5 @@ Test(client_threads, fd_tells_of_deadlines_and_of_the_end)
     assert_status(RDT_DISCONNECTED, rdt_dispatch(conn, &n, &err));
     cr_assert(!readable(fd, 0), "a loop must not spin after the end");
     rdt_request_destroy(request);
-    rdt_close(conn);
-    fake_stop(&fake);
+    fake_end(&fake, conn);
 }

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "../../../client/ctl/ctl_json.c"
 #include "../../../client/ctl/ctl_table.c"
@@ -37,8 +36,6 @@ Test(ctl_json, every_kind_of_field)
     const char *want =
         "{\"node\":\"00abff\",\"id\":\"\",\"generation\":\"18446744073709551615\",\"address\":\"\",\"tenant\":\"\","
         "\"uid\":4294967295,\"any_owner\":true,\"is_name\":false,\"after\":0}";
-    json_t *json, *inner;
-    char *text;
 
     ref.node = (ProtobufCBinaryData){sizeof node, node};
     ref.generation = UINT64_MAX;
@@ -47,8 +44,8 @@ Test(ctl_json, every_kind_of_field)
     done.ref = &ref;
     done.status = -11;
     done.elapsed_ns = INT64_MIN;
-    json = ctl_json(&done.base);
-    text = json_dumps(json_object_get(json, "ref"), JSON_COMPACT);
+    json_t *json = ctl_json(&done.base);
+    char *text = json_dumps(json_object_get(json, "ref"), JSON_COMPACT);
     cr_assert_str_eq(text, want);
     free(text);
     cr_assert(json_integer_value(json_object_get(json, "status")) == -11);
@@ -66,7 +63,7 @@ Test(ctl_json, every_kind_of_field)
     put.visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL;
     json = ctl_json(&put.base);
     cr_assert_str_eq(json_string_value(json_object_get(json, "visibility")), "all");
-    inner = json_object_get(json, "tensors");
+    json_t *inner = json_object_get(json, "tensors");
     text = json_dumps(inner, JSON_COMPACT);
     cr_assert_str_eq(text, "{\"dtype\":[1,4294967295],\"ndim\":[],\"shape\":[1,9223372036854775807,\"18446744073709551615\"],"
                            "\"strides\":[-1,-9223372036854775808],\"region_index\":[],\"offset\":[],\"run\":[],\"step\":[]}");
@@ -165,10 +162,9 @@ Test(ctl_table, columns_are_aligned)
 {
     static const struct ctl_column columns[] = {{"NAME", false}, {"BYTES", true}, {"LAST", false}};
     struct ctl_table table;
-    char *text;
 
     ctl_table_init(&table, columns, 3);
-    text = printed(&table, "nothing there");
+    char *text = printed(&table, "nothing there");
     cr_expect_str_eq(text, "nothing there\n");
     free(text);
     ctl_table_add(&table, "%s", "caf\xC3\xA9");

@@ -85,7 +85,6 @@ Test(plan_pieces, fill_wants_as_a_map_of_every_element_says)
         uint32_t *data[MAX_BOXES], *target;
         uint64_t start[4] = {0}, count[4], total;
         int64_t to_strides[4];
-        struct wanted want;
 
         make(&boxes);
         for (uint32_t i = 0; i < boxes.n; i++) {
@@ -106,15 +105,14 @@ Test(plan_pieces, fill_wants_as_a_map_of_every_element_says)
             start[d] = below(boxes.shape[d]);
             count[d] = 1 + below(boxes.shape[d] - start[d]);
         }
-        want = (struct wanted){"w", RDT_U32, boxes.ndim, start, count};
-        must_ok(pieces_plan(sources, boxes.n, &want, 1, &pieces, &err));
+        struct wanted want = (struct wanted){"w", RDT_U32, boxes.ndim, start, count, NULL, -1};
+        must_ok(pieces_plan(sources, boxes.n, &want, 1, false, &pieces, &err));
         total = box_elems(boxes.ndim, count);
         target = calloc(total, sizeof *target);
         row_major(boxes.ndim, count, to_strides);
         for (size_t i = 0; i < pieces.n; i++) {
             const struct piece *piece = &pieces.list[i];
             int64_t strides[4], from_at = 0, to_at = 0;
-            struct strided from, to;
 
             must(i == 0 || pieces.list[i - 1].part <= piece->part);
             row_major(boxes.ndim, boxes.count[piece->source], strides);
@@ -122,8 +120,8 @@ Test(plan_pieces, fill_wants_as_a_map_of_every_element_says)
                 from_at += (int64_t)piece->from[d] * strides[d];
                 to_at += (int64_t)piece->to[d] * to_strides[d];
             }
-            from = (struct strided){RDT_U32, (uint8_t *)(data[piece->source] + from_at), strides};
-            to = (struct strided){RDT_U32, (uint8_t *)(target + to_at), to_strides};
+            struct strided from = (struct strided){RDT_U32, (uint8_t *)(data[piece->source] + from_at), strides};
+            struct strided to = (struct strided){RDT_U32, (uint8_t *)(target + to_at), to_strides};
             strided_copy(boxes.ndim, piece->count, &from, &to);
         }
         for (uint64_t e = 0; e < total; e++)
@@ -139,21 +137,47 @@ Test(plan_pieces, refuses_what_the_version_does_not_have)
 {
     uint64_t shape[2] = {4, 6}, none[2] = {0, 0}, some[2] = {2, 6}, all[2] = {4, 6}, far[2] = {2, 5};
     struct source source = {.key = "w", .dtype = RDT_I32, .ndim = 2, .global_shape = shape, .start = none, .count = some};
-    struct wanted want = {"w", RDT_I32, 2, none, all};
+    struct wanted want = {"w", RDT_I32, 2, none, all, NULL, -1};
     struct pieces pieces;
 
     must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [2:4, 0:6]",
-                pieces_plan(&source, 1, &want, 1, &pieces, &err));
+                pieces_plan(&source, 1, &want, 1, false, &pieces, &err));
     source.count = all;
     want.start = far;
-    must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, &pieces, &err));
+    must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, false, &pieces, &err));
     want.start = none;
     want.dtype = RDT_BF16;
-    must_refuse(RDT_UNSUPPORTED, "no cast from i32 to bf16", pieces_plan(&source, 1, &want, 1, &pieces, &err));
-    want = (struct wanted){"v", RDT_I32, 2, none, all};
-    must_be(RDT_NOT_FOUND, pieces_plan(&source, 1, &want, 1, &pieces, &err));
-    want = (struct wanted){"w", RDT_I32, 1, none, all};
-    must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, &pieces, &err));
+    must_refuse(RDT_UNSUPPORTED, "no cast from i32 to bf16", pieces_plan(&source, 1, &want, 1, false, &pieces, &err));
+    want = (struct wanted){"v", RDT_I32, 2, none, all, NULL, -1};
+    must_be(RDT_NOT_FOUND, pieces_plan(&source, 1, &want, 1, false, &pieces, &err));
+    want = (struct wanted){"w", RDT_I32, 1, none, all, NULL, -1};
+    must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, false, &pieces, &err));
+}
+
+Test(plan_pieces, padded_want_is_filled_as_far_as_the_tensor_goes)
+{
+    uint64_t shape[2] = {4, 6}, none[2] = {0, 0}, all[2] = {4, 6}, mine[2] = {7, 6}, start[2] = {3, 1}, count[2] = {4, 2};
+    struct source source = {.key = "w", .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = none, .count = all};
+    struct wanted want = {"w", RDT_F32, 2, start, count, mine, -1};
+    struct pieces pieces;
+
+    must_refuse(RDT_MISMATCH, "tensor \"w\" has the shape [4, 6], but the reader wants a tensor of the shape [7, 6]",
+                pieces_plan(&source, 1, &want, 1, false, &pieces, &err));
+    want.padded = 0;
+    must_ok(pieces_plan(&source, 1, &want, 1, true, &pieces, &err));
+    must(pieces.n == 1 && pieces.list[0].count[0] == 1 && pieces.list[0].count[1] == 2 && pieces.list[0].from[0] == 3);
+    pieces_fini(&pieces);
+    start[0] = 5; /* all of it is padding */
+    count[0] = 2;
+    must_ok(pieces_plan(&source, 1, &want, 1, true, &pieces, &err));
+    must(pieces.n == 0);
+    pieces_fini(&pieces);
+    mine[0] = 2; /* shorter than the published one */
+    start[0] = 0;
+    must_ok(pieces_plan(&source, 1, &want, 1, true, &pieces, &err));
+    must(pieces.n == 1 && pieces.list[0].count[0] == 2);
+    pieces_fini(&pieces);
+    must_refuse(RDT_MISMATCH, "the version has the tensor \"w\", which", pieces_plan(&source, 1, NULL, 0, true, &pieces, &err));
 }
 
 /* A daemon makes no such manifest, but anybody may publish bytes that look like one. */
@@ -163,10 +187,10 @@ Test(plan_pieces, refuses_parts_that_differ_in_kind)
     struct source sources[2] = {
         {.key = "w", .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = none, .count = upper},
         {.key = "w", .part = 1, .dtype = RDT_I32, .ndim = 2, .global_shape = shape, .start = lower, .count = upper}};
-    struct wanted want = {"w", RDT_BF16, 2, none, all};
+    struct wanted want = {"w", RDT_BF16, 2, none, all, NULL, -1};
     struct pieces pieces;
 
-    must_refuse(RDT_UNSUPPORTED, "no cast from i32 to bf16", pieces_plan(sources, 2, &want, 1, &pieces, &err));
+    must_refuse(RDT_UNSUPPORTED, "no cast from i32 to bf16", pieces_plan(sources, 2, &want, 1, false, &pieces, &err));
     *one = 2;
     sources[1] = (struct source){.key = "w",
                                  .part = 1,
@@ -175,7 +199,7 @@ Test(plan_pieces, refuses_parts_that_differ_in_kind)
                                  .global_shape = one,
                                  .start = one,
                                  .count = one}; /* a sanitizer sees a read past its end */
-    must_refuse(RDT_MISMATCH, "has 1 dimensions, but 2 are wanted", pieces_plan(sources, 2, &want, 1, &pieces, &err));
+    must_refuse(RDT_MISMATCH, "has 1 dimensions, but 2 are wanted", pieces_plan(sources, 2, &want, 1, false, &pieces, &err));
     free(one);
 }
 
@@ -185,18 +209,18 @@ Test(plan_pieces, parts_that_overlap_or_are_missing_are_refused)
     struct source sources[2] = {
         {.key = "w", .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = none, .count = upper},
         {.key = "w", .part = 1, .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = lower, .count = rest}};
-    struct wanted want = {"w", RDT_F32, 2, none, all};
+    struct wanted want = {"w", RDT_F32, 2, none, all, NULL, -1};
     struct pieces pieces;
 
     must_refuse(RDT_INVALID, "tensor \"w\": several parts of the version have elements of the box [2:4, 0:6]",
-                pieces_plan(sources, 2, &want, 1, &pieces, &err));
+                pieces_plan(sources, 2, &want, 1, false, &pieces, &err));
     sources[0].start = sources[1].start;
     sources[0].count = rest;
     must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [0:2, 0:6]",
-                pieces_plan(sources, 1, &want, 1, &pieces, &err));
+                pieces_plan(sources, 1, &want, 1, false, &pieces, &err));
     want.start = lower; /* what is missing or overlaps elsewhere does not matter */
     want.count = rest;
-    must_ok(pieces_plan(sources, 1, &want, 1, &pieces, &err));
+    must_ok(pieces_plan(sources, 1, &want, 1, false, &pieces, &err));
     must(pieces.n == 1 && pieces.list[0].from[0] == 0 && pieces.list[0].to[0] == 0);
     pieces_fini(&pieces);
 }

@@ -26,12 +26,11 @@ static int file_with(const char *header, uint64_t claimed, size_t data_bytes)
 {
     size_t header_bytes = strlen(header), bytes = 8 + header_bytes + data_bytes;
     unsigned char *file = calloc(1, bytes);
-    int fd;
 
     for (int i = 0; i < 8; i++)
         file[i] = (unsigned char)(claimed >> 8 * i);
     memcpy(file + 8, header, header_bytes);
-    fd = file_of(file, bytes);
+    int fd = file_of(file, bytes);
     free(file);
     return fd;
 }

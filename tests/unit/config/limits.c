@@ -20,8 +20,19 @@ Test(limits, zero_is_derived_and_numbers_stand)
     cr_assert_eq(limits.node[USAGE_OBJECTS], 800u);
     cr_assert_eq(limits.node[USAGE_STORED_BYTES], 4096u);
     cr_assert_gt(limits.owner[USAGE_ORPHANS], 0u, "a part of what the kernel watches");
+    cr_assert_gt(limits.node[USAGE_MAPPINGS], 0u, "a part of what the kernel lets a process map");
+    cr_assert_lt(limits.node[USAGE_MAPPED_BYTES], UINT64_C(1) << 47, "less than a process's address space");
+    cr_assert_lt(limits.client[USAGE_MAPPED_BYTES], limits.owner[USAGE_MAPPED_BYTES]);
     cr_assert_eq(limits.owner[USAGE_FDS], 17u);
     cr_assert_leq(limits.client[USAGE_FDS], limits.node[USAGE_FDS] * 7 / 8 + 1);
+    cr_assert_eq(limits.node[USAGE_SESSIONS], 1000u + LIMITS_MORE_CONNECTIONS);
+    cr_assert_eq(limits.node[USAGE_HEAP], options_heap_limit());
+    cr_assert_eq(limits.owner[USAGE_HEAP], options_heap_limit());
+    cr_assert_lt(limits.node[USAGE_HEAP] + options_effective_memory_limit(&options), 4 * options_heap_limit());
+    options.owner_max[USAGE_HEAP] = options.client_max[USAGE_HEAP] = UINT64_MAX;
+    options.max_clients = 1000000;
     limits_derive(&options, 1024, &limits);
+    cr_assert_eq(limits.client[USAGE_HEAP], options_heap_limit(), "no more than there is");
+    cr_assert_leq(limits.uncounted_bytes * 4 * options.max_clients, options_heap_limit(), "all clients together");
     cr_assert_eq(limits.node[USAGE_FDS], 512u, "few files: half of them");
 }

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/directory/directory.h"
 #include "daemon/directory/names_impl.h"
 #include "daemon/peers/peer_impl.h"
 
@@ -39,7 +38,6 @@ static struct options options;
 static struct peers peers;
 static struct names names;
 static struct deadlines deadlines;
-static struct directory directory;
 static struct directory_names all;
 static uv_loop_t loop;
 
@@ -53,11 +51,10 @@ static void begin(void)
                                    .peers = &peers,
                                    .names = &names,
                                    .deadlines = &deadlines,
-                                   .directory = &directory,
                                    .check_requester = check_requester};
     list_init(&peers.all);
     map_init(&names.by_key);
-    list_init(&names.published);
+    index_init(&names.published, 1);
     list_init(&names.observers);
     cr_assert_eq(uv_loop_init(&loop), 0);
     deadlines_init(&deadlines, &loop);
@@ -68,6 +65,7 @@ static void end(void)
 {
     directory_names_close(&all);
     map_fini(&names.by_key);
+    index_fini(&names.published);
     deadlines_close(&deadlines, NULL);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(uv_loop_close(&loop), 0);
@@ -110,20 +108,47 @@ Test(names_claim, homes_are_told_of_many_names_in_many_turns, .init = begin, .fi
     cr_assert_geq(deadline_left_ns(&all.flush), 0, "all were told before this");
 }
 
-Test(names_claim, etcd_that_is_up_again_is_told_of_all_names, .init = begin, .fini = end)
+/* Whatever a home says, this node can publish: the name, and those that are new here, which begin above it. */
+Test(names_claim, floor_learned_from_a_home_leaves_versions_to_count_on_with, .init = begin, .fini = end)
 {
-    claim_names();
-    options.names = (char *)"etcd";
-    directory_names_etcd_state(&all, true);
-    names_claims_tick(&all, uv_hrtime() + UINT64_C(20000000000));
-    pass(&all.flush);
-    cr_assert_gt(n_dirty(&all), 0, "they were told, and as no program has taken them, are told again");
+    static const struct owner owner = {.uid = 1000};
+    static struct claim_waiter waiter = {.on_decided = on_decided};
+    struct name_place place = {.version = RDT_MAX_NUMBER}, known;
+    struct name_key key;
+    struct rdt_error err;
+
+    name_key_make(&key, &owner, (const uint8_t *)"w", 1);
+    cr_assert_eq(names_home_register(&all, NULL, &key, &place, &known), RDT_OK);
+    cr_assert_eq(directory_names_claim(&all, &owner, (const uint8_t *)"w", 1, &waiter, &err), RDT_OK);
+    cr_assert_eq(names_next_version(&names, &owner, (const uint8_t *)"w", 1), RDT_MAX_LEARNED + 1);
+    cr_assert_eq(names_next_version(&names, &owner, (const uint8_t *)"other", 5), RDT_MAX_LEARNED + 1);
 }
 
-Test(names_claim, etcd_that_is_up_starts_no_busy_loop_where_names_are_local, .init = begin, .fini = end)
+Test(names_claim, message_with_an_impossible_version_or_epoch_is_ignored, .init = begin, .fini = end)
 {
-    options.names = (char *)"local";
-    directory_names_etcd_state(&all, true);
-    pass(&all.tick);
-    cr_assert_gt(deadline_left_ns(&all.tick), 0);
+    const struct {
+        uint64_t version, epoch;
+        unsigned n_records;
+    } cases[] = {{RDT_MAX_NUMBER + 1, 1, 0}, {UINT64_C(1) << 61, 1, 0}, {UINT64_MAX, 1, 0}, {1, UINT64_MAX, 0}, {1, 1, 1}};
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Name name = RDT__PB__NAME__INIT;
+    struct peer peer = {.peers = &peers};
+    uint8_t packed[256];
+
+    owner.uid = 1000;
+    owner.tenant = (char *)"";
+    name.owner = &owner;
+    name.name = (ProtobufCBinaryData){1, (uint8_t *)"w"};
+    name.address = (char *)"127.0.0.1:1";
+    name.act = RDT__PB__NAME_ACT__NAME_ACT_REGISTER;
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct frame frame = {.payload = packed};
+        struct rdt_error err;
+
+        name.version = cases[i].version;
+        name.epoch = cases[i].epoch;
+        frame.length = (uint32_t)rdt__pb__name__pack(&name, packed);
+        cr_assert_eq(directory_names_frame(&all, &peer, &frame, &err), RDT_OK, "the link goes on");
+        cr_assert_eq(map_count(&all.records), cases[i].n_records);
+    }
 }

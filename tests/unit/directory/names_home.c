@@ -99,28 +99,17 @@ Test(names_home, a_name_that_was_only_sought_is_forgotten, .init = begin, .fini 
     uint64_t later = uv_hrtime() + UINT64_C(20000000000);
 
     cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_AGAIN);
-    names_home_tick(&all, uv_hrtime(), names_claim_exists);
+    names_home_tick(&all, uv_hrtime());
     cr_assert_eq(map_count(&all.records), 1, "a name that a node waits for is forgotten");
     for (unsigned i = 0; i < 2; i++) /* one of them may begin at the end of the table */
-        names_home_tick(&all, later, names_claim_exists);
+        names_home_tick(&all, later);
     cr_assert_eq(map_count(&all.records), 0, "a name that nobody seeks any more is kept");
     cr_assert(list_empty(&all.idle), "a name that is forgotten may still give way to another");
     cr_assert_eq(ask(&a, 0, 1, &known), RDT_OK);
     ends(&a, 1);
     for (unsigned i = 0; i < 2; i++)
-        names_home_tick(&all, later, names_claim_exists);
+        names_home_tick(&all, later);
     cr_assert_eq(map_count(&all.records), 1, "the epoch of a name that was published is lost");
-}
-
-Test(names_home, a_name_that_etcd_tells_does_not_give_way, .init = begin, .fini = end)
-{
-    const struct name_place place = {.epoch = 1, .version = 7, .node = {10}};
-
-    names_home_told(&all, &key, &place);
-    cr_assert_eq(map_count(&all.records), 1);
-    cr_assert(list_empty(&all.idle), "a name that a node has may give way to another");
-    names_home_told(&all, &key, NULL);
-    cr_assert_eq(map_count(&all.records), 0);
 }
 
 Test(names_home, names_of_two_owners_are_two_names, .init = begin, .fini = end)
@@ -155,74 +144,8 @@ Test(names_home, an_epoch_that_another_node_made_up_does_not_wrap, .init = begin
 {
     struct name_place known;
 
-    cr_assert_eq(ask(&a, NAMES_NUMBER_MAX, 1, &known), RDT_OK);
+    cr_assert_eq(ask(&a, RDT_MAX_NUMBER, 1, &known), RDT_OK);
     ends(&a, 1);
     cr_assert_eq(ask(&b, 0, 1, &known), RDT_OK);
-    cr_assert_leq(known.epoch, NAMES_NUMBER_MAX, "other nodes refuse a message with such an epoch");
-}
-
-static bool is_claimed(const struct directory_names *names, const struct name_key *which)
-{
-    (void)names;
-    (void)which;
-    return true;
-}
-
-static void told(unsigned i)
-{
-    struct name_place place = {.epoch = 1, .version = 1, .node = {10}};
-    static const struct owner owner = {.uid = 1000};
-
-    name_key_make(&key, &owner, (const uint8_t *)&i, sizeof i);
-    names_home_told(&all, &key, &place);
-}
-
-static bool is_found(unsigned i)
-{
-    static const struct owner owner = {.uid = 1000};
-    struct name_place known;
-
-    name_key_make(&key, &owner, (const uint8_t *)&i, sizeof i);
-    return names_home_seek(&all, NULL, &key, &known) == RDT_OK;
-}
-
-Test(names_home, what_etcd_does_not_tell_again_counts_no_more_and_is_forgotten_in_steps, .init = begin, .fini = end)
-{
-    enum { N = 10000 };
-    static const struct options options = {.names = (char *)"etcd"};
-    unsigned turns = 0;
-
-    all.options = &options;
-    all.etcd_up = true;
-    for (unsigned i = 0; i < N; i++)
-        told(i);
-    all.etcd_up = false;
-    all.etcd_round++;
-    cr_assert(is_found(0), "while etcd is away, what it told last counts");
-    for (unsigned i = 0; i < N; i += 2)
-        told(i);
-    all.etcd_up = true;
-    names_home_prune(&all);
-    for (unsigned i = 0; i < N; i++)
-        cr_assert_eq(is_found(i), i % 2 == 0, "before anything was forgotten");
-    cr_assert_eq(map_count(&all.records), N);
-    for (; all.pruning; turns++)
-        names_home_tick(&all, uv_hrtime(), is_claimed);
-    cr_assert_gt(turns, 1);
-    cr_assert_eq(map_count(&all.records), N / 2);
-}
-
-Test(names_home, etcd_that_names_only_nodes_leaves_names_alone, .init = begin, .fini = end)
-{
-    static const struct options options = {.names = (char *)"nodes"};
-    struct name_place known;
-
-    all.options = &options;
-    cr_assert_eq(ask(&a, 0, 7, &known), RDT_OK);
-    all.etcd_up = true;
-    all.etcd_round++; /* it was away */
-    names_home_prune(&all);
-    cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_OK);
-    names_home_tick(&all, uv_hrtime(), is_claimed);
-    cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_OK);
+    cr_assert_leq(known.epoch, RDT_MAX_NUMBER, "other nodes refuse a message with such an epoch");
 }

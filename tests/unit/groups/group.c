@@ -520,9 +520,8 @@ Test(group, a_row_of_failures_is_tried_again_later_and_later)
     group_break(made, "an abort does not come to rest");
     gw_quiet(&w);
     for (unsigned i = 0; i < 6; i++) {
-        int64_t left;
         cr_assert_str_eq(gw_state(&w, 0), "down");
-        left = deadline_left_ns(&made->deadline);
+        int64_t left = deadline_left_ns(&made->deadline);
         cr_assert(left > before + before / 2, "%lld ns after %lld ns", (long long)left, (long long)before);
         before = left;
         pass(0);

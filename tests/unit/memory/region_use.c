@@ -38,6 +38,14 @@ static void on_idle(struct region_waiter *waiter)
     n_idle++;
 }
 
+static unsigned n_others;
+
+static void on_other(struct region_waiter *waiter)
+{
+    (void)waiter;
+    n_others++;
+}
+
 static void use_add(struct region_use *use, struct region *region, const struct layout *layout)
 {
     use->region = region;
@@ -47,7 +55,7 @@ static void use_add(struct region_use *use, struct region *region, const struct 
 static bool in_use(struct region *region, uint64_t lo, uint64_t hi)
 {
     struct region_waiter waiter = {.lo = lo, .hi = hi};
-    bool waits = region_wait_idle(region, &waiter);
+    bool waits = region_wait_idle(region, &waiter, NULL) == RDT_AGAIN;
 
     if (waits)
         list_remove(&waiter.link);
@@ -67,7 +75,8 @@ Test(region_use, range_waiter_told_when_last_overlap_ends)
     cr_assert(in_use(region, 0, 51));
     cr_assert(!in_use(region, 0, 50));
     cr_assert(!in_use(region, 200, 4096));
-    cr_assert(region_wait_idle(region, &low) && region_wait_idle(region, &all));
+    cr_assert_eq(region_wait_idle(region, &low, NULL), RDT_AGAIN);
+    cr_assert_eq(region_wait_idle(region, &all, NULL), RDT_AGAIN);
     region_use_remove(&uses[2]);
     cr_assert_eq(n_idle, 0u);
     region_use_remove(&uses[1]);
@@ -154,7 +163,7 @@ Test(region_use, waiter_may_hold_last_reference)
 
     dropped = take(4096);
     use_add(&use, dropped, whole);
-    cr_assert(region_wait_idle(dropped, &waiter));
+    cr_assert_eq(region_wait_idle(dropped, &waiter, NULL), RDT_AGAIN);
     region_use_remove(&use);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
@@ -175,7 +184,7 @@ Test(region_use, many_uses_are_looked_at_once)
         use_add(&uses[i], region, spans[i % 2]);
     for (unsigned i = 0; i < WAITERS; i++) {
         waiters[i] = (struct region_waiter){.lo = i % 3 * 5, .hi = i % 3 * 5 + 7, .on_idle = on_idle};
-        cr_assert(region_wait_idle(region, &waiters[i]));
+        cr_assert_eq(region_wait_idle(region, &waiters[i], NULL), RDT_AGAIN);
     }
     for (unsigned i = 0; i < N; i += 2)
         region_use_remove(&uses[i]);
@@ -188,6 +197,94 @@ Test(region_use, many_uses_are_looked_at_once)
     free(spans[1]);
     region_unref(region);
     fake_run();
+}
+
+/* The loop serves others while a waiter looks at very many uses, and at the tensors of one use. */
+Test(region_use, search_takes_turns)
+{
+    enum { N = 300000, TENSORS = 300000 };
+    struct region_use *uses = calloc(N, sizeof *uses), whole = {0};
+    struct layout *low = span(0, 10), *many = layout_create(TENSORS, TENSORS);
+    struct region_waiter waiter = {.lo = 20, .hi = 30, .on_idle = on_idle};
+    struct region *region = take(4096);
+    struct deadlines deadlines;
+    unsigned turns = 0;
+
+    deadlines_init(&deadlines, &fake.loop);
+    fake.regions.deadlines = &deadlines;
+    for (uint32_t i = 0; i < TENSORS; i++) {
+        many->dtype[i] = RDT_U8;
+        many->ndim[i] = 1;
+        many->first_dim[i] = i;
+        many->region[i] = 0;
+        many->offset[i] = i % 2 ? 100 : 0;
+        many->shape[i] = 10;
+        many->strides[i] = 1;
+    }
+    n_idle = 0;
+    use_add(&whole, region, many);
+    for (unsigned i = 0; i < N; i++)
+        use_add(&uses[i], region, low);
+    cr_assert_eq(region_wait_idle(region, &waiter, NULL), RDT_AGAIN, "it has not seen that nothing overlaps");
+    region_use_remove(&uses[0]); /* in front of it or behind it */
+    for (; n_idle == 0; turns++)
+        (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_gt(turns, 10u);
+    region_use_remove(&whole);
+    for (unsigned i = 0; i < N; i++)
+        region_use_remove(&uses[i]);
+    region_waits_end(&fake.regions);
+    fake.regions.deadlines = NULL;
+    deadlines_close(&deadlines, NULL);
+    region_unref(region);
+    fake_run();
+    free(uses);
+    free(low);
+    free(many);
+}
+
+/* Many waiters of one region search for long: the waiter of another region is told before they end. */
+Test(region_use, searches_of_regions_take_turns)
+{
+    enum { N = 300000, WAITERS = 20 };
+    struct region_use *uses = calloc(N + 1u, sizeof *uses), few[2] = {0};
+    static struct region_waiter waiters[WAITERS], other;
+    struct layout *low = span(0, 10), *high = span(20, 30);
+    struct region *region = take(4096), *small = take(4096);
+    struct deadlines deadlines;
+
+    deadlines_init(&deadlines, &fake.loop);
+    fake.regions.deadlines = &deadlines;
+    n_idle = n_others = 0;
+    use_add(&uses[N], region, high);
+    for (unsigned i = 0; i < N; i++)
+        use_add(&uses[i], region, low);
+    for (unsigned i = 0; i < 2; i++)
+        use_add(&few[i], small, i == 0 ? high : low);
+    for (unsigned i = 0; i < WAITERS; i++) {
+        waiters[i] = (struct region_waiter){.lo = 20, .hi = 30, .on_idle = on_idle};
+        cr_assert_eq(region_wait_idle(region, &waiters[i], NULL), RDT_AGAIN);
+    }
+    other = (struct region_waiter){.lo = 20, .hi = 30, .on_idle = on_other};
+    cr_assert_eq(region_wait_idle(small, &other, NULL), RDT_AGAIN);
+    region_use_remove(&uses[N]);
+    region_use_remove(&few[0]);
+    while (n_others == 0)
+        (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_lt(n_idle, WAITERS);
+    for (unsigned i = 0; i < N; i++)
+        region_use_remove(&uses[i]);
+    region_use_remove(&few[1]);
+    region_waits_end(&fake.regions);
+    cr_assert_eq(n_idle, WAITERS);
+    fake.regions.deadlines = NULL;
+    deadlines_close(&deadlines, NULL);
+    region_unref(region);
+    region_unref(small);
+    fake_run();
+    free(uses);
+    free(low);
+    free(high);
 }
 
 static uint64_t seed;

@@ -28,6 +28,22 @@ Test(object, gone_at_zero_holds_and_zero_pins)
     cr_assert_eq(region->refs, 1u);
 }
 
+Test(object, holders_of_each_kind_are_counted)
+{
+    struct object *object = put("a");
+    struct list readers[2], there;
+
+    cr_assert(object_hold_by(object, HOLDER_READER, &readers[0]) && object_hold_by(object, HOLDER_READER, &readers[1]));
+    cr_assert(object_hold_by(object, HOLDER_NODE, &there));
+    cr_assert(object_n_holders(object, HOLDER_READER) == 2 && object_n_holders(object, HOLDER_NODE) == 1);
+    object_drop_by(object, HOLDER_READER, &readers[0]);
+    object_drop_by(object, HOLDER_NODE, &there);
+    cr_assert(object_n_holders(object, HOLDER_READER) == 1 && object_n_holders(object, HOLDER_NODE) == 0);
+    object_drop_by(object, HOLDER_READER, &readers[1]);
+    cr_assert(!object->users && object_n_holders(object, HOLDER_READER) == 0);
+    object_free(object, false, OBJECT_END_FREED);
+}
+
 Test(object, producer_lets_go_once)
 {
     struct object *object = put("a");
@@ -136,8 +152,24 @@ Test(object, end_tells_freed_from_died)
     cr_expect_eq(find_as("a", freed_generation, &me), RDT_FREED);
     cr_expect_eq(find_as("b", died_generation, &me), RDT_OWNER_DIED);
     cr_expect_eq(find_as("a", 0, &me), RDT_AGAIN, "the id alone may be put again");
-    cr_expect_eq(find_as("a", died_generation + 1, &me), RDT_NOT_FOUND, "not given yet");
+    cr_expect_eq(find_as("a", died_generation ^ UINT64_C(1) << 30, &me), RDT_NOT_FOUND, "never issued");
     cr_expect_eq(find_as("a", 1, &me), RDT_NOT_FOUND, "of an earlier start");
+}
+
+/* One user's objects cannot make the daemon forget how another's ended. Alone, a user may have all of the room. */
+Test(object, ends_of_one_owner_push_out_its_own)
+{
+    static uint64_t generations[TOMBSTONES + 2];
+
+    for (unsigned i = 0; i < TOMBSTONES + 2; i++) {
+        struct object *object = put_as("mine", i == 1 ? &other : &me, RDT__PB__VISIBILITY__VISIBILITY_ALL);
+        generations[i] = object->generation;
+        object_free(object, false, OBJECT_END_OWNER_DIED);
+    }
+    cr_expect_eq(find_as("mine", generations[0], &me), RDT_FREED, "memory is bounded");
+    cr_expect_eq(find_as("mine", generations[2], &me), RDT_FREED);
+    cr_expect_eq(find_as("mine", generations[3], &me), RDT_OWNER_DIED);
+    cr_expect_eq(find_as("mine", generations[1], &other), RDT_OWNER_DIED);
 }
 
 Test(object, held_after_death_then_gone)
@@ -160,6 +192,68 @@ Test(object, id_and_generation_must_agree)
 
     cr_expect_eq(find_as("b", object->generation, &me), RDT_NOT_FOUND);
     object_free(object, false, OBJECT_END_FREED);
+}
+
+/* ---- generations ---- */
+
+/* One owner's generations say nothing about another's objects, and a guess says nothing either. */
+Test(object, generations_of_others_cannot_be_inferred)
+{
+    enum { N = 200 };
+    struct object *mine[N], *theirs[N];
+    char id[16];
+
+    for (unsigned i = 0; i < N; i++) {
+        (void)snprintf(id, sizeof id, "o%u", i);
+        mine[i] = put_as(id, &me, RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+        for (unsigned n = 0; n < i % 3; n++) /* so many of another owner meanwhile */
+            object_free(put_as("between", &other, RDT__PB__VISIBILITY__VISIBILITY_OWNER), false, OBJECT_END_FREED);
+        theirs[i] = put_as(id, &other, RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+    }
+    for (unsigned i = 0; i < N; i++)
+        for (unsigned k = 0; k < N; k++) {
+            uint64_t x = mine[i]->generation, y = theirs[k]->generation;
+            cr_assert_gt(x > y ? x - y : y - x, 1u, "they are neighbours");
+        }
+    for (unsigned i = 1; i < N; i++)
+        if (mine[i]->generation % 64 != 0)
+            cr_assert(mine[i]->generation == mine[i - 1]->generation + 1 || mine[i]->generation % 64 == 0,
+                      "a gap shows that somebody else put an object");
+    uint64_t gone = theirs[1]->generation;
+    object_free(theirs[1], false, OBJECT_END_FREED);
+    (void)snprintf(id, sizeof id, "o2");
+    cr_expect_eq(find_as(id, theirs[2]->generation, &me), RDT_DENIED, "who knows generation and id has the ref");
+    for (unsigned i = 1; i < 5; i++)
+        cr_expect_eq(find_as("guess", i == 1 ? gone : theirs[i]->generation, &me), RDT_FREED,
+                     "the same, whether it lives or not");
+    for (unsigned i = 0; i < N; i++) {
+        object_free(mine[i], false, OBJECT_END_FREED);
+        if (i != 1)
+            object_free(theirs[i], false, OBJECT_END_FREED);
+    }
+}
+
+static int by_number(const void *x, const void *y)
+{
+    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+
+    return (a > b) - (a < b);
+}
+
+Test(object, no_generation_is_issued_twice)
+{
+    enum { N = 40000 };
+    static uint64_t all[N];
+    struct account *account = producer.account;
+
+    for (unsigned i = 0; i < N; i++) {
+        account->next_ids[IDS_GENERATIONS] = i % 3 ? account->next_ids[IDS_GENERATIONS] : 0; /* the owner came again */
+        all[i] = object_table_new_generation(&table, producer.account);
+        cr_assert(all[i] >= table.first_generation && all[i] >> 40 == table.first_generation >> 40);
+    }
+    qsort(all, N, sizeof all[0], by_number);
+    for (unsigned i = 1; i < N; i++)
+        cr_assert_neq(all[i], all[i - 1]);
 }
 
 /* ---- who may ---- */
@@ -291,12 +385,11 @@ Test(object, may_show_own_or_covered_regions)
 
 Test(object, nobody_finds_what_an_ended_client_leaves)
 {
-    struct client ended;
     struct object *held = NULL, *mine;
     uint64_t generations[3], number = 0;
 
     mine = put("mine");
-    ended = producer;
+    struct client ended = producer;
     list_init(&ended.objects);
     ended.n_objects = 0;
     for (unsigned i = 0; i < 3; i++) {
@@ -392,24 +485,17 @@ static bool has_ended, was_told;
 
 static void on_kept_end(void *arg, struct region *of)
 {
-    (void)arg;
     has_ended = true;
     of->record = NULL;
 }
 
 static void on_object_moved(void *arg, struct object *object)
 {
-    (void)arg;
-    (void)object;
     cr_assert(!has_ended, "its record would name memory that is gone");
     was_told = true;
 }
 
-static void on_nothing(void *arg, struct object *object)
-{
-    (void)arg;
-    (void)object;
-}
+static void on_nothing(void *arg, struct object *object) {}
 
 Test(object, record_is_written_anew_before_the_old_memory_ends)
 {

@@ -37,13 +37,12 @@ static void wait_as(struct waiting *waiting, const char *id, const struct owner 
 Test(object_notify, waiters_told_of_put)
 {
     struct waiting a, b, elsewhere;
-    struct object *object;
 
     wait_as(&a, "a", &me);
     wait_as(&b, "a", &me);
     wait_as(&elsewhere, "a", &other);
     cr_assert_eq(find_as("a", 0, &me), RDT_AGAIN);
-    object = put("a");
+    struct object *object = put("a");
     cr_assert(a.told == 1 && b.told == 1 && elsewhere.told == 0);
     cr_assert(a.object == object && b.object == object);
     object_waiter_remove(&a.waiter); /* harmless afterwards */
@@ -68,13 +67,12 @@ Test(object_notify, awaited_goes_with_last_waiter)
 Test(object_notify, waiter_ended_by_another_is_not_told)
 {
     struct waiting a, b, c;
-    struct object *object;
 
     wait_as(&a, "a", &me);
     wait_as(&b, "a", &me);
     wait_as(&c, "a", &me);
     a.ends = &b;
-    object = put("a");
+    struct object *object = put("a");
     cr_assert(a.told == 1 && b.told == 0 && c.told == 1);
     cr_assert_eq(object_n_waiters(object), 0u);
     object_free(object, false, OBJECT_END_FREED);
@@ -94,7 +92,7 @@ static struct object *put_filling(const char *id, int64_t ttl_ns)
                                  .transport = "",
                                  .producer = &producer,
                                  .ttl_ns = ttl_ns,
-                                 .snapshot = true};
+                                 .promise = OBJECT_SEALED};
     struct object *object = NULL;
     struct rdt_error err = {0};
 
@@ -126,11 +124,10 @@ static struct object *put_for(Rdt__Pb__Visibility visibility)
 Test(object_notify, waiter_that_may_not_see_the_object_waits_on)
 {
     struct waiting hidden_before, shown, hidden_after;
-    struct object *object;
 
     wait_for_mine(&hidden_before, "a", &other);
     wait_for_mine(&shown, "a", &me);
-    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+    struct object *object = put_for(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
     wait_for_mine(&hidden_after, "a", &other);
     cr_assert(shown.told == 1 && shown.object == object);
     cr_assert_eq(object_n_waiters(object), 0u);
@@ -145,10 +142,9 @@ Test(object_notify, waiter_that_may_not_see_the_object_waits_on)
 Test(object_notify, hidden_waiter_leaves_beside_the_object)
 {
     struct waiting hidden[2];
-    struct object *object;
 
     wait_for_mine(&hidden[0], "a", &other);
-    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+    struct object *object = put_for(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
     object_waiter_remove(&hidden[0].waiter);
     wait_for_mine(&hidden[0], "a", &other);
     wait_for_mine(&hidden[1], "a", &other);
@@ -163,13 +159,12 @@ Test(object_notify, withdrawn_put_leaves_every_waiter_waiting)
 {
     struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
     struct waiting hidden, shown;
-    struct object *object;
 
     wait_for_mine(&hidden, "a", &other);
     wait_for_mine(&shown, "a", &me);
     object_table_withdraw(put_filling("a", 0), &why);
     cr_assert(hidden.told == 0 && shown.told == 0);
-    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_TENANT);
+    struct object *object = put_for(RDT__PB__VISIBILITY__VISIBILITY_TENANT);
     cr_assert(hidden.object == object && shown.object == object);
     object_free(object, false, OBJECT_END_FREED);
 }
@@ -190,17 +185,15 @@ Test(object_notify, filling_keeps_waiters_until_it_is_full)
 {
     struct region *copy = fake_region(4096, 0);
     struct waiting before, meanwhile, by_generation;
-    struct object *object;
-    struct rdt_ref ref;
 
     wait_as(&before, "a", &me);
-    object = put_filling("a", 0);
+    struct object *object = put_filling("a", 0);
     cr_assert_str_eq(object_state_name(object), "filling");
     cr_assert_eq(find_as("a", 0, &me), RDT_AGAIN);
     cr_assert_eq(find_as("a", object->generation, &me), RDT_AGAIN);
     cr_assert_eq(find_as("a", object->generation, &other), RDT_DENIED);
     wait_as(&meanwhile, "a", &me);
-    ref = ref_of("a", object->generation);
+    struct rdt_ref ref = ref_of("a", object->generation);
     by_generation = (struct waiting){.waiter.on_event = on_event};
     cr_assert_eq(object_table_wait(&table, &ref, &me, &by_generation.waiter, NULL), RDT_OK);
     cr_assert_eq(object_n_waiters(object), 3u);
@@ -277,14 +270,13 @@ Test(object_notify, filling_refused_at_once_keeps_waiters)
 {
     struct rdt_error why = {.status = RDT_NO_MEMORY};
     struct waiting waiting;
-    struct object *object;
 
     wait_as(&waiting, "a", &me);
     object_table_withdraw(put_filling("a", 1000), &why);
     cr_assert_eq(waiting.told, 0u);
     cr_assert_eq(find_as("a", 0, &me), RDT_AGAIN);
     cr_assert_eq(map_count(&table.by_name), 1u);
-    object = put("a");
+    struct object *object = put("a");
     cr_assert(waiting.told == 1 && waiting.object == object);
     object_free(object, false, OBJECT_END_FREED);
     object_table_withdraw(put_filling("b", 0), &why);
@@ -295,12 +287,11 @@ Test(object_notify, filling_refused_at_once_keeps_waiters)
 Test(object_notify, filling_ended_by_a_notified_waiter)
 {
     struct waiting a, b;
-    struct object *object;
 
     wait_as(&a, "a", &me);
     wait_as(&b, "a", &me);
     a.ends = &b;
-    object = put_filling("a", 0);
+    struct object *object = put_filling("a", 0);
     object_hold(object); /* the copy's */
     object_free(object, true, OBJECT_END_FREED);
     cr_assert_str_eq(object_state_name(object), "draining");
@@ -325,16 +316,17 @@ Test(object_notify, failed_put_keeps_waiters)
     object_free(blocker, false, OBJECT_END_FREED);
 }
 
-Test(object_notify, limit_of_awaited)
+/* The waiting request is charged to its owner. The ids that one user waits for take no place from others. */
+Test(object_notify, awaited_ids_keep_nobody_from_waiting)
 {
-    struct waiting a, b = {.waiter.on_event = on_event};
-    struct rdt_ref ref = ref_of("b", 0);
+    struct waiting a, b;
 
     table.max_objects = 1;
     wait_as(&a, "a", &me);
-    cr_assert_eq(object_table_wait(&table, &ref, &me, &b.waiter, NULL), RDT_LIMIT);
-    cr_assert_null(b.waiter.object);
+    wait_as(&b, "b", &other);
+    cr_assert(a.waiter.object && b.waiter.object);
     object_waiter_remove(&a.waiter);
+    object_waiter_remove(&b.waiter);
 }
 
 Test(object_notify, freed_waiters_told_at_the_very_end)

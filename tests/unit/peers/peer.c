@@ -62,11 +62,9 @@ Test(peer, listed_node_comes_up_at_both_ends)
 
 Test(peer, ref_dials_lazily)
 {
-    struct peer *peer;
-
     world_start(a);
     world_start(b);
-    peer = world_find(a, b);
+    struct peer *peer = world_find(a, b);
     cr_assert_eq(peer->state, PEER_CONNECTING);
     cr_assert_eq(world_find(a, b), peer);
     world_until(&world, a->n_up && b->n_up);
@@ -243,6 +241,22 @@ Test(peer, three_nodes_all_meet)
     cr_assert_eq(a->n_down + b->n_down + c->n_down, 0);
 }
 
+/* The line is in back-off, because the node was not there, when a ref of the node has it dialled at the same address. */
+Test(peer, ref_of_a_listed_node_is_its_line_as_soon_as_the_node_answers)
+{
+    world_free_address(b->listen);
+    world_list(a, 0, "bee", b->listen, NULL);
+    world_start(a);
+    world_until(&world, a->n_failed >= 4); /* so that the next try is a while away */
+    world_start(b);
+    cr_assert(!peer_is_one_of(world_find(a, b), "bee"), "nobody has answered there yet");
+    world_until(&world, a->n_up);
+    cr_assert(peer_is_one_of(a->peer, "bee"));
+    cr_assert_str_eq(a->peer->name, "bee");
+    cr_assert_eq(world_count(a), 1);
+    cr_assert_eq(a->n_up, 1);
+}
+
 Test(peer, own_line_of_the_nodes_file_is_dropped)
 {
     char address[65];
@@ -399,13 +413,11 @@ Test(peer, refused_message_ends_the_link_and_says_why)
 
 Test(peer, frozen_peer_lost_in_time)
 {
-    uint64_t start;
-
     a->options.peer_timeout_ns = 400000000;
     start_listed(NULL);
     world_until(&world, a->n_up && b->n_up && a->peer->rtt_ns);
     b->frozen = true;
-    start = uv_hrtime();
+    uint64_t start = uv_hrtime();
     world_until(&world, a->n_down);
     cr_assert_lt(uv_hrtime() - start, 3000000000);
     cr_assert_gt(uv_hrtime() - start, 200000000);
@@ -419,8 +431,6 @@ Test(peer, frozen_peer_lost_in_time)
 
 Test(peer, own_pause_is_not_the_peers_silence)
 {
-    uint64_t before;
-
     a->options.peer_timeout_ns = 300000000;
     start_listed(NULL);
     world_until(&world, a->n_up && b->n_up && a->peer->rtt_ns);
@@ -428,21 +438,19 @@ Test(peer, own_pause_is_not_the_peers_silence)
     for (uint64_t end = uv_hrtime() + 700000000; uv_hrtime() < end;)
         world_turn(&world);
     a->frozen = false;
-    before = pings(a);
+    uint64_t before = pings(a);
     world_until(&world, pings(a) >= before + 8 || a->n_down);
     cr_assert_eq(a->n_down, 0, "%s", a->why.msg);
 }
 
 Test(peer, killed_peer_lost_at_once)
 {
-    uint64_t start;
-
     world_start(b);
     world_lay_cable(&world, b->node.address);
     world_list(a, 0, "bee", world.cable.address, NULL);
     world_start(a);
     world_until(&world, a->n_up && b->n_up);
-    start = uv_hrtime();
+    uint64_t start = uv_hrtime();
     world_close_wires(&world);
     world_until(&world, a->n_down && b->n_down);
     cr_assert_lt(uv_hrtime() - start, 1000000000);
@@ -509,4 +517,50 @@ Test(peer, close_with_dials_under_way_leaves_nothing)
     world_start(a);
     world_stop(&world, a);
     cr_assert_eq(a->n_down + a->n_failed, 0);
+}
+
+/* ---- the node table ---- */
+
+static unsigned listed(const struct world_node *node)
+{
+    unsigned n = 0;
+
+    for (const struct peer *peer = peers_next(node->peers, 0); peer; peer = peers_next(node->peers, peer->number))
+        n += peer_listed_by(peer) >= 0;
+    return n;
+}
+
+/* A long node table is taken over in many turns of the loop, and another one in the middle of that takes its place. */
+Test(peer, long_node_table_takes_turns)
+{
+    enum { N = 1500, HALF = N / 2 };
+    static struct node_entry entries[N];
+    struct slices slices;
+    unsigned n_turns = 0;
+
+    for (unsigned i = 0; i < N; i++) {
+        entries[i] = (struct node_entry){.next = i + 1 < N ? &entries[i + 1] : NULL, .source = 2};
+        (void)snprintf(entries[i].name, sizeof entries[i].name, "n%u", i);
+        (void)snprintf(entries[i].address, sizeof entries[i].address, "127.20.%u.%u:9", i / 250, i % 250 + 1);
+    }
+    slices_init(&slices, &a->loop);
+    a->slices = &slices;
+    world_start(a);
+    peers_set_nodes(a->peers, entries);
+    for (unsigned before = 0; before < HALF; before = listed(a), n_turns++)
+        (void)uv_run(&a->loop, UV_RUN_NOWAIT);
+    cr_assert_gt(n_turns, 10u);
+    cr_assert_lt(listed(a), (unsigned)N);
+    entries[HALF - 1].next = NULL; /* the nodes after that are those of the other table */
+    peers_set_nodes(a->peers, &entries[HALF]);
+    for (n_turns = 0; !list_empty(&slices.waiting); n_turns++)
+        (void)uv_run(&a->loop, UV_RUN_NOWAIT);
+    cr_assert_gt(n_turns, 10u);
+    cr_assert_eq(listed(a), (unsigned)(N - HALF));
+    peers_set_nodes(a->peers, NULL);
+    while (listed(a) > 0)
+        (void)uv_run(&a->loop, UV_RUN_NOWAIT);
+    slices_close(&slices);
+    world_stop(&world, a);
+    a->slices = NULL;
 }

@@ -36,12 +36,10 @@ Test(peer_away, absent_listed_node_is_dialled_for_ever)
 
 Test(peer_away, absent_node_of_a_ref_is_dialled_when_asked)
 {
-    struct peer *peer;
-
     world_free_address(b->listen);
     strcpy(b->node.address, b->listen);
     world_start(a);
-    peer = world_find(a, b);
+    struct peer *peer = world_find(a, b);
     world_until(&world, a->n_failed == 1);
     cr_assert_eq(peer->state, PEER_BACKOFF);
     world_until(&world, peer->state == PEER_IDLE);
@@ -56,15 +54,13 @@ Test(peer_away, absent_node_of_a_ref_is_dialled_when_asked)
 
 Test(peer_away, node_that_others_reach_is_dialled_at_once)
 {
-    struct peer *peer;
-
     world_free_address(b->listen);
     strcpy(b->node.address, b->listen);
     a->options.backoff_max_ns = UINT64_C(3600000000000);
     world_start(a);
     peers_hear_of(a->peers, b->node.uuid, b->node.address); /* which it does not know */
     cr_assert_eq(world_count(a), 0);
-    peer = world_find(a, b);
+    struct peer *peer = world_find(a, b);
     peers_hear_of(a->peers, b->node.uuid, b->node.address); /* it is at it */
     world_until(&world, a->n_failed == 1);
     peer->dial->failures = 20;

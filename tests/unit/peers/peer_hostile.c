@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
-#include "daemon/peers/peer_link.h"
+#include "daemon/peers/peer_impl.h"
 #include "daemon/peers/tls.h"
 #include "tests/support/peer_world.h"
 
@@ -66,12 +67,11 @@ static void a_still_meets_b(void)
 Test(peer_hostile, garbage_is_closed)
 {
     char noise[20000];
-    int fd;
 
     for (size_t i = 0; i < sizeof noise; i++)
         noise[i] = (char)(i * 31 + i / 7);
     world_start(a);
-    fd = knock(a);
+    int fd = knock(a);
     cr_assert_eq(send(fd, noise, sizeof noise, MSG_NOSIGNAL), (ssize_t)sizeof noise);
     world_until(&world, is_closed(fd));
     close(fd);
@@ -81,11 +81,10 @@ Test(peer_hostile, garbage_is_closed)
 Test(peer_hostile, silence_is_closed_in_time)
 {
     uint64_t start = uv_hrtime();
-    int fd;
 
     a->options.connect_timeout_ns = 300000000;
     world_start(a);
-    fd = knock(a);
+    int fd = knock(a);
     world_until(&world, is_closed(fd));
     cr_assert_gt(uv_hrtime() - start, 250000000);
     cr_assert_lt(uv_hrtime() - start, 5000000000);
@@ -133,12 +132,10 @@ static void rogue_peer_flush(struct rogue_peer *rogue_peer)
 
 static void rogue_peer_take(struct rogue_peer *rogue_peer, const struct frame *frame)
 {
-    Rdt__Pb__Goodbye *goodbye;
-
     rogue_peer->n_hellos += frame->type == RDT_PEER_HELLO;
     if (frame->type != RDT_PEER_GOODBYE)
         return;
-    goodbye = rdt__pb__goodbye__unpack(NULL, frame->length, frame->payload);
+    Rdt__Pb__Goodbye *goodbye = rdt__pb__goodbye__unpack(NULL, frame->length, frame->payload);
     cr_assert_not_null(goodbye);
     snprintf(rogue_peer->reason, sizeof rogue_peer->reason, "%.199s", goodbye->reason);
     rdt__pb__goodbye__free_unpacked(goodbye, NULL);
@@ -328,13 +325,12 @@ Test(peer_hostile, caller_without_address_is_kept_while_it_lasts)
 {
     struct rogue_peer rogue_peer;
     struct rdt_error err;
-    struct peer *peer;
 
     world_start(a);
     rogue_peer_start(&rogue_peer);
     rogue_peer_hello(&rogue_peer, 16, 1, "");
     world_until(&world, a->n_up);
-    peer = a->peer;
+    struct peer *peer = a->peer;
     cr_assert_str_eq(peer->address, "");
     close(rogue_peer.fd);
     rogue_peer.fd = -1;
@@ -363,4 +359,116 @@ Test(peer_hostile, goodbye_ends_the_link_with_its_reason)
     world_until(&world, a->n_down);
     cr_assert_not_null(strstr(a->why.msg, "said goodbye: so?long?????"), "%s", a->why.msg);
     rogue_peer_stop(&rogue_peer);
+}
+
+/* ---- one that pings and does not read ---- */
+
+static void start_pinging(struct rogue_peer *rogue_peer)
+{
+    world_start(a);
+    rogue_peer_start(rogue_peer);
+    rogue_peer_hello(rogue_peer, 16, 1, "");
+    world_until(&world, a->n_up);
+}
+
+static void ping_on(struct rogue_peer *rogue_peer)
+{
+    static uint64_t last_ns;
+    Rdt__Pb__LinkPing ping = RDT__PB__LINK_PING__INIT;
+    uint8_t packed[32];
+
+    if (uv_hrtime() - last_ns < a->options.peer_timeout_ns / 10)
+        return;
+    last_ns = uv_hrtime();
+    rogue_peer_send(rogue_peer, RDT_PEER_PING, packed, (uint32_t)rdt__pb__link_ping__pack(&ping, packed),
+                    (uint32_t)rdt__pb__link_ping__get_packed_size(&ping));
+}
+
+static void queue_for(struct peer *peer, size_t bytes)
+{
+    a->peer = peer;
+    while (bytes >= (1 << 20)) {
+        cr_assert_eq(world_send(a, 1, 1 << 20, NULL), RDT_OK);
+        bytes -= 1 << 20;
+    }
+}
+
+Test(peer_hostile, node_that_pings_and_never_reads_is_dropped_in_time)
+{
+    struct rogue_peer rogue_peer;
+
+    a->options.peer_timeout_ns = 1000000000;
+    start_pinging(&rogue_peer);
+    queue_for(a->peer, 16 << 20);
+    world_until(&world, (ping_on(&rogue_peer), a->n_down));
+    cr_assert_not_null(strstr(a->why.msg, "does not read: it has taken none"), "%s", a->why.msg);
+    rogue_peer_stop(&rogue_peer);
+}
+
+/* The queues of all nodes together are bounded, and the longest one makes room: however many do not read, one that does is
+ * served. */
+Test(peer_hostile, queues_of_nodes_that_do_not_read_make_room_for_others)
+{
+    struct rogue_peer rogue_peer;
+
+    start_pinging(&rogue_peer);
+    struct peer *silent = a->peer;
+    world_start(b);
+    struct peer *reader = world_find(a, b);
+    world_until(&world, reader->state == PEER_UP && b->n_up);
+    a->peers->queues.max_bytes = 24 << 20;
+    queue_for(silent, 16 << 20);
+    queue_for(reader, 12 << 20);
+    world_until(&world, a->n_down && b->n_frames == 12);
+    cr_assert_eq(a->why.status, RDT_LIMIT);
+    cr_assert_not_null(strstr(a->why.msg, "more than for any other node"), "%s", a->why.msg);
+    cr_assert_eq(b->n_down, 0);
+    rogue_peer_stop(&rogue_peer);
+}
+
+/* ---- where nodes are ---- */
+
+static uint64_t cpu_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static const uint8_t *source_of(unsigned host)
+{
+    static uint8_t source[16];
+
+    source[12] = 10, source[13] = 1, source[14] = (uint8_t)(host >> 8), source[15] = (uint8_t)host;
+    return source;
+}
+
+/* A stranger's connection is compared with the addresses of the node table: without walking it, as processor time shows. */
+Test(peer_hostile, addresses_of_listed_nodes_are_indexed)
+{
+    enum { N = 4000 };
+    static struct peer *peers[N];
+    uint64_t began_ns, added_ns;
+    char address[32];
+
+    world_start(a);
+    began_ns = cpu_ns();
+    for (unsigned i = 0; i < N; i++) { /* two nodes at each host */
+        (void)snprintf(address, sizeof address, "10.1.%u.%u:%u", i / 2 >> 8, i / 2 & 255, 7 + i % 2);
+        cr_assert_eq(peer_add(a->peers, NULL, PROOF_NONE, address, address, NULL, &peers[i], NULL), RDT_OK);
+        cr_assert(!peers_know_source(a->peers, source_of(i / 2)) == (i % 2 == 0), "a ref has named it");
+        peer_set_listed(peers[i], true);
+    }
+    added_ns = cpu_ns() - began_ns;
+    began_ns = cpu_ns();
+    for (unsigned i = 0; i < 2 * N; i++)
+        cr_assert_eq(peers_know_source(a->peers, source_of(i)), i < N / 2);
+    cr_assert_lt(cpu_ns() - began_ns, added_ns, "the table was walked for each");
+    peer_set_address(peers[0], "10.1.15.255:7"); /* the other one stays */
+    cr_assert(peers_know_source(a->peers, source_of(0)) && peers_know_source(a->peers, source_of(15 << 8 | 255)));
+    peer_set_listed(peers[1], false);
+    cr_assert(!peers_know_source(a->peers, source_of(0)));
+    peer_set_listed(peers[0], false);
+    cr_assert(!peers_know_source(a->peers, source_of(15 << 8 | 255)));
 }

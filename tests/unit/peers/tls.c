@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/peers/tls: only two holders of the same key connect, and each receives exactly what the other sent. */
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +19,8 @@ static char key_path[64];
 
 static void write_key(const char *text, mode_t mode)
 {
-    FILE *file;
-
     (void)unlink(key_path);
-    file = fopen(key_path, "w");
+    FILE *file = fopen(key_path, "w");
     cr_assert_not_null(file);
     fputs(text, file);
     fclose(file);

@@ -46,7 +46,6 @@ static void find_built(void)
 
 ReportHook(PRE_ALL)(struct criterion_test_set *tests)
 {
-    (void)tests;
     char command[1024];
     const char *compiler = getenv("CC");
     find_built();

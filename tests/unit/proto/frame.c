@@ -162,7 +162,6 @@ Test(frame_reader, detached_payload_stays)
     static uint8_t bytes[3 * FRAME_HEADER_BYTES + 70000 + 10 + 66000];
     struct frame_reader reader;
     struct frame first, second, third;
-    void *mine;
     size_t have;
 
     memset(bytes, 7, sizeof bytes);
@@ -176,7 +175,7 @@ Test(frame_reader, detached_payload_stays)
     cr_assert_null(frame_reader_detach(&reader), "as much again would be copied");
     cr_assert_eq(frame_reader_next(&reader, &second, NULL), RDT_OK);
     cr_assert_eq(frame_reader_next(&reader, &third, NULL), RDT_OK);
-    mine = frame_reader_detach(&reader);
+    void *mine = frame_reader_detach(&reader);
     cr_assert_not_null(mine);
     cr_assert_eq(frame_reader_bytes(&reader), 0u);
     memset(frame_reader_space(&reader, 66000, &have), 8, 66000);
@@ -192,7 +191,6 @@ Test(frame_reader, what_came_behind_the_detached_goes_on)
     uint8_t bytes[2 * FRAME_HEADER_BYTES + 200];
     struct frame_reader reader;
     struct frame frame;
-    void *mine;
     size_t have;
 
     memset(bytes, 5, sizeof bytes);
@@ -202,7 +200,7 @@ Test(frame_reader, what_came_behind_the_detached_goes_on)
     memcpy(frame_reader_space(&reader, sizeof bytes, &have), bytes, sizeof bytes);
     frame_reader_commit(&reader, sizeof bytes - 50);
     cr_assert_eq(frame_reader_next(&reader, &frame, NULL), RDT_OK);
-    mine = frame_reader_detach(&reader);
+    void *mine = frame_reader_detach(&reader);
     cr_assert_not_null(mine);
     cr_assert_eq(frame_reader_next(&reader, &frame, NULL), RDT_AGAIN);
     memset(frame_reader_space(&reader, 50, &have), 5, 50);

@@ -243,7 +243,6 @@ Test(frame, random_traffic_arrives_as_it_was_sent, .timeout = 120)
     frame_reader_init(&reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&writer);
     while (got < ROUNDS) {
-        enum rdt_status status;
         struct frame frame;
         size_t n;
 
@@ -254,7 +253,7 @@ Test(frame, random_traffic_arrives_as_it_was_sent, .timeout = 120)
             plan->n_fds = (unsigned)(rand() % 3 == 0 ? rand() % 65 : 0);
             push_planned(&writer, plan, pushed++);
         }
-        status = frame_writer_send(&writer, socks[1], NULL);
+        enum rdt_status status = frame_writer_send(&writer, socks[1], NULL);
         cr_assert(status == RDT_OK || status == RDT_AGAIN);
         do {
             status = frame_reader_recv(&reader, socks[0], &n, NULL);

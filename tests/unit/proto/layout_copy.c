@@ -168,7 +168,6 @@ Test(copy, transposed_is_the_naive_one)
         static const uint32_t dtypes[] = {RDT_U8, RDT_BF16, RDT_F32, RDT_F64, RDT_C128};
         struct layout *layout = layout_create(1, 3);
         uint64_t rows = 1 + (uint64_t)rand() % 90, columns = 1 + (uint64_t)rand() % 90, from, bytes, size;
-        uint8_t *region, *back, *packed;
         bool same = true;
 
         layout->dtype[0] = dtypes[rand() % 5];
@@ -184,10 +183,10 @@ Test(copy, transposed_is_the_naive_one)
         layout->strides[2] = (int64_t)rows;
         cr_assert_eq(layout_extent(layout, 0, &from, &size, NULL), RDT_OK);
         random_part(layout_bytes(layout, 0), &from, &bytes);
-        region = random_bytes(size);
-        back = malloc(size);
+        uint8_t *region = random_bytes(size);
+        uint8_t *back = malloc(size);
         memcpy(back, region, size);
-        packed = random_bytes(bytes);
+        uint8_t *packed = random_bytes(bytes);
         layout_gather(layout, 0, region, from, bytes, packed);
         for (uint64_t at = 0; at < bytes; at++) {
             uint64_t place = naive_place(layout, from + at);

@@ -72,19 +72,16 @@ static void must_be_same(const struct layout *a, const struct layout *b, bool wi
 static size_t there_and_back(const struct layout *layout, bool with_place)
 {
     Rdt__Pb__TensorList list, *come;
-    struct layout *again;
-    uint8_t *bytes;
-    size_t n, n_rows;
 
     layout_to_wire(layout, with_place, &rows, &list);
-    bytes = malloc(rdt__pb__tensor_list__get_packed_size(&list));
-    n = rdt__pb__tensor_list__pack(&list, bytes);
+    uint8_t *bytes = malloc(rdt__pb__tensor_list__get_packed_size(&list));
+    size_t n = rdt__pb__tensor_list__pack(&list, bytes);
     come = rdt__pb__tensor_list__unpack(NULL, n, bytes);
     cr_assert_not_null(come);
     cr_assert_eq(layout_run_tensors(come), list.n_run ? layout->count : 0);
-    again = must_read(come);
+    struct layout *again = must_read(come);
     must_be_same(layout, again, with_place);
-    n_rows = come->n_dtype;
+    size_t n_rows = come->n_dtype;
     free(again);
     free(bytes);
     rdt__pb__tensor_list__free_unpacked(come, NULL);
@@ -213,7 +210,6 @@ Test(layout_runs, any_list_comes_back_as_it_was)
 Test(layout_runs, a_row_stands_for_each_of_its_tensors)
 {
     struct row row;
-    struct layout *layout;
 
     make(&row, 6, 100, 3, 1000);
     row.ndim = row.list.n_shape = row.list.n_strides = 2;
@@ -223,7 +219,7 @@ Test(layout_runs, a_row_stands_for_each_of_its_tensors)
     row.strides[1] = 1;
     row.region = 4;
     row.list.n_region_index = 1;
-    layout = must_read(&row.list);
+    struct layout *layout = must_read(&row.list);
     cr_assert(layout->count == 3 && layout->n_dims == 6);
     for (uint32_t i = 0; i < 3; i++) {
         uint64_t lo, hi;

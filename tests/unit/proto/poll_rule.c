@@ -159,13 +159,11 @@ static int64_t stays_away(void)
 
 Test(poll_rule, busy_processor_stops_polling_for_longer_and_longer)
 {
-    int64_t first_ns, last_ns;
-
     begin(2);
     (void)until(true, MAX, 100);
-    first_ns = stays_away();
+    int64_t first_ns = stays_away();
     cr_assert(first_ns >= 10000000 && first_ns < 12000000, "%ld ns", (long)first_ns);
-    last_ns = stays_away();
+    int64_t last_ns = stays_away();
     cr_assert(last_ns >= 2 * 10000000);
     for (unsigned i = 0; i < 20; i++)
         last_ns = stays_away();

@@ -378,10 +378,9 @@ Test(wire_ref, round_trip_keeps_everything)
         struct rdt_ref ref = random_ref(), back;
         uint8_t packed[2 * RDT_REF_TEXT_BYTES];
         Rdt__Pb__Ref msg, *read;
-        size_t bytes;
 
         wire_ref_from(&ref, &msg);
-        bytes = rdt__pb__ref__pack(&msg, packed);
+        size_t bytes = rdt__pb__ref__pack(&msg, packed);
         read = rdt__pb__ref__unpack(NULL, bytes, packed);
         cr_assert_eq(wire_ref_to(read, &back, NULL), RDT_OK);
         assert_same(&ref, &back);

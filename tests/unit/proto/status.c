@@ -97,8 +97,28 @@ Test(dtype, known_has_size_and_name)
     cr_assert_eq(rdt_dtype_bytes(RDT_BF16), 2);
     cr_assert_eq(rdt_dtype_bytes(RDT_C128), 16);
     cr_assert_str_eq(rdt_dtype_name(RDT_F8_E4M3FN), "f8_e4m3fn");
-    for (int number = 1; number <= 24; number++)
+    for (int number = 1; number <= RDT_C128; number++)
         cr_assert_gt(rdt_dtype_bytes((enum rdt_dtype)number), 0);
+}
+
+Test(dtype, row_is_found_by_each_name_and_code)
+{
+    const struct rdt_dtype_row *row = rdt_dtype_row(RDT_F32), *other;
+
+    cr_assert_str_eq(row->array_name, "float32");
+    cr_assert_str_eq(row->safetensors, "F32");
+    cr_assert_str_eq(row->format, "f");
+    cr_assert(row->kind == 'f' && row->dlpack == 2);
+    for (int a = 1; (row = rdt_dtype_row((enum rdt_dtype)a)); a++) {
+        cr_assert_eq(!row->kind, !row->format, "%s", row->name);
+        for (int b = 1; b < a; b++) {
+            other = rdt_dtype_row((enum rdt_dtype)b);
+            cr_assert(strcmp(row->name, other->name) != 0 && strcmp(row->array_name, other->array_name) != 0);
+            cr_assert(row->dlpack != other->dlpack || row->bytes != other->bytes, "%s", row->name);
+            cr_assert(!row->kind || row->kind != other->kind || row->bytes != other->bytes, "%s", row->name);
+            cr_assert(!row->safetensors || !other->safetensors || strcmp(row->safetensors, other->safetensors) != 0);
+        }
+    }
 }
 
 Test(dtype, unknown_has_neither)
@@ -106,4 +126,5 @@ Test(dtype, unknown_has_neither)
     cr_assert_eq(rdt_dtype_bytes((enum rdt_dtype)0), 0);
     cr_assert_eq(rdt_dtype_bytes((enum rdt_dtype)25), 0);
     cr_assert_null(rdt_dtype_name((enum rdt_dtype)0));
+    cr_assert_null(rdt_dtype_row((enum rdt_dtype)25));
 }

@@ -10,10 +10,9 @@ static struct stranger all[20];
 
 static struct stranger *come(unsigned i, const char *address, bool exempt)
 {
-    struct sockaddr_storage at = {0};
     bool is6 = strchr(address, ':');
+    struct sockaddr_storage at = {.ss_family = is6 ? AF_INET6 : AF_INET};
 
-    at.ss_family = is6 ? AF_INET6 : AF_INET;
     if (is6)
         cr_assert_eq(inet_pton(AF_INET6, address, &((struct sockaddr_in6 *)&at)->sin6_addr), 1);
     else

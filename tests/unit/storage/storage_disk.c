@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -111,10 +110,7 @@ static void begin(void)
     name->key_bytes = (uint8_t)owner_key(name->key, &owner, (const uint8_t *)"weights", 7);
 }
 
-static void on_closed(void *arg)
-{
-    (void)arg;
-}
+static void on_closed(void *arg) {}
 
 static void end(void)
 {
@@ -132,11 +128,10 @@ static void end(void)
 static struct stored *store(uint64_t generation, bool durable)
 {
     struct object *object = objects[generation] = calloc(1, sizeof *object);
-    struct stored *stored;
 
     object->generation = generation;
     object->account = account;
-    stored = stored_new(&storage, generation, object, 100);
+    struct stored *stored = stored_new(&storage, generation, object, 100);
     must(stored);
     if (durable)
         stored_set_durable(stored);
@@ -157,16 +152,14 @@ static uint64_t recorded(void)
     uint8_t text[STORAGE_MAX_NAME_BYTES];
     const Rdt__Pb__StoredName *record;
     struct arena arena;
-    uint64_t version;
     ssize_t n;
-    int fd;
 
     storage_name_file(name->key, name->key_bytes, file);
-    fd = openat(dir, file, O_RDONLY | O_CLOEXEC);
+    int fd = openat(dir, file, O_RDONLY | O_CLOEXEC);
     must(fd >= 0 && (n = read(fd, text, sizeof text)) > 0 && close(fd) == 0);
     arena_init(&arena, (size_t)4 * STORAGE_MAX_NAME_BYTES);
     must_ok(stored_name_parse(text, (size_t)n, &arena, &record, &err));
-    version = record->version;
+    uint64_t version = record->version;
     arena_fini(&arena);
     return version;
 }
@@ -180,13 +173,11 @@ static void settle(const struct stored *stored)
 /* An object that was published first may be on the disk last. */
 Test(storage_disk, version_that_could_not_be_recorded_lets_no_older_one_overtake_the_next)
 {
-    struct stored *late, *failing, *newest;
-
     begin();
-    late = store(1, false);
+    struct stored *late = store(1, false);
     publish(4, 1);
-    failing = store(2, true);
-    newest = store(3, true);
+    struct stored *failing = store(2, true);
+    struct stored *newest = store(3, true);
     atomic_store(&n_failing, 1);
     publish(5, 2);
     publish(6, 3);

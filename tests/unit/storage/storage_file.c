@@ -2,11 +2,9 @@
 /* How stored objects and names look on the disk: what is written is read again, and what is wrong is refused. */
 #include <criterion/criterion.h>
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "daemon/storage/storage_file.h"
 #include "tests/support/check.h"
@@ -50,7 +48,7 @@ Test(storage_file, what_is_written_of_an_object_is_read_again)
     struct stored_plan plan;
     struct stored_file file;
 
-    must_ok(stored_plan_init(&plan, &about, layout, &err));
+    must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
     cr_assert_eq(plan.header_bytes % STORAGE_ALIGN_BYTES, 0u);
     cr_assert_eq(plan.data_bytes, 16u + 16u + 3u);
     cr_assert(plan.order[0] == 2 && plan.order[1] == 1 && plan.order[2] == 0, "the largest elements come first");
@@ -98,21 +96,21 @@ Test(storage_file, names_of_tensors_in_a_safetensors_header_are_those_of_the_fil
 
     about.metadata = (const uint8_t *)good;
     about.metadata_bytes = strlen(good);
-    must_ok(stored_plan_init(&plan, &about, layout, &err));
+    must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
     cr_assert(header_has(&plan, ",\"layer.0\":{\"dtype\":\"U8\",\"shape\":[3],"));
     cr_assert(header_has(&plan, ",\"\xc3\xa4\":{\"dtype\":\"F32\",\"shape\":[2,2],"));
     cr_assert(header_has(&plan, ",\"scale\":{"));
     stored_plan_fini(&plan);
     for (size_t cut = 0; cut < strlen(good) - 3; cut++) { /* three blanks follow */
         about.metadata_bytes = cut;
-        must_ok(stored_plan_init(&plan, &about, layout, &err));
+        must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
         cr_assert(header_has(&plan, ",\"0\":{") && header_has(&plan, ",\"2\":{"), "cut at %zu", cut);
         stored_plan_fini(&plan);
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         about.metadata = (const uint8_t *)others[i];
         about.metadata_bytes = strlen(others[i]);
-        must_ok(stored_plan_init(&plan, &about, layout, &err));
+        must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
         cr_assert(header_has(&plan, ",\"0\":{") && header_has(&plan, ",\"2\":{"), "%s", others[i]);
         stored_plan_fini(&plan);
     }
@@ -128,7 +126,7 @@ Test(storage_file, no_changed_byte_harms)
     struct stored_file file;
     unsigned n_refused = 0;
 
-    must_ok(stored_plan_init(&plan, &about, layout, &err));
+    must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
     for (size_t i = 8; i < plan.header_bytes; i++) {
         struct rdt_error err = {0};
         plan.header[i] ^= 0x20;
@@ -158,13 +156,12 @@ Test(storage_file, record_of_a_name_is_read_again_and_checked)
     const Rdt__Pb__StoredName *found;
     uint8_t text[STORAGE_MAX_NAME_BYTES];
     struct arena arena;
-    size_t bytes;
 
     record.uid = 7;
     record.id = (ProtobufCBinaryData){7, (uint8_t *)"weights"};
     record.version = 3;
     record.generation = 9;
-    bytes = stored_name_pack(&record, text, sizeof text);
+    size_t bytes = stored_name_pack(&record, text, sizeof text);
     cr_assert(bytes > 0 && stored_name_pack(&record, text, 20) == 0);
     arena_init(&arena, (size_t)1 << 20);
     bytes = stored_name_pack(&record, text, sizeof text);

@@ -32,10 +32,9 @@ Test(record, one_decision_serves_all_who_ask_the_same)
     struct path_query query = {
         .same_node = true, .transport = "", .least = "", .preferred = "", .show_why_not = show, .cow_why_not = cow};
     struct transfer_record records[6] = {0};
-    const struct path_decision *first, *second;
 
     transfers = calloc(1, sizeof *transfers);
-    first = decide(&records[0], &query);
+    const struct path_decision *first = decide(&records[0], &query);
     cr_assert(says(first, "local/share", "its region holds secrets") && says(first, "local/cow", "its region holds secrets"));
     memcpy(same, show, sizeof same);
     query.show_why_not = same;
@@ -43,7 +42,7 @@ Test(record, one_decision_serves_all_who_ask_the_same)
     (void)snprintf(show, sizeof show, "its region is gone"); /* the first query's text lay here */
     cr_assert_eq(decide(&records[2], &query), first);
     query.show_why_not = show;
-    second = decide(&records[3], &query);
+    const struct path_decision *second = decide(&records[3], &query);
     cr_assert(second != first && says(second, "local/share", "its region is gone"));
     cr_assert(says(records[2].decision, "local/share", "its region holds secrets"), "an earlier decision has changed");
     query.show_why_not = NULL;
@@ -58,6 +57,6 @@ Test(record, one_decision_serves_all_who_ask_the_same)
     cr_assert_neq(records[0].decision, records[1].decision);
     for (unsigned i = 0; i < 6; i++)
         record_drop_decision(records[i].decision);
-    record_drop_decision(transfers->decision);
+    record_drop_decision(transfers->decided.decision);
     free(transfers);
 }

@@ -27,15 +27,15 @@ static uint64_t dice(uint64_t sides)
 
 struct memory {
     struct layout *layout;
-    uint8_t **bases; /* [n] */
-    uint64_t *bytes; /* [n] */
+    struct memory_place *bases; /* [n] */
+    uint64_t *bytes;            /* [n] */
     uint32_t n;
 };
 
 static void memory_fini(struct memory *memory)
 {
     for (uint32_t i = 0; i < memory->n; i++)
-        free(memory->bases[i]);
+        free(memory->bases[i].base);
     free(memory->bases);
     free(memory->bytes);
     free(memory->layout);
@@ -68,8 +68,8 @@ static void random_memory(const struct layout *shapes, bool holes, struct memory
     struct layout *layout = layout_dup(shapes);
     uint32_t n = 1 + (uint32_t)dice(3);
 
-    *memory_p =
-        (struct memory){.layout = layout, .n = n, .bases = calloc(n, sizeof(uint8_t *)), .bytes = calloc(n, sizeof(uint64_t))};
+    *memory_p = (struct memory){
+        .layout = layout, .n = n, .bases = calloc(n, sizeof(struct memory_place)), .bytes = calloc(n, sizeof(uint64_t))};
     cr_assert(layout && memory_p->bases && memory_p->bytes);
     for (uint32_t i = 0; i < layout->count; i++) {
         uint32_t r = layout->region[i] = (uint32_t)dice(n), d = layout->first_dim[i];
@@ -88,8 +88,8 @@ static void random_memory(const struct layout *shapes, bool holes, struct memory
         }
     }
     for (uint32_t r = 0; r < n; r++) {
-        memory_p->bases[r] = calloc(1, memory_p->bytes[r] + 1);
-        cr_assert_not_null(memory_p->bases[r]);
+        memory_p->bases[r].base = calloc(1, memory_p->bytes[r] + 1);
+        cr_assert_not_null(memory_p->bases[r].base);
     }
 }
 
@@ -98,7 +98,7 @@ static uint8_t *element(const struct memory *memory, uint32_t i, uint64_t row, u
     const struct layout *layout = memory->layout;
     uint32_t d = layout->first_dim[i];
 
-    return memory->bases[layout->region[i]] + (int64_t)layout->offset[i] + (int64_t)row * layout->strides[d] +
+    return memory->bases[layout->region[i]].base + (int64_t)layout->offset[i] + (int64_t)row * layout->strides[d] +
            (int64_t)column * layout->strides[d + 1];
 }
 
@@ -159,13 +159,11 @@ static struct layout *over_the_wire(const struct layout *layout)
 {
     Rdt__Pb__TensorList list, *copy;
     struct layout *there = NULL;
-    uint8_t *bytes;
-    size_t n;
     struct rdt_error err = {0};
 
     layout_to_wire(layout, false, NULL, &list);
-    bytes = malloc(rdt__pb__tensor_list__get_packed_size(&list) + 1);
-    n = rdt__pb__tensor_list__pack(&list, bytes);
+    uint8_t *bytes = malloc(rdt__pb__tensor_list__get_packed_size(&list) + 1);
+    size_t n = rdt__pb__tensor_list__pack(&list, bytes);
     copy = rdt__pb__tensor_list__unpack(NULL, n, bytes);
     cr_assert_not_null(copy);
     cr_assert_eq(layout_from_wire(copy, &there, &err), RDT_OK, "%s", err.msg);
@@ -182,10 +180,10 @@ static void round_trip(const struct chunk_plan *here, const struct chunk_plan *t
         uint8_t *stream = malloc(chunk->bytes + 16);
 
         memset(stream, 0xa5, chunk->bytes + 16);
-        chunk_gather(chunk, packed, source->layout, source->bases, stream);
+        cr_assert_eq(chunk_gather(chunk, packed, source->layout, source->bases, stream), 0);
         for (unsigned i = 0; i < 16; i++)
             cr_assert_eq(stream[chunk->bytes + i], 0xa5, "gathered past the chunk");
-        chunk_scatter(&there->chunks[c], packed_there, target->layout, target->bases, stream);
+        cr_assert_eq(chunk_scatter(&there->chunks[c], packed_there, target->layout, target->bases, stream), 0);
         free(stream);
     }
 }
@@ -201,7 +199,7 @@ static void check_runs(const struct chunk_plan *plan, const struct layout *packe
         uint64_t at = 0, offset;
 
         cr_assert(runs && stream && joined);
-        chunk_gather(chunk, packed, memory->layout, memory->bases, stream);
+        cr_assert_eq(chunk_gather(chunk, packed, memory->layout, memory->bases, stream), 0);
         n = chunk_runs(chunk, packed, memory->layout, runs, most);
         cr_assert(n > 0);
         for (uint32_t i = 0; i < n; at += runs[i++].bytes) {
@@ -214,7 +212,7 @@ static void check_runs(const struct chunk_plan *plan, const struct layout *packe
             if (before && before->region == run->region && (padding || before->offset + before->bytes == run->offset))
                 cr_assert_fail("runs %u and %u of chunk %u are one", i - 1, i, c);
             if (!padding)
-                memcpy(joined + at, memory->bases[run->region] + run->offset, run->bytes);
+                memcpy(joined + at, memory->bases[run->region].base + run->offset, run->bytes);
         }
         cr_assert_eq(at, chunk->bytes);
         cr_assert_eq(memcmp(joined, stream, chunk->bytes), 0, "the runs of chunk %u are not the chunk", c);
@@ -235,7 +233,6 @@ Test(chunk, random_plans_round_trip)
         bool single = dice(3) == 0;
         struct layout *shapes, *packed, *wire, *packed_there;
         struct memory source, target;
-        struct chunk_plan *here, *there;
 
         seed = round;
         shapes = random_shapes((uint32_t)dice(dice(4) ? 12 : 200), 2000);
@@ -245,8 +242,8 @@ Test(chunk, random_plans_round_trip)
         wire = over_the_wire(source.layout);
         cr_assert_eq(layout_packed(wire, &packed_there, &stream_there, NULL), RDT_OK);
         cr_assert_eq(stream, stream_there);
-        here = plan_of(packed, stream, chunk_bytes, single);
-        there = plan_of(packed_there, stream_there, chunk_bytes, single);
+        struct chunk_plan *here = plan_of(packed, stream, chunk_bytes, single);
+        struct chunk_plan *there = plan_of(packed_there, stream_there, chunk_bytes, single);
         check_equal(here, there);
         check_plan(here, packed, stream, chunk_bytes, single);
 
@@ -265,7 +262,7 @@ Test(chunk, random_plans_round_trip)
                 }
         for (uint32_t r = 0; r < target.n; r++) /* holes were not written */
             for (uint64_t b = 0; b < target.bytes[r]; b++)
-                if (target.bases[r][b] != 0)
+                if (target.bases[r].base[b] != 0)
                     cr_assert_fail("round %u: byte %lu of region %u belongs to no tensor", round, (unsigned long)b, r);
         check_runs(here, packed, &source);
 
@@ -286,7 +283,6 @@ Test(chunk, large_alone_small_together)
     uint64_t stream;
     struct layout *shapes = layout_create(5, 5), *packed;
     static const uint64_t elems[] = {100, 100, 3 * MIN_CHUNK + 1, 100, 100};
-    struct chunk_plan *plan;
 
     for (uint32_t i = 0; i < 5; i++) {
         shapes->dtype[i] = RDT_U8;
@@ -298,7 +294,7 @@ Test(chunk, large_alone_small_together)
         shapes->offset[i] = 0;
     }
     cr_assert_eq(layout_packed(shapes, &packed, &stream, NULL), RDT_OK);
-    plan = plan_of(packed, stream, MIN_CHUNK, false);
+    struct chunk_plan *plan = plan_of(packed, stream, MIN_CHUNK, false);
     cr_assert_eq(plan->n, 6u);
     cr_expect_eq(plan->chunks[0].count, 2u);
     for (unsigned i = 1; i <= 4; i++)
@@ -317,9 +313,9 @@ Test(chunk, large_alone_small_together)
 Test(chunk, padding_is_zero)
 {
     static uint8_t memory[128];
-    uint8_t *bases[] = {memory}, stream[256];
+    struct memory_place bases[] = {{.base = memory}};
+    uint8_t stream[256];
     struct layout *shapes = layout_create(3, 3), *packed;
-    struct chunk_plan *plan;
     uint64_t bytes;
 
     memset(memory, 0x11, sizeof memory);
@@ -334,9 +330,9 @@ Test(chunk, padding_is_zero)
         shapes->offset[i] = 10 * i;
     }
     cr_assert_eq(layout_packed(shapes, &packed, &bytes, NULL), RDT_OK);
-    plan = plan_of(packed, bytes, MIN_CHUNK, false);
+    struct chunk_plan *plan = plan_of(packed, bytes, MIN_CHUNK, false);
     cr_assert_eq(plan->n, 1u);
-    chunk_gather(&plan->chunks[0], packed, shapes, bases, stream);
+    cr_assert_eq(chunk_gather(&plan->chunks[0], packed, shapes, bases, stream), 0);
     for (uint64_t b = 0; b < plan->chunks[0].bytes; b++)
         cr_assert_eq(stream[b], b % LAYOUT_ALIGN_BYTES < 10 ? 0x11 : 0, "byte %lu", (unsigned long)b);
     free(plan);
@@ -374,7 +370,6 @@ static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
     struct chunk_plan *plan = NULL;
     uint64_t stream_bytes, at = 1000;
     uint32_t region;
-    bool piece;
 
     cr_assert_not_null(layout);
     for (uint32_t i = 0; i < 3; i++) {
@@ -391,7 +386,7 @@ static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
     cr_assert_eq(layout_packed(layout, &packed, &stream_bytes, NULL), RDT_OK);
     cr_assert_eq(chunk_plan_create(packed, stream_bytes, 64 * MIN_CHUNK, &plan, NULL), RDT_OK);
     cr_assert_eq(plan->n, 1u);
-    piece = chunk_piece(&plan->chunks[0], packed, layout, &region, offset_p);
+    bool piece = chunk_piece(&plan->chunks[0], packed, layout, &region, offset_p);
     cr_assert(!piece || region == 2);
     free(plan);
     free(packed);

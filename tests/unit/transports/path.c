@@ -48,7 +48,6 @@ Test(path, local_table)
         struct path_query query = local_query();
         struct path_decision decision;
         struct rdt_error err = {0};
-        enum rdt_status status;
 
         query.same_client = row->same_client;
         query.has_target = row->has_target;
@@ -57,7 +56,7 @@ Test(path, local_table)
         query.mode = row->mode;
         query.transport = row->transport ? row->transport : "";
         query.least = row->least ? row->least : "";
-        status = path_choose(&query, &decision, &err);
+        enum rdt_status status = path_choose(&query, &decision, &err);
         check_order(&decision);
         cr_assert_eq(decision.n, 4u, "%s: %u candidates", row->what, decision.n);
         if (row->chosen) {
@@ -79,21 +78,15 @@ Test(path, local_table)
 /* ---- another node ---- */
 
 /* Each row changes the offer of "fast" or the query by one of these before the choice. */
-static void nothing(struct path_offer *fast, struct path_query *query)
-{
-    (void)fast;
-    (void)query;
-}
+static void nothing(struct path_offer *fast, struct path_query *query) {}
 
 static void missing_here(struct path_offer *fast, struct path_query *query)
 {
-    (void)query;
     fast->here_why_not = "no trusted_network";
 }
 
 static void missing_there(struct path_offer *fast, struct path_query *query)
 {
-    (void)query;
     fast->there_why_not = "it does not offer it";
 }
 
@@ -106,7 +99,6 @@ static void missing_on_both(struct path_offer *fast, struct path_query *query)
 
 static void other_version(struct path_offer *fast, struct path_query *query)
 {
-    (void)query;
     fast->there_version = "1.3";
 }
 
@@ -124,13 +116,11 @@ static void no_cuda_target(struct path_offer *fast, struct path_query *query)
 
 static void rebuilding(struct path_offer *fast, struct path_query *query)
 {
-    (void)query;
     fast->connected = false;
 }
 
 static void mute(struct path_offer *fast, struct path_query *query)
 {
-    (void)query;
     fast->one_sided = fast->two_sided = false;
 }
 
@@ -142,19 +132,16 @@ static void holes_one_sided(struct path_offer *fast, struct path_query *query)
 
 static void holes_both_sided(struct path_offer *fast, struct path_query *query)
 {
-    (void)fast;
     query->source_contiguous = false;
 }
 
 static void only_two_sided(struct path_offer *fast, struct path_query *query)
 {
-    (void)query;
     fast->one_sided = false;
 }
 
 static void prefer_slow(struct path_offer *fast, struct path_query *query)
 {
-    (void)fast;
     query->preferred = "Slow";
 }
 
@@ -166,13 +153,11 @@ static void prefer_slow_want_fast(struct path_offer *fast, struct path_query *qu
 
 static void want_slow(struct path_offer *fast, struct path_query *query)
 {
-    (void)fast;
     query->transport = "slow";
 }
 
 static void at_least_fast(struct path_offer *fast, struct path_query *query)
 {
-    (void)fast;
     query->least = "fast";
 }
 
@@ -184,7 +169,6 @@ static void at_least_fast_which_is_away(struct path_offer *fast, struct path_que
 
 static void in_reply(struct path_offer *fast, struct path_query *query)
 {
-    (void)fast;
     query->has_inline = true;
 }
 
@@ -208,7 +192,6 @@ static void share_asked(struct path_offer *fast, struct path_query *query)
 
 static void copy_asked(struct path_offer *fast, struct path_query *query)
 {
-    (void)fast;
     query->mode = COPY;
 }
 
@@ -251,10 +234,9 @@ Test(path, remote_table)
         struct path_query query = remote_query(offers, 2);
         struct path_decision decision;
         struct rdt_error err = {0};
-        enum rdt_status status;
 
         row->arrange(&offers[1], &query);
-        status = path_choose(&query, &decision, &err);
+        enum rdt_status status = path_choose(&query, &decision, &err);
         check_order(&decision);
         cr_assert_eq(decision.n, 3u, "%s: %u candidates", row->what, decision.n);
         if (row->chosen) {

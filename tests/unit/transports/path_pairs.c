@@ -133,7 +133,6 @@ static void check_pair(const struct pair_row *row)
     struct path_query query = remote_query(offers, N_TRANSPORTS);
     struct path_decision decision;
     struct rdt_error err = {0};
-    enum rdt_status status;
 
     for (unsigned i = 0; i < N_TRANSPORTS; i++)
         offers[i] = pair_offer(row, i);
@@ -143,7 +142,7 @@ static void check_pair(const struct pair_row *row)
     query.transport = row->transport ? row->transport : "";
     query.least = row->least ? row->least : "";
     query.preferred = row->preferred ? row->preferred : "";
-    status = path_choose(&query, &decision, &err);
+    enum rdt_status status = path_choose(&query, &decision, &err);
     cr_assert_eq(status, row->chosen ? RDT_OK : RDT_NO_PATH, "%s: %s", row->what, err.msg);
     if (row->chosen)
         cr_assert_str_eq(decision.candidates[decision.chosen].name, row->chosen, "%s", row->what);
@@ -202,9 +201,7 @@ Test(path_pairs, kinds_table)
         struct path_offer offers[3];
         struct path_decision decision;
         struct rdt_error err = {0};
-        struct path_query query;
         unsigned n = 0;
-        enum rdt_status status;
 
         for (const char *at = row->offers; *at; at++) {
             bool device = *at != 'a', host = *at != 'c';
@@ -215,12 +212,12 @@ Test(path_pairs, kinds_table)
             made->stages_source = strcmp(row->source, "host") != 0 && host;
             made->stages_target = strcmp(row->target, "host") != 0 && host;
         }
-        query = remote_query(offers, n);
+        struct path_query query = remote_query(offers, n);
         query.source_memory = row->source;
         query.target_memory = row->target;
         query.source_contiguous = !row->holes;
         query.least = row->least ? row->least : "";
-        status = path_choose(&query, &decision, &err);
+        enum rdt_status status = path_choose(&query, &decision, &err);
         if (!row->chosen) {
             cr_assert_eq(status, RDT_NO_PATH, "%s: %s", row->what, rdt_status_name(status));
             cr_assert(strstr(err.msg, row->because), "%s: %s", row->what, err.msg);

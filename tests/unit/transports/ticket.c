@@ -405,12 +405,10 @@ static bool move_bytes(void)
     for (unsigned k = 0; k < NODES * QUEUES; k++) {
         unsigned node = (first + k) % (NODES * QUEUES) / QUEUES, q = (first + k) % QUEUES;
         struct op *head = m.queue[node][q], *there;
-        struct side *peer;
-        unsigned there_q;
         if (m.n_queue[node][q] == 0 || head->side->stopped || m.dead[node])
             continue;
-        peer = other(head->side);
-        there_q = peer->queues[head->chunk % peer->n_queues];
+        struct side *peer = other(head->side);
+        unsigned there_q = peer->queues[head->chunk % peer->n_queues];
         there = m.queue[peer->node][there_q];
         if (m.dead[peer->node] || peer->stopped || m.n_queue[peer->node][there_q] == 0 || there->side != peer ||
             there->chunk != head->chunk)

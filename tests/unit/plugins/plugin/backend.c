@@ -141,21 +141,18 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
 
 static void transport_close(void *transport)
 {
-    (void)transport;
     push(TASK_STOP, NULL, NULL);
     pthread_join(thread, NULL);
 }
 
 static const char *transport_version(void *transport)
 {
-    (void)transport;
     return version_text;
 }
 
 static enum rdt_status conn_create(void *transport, const uint8_t peer_uuid[16], void *core, void **conn_p,
                                    struct rdt_error *err)
 {
-    (void)transport, (void)peer_uuid, (void)err;
     struct conn *conn = calloc(1, sizeof(*conn));
     conn->core = core;
     *conn_p = conn;
@@ -169,14 +166,12 @@ static void conn_destroy(void *conn)
 
 static enum rdt_status conn_offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
-    (void)conn, (void)blob, (void)err;
     *bytes_p = 0;
     return RDT_OK;
 }
 
 static enum rdt_status conn_connect(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
 {
-    (void)blob, (void)bytes, (void)err;
     if (fault("connect fails at once"))
         the_host.conn_failed(((struct conn *)conn)->core, RDT_PEER_LOST, "peer gone");
     else
@@ -186,7 +181,6 @@ static enum rdt_status conn_connect(void *conn, const void *blob, size_t bytes, 
 
 static uint32_t conn_sides(void *conn, const char *memory_kind)
 {
-    (void)conn, (void)memory_kind;
     return RDT_TWO_SIDED;
 }
 
@@ -197,7 +191,6 @@ static void conn_disconnect(void *conn)
 
 static enum rdt_status post(void *conn, struct rdt_op *op, struct rdt_error *err)
 {
-    (void)err;
     for (int i = 0; i < 6; i++) {
         if (op->priv[i])
             return RDT_INTERNAL;
@@ -216,37 +209,27 @@ static void cancel(void *conn, struct rdt_op *op)
 
 static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
 {
-    (void)host, (void)err;
     *memory_p = version_text;
     return RDT_OK;
 }
 
-static void memory_close(void *memory)
-{
-    (void)memory;
-}
+static void memory_close(void *memory) {}
 
 static enum rdt_status memory_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                                     struct rdt_error *err)
 {
-    (void)memory, (void)device, (void)bytes, (void)block_p, (void)err;
     return RDT_NO_MEMORY;
 }
 
-static void memory_free(void *memory, struct rdt_block *block)
-{
-    (void)memory, (void)block;
-}
+static void memory_free(void *memory, struct rdt_block *block) {}
 
 static enum rdt_status memory_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
-    (void)memory, (void)block, (void)warm, (void)err;
     return RDT_OK;
 }
 
 static enum rdt_status memory_copy(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err)
 {
-    (void)memory, (void)dst, (void)src, (void)bytes, (void)err;
     return RDT_OK;
 }
 

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdt_verify: compares what this process got with the checksum of the object. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+#include "fetched.h"
+#include "rdt.pb-c.h"
+#include "rdt_plan.h"
+#include "session/clock.h"
+#include "tensor.h"
+
+static enum rdt_status check(const rdt_object *object, struct rdt_error *err)
+{
+    const char *id = object->info.ref.id, *memory;
+
+    if (object->part)
+        return rdt_error_set(err, RDT_INVALID, "object \"%s\" was not fetched whole: only all of it has a checksum", id);
+    for (uint32_t i = 0; i < object->layout->count; i++)
+        if (rdt_object_place(object, i, &memory, NULL, err) != RDT_OK)
+            return err ? err->status : RDT_INVALID;
+        else if (strcmp(memory, "host") != 0)
+            return rdt_error_set(err, RDT_UNSUPPORTED,
+                                 "tensor %u of object \"%s\" lies in memory of kind %s: fetch it to host memory to verify it",
+                                 i, id, memory);
+    return RDT_OK;
+}
+
+/* Asks the daemon of the object. */
+static enum rdt_status ask(const rdt_object *object, int64_t timeout_ns, uint64_t *sum_p, struct rdt_error *err)
+{
+    Rdt__Pb__Sum request = RDT__PB__SUM__INIT;
+    ProtobufCMessage *reply;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = call_wire_ref(object->conn, &object->info.ref, &message, err);
+
+    if (status != RDT_OK)
+        return status;
+    request.ref = &message;
+    request.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    status = call_fds(object->conn, RDT_MSG_SUM, &request.base, -1,
+                      clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns), &reply, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    *sum_p = ((const Rdt__Pb__SumReply *)reply)->sum;
+    protobuf_c_message_free_unpacked(reply, NULL);
+    return RDT_OK;
+}
+
+enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct rdt_error *err)
+{
+    uint64_t expected = 0, found = 0;
+    enum rdt_status status;
+
+    if (!object)
+        return rdt_error_set(err, RDT_INVALID, "object is NULL");
+    status = connection_check(object->conn, err);
+    if (status == RDT_OK && rdt_object_is_manifest(object))
+        status = rdt_error_set(err, RDT_UNSUPPORTED,
+                               "\"%s\" is a version of many parts, which has no checksum of its own: "
+                               "verify its parts",
+                               object->info.ref.id);
+    if (status == RDT_OK)
+        status = check(object, err);
+    if (status == RDT_OK)
+        status = ask(object, timeout_ns, &expected, err);
+    if (status == RDT_OK)
+        status = tensor_sum(object->layout, object->data, object->metadata, object->metadata_bytes, &found, err);
+    if (status != RDT_OK || found == expected)
+        return status;
+    return rdt_error_set(
+        err, RDT_DAMAGED,
+        "the bytes of object \"%s\" that this process got by %s are not those that were put: their checksum is "
+        "%016" PRIx64 ", and should be %016" PRIx64,
+        object->info.ref.id, object->info.path, found, expected);
+}

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests about objects of another node: this node sends them there over the peer link, and serves those of other nodes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/calls/call.h"
+#include "wire_ref.h"
+
+#define MAX_CALLS 16384u    /* the most calls of one node that are deferred here */
+#define POLL_NS 200000000ll /* the timeout of a call with timeout 0, because it needs a round trip to the other node */
+
+/* ---- forwarding a client's request ---- */
+
+/* Whether the answer gives the client a hold. */
+static bool gives_hold(const struct call *call)
+{
+    return call->type == RDT_MSG_HOLD && !call->hold.begins_transit;
+}
+
+static void send_call(struct call *call)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    struct rdt_error err = {0};
+
+    requester.tenant = call->account->owner.tenant;
+    requester.uid = call->account->owner.uid;
+    message.call = call->forwarded.number;
+    message.type = call->type;
+    message.requester = &requester;
+    message.request = (ProtobufCBinaryData){call->copy.packed_bytes, call->copy.packed};
+    if (gives_hold(call) && holds_prepare(call->rpc->holds, call->forwarded.to, &err) != RDT_OK) {
+        call_fail(call, &err);
+        return;
+    }
+    call->forwarded.sent = true;
+    list_remove(&call->forwarded.by_peer);
+    list_append(&call->forwarded.to->calls.there, &call->forwarded.by_peer);
+    if (peer_send(call->forwarded.to, RDT_PEER_CALL, &message.base, &err) != RDT_OK)
+        call_fail(call, &err);
+}
+
+/* The call ends before its answer: the other node is told to end it, too. */
+static void cancel_forwarded(struct call *call)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+
+    if (!call->forwarded.sent)
+        return;
+    message.call = call->forwarded.number;
+    message.type = RDT_MSG_CANCEL_REQUEST;
+    message.requester = &requester;
+    (void)peer_send(call->forwarded.to, RDT_PEER_CALL, &message.base, NULL);
+    if (gives_hold(call)) /* the other node may have taken the hold meanwhile */
+        holds_unwanted(call->rpc->holds, call->forwarded.to, call->forwarded.number);
+}
+
+/* The time that another node has to answer a request that waits for no event. */
+static int64_t answer_ns(const struct rpc *rpc)
+{
+    return (int64_t)(rpc->options->connect_timeout_ns + 2 * rpc->options->peer_timeout_ns);
+}
+
+/* Adds the time that the answer needs to arrive: the other node ends the request after timeout_ns, and its TIMED_OUT says
+ * what was missing. The addition is half of what librdt allows this daemon (clock_after_answer_ns). */
+static int64_t with_answer_ns(int64_t timeout_ns)
+{
+    int64_t most_ns = 25000000, more_ns = timeout_ns / 8 < most_ns ? timeout_ns / 8 : most_ns;
+
+    return timeout_ns < 0 || timeout_ns > INT64_MAX - most_ns ? timeout_ns : timeout_ns + more_ns;
+}
+
+enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
+                             struct rdt_error *err)
+{
+    static const uint8_t nobody[16];
+    struct rpc *rpc = call->rpc;
+    enum rdt_status status;
+
+    if (!call->client)
+        return rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not on this node", ref->id);
+    if (!rpc->peers)
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "object \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
+            ref->id);
+    call->forwarded.to_uuid = memcmp(ref->node, nobody, sizeof nobody) != 0;
+    status = peers_find(rpc->peers, ref->node, ref->address, call->account, &call->forwarded.to, err);
+    if (status != RDT_OK)
+        return status;
+    if (call->forwarded.to->state == PEER_BACKOFF)
+        return peer_away(call->forwarded.to, call->account, err);
+    free(call->copy.packed); /* it may have been kept while the name was looked for */
+    account_give(call->account, USAGE_HEAP, call->copy.heap_bytes);
+    call->copy.packed = NULL;
+    call->copy.heap_bytes = 0;
+    call->copy.packed_bytes = protobuf_c_message_get_packed_size(request);
+    status = account_take(call->account, USAGE_HEAP, call->copy.packed_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    call->copy.heap_bytes = call->copy.packed_bytes;
+    call->copy.packed = malloc(call->copy.packed_bytes ? call->copy.packed_bytes : 1);
+    if (!call->copy.packed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->forwarded.to->name);
+    protobuf_c_message_pack(request, call->copy.packed);
+    if (!call_waits(call))
+        timeout_ns = answer_ns(rpc);
+    if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->forwarded.to->name);
+    call->forwarded.number = rpc->next_forward++;
+    list_append(&call->forwarded.to->calls.unsent, &call->forwarded.by_peer);
+    call->forwarded.to->calls.n_there++;
+    status = call_defer(call, timeout_ns == 0 ? POLL_NS : with_answer_ns(timeout_ns), cancel_forwarded, err);
+    if (status != RDT_OK)
+        return status;
+    if (call->forwarded.to->state == PEER_UP)
+        send_call(call);
+    return RDT_OK;
+}
+
+/* ---- the beginning and the end of a link, in slices: very many calls may wait for it ---- */
+
+static struct peer *peer_of(struct peer_calls *calls)
+{
+    return container_of(calls, struct peer, calls);
+}
+
+static bool send_unsent(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_calls *calls = container_of(slice, struct peer_calls, send);
+
+    while (!list_empty(&calls->unsent) && peer_of(calls)->state == PEER_UP) {
+        send_call(container_of(list_first(&calls->unsent), struct call, forwarded.by_peer));
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+void calls_peer_up(struct rpc *rpc, struct peer *peer)
+{
+    peer->calls.send.run = send_unsent;
+    if (!list_empty(&peer->calls.unsent))
+        slice_begin(&rpc->deadlines->slices, &peer->calls.send);
+    if (rpc->retake_events)
+        rpc->retake_events->on_peer_up(rpc, peer);
+}
+
+void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
+{
+    static const uint8_t nobody[16];
+    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* then another node has taken its address */
+
+    list_each_safe (struct call, call, &from->calls.unsent, forwarded.by_peer) {
+        if (call->forwarded.to_uuid && from_is_known)
+            continue;
+        list_remove(&call->forwarded.by_peer);
+        list_append(&into->calls.unsent, &call->forwarded.by_peer);
+        call->forwarded.to = into;
+        from->calls.n_there--;
+        into->calls.n_there++;
+    }
+    if (into->state == PEER_UP)
+        calls_peer_up(rpc, into);
+}
+
+bool calls_name_peer(const struct rpc *rpc, const struct peer *peer)
+{
+    return peer->calls.n_here + peer->calls.n_there > 0 || slice_waits(&peer->calls.send) || slice_waits(&peer->calls.end);
+}
+
+static bool end_some(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_calls *calls = container_of(slice, struct peer_calls, end);
+
+    while (!list_empty(&calls->failing)) {
+        call_fail(container_of(list_first(&calls->failing), struct call, forwarded.by_peer), &calls->why);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    while (!list_empty(&calls->dropping)) { /* the end of one may end others: publishers of one version */
+        call_drop(container_of(list_first(&calls->dropping), struct call, link));
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    list_remove(&calls->ending);
+    return true;
+}
+
+void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
+{
+    struct peer_calls *calls = &peer->calls;
+
+    list_splice(&calls->failing, &calls->unsent);
+    list_splice(&calls->failing, &calls->there);
+    list_splice(&calls->dropping, &calls->here);
+    if (list_empty(&calls->failing) && list_empty(&calls->dropping))
+        return;
+    calls->why = *why;
+    calls->end.run = end_some;
+    if (list_empty(&calls->ending))
+        list_append(&rpc->link_ends, &calls->ending);
+    slice_begin(rpc->no_links ? NULL : &rpc->deadlines->slices, &calls->end);
+}
+
+void calls_close(struct rpc *rpc)
+{
+    rpc->no_links = true;
+    list_drain (struct peer_calls, calls, &rpc->link_ends, ending) {
+        slice_stop(&calls->end);
+        (void)end_some(&calls->end, UINT64_MAX);
+    }
+    if (rpc->peers)
+        list_each (struct peer, peer, peers_all(rpc->peers), link)
+            slice_stop(&peer->calls.send);
+}
+
+/* The other node has taken the hold of a client's HOLD call. */
+static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt__Pb__Ref *ref, struct rdt_error *err)
+{
+    uint64_t id = call->hold.retakes ? call->hold.retakes : call->request_id;
+    struct client *client = call->client;
+    enum rdt_status status;
+
+    if (call->hold.retakes && !call->rpc->retake_events->on_answer(call)) {
+        holds_unwanted(call->rpc->holds, peer, call->forwarded.number);
+        return rdt_error_set(err, RDT_CANCELLED, "the client has ended its hold meanwhile");
+    }
+    status = holds_taken(call->rpc->holds, peer, call->forwarded.number, client, id, err);
+    if (status == RDT_OK && client->lasting && ref)
+        client->lasting->on_far_hold(client->lasting->arg, remote_hold_find(client, id), ref);
+    return status;
+}
+
+#define MAY_NOT_SEND "another node may not send request"
+
+static void take_failure(struct call *call, const struct peer *peer, const Rdt__Pb__CallReply *reply, struct rdt_error *err)
+{
+    (void)wire_error(reply->status, reply->sys_errno, reply->message, err);
+    if (reply->status == RDT_DENIED && strncmp(reply->message, MAY_NOT_SEND, strlen(MAY_NOT_SEND)) == 0)
+        (void)rdt_error_set(err, RDT_UNSUPPORTED, "node %s has an older version of rdtd, which %s: update it", peer->name,
+                            call->type == RDT_MSG_SUM ? "computes no checksums" : "does not serve this request");
+}
+
+static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)
+{
+    struct call *call = map_get_u64(&rpc->forwarded, reply->call);
+    ProtobufCMessage *message;
+    struct rdt_error err = {0};
+
+    if (!call || call->forwarded.to != peer)
+        return; /* the call has ended meanwhile */
+    if (reply->status != RDT_OK) {
+        take_failure(call, peer, reply, &err);
+        call_fail(call, &err);
+        return;
+    }
+    if (arena_unpack(arena, call->verb->reply, reply->reply.data, reply->reply.len, "its answer", &message, &err) != RDT_OK) {
+        rdt_error_prefix(&err, "node %s", peer->name);
+        if (gives_hold(call))
+            holds_unwanted(rpc->holds, peer, call->forwarded.number);
+        call_fail(call, &err);
+    } else if (gives_hold(call) && take_hold(call, peer, ((const Rdt__Pb__HoldReply *)message)->ref, &err) != RDT_OK) {
+        call_fail(call, &err);
+    } else {
+        call_reply(call, message, NULL, 0);
+    }
+}
+
+/* ---- serving another node's request ---- */
+
+static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *message)
+{
+    struct rdt_error err = {0};
+    struct owner requester;
+    struct call *call;
+
+    if (message->type == RDT_MSG_CANCEL_REQUEST) {
+        call = call_find(rpc, NULL, peer, message->call);
+        if (call)
+            call_drop(call);
+        return;
+    }
+    call = call_create(rpc, NULL, peer, (uint16_t)message->type, message->call);
+    if (!call) {
+        Rdt__Pb__CallReply refusal = RDT__PB__CALL_REPLY__INIT;
+        refusal.call = message->call;
+        refusal.status = RDT_NO_MEMORY;
+        refusal.message = (char *)"the owner's daemon has no memory for the call";
+        (void)peer_send(peer, RDT_PEER_CALL_REPLY, &refusal.base, NULL);
+        return;
+    }
+    if (!call->verb || !(call->verb->properties & VERB_FOR_PEERS))
+        (void)rdt_error_set(&err, RDT_DENIED, MAY_NOT_SEND " %u", message->type);
+    else if (peer->calls.n_here >= MAX_CALLS)
+        (void)rdt_error_set(&err, RDT_LIMIT, "%u calls of that node wait here already, which is the limit", peer->calls.n_here);
+    else if (transfers_check_requester(rpc->transfers, message->requester, &requester, &err) &&
+             !(call->account = account_get(rpc->objects->accounts, &requester)))
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");
+    if (err.status != RDT_OK)
+        call_fail(call, &err);
+    else
+        rpc->dispatch(call, message->request.data, message->request.len);
+}
+
+enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    enum rdt_status status;
+    struct arena arena;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (frame->type == RDT_PEER_CALL) {
+        status = arena_unpack(&arena, &rdt__pb__call__descriptor, frame->payload, frame->length, "Call", &message, err);
+        if (status == RDT_OK)
+            on_call(rpc, peer, (const Rdt__Pb__Call *)message);
+    } else {
+        status =
+            arena_unpack(&arena, &rdt__pb__call_reply__descriptor, frame->payload, frame->length, "CallReply", &message, err);
+        if (status == RDT_OK)
+            on_reply(rpc, peer, (Rdt__Pb__CallReply *)message, &arena);
+    }
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "node %s", peer->name);
+    arena_fini(&arena);
+    return status;
+}

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PUBLISH_PART and SHARDS: versions of a name that consist of many objects (shards.h). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/calls/call.h"
+#include "daemon/rpc/rpc.h"
+#include "proto/boxes.h"
+#include "proto/manifest.h"
+#include "proto/wire_limits.h"
+#include "wire_ref.h"
+
+/* The description of the object by the daemon of its node. */
+struct description {
+    Rdt__Pb__PartDescription part;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Ref wire;
+    struct rdt_ref ref;
+    struct layout *layout;
+    struct arena arena;
+};
+
+static enum rdt_status describe(struct description *description, const struct object *object, uint32_t rank,
+                                struct rdt_error *err)
+{
+    const uint8_t *boxes = object_metadata(object) + object->metadata_bytes - object->box_bytes;
+    const Rdt__Pb__Boxes *checked;
+    enum rdt_status status;
+
+    *description = (struct description){0};
+    arena_init(&description->arena, RDT_MAX_DECODED_BYTES);
+    rdt__pb__part_description__init(&description->part);
+    rdt__pb__tensor_list__init(&description->tensors);
+    object_ref(object, &description->ref);
+    status = object_layout(object, NULL, &description->layout, err);
+    if (status == RDT_OK && object->box_bytes == 0 && description->layout->count > 0) /* a rank may have no tensors */
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "object \"%s\" cannot be a part of a version: its put did not say what its tensors are boxes of (shards)",
+            description->ref.id);
+    if (status == RDT_OK)
+        status = boxes_read(&description->arena, boxes, object->box_bytes, description->layout, &checked, err);
+    if (status != RDT_OK)
+        return status;
+    layout_to_wire(description->layout, false, NULL, &description->tensors);
+    description->tensors.n_strides = 0;
+    wire_ref_from(&description->ref, &description->wire);
+    description->part.ref = &description->wire;
+    description->part.rank = rank;
+    description->part.bytes = object->bytes;
+    description->part.tensors = &description->tensors;
+    description->part.boxes = (Rdt__Pb__Boxes *)(uintptr_t)checked;
+    return RDT_OK;
+}
+
+static void description_fini(struct description *description)
+{
+    free(description->layout);
+    arena_fini(&description->arena);
+}
+
+/* Finds the live object of this node, which the caller must be allowed to publish for those readers. AGAIN: the object is still
+ * being put, and *object_p is it. */
+static enum rdt_status find_object(const struct call *call, const struct rdt_ref *ref, Rdt__Pb__Visibility visibility,
+                                   struct object **object_p, struct rdt_error *err)
+{
+    const struct owner *requester = &call->account->owner;
+    enum rdt_status status = object_table_find(call->rpc->objects, ref, requester, object_p, err);
+
+    if (status == RDT_AGAIN) {
+        status = object_table_find_any(call->rpc->objects, ref, requester, false, object_p, err);
+        if (status != RDT_OK || (*object_p)->state != OBJECT_FILLING)
+            return object_table_not_put(ref, requester, err);
+    }
+    if (status == RDT_OK && !call_may_see(call, &(*object_p)->account->owner))
+        status = rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user may publish it", ref->id,
+                               (*object_p)->account->owner.uid);
+    if (status == RDT_OK && (int)visibility > (*object_p)->visibility)
+        status =
+            rdt_error_set(err, RDT_INVALID,
+                          "the version is visible to more readers than its part \"%s\": put it with that visibility", ref->id);
+    return status == RDT_OK && (*object_p)->state == OBJECT_FILLING ? RDT_AGAIN : status;
+}
+
+static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
+                             struct rdt_error *err)
+{
+    if (!name->is_name)
+        return rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", name->id);
+    if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
+    if (!name->any_owner && (name->uid != call->account->owner.uid || strcmp(name->tenant, call->account->owner.tenant) != 0))
+        return rdt_error_set(err, RDT_DENIED,
+                             "name \"%s\" belongs to uid %u of tenant \"%s\": only that user may publish its parts", name->id,
+                             name->uid, name->tenant);
+    return RDT_OK;
+}
+
+/* The rest of the time that the other parts may take. */
+static int64_t left_ns(const struct call *call, int64_t timeout_ns)
+{
+    int64_t spent_ns = (int64_t)(uv_hrtime() - call->began_ns);
+
+    return timeout_ns < 0 ? timeout_ns : timeout_ns > spent_ns ? timeout_ns - spent_ns : 0;
+}
+
+/* The object of a part has ended although the name's node holds it or will: it was freed by force. That node tells the other
+ * publishers that this rank no longer waits. */
+static void on_part_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    struct call *call = container_of(waiter, struct call, waits.object);
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, RDT_FREED, "the object of the part was freed before its version was complete");
+    if (call->on_end)
+        call->on_end(call);
+    call->on_end = NULL;
+    call_fail(call, &err);
+}
+
+/* The name is on another node: sends that node the description of the object. */
+static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
+                               const struct rdt_ref *ref, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart filled = *message;
+    struct description description;
+    struct object *object;
+    enum rdt_status status;
+
+    filled.timeout_ns = left_ns(call, message->timeout_ns);
+    if (call_is_remote(call, ref)) /* the object may be on the name's node, which then finds it */
+        return call_forward(call, name, &filled.base, filled.timeout_ns, err);
+    status = find_object(call, ref, message->visibility, &object, err);
+    if (status != RDT_OK)
+        return status;
+    status = describe(&description, object, message->rank, err);
+    call->waits.object.on_event = on_part_gone;
+    if (status == RDT_OK && !object_wait_freed(object, &call->waits.object))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a part");
+    if (status == RDT_OK) {
+        filled.part = &description.part;
+        filled.object = &description.wire;
+        status = call_forward(call, name, &filled.base, filled.timeout_ns, err);
+    }
+    description_fini(&description);
+    return status;
+}
+
+/* Claims the name for this node. If another node has it and the ref leaves the node open, that node is written into the ref.
+ * AGAIN: the homes are being asked. */
+static enum rdt_status claim(struct call *call, struct rdt_ref *name, struct rdt_error *err)
+{
+    struct directory_names *names = call->rpc->directory_names;
+    const struct owner *owner = &call->account->owner;
+    const uint8_t *id = (const uint8_t *)name->id;
+    enum rdt_status status;
+
+    call->waits.claim.on_decided = call_on_claim;
+    status = directory_names_claim(names, owner, id, name->id_bytes, &call->waits.claim, err);
+    if (status == RDT_EXISTS && call->client && ref_is_unplaced(name) &&
+        directory_names_find(names, owner, id, name->id_bytes, name->node, name->address) == RDT_OK)
+        return RDT_OK;
+    return status;
+}
+
+static void on_settled(struct part_waiter *waiter, uint64_t version, const struct rdt_error *why)
+{
+    struct call *call = container_of(waiter, struct call, waits.part);
+    Rdt__Pb__PublishPartReply reply = RDT__PB__PUBLISH_PART_REPLY__INIT;
+
+    call->on_end = NULL;
+    reply.version = version;
+    if (version == 0)
+        call_fail(call, why);
+    else
+        call_reply(call, &reply.base, NULL, 0);
+}
+
+/* The publisher's session or link ended, its request was cancelled, or its time-out has passed. */
+static void on_publisher_end(struct call *call)
+{
+    char lacks[256], *why;
+
+    part_waiter_leave(&call->waits.part, lacks, sizeof lacks);
+    if (lacks[0] == '\0' || asprintf(&why, "%s in time: %s", call->verb->unmet, lacks) < 0)
+        return;
+    free(call->why);
+    call->why = why; /* if it was the deadline */
+}
+
+static enum rdt_status add_part(struct call *call, const struct shard_part *part, int64_t timeout_ns, struct rdt_error *err)
+{
+    enum rdt_status status = call_defer(call, timeout_ns, NULL, err);
+
+    call->waits.part.on_settled = on_settled;
+    if (status == RDT_OK)
+        status = shards_add(call->rpc->shards, call->account, part, &call->waits.part, err);
+    if (status == RDT_OK)
+        call->on_end = on_publisher_end;
+    return status;
+}
+
+enum rdt_status rpc_publish_part(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__PublishPart *message = request;
+    struct shard_part part = {.step = message->step,
+                              .rank = message->rank,
+                              .of = message->of,
+                              .visibility = message->visibility,
+                              .part = message->part,
+                              .others = message->others,
+                              .n_others = message->n_others};
+    struct description description = {0};
+    int64_t timeout_ns = left_ns(call, message->timeout_ns);
+    enum rdt_status status = call_ref(message->name, &part.name, err);
+
+    if (status == RDT_OK)
+        status = check(call, message, &part.name, err);
+    if (status == RDT_OK)
+        status = call_object_ref(message->object, &part.object, err);
+    if (status == RDT_OK && call->rpc->drained && !call_is_remote(call, &part.name))
+        return rpc_refuse_drained(err);
+    if (status == RDT_OK && node_is_here(call->rpc->node, part.object.node, part.object.address))
+        status = find_object(call, &part.object, message->visibility, &part.here, err);
+    if (status == RDT_AGAIN)
+        return call_wait_for_put(call, part.here, timeout_ns, err);
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &part.name))
+        return forward(call, message, &part.name, &part.object, err);
+    if (part.here) {
+        status = describe(&description, part.here, message->rank, err);
+        part.part = &description.part;
+        part.object = description.ref;
+    } else if (call->client || !message->part || !message->part->tensors || part.object.generation == 0) {
+        status = rdt_error_set(
+            err, RDT_INVALID,
+            "object \"%s\" is on another node than its publisher and the name: publish it from a client there", part.object.id);
+    }
+    if (status == RDT_OK)
+        status = claim(call, &part.name, err);
+    if (status == RDT_OK && !call_is_remote(call, &part.name))
+        status = add_part(call, &part, timeout_ns, err);
+    else if (status == RDT_OK)
+        status = forward(call, message, &part.name, &part.object, err);
+    else if (status == RDT_AGAIN)
+        status = call_wait_for_claim(call, timeout_ns, err);
+    description_fini(&description);
+    return status;
+}
+
+enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Shards *message = request;
+    Rdt__Pb__ShardsReply reply;
+    ProtobufCMessage *manifest = NULL;
+    struct arena arena;
+    const size_t magic = MANIFEST_MAGIC_BYTES;
+    struct object *object = NULL;
+    struct owner owner;
+    struct rdt_ref ref;
+    uint64_t version = 0;
+    enum rdt_status status = call_ref(message->name, &ref, err);
+
+    if (status == RDT_OK && !ref.is_name)
+        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", ref.id);
+    if (status != RDT_OK)
+        return status;
+    status = call_place_name(call, &ref, err);
+    if (status != RDT_OK)
+        return status == RDT_AGAIN ? RDT_OK : status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, -1, err);
+    owner = owner_of_ref(&ref, &call->account->owner);
+    ref.after = 0;
+    (void)names_find(call->rpc->names, &ref, &call->account->owner, &object, &version, NULL);
+    rdt__pb__shards_reply__init(&reply);
+    if (call_may_see(call, &owner))
+        status = shards_view(call->rpc->shards, &owner, &ref, &reply, err);
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (status == RDT_OK && object && object->metadata_bytes > magic &&
+        memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0) /* the rest may be anything, too */
+        status = arena_unpack(&arena, &rdt__pb__manifest__descriptor, object_metadata(object) + magic,
+                              object->metadata_bytes - magic, "the manifest", &manifest, err);
+    if (status == RDT_PROTOCOL) /* it is somebody's metadata */
+        status = RDT_OK;
+    reply.manifest = (Rdt__Pb__Manifest *)manifest;
+    if (status == RDT_OK && object && !manifest)
+        status = rdt_error_set(err, RDT_INVALID, "version %llu of \"%s\" is one object, not many parts: see rdtctl stat",
+                               (unsigned long long)version, ref.id);
+    if (status == RDT_OK && !manifest && reply.n_pending == 0 && reply.failure[0] == '\0')
+        status = rdt_error_set(err, RDT_NOT_FOUND, "nobody has published a part of \"%s\", or uid %u may not see it", ref.id,
+                               call->account->owner.uid);
+    if (status == RDT_OK)
+        call_reply(call, &reply.base, NULL, 0);
+    shards_view_fini(&reply);
+    arena_fini(&arena);
+    return status;
+}
+
+/* ---- for struct shards.above ---- */
+
+enum rdt_status rpc_hold_part(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    struct rpc *rpc = arg;
+    struct call *call = call_create(rpc, holder, NULL, RDT_MSG_HOLD, id);
+    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status;
+
+    if (!call)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold object \"%s\"", ref->id);
+    wire_ref_from(ref, &wire);
+    message.ref = &wire;
+    message.timeout_ns = 0;
+    status = call_forward(call, ref, &message.base, (int64_t)rpc->options->connect_timeout_ns, err);
+    if (status != RDT_OK) {
+        call->request_id = 0; /* the caller gets this error as a result, not as an answer */
+        call_fail(call, err);
+    }
+    return status;
+}
+
+bool rpc_holder_gone(void *rpc, struct client *holder, uint64_t until_ns)
+{
+    return calls_client_gone(rpc, holder, until_ns);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The path of a pull: chooses it by the owner's answer, and finds its connection. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
+
+/* Chooses the path. With soon_p it only finds out what would be chosen if all connections that are being rebuilt were
+ * connected. */
+static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, struct path_decision *soon_p,
+                                 struct rdt_error *err)
+{
+    struct path_offer offers[PATH_MAX_CANDIDATES];
+    char why[PATH_MAX_CANDIDATES][192];
+    /* No transport needs to move it. */
+    bool nothing = transfer->move.stream_bytes == 0;
+    struct path_query query = {.has_inline = has_inline,
+                               .source_memory = transfer->pull.answer.memory,
+                               .target_memory = transfer_target_memory(transfer),
+                               .source_contiguous = transfer->pull.answer.contiguous,
+                               .offers = offers,
+                               .mode = transfer->wish.mode,
+                               .transport = nothing ? "" : transfer->wish.transport,
+                               .least = transfer->wish.least,
+                               .preferred = transfer->pull.answer.preferred,
+                               .has_target = transfer->move.target,
+                               .target_imported = target_is_imported(transfer->move.target)};
+
+    list_each (struct peer_transport, pt, &transfer->pull.peer->transports, link) {
+        if (query.n_offers == PATH_MAX_CANDIDATES)
+            break;
+        peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.target_memory, &offers[query.n_offers]);
+        if (soon_p && peer_transport_is_coming(pt)) {
+            offers[query.n_offers].connected = true;
+            /* The link is new. The other end closes the old connection first, and then offers a new one or
+             * declines. */
+            if (!pt->remote_known)
+                offers[query.n_offers].there_why_not = NULL;
+        }
+        query.n_offers++;
+    }
+    list_each (struct transport, transport, plugins_transports(transfer->transfers->plugins), link) {
+        struct path_offer *offer = &offers[query.n_offers];
+        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
+            continue;
+        transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
+        if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
+            offer->connected = offer->two_sided = true;
+    }
+    return soon_p ? path_choose(&query, soon_p, err) : record_decide(transfer->transfers, &transfer->record, &query, err);
+}
+
+enum rdt_status pull_choose_path(struct transfer *transfer, bool has_inline, struct rdt_error *err)
+{
+    return choose_of(transfer, has_inline, NULL, err);
+}
+
+bool pull_path_is_coming(struct transfer *transfer)
+{
+    struct path_decision soon = {0};
+
+    if (choose_of(transfer, false, &soon, NULL) != RDT_OK)
+        return false;
+    text_copy(transfer->record.path, sizeof transfer->record.path, soon.candidates[soon.chosen].name);
+    return true;
+}
+
+/* A slower path is logged once for each peer, because it may be for good. It is counted for each transfer, unless
+ * neither node offers the faster one: that is how they were set up, and nothing to be alarmed about. */
+static void note_fall_back(struct transfer *transfer)
+{
+    const struct path_decision *decision = transfer->record.decision;
+    const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
+    struct peer_session *session = transfer->pull.peer;
+    char what[sizeof session->fell_back.to], line[sizeof what + sizeof better->reason + 32],
+        who[sizeof session->peer->name + 8];
+
+    if (transfer->pull.fell_back || decision->passed_over < 0)
+        return;
+    better = &decision->candidates[decision->passed_over];
+    transfer->pull.fell_back = true;
+    if (!better->offered_by_neither) {
+        session->fell_back.n++;
+        transfer->transfers->counts->fell_back++;
+    }
+    (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
+    if (strcmp(what, session->fell_back.to) != 0) {
+        (void)snprintf(line, sizeof line, "objects arrive by %s: %s", what, better->reason);
+        (void)snprintf(who, sizeof who, "node %s", session->peer->name);
+        log_rarely(LOG_LEVEL_INFO, &session->fell_back.lines, who, line);
+    }
+    (void)snprintf(session->fell_back.to, sizeof session->fell_back.to, "%s", what);
+}
+
+/* Notes for a sub-pull which of its ends go through host memory. */
+static void take_staging(struct transfer *transfer, const struct path_candidate *chosen)
+{
+    bool from_device = strcmp(transfer->pull.answer.memory, "host") != 0,
+         to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
+
+    transfer->pull.path.staged = chosen->staged_target;
+    transfer->pull.path.single = (to_device && !transfer->pull.path.staged) || (from_device && !chosen->staged_source);
+    (void)snprintf(transfer->record.path, sizeof transfer->record.path, "%.56s%s", chosen->name,
+                   transfer->pull.path.staged || chosen->staged_source ? "/staged" : "");
+    text_copy(transfer->record.from, sizeof transfer->record.from, transfer->pull.answer.memory);
+    text_copy(transfer->record.to, sizeof transfer->record.to, transfer_target_memory(transfer));
+}
+
+void pull_take_path(struct transfer *transfer)
+{
+    const struct path_candidate *chosen = record_chosen(&transfer->record);
+
+    note_fall_back(transfer);
+    memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
+    transfer->move.is_inline = chosen->kind == PATH_INLINE;
+    transfer->pull.path.one_sided = chosen->one_sided;
+    if (transfer->pull.subpull.parent)
+        take_staging(transfer, chosen);
+    if (!transfer->move.is_inline && target_is_imported(transfer->move.target))
+        transfer->pull.path.staged = true;
+    if (!transfer->move.is_inline) {
+        transfer->pull.path.connection = peer_transport_find(transfer->pull.peer, chosen->name);
+        if (!transfer->pull.path.connection) /* The group's side was chosen a moment ago and exists. */
+            transfer->pull.path.connection = transfer_group_side(
+                transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
+        list_append(&transfer->pull.path.connection->pulls, &transfer->pull.path.by_connection);
+    }
+}
+
+enum rdt_status pull_map_targets(struct transfer *transfer, struct rdt_error *err)
+{
+    const struct target *target = transfer->move.target;
+    enum rdt_status status = RDT_OK;
+
+    if (!target || transfer->pull.chunks.memory)
+        return RDT_OK;
+    transfer->pull.chunks.memory = calloc(target->n + 1u, sizeof *transfer->pull.chunks.memory);
+    if (!transfer->pull.chunks.memory)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
+    for (uint32_t i = 0; i < target->n && status == RDT_OK; i++)
+        if (target->uses[i].region)
+            status = memory_place_of(target->uses[i].region, &transfer->pull.chunks.memory[i], err);
+    if (status != RDT_OK) {
+        free(transfer->pull.chunks.memory);
+        transfer->pull.chunks.memory = NULL;
+    }
+    return status;
+}
+
+uint64_t pull_inline_max(const struct transfer *transfer)
+{
+    const struct target *target = transfer->move.target;
+
+    if (!target || transfer->transfers->options->trusted_network || target_is_imported(target))
+        return RDT_INLINE_MAX_BYTES;
+    return RDT_PEER_INLINE_MAX_BYTES;
+}

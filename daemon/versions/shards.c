@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names and their versions: parts are added to a version until it is complete, or fails. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/versions/shards_impl.h"
+
+#define MAX_FILLING 16u      /* versions of one name that are not complete */
+#define AT_ONCE 16u          /* parts of a version that ends in one turn of the loop */
+#define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
+#define FAILURE_LINES_NS UINT64_C(1000000000)
+
+/* ---- names ---- */
+
+void shards_init(struct shards *shards)
+{
+    shards->failures.every_ns = FAILURE_LINES_NS;
+    map_init(&shards->names);
+    list_init(&shards->ended);
+}
+
+struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+
+    return map_get(&shards->names, key, owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes));
+}
+
+static struct shard_name *name_get(struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
+{
+    struct shard_name *name = shard_name_find(shards, owner, ref);
+
+    if (name)
+        return name;
+    name = calloc(1, sizeof *name);
+    if (!name)
+        return NULL;
+    name->shards = shards;
+    list_init(&name->versions);
+    name->key_bytes = (uint8_t)owner_key(name->key, owner, (const uint8_t *)ref->id, ref->id_bytes);
+    name->id_bytes = ref->id_bytes;
+    if (map_put(&shards->names, name->key, name->key_bytes, name))
+        return name;
+    free(name);
+    return NULL;
+}
+
+unsigned shard_name_n_filling(const struct shard_name *name)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &name->versions)
+        n += container_of(node, struct version, link)->state == VERSION_FILLING;
+    return n;
+}
+
+static void name_settle(struct shard_name *name)
+{
+    struct shards *shards = name->shards;
+
+    if (!list_empty(&name->versions) || (name->failure[0] && map_count(&shards->names) <= MAX_IDLE_NAMES))
+        return;
+    (void)map_remove(&shards->names, name->key, name->key_bytes);
+    free(name);
+}
+
+/* ---- versions ---- */
+
+static void settle(struct deadline *deadline);
+static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
+static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
+
+/* Charges the owner for the version, and allocates what it needs. */
+static enum rdt_status version_grow(struct version *version, struct rdt_error *err)
+{
+    uint64_t bytes = sizeof *version + version->of * sizeof(struct part *);
+    enum rdt_status status = version_charge(version, &version->heap_bytes, bytes, err);
+
+    if (status == RDT_OK && !(version->parts = calloc(version->of, sizeof(struct part *))))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    return status == RDT_OK ? version_check_init(version, on_checked, err) : status;
+}
+
+static enum rdt_status version_new(struct shard_name *name, const struct shard_part *part, struct account *account,
+                                   struct version **version_p, struct rdt_error *err)
+{
+    struct version *version = calloc(1, sizeof *version);
+    enum rdt_status status;
+
+    if (!version)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    version->of = part->of;
+    version->account = account_ref(account);
+    status = version_grow(version, err);
+    if (status != RDT_OK) {
+        account_give(account, USAGE_HEAP, version->heap_bytes + version->check_bytes);
+        account_unref(account);
+        free(version->parts);
+        free(version);
+        return status;
+    }
+    version->name = name;
+    version->shards = name->shards;
+    version->step = part->step;
+    version->visibility = part->visibility;
+    version->began_ns = uv_hrtime();
+    version->settle.on_passed = settle;
+    version->manifest.on_event = on_manifest_gone;
+    list_init(&version->manifest.link);
+    version->uses_claim = directory_names_use(name->shards->directory_names, &account->owner,
+                                              (const uint8_t *)shard_name_id(name), name->id_bytes);
+    version_holder_init(version);
+    list_append(&name->versions, &version->link);
+    *version_p = version;
+    return RDT_OK;
+}
+
+/* The claim on the name is no longer needed: the name is published, or the version has failed. */
+static void end_claim(struct version *version)
+{
+    const struct shard_name *name = version->name;
+
+    if (version->uses_claim)
+        directory_names_unuse(name->shards->directory_names, &version->account->owner, (const uint8_t *)shard_name_id(name),
+                              name->id_bytes);
+    version->uses_claim = false;
+}
+
+static void answer(struct version *version, struct part *part)
+{
+    struct part_waiter *waiter = part->waiter;
+
+    part->waiter = NULL;
+    waiter->part = NULL;
+    waiter->on_settled(waiter, version->number, &version->why);
+}
+
+/* Answers the publishers; ENDED: releases the parts, too. Returns false if until_ns has passed before the end. */
+static bool serve_parts(struct version *version, uint64_t until_ns)
+{
+    while (version->next < version->of) {
+        struct part *part = version->parts[version->next];
+
+        if (part && part->waiter)
+            answer(version, part);
+        if (part && version->state == VERSION_ENDED) {
+            object_waiter_remove(&part->gone);
+            free(part);
+            version->parts[version->next] = NULL;
+        }
+        version->next++;
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+static bool run_slice(struct slice *slice, uint64_t until_ns)
+{
+    struct version *version = container_of(slice, struct version, slice);
+
+    if (!serve_parts(version, until_ns))
+        return false;
+    if (version->state != VERSION_ENDED)
+        return true;
+    if (!version_holder_fini(version, until_ns))
+        return false;
+    list_remove(&version->link);
+    account_give(version->account, USAGE_HEAP, version->heap_bytes);
+    account_unref(version->account);
+    free(version->parts);
+    free(version);
+    return true;
+}
+
+/* The publishers are answered from the first rank on. */
+static void begin_slice(struct version *version)
+{
+    version->next = 0;
+    version->slice.run = run_slice;
+    slice_begin(version->of <= AT_ONCE ? NULL : &version->shards->deadlines->slices, &version->slice);
+}
+
+void version_end(struct version *version)
+{
+    struct shard_name *name = version->name;
+
+    if (name->current == version)
+        name->current = NULL;
+    end_claim(version);
+    object_waiter_remove(&version->manifest);
+    deadline_unset(version->shards->deadlines, &version->settle);
+    version_check_fini(version);
+    version->holder.gone = true;
+    version->state = VERSION_ENDED;
+    version->name = NULL;
+    list_remove(&version->link);
+    list_append(&version->shards->ended, &version->link);
+    name_settle(name);
+    begin_slice(version);
+}
+
+struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest)
+{
+    struct shard_name *name = name_get(shards, &manifest->account->owner, &first->name);
+    struct version *version;
+
+    if (!name)
+        return NULL;
+    if (version_new(name, first, manifest->account, &version, NULL) != RDT_OK) {
+        name_settle(name);
+        return NULL;
+    }
+    version->state = VERSION_COMPLETE;
+    version_check_fini(version);
+    if (!object_wait_freed(manifest, &version->manifest)) {
+        version_end(version);
+        return NULL;
+    }
+    if (manifest->published)
+        name->current = version;
+    return version;
+}
+
+/* No reader has seen the version. Its publishers are told. */
+static void version_fail(struct version *version, const struct rdt_error *why)
+{
+    struct shard_name *name = version->name;
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, why->status, "step %llu of \"%.*s\" did not become a version (%u of %u parts had come): %s",
+                        (unsigned long long)version->step, name->id_bytes, shard_name_id(name), version->n_parts, version->of,
+                        why->msg);
+    log_warn_rarely(&name->shards->failures, "versions of many parts", err.msg);
+    text_copy(name->failure, sizeof name->failure, err.msg);
+    name->failed_ns = uv_hrtime();
+    name->shards->counts->shard_failures++;
+    version->why = err;
+    version_end(version);
+}
+
+static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    version_end(container_of(waiter, struct version, manifest));
+}
+
+void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size)
+{
+    struct part *part = waiter->part;
+    struct version *version = part->version;
+    char ranks[128];
+    struct rdt_error why;
+
+    waiter->part = NULL;
+    part->waiter = NULL;
+    lacks_p[0] = '\0';
+    if (version->state != VERSION_FILLING)
+        return;
+    version_list_ranks(version, ranks, sizeof ranks);
+    if (ranks[0] == '\0')
+        (void)snprintf(lacks_p, size, "all %u parts are there, but their boxes are still being checked", version->of);
+    else
+        (void)snprintf(lacks_p, size, "%u of %u parts are there, %s ranks %s", version->n_parts, version->of,
+                       version->n_parts < version->of ? "but not those of" : "but no answer about those of", ranks);
+    (void)rdt_error_set(&why, RDT_OWNER_DIED, "the publisher of rank %u stopped waiting for the others, or ended", part->rank);
+    version_fail(version, &why);
+}
+
+/* ---- the fence ---- */
+
+static void overtake(struct version *version)
+{
+    struct rdt_error why;
+
+    list_each_safe (struct version, other, &version->name->versions, link) {
+        if (other->state != VERSION_FILLING || other->step > version->step)
+            continue;
+        (void)rdt_error_set(&why, RDT_FREED, "step %llu became complete first", (unsigned long long)version->step);
+        version_fail(other, &why);
+    }
+}
+
+static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err)
+{
+    struct shard_name *name = version->name;
+    uint64_t number = 0;
+    enum rdt_status status;
+
+    if (err->status == RDT_OK && version->why.status != RDT_OK) /* a part was lost meanwhile */
+        *err = version->why;
+    status = err->status;
+    if (status == RDT_OK)
+        status = directory_names_check(name->shards->directory_names, &version->account->owner,
+                                       (const uint8_t *)shard_name_id(name), name->id_bytes, err);
+    if (status == RDT_OK)
+        status = version_check_held(version, err);
+    if (status == RDT_OK)
+        status = version_publish(version, packed, bytes, &number, err);
+    if (status != RDT_OK) {
+        version_fail(version, err);
+        return;
+    }
+    version_check_fini(version); /* ends its charge */
+    version->state = VERSION_COMPLETE;
+    version->number = number;
+    end_claim(version);
+    name->current = version;
+    name->shards->counts->shard_versions++;
+    log_debug("step %llu of \"%.*s\" is complete: version %llu, %u parts", (unsigned long long)version->step, name->id_bytes,
+              shard_name_id(name), (unsigned long long)number, version->of);
+    begin_slice(version);
+    overtake(version);
+}
+
+static void settle(struct deadline *deadline)
+{
+    struct version *version = container_of(deadline, struct version, settle);
+
+    if (version->state != VERSION_FILLING)
+        return;
+    if (version->why.status != RDT_OK) {
+        struct rdt_error why = version->why;
+        version_fail(version, &why);
+    } else if (version->n_held == version->of) {
+        version_check_start(version);
+    }
+}
+
+/* ---- a part ---- */
+
+static struct version *find_step(const struct shard_name *name, uint64_t step)
+{
+    list_each (struct version, version, &name->versions, link)
+        if (version->step == step && version->state == VERSION_FILLING)
+            return version;
+    return NULL;
+}
+
+bool version_is_current(const struct version *version)
+{
+    return version && version->manifest.object && version->manifest.object->published;
+}
+
+static enum rdt_status check_part(const struct shard_name *name, const struct version *version, const struct shard_part *part,
+                                  struct rdt_error *err)
+{
+    unsigned long long step = part->step;
+
+    if (version_is_current(name->current) && part->step <= name->current->step)
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "step %llu of \"%s\" cannot be published: step %llu is complete, and steps must grow (unpublish the name to "
+            "begin again)",
+            step, part->name.id, (unsigned long long)name->current->step);
+    if (!version && shard_name_n_filling(name) >= MAX_FILLING)
+        return rdt_error_set(err, RDT_LIMIT, "%u steps of \"%s\" are incomplete already: complete or cancel them first",
+                             MAX_FILLING, part->name.id);
+    if (version && version->of != part->of)
+        return rdt_error_set(err, RDT_INVALID, "rank %u says that step %llu of \"%s\" has %u parts, but others say %u",
+                             part->rank, step, part->name.id, part->of, version->of);
+    if (version && version->visibility != part->visibility)
+        return rdt_error_set(err, RDT_INVALID, "the publishers of step %llu of \"%s\" ask for different visibilities", step,
+                             part->name.id);
+    if (version && version->parts[part->rank])
+        return rdt_error_set(err, RDT_EXISTS, "rank %u has published its part of step %llu of \"%s\" already", part->rank, step,
+                             part->name.id);
+    return RDT_OK;
+}
+
+/* Notes the boxes of the part, which may come from another node and are therefore checked. */
+static enum rdt_status cover_part(struct version *version, const struct shard_part *from, struct rdt_error *err)
+{
+    static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
+    const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none;
+    struct layout *layout;
+    enum rdt_status status = layout_from_wire(from->part->tensors, &layout, err);
+
+    if (status != RDT_OK)
+        return status;
+    status = boxes_fit(boxes, layout, err);
+    if (status == RDT_OK)
+        status = version_check_add(version, from, layout, boxes, err);
+    free(layout);
+    return status;
+}
+
+static enum rdt_status part_new(struct version *version, const struct shard_part *from, struct part **part_p,
+                                struct rdt_error *err)
+{
+    struct part *part;
+    enum rdt_status status = version_charge(version, &version->heap_bytes, sizeof *part, err);
+
+    if (status != RDT_OK)
+        return status;
+    part = calloc(1, sizeof *part);
+    if (!part)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
+    *part = (struct part){.version = version, .rank = from->rank, .ref = from->object};
+    version->parts[part->rank] = part;
+    version->n_parts++;
+    *part_p = part;
+    return RDT_OK;
+}
+
+enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *from,
+                           struct part_waiter *waiter, struct rdt_error *err)
+{
+    struct shard_name *name;
+    struct version *version;
+    struct part *part = NULL;
+    enum rdt_status status;
+
+    if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
+        return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
+                             from->of, SHARDS_MAX_RANKS);
+    name = name_get(shards, &account->owner, &from->name);
+    if (!name)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
+    version = find_step(name, from->step);
+    status = check_part(name, version, from, err);
+    if (status == RDT_OK && !version)
+        status = version_new(name, from, account, &version, err);
+    if (status != RDT_OK) {
+        if (!version)
+            name_settle(name);
+        return status;
+    }
+    status = part_new(version, from, &part, err);
+    if (status == RDT_OK)
+        status = cover_part(version, from, err);
+    if (status == RDT_OK)
+        status = version_hold_part(version, part, from->here, err);
+    if (status != RDT_OK) { /* the caller tells this publisher; the others are told here */
+        struct rdt_error why = *err;
+        version_fail(version, &why);
+        return status;
+    }
+    part->waiter = waiter;
+    waiter->part = part;
+    if (version->n_held == version->of)
+        version_check_start(version);
+    return RDT_OK;
+}
+
+void shards_clear(struct shards *shards)
+{
+    struct rdt_error why;
+    struct shard_name *name;
+    size_t cursor = 0;
+
+    (void)rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    while ((name = map_next(&shards->names, &cursor))) {
+        bool last = list_empty(&name->versions);
+
+        name->failure[0] = '\0';
+        if (last)
+            name_settle(name);
+        while (!last) { /* the name ends with its last version */
+            struct version *version = container_of(list_first(&name->versions), struct version, link);
+            last = version->link.next == &name->versions;
+            version->why = why;
+            version_end(version);
+        }
+    }
+    list_drain (struct version, version, &shards->ended, link) {
+        slice_stop(&version->slice);
+        (void)run_slice(&version->slice, UINT64_MAX);
+    }
+    map_fini(&shards->names);
+}

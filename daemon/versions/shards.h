@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The room versions: versions of names that consist of many objects, each published by another process, perhaps on another
+ * node. It owns the names, their versions and the holds on the parts. It promises that readers see a version only when all of
+ * its parts are there. It refuses to answer requests: rpc does that (rpc_shards.c).
+ *
+ *   the first part of a step          all parts are there and held, and cover every tensor once
+ *   ────────────────────────► FILLING ───────────────────────────────────────────────────────► COMPLETE ──► ends with its
+ *                                │  a publisher ends, cancels or times out; boxes overlap                    manifest
+ *                                │  or are missing; a part has ended; a later step is complete
+ *                                └──► FAILED: all its publishers are told why; readers have never seen it
+ *
+ * A complete version is the name's next version like any other: an object, the manifest, whose metadata lists the parts.
+ * Readers that fetch, hold or wait for it need no further rules. The parts are held as long as the manifest exists, those on
+ * other nodes by holds across nodes, which belong to a client without a connection (version->holder).
+ *
+ * With a keeper, complete versions survive this daemon: the manifest has a record, and lists the parts to be held again
+ * (shard_restore.c).
+ *
+ * A publisher waits (struct part_waiter) until its version is complete, and that is the lease of its part: a version fails when
+ * one of its publishers leaves.
+ *
+ * Everything here runs on the loop thread. */
+#ifndef DAEMON_SHARDS_H
+#define DAEMON_SHARDS_H
+
+#include "daemon/base/log.h"
+#include "daemon/base/map.h"
+#include "daemon/directory/directory_names.h"
+#include "daemon/memory/region.h"
+#include "daemon/objects/names.h"
+#include "daemon/objects/object.h"
+#include "daemon/recovery/recovery.h"
+
+#define SHARDS_MAX_RANKS 4096u
+
+struct shards_above { /* functions of a room above */
+    void *arg;
+    /* Takes the hold `id` of a client on an object of another node. The client's send gets the answer to HOLD. */
+    enum rdt_status (*hold)(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *ref, struct rdt_error *err);
+    /* Ends what of that has not been answered. false: until_ns has passed before the end: call it again. */
+    bool (*holder_gone)(void *arg, struct client *holder, uint64_t until_ns);
+};
+
+struct shards { /* the creator fills what stands above `names` */
+    const struct node *node;
+    struct deadlines *deadlines;
+    struct regions *regions;
+    struct object_table *objects;
+    struct names *published; /* all names */
+    struct recovery *recovery;
+    struct directory_names *directory_names;
+    Rdt__Pb__StatusReply *counts;
+    struct shards_above above;
+    struct map names;         /* owner and name -> struct shard_name */
+    struct list ended;        /* struct version.link: what they hold is being released, in slices of the loop */
+    struct log_rare failures; /* publishers can cause any number of failures */
+};
+
+void shards_init(struct shards *shards);
+
+/* For the end of the daemon, after all clients have ended. */
+void shards_clear(struct shards *shards);
+
+/* For the start: takes again the holds on the parts of a version of an earlier daemon (struct recovery.restore_manifest). */
+void shards_restore(void *shards, struct object *manifest);
+
+/* A part that has arrived at the daemon of its name. */
+struct shard_part {
+    struct rdt_ref name, object; /* with the object's generation and owner */
+    uint64_t step;
+    uint32_t rank, of;
+    Rdt__Pb__Visibility visibility;
+    struct object *here;                  /* the object, if it is on this node; NULL: it is on another */
+    const Rdt__Pb__PartDescription *part; /* copied */
+    char *const *others;                  /* [n_others], copied: keys of tensors that other parts must have */
+    size_t n_others;
+};
+
+/* The publisher of a part, which waits for its version. Embedded. */
+struct part_waiter {
+    struct part *part; /* NULL: it does not wait */
+    /* Called once, and the waiter does not wait any more. version: its number; 0: it did not become one, for this reason. */
+    void (*on_settled)(struct part_waiter *waiter, uint64_t version, const struct rdt_error *why);
+};
+
+/* The publisher waits no longer, and the version fails. lacks_p says what it has waited for; "": on_settled was about to be
+ * called. */
+void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size);
+
+/* Adds the part, whose waiter is told when the version is complete or has failed. What the version's other parts and limits
+ * refuse fails this part only. If the part cannot be kept (its boxes can never become a version, there is no memory or room for
+ * them, it cannot be held), the whole version fails. */
+enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *part,
+                           struct part_waiter *waiter, struct rdt_error *err);
+
+/* Describes the name's versions in *reply_p, except reply->manifest. The caller frees it by shards_view_fini. */
+enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *name,
+                            Rdt__Pb__ShardsReply *reply_p, struct rdt_error *err);
+void shards_view_fini(Rdt__Pb__ShardsReply *reply);
+
+/* A version that waits for parts, or the newest of a name. Valid inside the callback. */
+struct shard_state {
+    const struct owner *owner;
+    const char *id; /* [id_bytes], of the name */
+    int id_bytes;
+    uint64_t step, age_ns;
+    uint32_t of, n_parts;
+    bool complete;
+    /* As text, "1 4 5", or "1 4 ... (83 in all)". Of a complete version: the ranks whose parts are lost. Otherwise: the ranks
+     * whose parts are missing or, if none is, whose parts are not held yet. */
+    char ranks[128];
+};
+void shards_each(const struct shards *shards, void (*each)(void *arg, const struct shard_state *state), void *arg);
+unsigned shards_n_filling(const struct shards *shards); /* versions that wait for parts */
+
+#endif

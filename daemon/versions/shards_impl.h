@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private to the files of shards: names, their versions and the parts of these.
+ *
+ *   shards.c           names and versions: from the first part of a step to its end
+ *   shard_holder.c     the holds on the parts, and which parts lack one
+ *   shard_cover.c      whether the parts cover every tensor once
+ *   shard_check.c      has a worker check this, and write the manifest
+ *   shard_manifest.c   the manifest of a complete version
+ *   shard_restore.c    complete versions of an earlier daemon
+ *   shard_view.c       the reply of SHARDS
+ */
+#ifndef DAEMON_SHARDS_IMPL_H
+#define DAEMON_SHARDS_IMPL_H
+
+#include "daemon/objects/client.h"
+#include "daemon/versions/shard_cover.h"
+#include "daemon/versions/shards.h"
+#include "proto/wire_limits.h"
+
+struct shard_name {
+    struct shards *shards;
+    struct list versions;    /* struct version.link, those that are not complete and those that still exist */
+    struct version *current; /* the last version that became complete; NULL: its manifest has ended */
+    char failure[256];       /* "": none failed */
+    uint64_t failed_ns;
+    uint8_t key_bytes, id_bytes;
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+};
+
+struct part {
+    struct version *version;
+    uint32_t rank;
+    struct part_waiter *waiter; /* NULL: the publisher was told, or has left */
+    struct rdt_ref ref;
+    struct object_waiter gone; /* of the object, if it is on this node: a forced free ends the hold */
+    bool held;                 /* COMPLETE: false: the part is lost: it did not survive a daemon, or was freed by force */
+};
+
+enum version_state { VERSION_FILLING, VERSION_COMPLETE, VERSION_ENDED };
+
+struct version {
+    struct list link; /* in name->versions; ENDED: in shards->ended */
+    struct shards *shards;
+    struct shard_name *name; /* NULL: ENDED */
+    struct account *account; /* a reference */
+    enum version_state state;
+    bool uses_claim; /* FILLING: directory_names_use */
+    uint64_t step, began_ns;
+    uint32_t of, n_parts, n_held;
+    Rdt__Pb__Visibility visibility;
+    struct part **parts;           /* [of]; NULL: not there yet */
+    struct shard_check *check;     /* FILLING: its boxes so far */
+    struct client holder;          /* has the holds on the parts; nobody is connected to it */
+    struct object_waiter manifest; /* COMPLETE: waits for its end */
+    struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
+    struct rdt_error why;          /* a hold failed, or was lost; ENDED without a number: what its publishers are told */
+    uint64_t number;               /* of the name's versions; 0: it did not become one */
+    struct slice slice;            /* answers the publishers; ENDED: releases the parts and the holds, too */
+    uint32_t next;                 /* the rank that the slice comes to next */
+    uint64_t heap_bytes;           /* charged for it and its parts, without `check` */
+    uint64_t check_bytes;          /* charged for `check` */
+};
+
+static inline const char *shard_name_id(const struct shard_name *name)
+{
+    return (const char *)name->key + name->key_bytes - name->id_bytes;
+}
+
+/* NULL: nothing is known of the name. */
+struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref);
+
+/* How many of its versions are FILLING. */
+unsigned shard_name_n_filling(const struct shard_name *name);
+
+/* Whether the manifest of the version, which may be NULL, is the name's newest version. If not, the name was unpublished, or
+ * something else was published under it. */
+bool version_is_current(const struct version *version);
+
+/* Charges the owner for memory of the version, and adds the bytes to *charged: its heap_bytes or check_bytes. LIMIT. */
+static inline enum rdt_status version_charge(struct version *version, uint64_t *charged, uint64_t bytes, struct rdt_error *err)
+{
+    enum rdt_status status = account_take(version->account, USAGE_HEAP, bytes, err);
+
+    if (status == RDT_OK)
+        *charged += bytes;
+    return status;
+}
+
+/* A COMPLETE version of an earlier daemon, without parts. first: has name, step, of and visibility. NULL: no memory. */
+struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
+/* Takes it off its name. Its publishers are answered, and all that it holds is released, in slices. */
+void version_end(struct version *version);
+
+/* ---- shard_check.c ---- */
+
+/* The worker has ended. err->status OK: the boxes cover every tensor once, and `packed`, borrowed, is the manifest without the
+ * fields about its version, with MANIFEST_TAIL_BYTES of room behind it. */
+typedef void (*version_checked)(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
+
+/* Charges it to the version. LIMIT, NO_MEMORY. */
+enum rdt_status version_check_init(struct version *version, version_checked on_checked, struct rdt_error *err);
+void version_check_fini(struct version *version);
+/* Notes the boxes of a part, which boxes_read has checked, and charges them. LIMIT, NO_MEMORY, INVALID. */
+enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
+                                  const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
+void version_check_start(struct version *version); /* on_checked follows; does nothing if it was started */
+
+/* ---- shard_holder.c ---- */
+
+void version_holder_init(struct version *version);
+bool version_holder_fini(struct version *version, uint64_t until_ns); /* false: until_ns has passed: call again */
+
+/* Takes the hold on the part's object. `here` is the object if it is on this node. If it is on another node (NULL), the answer
+ * comes later and sets version->settle. */
+enum rdt_status version_hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err);
+
+/* Whether all parts are still held, because a forced free ends holds. FREED names the first rank whose part is not held. */
+enum rdt_status version_check_held(const struct version *version, struct rdt_error *err);
+
+/* Lists the ranks whose parts are missing or lost, as in struct shard_state.ranks. */
+void version_list_ranks(const struct version *version, char *text_p, size_t size);
+
+/* ---- shard_manifest.c ---- */
+
+#define MANIFEST_TAIL_BYTES (RDT_MAX_ID_BYTES + 32u)
+
+struct shard_row { /* of a rank */
+    struct rdt_ref ref;
+    uint64_t bytes;
+};
+
+/* Writes the manifest of parts [of] that shard_cover_check has accepted; any thread. The caller frees *packed_p, which has
+ * MANIFEST_TAIL_BYTES of room behind *bytes_p. LIMIT: it would be longer than RDT_MAX_METADATA_BYTES; NO_MEMORY. */
+enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
+                                    uint8_t **packed_p, size_t *bytes_p, struct rdt_error *err);
+
+/* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. packed: as
+ * version_checked has it. */
+enum rdt_status version_publish(struct version *version, uint8_t *packed, size_t bytes, uint64_t *number_p,
+                                struct rdt_error *err);
+
+#endif
