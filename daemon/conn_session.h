@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sessions that survive their daemon (recovery/recovery.h): their tokens, and those of an earlier daemon that wait for their
+/* Sessions that survive their daemon (persist/recovery.h): their tokens, and those of an earlier daemon that wait for their
  * clients. A waiting session is a connection without a socket; when its client greets the daemon on a new connection with
  * the session's token, that connection's socket moves over.
  *
@@ -11,7 +11,7 @@
 #define DAEMON_CONN_SESSION_H
 
 #include "daemon/conn.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 /* Records the session of a client that was greeted. On success token_p is its secret, which the daemon does not store. */
 bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES]);

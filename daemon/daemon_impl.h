@@ -8,9 +8,9 @@
 #include "daemon/directory/directory.h"
 #include "daemon/directory/directory_names.h"
 #include "daemon/listener.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
+#include "daemon/persist/storage.h"
 #include "daemon/rpc/rpc.h"
-#include "daemon/storage/storage.h"
 
 struct daemon {
     uv_loop_t loop;

@@ -7,7 +7,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/calls/call.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 #define BATCH 256u /* holds asked for in one turn of the loop */
 #define LOST_LINES_NS UINT64_C(1000000000)

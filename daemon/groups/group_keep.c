@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "daemon/groups/group_impl.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 void group_keep(struct group *group)
 {

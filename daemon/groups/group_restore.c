@@ -3,7 +3,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/groups/group_impl.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 static enum rdt_status restore(struct groups *groups, const struct kept_group *kept, struct rdt_error *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The things that survive this process: objects that are detached, published under a name, or in transit, the names
- * themselves, and the sessions of clients with everything that they hold. The room that records them (daemon/recovery) is
+ * themselves, and the sessions of clients with everything that they hold. The room that records them (daemon/persist) is
  * told of every change by these callbacks, before the client is answered. The field `record` of a thing is its record. */
 #ifndef DAEMON_LASTING_H
 #define DAEMON_LASTING_H

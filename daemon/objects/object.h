@@ -61,7 +61,7 @@ enum object_promise {
     OBJECT_SEALED,     /* a copy, or memory that was handed over: its regions are sealed and contain nothing else */
 };
 
-enum object_stored { OBJECT_NOT_STORED, OBJECT_STORING, OBJECT_STORED }; /* whether it has a file (daemon/storage) */
+enum object_stored { OBJECT_NOT_STORED, OBJECT_STORING, OBJECT_STORED }; /* whether it has a file (daemon/persist) */
 enum object_end {
     OBJECT_END_FREED,
     OBJECT_END_DROPPED, /* freed by a request without an answer: its producer deleted the last ref of its own */

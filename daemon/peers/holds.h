@@ -31,7 +31,7 @@
 #include "daemon/base/deadline.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/peers/peer.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 struct holds_node;
 

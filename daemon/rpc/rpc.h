@@ -37,7 +37,7 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
 void rpc_postpone_waits(struct client *client);
 
 /* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed
- * (daemon/storage). generation: of the object that was freed; 0: none was. */
+ * (daemon/persist). generation: of the object that was freed; 0: none was. */
 void call_reply_removed(struct call *call, uint64_t generation);
 
 /* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */

@@ -7,7 +7,7 @@
 
 #include "daemon/calls/call.h"
 #include "daemon/memory/region_cache.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 enum kind { HOLDS, REMOTE_HOLDS, REGIONS, KINDS };
 

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/persist/storage.h"
 #include "daemon/rpc/rpc.h"
-#include "daemon/storage/storage.h"
 
 struct storing {
     struct storage_waiter waiter;

@@ -29,7 +29,7 @@
 #include "daemon/memory/region.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 #define SHARDS_MAX_RANKS 4096u
 

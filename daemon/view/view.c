@@ -11,8 +11,8 @@
 #include "daemon/calls/call.h"
 #include "daemon/memory/region_orphans.h"
 #include "daemon/objects/detached.h"
-#include "daemon/recovery/recovery.h"
-#include "daemon/storage/storage.h"
+#include "daemon/persist/recovery.h"
+#include "daemon/persist/storage.h"
 #include "wire_ref.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)

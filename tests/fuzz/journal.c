@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/recovery/journal.h"
+#include "daemon/persist/journal.h"
 #include "tests/fuzz/harness/fuzz.h"
 
 #define MOST_RECORDS 32u

@@ -16,7 +16,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/objects/object.h"
 #include "daemon/objects/transit.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 #include "daemon/versions/shards.h"
 #include "tests/fuzz/harness/fuzz.h"
 

@@ -10,7 +10,7 @@
 #include <openssl/evp.h>
 #include <string.h>
 
-#include "daemon/storage/storage_file.h"
+#include "daemon/persist/storage_file.h"
 #include "tests/fuzz/harness/fuzz.h"
 
 #define BEGINNING "{\"__metadata__\":{\"rdtd\":\"" STORAGE_VERSION " "

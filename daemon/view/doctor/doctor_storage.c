@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/storage/storage.h"
+#include "daemon/persist/storage.h"
 #include "daemon/view/doctor/doctor.h"
 
 #define LITTLE_PERCENT 5u /* of the file system that is free */

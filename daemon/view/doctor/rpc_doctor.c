@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "daemon/persist/recovery.h"
 #include "daemon/plugins/plugin_blame.h"
-#include "daemon/recovery/recovery.h"
 #include "daemon/view/doctor/doctor.h"
 #include "proto/wire_limits.h"
 

@@ -3,7 +3,7 @@
  * records that are cut off or there twice, and damage anywhere in the file. The next daemon starts without what it cannot
  * use, or refuses to start and says why. It never crashes. (fuzz/restore and fuzz/journal give the readers far more.) */
 #include "client/rdt_plan.h"
-#include "daemon/recovery/journal.h"
+#include "daemon/persist/journal.h"
 #include "rdt_journal.pb-c.h"
 #include "tests/integration/faults/recovery.h"
 

@@ -3,7 +3,7 @@
  * until the daemon ends. The test makes the journal full by an extent without records, which the daemon that runs does not
  * know to be free, and the next one does. */
 #include "client/rdt_info.h"
-#include "daemon/recovery/journal.h"
+#include "daemon/persist/journal.h"
 #include "tests/integration/faults/recovery.h"
 
 TestSuite(recovery_full, .timeout = SUITE_SECONDS(120));

@@ -2,7 +2,7 @@
 /* Versions whose parts or names end at moments that do not suit. */
 #include <unistd.h>
 
-#include "daemon/recovery/journal.h"
+#include "daemon/persist/journal.h"
 #include "tests/integration/nodes/shards_fixture.h"
 #include "tests/support/keeper.h"
 

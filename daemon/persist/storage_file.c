@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/storage/storage_file.h"
+#include "daemon/persist/storage_file.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The start and the end of the room, and the messages to the keeper. */
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/recovery.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 #include "proto/wire_limits.h"
 
 #define NO_ROOM_LINES_NS UINT64_C(10000000000)

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 #include "proto/grow.h"
 
 #define TURN_BYTES (UINT64_C(8) << 20) /* read in one turn of the helper */

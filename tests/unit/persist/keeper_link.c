@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/recovery/keeper_link: what the keeper is told arrives in the order in which it was said. */
+/* daemon/persist/keeper_link: what the keeper is told arrives in the order in which it was said. */
 #include <criterion/criterion.h>
 
 #include <signal.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/base/deadline.h"
-#include "daemon/recovery/keeper_link.h"
+#include "daemon/persist/keeper_link.h"
 #include "tests/support/check.h"
 #include "tests/support/keeper.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/recovery/journal: whole records are read back, and nothing else is. */
+/* daemon/persist/journal: whole records are read back, and nothing else is. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/recovery/journal.h"
+#include "daemon/persist/journal.h"
 #include "tests/support/check.h"
 #include "tests/support/tensors.h"
 

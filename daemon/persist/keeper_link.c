@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/recovery/keeper_link.h"
+#include "daemon/persist/keeper_link.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,8 +4,8 @@
 #ifndef DAEMON_RECOVERY_IMPL_H
 #define DAEMON_RECOVERY_IMPL_H
 
-#include "daemon/recovery/journal.h"
-#include "daemon/recovery/recovery.h"
+#include "daemon/persist/journal.h"
+#include "daemon/persist/recovery.h"
 
 enum record_kind {
     RECORD_REGION = 1,

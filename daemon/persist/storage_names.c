@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 
 /* A version of a name whose object is stored, and whose record is to be written. */
 struct claim {

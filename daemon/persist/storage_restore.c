@@ -13,7 +13,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/memory/region_file.h"
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 #include "proto/grow.h"
 #include "proto/wire_limits.h"
 

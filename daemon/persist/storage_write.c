@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 #include "proto/grow.h"
 
 #define TURN_BYTES (UINT64_C(32) << 20) /* written in one turn */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 #include "rdt_journal.pb-c.h"
 
 /* ---- writing ---- */

@@ -2,7 +2,7 @@
 /* The groups that this node coordinates: writing and reading their records. */
 #include <stdlib.h>
 
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 
 void *recovery_keep_group(struct recovery *recovery, struct account *account, const Rdt__Pb__JournalGroup *group,
                           uint64_t number, uint32_t epoch)

@@ -7,7 +7,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/memory/region_orphans.h"
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation)
 {

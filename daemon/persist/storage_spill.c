@@ -9,7 +9,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/memory/region_file.h"
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 
 #define MAX_FAILED 8u    /* attempts for one allocation, which waits: without descriptors or memory all of them fail */
 #define MAX_IN_USE 4096u /* objects in use that are passed over for one allocation; the next one looks at others */

@@ -4,7 +4,7 @@
  * answer, so only the last ones are remembered. */
 #include <stdlib.h>
 
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 
 #define MOST 64u /* of one session */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/recovery/journal.h"
+#include "daemon/persist/journal.h"
 
 #include <assert.h>
 #include <errno.h>

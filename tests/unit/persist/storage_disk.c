@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 #include "tests/support/check.h"
 
 static atomic_uint n_failing; /* so many of the next fsyncs of a directory fail */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/storage/storage_file.h"
+#include "daemon/persist/storage_file.h"
 #include "tests/support/check.h"
 
 TestSuite(storage_file);

@@ -43,8 +43,8 @@
 #include "daemon/objects/client.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
+#include "daemon/persist/keeper_link.h"
 #include "daemon/plugins/plugin.h"
-#include "daemon/recovery/keeper_link.h"
 #include "rdt_journal.pb-c.h"
 
 #define RECOVERY_ATTEMPTS 5u /* consecutive starts that ended while they read the journal */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/storage/storage_file.h"
+#include "daemon/persist/storage_file.h"
 #include "proto/plain_text.h"
 
 struct cursor {

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "daemon/memory/region.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 
 void recovery_store_end(struct recovery *recovery, struct storing *storing)
 {

@@ -6,7 +6,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/objects/transit.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 #include "rdt_journal.pb-c.h"
 
 static uint64_t until(int64_t left_ns)

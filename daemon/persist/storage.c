@@ -10,7 +10,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/objects/detached.h"
-#include "daemon/storage/storage_impl.h"
+#include "daemon/persist/storage_impl.h"
 
 static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err);
 

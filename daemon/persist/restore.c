@@ -6,7 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/objects/transit.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 #include "proto/boxes.h"
 #include "proto/grow.h"
 #include "proto/wire_limits.h"

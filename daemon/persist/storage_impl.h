@@ -6,8 +6,8 @@
 
 #include <stdatomic.h>
 
-#include "daemon/storage/storage.h"
-#include "daemon/storage/storage_file.h"
+#include "daemon/persist/storage.h"
+#include "daemon/persist/storage_file.h"
 
 #define STORAGE_MAX_WARNED 100u /* failures are logged up to this many; all are counted and reported to the waiters */
 #define LANE_FILES 1u           /* records and removals, in the order of their submission */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/recovery/recovery_impl.h"
+#include "daemon/persist/recovery_impl.h"
 #include "proto/wire_limits.h"
 
 int recovery_take_held(struct map *held, uint64_t id)
