@@ -93,12 +93,11 @@ struct object_put {
     bool pending;        /* the object is FILLING until object_ready, or until it becomes a snapshot */
     /* With a promise the object is FILLING, over the memory that is copied, until object_fill or object_fail; */
     enum object_promise promise;
-    bool kept;   /* or the promise is kept already, and the object is live at once */
-    bool loaned; /* see object->loaned */
-    /* The request of a client whose session lasts, for a record of it: its id and its packed message; NULL: there is none. */
-    uint64_t request_id;
-    const uint8_t *message;
-    size_t message_bytes;
+    bool kept;             /* or the promise is kept already, and the object is live at once */
+    bool loaned;           /* see object->loaned */
+    uint64_t request_id;   /* of a client whose session lasts, for its record; 0: there is none */
+    const uint32_t *loans; /* [n_loans] indices of the regions that are loaned */
+    size_t n_loans;
     uint64_t sum;               /* its checksum, from the client; 0: none */
     struct object_parts *parts; /* the result of object_parts_init for this put; NULL: the put computes it */
 };

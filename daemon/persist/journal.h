@@ -24,7 +24,7 @@
 
 #include "rdt_status.h"
 
-#define JOURNAL_VERSION 3u
+#define JOURNAL_VERSION 4u
 #define JOURNAL_OLDEST 1u /* the oldest version that can be read; it is then written as JOURNAL_VERSION */
 #define JOURNAL_NUMBERS 3u
 /* The file has this length from the beginning, without pages. It never grows, so accesses never reach beyond its end. */

@@ -5,7 +5,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/persist/recovery_impl.h"
-#include "rdt_journal.pb-c.h"
+#include "rdt_persist.pb-c.h"
 
 /* ---- writing ---- */
 
@@ -70,7 +70,7 @@ bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, s
     struct arena arena;
     const Rdt__Pb__JournalNodeHold *record = restore_unpack(&arena, slot, &rdt__pb__journal_node_hold__descriptor, err);
     struct object *object = record ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
-    struct account *account = object ? restore_account(recovery, record->uid, record->tenant, err) : NULL;
+    struct account *account = object ? record_account(recovery->accounts, record->uid, record->tenant, err) : NULL;
     struct node_hold_record *hold = account ? calloc(1, sizeof *hold) : NULL;
     bool restored = false;
 

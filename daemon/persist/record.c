@@ -1,577 +1,157 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing: everything that survives this process gets a record in the journal, and its descriptors are sent to the keeper. */
+#include "daemon/persist/record.h"
+
 #include <stdlib.h>
+#include <string.h>
 
-#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/memory/slab.h"
 #include "daemon/objects/detached.h"
-#include "daemon/objects/remote_hold.h"
-#include "daemon/objects/transit.h"
-#include "daemon/persist/recovery_impl.h"
-#include "rdt_journal.pb-c.h"
+#include "daemon/plugins/plugin.h"
+#include "proto/boxes.h"
+#include "proto/wire_limits.h"
 
-static uint64_t until(int64_t left_ns)
+static enum rdt_status invalid(struct rdt_error *err)
 {
-    return left_ns < 0 ? NEVER_BEGAN : uv_hrtime() + (uint64_t)left_ns;
+    return rdt_error_set(err, RDT_INVALID, "its record is invalid");
 }
 
-/* ---- sessions ---- */
+/* ---- owners ---- */
 
-bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image)
+enum rdt_status record_owner(uint32_t uid, const char *tenant, struct owner *owner_p, struct rdt_error *err)
 {
-    Rdt__Pb__JournalSession record = RDT__PB__JOURNAL_SESSION__INIT;
-
-    if (!recovery->journal || recovery->frozen)
-        return false;
-    record.token_sha256 = (ProtobufCBinaryData){sizeof image->token_sha256, (uint8_t *)image->token_sha256};
-    record.uid = client->account->owner.uid;
-    record.tenant = client->account->owner.tenant;
-    record.gid = client->gid;
-    record.pid = client->pid;
-    record.started = image->started;
-    record.name = client->name;
-    record.tensor_runs = client->tensor_runs;
-    client->record = recovery_add_record(recovery, client->account, RECORD_SESSION, client->id, &record.base, 0, NULL);
-    if (!client->record)
-        return false;
-    if (!map_put_u64(&recovery->sessions, client->id, client)) {
-        recovery_remove_record(recovery, client->account, client->record);
-        client->record = NULL;
-        return false;
-    }
-    client->lasting = &recovery->lasting;
-    recovery->n_sessions++;
-    return true;
+    *owner_p = (struct owner){.uid = uid};
+    if (strlen(tenant) >= sizeof owner_p->tenant)
+        return rdt_error_set(err, RDT_INVALID, "its record is invalid: no tenant has such a name");
+    text_copy(owner_p->tenant, sizeof owner_p->tenant, tenant);
+    return RDT_OK;
 }
 
-void recovery_end_session(struct recovery *recovery, struct client *client)
+struct account *record_account(struct accounts *accounts, uint32_t uid, const char *tenant, struct rdt_error *err)
 {
-    if (!client->record || recovery->frozen)
-        return;
-    recovery_forget_published(recovery, client->id);
-    (void)map_remove_u64(&recovery->sessions, client->id);
-    recovery_remove_record(recovery, client->account, client->record);
-    client->record = NULL;
-    recovery->n_sessions--;
-}
+    struct owner owner;
+    struct account *account;
 
-/* ---- regions ---- */
-
-bool recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot)
-{
-    if (!map_put_u64(&recovery->kept_regions, region->id, region))
-        return false;
-    region->record = slot;
-    recovery_charge(region->account, slot);
-    recovery->kept_bytes += region->room;
-    return true;
-}
-
-void recovery_drop_region(struct recovery *recovery, struct region *region)
-{
-    recovery_remove_record(recovery, region->account, region->record);
-    for (uint32_t i = 0; i < region->n_fds; i++)
-        keeper_link_drop(&recovery->link, keeper_id(region->id, i));
-    (void)map_remove_u64(&recovery->kept_regions, region->id);
-    recovery->kept_bytes -= region->room;
-    region->record = NULL;
-}
-
-static void on_kept_end(void *arg, struct region *region)
-{
-    struct recovery *recovery = arg;
-
-    if (!recovery->frozen)
-        recovery_drop_region(recovery, region);
-}
-
-/* The numbers are independent of each other, so the order in which they are stored does not matter. */
-static void refresh_region(const struct region *region, uint64_t session)
-{
-    const struct region_image image = region_image(region);
-
-    journal_set_number(region->record, NUMBER_REGION_GENERATION, region->generation);
-    journal_set_number(region->record, NUMBER_REGION_BYTES, image.bytes);
-    journal_set_flags(region->record, image.origin);
-    journal_set_number(region->record, NUMBER_REGION_SESSION, session);
-}
-
-static uint64_t session_of(const struct region *region)
-{
-    return region->record ? ((struct journal_slot *)region->record)->numbers[NUMBER_REGION_SESSION] : 0;
-}
-
-/* Borrows from the image. */
-static void fill_device(const struct region_image *image, Rdt__Pb__JournalRegion *record_p)
-{
-    if (image->origin != REGION_IMPORTED) {
-        record_p->chunk_bytes = image->exported.chunk_bytes[0];
-        return;
-    }
-    record_p->offset = image->exported.offset;
-    record_p->chunks = (uint64_t *)image->exported.chunk_bytes;
-    record_p->n_chunks = image->exported.n_fds;
-    record_p->handle = (ProtobufCBinaryData){image->exported.handle_bytes, (uint8_t *)image->exported.handle};
-}
-
-/* Writes a record of the region as it is now. false: it cannot be kept. */
-static bool keep_region(struct recovery *recovery, struct region *region, uint64_t session)
-{
-    struct region_image image = region_image(region);
-    Rdt__Pb__JournalRegion record = RDT__PB__JOURNAL_REGION__INIT;
-    const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_REGION_GENERATION] = region->generation,
-                                               [NUMBER_REGION_SESSION] = session,
-                                               [NUMBER_REGION_BYTES] = image.bytes};
-    struct storing storing = {.n = 0};
-    struct journal_slot *slot;
-    const int *fds;
-    uint32_t n_fds;
-
-    if (region->record) {
-        refresh_region(region, session);
-        return true;
-    }
-    if (!region_kept_fds(region, &fds, &n_fds))
-        return false;
-    record.memory = (char *)image.kind;
-    record.uid = region->account->owner.uid;
-    record.tenant = region->account->owner.tenant;
-    record.origin = image.origin;
-    record.bytes = image.bytes;
-    record.room = image.room;
-    record.offset = image.offset;
-    record.device = (char *)image.device;
-    record.creator = image.creator;
-    if (image.device[0] != '\0')
-        fill_device(&image, &record);
-    recovery_store_region(recovery, &storing, region); /* a record never refers to memory that the keeper has not been sent */
-    recovery_store_end(recovery, &storing);
-    slot = recovery_add_record(recovery, NULL, RECORD_REGION, region->id, &record.base, image.origin, numbers);
-    if (slot && recovery_add_region(recovery, region, slot))
-        return true;
-    if (slot)
-        journal_remove(recovery->journal, slot);
-    for (uint32_t i = 0; i < n_fds; i++)
-        keeper_link_drop(&recovery->link, keeper_id(region->id, i));
-    return false;
-}
-
-static void on_region(void *arg, struct client *client, struct region *region)
-{
-    struct recovery *recovery = arg;
-
-    if (!recovery->frozen && !keep_region(recovery, region, client->id))
-        log_debug("region %llu of client %llu will not survive a restart", (unsigned long long)region->id,
-                  (unsigned long long)client->id);
-}
-
-static void on_region_released(void *arg, struct region *region)
-{
-    struct recovery *recovery = arg;
-
-    if (region->record && !recovery->frozen)
-        journal_set_number(region->record, NUMBER_REGION_SESSION, 0);
+    if (record_owner(uid, tenant, &owner, err) != RDT_OK)
+        return NULL;
+    account = account_get(accounts, &owner);
+    if (!account)
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for its owner's account");
+    return account;
 }
 
 /* ---- objects ---- */
 
-static void object_numbers(const struct object *object, uint64_t *numbers_p)
+void record_of_object(const struct object *object, Rdt__Pb__ObjectRecord *record_p)
 {
-    int64_t left_ns;
-
-    numbers_p[NUMBER_DETACHED_UNTIL] = object->detached ? until(detached_left_ns(object)) : 0;
-    numbers_p[NUMBER_TRANSIT_COUNT] = object->in_transit ? transit_count(object, &left_ns) : 0;
-    numbers_p[NUMBER_TRANSIT_UNTIL] = numbers_p[NUMBER_TRANSIT_COUNT] > 0 ? until(left_ns) : 0;
-}
-
-static uint32_t object_flags(const struct object *object)
-{
-    uint32_t flags = object->producer && object->producer->lasting ? OBJECT_HAS_PRODUCER : 0;
-
-    flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
-    flags |= !object_has_producer_hold(object) && object->end == OBJECT_END_FREED ? OBJECT_IS_FREED : 0;
-    flags |= object->manifest ? OBJECT_IS_MANIFEST : 0;
-    return flags | (object->forced || !object->named ? OBJECT_IS_FORCED : 0);
-}
-
-/* Gives the object's regions records, and writes their ids to ids_p [object->n_regions]. */
-static bool keep_regions(struct recovery *recovery, const struct object *object, uint64_t *ids_p)
-{
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        struct region *region = object->uses[i].region;
-        if (!region->record && !keep_region(recovery, region, session_of(region)))
-            return false;
-        ids_p[i] = region->id;
-    }
-    return true;
-}
-
-static void fill_owner(const struct object *object, Rdt__Pb__JournalObject *record_p)
-{
+    rdt__pb__object_record__init(record_p);
+    record_p->generation = object->generation;
     record_p->uid = object->account->owner.uid;
     record_p->tenant = object->account->owner.tenant;
+    record_p->id = (ProtobufCBinaryData){object->id_bytes, (uint8_t *)object_id(object)};
+    record_p->metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+    record_p->box_bytes = object->box_bytes;
+    record_p->visibility = (Rdt__Pb__Visibility)object->visibility;
+    record_p->transport = (char *)object->transport;
     record_p->detached_ttl_ns = object->detached ? detached_ttl_ns(object) : 0;
-    if (object->producer && object->producer->lasting)
-        record_p->session = object->producer->id;
 }
 
-static void commit_object(struct recovery *recovery, struct object *object, const Rdt__Pb__JournalObject *record)
+enum rdt_status record_check_object(const Rdt__Pb__ObjectRecord *record, const struct layout *layout, struct rdt_error *err)
 {
-    uint64_t numbers[JOURNAL_NUMBERS];
+    struct owner owner;
 
-    object_numbers(object, numbers);
-    object->record =
-        recovery_add_record(recovery, NULL, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
-    recovery->n_objects += object->record != NULL;
-}
-
-/* The object as it is now. regions: [object->n_regions] */
-static void write_object(struct recovery *recovery, struct object *object, uint64_t *regions)
-{
-    Rdt__Pb__JournalObject record = RDT__PB__JOURNAL_OBJECT__INIT;
-    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
-    struct layout *layout = NULL;
-    struct layout_rows rows;
-    uint64_t bytes = 0;
-
-    if (object_layout(object, NULL, &layout, NULL) != RDT_OK)
-        return;
-    if (object->chunk && layout_packed_bytes(layout, &bytes, NULL) == RDT_OK)
-        record.inline_data = (ProtobufCBinaryData){bytes, slab_addr(object_piece(object))};
-    layout_to_wire(layout, true, &rows, &tensors);
-    fill_owner(object, &record);
-    record.id = (ProtobufCBinaryData){object->id_bytes, (uint8_t *)object_id(object)};
-    record.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
-    record.box_bytes = object->box_bytes;
-    record.tensors = &tensors;
-    record.regions = regions;
-    record.n_regions = object->n_regions;
-    record.visibility = (Rdt__Pb__Visibility)object->visibility;
-    record.transport = (char *)object->transport;
-    record.snapshot = object_is_constant(object);
-    record.immutable = object->promise == OBJECT_BY_WORD;
-    record.loaned = object->loaned;
-    record.request = (uintptr_t)map_get_u64(&recovery->filling, object->generation);
-    commit_object(recovery, object, &record);
-    free(layout);
-}
-
-/* Each change of the object tries again to give it a record; it is counted once. */
-static void lose(struct recovery *recovery, struct object *object)
-{
-    if (object->unkept)
-        return;
-    object->unkept = true;
-    recovery->n_lost++;
-    log_debug("obj %016llx will not survive a restart: its memory cannot be kept, or there is no memory for its record",
-              (unsigned long long)object->generation);
-}
-
-/* Updates the records of its regions: a snapshot may have taken the regions from its client. */
-static void refresh_regions(const struct object *object)
-{
-    for (uint32_t i = 0; object_is_constant(object) && i < object->n_regions; i++) {
-        const struct region *region = object->uses[i].region;
-        refresh_region(region, region->client != 0 ? session_of(region) : 0);
-    }
-}
-
-static void keep_object(struct recovery *recovery, struct object *object)
-{
-    uint64_t few[8], *ids = object->n_regions <= 8 ? few : malloc(object->n_regions * sizeof *ids);
-
-    if (ids && keep_regions(recovery, object, ids))
-        write_object(recovery, object, ids);
-    if (object->record)
-        refresh_regions(object);
-    else
-        lose(recovery, object);
-    if (ids != few)
-        free(ids);
-}
-
-/* The request itself is the record, because copying it is faster than building it again from the object. */
-static void keep_put(struct recovery *recovery, struct object *object, const struct object_put *put)
-{
-    Rdt__Pb__JournalObject record = RDT__PB__JOURNAL_OBJECT__INIT;
-    uint64_t few[8], *ids = object->n_regions <= 8 ? few : malloc(object->n_regions * sizeof *ids);
-
-    if (ids && keep_regions(recovery, object, ids)) {
-        fill_owner(object, &record);
-        record.regions = ids;
-        record.n_regions = object->n_regions;
-        record.request = put->request_id;
-        record.put = (ProtobufCBinaryData){put->message_bytes, (uint8_t *)put->message};
-        commit_object(recovery, object, &record);
-    }
-    if (!object->record)
-        lose(recovery, object);
-    if (ids != few)
-        free(ids);
-}
-
-/* The last eighth of the journal is for owners who have little. A record is about as large as the request, or as what the
- * object keeps in the daemon's heap. */
-static enum rdt_status check_put(void *arg, const struct object_put *put, uint64_t bytes, uint64_t *bytes_p,
-                                 struct rdt_error *err)
-{
-    struct recovery *recovery = arg;
-    uint64_t payload = (put->message_bytes > bytes ? put->message_bytes : bytes) + 16u * put->n_regions;
-    bool little = recovery_has_little(put->account);
-
-    *bytes_p = journal_record_bytes(payload);
-    if (recovery->frozen || journal_has_room(recovery->journal, payload, little))
+    if (!rdt_generation_is_valid(record->generation) || record->id.len > RDT_MAX_ID_BYTES ||
+        record->metadata.len > RDT_MAX_METADATA_BYTES || record->box_bytes > record->metadata.len ||
+        record->detached_ttl_ns < 0 || (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL ||
+        record->promise > OBJECT_SEALED)
+        return invalid(err);
+    if (record_owner(record->uid, record->tenant, &owner, err) != RDT_OK)
+        return RDT_INVALID;
+    if (record->box_bytes == 0)
         return RDT_OK;
-    if (payload > JOURNAL_MAX_BYTES)
-        return rdt_error_set(
-            err, RDT_LIMIT,
-            "the object's metadata, tensors and inline bytes take %llu bytes, and the journal, from which a "
-            "restarted daemon restores objects, takes at most %u for each: put some of it as tensors in memory",
-            (unsigned long long)payload, JOURNAL_MAX_BYTES);
-    return rdt_error_set(err, RDT_LIMIT,
-                         "the journal, from which a restarted daemon restores objects, has no room for %llu more bytes of "
-                         "metadata and lists of tensors%s: free objects that have many",
-                         (unsigned long long)payload, little ? "" : ", and its last eighth is for users that have few");
+    return boxes_check(record->metadata.data + record->metadata.len - record->box_bytes, record->box_bytes, layout, err);
 }
 
-static void on_put(void *arg, struct object *object, const struct object_put *put)
+/* Whether the tensors lie in the object's regions and inline bytes. */
+static enum rdt_status check_places(const struct object_put *put, struct rdt_error *err)
 {
-    struct recovery *recovery = arg;
-    bool filling = object_put_copies(put, object);
+    struct region_span *spans = calloc(put->n_regions + 1, sizeof *spans);
+    enum rdt_status status = spans ? region_spans(put->layout, spans, put->n_regions + 1, err)
+                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
 
-    if (recovery->frozen || object->generation == 0)
-        return;
-    if (put->pending || (!filling && put->message && !(put->inline_bytes > 0 && put->n_regions > 0)))
-        keep_put(recovery, object, put);
-    else if (put->request_id != 0) /* on_object writes the record, before the object is seen as live */
-        (void)map_put_u64(&recovery->filling, object->generation, (void *)(uintptr_t)put->request_id);
+    for (uint32_t i = 0; status == RDT_OK && i < put->n_regions; i++)
+        if (spans[i].hi > put->regions[i]->bytes)
+            status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond its region", spans[i].last);
+    if (status == RDT_OK && spans[put->n_regions].hi > put->inline_bytes)
+        status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond the object's bytes", spans[put->n_regions].last);
+    free(spans);
+    if (status == RDT_OK && (put->inline_bytes > SLAB_MAX_BYTES || (put->inline_bytes > 0 && put->n_regions > 0)))
+        status = invalid(err);
+    return status;
 }
 
-static void forget_object(struct recovery *recovery, struct object *object)
+enum rdt_status record_restore_object(struct plugins *plugins, struct object_table *objects,
+                                      const Rdt__Pb__ObjectRecord *record, struct object_put *put, struct object **object_p,
+                                      struct rdt_error *err)
 {
-    journal_remove(recovery->journal, object->record);
-    object->record = NULL;
-    recovery->n_objects--;
-}
+    const struct transport *transport = record->transport[0] != '\0' ? plugins_transport(plugins, record->transport) : NULL;
+    enum rdt_status status = record_check_object(record, put->layout, err);
 
-/* Returns the request id of the PUT, which a client may send again after a restart. 0: none, or no memory to read it. */
-static uint64_t request_of(const struct journal_slot *slot)
-{
-    struct arena arena;
-    const Rdt__Pb__JournalObject *record = restore_unpack(&arena, slot, &rdt__pb__journal_object__descriptor, NULL);
-    uint64_t request = record ? record->request : 0;
-
-    arena_fini(&arena);
-    return request;
-}
-
-/* The object has other regions than its record: its bytes were copied into a snapshot while it was pending, or it has moved. */
-static void write_again(struct recovery *recovery, struct object *object)
-{
-    struct journal_slot *old = object->record;
-    uint64_t request = request_of(old);
-
-    object->record = NULL;
-    if (request != 0) /* for write_object */
-        (void)map_put_u64(&recovery->filling, object->generation, (void *)(uintptr_t)request);
-    keep_object(recovery, object);
-    (void)map_remove_u64(&recovery->filling, object->generation);
-    journal_remove(recovery->journal, old);
-    recovery->n_objects--;
-}
-
-static void on_object_moved(void *arg, struct object *object)
-{
-    struct recovery *recovery = arg;
-
-    if (!recovery->frozen)
-        write_again(recovery, object);
-}
-
-static void on_object(void *arg, struct object *object)
-{
-    struct recovery *recovery = arg;
-    struct journal_slot *slot = object->record;
-    uint64_t numbers[JOURNAL_NUMBERS];
-
-    if (recovery->frozen)
-        return;
-    if (object->state == OBJECT_GONE) {
-        if (slot)
-            forget_object(recovery, object);
-    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->promise == OBJECT_SEALED &&
-               object->layout) {
-        write_again(recovery, object);
-    } else if (slot) {
-        object_numbers(object, numbers);
-        for (unsigned i = 0; i < JOURNAL_NUMBERS; i++)
-            if (numbers[i] != slot->numbers[i])
-                journal_set_number(slot, i, numbers[i]);
-        journal_set_flags(slot, object_flags(object));
-    } else if (object_lasts(object)) {
-        keep_object(recovery, object);
-    }
-    if (object->state != OBJECT_FILLING && map_count(&recovery->filling) > 0)
-        (void)map_remove_u64(&recovery->filling, object->generation);
+    put->id = record->id.data;
+    put->id_bytes = record->id.len;
+    put->metadata = record->metadata.data;
+    put->metadata_bytes = record->metadata.len;
+    put->box_bytes = record->box_bytes;
+    put->visibility = record->visibility;
+    put->transport = transport ? transport->name : "";
+    put->generation = record->generation;
+    if (status == RDT_OK)
+        status = check_places(put, err);
+    if (status == RDT_OK && !object_table_reserve(objects, put->generation)) /* so that no object of this daemon gets it */
+        status = rdt_error_set(err, RDT_INVALID, "no earlier daemon of this node had such an object");
+    return status == RDT_OK ? object_table_put(objects, put, object_p, err) : status;
 }
 
 /* ---- names ---- */
 
-static void on_name(void *arg, struct name *name)
+void record_of_name(const struct name *name, Rdt__Pb__NameRecord *record_p)
 {
-    struct recovery *recovery = arg;
-    struct journal_state *state = journal_state(recovery->journal);
-    Rdt__Pb__JournalName record = RDT__PB__JOURNAL_NAME__INIT;
-    uint64_t numbers[JOURNAL_NUMBERS] = {0};
-    struct journal_slot *old = name->record;
-
-    if (recovery->frozen)
-        return;
-    if (name->version > state->names_version)
-        state->names_version = name->version;
-    name->record = NULL;
-    if (name_lasts(name)) {
-        record.uid = name->account->owner.uid;
-        record.tenant = name->account->owner.tenant;
-        record.id = (ProtobufCBinaryData){name->id_bytes, (uint8_t *)name_id(name)};
-        record.visibility = name->visibility;
-        record.generation = name->object->generation;
-        record.ttl_ns = name->ttl_ns;
-        record.session = name->session;
-        record.request = name->request;
-        record.lease = name->publisher != NULL;
-        numbers[NUMBER_NAME_SESSION] = name->session;
-        numbers[NUMBER_NAME_REQUEST] = name->request;
-        numbers[NUMBER_NAME_UNTIL] = name->ttl_ns > 0 ? until(deadline_left_ns(&name->expiry)) : 0;
-        name->record = recovery_add_record(recovery, name->account, RECORD_NAME, name->version, &record.base, 0, numbers);
-        recovery->n_lost += name->record == NULL;
-    }
-    if (old) {
-        if (!name->record || name->version != old->key)
-            recovery_remember_published(recovery, old);
-        recovery_remove_record(recovery, name->account, old);
-    }
-    recovery->n_names += (name->record != NULL) - (old != NULL);
+    rdt__pb__name_record__init(record_p);
+    record_p->uid = name->account->owner.uid;
+    record_p->tenant = name->account->owner.tenant;
+    record_p->id = (ProtobufCBinaryData){name->id_bytes, (uint8_t *)name_id(name)};
+    record_p->version = name->version;
+    record_p->generation = name->object->generation;
+    record_p->visibility = name->visibility;
+    record_p->ttl_ns = name->ttl_ns;
 }
 
-/* ---- holds ---- */
-
-/* Replicas of other nodes' objects are in no table: the session keeps their memory. */
-bool recovery_keep_held(struct recovery *recovery, struct object *object)
+enum rdt_status record_check_name(const Rdt__Pb__NameRecord *record, struct rdt_error *err)
 {
-    if (!object->record && !object->adopted && object->state != OBJECT_FILLING)
-        keep_object(recovery, object);
-    return !object->adopted && object->record;
+    struct owner owner;
+
+    if (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->version == 0 ||
+        !rdt_number_is_valid(record->version) || !rdt_generation_is_valid(record->generation) || record->ttl_ns < 0 ||
+        (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return invalid(err);
+    return record_owner(record->uid, record->tenant, &owner, err);
 }
 
-/* The regions that a hold keeps: the object's, if it is a replica, or those of a copy. NULL: no memory, or they cannot be
- * kept. */
-static uint64_t *held_regions(struct recovery *recovery, const struct hold *hold, uint32_t *n_p)
+enum rdt_status record_restore_name(struct names *names, const Rdt__Pb__NameRecord *record, struct object *object,
+                                    struct name_publish *publish, struct name **name_p, struct rdt_error *err)
 {
-    uint32_t n = hold->region ? 1 : hold->object ? hold->object->n_regions : hold->n_regions;
-    uint64_t *ids = calloc(n + 1u, sizeof *ids);
+    enum rdt_status status = record_check_name(record, err);
+    struct owner owner;
 
-    for (uint32_t i = 0; ids && i < n; i++) {
-        struct region *region = hold->region ? hold->region : hold->object ? hold->object->uses[i].region : hold->regions[i];
-        if (!keep_region(recovery, region, session_of(region))) {
-            free(ids);
-            return NULL;
-        }
-        ids[i] = region->id;
-    }
-    *n_p = n;
-    return ids;
-}
-
-static void on_hold(void *arg, struct hold *hold)
-{
-    struct recovery *recovery = arg;
-    Rdt__Pb__JournalHold record = RDT__PB__JOURNAL_HOLD__INIT;
-    uint64_t *ids = NULL;
-    uint32_t n = 0;
-
-    if (recovery->frozen)
-        return;
-    record.session = hold->client->id;
-    if (hold->object && !hold->object->adopted) {
-        record.generation = hold->object->generation;
-        if (!recovery_keep_held(recovery, hold->object))
-            return;
-    } else {
-        ids = held_regions(recovery, hold, &n);
-        if (!ids)
-            return;
-    }
-    record.regions = ids;
-    record.n_regions = n;
-    hold->record = recovery_add_record(recovery, hold->client->account, RECORD_HOLD, hold->id, &record.base, 0, NULL);
-    recovery->n_holds += hold->record != NULL;
-    free(ids);
-}
-
-static void on_hold_end(void *arg, struct hold *hold)
-{
-    struct recovery *recovery = arg;
-
-    if (recovery->frozen)
-        return;
-    recovery_remove_record(recovery, hold->client->account, hold->record);
-    recovery->n_holds--;
-}
-
-static void on_remote_hold(void *arg, struct remote_hold *hold)
-{
-    struct recovery *recovery = arg;
-    Rdt__Pb__JournalRemoteHold record = RDT__PB__JOURNAL_REMOTE_HOLD__INIT;
-
-    if (recovery->frozen || !recovery_keep_held(recovery, hold->object))
-        return;
-    record.session = hold->client->id;
-    record.generation = hold->object->generation;
-    hold->record =
-        recovery_add_record(recovery, hold->client->account, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
-    recovery->n_holds += hold->record != NULL;
-}
-
-static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref *ref)
-{
-    struct recovery *recovery = arg;
-    Rdt__Pb__JournalRemoteHold record = RDT__PB__JOURNAL_REMOTE_HOLD__INIT;
-
-    if (recovery->frozen || hold->record)
-        return;
-    record.session = hold->client->id;
-    record.ref = (Rdt__Pb__Ref *)ref;
-    hold->record =
-        recovery_add_record(recovery, hold->client->account, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
-    recovery->n_holds += hold->record != NULL;
-}
-
-static void on_remote_hold_end(void *arg, struct remote_hold *hold)
-{
-    struct recovery *recovery = arg;
-
-    if (recovery->frozen)
-        return;
-    recovery_remove_record(recovery, hold->client->account, hold->record);
-    recovery->n_holds--;
-}
-
-void recovery_record(struct recovery *recovery)
-{
-    recovery->lasting = (struct lasting){.arg = recovery,
-                                         .check_put = check_put,
-                                         .on_put = on_put,
-                                         .on_object = on_object,
-                                         .on_object_moved = on_object_moved,
-                                         .on_name = on_name,
-                                         .on_region = on_region,
-                                         .on_region_released = on_region_released,
-                                         .on_hold = on_hold,
-                                         .on_hold_end = on_hold_end,
-                                         .on_remote_hold = on_remote_hold,
-                                         .on_far_hold = on_far_hold,
-                                         .on_remote_hold_end = on_remote_hold_end};
-    recovery->objects->lasting = recovery->names->lasting = &recovery->lasting;
-    recovery->regions->on_kept_end = on_kept_end;
-    recovery->regions->kept_arg = recovery;
+    if (status == RDT_OK)
+        status = record_owner(record->uid, record->tenant, &owner, err);
+    if (status != RDT_OK)
+        return status;
+    if (object->state != OBJECT_LIVE || !owner_equal(&owner, &object->account->owner))
+        return rdt_error_set(err, RDT_INVALID, "its record is invalid: its object belongs to somebody else, or is not live");
+    publish->id = record->id.data;
+    publish->id_bytes = record->id.len;
+    publish->object = object;
+    publish->visibility = record->visibility;
+    return names_restore(names, publish, record->version, name_p, err);
 }

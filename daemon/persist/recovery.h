@@ -45,7 +45,7 @@
 #include "daemon/objects/object_table.h"
 #include "daemon/persist/keeper_link.h"
 #include "daemon/plugins/plugin.h"
-#include "rdt_journal.pb-c.h"
+#include "rdt_persist.pb-c.h"
 
 #define RECOVERY_ATTEMPTS 5u /* consecutive starts that ended while they read the journal */
 

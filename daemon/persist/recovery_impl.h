@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What recovery.c, record.c, which writes the journal, and the files that read it share: restore.c (regions, objects and
+/* What recovery.c, lasting.c, which writes the journal, and the files that read it share: restore.c (regions, objects and
  * names), restore_session.c (sessions and holds), and restore_read.c, which each kind of record needs. */
 #ifndef DAEMON_RECOVERY_IMPL_H
 #define DAEMON_RECOVERY_IMPL_H
 
 #include "daemon/persist/journal.h"
+#include "daemon/persist/record.h"
 #include "daemon/persist/recovery.h"
 
 enum record_kind {
     RECORD_REGION = 1,
-    RECORD_OBJECT,
-    RECORD_NAME,
+    RECORD_OBJECT_V3, /* of an earlier version of the journal */
+    RECORD_NAME_V3,
     RECORD_SESSION,
     RECORD_HOLD,
     RECORD_REMOTE_HOLD,
     RECORD_NODE_HOLD,
     RECORD_GROUP,
-    RECORD_PUBLISHED
+    RECORD_PUBLISHED,
+    RECORD_OBJECT,
+    RECORD_NAME
 };
 
-/* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_journal.proto. */
+/* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_persist.proto. */
 enum { NUMBER_DETACHED_UNTIL, NUMBER_TRANSIT_UNTIL, NUMBER_TRANSIT_COUNT };
 enum { NUMBER_NAME_UNTIL, NUMBER_NAME_SESSION, NUMBER_NAME_REQUEST };
 enum { NUMBER_PUBLISHED_SESSION, NUMBER_PUBLISHED_REQUEST };
@@ -72,7 +75,7 @@ void recovery_store(struct recovery *recovery, struct storing *storing, uint64_t
 void recovery_store_region(struct recovery *recovery, struct storing *storing, const struct region *region);
 void recovery_store_end(struct recovery *recovery, struct storing *storing);
 
-/* ---- record.c ---- */
+/* ---- lasting.c ---- */
 
 /* From now on changes are recorded. */
 void recovery_record(struct recovery *recovery);
@@ -122,6 +125,15 @@ int recovery_take_held(struct map *held, uint64_t id);
 const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
                            struct rdt_error *err);
 
+/* The kind of the record, whatever the version of the journal. */
+enum record_kind restore_kind(const struct journal_slot *slot);
+
+/* Decode such records; valid until arena_fini, which always follows. false: it is damaged. */
+bool restore_read_object(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__ObjectRecord *record_p,
+                         struct rdt_error *err);
+bool restore_read_name(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__NameRecord *record_p,
+                       struct rdt_error *err);
+
 /* Each restores a record. false: it is lost, and err says why; if err is RDT_OK, the record was no longer needed. */
 bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
@@ -135,9 +147,5 @@ bool restore_group(struct restoring *restoring, struct journal_slot *slot, struc
 /* Checks the id of a session, region or hold, or the version of a name, which a faulty daemon may have written: ids that grow
  * from it must not reach 0, which means none. false: err says so. */
 bool restore_check_id(uint64_t id, struct rdt_error *err);
-
-/* false, NULL: err says why. */
-bool restore_owner(uint32_t uid, const char *tenant, struct owner *owner_p, struct rdt_error *err);
-struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err);
 
 #endif

@@ -7,11 +7,8 @@
 #include "daemon/base/log.h"
 #include "daemon/objects/transit.h"
 #include "daemon/persist/recovery_impl.h"
-#include "proto/boxes.h"
 #include "proto/grow.h"
 #include "proto/wire_limits.h"
-#include "rdt_journal.pb-c.h"
-#include "rdt_put_flags.h"
 
 #define MAX_LOGGED 20u /* records that are lost are logged one by one up to this many */
 
@@ -29,7 +26,7 @@ static void lose(struct restoring *restoring, struct journal_slot *slot, const c
 /* The object has no id any more, and a later one may have got it. */
 static bool is_unnamed(const struct journal_slot *slot)
 {
-    return slot->kind == RECORD_OBJECT && slot->flags & OBJECT_IS_FORCED;
+    return restore_kind(slot) == RECORD_OBJECT && slot->flags & OBJECT_IS_FORCED;
 }
 
 /* Objects without an id come first, because they have it for a moment. Generations do not say which object is older. A daemon
@@ -53,7 +50,7 @@ static enum rdt_status collect(struct restoring *restoring, enum record_kind kin
 
     restoring->n_slots = 0;
     while ((slot = journal_next(restoring->recovery->journal, &cursor))) {
-        if (slot->kind != kind)
+        if (restore_kind(slot) != kind)
             continue;
         slots = array_grow(restoring->slots, restoring->n_slots, &restoring->room, sizeof(struct journal_slot *));
         if (!slots)
@@ -79,7 +76,7 @@ static uint64_t least_key(const struct restoring *restoring)
 static struct account *account_for(struct restoring *restoring, uint64_t session, uint32_t uid, const char *tenant,
                                    struct rdt_error *err)
 {
-    struct account *account = restore_account(restoring->recovery, uid, tenant, err);
+    struct account *account = record_account(restoring->recovery->accounts, uid, tenant, err);
     struct client *client = account ? map_get_u64(&restoring->sessions, session) : NULL;
 
     if (!client || !owner_equal(&client->account->owner, &account->owner))
@@ -227,38 +224,6 @@ static void release_unused(struct restoring *restoring)
 
 /* ---- objects ---- */
 
-/* The content of a record of an object, whether it has the PUT or the object's own fields. */
-struct object_record {
-    const Rdt__Pb__TensorList *tensors;
-    const uint32_t *loaned; /* [n_loaned] */
-    size_t n_loaned;
-    bool all_loaned;
-};
-
-/* Makes the checks of a client's put, because a faulty daemon may have written the record. */
-static enum rdt_status check_object(const struct object_put *put, struct rdt_error *err)
-{
-    struct region_span *spans = calloc(put->n_regions + 1, sizeof *spans);
-    enum rdt_status status = spans ? region_spans(put->layout, spans, put->n_regions + 1, err)
-                                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-
-    for (uint32_t i = 0; status == RDT_OK && i < put->n_regions; i++)
-        if (spans[i].hi > put->regions[i]->bytes)
-            status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond its region", spans[i].last);
-    if (status == RDT_OK && spans[put->n_regions].hi > put->inline_bytes)
-        status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond the object's bytes", spans[put->n_regions].last);
-    free(spans);
-    if (status == RDT_OK && put->box_bytes > put->metadata_bytes)
-        status = rdt_error_set(err, RDT_INVALID, "its record is invalid");
-    if (status == RDT_OK && put->box_bytes > 0)
-        status = boxes_check(put->metadata + put->metadata_bytes - put->box_bytes, put->box_bytes, put->layout, err);
-    if (status == RDT_OK && (put->id_bytes > RDT_MAX_ID_BYTES || put->metadata_bytes > RDT_MAX_METADATA_BYTES ||
-                             put->inline_bytes > SLAB_MAX_BYTES || (put->inline_bytes > 0 && put->n_regions > 0) ||
-                             (unsigned)put->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL))
-        status = rdt_error_set(err, RDT_INVALID, "its record is invalid");
-    return status;
-}
-
 static enum rdt_status find_regions(struct recovery *recovery, const uint64_t *ids, size_t n, struct region **regions_p,
                                     struct rdt_error *err)
 {
@@ -276,59 +241,11 @@ static int64_t left_of(uint64_t until_ns, uint64_t now_ns)
     return until_ns > now_ns ? (int64_t)(until_ns - now_ns < INT64_MAX ? until_ns - now_ns : INT64_MAX) : 1;
 }
 
-static const char *transport_name(struct recovery *recovery, const char *name)
+static void lend_again(struct restoring *restoring, struct region **regions, const Rdt__Pb__ObjectRecord *record)
 {
-    const struct transport *transport = name[0] != '\0' ? plugins_transport(recovery->plugins, name) : NULL;
-
-    return transport ? transport->name : "";
-}
-
-static void from_fields(struct recovery *recovery, const Rdt__Pb__JournalObject *record, struct object_put *put_p,
-                        struct object_record *more_p)
-{
-    put_p->id = record->id.data;
-    put_p->id_bytes = record->id.len;
-    put_p->metadata = record->metadata.data;
-    put_p->metadata_bytes = record->metadata.len;
-    put_p->box_bytes = record->box_bytes;
-    put_p->inline_data = record->inline_data.data;
-    put_p->inline_bytes = record->inline_data.len;
-    put_p->visibility = record->visibility;
-    put_p->transport = transport_name(recovery, record->transport);
-    put_p->promise = record->immutable ? OBJECT_BY_WORD : record->snapshot ? OBJECT_SEALED : OBJECT_MAY_CHANGE;
-    put_p->loaned = record->loaned;
-    *more_p = (struct object_record){.tensors = record->tensors, .all_loaned = record->loaned};
-}
-
-static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__Pb__JournalObject *record,
-                     struct object_put *put_p, struct object_record *more_p, struct rdt_error *err)
-{
-    ProtobufCMessage *message;
-    const Rdt__Pb__Put *put;
-
-    if (arena_unpack(arena, &rdt__pb__put__descriptor, record->put.data, record->put.len, "its PUT", &message, err) != RDT_OK)
-        return false;
-    put = (const Rdt__Pb__Put *)message;
-    put_p->id = put->id.data;
-    put_p->id_bytes = put->id.len;
-    put_p->metadata = put->metadata.data;
-    put_p->metadata_bytes = put->metadata.len;
-    put_p->box_bytes = put->box_bytes;
-    put_p->inline_data = put->inline_data.data;
-    put_p->inline_bytes = put->inline_data.len;
-    put_p->visibility = put->visibility;
-    put_p->transport = transport_name(recovery, put->transport);
-    put_p->promise = object_promise_of(put->flags);
-    put_p->loaned = put->n_loaned > 0 && put->n_loaned == put->n_regions;
-    *more_p = (struct object_record){.tensors = put->tensors, .loaned = put->loaned, .n_loaned = put->n_loaned};
-    return true;
-}
-
-static void lend_again(struct restoring *restoring, struct region **regions, uint32_t n, const struct object_record *more)
-{
-    for (size_t i = 0; i < (more->all_loaned ? n : more->n_loaned); i++) {
-        uint32_t at = more->all_loaned ? (uint32_t)i : more->loaned[i];
-        struct region *region = at < n ? regions[at] : NULL;
+    for (size_t i = 0; i < (record->loaned ? record->n_regions : record->n_loans); i++) {
+        uint32_t at = record->loaned ? (uint32_t)i : record->loans[i];
+        struct region *region = at < record->n_regions ? regions[at] : NULL;
         if (region && region->state == REGION_USED && map_get_u64(&restoring->sessions, region->client))
             region_set_state(region, REGION_LOANED);
     }
@@ -352,9 +269,8 @@ static void add_object(struct restoring *restoring, struct object *object, const
             break;
 }
 
-static struct object *put_again(struct restoring *restoring, struct journal_slot *slot, struct arena *arena,
-                                const Rdt__Pb__JournalObject *record, struct account *account, struct region **regions,
-                                struct rdt_error *err)
+static bool put_again(struct restoring *restoring, struct journal_slot *slot, const Rdt__Pb__ObjectRecord *record,
+                      struct account *account, struct region **regions, struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
     uint64_t now_ns = uv_hrtime(), until_ns = slot->numbers[NUMBER_DETACHED_UNTIL];
@@ -362,63 +278,46 @@ static struct object *put_again(struct restoring *restoring, struct journal_slot
     struct object_put put = {.account = account,
                              .regions = regions,
                              .n_regions = (uint32_t)record->n_regions,
-                             .generation = slot->key,
+                             .inline_data = record->inline_data.data,
+                             .inline_bytes = record->inline_data.len,
+                             .promise = (enum object_promise)record->promise,
+                             .loaned = record->loaned,
                              .pending = slot->flags & OBJECT_IS_PENDING};
-    struct object_record more;
-    struct object *object = NULL;
-    enum rdt_status status = RDT_OK;
+    struct object *object;
 
-    if (record->put.len > 0 && !from_put(recovery, arena, record, &put, &more, err))
-        return NULL;
-    if (record->put.len == 0)
-        from_fields(recovery, record, &put, &more);
     put.kept = !put.pending;
     if (client && owner_equal(&client->account->owner, &account->owner) && slot->flags & OBJECT_HAS_PRODUCER)
         put.producer = client;
     if (until_ns > 0)
         put.ttl_ns = until_ns == NEVER_BEGAN ? record->detached_ttl_ns : left_of(until_ns, now_ns);
-    status = layout_from_wire(more.tensors, &put.layout, err);
-    if (status == RDT_OK)
-        status = check_object(&put, err);
-    if (status == RDT_OK)
-        status = object_table_put(recovery->objects, &put, &object, err);
-    if (status != RDT_OK) {
+    if (layout_from_wire(record->tensors, &put.layout, err) != RDT_OK)
+        return false;
+    if (record_restore_object(recovery->plugins, recovery->objects, record, &put, &object, err) != RDT_OK) {
         free(put.layout);
-        return NULL;
+        return false;
     }
     note_answer(client, record->request, slot->key);
-    lend_again(restoring, regions, put.n_regions, &more);
+    lend_again(restoring, regions, record);
     object->record = slot;
     recovery->n_objects++;
     add_object(restoring, object, slot, now_ns);
-    return object;
-}
-
-/* Checks the generation, and makes sure that no object of this daemon gets the same one. */
-static bool check_generation(struct recovery *recovery, uint64_t generation, struct rdt_error *err)
-{
-    if (rdt_generation_is_valid(generation) && object_table_reserve(recovery->objects, generation))
-        return true;
-    (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: no earlier daemon had this generation");
-    return false;
+    return true;
 }
 
 static bool restore_object(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
-    const Rdt__Pb__JournalObject *record = restore_unpack(&arena, slot, &rdt__pb__journal_object__descriptor, err);
-    bool twice = record && index_get(&recovery->objects->by_generation, slot->key);
-    struct account *account = record && !twice && check_generation(recovery, slot->key, err)
-                                  ? account_for(restoring, record->session, record->uid, record->tenant, err)
-                                  : NULL;
-    struct region **regions = account ? malloc((record->n_regions + 1) * sizeof(struct region *)) : NULL;
+    Rdt__Pb__ObjectRecord record;
+    bool fits = restore_read_object(&arena, slot, &record, err) && !index_get(&recovery->objects->by_generation, slot->key);
+    struct account *account = fits ? account_for(restoring, record.session, record.uid, record.tenant, err) : NULL;
+    struct region **regions = account ? malloc((record.n_regions + 1) * sizeof(struct region *)) : NULL;
     bool restored = false;
 
     if (account && !regions)
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    if (regions && find_regions(recovery, record->regions, record->n_regions, regions, err) == RDT_OK)
-        restored = put_again(restoring, slot, &arena, record, account, regions, err);
+    if (regions && find_regions(recovery, record.regions, record.n_regions, regions, err) == RDT_OK)
+        restored = put_again(restoring, slot, &record, account, regions, err);
     free(regions);
     account_unref(account);
     arena_fini(&arena);
@@ -427,53 +326,54 @@ static bool restore_object(struct restoring *restoring, struct journal_slot *slo
 
 /* ---- names ---- */
 
-static bool restore_name(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
+/* The name has the record from now on. */
+static void take_name(struct recovery *recovery, struct name *name, struct journal_slot *slot,
+                      const Rdt__Pb__NameRecord *record)
 {
-    struct recovery *recovery = restoring->recovery;
-    struct arena arena;
-    const Rdt__Pb__JournalName *record = restore_unpack(&arena, slot, &rdt__pb__journal_name__descriptor, err);
-    struct object *object = record ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
-    struct client *client = record ? map_get_u64(&restoring->sessions, record->session) : NULL;
-    uint64_t until_ns = slot->numbers[NUMBER_NAME_UNTIL];
-    struct name *name = NULL;
-    struct owner owner;
-    bool restored = false;
-
-    if (record && !restore_check_id(slot->key, err)) {
-        ; /* err says why */
-    } else if (record && record->lease && !client) {
-        ; /* its session ended a moment before the earlier daemon did */
-    } else if (record && !object) {
-        (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
-    } else if (record && restore_owner(record->uid, record->tenant, &owner, err)) {
-        struct name_publish publish = {.id = record->id.data,
-                                       .id_bytes = record->id.len,
-                                       .object = object,
-                                       .visibility = record->visibility,
-                                       .lease = record->lease ? client : NULL,
-                                       .session = record->session,
-                                       .request = record->request,
-                                       .ttl_ns = until_ns > 0 ? left_of(until_ns, uv_hrtime()) : 0};
-        if (!owner_equal(&owner, &object->account->owner) || record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES ||
-            (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || object->state != OBJECT_LIVE)
-            (void)rdt_error_set(err, RDT_INVALID, "its record is invalid");
-        else
-            restored = names_restore(recovery->names, &publish, slot->key, &name, err) == RDT_OK;
-    }
-    if (restored && name->record) { /* the earlier daemon died between a new version's record and the end of the old one's */
+    if (name->record) { /* the earlier daemon died between a new version's record and the end of the old one's */
         (void)recovery_write_published(recovery, name->record);
         recovery_remove_record(recovery, name->account, name->record);
-    } else if (restored) {
+    } else {
         recovery->n_names++;
     }
-    if (restored) {
-        name->record = slot;
-        recovery_charge(name->account, slot);
-        journal_set_number(slot, NUMBER_NAME_SESSION, record->session); /* older daemons did not write them */
-        journal_set_number(slot, NUMBER_NAME_REQUEST, record->request);
+    name->record = slot;
+    recovery_charge(name->account, slot);
+    journal_set_number(slot, NUMBER_NAME_SESSION, record->session); /* older daemons did not write them */
+    journal_set_number(slot, NUMBER_NAME_REQUEST, record->request);
+}
+
+static bool publish_again(struct restoring *restoring, struct journal_slot *slot, const Rdt__Pb__NameRecord *record,
+                          struct rdt_error *err)
+{
+    struct recovery *recovery = restoring->recovery;
+    struct object *object = index_get(&recovery->objects->by_generation, record->generation);
+    struct client *client = map_get_u64(&restoring->sessions, record->session);
+    uint64_t until_ns = slot->numbers[NUMBER_NAME_UNTIL];
+    struct name_publish publish = {.lease = record->lease ? client : NULL,
+                                   .session = record->session,
+                                   .request = record->request,
+                                   .ttl_ns = until_ns > 0 ? left_of(until_ns, uv_hrtime()) : 0};
+    struct name *name;
+
+    if (record->lease && !client) /* its session ended a moment before the earlier daemon did */
+        return false;
+    if (!object) {
+        (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
+        return false;
     }
-    if (restored)
-        note_answer(client, record->request, slot->key);
+    if (record_restore_name(recovery->names, record, object, &publish, &name, err) != RDT_OK)
+        return false;
+    take_name(recovery, name, slot, record);
+    note_answer(client, record->request, slot->key);
+    return true;
+}
+
+static bool restore_name(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
+{
+    struct arena arena;
+    Rdt__Pb__NameRecord record;
+    bool restored = restore_read_name(&arena, slot, &record, err) && publish_again(restoring, slot, &record, err);
+
     arena_fini(&arena);
     return restored;
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions that every kind of record needs to be restored: for its payload, the account of its owner, and the keeper's
- * descriptor. */
+/* Reads records of the journal: their payloads, also those of earlier versions, and the descriptors that the keeper has for
+ * them. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/text.h"
 #include "daemon/persist/recovery_impl.h"
 #include "proto/wire_limits.h"
 
@@ -25,27 +24,6 @@ bool restore_check_id(uint64_t id, struct rdt_error *err)
     return false;
 }
 
-bool restore_owner(uint32_t uid, const char *tenant, struct owner *owner_p, struct rdt_error *err)
-{
-    *owner_p = (struct owner){.uid = uid};
-    if (strlen(tenant) >= sizeof owner_p->tenant) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: no tenant has such a name");
-        return false;
-    }
-    text_copy(owner_p->tenant, sizeof owner_p->tenant, tenant);
-    return true;
-}
-
-struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err)
-{
-    struct owner owner;
-    struct account *account = restore_owner(uid, tenant, &owner, err) ? account_get(recovery->accounts, &owner) : NULL;
-
-    if (!account && err->status != RDT_INVALID)
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for its owner's account");
-    return account;
-}
-
 const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
                            struct rdt_error *err)
 {
@@ -53,4 +31,119 @@ const void *restore_unpack(struct arena *arena, const struct journal_slot *slot,
 
     arena_init(arena, (size_t)16 * JOURNAL_MAX_BYTES);
     return arena_unpack(arena, type, slot->payload, slot->bytes, "its record", &message, err) == RDT_OK ? message : NULL;
+}
+
+enum record_kind restore_kind(const struct journal_slot *slot)
+{
+    if (slot->kind == RECORD_OBJECT_V3)
+        return RECORD_OBJECT;
+    return slot->kind == RECORD_NAME_V3 ? RECORD_NAME : (enum record_kind)slot->kind;
+}
+
+/* ---- objects ---- */
+
+/* The PUT stands for the object's properties. Its regions are those of the record, in this order. */
+static bool from_put(struct arena *arena, const ProtobufCBinaryData *packed, Rdt__Pb__ObjectRecord *record_p,
+                     struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    const Rdt__Pb__Put *put;
+
+    if (arena_unpack(arena, &rdt__pb__put__descriptor, packed->data, packed->len, "its PUT", &message, err) != RDT_OK)
+        return false;
+    put = (const Rdt__Pb__Put *)message;
+    record_p->id = put->id;
+    record_p->metadata = put->metadata;
+    record_p->box_bytes = put->box_bytes;
+    record_p->tensors = put->tensors;
+    record_p->inline_data = put->inline_data;
+    record_p->visibility = put->visibility;
+    record_p->transport = put->transport;
+    record_p->promise = object_promise_of(put->flags);
+    record_p->loaned = put->n_loaned > 0 && put->n_loaned == put->n_regions;
+    record_p->n_loans = put->n_loaned;
+    record_p->loans = put->loaned;
+    return true;
+}
+
+static bool object_of_v3(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__ObjectRecord *record_p,
+                         struct rdt_error *err)
+{
+    const Rdt__Pb__JournalObject *old = restore_unpack(arena, slot, &rdt__pb__journal_object__descriptor, err);
+
+    if (!old)
+        return false;
+    rdt__pb__object_record__init(record_p);
+    record_p->generation = slot->key;
+    record_p->uid = old->uid;
+    record_p->tenant = old->tenant;
+    record_p->n_regions = old->n_regions;
+    record_p->regions = old->regions;
+    record_p->detached_ttl_ns = old->detached_ttl_ns;
+    record_p->session = old->session;
+    record_p->request = old->request;
+    if (old->put.len > 0)
+        return from_put(arena, &old->put, record_p, err);
+    record_p->id = old->id;
+    record_p->metadata = old->metadata;
+    record_p->box_bytes = old->box_bytes;
+    record_p->tensors = old->tensors;
+    record_p->inline_data = old->inline_data;
+    record_p->visibility = old->visibility;
+    record_p->transport = old->transport;
+    record_p->promise = old->immutable ? OBJECT_BY_WORD : old->snapshot ? OBJECT_SEALED : OBJECT_MAY_CHANGE;
+    record_p->loaned = old->loaned;
+    return true;
+}
+
+bool restore_read_object(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__ObjectRecord *record_p,
+                         struct rdt_error *err)
+{
+    const Rdt__Pb__ObjectRecord *record;
+
+    if (slot->kind == RECORD_OBJECT_V3)
+        return object_of_v3(arena, slot, record_p, err);
+    record = restore_unpack(arena, slot, &rdt__pb__object_record__descriptor, err);
+    if (record && record->generation == slot->key) {
+        *record_p = *record;
+        return true;
+    }
+    if (record)
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: it has another key");
+    return false;
+}
+
+/* ---- names ---- */
+
+bool restore_read_name(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__NameRecord *record_p,
+                       struct rdt_error *err)
+{
+    const Rdt__Pb__NameRecord *record;
+    const Rdt__Pb__JournalName *old;
+
+    if (slot->kind == RECORD_NAME_V3) {
+        old = restore_unpack(arena, slot, &rdt__pb__journal_name__descriptor, err);
+        if (!old)
+            return false;
+        rdt__pb__name_record__init(record_p);
+        record_p->uid = old->uid;
+        record_p->tenant = old->tenant;
+        record_p->id = old->id;
+        record_p->version = slot->key;
+        record_p->generation = old->generation;
+        record_p->visibility = old->visibility;
+        record_p->ttl_ns = old->ttl_ns;
+        record_p->session = old->session;
+        record_p->request = old->request;
+        record_p->lease = old->lease;
+        return true;
+    }
+    record = restore_unpack(arena, slot, &rdt__pb__name_record__descriptor, err);
+    if (record && record->version == slot->key) {
+        *record_p = *record;
+        return true;
+    }
+    if (record)
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: it has another key");
+    return false;
 }

@@ -6,7 +6,7 @@
 #include "daemon/base/text.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/persist/recovery_impl.h"
-#include "rdt_journal.pb-c.h"
+#include "rdt_persist.pb-c.h"
 
 static bool image_from(const Rdt__Pb__JournalSession *record, uint64_t id, struct session_image *image_p, struct rdt_error *err)
 {

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/objects/detached.h"
 #include "daemon/persist/storage_impl.h"
 
 static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err);
@@ -113,8 +112,8 @@ static void store_failed(struct stored *stored, struct store_work *store)
     if (store->cancelled) {
         ended_error(stored, &err);
     } else {
-        rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->facts.id_bytes,
-                         (const char *)store->facts.id, storage->directory, stored->generation);
+        rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->record.id.len,
+                         (const char *)store->record.id.data, storage->directory, stored->generation);
         if (++storage->counts->stores_failed <= STORAGE_MAX_WARNED)
             log_warn("%s; the object stays in memory", err.msg);
     }
@@ -168,16 +167,7 @@ static enum rdt_status prepare(struct store_work *store, struct object *object, 
     uint32_t n = object_n_places(object);
     enum rdt_status status = RDT_OK;
 
-    store->facts = (struct stored_facts){.generation = object->generation,
-                                         .owner = object->account->owner,
-                                         .id = object_id(object),
-                                         .id_bytes = object->id_bytes,
-                                         .metadata = object_metadata(object),
-                                         .metadata_bytes = object->metadata_bytes,
-                                         .box_bytes = object->box_bytes,
-                                         .visibility = (Rdt__Pb__Visibility)object->visibility,
-                                         .transport = object->transport,
-                                         .ttl_ns = object->detached ? detached_ttl_ns(object) : 0};
+    record_of_object(object, &store->record);
     store->layout = object->layout;
     if (!store->layout) {
         status = object_layout(object, NULL, &store->own_layout, err);

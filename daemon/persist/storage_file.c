@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/boxes.h"
 #include "proto/wire_limits.h"
 
 #define SUFFIX ".safetensors"
@@ -100,7 +99,7 @@ static void add_tensor(FILE *out, const struct layout *layout, uint32_t i, uint6
 }
 
 /* False: no memory. */
-static bool add_facts(FILE *out, const Rdt__Pb__StoredObject *facts)
+static bool add_facts(FILE *out, const Rdt__Pb__ObjectRecord *facts)
 {
     size_t packed_bytes = protobuf_c_message_get_packed_size(&facts->base);
     uint8_t *packed = malloc(packed_bytes + 1), *encoded = malloc(packed_bytes / 3 * 4 + 8);
@@ -144,7 +143,7 @@ uint64_t storage_place_tensors(struct layout *layout, uint32_t *order)
     return bytes;
 }
 
-static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__StoredObject *facts, const struct layout *packed,
+static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__ObjectRecord *facts, const struct layout *packed,
                                     const struct tensor_name *names, struct rdt_error *err)
 {
     char *data = NULL;
@@ -178,11 +177,11 @@ static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__Sto
     return RDT_OK;
 }
 
-enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
+enum rdt_status stored_plan_init(struct stored_plan *plan_p, const Rdt__Pb__ObjectRecord *record, const struct layout *layout,
                                  const uint64_t *sums, struct rdt_error *err)
 {
     struct stored_plan plan = {.order = calloc(layout->count + 1u, sizeof *plan.order)};
-    Rdt__Pb__StoredObject object = RDT__PB__STORED_OBJECT__INIT;
+    Rdt__Pb__ObjectRecord object = *record;
     Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
     struct layout *packed = layout_dup(layout);
     struct layout_rows *rows = malloc(sizeof *rows);
@@ -200,21 +199,12 @@ enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored
     }
     plan.data_bytes = storage_place_tensors(packed, plan.order);
     layout_to_wire(packed, true, rows, &tensors);
-    object.generation = facts->generation;
-    object.uid = facts->owner.uid;
-    object.tenant = (char *)facts->owner.tenant;
-    object.id = (ProtobufCBinaryData){facts->id_bytes, (uint8_t *)facts->id};
-    object.metadata = (ProtobufCBinaryData){facts->metadata_bytes, (uint8_t *)facts->metadata};
-    object.box_bytes = facts->box_bytes;
     object.tensors = &tensors;
     object.data_bytes = plan.data_bytes;
-    object.visibility = facts->visibility;
-    object.transport = (char *)facts->transport;
-    object.detached_ttl_ns = facts->ttl_ns;
     object.sums = sums ? (uint64_t *)(uintptr_t)sums : none;
     object.n_sums = layout->count;
     status = write_header(&plan, &object, packed,
-                          storage_tensor_names(facts->metadata, facts->metadata_bytes, layout, names) ? names : NULL, err);
+                          storage_tensor_names(record->metadata.data, record->metadata.len, layout, names) ? names : NULL, err);
     free(names);
     free(none);
     free(packed);
@@ -268,33 +258,23 @@ static enum rdt_status read_facts(struct stored_file *file, const char *from, si
         free(packed);
         return rdt_error_set(err, RDT_INVALID, "its header is not base64");
     }
-    status = unpack(&file->arena, &rdt__pb__stored_object__descriptor, from, packed, bytes, &message, err);
+    status = unpack(&file->arena, &rdt__pb__object_record__descriptor, from, packed, bytes, &message, err);
     free(packed);
     if (status == RDT_OK)
-        file->facts = (const Rdt__Pb__StoredObject *)message;
+        file->facts = (const Rdt__Pb__ObjectRecord *)message;
     return status;
 }
 
-static enum rdt_status check_facts(const struct stored_file *file, uint64_t file_bytes, struct rdt_error *err)
-{
-    const Rdt__Pb__StoredObject *facts = file->facts;
-
-    if (!rdt_generation_is_valid(facts->generation) || facts->id.len == 0 || facts->id.len > RDT_MAX_ID_BYTES ||
-        facts->metadata.len > RDT_MAX_METADATA_BYTES || strlen(facts->tenant) >= sizeof((struct owner *)0)->tenant ||
-        (unsigned)facts->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || facts->detached_ttl_ns < 0)
-        return rdt_error_set(err, RDT_INVALID, "its description of the object is invalid");
-    if (facts->data_bytes != file_bytes - file->header_bytes)
-        return rdt_error_set(err, RDT_INVALID, "it has %llu bytes of tensors, and should have %llu",
-                             (unsigned long long)(file_bytes - file->header_bytes), (unsigned long long)facts->data_bytes);
-    return RDT_OK;
-}
-
 /* Every tensor lies within the data, contiguous. */
-static enum rdt_status read_tensors(struct stored_file *file, struct rdt_error *err)
+static enum rdt_status read_tensors(struct stored_file *file, uint64_t file_bytes, struct rdt_error *err)
 {
     enum rdt_status status = layout_from_wire(file->facts->tensors, &file->layout, err);
     uint64_t lo, hi;
 
+    if (status == RDT_OK && file->facts->data_bytes != file_bytes - file->header_bytes)
+        status =
+            rdt_error_set(err, RDT_INVALID, "it has %llu bytes of tensors, and should have %llu",
+                          (unsigned long long)(file_bytes - file->header_bytes), (unsigned long long)file->facts->data_bytes);
     for (uint32_t i = 0; status == RDT_OK && i < file->layout->count; i++) {
         status = layout_extent(file->layout, i, &lo, &hi, err);
         if (status == RDT_OK && (hi > file->facts->data_bytes || file->layout->offset[i] > file->facts->data_bytes))
@@ -304,11 +284,10 @@ static enum rdt_status read_tensors(struct stored_file *file, struct rdt_error *
         else if (status == RDT_OK)
             file->layout->offset[i] += file->header_bytes;
     }
-    if (status == RDT_OK && file->facts->box_bytes > file->facts->metadata.len)
-        status = rdt_error_set(err, RDT_INVALID, "its boxes are longer than the metadata that contains them");
-    if (status == RDT_OK && file->facts->box_bytes > 0)
-        status = boxes_check(file->facts->metadata.data + file->facts->metadata.len - file->facts->box_bytes,
-                             file->facts->box_bytes, file->layout, err);
+    if (status == RDT_OK)
+        status = record_check_object(file->facts, file->layout, err);
+    if (status == RDT_OK && file->facts->id.len == 0)
+        status = rdt_error_set(err, RDT_INVALID, "its record is invalid: it has no id");
     if (status == RDT_OK && file->facts->n_sums > 0 && file->facts->n_sums != file->layout->count)
         status =
             rdt_error_set(err, RDT_INVALID, "it has %zu checksums for %u tensors", file->facts->n_sums, file->layout->count);
@@ -330,9 +309,7 @@ enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, 
     arena_init(&file_p->arena, MAX_DECODED_BYTES);
     status = read_facts(file_p, (const char *)header + beginning, header_bytes - beginning, err);
     if (status == RDT_OK)
-        status = check_facts(file_p, file_bytes, err);
-    if (status == RDT_OK)
-        status = read_tensors(file_p, err);
+        status = read_tensors(file_p, file_bytes, err);
     if (status != RDT_OK)
         stored_file_fini(file_p);
     return status;
@@ -408,7 +385,7 @@ enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_
 
 enum rdt_status stored_file_damaged(const struct stored_file *file, uint32_t tensor, uint64_t found, struct rdt_error *err)
 {
-    const Rdt__Pb__StoredObject *facts = file->facts;
+    const Rdt__Pb__ObjectRecord *facts = file->facts;
     struct tensor_name *names = calloc(file->layout->count + 1u, sizeof *names), name = {(const uint8_t *)"", 0};
 
     if (names && storage_tensor_names(facts->metadata.data, facts->metadata.len, file->layout, names))
@@ -423,7 +400,7 @@ enum rdt_status stored_file_damaged(const struct stored_file *file, uint32_t ten
 
 /* ---- records of names ---- */
 
-size_t stored_name_pack(const Rdt__Pb__StoredName *record, uint8_t *text_p, size_t size)
+size_t stored_name_pack(const Rdt__Pb__NameRecord *record, uint8_t *text_p, size_t size)
 {
     size_t packed = protobuf_c_message_get_packed_size(&record->base), before = sizeof NAME_BEGINNING - 1 + HASH_BYTES + 1;
     char digest[HASH_BYTES + 1];
@@ -438,26 +415,23 @@ size_t stored_name_pack(const Rdt__Pb__StoredName *record, uint8_t *text_p, size
     return before + packed;
 }
 
-enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__StoredName **record_p,
+enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__NameRecord **record_p,
                                   struct rdt_error *err)
 {
     const size_t beginning = sizeof NAME_BEGINNING - 1, before = beginning + HASH_BYTES + 1;
-    const Rdt__Pb__StoredName *record;
+    const Rdt__Pb__NameRecord *record;
     ProtobufCMessage *message;
     enum rdt_status status;
 
     if (bytes < before || memcmp(text, NAME_BEGINNING, beginning) != 0 || text[before - 1] != '\n')
         return rdt_error_set(err, RDT_INVALID, "it is not a record that this rdtd has written");
-    status = unpack(arena, &rdt__pb__stored_name__descriptor, (const char *)text + beginning, text + before, bytes - before,
+    status = unpack(arena, &rdt__pb__name_record__descriptor, (const char *)text + beginning, text + before, bytes - before,
                     &message, err);
     if (status != RDT_OK)
         return status;
-    record = (const Rdt__Pb__StoredName *)message;
-    if (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->version == 0 ||
-        !rdt_number_is_valid(record->version) || !rdt_generation_is_valid(record->generation) ||
-        strlen(record->tenant) >= sizeof((struct owner *)0)->tenant || record->ttl_ns < 0 ||
-        (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
-        return rdt_error_set(err, RDT_INVALID, "its description of the name is invalid");
-    *record_p = record;
-    return RDT_OK;
+    record = (const Rdt__Pb__NameRecord *)message;
+    status = record_check_name(record, err);
+    if (status == RDT_OK)
+        *record_p = record;
+    return status;
 }

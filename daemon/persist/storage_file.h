@@ -13,7 +13,7 @@
  *
  *   *.damaged                the file of an object whose bytes were found to have changed; nobody uses it again
  *
- * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. It has a checksum of each tensor, which
+ * BASE64 is a packed ObjectRecord (record.h), and SHA256 its checksum. It has a checksum of each tensor, which
  * is compared with the bytes before they are first used (storage_check.c). rdtd reads nothing else of the header:
  * the JSON is for other readers. NAME is the tensor's name in the object's metadata, if that is a safetensors header, as for a
  * file that rdtctl has put and for a dict of Python; otherwise the tensors are "0", "1" and so on. rdtd trusts no file: sizes,
@@ -23,10 +23,9 @@
 #ifndef DAEMON_STORAGE_FILE_H
 #define DAEMON_STORAGE_FILE_H
 
-#include "daemon/base/owner.h"
+#include "daemon/persist/record.h"
 #include "proto/layout.h"
 #include "rdt_status.h"
-#include "rdt_storage.pb-c.h"
 
 #define STORAGE_VERSION "1"
 #define STORAGE_ALIGN_BYTES 4096u
@@ -36,18 +35,6 @@
 
 void storage_object_file(uint64_t generation, const char *suffix, char name_p[STORAGE_FILE_NAME_BYTES]);
 bool storage_is_object_file(const char *name, uint64_t *generation_p);
-
-/* The properties of an object other than its tensors; everything is borrowed. */
-struct stored_facts {
-    uint64_t generation;
-    struct owner owner;
-    const uint8_t *id, *metadata; /* [id_bytes], [metadata_bytes] */
-    size_t id_bytes, metadata_bytes;
-    uint32_t box_bytes; /* of the metadata, at their end */
-    Rdt__Pb__Visibility visibility;
-    const char *transport;
-    int64_t ttl_ns;
-};
 
 /* Changes the layout to that of the same tensors in the file, in one region: row-major, with offsets from the beginning of the
  * data. order [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
@@ -71,17 +58,18 @@ struct stored_plan {
     uint32_t *order; /* [count]: the tensors in the order of their bytes in the file */
 };
 
-/* Plans the file of an object whose tensors are those of the layout, with their checksums sums [layout->count]. The header has
+/* Plans the file of the object that the record describes, except for its tensors, which are those of the layout, with their
+ * checksums sums [layout->count]. The header has
  * the same length whatever they are, so a plan without them (NULL) says where the data begin. NO_MEMORY; LIMIT (the header is
  * too large). The caller calls stored_plan_fini. */
-enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
+enum rdt_status stored_plan_init(struct stored_plan *plan_p, const Rdt__Pb__ObjectRecord *record, const struct layout *layout,
                                  const uint64_t *sums, struct rdt_error *err);
 void stored_plan_fini(struct stored_plan *plan);
 
 /* A file that was read. It must not be moved in memory. */
 struct stored_file {
     struct arena arena;
-    const Rdt__Pb__StoredObject *facts; /* in the arena */
+    const Rdt__Pb__ObjectRecord *facts; /* in the arena */
     struct layout *layout;              /* offsets from the beginning of the file */
     uint64_t header_bytes;              /* where the data begin */
 };
@@ -111,10 +99,10 @@ void storage_name_file(const uint8_t *key, size_t key_bytes, char name_p[STORAGE
 bool storage_is_name_file(const char *name);
 
 /* Writes the content of a record to text_p, which has `size` bytes; returns its length, 0: it does not fit. */
-size_t stored_name_pack(const Rdt__Pb__StoredName *record, uint8_t *text_p, size_t size);
+size_t stored_name_pack(const Rdt__Pb__NameRecord *record, uint8_t *text_p, size_t size);
 
 /* Reads such a content. *record_p lives in the arena, which the caller ends. INVALID. */
-enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__StoredName **record_p,
+enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__NameRecord **record_p,
                                   struct rdt_error *err);
 
 #endif

@@ -52,7 +52,7 @@ struct store_work {
     int dir;
     _Atomic bool cancelled;
     /* Of the object, which does not change: */
-    struct stored_facts facts;
+    Rdt__Pb__ObjectRecord record; /* borrows from it */
     const struct layout *layout;
     struct layout *own_layout; /* NULL: layout is the object's */
     const uint8_t **bases;     /* [n_places] */

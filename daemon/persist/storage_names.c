@@ -201,7 +201,7 @@ void stored_write_claims(struct stored *stored)
 static bool claim_add(struct stored *stored, const struct name *name, const char *file)
 {
     struct stored_name *stored_name = name_get(stored->storage, file);
-    Rdt__Pb__StoredName record = RDT__PB__STORED_NAME__INIT;
+    Rdt__Pb__NameRecord record;
     uint8_t text[STORAGE_MAX_NAME_BYTES];
     struct claim *claim;
     size_t bytes;
@@ -211,13 +211,7 @@ static bool claim_add(struct stored *stored, const struct name *name, const char
     list_each (const struct claim, other, &stored->claims, link)
         if (other->name == stored_name && other->version >= name->version)
             return true;
-    record.uid = name->account->owner.uid;
-    record.tenant = name->account->owner.tenant;
-    record.id = (ProtobufCBinaryData){name->id_bytes, (uint8_t *)name_id(name)};
-    record.version = name->version;
-    record.generation = stored->generation;
-    record.visibility = name->visibility;
-    record.ttl_ns = name->ttl_ns;
+    record_of_name(name, &record);
     bytes = stored_name_pack(&record, text, sizeof text);
     if (!stored_name)
         stored_name = name_new(stored->storage, file);

@@ -141,14 +141,6 @@ static int open_file(const struct storage *storage, const char *name, struct rdt
 
 /* ---- objects ---- */
 
-static struct account *account_of(struct storage *storage, uint32_t uid, const char *tenant)
-{
-    struct owner owner = {.uid = uid};
-
-    text_copy(owner.tenant, sizeof owner.tenant, tenant);
-    return account_get(storage->accounts, &owner);
-}
-
 /* The bytes of a small object go to the arena. */
 static enum rdt_status read_bytes(int fd, struct stored_file *file, uint8_t *data, struct object_put *put,
                                   struct rdt_error *err)
@@ -170,32 +162,21 @@ static enum rdt_status read_bytes(int fd, struct stored_file *file, uint8_t *dat
 static enum rdt_status put_again(struct storage *storage, int *fd, struct stored_file *file, struct object **object_p,
                                  struct rdt_error *err)
 {
-    const Rdt__Pb__StoredObject *facts = file->facts;
-    const struct transport *transport = facts->transport[0] ? plugins_transport(storage->plugins, facts->transport) : NULL;
-    struct account *account = account_of(storage, facts->uid, facts->tenant);
+    const Rdt__Pb__ObjectRecord *facts = file->facts;
+    struct account *account = record_account(storage->accounts, facts->uid, facts->tenant, err);
     struct region *region = NULL;
     struct object_put put = {.account = account,
-                             .id = facts->id.data,
-                             .id_bytes = facts->id.len,
-                             .metadata = facts->metadata.data,
-                             .metadata_bytes = facts->metadata.len,
-                             .box_bytes = facts->box_bytes,
                              .layout = file->layout,
                              .regions = &region,
-                             .visibility = facts->visibility,
-                             .transport = transport ? transport->name : "",
                              .ttl_ns = facts->detached_ttl_ns,
-                             .generation = facts->generation,
                              .promise = OBJECT_SEALED,
                              .kept = true};
     uint8_t data[RDT_INLINE_MAX_BYTES];
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status = account ? RDT_OK : err->status;
 
-    if (!account) {
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for its owner's account");
-    } else if (facts->data_bytes <= RDT_INLINE_MAX_BYTES) {
+    if (status == RDT_OK && facts->data_bytes <= RDT_INLINE_MAX_BYTES) {
         status = read_bytes(*fd, file, data, &put, err);
-    } else {
+    } else if (status == RDT_OK) {
         status = region_open_file(storage->regions, *fd, file->header_bytes + facts->data_bytes, account, &region, err);
         put.n_regions = 1;
         if (status == RDT_OK)
@@ -204,7 +185,7 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
     if (status == RDT_OK && facts->n_sums > 0)
         put.sum = tensor_sum_object(file->layout, facts->sums, facts->metadata.data, facts->metadata.len - facts->box_bytes);
     if (status == RDT_OK)
-        status = object_table_put(storage->objects, &put, object_p, err);
+        status = record_restore_object(storage->plugins, storage->objects, facts, &put, object_p, err);
     if (status == RDT_OK)
         file->layout = NULL; /* the object has taken it */
     region_unref(region);
@@ -212,7 +193,7 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
     return status;
 }
 
-static bool is_same(const struct object *object, const Rdt__Pb__StoredObject *facts)
+static bool is_same(const struct object *object, const Rdt__Pb__ObjectRecord *facts)
 {
     return object_is_constant(object) && object->account->owner.uid == facts->uid &&
            strcmp(object->account->owner.tenant, facts->tenant) == 0 && object->id_bytes == facts->id.len &&
@@ -230,8 +211,6 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
 
     if (file->facts->generation != generation || (object && !is_same(object, file->facts)))
         return rdt_error_set(err, RDT_INVALID, "it is the file of another object");
-    if (!object && !object_table_reserve(storage->objects, generation))
-        return rdt_error_set(err, RDT_INVALID, "its object was stored by another daemon");
     if (!object) {
         status = put_again(storage, fd, file, &object, err);
         if (status != RDT_OK)
@@ -284,7 +263,7 @@ static void restore_objects(struct restoring *restoring)
 /* ---- names ---- */
 
 static enum rdt_status read_record(const struct storage *storage, const char *file, struct arena *arena,
-                                   const Rdt__Pb__StoredName **record_p, struct rdt_error *err)
+                                   const Rdt__Pb__NameRecord **record_p, struct rdt_error *err)
 {
     uint8_t text[STORAGE_MAX_NAME_BYTES];
     uint64_t bytes = 0;
@@ -301,7 +280,7 @@ static enum rdt_status read_record(const struct storage *storage, const char *fi
 }
 
 /* Whether the name was restored from the keeper, with this version or a later one. */
-static bool is_published(const struct storage *storage, const struct owner *owner, const Rdt__Pb__StoredName *record)
+static bool is_published(const struct storage *storage, const struct owner *owner, const Rdt__Pb__NameRecord *record)
 {
     struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)record->id.len, .is_name = 1, .after = record->version - 1};
     struct object *object;
@@ -312,19 +291,19 @@ static bool is_published(const struct storage *storage, const struct owner *owne
     return names_find(storage->names, &ref, owner, &object, &version, NULL) == RDT_OK;
 }
 
-static enum rdt_status restore_record(struct storage *storage, const char *file, const Rdt__Pb__StoredName *record,
+static enum rdt_status restore_record(struct storage *storage, const char *file, const Rdt__Pb__NameRecord *record,
                                       struct rdt_error *err)
 {
     struct stored *stored = stored_get(storage, record->generation);
     uint8_t key[OWNER_KEY_MAX_BYTES];
     char expected[STORAGE_FILE_NAME_BYTES];
-    struct owner owner = {.uid = record->uid};
-    struct name_publish publish = {
-        .id = record->id.data, .id_bytes = record->id.len, .visibility = record->visibility, .ttl_ns = record->ttl_ns};
+    struct name_publish publish = {.ttl_ns = record->ttl_ns};
+    struct owner owner;
     struct name *name;
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status = record_owner(record->uid, record->tenant, &owner, err);
 
-    text_copy(owner.tenant, sizeof owner.tenant, record->tenant);
+    if (status != RDT_OK)
+        return status;
     storage_name_file(key, owner_key(key, &owner, record->id.data, record->id.len), expected);
     if (strcmp(file, expected) != 0)
         return rdt_error_set(err, RDT_INVALID, "it is the record of another name");
@@ -334,9 +313,8 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
                              record->generation);
     if (!owner_equal(&owner, &stored->object->account->owner))
         return rdt_error_set(err, RDT_INVALID, "its object belongs to somebody else");
-    publish.object = stored->object;
     if (!is_published(storage, &owner, record))
-        status = names_restore(storage->names, &publish, record->version, &name, err);
+        status = record_restore_name(storage->names, record, stored->object, &publish, &name, err);
     if (status == RDT_OK && !stored_name_restore(storage, file, record->version, stored))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     return status;
@@ -345,7 +323,7 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
 static void restore_names(struct restoring *restoring)
 {
     for (size_t i = 0; i < restoring->n_names; i++) {
-        const Rdt__Pb__StoredName *record;
+        const Rdt__Pb__NameRecord *record;
         struct rdt_error why = {0};
         struct arena arena;
         enum rdt_status status;

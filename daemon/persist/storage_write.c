@@ -163,7 +163,7 @@ enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error 
 static enum rdt_status begin(struct store_work *store, struct rdt_error *err)
 {
     char temporary[STORAGE_FILE_NAME_BYTES];
-    enum rdt_status status = stored_plan_init(&store->plan, &store->facts, store->layout, NULL, err);
+    enum rdt_status status = stored_plan_init(&store->plan, &store->record, store->layout, NULL, err);
     uint64_t bytes;
 
     if (status != RDT_OK)
@@ -172,7 +172,7 @@ static enum rdt_status begin(struct store_work *store, struct rdt_error *err)
     store->sums = calloc(store->layout->count + 1u, sizeof *store->sums);
     if (!store->sum || !store->sums)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the checksums of %u tensors", store->layout->count);
-    storage_object_file(store->facts.generation, TMP, temporary);
+    storage_object_file(store->record.generation, TMP, temporary);
     store->fd = create(store->dir, temporary);
     if (store->fd < 0)
         return rdt_error_sys(err, errno, "creating");
@@ -237,7 +237,7 @@ static enum rdt_status write_header(struct store_work *store, struct rdt_error *
     enum rdt_status status;
 
     stored_plan_fini(&store->plan);
-    status = stored_plan_init(&store->plan, &store->facts, store->layout, store->sums, err);
+    status = stored_plan_init(&store->plan, &store->record, store->layout, store->sums, err);
     return status == RDT_OK ? write_all(store->fd, store->plan.header, store->plan.header_bytes, 0, err) : status;
 }
 
@@ -249,8 +249,8 @@ static enum rdt_status end(struct store_work *store, struct rdt_error *err)
 
     if (status != RDT_OK)
         return status;
-    storage_object_file(store->facts.generation, TMP, temporary);
-    storage_object_file(store->facts.generation, ".safetensors", name);
+    storage_object_file(store->record.generation, TMP, temporary);
+    storage_object_file(store->record.generation, ".safetensors", name);
     store->fd = -1;
     return finish(store->dir, fd, temporary, name, err);
 }
@@ -277,7 +277,7 @@ void run_store(struct work *work)
     }
     if (store->fd >= 0)
         (void)close(store->fd);
-    storage_object_file(store->facts.generation, TMP, temporary);
+    storage_object_file(store->record.generation, TMP, temporary);
     if (store->status != RDT_OK)
         (void)unlinkat(store->dir, temporary, 0);
     free(store->buffer);

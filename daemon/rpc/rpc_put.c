@@ -311,8 +311,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                                          : message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,
-                             .message = call->request.payload,
-                             .message_bytes = call->request.payload_bytes};
+                             .loans = message->loaned,
+                             .n_loans = message->n_loaned};
     struct region *sealed = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);

@@ -277,7 +277,7 @@ static struct journal *write_journal(const uint8_t *at, const uint8_t *end)
     fuzz_must(journal_create(&journal, NULL) == RDT_OK);
     journal_state(journal)->generations = journal_state(journal)->oldest_generation = 1;
     while (at < end) {
-        uint32_t kind = (uint32_t)fuzz_take(&at, end, 1) % (RECORD_PUBLISHED + 2);
+        uint32_t kind = (uint32_t)fuzz_take(&at, end, 1) % (RECORD_NAME + 2);
         uint64_t key = fuzz_take(&at, end, 1), numbers[JOURNAL_NUMBERS];
         uint32_t flags = (uint32_t)fuzz_take(&at, end, 1);
         struct journal_slot *slot;

@@ -39,29 +39,19 @@ static uint8_t *forge(const uint8_t *facts, size_t bytes, uint64_t *header_bytes
 
 static void check(const struct stored_file *file, uint64_t file_bytes)
 {
-    const Rdt__Pb__StoredObject *facts = file->facts;
-    struct stored_facts again = {.generation = facts->generation,
-                                 .owner.uid = facts->uid,
-                                 .id = facts->id.data,
-                                 .id_bytes = facts->id.len,
-                                 .metadata = facts->metadata.data,
-                                 .metadata_bytes = facts->metadata.len,
-                                 .visibility = facts->visibility,
-                                 .transport = facts->transport,
-                                 .ttl_ns = facts->detached_ttl_ns};
+    const Rdt__Pb__ObjectRecord *facts = file->facts;
     struct stored_plan plan;
     struct stored_file second;
     struct rdt_error err;
     uint64_t lo, hi;
 
     fuzz_must(facts->id.len > 0 && facts->generation > 0);
-    memcpy(again.owner.tenant, facts->tenant, strlen(facts->tenant) + 1);
     for (uint32_t i = 0; i < file->layout->count; i++) {
         fuzz_must(layout_extent(file->layout, i, &lo, &hi, &err) == RDT_OK);
         fuzz_must(lo >= file->header_bytes && hi <= file_bytes);
     }
     if (layout_total_bytes(file->layout) > UINT32_MAX ||
-        stored_plan_init(&plan, &again, file->layout, file->facts->n_sums > 0 ? file->facts->sums : NULL, &err) != RDT_OK)
+        stored_plan_init(&plan, facts, file->layout, file->facts->n_sums > 0 ? file->facts->sums : NULL, &err) != RDT_OK)
         return;
     fuzz_must(stored_file_parse(plan.header + 8, plan.header_bytes - 8, plan.header_bytes + plan.data_bytes, &second, &err) ==
               RDT_OK);
@@ -77,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     uint64_t file_bytes = fuzz_take(&at, end, 4), header_bytes = (uint64_t)(end - at);
     uint8_t *header =
         forged ? forge(at, (size_t)(end - at), &header_bytes) : (uint8_t *)fuzz_copy(at, (size_t)(end - at), false);
-    const Rdt__Pb__StoredName *record;
+    const Rdt__Pb__NameRecord *record;
     struct stored_file file;
     struct rdt_error err = {0};
     struct arena arena;

@@ -75,6 +75,7 @@ static const struct {
     {"small", 100, 0, false},
     {"live", BYTES, 0, false},
     {"sealed", BYTES, RDT_PUT_SNAPSHOT, false},
+    {"promised", BYTES, RDT_PUT_IMMUTABLE, false},
     {"disk", BYTES, RDT_PUT_SNAPSHOT | RDT_PUT_STORED, true},
     {"diskette", 100, RDT_PUT_SNAPSHOT | RDT_PUT_STORED, true},
 };

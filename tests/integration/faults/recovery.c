@@ -415,7 +415,7 @@ Test(recovery, journal_that_cannot_be_read_is_set_aside)
     static const struct {
         off_t at;
         const char *bytes, *says;
-    } cases[] = {{JOURNAL_VERSION_AT, "\x63", "it has version 99, and this rdtd reads versions 1 to 3. It is set aside"},
+    } cases[] = {{JOURNAL_VERSION_AT, "\x63", "it has version 99, and this rdtd reads versions 1 to 4. It is set aside"},
                  {0, "xxxxxxxx", "it does not begin like a journal. It is set aside"},
                  {4096, "xxxxxxxx", "it is damaged at byte 4096. It is set aside"}};
     struct rdt_ref ref;

@@ -4,7 +4,7 @@
  * use, or refuses to start and says why. It never crashes. (fuzz/restore and fuzz/journal give the readers far more.) */
 #include "client/rdt_plan.h"
 #include "daemon/persist/journal.h"
-#include "rdt_journal.pb-c.h"
+#include "rdt_persist.pb-c.h"
 #include "tests/integration/faults/recovery.h"
 
 TestSuite(recovery_damage, .timeout = SUITE_SECONDS(200));

@@ -259,7 +259,7 @@ Test(journal, of_another_version_or_damaged_is_refused_with_a_sentence)
 
     (void)add(journal, 1, 10);
     patch(journal, 8, &newer, sizeof newer);
-    must_not_open(dup(journal_fd(journal)), RDT_UNSUPPORTED, "it has version 4, and this rdtd reads versions 1 to 3");
+    must_not_open(dup(journal_fd(journal)), RDT_UNSUPPORTED, "it has version 5, and this rdtd reads versions 1 to 4");
     patch(journal, 8, &same, sizeof same);
     patch(journal, 4096, &nonsense, sizeof nonsense);
     must_not_open(dup(journal_fd(journal)), RDT_INVALID, "damaged at byte 4096");

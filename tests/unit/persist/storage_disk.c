@@ -150,7 +150,7 @@ static uint64_t recorded(void)
 {
     char file[STORAGE_FILE_NAME_BYTES];
     uint8_t text[STORAGE_MAX_NAME_BYTES];
-    const Rdt__Pb__StoredName *record;
+    const Rdt__Pb__NameRecord *record;
     struct arena arena;
     ssize_t n;
 

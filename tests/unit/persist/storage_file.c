@@ -11,17 +11,21 @@
 
 TestSuite(storage_file);
 
-static struct stored_facts facts(void)
+#define TEXT(text) ((ProtobufCBinaryData){sizeof(text) - 1, (uint8_t *)(text)})
+
+static Rdt__Pb__ObjectRecord facts(void)
 {
-    return (struct stored_facts){.generation = 0x123456789a,
-                                 .owner = {.uid = 1000, .tenant = "t"},
-                                 .id = (const uint8_t *)"an \"id\"\n",
-                                 .id_bytes = 8,
-                                 .metadata = (const uint8_t *)"metadata",
-                                 .metadata_bytes = 8,
-                                 .visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL,
-                                 .transport = "ucx",
-                                 .ttl_ns = 5};
+    Rdt__Pb__ObjectRecord record = RDT__PB__OBJECT_RECORD__INIT;
+
+    record.generation = 0x123456789a;
+    record.uid = 1000;
+    record.tenant = (char *)"t";
+    record.id = TEXT("an \"id\"\n");
+    record.metadata = TEXT("metadata");
+    record.visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL;
+    record.transport = (char *)"ucx";
+    record.detached_ttl_ns = 5;
+    return record;
 }
 
 /* A u8 [3], an f32 [2, 2] and a c128 scalar. */
@@ -43,7 +47,7 @@ static struct layout *three_tensors(void)
 
 Test(storage_file, what_is_written_of_an_object_is_read_again)
 {
-    struct stored_facts about = facts();
+    Rdt__Pb__ObjectRecord about = facts();
     struct layout *layout = three_tensors();
     struct stored_plan plan;
     struct stored_file file;
@@ -56,7 +60,7 @@ Test(storage_file, what_is_written_of_an_object_is_read_again)
     cr_assert_eq(file.facts->generation, about.generation);
     cr_assert_eq(file.facts->uid, 1000u);
     cr_assert_str_eq(file.facts->tenant, "t");
-    cr_assert(file.facts->id.len == 8 && memcmp(file.facts->id.data, about.id, 8) == 0);
+    cr_assert(file.facts->id.len == 8 && memcmp(file.facts->id.data, about.id.data, 8) == 0);
     cr_assert_eq(file.facts->detached_ttl_ns, 5);
     cr_assert_eq(file.layout->count, 3u);
     cr_assert_eq(file.layout->offset[2], plan.header_bytes);
@@ -91,25 +95,23 @@ Test(storage_file, names_of_tensors_in_a_safetensors_header_are_those_of_the_fil
         "{\"a\":{\"data_offsets\":[0,3]},\"b\":{\"data_offsets\":[19,3]},\"c\":{\"data_offsets\":[19,35]}}"};
     const char *good = ENTRIES("\"layer.0\"", "\"\xc3\xa4\"", "\"scale\"");
     struct layout *layout = three_tensors();
-    struct stored_facts about = facts();
+    Rdt__Pb__ObjectRecord about = facts();
     struct stored_plan plan;
 
-    about.metadata = (const uint8_t *)good;
-    about.metadata_bytes = strlen(good);
+    about.metadata = (ProtobufCBinaryData){strlen(good), (uint8_t *)good};
     must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
     cr_assert(header_has(&plan, ",\"layer.0\":{\"dtype\":\"U8\",\"shape\":[3],"));
     cr_assert(header_has(&plan, ",\"\xc3\xa4\":{\"dtype\":\"F32\",\"shape\":[2,2],"));
     cr_assert(header_has(&plan, ",\"scale\":{"));
     stored_plan_fini(&plan);
     for (size_t cut = 0; cut < strlen(good) - 3; cut++) { /* three blanks follow */
-        about.metadata_bytes = cut;
+        about.metadata.len = cut;
         must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
         cr_assert(header_has(&plan, ",\"0\":{") && header_has(&plan, ",\"2\":{"), "cut at %zu", cut);
         stored_plan_fini(&plan);
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        about.metadata = (const uint8_t *)others[i];
-        about.metadata_bytes = strlen(others[i]);
+        about.metadata = (ProtobufCBinaryData){strlen(others[i]), (uint8_t *)others[i]};
         must_ok(stored_plan_init(&plan, &about, layout, NULL, &err));
         cr_assert(header_has(&plan, ",\"0\":{") && header_has(&plan, ",\"2\":{"), "%s", others[i]);
         stored_plan_fini(&plan);
@@ -120,7 +122,7 @@ Test(storage_file, names_of_tensors_in_a_safetensors_header_are_those_of_the_fil
 /* Each byte of a header is changed in turn: the change shows, or it is in what rdtd does not read. */
 Test(storage_file, no_changed_byte_harms)
 {
-    struct stored_facts about = facts();
+    Rdt__Pb__ObjectRecord about = facts();
     struct layout *layout = three_tensors();
     struct stored_plan plan;
     struct stored_file file;
@@ -152,8 +154,8 @@ Test(storage_file, no_changed_byte_harms)
 
 Test(storage_file, record_of_a_name_is_read_again_and_checked)
 {
-    Rdt__Pb__StoredName record = RDT__PB__STORED_NAME__INIT;
-    const Rdt__Pb__StoredName *found;
+    Rdt__Pb__NameRecord record = RDT__PB__NAME_RECORD__INIT;
+    const Rdt__Pb__NameRecord *found;
     uint8_t text[STORAGE_MAX_NAME_BYTES];
     struct arena arena;
 
