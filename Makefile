@@ -62,8 +62,7 @@ $(Q)mkdir -p $(@D)
 $(Q)$(2)
 endef
 link = $(call make_file,LINK,$(1))
-program = $(CC) -pie $(LDFLAGS_ALL) -o $@
-library = $(CC) $(LDFLAGS_ALL) $(SHARED) -o $@ $(filter %.o %.so.1,$^)
+library = $(CC) $(LDFLAGS_ALL) $(SHARED) -o $@ $(filter %.o %.so.1 $(LIBRDT),$^)
 symbols = -Wl,--version-script=
 
 # ---- libraries: looked for only when something is going to be compiled ----
@@ -73,17 +72,14 @@ NO_LIBS_NEEDED := help clean deps deb test-deb wheel test-wheel image ucx-wheels
                   bench-workloads check-backend check-asan check-tsan cov fuzz format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 NEEDS_LIBS := yes
-MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
-                   for c in $(CC) protoc-c; do command -v $$c >/dev/null || echo $$c; done)
-ifneq ($(strip $(MISSING)),)
-$(error missing: $(strip $(MISSING)). `make deps` installs what is needed ($(shell .ci/deps --build --missing)))
-endif
+MISSING := $(shell .ci/missing '$(CC)' $(PKGS))
+$(if $(MISSING),$(error $(MISSING)))
 endif
 
 cflags = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1)))
 libs   = $(shell pkg-config --libs $(1))
-have   = $(if $(NEEDS_LIBS),$(shell pkg-config --exists $(1) 2>/dev/null && echo yes))
-without = $(if $(NEEDS_LIBS),$(info $(1))) # $(call without,TEXT): says what is left out, and why
+# $(call have,MODULE,TEXT): not empty if pkg-config knows the module; otherwise it prints the text
+have   = $(if $(NEEDS_LIBS),$(or $(shell pkg-config --exists $(1) 2>/dev/null && echo yes),$(info $(2))))
 ALL_CFLAGS  := $(if $(NEEDS_LIBS),$(call cflags,libuv libprotobuf-c openssl inih jansson))
 DAEMON_LIBS := $(if $(NEEDS_LIBS),$(call libs,libuv libprotobuf-c openssl inih) -ldl)
 CLIENT_LIBS := $(if $(NEEDS_LIBS),$(call libs,libprotobuf-c))
@@ -91,11 +87,13 @@ CTL_LIBS    := $(if $(NEEDS_LIBS),$(call libs,libprotobuf-c jansson))
 
 # ---- build ----
 
-.PHONY: all tests benches deps clean help format tidy FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
 all:
+
+# Where the tests and figures find what was built.
+export RDT_BUILD_DIR = $(CURDIR)/$(B)
 
 # What protoc-c makes of the messages, and the metrics that their comments declare.
 PROTOS := $(wildcard proto/*.proto)
@@ -111,15 +109,8 @@ $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-s
 $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(call make_file,PROTO,protoc-c --proto_path=proto --c_out=$(B)/gen $<)
 
-# The fields of these messages that have a line "// rdtd_NAME: HELP" above them are metrics without labels: rdt_metrics includes
-# these files, and rdtd-exporter(8) what is made of them.
-$(B)/gen/status_metrics.h: METRICS_OF = StatusReply
-$(B)/gen/reply_metrics.h: METRICS_OF = MetricsReply
-$(B)/gen/etcd_metrics.h: METRICS_OF = EtcdInfo
-$(METRICS_H): proto/rdt.proto
-	$(Q)mkdir -p $(@D)
-	$(Q)sed -n -e '/^message $(METRICS_OF)/,/^}/ { /\/ \(rdtd\|process\)_[a-z_]*: / { N' \
-	    -e 's|.*/ \([a-z_]*\): \(.*\)\n *[a-z0-9]* \([a-z0-9_]*\) =.*|METRIC(\1, "\2", \3)|p; } }' $< >$@
+$(METRICS_H): $(B)/gen/%_metrics.h: proto/list-metrics proto/rdt.proto
+	$(call make_file,GEN,$< $* >$@)
 
 include $(addsuffix /rules.mk,backends client/package daemon tests systemd)
 all: $(PROGRAMS) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(LIBCUDA)
@@ -154,9 +145,13 @@ $(B)/librdt.a: $(CLIENT_O)
 $(B)/librdtd.a: $(DAEMON_O)
 $(B)/libsupport.a: $(SUPPORT_O)
 $(B)/librdt-cuda.a: $(LIBCUDA_O) $(CUDA_O)
-$(B)/libproto.a $(B)/librdt.a $(B)/librdtd.a $(B)/libsupport.a $(B)/librdt-cuda.a: $(B)/.sources
-	$(call say,AR,$@)
-	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
+$(B)/lib%.a: $(B)/.sources
+	$(call make_file,AR,rm -f $@ && $(AR) rcs $@ $(filter %.o,$^))
+
+# A program's own rule, in the rules of its room, names its objects and archives, and LIBS.
+$(PROGRAMS) $(CHECK) $(TEST_PROGRAMS):
+	$(call make_file,LINK,$(CC) -pie $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl$(,)--start-group $(filter %.a,$^) -Wl$(,)--end-group \
+	    $(LIBS))
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 
@@ -165,7 +160,7 @@ $(B)/libproto.a $(B)/librdt.a $(B)/librdtd.a $(B)/libsupport.a $(B)/librdt-cuda.
 SUB = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 BEGIN := test demo bench fault-matrix fuzz cov wheel deb image check-backend
-.PHONY: $(BEGIN)
+.PHONY: all tests benches deps clean help format tidy FORCE $(BEGIN)
 NEEDS_fuzz  := clang libclang-rt-dev
 NEEDS_cov   := gcovr
 NEEDS_wheel := --build python3-venv
@@ -183,9 +178,7 @@ deps:
 	@.ci/deps --build
 
 format:
-	@.ci/deps clang-format
-	@find proto daemon backends client tests -name '*.[ch]' ! -path 'tests/examples/*' ! -path 'tests/abi/v1/rdt_*' -print0 | \
-	    xargs -0 clang-format -i
+	@.ci/format
 
 tidy: $(GEN_H)
 	@.ci/deps clang-tidy

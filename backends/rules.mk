@@ -14,7 +14,6 @@ BACKEND_LIBS_gloo   := -lgloo -lstdc++
 # backends are left out.
 CUDA_BACKENDS       := cuda nccl
 CUDA_WHEEL          ?= 13.0.96
-CUDA_FETCHED        := build/cuda/$(CUDA_WHEEL)/nvidia/cu13
 
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/common/address.c backends/common/configured.c) # and those that listen
@@ -23,27 +22,17 @@ CUDA_O    := $(call obj,backends/common/cuda_driver.c backends/common/cuda_share
 ifdef NEEDS_LIBS
 UCX_CFLAGS  := $(call cflags,ucx)
 UCX_LIBS    := $(call libs,ucx)
-has_header = $(shell printf '\043include <%s>\n\043if __has_include(<%s>)\n\043error\n\043endif\n' $(1) $(2) | \
-                 $(CXX) -E -x c++ - >/dev/null 2>&1 && echo yes)
-has_library = $(if $(BACKEND_HEADER_$(1)),$(call has_header,$(BACKEND_HEADER_$(1)),$(BACKEND_WITHOUT_$(1))),\
-                  $(if $(BACKEND_PKGS_$(1)),$(call have,$(BACKEND_PKGS_$(1))),yes))
-BACKENDS := $(filter-out common,$(foreach d,$(wildcard backends/*/),$(if $(wildcard $(d)*.c),$(notdir $(d:/=)))))
-DROPPED  := $(foreach b,$(BACKENDS),$(if $(call has_library,$(b)),,$(b)))
-$(foreach b,$(DROPPED),$(info backend $(b): dropped, $(or $(BACKEND_PKGS_$(b)),$(BACKEND_HEADER_$(b)) for a C++ compiler) is not \
-    installed$(if $(BACKEND_WITHOUT_$(b)), (or of another generation))))
-BACKENDS := $(filter-out $(DROPPED),$(BACKENDS))
-
-CUDA_PLACES := $(or $(CUDA_HOME),/usr/local/cuda /opt/cuda $(CUDA_FETCHED) /usr)
-CUDA_INC    := $(if $(filter no,$(CUDA_HOME)),,$(shell backends/find-cuda '$(CC)' $(CUDA_PLACES)))
+CUDA_PLACES := $(or $(CUDA_HOME),/usr/local/cuda /opt/cuda build/cuda/$(CUDA_WHEEL)/nvidia/cu13 /usr)
+CUDA_INC    := $(shell backends/find-cuda '$(CC)' $(CUDA_PLACES))
 CUDA_CFLAGS := $(if $(filter /usr/include,$(CUDA_INC)),,$(CUDA_INC:%=-isystem %))
-BACKENDS    := $(if $(CUDA_INC),$(BACKENDS),$(filter-out $(CUDA_BACKENDS),$(BACKENDS)))
-$(if $(CUDA_INC),,$(info backends $(CUDA_BACKENDS): dropped, $(if $(filter no,$(CUDA_HOME)),CUDA_HOME=no,no cuda.h of CUDA 11.4 or newer)))
+BACKENDS    := $(shell backends/find-backends '$(CXX)' $(foreach v,$(filter BACKEND_%,$(.VARIABLES)),'$(v)=$($(v))'))
+BACKENDS    := $(filter-out $(if $(CUDA_INC),,$(CUDA_BACKENDS)),$(BACKENDS))
 endif
 BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 link_plugin = $(library) $(symbols)backends/plugin.map
 
-PLUGIN_DIRS := backends tests/loopback tests/grouped tests/fake_device tests/fuzz/void tests/abi/v1 tests/conformance/broken
+PLUGIN_DIRS := backends $(addprefix tests/,loopback grouped fake_device fuzz/void abi/v1 conformance/broken preload)
 $(PLUGIN_DIRS:%=$(B)/obj/%/%.o): OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o: OBJFLAGS += -idirafter backends/gloo/absent
 define backend
@@ -56,11 +45,8 @@ $(foreach b,$(BACKENDS),$(eval $(call backend,$(b))))
 $(CUDA_O): OBJFLAGS += $(CUDA_CFLAGS)
 
 .PHONY: ucx-wheels cuda-headers
-# Newer versions of UCX than Debian's, each in its own folder. Tests use one only if RDT_UCX_PATH names it.
-UCX_WHEELS ?= 1.19.0 1.22.0
 ucx-wheels:
-	@for v in $(UCX_WHEELS); do .ci/wheel build/ucx/$$v libucx-cu13==$$v libucx/lib/libucp.so.0 >/dev/null || exit 1; \
-	    echo "RDT_UCX_PATH=$(CURDIR)/build/ucx/$$v/libucx/lib make test T=ucx"; done
+	@.ci/ucx-wheels $(UCX_WHEELS)
 
 # The header of NVIDIA's driver from its Python package. Its licence forbids to redistribute it, so it stays in build/.
 cuda-headers:

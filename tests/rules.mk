@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The test programs, the plug-ins and fakes that they use, and the targets that run them.
 
-SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
-UCX_UNIT := $(addprefix $(B)/tests/unit/backends/,ucx_lanes ucx_silent ucx_strangers) # they call UCX
+SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes)) $(LISTEN_O)
 UNIT  := $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh),$(patsubst %.c,$(B)/%,$(call srcs,tests/unit/* tests/abi)))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration/* tests/gpu))
 GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
@@ -13,7 +12,7 @@ SIMS  := $(patsubst %.c,$(B)/%,$(call srcs,tests/simulation)) # programs that ru
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(call srcs,tests/fuzz/harness)))
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
-TEST_LIBS = $(shell pkg-config --libs criterion) $(DAEMON_LIBS) $(CTL_LIBS)
+TEST_PROGRAMS = $(UNIT) $(INTEG) $(SIMS) $(FUZZ) $(FAULT) $(GPU_BENCH) $(GPU_PROBE) $(BENCH)
 
 # By default Criterion puts its arena at addresses that ThreadSanitizer reserves.
 CRITERION_O := $(if $(filter tsan,$(VARIANT)),$(B)/obj/tests/criterion_tsan.o)
@@ -42,92 +41,75 @@ $(B)/tests/fake_cuda/libcuda.so.1: $(call obj,$(call srcs,tests/fake_cuda))
 $(B)/tests/fake_cuda/libnvidia-ml.so.1: $(call obj,$(call srcs,tests/fake_nvml)) $(B)/tests/fake_cuda/libcuda.so.1
 $(B)/tests/fake_nccl/libnccl.so.2: $(call obj,$(call srcs,tests/fake_nccl)) $(B)/tests/fake_cuda/libcuda.so.1
 $(B)/tests/stub_cuda/libcuda.so.1: $(call obj,$(call srcs,tests/stub_cuda))
-$(FAKES): $(B)/.sources
+$(PRELOAD): $(B)/obj/tests/preload/fail_alloc.o
+$(FAKES) $(PRELOAD): $(B)/.sources
 	$(call link,$(library) -Wl$(,)-soname$(,)$(@F))
 $(FAKES_O): WARNINGS := $(filter-out -Wmissing-prototypes -Wstrict-prototypes,$(WARNINGS))
 $(FAKES_O): OBJFLAGS = -fPIC $(CUDA_CFLAGS)
-
-$(B)/tests/preload/fail_alloc.so: $(B)/obj/tests/preload/fail_alloc.o
-	$(call link,$(library))
-$(B)/obj/tests/preload/%.o: OBJFLAGS = -fPIC
 
 # ---- programs ----
 
 tests: all $(UNIT) $(INTEG) $(SIMS) $(FUZZ) $(FAULT) $(TEST_PLUGINS) $(PRELOAD) $(GPU_BENCH) $(GPU_PROBE) $(FAKES)
 benches: all $(BENCH)
 
-link_test = $(call link,$(program) $(filter %.o,$^) -Wl$(,)--start-group $(filter %.a,$^) -Wl$(,)--end-group $(1))
-
-$(UNIT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
-	$(call link_test,$(TEST_LIBS))
-$(SIMS): $(B)/%: $(B)/obj/%.o $(B)/librdtd.a $(B)/libproto.a
-	$(call link_test,$(DAEMON_LIBS))
-$(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
-	$(call link_test,$(TEST_LIBS))
-$(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
-	$(call link_test,$(DAEMON_LIBS) $(CTL_LIBS) $(UCX_LIBS))
-$(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
-
+# The linker drops the libraries that a program does not use.
+$(TEST_PROGRAMS): LIBS = $(shell pkg-config --libs criterion 2>/dev/null) $(DAEMON_LIBS) $(CTL_LIBS) $(UCX_LIBS)
+$(filter-out $(GPU_PROBE),$(TEST_PROGRAMS)): $(B)/%: $(B)/obj/%.o $(B)/libproto.a
+$(UNIT) $(INTEG) $(FAULT) $(GPU_BENCH) $(BENCH) $(FUZZ): $(B)/librdt.a $(B)/libsupport.a
+$(UNIT) $(SIMS) $(FUZZ): $(B)/librdtd.a
+$(UNIT) $(INTEG) $(FAULT) $(GPU_BENCH): $(CRITERION_O)
 # Linked with libFuzzer, or with a main that replays files.
-$(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a \
-    | $(B)/backends/rdt_host.so $(VOID)
-	$(call link_test,-Wl$(,)--wrap=uv_run $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic) $(DAEMON_LIBS) $(CTL_LIBS))
+$(FUZZ): $(FUZZ_O) | $(B)/backends/rdt_host.so $(VOID)
+$(FUZZ): LIBS += -Wl,--wrap=uv_run $(if $(filter fuzz,$(VARIANT)),-fsanitize=fuzzer -rdynamic)
 
 # What is given to users for plug-ins of their own: libc and the statuses.
 CHECK    := $(B)/rdt-check-backend
 $(CHECK): $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c) $(PLUGIN_O)
-	$(call link,$(program) $^ -ldl)
+$(CHECK): LIBS = -ldl
 
 # What single programs need beside that.
 CUDA_TESTS := $(filter $(B)/tests/integration/devices/cuda%,$(INTEG)) $(B)/tests/gpu/one_gpu $(GPU_BENCH)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): OBJFLAGS += $(if $(CUDA_INC),-iquote client,-DRDT_WITHOUT_CUDA)
 $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): $(B)/.found
 $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
-$(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
+$(B)/obj/tests/gpu/%.o: OBJFLAGS += $(CUDA_CFLAGS)
 $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
-$(B)/obj/tests/gpu/probe/%.o: OBJFLAGS = -fPIE $(CUDA_CFLAGS)
-$(B)/tests/gpu/gpu-probe: $(call obj,$(call srcs,tests/gpu/probe)) $(B)/.sources
-	$(call link,$(program) $(filter %.o,$^) -ldl)
+$(GPU_PROBE): $(call obj,$(call srcs,tests/gpu/probe)) $(B)/.sources
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_holds hostile/hostile_peer hostile/hostile_tickets \
     calls/tensor_runs faults/recovery_damage): $(B)/librdtd.a # they use the daemon's TLS, or write journals
-$(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o
-$(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
-$(B)/tests/unit/backends/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
-$(B)/tests/unit/backends/address: $(LISTEN_O)
-$(UCX_UNIT): $(call obj,backends/ucx/wire.c tests/support/backend_host.c proto/rdt_status.c)
-$(UCX_UNIT): TEST_LIBS += $(UCX_LIBS)
-$(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
+$(B)/tests/unit/backends/gloo_mesh: LIBS += $(BACKEND_LIBS_gloo)
+$(B)/tests/unit/backends/stream_strangers: $(call obj,$(call srcs,backends/stream))
+$(filter $(B)/tests/unit/backends/ucx_%,$(UNIT)): $(call obj,backends/ucx/wire.c)
+$(B)/obj/tests/bench/%.o $(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 
 # ---- targets for people: `make test`, demo, bench, fault-matrix, fuzz and cov begin in the Makefile ----
 
 .PHONY: test-run demo-run bench-run fault-matrix-run fuzz-run cov-run check-asan check-tsan check-layers check-backend-run \
         test-ray test-ray-own bench-workloads test-gpu bench-gpu probe-gpu gpu-bundle
 
-test-run cov-run: tests
+test-run: tests
 	@tests/run-tests $(B) '$(T)'
-	$(if $(filter cov-run,$@),@gcovr --root . --object-directory $(B) --exclude build/ --exclude tests/ --txt $(B)/coverage.txt \
-	    --print-summary)
+cov-run: test-run
+	@gcovr --root . --object-directory $(B) --exclude build/ --exclude tests/ --txt $(B)/coverage.txt --print-summary
 check-asan check-tsan: check-%:
 	+@$(SUB) VARIANT=$* test
 check-layers: all
 	@tests/check-layers $(B)
 demo-run: all
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/demo/demo.sh
+	@tests/demo/demo.sh
 bench-run: benches
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/bench/run
+	@tests/bench/run
 check-backend-run: $(CHECK)
 	+@MAKE='$(SUB)' CC='$(CC)' SO='$(SO)' SET='$(SET)' ONLY='$(ONLY)' tests/conformance/check $(VARIANT)
 
 # Every cell of the fault matrix; CELL=text: only those whose name contains it.
-ROUNDS ?= 100
 fault-matrix-run: tests
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) RDT_VARIANT=$(VARIANT) $(FAULT) --rounds $(ROUNDS) --jobs $(shell nproc) --cell '$(CELL)'
+	@RDT_VARIANT=$(VARIANT) $(FAULT) --rounds $(or $(ROUNDS),100) --jobs $(shell nproc) --cell '$(CELL)'
 
-TIME ?= 60
 fuzz-run: $(FUZZ)
-	@tests/fuzz/run $(B) $(TIME) '$(T)'
+	@tests/fuzz/run $(B) $(or $(TIME),60) '$(T)'
 
 # Packages from PyPI, some gigabytes, are named here. RAY='ray==2.56.0' for another version.
 RAY ?= ray>=2.56
@@ -135,17 +117,14 @@ test-ray:
 	@.ci/venv build/ray $(PYTHON) '$(RAY)' torch numpy pyarrow
 	+@RDT_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
 test-ray-own: all # RAY_SOURCE=PATH, a checkout of Ray: its wheels do not carry its own tests
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/python/ray-own '$(RAY_SOURCE)' $(PYTHON) '$(RAY)'
+	@tests/python/ray-own '$(RAY_SOURCE)' $(PYTHON) '$(RAY)'
 bench-workloads: # its variables: tests/bench/workloads/run.py
 	@.ci/venv build/workloads $(PYTHON) 'ray>=2.56' torch numpy nixl==1.5.1 safetensors pyarrow
 	+@$(SUB) all
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) build/workloads/bin/python tests/bench/workloads/run.py
-	@[ ! -f build/workloads.json ] || build/workloads/bin/python tests/bench/workloads/picture.py build/workloads.json build/workloads.svg
+	@build/workloads/bin/python tests/bench/workloads/run.py
 
 # For a machine with a GPU; without one they print that and end.
 test-gpu bench-gpu probe-gpu: %-gpu: tests
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/gpu/run $* '$(T)'
+	@tests/gpu/run $* '$(T)'
 gpu-bundle: tests
-	$(if $(CUDA_INC),,$(error gpu-bundle: built without cuda.h; see above))
-	@.ci/deps patchelf
 	@tests/gpu/bundle $(B) build/rdt-gpu.tar.gz

@@ -6,37 +6,28 @@ LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
 CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/*))
 HEADERS   := $(wildcard client/rdt.h client/rdt_*.h backends/rdt_*.h proto/rdt_*.h)
 
-NCURSES := $(and $(call have,ncursesw),ncursesw)
-$(if $(NCURSES),,$(call without,rdtctl: built without top$(,) ncursesw is not installed))
+NCURSES := $(and $(call have,ncursesw,rdtctl: built without top$(,) ncursesw is not installed),ncursesw)
 
 LIBRDT   := $(B)/librdt.so.$(VERSION)
 LIBCUDA  := $(if $(CUDA_INC),$(B)/librdt-cuda.so.$(VERSION))
 PROGRAMS += $(B)/rdtctl
-EXPORTER := $(and $(call have,libmicrohttpd),$(B)/rdtd-exporter)
+EXPORTER := $(and $(call have,libmicrohttpd,rdtd-exporter: dropped$(,) no libmicrohttpd (Debian: libmicrohttpd-dev)),$(B)/rdtd-exporter)
 PROGRAMS += $(EXPORTER)
-$(if $(EXPORTER),,$(call without,rdtd-exporter: dropped$(,) no libmicrohttpd (Debian: libmicrohttpd-dev)))
 
-# $(call links,NAME): the names of a library for the run-time and the compile-time linker.
-links = $(Q)ln -sf $(@F) $(B)/$(1).so.$(SOVERSION) && ln -sf $(1).so.$(SOVERSION) $(B)/$(1).so
-
-$(LIBRDT): $(CLIENT_O) $(PROTO_O) client/package/librdt.map $(B)/.sources
-	$(call link,$(library) -Wl$(,)-soname$(,)librdt.so.$(SOVERSION) $(symbols)client/package/librdt.map $(CLIENT_LIBS))
-	$(call links,librdt)
-
-ifdef CUDA_INC
-$(LIBCUDA): $(LIBCUDA_O) $(CUDA_O) client/cuda/librdt-cuda.map $(LIBRDT) $(B)/.sources
-	$(call link,$(library) -Wl$(,)-soname$(,)librdt-cuda.so.$(SOVERSION) $(symbols)client/cuda/librdt-cuda.map $(LIBRDT))
-	$(call links,librdt-cuda)
-endif
+# The libraries, and their names for the run-time and the compile-time linker.
+$(LIBRDT): $(CLIENT_O) $(PROTO_O) client/package/librdt.map
+$(LIBCUDA): $(LIBCUDA_O) $(CUDA_O) client/cuda/librdt-cuda.map $(LIBRDT)
+$(LIBRDT) $(LIBCUDA): $(B)/%.so.$(VERSION): $(B)/.sources
+	$(call link,$(library) -Wl$(,)-soname$(,)$*.so.$(SOVERSION) $(symbols)$(filter %.map,$^) $(CLIENT_LIBS))
+	$(Q)ln -sf $(@F) $(B)/$*.so.$(SOVERSION) && ln -sf $*.so.$(SOVERSION) $(B)/$*.so
 $(LIBCUDA_O): OBJFLAGS += -iquote client $(CUDA_CFLAGS)
 
 $(B)/obj/client/ctl/%.o: OBJFLAGS += $(if $(NCURSES),-DRDT_HAVE_NCURSES $(call cflags,$(NCURSES)))
 $(B)/obj/client/ctl/rdtctl.o: $(B)/.found
 $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
-	$(call link,$(program) $^ $(CTL_LIBS) $(if $(NCURSES),$(call libs,$(NCURSES))))
-
+$(B)/rdtctl: LIBS = $(CTL_LIBS) $(if $(NCURSES),$(call libs,$(NCURSES)))
 $(B)/rdtd-exporter: $(call obj,$(call srcs,client/exporter)) $(B)/librdt.a $(B)/libproto.a
-	$(call link,$(program) $^ $(CLIENT_LIBS) $(call libs,libmicrohttpd))
+$(B)/rdtd-exporter: LIBS = $(CLIENT_LIBS) $(call libs,libmicrohttpd)
 
 # ---- Python ----
 
@@ -45,18 +36,15 @@ $(B)/rdtd-exporter: $(call obj,$(call srcs,client/exporter)) $(B)/librdt.a $(B)/
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 INSTALL_PYTHON = $(or $(PYTHON),$(wildcard /usr/bin/python3),python3)
 PY_FILES := $(wildcard client/python/rdtd/*.py client/python/rdtd/*.pyi client/python/rdtd/py.typed)
-PY_ASKS := import sysconfig as s; print(s.get_paths()["include"], s.get_config_var("EXT_SUFFIX"))
-PY_INFO := $(and $(NEEDS_LIBS),$(filter-out no,$(PYTHON)),$(shell $(PYTHON) -c '$(PY_ASKS)' 2>/dev/null))
-ifneq ($(filter release asan cov,$(VARIANT)),)
-PY_EXT := $(if $(wildcard $(firstword $(PY_INFO))/Python.h),$(B)/python/rdtd/_rdt$(lastword $(PY_INFO)))
-$(if $(PY_EXT),,$(call without,python: dropped$(,) PYTHON=$(PYTHON) has no Python.h (Debian: python3-dev)))
-endif
+PY_FOR  := $(and $(NEEDS_LIBS),$(filter release asan cov,$(VARIANT)),$(filter-out no,$(PYTHON)))
+PY_INFO := $(if $(PY_FOR),$(shell client/python/find-python $(PYTHON)))
+PY_EXT  := $(if $(PY_INFO),$(B)/python/rdtd/_rdt$(lastword $(PY_INFO)))
 
 .PHONY: python wheel-run test-wheel
 
 # The package as it is imported, PYTHONPATH=$(B)/python: librdt is within, so it needs nothing that is installed.
 python: $(PY_EXT)
-	$(if $(PY_EXT),,$(error no Python package: see above))
+	$(if $(PY_EXT),,$(error no Python package for PYTHON=$(PYTHON) and VARIANT=$(VARIANT)))
 
 # GPU memory is within too where cuda.h is.
 $(PY_EXT): $(call obj,$(call srcs,client/python/src)) $(if $(CUDA_INC),$(B)/librdt-cuda.a) $(B)/librdt.a $(B)/libproto.a \

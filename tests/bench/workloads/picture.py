@@ -33,8 +33,7 @@ def number(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def main():
-    source, target = sys.argv[1:3]
+def draw(source, target):
     with open(source) as file:
         found = json.load(file)
     out, y = [], 34
@@ -76,4 +75,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    draw(*sys.argv[1:3])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run.py: `make bench-workloads`. Measures whole jobs beside the tools that people would take, prints a table, and merges it into
-build/workloads.json, workload by workload. See ../README.md.
+"""run.py: `make bench-workloads`. Measures whole jobs beside the tools that people would take, prints a table, merges it into
+build/workloads.json, workload by workload, and draws that. See ../README.md.
 
     WORKLOADS='weights rl'  these only            ROUNDS=5   rounds (3)
     SCALE=2                 sizes times 2         QUICK=1    tiny sizes, one round, rdtd's sides only, nothing is written
@@ -15,6 +15,8 @@ import os
 import platform
 import subprocess
 import sys
+
+import picture
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "../../.."))
@@ -165,6 +167,8 @@ def main():
         print(f"  {now() - began:.0f} s", flush=True)
     if ablate:
         print(f"without a switch: {NO_SWITCH}")
+    if not failed and os.path.exists(JSON):
+        picture.draw(JSON, os.path.join(ROOT, "build", "workloads.svg"))
     sys.exit(failed)
 
 
