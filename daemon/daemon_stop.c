@@ -259,7 +259,6 @@ void daemon_start_signals(struct daemon *daemon)
 {
     uint64_t interval_ns = sdnotify_watchdog_ns();
 
-    (void)signal(SIGPIPE, SIG_IGN);
     (void)uv_signal_init(&daemon->loop, &daemon->sigterm);
     (void)uv_signal_init(&daemon->loop, &daemon->sigint);
     (void)uv_signal_init(&daemon->loop, &daemon->sighup);

@@ -334,6 +334,7 @@ static void start_command(void)
     if (command.pid == 0) {
         (void)sigemptyset(&none);
         (void)sigprocmask(SIG_SETMASK, &none, NULL);
+        (void)signal(SIGPIPE, SIG_DFL);
         (void)execvp(command.argv[0], command.argv);
         log_fatal("cannot start the command");
         _exit(127);
@@ -512,7 +513,9 @@ int main(int argc, char **argv)
     }
     if (optind < argc)
         command.argv = argv + optind;
+    (void)signal(SIGPIPE, SIG_IGN); /* of a log whose reader has ended */
     (void)signal(SIGXFSZ, SIG_IGN);
+    (void)signal(SIGCHLD, SIG_DFL); /* if whoever started the keeper ignores it, the end of the command would not be noticed */
     raise_open_files();
     for (unsigned i = 0; i < MAX_PEERS; i++)
         peers[i].fd = -1;

@@ -27,8 +27,12 @@ int main(int argc, char **argv)
     static struct options options; /* A thread that waits for a file may read them until the process has ended. */
     enum log_level level;
     enum rdt_status status = RDT_OK;
+    sigset_t none;
 
+    (void)sigemptyset(&none);
     std_fds_open();
+    (void)sigprocmask(SIG_SETMASK, &none, NULL); /* whoever started the daemon may block signals that end it */
+    (void)signal(SIGPIPE, SIG_IGN);              /* of a log whose reader has ended */
     (void)mallopt(M_TRIM_THRESHOLD, KEEP_BYTES);
     (void)mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
     (void)signal(SIGXFSZ, SIG_IGN); /* memory above a limit of the size of files: the request fails, and the error names it */

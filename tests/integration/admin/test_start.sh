@@ -72,6 +72,25 @@ exec 3>&-
 "$RDT_BUILD_DIR/rdtd-keeper" --unknown 2>"$dir/out" && fail "an unknown option is accepted"
 grep -q '^rdtd-keeper: --unknown ' "$dir/out" || fail "the keeper does not name the option: $(cat "$dir/out")"
 
+# A log whose reader has ended ends neither the daemon nor the keeper, which would take all kept memory with it. Signals that
+# whoever starts them blocks or ignores still have their effect.
+exec 3<>"$dir/unread" 4>"$dir/unread" 3>&-
+"$RDT_BUILD_DIR/rdtd-keeper" --socket "$dir/k" 2>&4 &
+keeper=$!
+pids+=("$keeper")
+until_true test -S "$dir/k"
+env --block-signal=TERM "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --backend-dir "$RDT_BUILD_DIR/backends" \
+  --state-dir "$dir/mute" --keeper "$dir/k" --log-level trace 2>&4 &
+pids+=($!)
+until_true answers "$dir/s" $!
+"$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" status | grep -q '^keeper  *up' || fail "the keeper or the daemon does not serve"
+stop
+kill -0 "$keeper" || fail "the keeper has ended"
+stop
+exec 4>&-
+timeout 60 env --ignore-signal=CHLD "$RDT_BUILD_DIR/rdtd-keeper" --socket "$dir/k" -- true 2>/dev/null ||
+  fail "the keeper does not notice the end of its command: $?"
+
 # An address that no interface has yet, as at boot: the node's own clients are served.
 (umask 077; head -c 32 /dev/urandom | base64 >"$dir/key")
 start --state-dir "$dir/away" --listen 192.0.2.77:0 --key-file "$dir/key"
