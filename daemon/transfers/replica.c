@@ -7,13 +7,12 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/region_cache.h"
 #include "daemon/transfers/peer_session.h"
-#include "daemon/transfers/replica.h"
+#include "daemon/transfers/replica_pulls.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
 /* How long a pull waits for the answer that creates the replica. */
 #define EXPECT_NS 5000000000ll
-#define STILL_BEATS 16u                       /* for so long no chunk may move although there is one: the reader stays */
 #define CHECK_STEP_BYTES (UINT64_C(8) << 20)  /* in one turn of the pool */
 #define CHECK_BATCH_BYTES (UINT64_C(2) << 20) /* that have arrived before the pool is woken */
 
@@ -22,13 +21,8 @@ void replicas_init(struct replicas *replicas, struct transfers *transfers, const
     *replicas = (struct replicas){.transfers = transfers, .events = events};
     map_init(&replicas->by_origin);
     list_init(&replicas->idle);
-    map_init(&replicas->expected);
-}
-
-static void make_key(const uint8_t node[16], uint64_t generation, uint8_t key[24])
-{
-    memcpy(key, node, 16);
-    memcpy(key + 16, &generation, 8);
+    map_init(&replicas->summing);
+    replica_expected_init(replicas);
 }
 
 /* The node has restarted since, so its objects are gone. The replica is dropped soon. */
@@ -42,7 +36,7 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
     struct replica *replica;
     uint8_t key[24];
 
-    make_key(node, generation, key);
+    replica_key(node, generation, key);
     replica = generation ? map_get(&replicas->by_origin, key, sizeof key) : NULL;
     return replica && !is_stale(replica) ? replica : NULL;
 }
@@ -73,7 +67,7 @@ void replica_decline(struct peer_session *origin, uint64_t generation)
 
 static bool is_idle(const struct replica *replica)
 {
-    return replica->listed && replica->placed && !replica->filling && list_empty(&replica->pulls) &&
+    return replica->listed && replica->placed && !replica->filling && !replica_has_pulls(replica) &&
            replica->object->holds == 1 && replica->object->pins == 0;
 }
 
@@ -92,18 +86,65 @@ void replica_settle(void *arg)
     replicas->idle_bytes += idle ? replica->bytes : -replica->bytes;
 }
 
+/* ---- checksums that are promised ---- */
+
+/* Writes promised->key. */
+static void name_sum(struct replica_sum *promised, const struct peer_session *origin, uint64_t generation)
+{
+    replica_key(origin->peer->uuid, generation, promised->key);
+    memcpy(promised->key + sizeof promised->key - sizeof origin->peer->epoch, &origin->peer->epoch, sizeof origin->peer->epoch);
+}
+
+/* Without memory the replica stays unchecked. */
+static void await_sum(struct replica *replica)
+{
+    struct map *summing = &replica->replicas->summing;
+    struct replica_sum *promised = &replica->promised;
+    struct replica *other;
+
+    name_sum(promised, replica->origin, replica->ref.generation);
+    other = map_get(summing, promised->key, sizeof promised->key);
+    if (other)
+        list_append(&other->promised.same, &promised->same);
+    else if (!map_put(summing, promised->key, sizeof promised->key, replica))
+        return;
+    list_append(&replica->origin->replicas.sums_awaited, &replica->by_sum);
+}
+
+static void await_no_sum(struct replica *replica)
+{
+    struct map *summing = &replica->replicas->summing;
+    struct replica_sum *promised = &replica->promised;
+    struct list *next = list_first(&promised->same);
+
+    if (list_empty(&replica->by_sum))
+        return;
+    list_remove(&replica->by_sum);
+    list_remove(&promised->same);
+    if (map_get(summing, promised->key, sizeof promised->key) != replica)
+        return;
+    if (next) {
+        struct replica *other = container_of(next, struct replica, promised.same);
+        map_replace(summing, other->promised.key, sizeof promised->key, other);
+    } else {
+        (void)map_remove(summing, promised->key, sizeof promised->key);
+    }
+}
+
+/* ---- the end of a replica ---- */
+
 static void replica_unref(struct replica *replica)
 {
     assert(replica->refs > 0);
     if (--replica->refs > 0)
         return;
-    assert(list_empty(&replica->pulls) && !replica->listed);
-    deadline_unset(replica->replicas->transfers->deadlines, &replica->beat);
+    assert(!replica->listed);
+    replica_pulls_fini(replica);
     replica->object->record = NULL;
     object_drop(replica->object); /* Fetches that hold the object keep it. */
     account_unref(replica->account);
     replica->origin->replicas.n--;
-    list_remove(&replica->by_sum);
+    await_no_sum(replica);
     free(replica->arrived);
     free(replica);
 }
@@ -141,8 +182,9 @@ void replicas_close(struct replicas *replicas)
 void replicas_fini(struct replicas *replicas)
 {
     assert(list_empty(&replicas->idle) && map_count(&replicas->by_origin) == 0);
+    replica_expected_fini(replicas);
     map_fini(&replicas->by_origin);
-    map_fini(&replicas->expected);
+    map_fini(&replicas->summing);
 }
 
 /* ---- the check ---- */
@@ -310,9 +352,9 @@ void replica_take_sum(struct replica *replica, uint64_t sum, bool follows)
 {
     if (replica->sum == 0) {
         replica->sum = sum;
-        list_remove(&replica->by_sum);
+        await_no_sum(replica);
         if (sum == 0 && follows)
-            list_append(&replica->origin->replicas.sums_awaited, &replica->by_sum);
+            await_sum(replica);
     }
     if (replica->check)
         compare_sums(replica);
@@ -379,68 +421,28 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
     return false;
 }
 
-struct expected {
-    struct list pulls;   /* struct serve.by_replica; never empty */
-    uint8_t key[16 + 8]; /* as in struct replica */
-};
-
-static struct expected *find_expected(const struct replicas *replicas, const struct serve *serve)
+static bool serve_some(struct slice *slice, uint64_t until_ns)
 {
-    uint8_t key[16 + 8];
+    struct replicas *replicas = container_of(slice, struct replicas, serve);
 
-    make_key(serve->ref.node, serve->ref.generation, key);
-    return map_get(&replicas->expected, key, sizeof key);
-}
-
-static void drop_expected(struct replicas *replicas, struct expected *expected)
-{
-    map_remove(&replicas->expected, expected->key, sizeof expected->key);
-    free(expected);
-}
-
-/* false: no memory. */
-static bool expect(struct replicas *replicas, struct serve *serve)
-{
-    struct expected *expected = find_expected(replicas, serve);
-
-    if (!expected) {
-        expected = calloc(1, sizeof *expected);
-        if (!expected)
-            return false;
-        list_init(&expected->pulls);
-        make_key(serve->ref.node, serve->ref.generation, expected->key);
-        if (!map_put(&replicas->expected, expected->key, sizeof expected->key, expected)) {
-            free(expected);
-            return false;
-        }
+    list_drain (struct serve, serve, &replicas->arrived, by_replica) {
+        list_remove(&serve->by_replica);
+        replica_serve(replicas, serve); /* if the replica has ended meanwhile, the pull waits for the next one */
+        if (uv_hrtime() >= until_ns)
+            return list_empty(&replicas->arrived);
     }
-    list_append(&expected->pulls, &serve->by_replica);
     return true;
 }
 
-/* The pull leaves its replica, or does not wait for one any more. */
-static void leave(struct replicas *replicas, struct serve *serve)
+static bool tell_some(struct slice *slice, uint64_t until_ns)
 {
-    struct expected *expected = serve->replica || list_empty(&serve->by_replica) ? NULL : find_expected(replicas, serve);
+    struct replica *replica = container_of(slice, struct replica, pulls.tell);
+    bool none_left;
 
-    list_remove(&serve->by_replica);
-    if (expected && list_empty(&expected->pulls))
-        drop_expected(replicas, expected);
-}
-
-static void wake_expected(struct replica *replica)
-{
-    struct replicas *replicas = replica->replicas;
-    struct expected *expected = map_get(&replicas->expected, replica->key, sizeof replica->key);
-    struct list pulls;
-
-    if (!expected)
-        return;
-    list_init(&pulls);
-    list_splice(&pulls, &expected->pulls);
-    drop_expected(replicas, expected);
-    list_drain (struct serve, serve, &pulls, by_replica)
-        replica_serve(replicas, serve);
+    replica->refs++; /* A pull that fails may be the last that wanted the replica. */
+    none_left = replica_pulls_tell(replica, until_ns);
+    replica_unref(replica);
+    return none_left;
 }
 
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -454,7 +456,7 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     if (!replica)
         return false;
     memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
-    make_key(ref->node, ref->generation, replica->key);
+    replica_key(ref->node, ref->generation, replica->key);
     replica->replicas = replicas;
     replica->ref = *ref;
     replica->origin = transfer->pull.origin;
@@ -464,17 +466,18 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     replica->account = account_get(replicas->transfers->objects->accounts, &owner);
     replica->visibility = (Rdt__Pb__Visibility)meta->visibility;
     list_init(&replica->by_sum);
+    list_init(&replica->promised.same);
     list_init(&replica->link);
     replica->untrusted = transfer->pull.untrusted;
     if ((stale = map_get(&replicas->by_origin, replica->key, sizeof replica->key)))
         unlist(stale);
-    list_init(&replica->pulls);
+    replica_pulls_init(replica);
+    replica->pulls.tell.run = tell_some;
     if (!replica->account || !adopt(replica, transfer) ||
         !map_put(&replicas->by_origin, replica->key, sizeof replica->key, replica)) {
         if (replica->object)
             object_drop(replica->object);
         account_unref(replica->account);
-        list_remove(&replica->by_sum);
         free(replica);
         return false;
     }
@@ -486,7 +489,9 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     replica->refs = 2;
     transfer->pull.replica = replica;
     replica_take_sum(replica, meta->sum, meta->sum_follows);
-    wake_expected(replica);
+    replicas->serve.run = serve_some;
+    if (replica_expected_take(replica))
+        slice_begin(replica_slices(replicas), &replicas->serve);
     return true;
 }
 
@@ -552,12 +557,6 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
     return RDT_OK;
 }
 
-static void wake_pulls(struct replica *replica)
-{
-    list_for_each_safe (node, &replica->pulls)
-        replica->replicas->events->on_arrived(container_of(node, struct serve, by_replica));
-}
-
 enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *plan, struct rdt_error *err)
 {
     /* The stream is cut differently than before, so all chunks must come again. */
@@ -571,7 +570,7 @@ enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *p
     replica->plan = plan;
     replica->plan_n = plan->n;
     replica->refs++;
-    wake_pulls(replica); /* Readers may begin: there is memory to send from, though no bytes yet. */
+    replica_pulls_wake(replica); /* Readers may begin: there is memory to send from, though no bytes yet. */
     replica_unref(replica);
     return RDT_OK;
 }
@@ -603,7 +602,7 @@ void replica_arrived(struct replica *replica, uint32_t chunk)
         replica->arrived_to = at->offset + at->bytes;
     replica_check_more(replica);
     replica->refs++; /* A pull that fails may be the last that wanted the replica. */
-    wake_pulls(replica);
+    replica_pulls_wake(replica);
     replica_unref(replica);
 }
 
@@ -626,7 +625,7 @@ void replica_whole(struct replica *replica)
     replica->refs++;
     replica->filling = NULL;
     replica->plan = NULL;
-    wake_pulls(replica);
+    replica_pulls_wake(replica);
     if (replica->listed) {
         send_copies(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
         make_room(replicas);
@@ -648,81 +647,24 @@ void replica_end_filling(struct transfer *transfer)
     transfer->pull.replica = NULL;
     stop_check(replica);
     if (replica->filling) {
-        struct rdt_error err;
         replica->filling = NULL;
         replica->plan = NULL;
-        (void)rdt_error_set(&err, RDT_PEER_LOST, "the replica of object \"%s\" on this node will not become complete",
-                            replica->ref.id);
-        list_drain (struct serve, serve, &replica->pulls, by_replica) {
-            list_remove(&serve->by_replica); /* Its operations may have to end first. */
-            replica->replicas->events->on_failed(serve, &err);
-        }
+        replica_pulls_fail(replica);
         if (replica->listed)
             drop(replica);
     }
     replica_unref(replica);
 }
 
-bool replica_in_demand(const struct replica *replica)
-{
-    return replica && !list_empty(&replica->pulls);
-}
-
 /* ---- pulls of other nodes ---- */
-
-static bool has_next(const struct serve *serve)
-{
-    return serve->sm.state == SERVE_SENDING && serve->sending.plan &&
-           (serve->sending.next >= serve->sending.plan->n ||
-            replica_has(serve->replica, serve->sending.plan->chunks[serve->sending.next].offset,
-                        serve->sending.plan->chunks[serve->sending.next].bytes));
-}
-
-/* Whether this node can say that it serves the pull: it waits for bytes itself, or chunks have moved lately. */
-static bool can_vouch(struct serve *serve)
-{
-    if (!has_next(serve) || serve->sending.n_done != serve->chunks_at_beat)
-        serve->beats = 0;
-    serve->chunks_at_beat = serve->sending.n_done;
-    return serve->beats++ < STILL_BEATS;
-}
-
-/* Readers leave a node that is silent. This one may have no bytes for them, or a slow way, but is alive. */
-static void on_beat(struct deadline *deadline)
-{
-    struct replica *replica = container_of(deadline, struct replica, beat);
-
-    if (list_empty(&replica->pulls))
-        return;
-    list_each (struct serve, serve, &replica->pulls, by_replica) {
-        Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
-        parked.transfer = serve->number;
-        if (can_vouch(serve))
-            (void)peer_session_send_over(serve->session, serve->epoch, RDT_PEER_PULL_PARKED, &parked.base, NULL);
-    }
-    (void)deadline_set(replica->replicas->transfers->deadlines, &replica->beat, FANOUT_BEAT_NS);
-}
-
-void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict)
-{
-    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
-    Rdt__Pb__SlowReader slow = RDT__PB__SLOW_READER__INIT, *list = &slow;
-
-    slow.generation = replica->ref.generation;
-    slow.node = (ProtobufCBinaryData){sizeof reader->peer->uuid, (uint8_t *)reader->peer->uuid};
-    slow.lags = verdict == FANOUT_LAGS;
-    message.slow = &list;
-    message.n_slow = 1;
-    (void)peer_session_send(replica->origin, RDT_PEER_REPLICAS, &message.base, NULL);
-}
 
 void replica_serve(struct replicas *replicas, struct serve *serve)
 {
     struct replica *replica = replica_find(replicas, serve->ref.node, serve->ref.generation);
     struct rdt_error err;
 
-    leave(replicas, serve);
-    if (!replica && !expect(replicas, serve)) {
+    replica_leave(replicas, serve);
+    if (!replica && !replica_expect(replicas, serve)) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to wait for the replica of object \"%s\"", serve->ref.id);
         replicas->events->on_refused(serve, &err);
         return;
@@ -740,11 +682,8 @@ void replica_serve(struct replicas *replicas, struct serve *serve)
     }
     replica->refs++;
     serve->replica = replica;
-    list_append(&replica->pulls, &serve->by_replica);
+    replica_pulls_join(replica, serve);
     replica_settle(replica);
-    replica->beat.on_passed = on_beat;
-    if (deadline_left_ns(&replica->beat) < 0) /* Without memory for it, readers may leave early. */
-        (void)deadline_set(replicas->transfers->deadlines, &replica->beat, FANOUT_BEAT_NS);
     replicas->events->on_found(serve, replica->object);
 }
 
@@ -752,41 +691,14 @@ void replica_unserve(struct serve *serve)
 {
     struct replica *replica = serve->replica;
 
-    leave(&serve->transfers->replicas, serve);
+    replica_leave(&serve->transfers->replicas, serve);
     serve->replica = NULL;
     if (!replica)
         return;
-    if (replica->filling && list_empty(&replica->pulls))
+    if (replica->filling && !replica_has_pulls(replica))
         replica->replicas->events->on_unwanted(replica->filling);
     replica_settle(replica);
     replica_unref(replica);
-}
-
-bool replica_reaches(const struct replica *replica, uint64_t offset)
-{
-    return !replica->filling || offset < replica->arrived_to;
-}
-
-bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
-{
-    const struct chunk_plan *plan = replica->plan;
-    uint32_t lo = 0, hi;
-
-    if (!replica->filling)
-        return true; /* All bytes are there; or the filling has failed, and with it all pulls. */
-    if (!plan)
-        return false;
-    for (hi = plan->n; lo < hi;) { /* Finds the first chunk that ends after `offset`. */
-        uint32_t middle = lo + (hi - lo) / 2;
-        if (plan->chunks[middle].offset + plan->chunks[middle].bytes > offset)
-            hi = middle;
-        else
-            lo = middle + 1;
-    }
-    for (; lo < plan->n && plan->chunks[lo].offset < offset + bytes; lo++)
-        if (!replica->arrived[lo])
-            return false;
-    return true;
 }
 
 /* ---- messages from the owner's node ---- */
@@ -841,11 +753,13 @@ static const char *why_again(Rdt__Pb__AskAgainWhy why)
 /* The object may have been freed by force meanwhile: then its replica is not listed. */
 static void take_due_sum(struct peer_session *origin, uint64_t generation, uint64_t sum)
 {
-    list_each (struct replica, replica, &origin->replicas.sums_awaited, by_sum)
-        if (replica->ref.generation == generation) {
-            replica_take_sum(replica, sum, false);
-            return;
-        }
+    struct replica_sum promised;
+    struct replica *replica;
+
+    name_sum(&promised, origin, generation);
+    replica = map_get(&origin->transfers->replicas.summing, promised.key, sizeof promised.key);
+    if (replica)
+        replica_take_sum(replica, sum, false);
 }
 
 void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message)

@@ -33,6 +33,7 @@
 
 #include "daemon/base/deadline.h"
 #include "daemon/base/map.h"
+#include "daemon/base/slices.h"
 #include "daemon/objects/object.h"
 #include "daemon/transfers/fanout.h"
 #include "daemon/transports/chunk.h"
@@ -67,8 +68,26 @@ struct replicas {
     struct map by_origin; /* key -> struct replica, listed */
     struct list idle;     /* struct replica.link: those of them that nobody uses, least recently used first */
     struct map expected;  /* key -> struct expected: pulls of a replica that does not exist yet */
-    uint64_t bytes;       /* bytes of listed replicas */
-    uint64_t idle_bytes;  /* of those in `idle` */
+    struct list arrived;  /* struct serve.by_replica: such pulls whose replica has come, until serve_some serves them */
+    struct slice serve;
+    struct map summing;  /* struct replica_sum.key -> struct replica: one of those that wait for that checksum */
+    uint64_t bytes;      /* bytes of listed replicas */
+    uint64_t idle_bytes; /* of those in `idle` */
+};
+
+/* The pulls of other nodes: struct serve.by_replica. A node may send very many, so they are told in slices. */
+struct replica_pulls {
+    struct list told;    /* they know of all that has arrived */
+    struct list woken;   /* they do not, or a beat is due */
+    struct list failing; /* the filling has failed, and they have not been told */
+    struct slice tell;
+    struct deadline beat; /* when those that wait for bytes are told that this node waits too */
+    unsigned n_beats;
+};
+
+struct replica_sum {                        /* of a checksum that the owner's node has promised */
+    uint8_t key[16 + 8 + sizeof(unsigned)]; /* node, generation, epoch of the link */
+    struct list same;                       /* a ring of the replicas with this key */
 };
 
 struct replica {
@@ -95,10 +114,10 @@ struct replica {
     const struct chunk_plan *plan; /* of `filling` */
     bool *arrived;                 /* [plan_n] */
     uint32_t plan_n;
-    uint64_t arrived_to;         /* end of the last chunk of the stream that has arrived */
-    struct list pulls;           /* struct serve.by_replica: pulls of other nodes */
-    struct deadline beat;        /* when those that wait for bytes are told that this node waits too */
-    uint64_t sum;                /* the publisher's checksum; 0: not known */
+    uint64_t arrived_to; /* end of the last chunk of the stream that has arrived */
+    struct replica_pulls pulls;
+    uint64_t sum; /* the publisher's checksum; 0: not known */
+    struct replica_sum promised;
     struct replica_check *check; /* NULL: its bytes are not being compared with it */
 };
 

@@ -13,7 +13,7 @@
  *   ticket       transfer_ticket                                    -> transfer_ticket_events: pull, serve
  *   result       transfer_result
  *   core         transfer                                                    -> transfer_kind: local, pull
- *   replicas     replica, replica_directory, coalescer                                   -> replica_events: pull, serve
+ *   replicas     replica > replica_pulls, replica_directory, coalescer                   -> replica_events: pull, serve
  *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
  *   parts        transfer_record, transfer_destination > chunk_op, reservation > fanout
  *

@@ -94,7 +94,8 @@ struct serve {
     uint64_t stream_bytes;
 
     struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
-    struct list by_replica;               /* in replica->pulls, or in a struct expected */
+    struct list by_replica;               /* in a list of replica->pulls, in a struct expected, or in replicas->arrived */
+    unsigned beat;                        /* replica->pulls.n_beats when it had its last beat */
     unsigned beats;                       /* of the replica, in which no chunk has moved */
     uint32_t chunks_at_beat;              /* sending.n_done at the last beat */
     struct peer_transport *awaits_memory; /* OFFERED: the connection to begin with when the replica has memory */

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
 enum { N = 50000, BYTES = 64 };
@@ -24,6 +25,28 @@ static struct peer_session *session;
 static struct account *account;
 static struct layout *layout;
 static struct replica *replicas[N];
+static struct serve serves[N];
+static unsigned n_found, n_arrived, n_failed;
+
+static void on_found(struct serve *serve, struct object *object)
+{
+    n_found++;
+}
+
+static void on_arrived(struct serve *serve)
+{
+    n_arrived++;
+}
+
+static void on_failed(struct serve *serve, const struct rdt_error *err)
+{
+    n_failed++;
+}
+
+static void on_unwanted(struct transfer *filling) {}
+
+static const struct replica_events counted = {
+    .on_found = on_found, .on_arrived = on_arrived, .on_failed = on_failed, .on_unwanted = on_unwanted};
 
 static uint64_t cpu_ns(void)
 {
@@ -63,6 +86,7 @@ static void setup(void)
 
 static void teardown(void)
 {
+    transfers->closing = true;
     replicas_close(&transfers->replicas);
     transfers_fini(transfers);
     free(layout);
@@ -79,7 +103,7 @@ TestSuite(replicas, .init = setup, .fini = teardown, .timeout = 60);
 
 static struct rdt_ref ref_of(uint32_t i)
 {
-    struct rdt_ref ref = {.id = "r", .id_bytes = 1, .generation = i + 1u};
+    struct rdt_ref ref = {.id = "r", .id_bytes = 1, .uid = 1000, .generation = i + 1u};
 
     return ref;
 }
@@ -139,4 +163,77 @@ Test(replicas, eviction_looks_at_none_that_are_in_use)
     for (uint32_t i = 0; i < N; i++)
         if (i < 7 || i > 9)
             object_drop(replicas[i]->object);
+}
+
+Test(replicas, checksum_that_comes_is_not_looked_for_among_all_that_are_awaited)
+{
+    uint64_t began_ns = cpu_ns(), created_ns, generations[REPLICAS_MAX_SINGLE], sums[REPLICAS_MAX_SINGLE];
+    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
+
+    for (uint32_t i = 0; i < N; i++) {
+        replicas[i] = create(i, true);
+        complete(replicas[i]);
+    }
+    created_ns = cpu_ns() - began_ns;
+    message.summed = generations;
+    message.sums = sums;
+    message.n_summed = message.n_sums = REPLICAS_MAX_SINGLE;
+    began_ns = cpu_ns();
+    for (uint32_t i = N; i > N - 100 * REPLICAS_MAX_SINGLE;) {
+        for (unsigned at = 0; at < REPLICAS_MAX_SINGLE; at++, i--) {
+            generations[at] = replicas[i - 1]->ref.generation;
+            sums[at] = i;
+        }
+        replicas_on_message(&transfers->replicas, session, &message);
+    }
+    cr_assert_lt(cpu_ns() - began_ns, created_ns, "each checksum was looked for among all");
+    cr_assert(replicas[N - 1]->sum == N && replicas[N - 100]->sum == N - 99 && replicas[0]->sum == 0);
+    replicas_link_down(session);
+    cr_assert_eq(map_count(&transfers->replicas.summing), 0u);
+}
+
+static void pull(uint32_t i)
+{
+    serves[i] = (struct serve){.transfers = transfers, .session = session, .epoch = 1, .account = account, .ref = ref_of(0)};
+    list_init(&serves[i].by_replica);
+    replica_serve(&transfers->replicas, &serves[i]);
+}
+
+static void turn_until(const unsigned *counter, unsigned n)
+{
+    cr_assert(*counter > 0 && *counter < N, "%u of %u in one turn", *counter, N);
+    while (*counter < n)
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+    (void)uv_run(&loop, UV_RUN_NOWAIT);
+    cr_assert_eq(*counter, n);
+}
+
+/* Another node may send as many pulls of one replica as the limits allow, all for the same object. */
+Test(replicas, pulls_of_a_replica_are_served_and_told_in_slices)
+{
+    struct transfer filling = {.transfers = transfers};
+    const struct chunk_plan plan = {0};
+
+    transfers->closing = false;
+    transfers->replicas.events = &counted;
+    n_found = n_arrived = n_failed = 0;
+    for (uint32_t i = 0; i < N; i++)
+        pull(i);
+    cr_assert_eq(n_found, 0u, "there is no replica yet");
+    struct replica *replica = create(0, false);
+    replica->filling = &filling;
+    filling.pull.replica = replica;
+    turn_until(&n_found, N);
+    cr_assert_eq(replica_plan(replica, &plan, NULL), RDT_OK);
+    turn_until(&n_arrived, N);
+    replica_unserve(&serves[1]);
+    peer.boot_id[0]++; /* the node need not be told */
+    replica_end_filling(&filling);
+    for (uint32_t i = 0; i < N; i++)
+        cr_assert(!serves[i].replica || !replica_has(serves[i].replica, 0, BYTES), "the bytes will not come");
+    replica_unserve(&serves[N - 1]); /* it ends before it is told */
+    turn_until(&n_failed, N - 2);
+    for (uint32_t i = 0; i < N; i++)
+        if (serves[i].replica)
+            replica_unserve(&serves[i]);
 }
