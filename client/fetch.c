@@ -10,6 +10,7 @@
 #include "memory/alloc.h"
 #include "memory/loans.h"
 #include "memory/mappers.h"
+#include "memory/overlap.h"
 #include "options.h"
 #include "proto/messages.h"
 #include "proto/wire_limits.h"
@@ -273,6 +274,58 @@ static enum rdt_fetch_mode choose_mode(const struct fetch *fetch)
     return RDT_FETCH_AUTO;
 }
 
+/* The object and the tensor that target i of all is for. */
+static size_t owner_of(const struct fetch *fetch, size_t i, size_t *tensor_p)
+{
+    size_t ref = 0;
+
+    for (; !fetch->requests[ref]->targets || i >= fetch->options->target_counts[ref]; ref++)
+        i -= fetch->requests[ref]->targets ? fetch->options->target_counts[ref] : 0;
+    *tensor_p = i;
+    return ref;
+}
+
+static enum rdt_status refuse_overlap(const struct fetch *fetch, const struct overlap *overlap, struct rdt_error *err)
+{
+    size_t first, second, ref = owner_of(fetch, overlap->first, &first), other = owner_of(fetch, overlap->second, &second);
+
+    if (ref == other)
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "ref %zu: target tensor %zu shares memory with target tensor %zu, so one would overwrite the other", ref, second,
+            first);
+    return rdt_error_set(
+        err, RDT_INVALID,
+        "ref %zu: target tensor %zu shares memory with target tensor %zu of ref %zu, so one would overwrite the other", other,
+        second, first, ref);
+}
+
+/* Two targets in the same memory would leave what comes last. */
+static enum rdt_status check_overlap(const struct fetch *fetch, struct rdt_error *err)
+{
+    const struct rdt_fetch_options *options = fetch->options;
+    struct overlap overlap;
+    struct rdt_tensor *all;
+    enum rdt_status status;
+    size_t count = 0, n = 0;
+
+    for (size_t i = 0; options->targets && i < fetch->count; i++)
+        count += options->targets[i] ? options->target_counts[i] : 0;
+    if (count < 2)
+        return RDT_OK;
+    all = malloc(count * sizeof *all);
+    if (!all)
+        return no_memory(err, fetch->count);
+    for (size_t i = 0; i < fetch->count; i++)
+        for (size_t t = 0; options->targets[i] && t < options->target_counts[i]; t++)
+            all[n++] = options->targets[i][t];
+    status = overlap_find(all, count, NULL, &overlap);
+    free(all);
+    return status == RDT_OK          ? RDT_OK
+           : status == RDT_NO_MEMORY ? no_memory(err, fetch->count)
+                                     : refuse_overlap(fetch, &overlap, err);
+}
+
 static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, struct rdt_error *err)
 {
     fetch->items = arena_alloc(&fetch->arena, (fetch->count + 1) * sizeof *fetch->items);
@@ -288,7 +341,7 @@ static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, st
         }
     }
     fetch->mode = choose_mode(fetch);
-    return RDT_OK;
+    return check_overlap(fetch, err);
 }
 
 /* ---- sending: all functions here need the lock ---- */

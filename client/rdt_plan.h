@@ -92,8 +92,9 @@ void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
 
 /* ---- plans ---- */
 
-/* A box that the reader wants, and the host memory that receives it. To bring a box to a GPU, copy it from there, or fetch it
- * by rdt_fetch with slices and with targets on the device. */
+/* A box that the reader wants, and the host memory that receives it. Wants share no memory, except that several may have the
+ * very same: then the version must have the same for all of them, as for tied weights. To bring a box to a GPU, copy it from
+ * there, or fetch it by rdt_fetch with slices and with targets on the device. */
 struct rdt_want {
     const char *key;
     uint32_t ndim;
@@ -141,7 +142,8 @@ typedef struct rdt_plan rdt_plan;
 /* Prepares to read the boxes `wants` [count] of versions of the name. The wants and options are copied; the memory that the
  * wants name must stay until rdt_plan_destroy. name may also be the ref of a manifest (rdt_object_is_manifest), which the
  * caller holds (rdt_hold): the plan then reads that version. Does not contact the daemon. Errors: INVALID, and UNSUPPORTED if
- * the memory is a device's; the sentence names the want. */
+ * the memory is a device's; LIMIT: so many wants lie between each other that it would take too long to find out whether they
+ * share memory; the sentence names the want. */
 enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
                                 const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
 
@@ -155,11 +157,11 @@ struct rdt_plan_run {
 };
 
 /* Waits until timeout_ns for a version above `after` (0: the newest), and writes all wants from that one version. All bytes
- * are on this node before the first is written, so an error of waiting or fetching leaves the wants unchanged. One thread at
+ * are on this node before the first is written, and no error comes later, so an error leaves the wants unchanged. One thread at
  * a time may run a plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
  * tensor), MISMATCH (a tensor of another shape, of which the sentence names both; a box that ends outside the tensor; with
- * `strict`, a tensor that is not wanted), UNSUPPORTED (a cast that does not exist), those of a fetch. Shapes are compared
- * again for each version whose tensors have changed. */
+ * `strict`, a tensor that is not wanted; tensors that differ, whose wants have the same memory), UNSUPPORTED (a cast that does
+ * not exist), those of a fetch. Shapes are compared again for each version whose tensors have changed. */
 enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
                              struct rdt_error *err);
 void rdt_plan_destroy(rdt_plan *plan); /* may be NULL */

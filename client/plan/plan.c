@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/memory/overlap.h"
 #include "client/options.h"
 #include "client/plan/manifest.h"
 #include "client/plan/strided.h"
 #include "client/session/clock.h"
 #include "client/session/connection.h"
+#include "proto/cover.h"
 #include "proto/wire_limits.h"
 
 struct want {
@@ -22,6 +24,14 @@ struct want {
     int64_t *strides; /* [ndim] */
     char *key;
     uint64_t *dims; /* start, count and the larger tensor's shape */
+    size_t twin;    /* the first want with the same memory, often this one */
+};
+
+/* A piece of a want whose memory another want has, too. */
+struct twin_piece {
+    size_t twin;  /* of the want */
+    size_t load;  /* that brings the piece */
+    size_t piece; /* index */
 };
 
 /* One fetch: a whole part, or one slice of each of its tensors. */
@@ -47,6 +57,8 @@ struct rdt_plan {
     size_t *order; /* [pieces.n]: indices of pieces, in the order of the loads */
     size_t n_loads;
     struct load *loads;
+    size_t n_twin_pieces;
+    struct twin_piece *twin_pieces; /* in order of twin */
 };
 
 static enum rdt_status no_memory(struct rdt_error *err)
@@ -152,7 +164,34 @@ static enum rdt_status refuse_device(rdt *conn, const struct rdt_want *want, siz
         i, want->key, device);
 }
 
-static bool copy_want(struct want *to, const struct rdt_want *from, const int64_t *global_shape, int32_t padded)
+/* Finds the wants that have the same memory, and refuses those that share some of it. */
+static enum rdt_status check_memory(const struct rdt_want *wants, size_t count, size_t *twins, struct rdt_error *err)
+{
+    struct rdt_tensor *tensors = malloc((count + 1) * sizeof *tensors);
+    struct overlap found;
+    enum rdt_status status;
+
+    if (!tensors)
+        return no_memory(err);
+    for (size_t i = 0; i < count; i++)
+        tensors[i] = (struct rdt_tensor){wants[i].dtype, wants[i].ndim, wants[i].count, wants[i].strides, wants[i].data};
+    status = overlap_find(tensors, count, twins, &found);
+    free(tensors);
+    if (status == RDT_EXISTS)
+        return rdt_error_set(err, RDT_INVALID,
+                             "want %zu (\"%s\") shares memory with want %zu (\"%s\"), so one would overwrite the other: give "
+                             "each memory of its own, or both the same memory with the same shape and strides",
+                             found.second, wants[found.second].key, found.first, wants[found.first].key);
+    if (status == RDT_LIMIT)
+        return rdt_error_set(
+            err, RDT_LIMIT,
+            "so many wants lie between each other, as want %zu (\"%s\") and want %zu (\"%s\") do, that it takes "
+            "too long to find out whether they share memory: give them contiguous memory",
+            found.first, wants[found.first].key, found.second, wants[found.second].key);
+    return status == RDT_OK ? RDT_OK : no_memory(err);
+}
+
+static bool copy_want(struct want *to, const struct rdt_want *from, const int64_t *global_shape, int32_t padded, size_t twin)
 {
     int64_t stride = 1;
 
@@ -178,6 +217,7 @@ static bool copy_want(struct want *to, const struct rdt_want *from, const int64_
                               .global_shape = global_shape || from->ndim == 0 ? to->dims + 2 * (size_t)from->ndim : NULL,
                               .padded = padded};
     to->data = from->data;
+    to->twin = twin;
     return true;
 }
 
@@ -186,6 +226,7 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
 {
     struct rdt_plan_options own;
     rdt_plan *plan;
+    size_t *twins;
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
@@ -202,8 +243,13 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
     if (status != RDT_OK)
         return status;
     plan = calloc(1, sizeof *plan);
-    if (!plan)
-        return no_memory(err);
+    twins = malloc((count + 1) * sizeof *twins);
+    status = plan && twins ? check_memory(wants, count, twins, err) : no_memory(err);
+    if (status != RDT_OK) {
+        free(twins);
+        free(plan);
+        return status;
+    }
     plan->conn = conn;
     plan->name = *name;
     plan->options = own;
@@ -214,8 +260,9 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
     plan->wants = calloc(count + 1, sizeof *plan->wants);
     for (size_t i = 0; i < count && plan->wants; i++, plan->n_wants++)
         if (!copy_want(&plan->wants[i], &wants[i], own.global_shapes ? own.global_shapes[i] : NULL,
-                       own.padded ? own.padded[i] : -1))
+                       own.padded ? own.padded[i] : -1, twins[i]))
             break;
+    free(twins);
     if (!plan->wants || plan->n_wants < count) {
         plan->n_wants = plan->wants ? count : 0; /* frees the half-copied one, too */
         rdt_plan_destroy(plan);
@@ -233,10 +280,13 @@ static void forget_layout(rdt_plan *plan)
         free(plan->loads[i].dims);
     }
     free(plan->loads);
+    free(plan->twin_pieces);
     free(plan->order);
     free(plan->near_parts);
     rdt_manifest_release(plan->layout);
     plan->loads = NULL;
+    plan->twin_pieces = NULL;
+    plan->n_twin_pieces = 0;
     plan->order = NULL;
     plan->near_parts = NULL;
     plan->layout = NULL;
@@ -351,6 +401,35 @@ static bool plan_part(rdt_plan *plan, const rdt_manifest *manifest, size_t from,
     return true;
 }
 
+static int by_twin(const void *a, const void *b)
+{
+    const struct twin_piece *one = a, *other = b;
+
+    return one->twin < other->twin ? -1 : one->twin > other->twin;
+}
+
+/* Lists the pieces of wants that have the same memory. */
+static bool list_twins(rdt_plan *plan)
+{
+    bool *has_twin = calloc(plan->n_wants + 1, sizeof *has_twin); /* [wants]: by the first of them */
+
+    plan->twin_pieces = malloc((plan->pieces.n + 1) * sizeof *plan->twin_pieces);
+    for (size_t i = 0; i < plan->n_wants && has_twin; i++)
+        has_twin[plan->wants[i].twin] |= plan->wants[i].twin != i;
+    for (size_t load = 0; load < plan->n_loads && has_twin && plan->twin_pieces; load++) {
+        for (size_t at = plan->loads[load].first; at < plan->loads[load].first + plan->loads[load].n; at++) {
+            size_t piece = plan->order[at], twin = plan->wants[plan->pieces.list[piece].want].twin;
+
+            if (has_twin[twin])
+                plan->twin_pieces[plan->n_twin_pieces++] = (struct twin_piece){twin, load, piece};
+        }
+    }
+    if (plan->n_twin_pieces > 0)
+        qsort(plan->twin_pieces, plan->n_twin_pieces, sizeof *plan->twin_pieces, by_twin);
+    free(has_twin);
+    return has_twin && plan->twin_pieces;
+}
+
 static enum rdt_status make_plan(rdt_plan *plan, rdt_manifest *manifest, struct rdt_error *err)
 {
     size_t n_sources, n_parts = manifest->message->n_parts;
@@ -378,7 +457,7 @@ static enum rdt_status make_plan(rdt_plan *plan, rdt_manifest *manifest, struct 
             continue;
         made = plan_part(plan, manifest, i, to);
     }
-    if (made)
+    if (made && list_twins(plan))
         return RDT_OK;
     forget_layout(plan);
     return no_memory(err);
@@ -455,23 +534,73 @@ static enum rdt_status check_object(const rdt_manifest *manifest, const struct l
     return RDT_OK;
 }
 
-static void copy_piece(const rdt_plan *plan, const struct load *load, const struct piece *piece, const rdt_object *object)
+/* Where the part of a piece from `skip` [ndim] on lies. false: the tensor has no elements, as check_object has found. */
+static bool find_source(const struct load *load, const struct piece *piece, const uint64_t *skip, const rdt_object *object,
+                        struct strided *source_p)
 {
-    const struct want *want = &plan->wants[piece->want];
-    int64_t from_at = 0, to_at = 0;
     struct rdt_tensor tensor;
-    struct strided from, to;
+    int64_t at = 0;
 
     if (rdt_object_tensor(object, piece->tensor, &tensor, NULL) != RDT_OK || !tensor.data)
-        return; /* it has no elements, as check_object has found */
-    for (uint32_t d = 0; d < tensor.ndim; d++) {
-        from_at += load->whole ? (int64_t)piece->from[d] * tensor.strides[d] : 0;
-        to_at += (int64_t)piece->to[d] * want->strides[d];
+        return false;
+    for (uint32_t d = 0; d < tensor.ndim; d++)
+        at += (int64_t)((load->whole ? piece->from[d] : 0) + skip[d]) * tensor.strides[d];
+    *source_p =
+        (struct strided){tensor.dtype, (uint8_t *)tensor.data + at * (int64_t)rdt_dtype_bytes(tensor.dtype), tensor.strides};
+    return true;
+}
+
+static void copy_piece(const rdt_plan *plan, const struct load *load, const struct piece *piece, const rdt_object *object)
+{
+    static const uint64_t nothing[RDT_MAX_NDIM];
+    const struct want *want = &plan->wants[piece->want];
+    int64_t at = 0;
+    struct strided from, to;
+
+    if (!find_source(load, piece, nothing, object, &from))
+        return;
+    for (uint32_t d = 0; d < want->box.ndim; d++)
+        at += (int64_t)piece->to[d] * want->strides[d];
+    to = (struct strided){want->box.dtype, want->data + at * (int64_t)rdt_dtype_bytes(want->box.dtype), want->strides};
+    strided_copy(want->box.ndim, piece->count, &from, &to);
+}
+
+/* Whether both pieces, which two wants have in the same memory, bring the same bytes there. */
+static bool bring_the_same(const rdt_plan *plan, const struct twin_piece *a, const struct twin_piece *b,
+                           rdt_object *const *objects)
+{
+    const struct piece *one = &plan->pieces.list[a->piece], *other = &plan->pieces.list[b->piece];
+    const struct wanted *want = &plan->wants[one->want].box;
+    uint64_t start[RDT_MAX_NDIM], count[RDT_MAX_NDIM], skip_one[RDT_MAX_NDIM], skip_other[RDT_MAX_NDIM];
+    struct strided from_one, from_other;
+
+    if (!box_intersect(want->ndim, one->to, one->count, other->to, other->count, start, count))
+        return true;
+    for (uint32_t d = 0; d < want->ndim; d++) {
+        skip_one[d] = start[d] - one->to[d];
+        skip_other[d] = start[d] - other->to[d];
     }
-    from = (struct strided){tensor.dtype, (uint8_t *)tensor.data + from_at * (int64_t)rdt_dtype_bytes(tensor.dtype),
-                            tensor.strides};
-    to = (struct strided){want->box.dtype, want->data + to_at * (int64_t)rdt_dtype_bytes(want->box.dtype), want->strides};
-    strided_copy(tensor.ndim, piece->count, &from, &to);
+    return !find_source(&plan->loads[a->load], one, skip_one, objects[a->load], &from_one) ||
+           !find_source(&plan->loads[b->load], other, skip_other, objects[b->load], &from_other) ||
+           strided_equal(want->ndim, count, &from_one, &from_other, want->dtype);
+}
+
+/* Tied weights are two tensors in the same memory. A version in which they differ would leave the one that is written last. */
+static enum rdt_status check_twins(const rdt_plan *plan, rdt_object *const *objects, struct rdt_error *err)
+{
+    const struct twin_piece *list = plan->twin_pieces;
+
+    for (size_t i = 0; i < plan->n_twin_pieces; i++) {
+        for (size_t k = i + 1; k < plan->n_twin_pieces && list[k].twin == list[i].twin; k++) {
+            uint32_t one = plan->pieces.list[list[i].piece].want, other = plan->pieces.list[list[k].piece].want;
+
+            if (one != other && !bring_the_same(plan, &list[i], &list[k], objects))
+                return rdt_error_set(err, RDT_MISMATCH,
+                                     "tensors \"%s\" and \"%s\" differ, but the reader has both in the same memory",
+                                     plan->wants[one < other ? one : other].key, plan->wants[one < other ? other : one].key);
+        }
+    }
+    return RDT_OK;
 }
 
 static void copy_all(const rdt_plan *plan, rdt_object *const *objects, struct rdt_plan_run *run)
@@ -513,6 +642,8 @@ static enum rdt_status run_version(rdt_plan *plan, const rdt_manifest *manifest,
             run->bytes_moved += moved_from_others(objects[i]);
     }
     run->fetch_ns = clock_now_ns() - began_ns;
+    if (status == RDT_OK)
+        status = check_twins(plan, objects, err);
     if (status == RDT_OK) {
         began_ns = clock_now_ns();
         copy_all(plan, objects, run);

@@ -106,3 +106,48 @@ void strided_copy(uint32_t ndim, const uint64_t *count, const struct strided *fr
             return;
     }
 }
+
+/* Compares a box of at most ROW_ELEMS elements. */
+static bool few_equal(uint32_t ndim, const uint64_t *count, const struct strided *a, const struct strided *b,
+                      enum rdt_dtype dtype)
+{
+    uint8_t one[ROW_ELEMS * MAX_ELEM_BYTES], other[ROW_ELEMS * MAX_ELEM_BYTES];
+    int64_t strides[33] = {0};
+    uint64_t elems = 1;
+
+    for (uint32_t d = ndim; d-- > 0; elems *= count[d])
+        strides[d] = (int64_t)elems;
+    strided_copy(ndim, count, a, &(struct strided){dtype, one, strides});
+    strided_copy(ndim, count, b, &(struct strided){dtype, other, strides});
+    return memcmp(one, other, (size_t)elems * rdt_dtype_bytes(dtype)) == 0;
+}
+
+static struct strided from_row(const struct strided *tensor, uint32_t d, uint64_t row)
+{
+    int64_t at = (int64_t)row * tensor->strides[d] * (int64_t)rdt_dtype_bytes(tensor->dtype);
+
+    return (struct strided){tensor->dtype, tensor->data + at, tensor->strides};
+}
+
+bool strided_equal(uint32_t ndim, const uint64_t *count, const struct strided *a, const struct strided *b, enum rdt_dtype dtype)
+{
+    uint64_t some[33], elems = 1, row_elems;
+    uint32_t d = 0;
+
+    for (uint32_t i = 0; i < ndim; i++)
+        elems *= some[i] = count[i];
+    if (elems <= ROW_ELEMS)
+        return few_equal(ndim, count, a, b, dtype);
+    while (count[d] == 1)
+        d++;
+    row_elems = elems / count[d];
+    for (uint64_t row = 0; row < count[d]; row += some[d]) { /* as many rows at a time as fit */
+        struct strided one = from_row(a, d, row), other = from_row(b, d, row);
+
+        some[d] = row_elems >= ROW_ELEMS ? 1 : ROW_ELEMS / row_elems;
+        some[d] = some[d] < count[d] - row ? some[d] : count[d] - row;
+        if (!strided_equal(ndim, some, &one, &other, dtype))
+            return false;
+    }
+    return true;
+}

@@ -21,7 +21,8 @@
  *     8  call fetched                one request and its reply; one fetched object
  *     7  note                        requests whose answer nobody waits for
  *     6  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
- *     5  options sealed_memfd shards tensor  options structs; memfds; boxes of a put; checks of tensors
+ *     5  options overlap sealed_memfd shards tensor  options structs; targets that share memory; memfds; boxes of a put; checks
+ *                                     of tensors
  *     client/session/
  *     5  events                      events that have not been taken yet
  *     4  connection                  this header: the lock, who reads the socket, and its loss

@@ -106,6 +106,44 @@ Test(fetch_targets, targets_that_do_not_fit_are_named_and_untouched)
     end();
 }
 
+Test(fetch_targets, targets_that_share_memory_are_named_and_untouched)
+{
+    int64_t shape[] = {4, 4};
+    float values[2][16] = {{0}}, own[32];
+    struct rdt_tensor tensors[2] = {{.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = values[0]},
+                                    {.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = values[1]}};
+    struct rdt_tensor targets[2];
+
+    begin(NULL);
+    char *known = alloc_memory(reader, 4096);
+    memcpy(targets, tensors, sizeof targets);
+    for (unsigned i = 0; i < 2; i++) { /* the daemon writes there itself, or librdt does */
+        char *memory = i == 0 ? (char *)own : known;
+        struct rdt_ref refs[2] = {put_as(conn, tensors, 2, NULL), put_as(conn, tensors, 1, NULL)};
+        const struct rdt_tensor *lists[2] = {targets, targets + 1};
+        size_t counts[2] = {2, 1};
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .targets = lists, .target_counts = counts, .timeout_ns = LONG};
+        rdt_object *objects[2] = {NULL};
+
+        memset(memory, CANARY_BYTE, sizeof own);
+        targets[0].data = memory;
+        targets[1].data = memory + 60;
+        must_refuse(RDT_INVALID, "ref 0: target tensor 1 shares memory with target tensor 0, so one would overwrite the other",
+                    rdt_fetch(reader, refs, 1, &options, objects, &err));
+        targets[1].data = memory;
+        must_refuse(RDT_INVALID, "target tensor 1 shares memory with target tensor 0",
+                    rdt_fetch(reader, refs, 1, &options, objects, &err));
+        targets[1].data = memory + 64;
+        must_refuse(RDT_INVALID, "ref 1: target tensor 0 shares memory with target tensor 1 of ref 0",
+                    rdt_fetch(reader, refs, 2, &options, objects, &err));
+        must(is_filled_with(memory, sizeof own, CANARY_BYTE));
+        must_ok(rdt_fetch(reader, refs, 1, &options, objects, &err));
+        rdt_release(objects[0]);
+    }
+    end();
+}
+
 /* A client that is not librdt names memory that is not its own. */
 Test(fetch_targets, targets_by_hand_must_be_the_clients_own)
 {

@@ -382,6 +382,69 @@ Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
     end_shards(conn, NULL);
 }
 
+/* Publishes "a" [3, 4] and "b" [3, 4] in two parts, which have rows and columns of them. */
+static void publish_twins(rdt *conn, const struct rdt_ref *name, uint64_t step, float last_of_b)
+{
+    int64_t global[2] = {3, 4}, rows[2] = {2, 4}, row[2] = {1, 4}, columns[2] = {3, 3}, column[2] = {3, 1};
+    int64_t origin[2] = {0, 0}, last_row[2] = {2, 0}, last_column[2] = {0, 3}, wide[2] = {4, 1};
+    float a[12], b[12];
+    struct rdt_tensor first[2] = {{RDT_F32, 2, rows, NULL, a}, {RDT_F32, 2, columns, wide, b}};
+    struct rdt_tensor second[2] = {{RDT_F32, 2, row, NULL, a + 8}, {RDT_F32, 2, column, wide, b + 3}};
+    struct rdt_shard shards[2][2] = {{{"a", global, origin}, {"b", global, origin}},
+                                     {{"a", global, last_row}, {"b", global, last_column}}};
+    rdt_request *request;
+
+    for (unsigned i = 0; i < 12; i++)
+        a[i] = b[i] = 100.0f * (float)step + (float)i;
+    b[11] = last_of_b ? last_of_b : b[11];
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = shards[0]};
+    struct rdt_ref one = put_as(conn, first, 2, &options);
+    options.shards = shards[1];
+    struct rdt_ref other = put_as(conn, second, 2, &options);
+    request = start_part(conn, name, step, 0, 2, &one);
+    must_ok(rdt_publish_part(conn, name, step, 1, 2, &other, NULL, LONG, NULL, &err));
+    must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    must_ok(rdt_free(conn, &one, false, &err));
+    must_ok(rdt_free(conn, &other, false, &err));
+}
+
+Test(shards, wants_that_share_memory_must_be_the_same_and_get_the_same)
+{
+    int64_t count[2] = {3, 4}, wide[2] = {8, 1}, turned[2] = {1, 3};
+    float data[24];
+    struct rdt_want wants[2] = {{"a", 2, NULL, count, RDT_F32, data, NULL}, {"b", 2, NULL, count, RDT_F32, data, NULL}};
+    rdt_plan *plan = NULL;
+
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    publish_twins(conn, &name, 1, 0);
+    must_ok(rdt_plan_create(conn, &name, wants, 2, NULL, &plan, &err));
+    must_ok(rdt_plan_run(plan, 0, LONG, NULL, &err));
+    must(data[0] == 100 && data[11] == 111);
+    publish_twins(conn, &name, 2, -1);
+    must_refuse(RDT_MISMATCH,
+                "version 2 of \"policy\": tensors \"a\" and \"b\" differ, but the reader has both in the same memory",
+                rdt_plan_run(plan, 1, LONG, NULL, &err));
+    must(data[0] == 100 && data[11] == 111);
+    rdt_plan_destroy(plan);
+    wants[1].data = data + 4;
+    must_refuse(RDT_INVALID, "want 1 (\"b\") shares memory with want 0 (\"a\")",
+                rdt_plan_create(conn, &name, wants, 2, NULL, &plan, &err));
+    wants[1].data = data;
+    wants[1].strides = turned;
+    must_refuse(RDT_INVALID, "want 1 (\"b\") shares memory with want 0 (\"a\")",
+                rdt_plan_create(conn, &name, wants, 2, NULL, &plan, &err));
+    wants[0].strides = wants[1].strides = wide; /* columns of one matrix */
+    wants[1].data = data + 4;
+    must_ok(rdt_plan_create(conn, &name, wants, 2, NULL, &plan, &err));
+    must_ok(rdt_plan_run(plan, 0, LONG, NULL, &err));
+    must(data[0] == 200 && data[19] == 211 && data[4] == 200 && data[23] == -1);
+    rdt_plan_destroy(plan);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    end_shards(conn, NULL);
+}
+
 static rdt_plan *plan_of(rdt *conn, const struct rdt_ref *name, const struct rdt_want *want, const int64_t *global_shape,
                          int32_t padded, bool strict)
 {

@@ -39,7 +39,7 @@ static enum rdt_status fetch_into(rdt *conn, const struct rdt_tensor *targets, s
 
 Test(client_targets, target_of_ones_own_is_filled_by_a_copy)
 {
-    uint8_t bytes[6] = {0};
+    uint8_t bytes[6] = {0}, more[6];
     int64_t shape[] = {3, 2}, wrong[] = {2, 3}, gaps[] = {4, 1};
     struct rdt_tensor target = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = bytes}, got;
     unsigned answers = 3;
@@ -57,7 +57,9 @@ Test(client_targets, target_of_ones_own_is_filled_by_a_copy)
     target.shape = wrong;
     assert_refused(RDT_MISMATCH, "tensor 0", fetch_into(conn, &target, 1, &object));
     target.shape = shape;
-    assert_status(RDT_MISMATCH, fetch_into(conn, (struct rdt_tensor[]){target, target}, 2, &object));
+    got = target;
+    got.data = more;
+    assert_status(RDT_MISMATCH, fetch_into(conn, (struct rdt_tensor[]){target, got}, 2, &object));
     cr_assert_eq(bytes[0], 0);
 
     target.strides = gaps; /* these never reach the daemon */
