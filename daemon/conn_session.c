@@ -11,33 +11,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/base/process/process.h"
 #include "daemon/base/text.h"
 #include "daemon/conn_identity.h"
 
 /* ---- the process ---- */
-
-/* Field 22 of /proc/PID/stat; 0: it cannot be read. The second field, in brackets, may contain anything. */
-static uint64_t process_started(pid_t pid)
-{
-    char path[32], text[1024], *at;
-    unsigned long long started = 0;
-    ssize_t n = -1;
-    int fd;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0)
-        return 0;
-    n = read(fd, text, sizeof text - 1);
-    (void)close(fd);
-    if (n <= 0)
-        return 0;
-    text[n] = '\0';
-    at = strrchr(text, ')');
-    for (unsigned field = 2; at && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    return at && sscanf(at, "%llu", &started) == 1 ? started : 0;
-}
 
 /* Opens the process that the session had. Its number may belong to another process by now, so the pidfd is opened before the
  * start time is compared. */

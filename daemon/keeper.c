@@ -23,6 +23,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/node.h"
+#include "daemon/base/process/process.h"
 #include "daemon/base/sdnotify.h"
 #include "proto/keeper.h"
 #include "proto/std_fds.h"
@@ -34,6 +35,8 @@
 #define FIRST_PAUSE_MS 200 /* before the command is started again; doubled up to LAST_PAUSE_MS while it dies early */
 #define LAST_PAUSE_MS 5000
 #define LONG_LIFE_MS 10000
+#define LOOK_MS 1000  /* how often the keeper looks whether its command is dying */
+#define DYING_MS 5000 /* a command that has been dying so long is not waited for */
 
 /* ---- what is held ---- */
 
@@ -181,12 +184,12 @@ static void send_held(struct peer *peer)
     }
 }
 
-/* Whether that connection's process has ended, or has closed it. */
+/* Whether that connection's process has ended, or will never send anything again, or has closed the connection. */
 static bool has_ended(const struct peer *peer)
 {
     struct pollfd ended = {.fd = peer->fd};
 
-    return poll(&ended, 1, 0) > 0 && ended.revents & (POLLHUP | POLLERR);
+    return (poll(&ended, 1, 0) > 0 && ended.revents & (POLLHUP | POLLERR)) || process_is_dying(peer->pid, 0);
 }
 
 static bool receive(struct peer *peer);
@@ -199,10 +202,13 @@ static void greet(struct peer *peer, const struct keeper_message *hello)
         struct peer *other = &peers[i];
         if (other == peer || other->fd < 0 || !other->greets)
             continue;
-        while (has_ended(other) && receive(other)) /* what it sent last is stored first */
-            ;
-        if (other->fd < 0)
+        if (has_ended(other)) {
+            while (receive(other)) /* what it sent last is stored first */
+                ;
+            if (other->fd >= 0)
+                hang_up(other);
             continue;
+        }
         reply.type = KEEPER_BUSY;
         reply.value = (uint32_t)other->pid;
     }
@@ -313,6 +319,7 @@ static struct command {
     char **argv; /* NULL: there is none */
     pid_t pid;   /* 0: it does not run */
     uint64_t started_ms, start_at_ms, pause_ms;
+    uint64_t dying_ms; /* since when it has been dying; 0: it is not */
     bool stopping;
     int status; /* the keeper's own in the end */
 } command;
@@ -330,6 +337,7 @@ static void start_command(void)
     sigset_t none;
 
     command.started_ms = now_ms();
+    command.dying_ms = 0;
     command.pid = fork();
     if (command.pid == 0) {
         (void)sigemptyset(&none);
@@ -347,6 +355,16 @@ static void start_command(void)
     }
 }
 
+static void start_command_again(void)
+{
+    command.pid = 0;
+    command.pause_ms =
+        now_ms() - command.started_ms > LONG_LIFE_MS || command.pause_ms == 0 ? FIRST_PAUSE_MS : 2 * command.pause_ms;
+    if (command.pause_ms > LAST_PAUSE_MS)
+        command.pause_ms = LAST_PAUSE_MS;
+    command.start_at_ms = now_ms() + command.pause_ms;
+}
+
 /* Returns whether the keeper ends. */
 static bool command_ended(int status)
 {
@@ -357,13 +375,36 @@ static bool command_ended(int status)
     command.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (fine || command.stopping)
         return true;
-    command.pause_ms =
-        now_ms() - command.started_ms > LONG_LIFE_MS || command.pause_ms == 0 ? FIRST_PAUSE_MS : 2 * command.pause_ms;
-    if (command.pause_ms > LAST_PAUSE_MS)
-        command.pause_ms = LAST_PAUSE_MS;
-    command.start_at_ms = now_ms() + command.pause_ms;
+    start_command_again();
     log_warn("%s ended with %s %d and is started again; %zu descriptors are held for it", command.argv[0],
              WIFEXITED(status) ? "status" : "signal", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status), held.n);
+    return false;
+}
+
+/* The kernel reports the end of a process when its last thread has ended, which may be never (base/process/folder_lock.h). Returns
+ * whether the keeper ends. */
+static bool look_at_command(void)
+{
+    pid_t pid = command.pid;
+
+    if (pid <= 0)
+        return false;
+    if (!process_is_dying(pid, 0)) {
+        command.dying_ms = 0;
+        return false;
+    }
+    if (command.dying_ms == 0)
+        command.dying_ms = now_ms();
+    if (now_ms() - command.dying_ms < DYING_MS)
+        return false;
+    command.status = 1;
+    if (command.stopping)
+        return true;
+    start_command_again();
+    log_warn(
+        "%s (process %d) was killed and does not end, because the kernel waits for a file system or writes a core dump. It "
+        "is started again; %zu descriptors are held for it",
+        command.argv[0], (int)pid, held.n);
     return false;
 }
 
@@ -441,6 +482,7 @@ static void raise_open_files(void)
     held.max = limit.rlim_cur > 2 * HEAD_ROOM ? (size_t)limit.rlim_cur - HEAD_ROOM : HEAD_ROOM / 2;
 }
 
+/* In milliseconds; -1: no command will be started. */
 static int until_start(void)
 {
     uint64_t now = now_ms();
@@ -460,9 +502,9 @@ static void serve(int listener, int signals)
         polls[1] = (struct pollfd){.fd = signals, .events = POLLIN};
         for (unsigned i = 0; i < MAX_PEERS; i++)
             polls[2 + i] = (struct pollfd){.fd = peers[i].fd, .events = (short)(POLLIN | (peers[i].fetches ? POLLOUT : 0))};
-        if (poll(polls, 2 + MAX_PEERS, until_start()) < 0 && errno != EINTR)
+        if (poll(polls, 2 + MAX_PEERS, command.pid > 0 ? LOOK_MS : until_start()) < 0 && errno != EINTR)
             return;
-        if (polls[1].revents && on_signal(signals))
+        if ((polls[1].revents && on_signal(signals)) || look_at_command())
             return;
         if (until_start() == 0)
             start_command();

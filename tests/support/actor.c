@@ -172,3 +172,14 @@ void actor_await(struct actor *actor)
     actor_recv(actor, &step, 1);
     must(step == 's');
 }
+
+bool main_thread_ended(pid_t pid)
+{
+    char path[64], state = 0;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "re");
+    must(file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    (void)fclose(file);
+    return state == 'Z';
+}

@@ -48,4 +48,7 @@ bool actor_is_one(void);
 /* Waits for the end of a child by its pidfd, reaps it; false: not within ns. *status_p as above. */
 bool child_ends(pid_t pid, int pidfd, int64_t ns, int *status_p);
 
+/* Whether the main thread of the process has ended, whether or not others have. */
+bool main_thread_ended(pid_t pid);
+
 #endif

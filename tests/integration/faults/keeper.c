@@ -2,6 +2,7 @@
 /* rdtd-keeper alone: it keeps what it stores, and strangers and malformed messages change nothing. */
 #include <criterion/criterion.h>
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tests/support/actor.h"
@@ -137,6 +139,47 @@ Test(keeper, serves_one_daemon_and_the_next_one_as_soon_as_it_is_dead)
     close(fd);
     actor_kill(&daemon, SIGKILL);
     must_hold(5, "five", 1);
+    keeper_stop(&keeper, SIGTERM);
+}
+
+static void *stay(void *arg)
+{
+    (void)pause();
+    return arg;
+}
+
+/* Its main thread ends, and another one stays, as when that one waits in the kernel: nobody closes the connection. */
+static int be_dying_daemon(struct actor *self, void *arg)
+{
+    pthread_t thread;
+    int fd = greeted();
+
+    store(fd, 5, "five");
+    actor_step(self);
+    actor_await(self);
+    store(fd, 6, "six");
+    must(pthread_create(&thread, NULL, stay, NULL) == 0);
+    (void)syscall(SYS_exit, 0);
+    return 0;
+}
+
+Test(keeper, serves_the_next_daemon_while_the_kernel_keeps_a_dead_one)
+{
+    struct keeper_message reply;
+    struct actor daemon;
+    int fd;
+
+    keeper_start(&keeper);
+    actor_start(&daemon, be_dying_daemon, NULL);
+    actor_await(&daemon);
+    fd = keeper_dial(&keeper);
+    must(keeper_greet(fd, &reply) == KEEPER_BUSY);
+    close(fd);
+    actor_step(&daemon);
+    wait_until(LONG, main_thread_ended(daemon.pid));
+    must_hold(5, "five", 2);
+    must_hold(6, "six", 2);
+    actor_kill(&daemon, SIGKILL);
     keeper_stop(&keeper, SIGTERM);
 }
 
@@ -270,5 +313,34 @@ Test(keeper, command_that_dies_is_started_again_and_ends_with_the_keeper)
     program_wait(&program);
     cr_assert_eq(program.status, 7, "the command's own status");
     cr_assert(strstr(program.err, "ended with signal 9 and is started again"), "%s", program.err);
+    program_free(&program);
+}
+
+/* Its first start ends its main thread only, as when another one waits in the kernel. */
+Test(keeper, command_that_the_kernel_keeps_is_started_again)
+{
+    static const char dies[] = "import ctypes, os, platform, sys, threading, time\n"
+                               "with open(sys.argv[1], 'a') as f: f.write('x')\n"
+                               "if os.path.getsize(sys.argv[1]) > 1: time.sleep(1000)\n"
+                               "with open(sys.argv[1] + '.pid', 'w') as f: f.write(str(os.getpid()))\n"
+                               "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+                               "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)\n";
+    char path[200], pid_path[220], socket[200];
+    struct program program;
+    pid_t pid = 0;
+
+    (void)snprintf(path, sizeof path, "%s/kept", getenv("TMPDIR"));
+    (void)snprintf(pid_path, sizeof pid_path, "%s.pid", path);
+    (void)snprintf(socket, sizeof socket, "%s/keeper.kept", getenv("TMPDIR"));
+    program_start(&program, (const char *[]){"rdtd-keeper", "--socket", socket, "--", "python3", "-c", dies, path, NULL}, NULL);
+    wait_until(LONG, starts(path) == 2);
+    FILE *file = fopen(pid_path, "re");
+    must(file && fscanf(file, "%d", &pid) == 1 && main_thread_ended(pid));
+    (void)fclose(file);
+    must(kill(pid, SIGKILL) == 0);
+    kill(program.pid, SIGTERM);
+    program_wait(&program);
+    cr_assert_eq(program.status, 128 + SIGTERM, "the second start's status");
+    cr_assert(strstr(program.err, "was killed and does not end"), "%s", program.err);
     program_free(&program);
 }
