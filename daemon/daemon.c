@@ -521,7 +521,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
     }
     status = node_load(options->state_dir, &daemon->node, err);
     if (status == RDT_OK)
-        status = node_lock(options->state_dir, &lock, err);
+        status = node_lock(options->state_dir, &daemon->node, &lock, err);
     if (status == RDT_OK && plugin_blame_start(options->state_dir, &blame_err) != RDT_OK)
         log_warn("crashes of plug-ins will not be recorded: %s", blame_err.msg);
     if (status == RDT_OK)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/process/process.h"
 #include "daemon/base/reserve.h"
 #include "daemon/base/sdnotify.h"
 
@@ -91,8 +92,21 @@ static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_
     return RDT_OK;
 }
 
-static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rdt_error *err)
+/* Whether the process that listens there is the earlier daemon, or another one that can never accept a connection. A socket
+ * with a full queue does not say whose it is. */
+static bool is_of_the_dying(int probe, bool connected, const struct node *node)
 {
+    struct ucred server;
+    socklen_t bytes = sizeof server;
+
+    if (!connected)
+        return node->dying != 0;
+    return getsockopt(probe, SOL_SOCKET, SO_PEERCRED, &server, &bytes) == 0 && process_is_dying(server.pid, 0);
+}
+
+static enum rdt_status remove_stale(const struct sockaddr_un *address, const struct node *node, struct rdt_error *err)
+{
+    bool dying;
     int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct stat info;
     int failed;
@@ -100,8 +114,9 @@ static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rd
     if (probe < 0)
         return rdt_error_sys(err, errno, "cannot create a socket");
     failed = connect(probe, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
+    dying = (failed == 0 || failed == EAGAIN) && is_of_the_dying(probe, failed == 0, node);
     (void)close(probe);
-    if (failed == 0 || failed == EAGAIN)
+    if ((failed == 0 || failed == EAGAIN) && !dying)
         return rdt_error_set(err, RDT_EXISTS, "another daemon serves %s: stop it, or give this one another --socket",
                              address->sun_path);
     if (failed == ENOENT)
@@ -113,7 +128,8 @@ static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rd
     return RDT_OK;
 }
 
-static enum rdt_status create_socket(struct listener *listener, const struct options *options, struct rdt_error *err)
+static enum rdt_status create_socket(struct listener *listener, const struct options *options, const struct node *node,
+                                     struct rdt_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char folder[sizeof address.sun_path];
@@ -127,7 +143,7 @@ static enum rdt_status create_socket(struct listener *listener, const struct opt
     memcpy(address.sun_path, options->socket, strlen(options->socket) + 1);
     memcpy(folder, address.sun_path, sizeof folder);
     (void)mkdir(dirname(folder), 0755); /* of /run/rdtd, which exists if a systemd unit has started the daemon */
-    status = remove_stale(&address, err);
+    status = remove_stale(&address, node, err);
     if (status != RDT_OK)
         return status;
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -151,7 +167,8 @@ enum rdt_status listener_start(struct listener *listener, struct conns *conns, s
 
     *listener = (struct listener){.conns = conns, .failures.every_ns = FAILURES_EVERY_NS};
     listener->pause.on_passed = on_pause_over;
-    return passed > 0 ? take_passed(listener, passed, err) : create_socket(listener, conns->rpc->options, err);
+    return passed > 0 ? take_passed(listener, passed, err)
+                      : create_socket(listener, conns->rpc->options, conns->rpc->node, err);
 }
 
 static void on_socket_closed(uv_handle_t *handle)

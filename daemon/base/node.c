@@ -10,12 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/process/folder_lock.h"
 
 static enum rdt_status random_bytes(uint8_t bytes[16], struct rdt_error *err)
 {
@@ -233,31 +233,28 @@ enum rdt_status node_check(const char *state_dir, struct rdt_error *err)
     return status;
 }
 
-enum rdt_status node_lock(const char *state_dir, int *lock_p, struct rdt_error *err)
+enum rdt_status node_lock(const char *state_dir, struct node *node, int *lock_p, struct rdt_error *err)
 {
-    char path[PATH_MAX];
-    int fd;
+    struct rdt_error why = {0};
 
     *lock_p = -1;
     if (state_dir[0] == 0)
         return RDT_OK;
-    if (snprintf(path, sizeof path, "%s/lock", state_dir) >= (int)sizeof path)
-        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
-    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        enum rdt_status status = rdt_error_sys(err, errno, "cannot create %s", path);
-        if (err)
-            add_remedy(err);
-        return status;
-    }
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
-        *lock_p = fd;
+    node->dying = 0;
+    if (folder_lock_take(state_dir, "lock", lock_p, &node->dying, &why) == RDT_OK) {
+        if (node->dying != 0)
+            log_warn(
+                "process %d, the earlier daemon of state_dir %s, has been killed and does not end: the kernel waits for a file "
+                "system that does not answer, or writes a core dump. This daemon takes its place",
+                (int)node->dying, state_dir);
         return RDT_OK;
     }
-    if (errno == EWOULDBLOCK)
-        (void)rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s: give each daemon its own", state_dir);
-    else
-        (void)rdt_error_sys(err, errno, "cannot lock %s", path);
-    close(fd);
-    return err ? err->status : RDT_EXISTS;
+    if (why.status == RDT_EXISTS)
+        return rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s (lock: %s): give each daemon its own",
+                             state_dir, why.msg);
+    rdt_error_prefix(&why, "state_dir %s", state_dir);
+    add_remedy(&why);
+    if (err)
+        *err = why;
+    return why.status;
 }

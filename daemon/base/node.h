@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "rdt_status.h"
 
@@ -14,6 +15,7 @@ struct node {
     uint8_t uuid[16];    /* permanent: stored in state_dir */
     uint8_t boot_id[16]; /* new at each start */
     char address[65];    /* where peers reach this node; "" without a peer link */
+    pid_t dying;         /* the earlier daemon of state_dir, if the kernel still keeps it, and with it its sockets; or 0 */
     bool damaged;        /* the file in state_dir has no uuid: see node_renew */
 };
 
@@ -27,9 +29,9 @@ enum rdt_status node_renew(const char *state_dir, struct node *node, struct rdt_
 /* Whether node_load could read or make the uuid there, without making anything: SYSTEM, INVALID. */
 enum rdt_status node_check(const char *state_dir, struct rdt_error *err);
 
-/* Locks state_dir, because two daemons with one uuid would be taken for one node. *lock_p is -1 if there is none. The lock ends
- * when the caller closes it, or else with the last thread of the process. Error: EXISTS. */
-enum rdt_status node_lock(const char *state_dir, int *lock_p, struct rdt_error *err);
+/* Locks state_dir, because two daemons with one uuid would be taken for one node; sets node->dying. *lock_p is -1 if there is
+ * no state_dir; the caller closes it at the end. Error: EXISTS. */
+enum rdt_status node_lock(const char *state_dir, struct node *node, int *lock_p, struct rdt_error *err);
 
 /* Whether uuid and address of a ref name this node. A zero uuid means the daemon at the address; without
  * an address, the daemon that is asked. */

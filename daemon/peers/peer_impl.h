@@ -223,8 +223,8 @@ bool peers_set_some(struct slice *slice, uint64_t until_ns); /* peers->set.run *
 enum rdt_status peer_listen_error(const char *listen, int sys_errno, struct rdt_error *err);
 
 /* Creates a socket that listens at options->listen, and writes this node's address as refs and as its
- * hello have it, 65 bytes each. Errors: INVALID, SYSTEM. */
-enum rdt_status peer_listen_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+ * hello have it, 65 bytes each. shares: an earlier daemon that is dying may still have the port. Errors: INVALID, SYSTEM. */
+enum rdt_status peer_listen_bind(const struct options *options, bool shares, char *address_p, char *hello_address_p, int *fd_p,
                                  struct rdt_error *err);
 
 /* Starts to accept connections. Takes the fd. */

@@ -4,8 +4,10 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/filter.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -230,7 +232,60 @@ bool peers_network_is_away(const struct options *options, char *what_p, size_t s
     return away;
 }
 
-enum rdt_status peer_listen_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+/* ---- a port that the earlier daemon still has ----
+ *
+ * The kernel does not close the sockets of a daemon that is dying (node.h). Sockets of one user with SO_REUSEPORT may listen at
+ * one port, and a filter says which of them gets a connection: the last one. All set the option, but only after bind, except
+ * for a daemon whose predecessor is dying; so two daemons that live cannot have one port. */
+
+/* How many sockets listen at that address: the kernel numbers them from 0. */
+static uint32_t count_listeners(const struct sockaddr *address)
+{
+    const struct sockaddr_in *in4 = (const struct sockaddr_in *)(const void *)address;
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)address;
+    const uint32_t *words = address->sa_family == AF_INET6 ? in6->sin6_addr.s6_addr32 : &in4->sin_addr.s_addr;
+    FILE *file = fopen(address->sa_family == AF_INET6 ? "/proc/net/tcp6" : "/proc/net/tcp", "re");
+    char line[512], ours[48], theirs[48];
+    unsigned state;
+    uint32_t n = 0;
+    size_t used = 0;
+
+    for (unsigned i = 0; i < (address->sa_family == AF_INET6 ? 4u : 1u); i++)
+        used += (size_t)snprintf(ours + used, sizeof ours - used, "%08X", words[i]);
+    (void)snprintf(ours + used, sizeof ours - used, ":%04X", ntohs(in4->sin_port));
+    while (file && fgets(line, sizeof line, file))
+        n += sscanf(line, "%*s %47s %*s %x", theirs, &state) == 2 && state == TCP_LISTEN && strcmp(ours, theirs) == 0;
+    if (file)
+        (void)fclose(file);
+    return n;
+}
+
+static int take_connections(int fd, const struct sockaddr *address)
+{
+    struct sock_filter choose = {.code = BPF_RET | BPF_K, .k = count_listeners(address) - 1};
+    struct sock_fprog filter = {.len = 1, .filter = &choose};
+
+    return setsockopt(fd, SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &filter, sizeof filter);
+}
+
+/* shares: a daemon that is dying may have the port. */
+static int bind_and_listen(int fd, const struct sockaddr *address, socklen_t bytes, bool shares)
+{
+    int on = 1;
+    bool shared = false;
+
+    if (bind_anyway(fd, address, bytes) < 0) {
+        shared = shares && errno == EADDRINUSE;
+        if (!shared || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) < 0 || bind_anyway(fd, address, bytes) < 0)
+            return -1;
+    }
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
+    if (listen(fd, BACKLOG) < 0)
+        return -1;
+    return shared ? take_connections(fd, address) : 0;
+}
+
+enum rdt_status peer_listen_bind(const struct options *options, bool shares, char *address_p, char *hello_address_p, int *fd_p,
                                  struct rdt_error *err)
 {
     union {
@@ -253,8 +308,9 @@ enum rdt_status peer_listen_bind(const struct options *options, char *address_p,
     if (fd < 0)
         return rdt_error_sys(err, errno, "listen = %s", options->listen);
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind_anyway(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.in6 : sizeof address.in4) < 0 ||
-        listen(fd, BACKLOG) < 0 || getsockname(fd, &address.any, &bytes) < 0) {
+    if (bind_and_listen(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.in6 : sizeof address.in4, shares) <
+            0 ||
+        getsockname(fd, &address.any, &bytes) < 0) {
         status = peer_listen_error(options->listen, errno, err);
     } else {
         /* The port is at the same offset in both address structures. */

@@ -53,7 +53,7 @@ enum rdt_status peers_check(const struct options *options, struct rdt_error *err
         return status;
     snprintf(listen, sizeof listen, strchr(host, ':') ? "[%s]:0" : "%s:0", host);
     any_port.listen = listen;
-    status = peer_listen_bind(&any_port, address, hello_address, &fd, err);
+    status = peer_listen_bind(&any_port, false, address, hello_address, &fd, err);
     if (status == RDT_OK)
         (void)close(fd);
     else if (err && err->sys_errno != 0)
@@ -78,7 +78,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     else if (options->listen[0])
         log_warn("there is no peer link: listen is set, but neither key_file nor peer_cert is");
     if (status == RDT_OK && peers->tls && options->listen[0])
-        status = peer_listen_bind(options, node->address, peers->hello_address, &listen_fd, err);
+        status = peer_listen_bind(options, node->dying != 0, node->address, peers->hello_address, &listen_fd, err);
     if (status != RDT_OK) {
         if (peers)
             tls_context_destroy(peers->tls);

@@ -4,11 +4,11 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/process/folder_lock.h"
 #include "daemon/persist/storage_impl.h"
 
 static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err);
@@ -307,7 +307,10 @@ static void write_again(struct stored *stored)
 static enum rdt_status open_directory(struct storage *storage, struct rdt_error *err)
 {
     const char *path = storage->directory;
+    struct rdt_error why = {0};
+    enum rdt_status status;
     struct stat st;
+    pid_t dying = storage->objects->node->dying;
 
     if (mkdir(path, 0700) != 0 && errno != EEXIST)
         return rdt_error_sys(err, errno, "creating storage_dir %s", path);
@@ -319,8 +322,15 @@ static enum rdt_status open_directory(struct storage *storage, struct rdt_error 
                              "storage_dir %s belongs to uid %u and has mode %04o: it must belong to the daemon's uid %u with "
                              "mode 0700, because its files are served as what users stored",
                              path, st.st_uid, st.st_mode & 07777, geteuid());
-    if (flock(storage->dir, LOCK_EX | LOCK_NB) != 0)
-        return rdt_error_set(err, RDT_BUSY, "another rdtd uses storage_dir %s: give each its own", path);
+    status = folder_lock_take(path, STORAGE_LOCK, &storage->lock, &dying, &why);
+    if (status == RDT_EXISTS)
+        return rdt_error_set(err, RDT_BUSY, "another rdtd uses storage_dir %s (storage.lock: %s): give each its own", path,
+                             why.msg);
+    if (status != RDT_OK)
+        return rdt_error_set(err, status, "storage_dir %s: %s", path, why.msg);
+    if (dying != storage->objects->node->dying)
+        log_warn("process %d, which used storage_dir %s, has been killed and does not end: this daemon takes its place",
+                 (int)dying, path);
     return RDT_OK;
 }
 
@@ -328,7 +338,7 @@ enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct r
 {
     enum rdt_status status;
 
-    storage->dir = -1;
+    storage->dir = storage->lock = -1;
     map_init(&storage->stored);
     map_init(&storage->by_name);
     list_init(&storage->queue);
@@ -442,5 +452,7 @@ void storage_fini(struct storage *storage)
     map_fini(&storage->by_name);
     if (storage->dir >= 0)
         (void)close(storage->dir);
-    storage->dir = -1;
+    if (storage->lock >= 0)
+        (void)close(storage->lock);
+    storage->dir = storage->lock = -1;
 }

@@ -51,6 +51,7 @@ struct storage {
     /* The rest belongs to this room. */
     struct names_observer observer;
     int dir;                  /* -1: nothing is stored */
+    int lock;                 /* of the directory */
     struct work_pool *writer; /* writes objects */
     struct work_pool *helper; /* everything that is quick: records, removals; and reads files ahead */
     struct map stored;        /* generation -> struct stored */

@@ -31,7 +31,8 @@
 #define STORAGE_ALIGN_BYTES 4096u
 #define STORAGE_MAX_HEADER_BYTES (64u << 20)
 #define STORAGE_MAX_NAME_BYTES 4096u /* of the record of a name */
-#define STORAGE_FILE_NAME_BYTES 80u  /* the longest name of a file, with its end */
+#define STORAGE_LOCK "storage.lock"
+#define STORAGE_FILE_NAME_BYTES 80u /* the longest name of a file, with its end */
 
 void storage_object_file(uint64_t generation, const char *suffix, char name_p[STORAGE_FILE_NAME_BYTES]);
 bool storage_is_object_file(const char *name, uint64_t *generation_p);

@@ -92,7 +92,8 @@ static bool add_file(struct restoring *restoring, const char *name)
                             "have looked at it");
         bad(storage, name, &why);
         restore_damage(storage, name);
-    } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0) {
+    } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0 &&
+               strncmp(name, STORAGE_LOCK, strlen(STORAGE_LOCK)) != 0) {
         (void)rdt_error_set(&why, RDT_INVALID, "rdtd does not write files with such names");
         bad(storage, name, &why);
     }

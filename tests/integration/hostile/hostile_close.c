@@ -8,6 +8,7 @@
 
 #include "tests/integration/hostile/mute_fs.h"
 #include "tests/integration/hostile/protocol_fixture.h"
+#include "tests/support/keeper.h"
 
 #define LARGE ((size_t)1 << 30)
 
@@ -242,6 +243,65 @@ Test(hostile_close, daemon_whose_closes_never_return_can_be_restarted, .timeout 
     mute_end(&fs);
     actor_kill(&actor, SIGKILL);
     cr_assert_eq(node_result(&node), 0);
+}
+
+/* Whoever connects to the daemon's port reaches a daemon that lives: it hangs up on nonsense. */
+static void must_answer_at_its_port(const struct test_node *at)
+{
+    static const char nonsense[64] = "nonsense";
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+
+    address.sin_port = htons((uint16_t)atoi(strchr(at->address, ':') + 1));
+    for (unsigned i = 0; i < 16; i++) {
+        int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        cr_assert(sock >= 0 && connect(sock, (struct sockaddr *)&address, sizeof address) == 0);
+        cr_assert_eq(send(sock, nonsense, sizeof nonsense, MSG_NOSIGNAL), (ssize_t)sizeof nonsense);
+        struct pollfd ended = {.fd = sock, .events = POLLRDHUP};
+        cr_assert_eq(poll(&ended, 1, (int)(LONG / MSEC)), 1, "connection %u reached nobody", i);
+        (void)close(sock);
+    }
+}
+
+/* A killed daemon keeps its locks, its sockets and its keeper, too. The next one has no other state_dir, storage_dir, socket,
+ * port or keeper, and neither has the one after it. */
+Test(hostile_close, daemon_killed_while_closes_never_return_can_be_restarted, .timeout = 180)
+{
+    static const char *const taken_over[] = {"has been killed and does not end", "connection from 127.0.0.1:", NULL};
+    struct test_keeper keeper;
+    struct test_node nodes[3];
+    struct mute_fs fs;
+    struct actor actors[2];
+    char storage[160];
+
+    if (!mute_mount(&fs))
+        cr_skip_test("FUSE cannot be mounted here: /dev/fuse or the right to mount is missing");
+    keeper_start(&keeper);
+    (void)snprintf(storage, sizeof storage, "%s/storage", getenv("TMPDIR"));
+    const char *const flags[] = {"--storage-dir", storage, "--keeper", keeper.socket, NULL};
+    for (unsigned i = 0; i < 3; i++) {
+        node_start(&nodes[i], &(struct node_options){.listen = i > 0 ? nodes[0].address : "127.0.0.1:0",
+                                                     .flags = flags,
+                                                     .state_dir = i > 0 ? nodes[0].state_dir : NULL,
+                                                     .socket = i > 0 ? nodes[0].socket : NULL});
+        node = nodes[i];
+        bystander = node_client(&nodes[i], "bystander");
+        must_ok(rdt_ping(bystander, LONG, &err));
+        rdt_close(bystander);
+        must_answer_at_its_port(&nodes[i]);
+        if (i == 2)
+            break;
+        actor_start(&actors[i], send_mute_files, &fs);
+        actor_await(&actors[i]);
+        cr_assert_eq(kill(nodes[i].pid, SIGKILL), 0);
+        wait_until(LONG, main_thread_ended(nodes[i].pid));
+    }
+    mute_end(&fs);
+    for (unsigned i = 0; i < 2; i++)
+        actor_kill(&actors[i], SIGKILL);
+    node_end(&nodes[2], taken_over);
+    cr_assert_eq(node_result(&nodes[0]), 128 + SIGKILL);
+    cr_assert_eq(node_result(&nodes[1]), 128 + SIGKILL);
+    keeper_stop(&keeper, SIGTERM);
 }
 
 /* ---- memory whose last close frees gigabytes ---- */
