@@ -14,46 +14,6 @@ static uint64_t until(int64_t left_ns)
     return left_ns < 0 ? NEVER_BEGAN : uv_hrtime() + (uint64_t)left_ns;
 }
 
-/* ---- sessions ---- */
-
-bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image)
-{
-    Rdt__Pb__JournalSession record = RDT__PB__JOURNAL_SESSION__INIT;
-
-    if (!recovery->journal || recovery->frozen)
-        return false;
-    record.token_sha256 = (ProtobufCBinaryData){sizeof image->token_sha256, (uint8_t *)image->token_sha256};
-    record.uid = client->account->owner.uid;
-    record.tenant = client->account->owner.tenant;
-    record.gid = client->gid;
-    record.pid = client->pid;
-    record.started = image->started;
-    record.name = client->name;
-    record.tensor_runs = client->tensor_runs;
-    client->record = recovery_add_record(recovery, client->account, RECORD_SESSION, client->id, &record.base, 0, NULL);
-    if (!client->record)
-        return false;
-    if (!map_put_u64(&recovery->sessions, client->id, client)) {
-        recovery_remove_record(recovery, client->account, client->record);
-        client->record = NULL;
-        return false;
-    }
-    client->lasting = &recovery->lasting;
-    recovery->n_sessions++;
-    return true;
-}
-
-void recovery_end_session(struct recovery *recovery, struct client *client)
-{
-    if (!client->record || recovery->frozen)
-        return;
-    recovery_forget_published(recovery, client->id);
-    (void)map_remove_u64(&recovery->sessions, client->id);
-    recovery_remove_record(recovery, client->account, client->record);
-    client->record = NULL;
-    recovery->n_sessions--;
-}
-
 /* ---- regions ---- */
 
 bool recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot)

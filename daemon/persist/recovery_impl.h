@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What recovery.c, lasting.c, which writes the journal, and the files that read it share: restore.c (regions, objects and
- * names), restore_session.c (sessions and holds), and restore_read.c, which each kind of record needs. */
+/* What the files share that write and read the journal:
+ *
+ *   recovery.c                             the start and the end
+ *   lasting.c | restore.c                  writing what changes | reading regions, objects and names
+ *   sessions.c, node_records.c             both, of sessions and their holds | of holds of other nodes, and groups
+ *   slots.c                                a record: its slot, its charge, its payload, its descriptors
+ *   journal.c, keeper_link.c, record.c     the memory, the process that holds it, and what is said of an object or a name */
 #ifndef DAEMON_RECOVERY_IMPL_H
 #define DAEMON_RECOVERY_IMPL_H
 
@@ -51,7 +56,7 @@ struct held { /* by the keeper */
     int fd;
 };
 
-/* ---- storing.c ---- */
+/* ---- slots.c ---- */
 
 /* Descriptors that are about to be sent to the keeper, in as few packets as possible. */
 struct storing {
@@ -59,6 +64,13 @@ struct storing {
     int fds[KEEPER_MAX_IDS]; /* borrowed */
     unsigned n;
 };
+
+void recovery_store(struct recovery *recovery, struct storing *storing, uint64_t id, int fd);
+void recovery_store_region(struct recovery *recovery, struct storing *storing, const struct region *region);
+void recovery_store_end(struct recovery *recovery, struct storing *storing);
+
+/* Takes the descriptor from the map, to which it belonged; -1: it is not there. */
+int recovery_take_held(struct map *held, uint64_t id);
 
 /* Adds a record, and charges its bytes to the owner of that account. NULL account: they are charged with the thing itself,
  * as those of an object's record are. NULL: it is too large, or the journal has no room, which is logged. numbers NULL: all
@@ -69,11 +81,23 @@ struct journal_slot *recovery_add_record(struct recovery *recovery, struct accou
 bool recovery_has_little(struct account *account); /* its owner may have the last eighth of the journal; NULL is allowed */
 void recovery_charge(struct account *account, const struct journal_slot *slot);
 void recovery_remove_record(struct recovery *recovery, struct account *account, struct journal_slot *slot);
-struct account *recovery_owner_of(struct account *account); /* the owner's, which things keep when their client has gone */
 
-void recovery_store(struct recovery *recovery, struct storing *storing, uint64_t id, int fd);
-void recovery_store_region(struct recovery *recovery, struct storing *storing, const struct region *region);
-void recovery_store_end(struct recovery *recovery, struct storing *storing);
+/* Checks the id of a session, region or hold, or the version of a name, which a faulty daemon may have written: ids that grow
+ * from it must not reach 0, which means none. false: err says so. */
+bool restore_check_id(uint64_t id, struct rdt_error *err);
+
+/* Decodes the payload; valid until arena_fini, which always follows. NULL: it is damaged. */
+const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
+                           struct rdt_error *err);
+
+/* The kind of the record, whatever the version of the journal. */
+enum record_kind restore_kind(const struct journal_slot *slot);
+
+/* Decode such records of any version; valid until arena_fini, which always follows. false: it is damaged. */
+bool restore_read_object(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__ObjectRecord *record_p,
+                         struct rdt_error *err);
+bool restore_read_name(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__NameRecord *record_p,
+                       struct rdt_error *err);
 
 /* ---- lasting.c ---- */
 
@@ -89,7 +113,7 @@ bool recovery_add_region(struct recovery *recovery, struct region *region, struc
 /* Removes the region's record, and the keeper's descriptors. */
 void recovery_drop_region(struct recovery *recovery, struct region *region);
 
-/* ---- published.c ---- */
+/* ---- sessions.c, node_records.c: writing ---- */
 
 /* The name whose record will be removed has a newer version, or has ended: remembers for the session what its PUBLISH did. */
 void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name);
@@ -97,10 +121,9 @@ void recovery_remember_published(struct recovery *recovery, const struct journal
 /* Only writes that record, for restore_published. NULL: there is nothing to remember, or no memory. */
 struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name);
 
-void recovery_forget_published(struct recovery *recovery, uint64_t session); /* the session ends */
 void recovery_fini_published(struct recovery *recovery);
 
-/* ---- restore.c, restore_session.c and restore_read.c ---- */
+/* ---- sessions.c, node_records.c, restore.c: reading ---- */
 
 struct restoring {
     struct recovery *recovery;
@@ -114,38 +137,16 @@ struct restoring {
     size_t n_objects;
 };
 
+/* Each restores a record. false: it is lost, and err says why; if err is RDT_OK, the record was no longer needed. */
+bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_published(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+
 /* Restores the records of the journal; the descriptors that are used are removed from `held`. NO_MEMORY, after which nothing
  * has been removed from the journal. */
 enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
-
-/* Takes the descriptor from the map, to which it belonged; -1: it is not there. */
-int recovery_take_held(struct map *held, uint64_t id);
-
-/* Decodes the payload; valid until arena_fini. NULL: it is damaged. */
-const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
-                           struct rdt_error *err);
-
-/* The kind of the record, whatever the version of the journal. */
-enum record_kind restore_kind(const struct journal_slot *slot);
-
-/* Decode such records; valid until arena_fini, which always follows. false: it is damaged. */
-bool restore_read_object(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__ObjectRecord *record_p,
-                         struct rdt_error *err);
-bool restore_read_name(struct arena *arena, const struct journal_slot *slot, Rdt__Pb__NameRecord *record_p,
-                       struct rdt_error *err);
-
-/* Each restores a record. false: it is lost, and err says why; if err is RDT_OK, the record was no longer needed. */
-bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
-bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
-bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
-bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* node_holds.c */
-
-bool restore_published(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* published.c */
-
-bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* kept_groups.c */
-
-/* Checks the id of a session, region or hold, or the version of a name, which a faulty daemon may have written: ids that grow
- * from it must not reach 0, which means none. false: err says so. */
-bool restore_check_id(uint64_t id, struct rdt_error *err);
 
 #endif

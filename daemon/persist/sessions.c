@@ -1,12 +1,156 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading: the sessions of an earlier daemon, and their holds. */
+/* The sessions of clients: their records, the answers that they may ask for again, and their holds. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/text.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/persist/recovery_impl.h"
-#include "rdt_persist.pb-c.h"
+
+/* ---- the effects of PUBLISHes ----
+ *
+ * Those of a session whose versions are no longer the newest ones. If the answer to such a request is lost with the daemon, the
+ * session sends the request again, and must get the same answer. A session has few requests without an answer, so only the
+ * last ones are remembered. */
+
+#define MOST 64u /* of one session */
+
+struct published {
+    struct journal_slot *slots[MOST]; /* NULL: none */
+    unsigned next;
+};
+
+static struct account *account_of(struct recovery *recovery, uint64_t session)
+{
+    struct client *client = map_get_u64(&recovery->sessions, session);
+
+    return client ? client->account : NULL;
+}
+
+/* Notes that the session has this record. false: no memory. */
+static bool add_published(struct recovery *recovery, struct journal_slot *slot)
+{
+    uint64_t session = slot->numbers[NUMBER_PUBLISHED_SESSION];
+    struct published *published = map_get_u64(&recovery->published, session);
+    struct journal_slot **at;
+
+    if (!published) {
+        published = calloc(1, sizeof *published);
+        if (!published || !map_put_u64(&recovery->published, session, published)) {
+            free(published);
+            return false;
+        }
+    }
+    at = &published->slots[published->next++ % MOST];
+    if (*at)
+        recovery_remove_record(recovery, account_of(recovery, session), *at);
+    *at = slot;
+    recovery_charge(account_of(recovery, session), slot);
+    return true;
+}
+
+struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name)
+{
+    const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_PUBLISHED_SESSION] = name->numbers[NUMBER_NAME_SESSION],
+                                               [NUMBER_PUBLISHED_REQUEST] = name->numbers[NUMBER_NAME_REQUEST]};
+    struct journal_slot *slot;
+
+    if (numbers[NUMBER_PUBLISHED_REQUEST] == 0 || !map_get_u64(&recovery->sessions, numbers[NUMBER_PUBLISHED_SESSION]))
+        return NULL;
+    slot = journal_begin(recovery->journal, 0);
+    if (slot)
+        journal_commit(recovery->journal, slot, RECORD_PUBLISHED, name->key, 0, numbers);
+    return slot;
+}
+
+void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name)
+{
+    struct journal_slot *slot = recovery_write_published(recovery, name);
+
+    if (slot && !add_published(recovery, slot))
+        journal_remove(recovery->journal, slot);
+}
+
+static void forget_published(struct recovery *recovery, uint64_t session)
+{
+    struct published *published = map_remove_u64(&recovery->published, session);
+
+    for (unsigned i = 0; published && i < MOST; i++)
+        if (published->slots[i])
+            recovery_remove_record(recovery, account_of(recovery, session), published->slots[i]);
+    free(published);
+}
+
+void recovery_fini_published(struct recovery *recovery)
+{
+    struct published *published;
+    size_t cursor = 0;
+
+    while ((published = map_next(&recovery->published, &cursor)))
+        free(published);
+    map_fini(&recovery->published);
+}
+
+bool restore_published(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
+{
+    struct client *client = map_get_u64(&restoring->sessions, slot->numbers[NUMBER_PUBLISHED_SESSION]);
+    uint64_t request = slot->numbers[NUMBER_PUBLISHED_REQUEST];
+    uint64_t version = client ? (uintptr_t)map_get_u64(&client->resumed, request) : 0; /* perhaps from the name's own record */
+
+    if (!client) /* the session ended a moment before the earlier daemon did */
+        return false;
+    if (slot->key == 0 || request == 0 || (version != 0 && version != slot->key)) {
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid");
+        return false;
+    }
+    if (!add_published(restoring->recovery, slot)) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for it");
+        return false;
+    }
+    if (version == 0)
+        (void)map_put_u64(&client->resumed, request, (void *)(uintptr_t)slot->key);
+    return true;
+}
+
+/* ---- sessions ---- */
+
+bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image)
+{
+    Rdt__Pb__JournalSession record = RDT__PB__JOURNAL_SESSION__INIT;
+
+    if (!recovery->journal || recovery->frozen)
+        return false;
+    record.token_sha256 = (ProtobufCBinaryData){sizeof image->token_sha256, (uint8_t *)image->token_sha256};
+    record.uid = client->account->owner.uid;
+    record.tenant = client->account->owner.tenant;
+    record.gid = client->gid;
+    record.pid = client->pid;
+    record.started = image->started;
+    record.name = client->name;
+    record.tensor_runs = client->tensor_runs;
+    client->record = recovery_add_record(recovery, client->account, RECORD_SESSION, client->id, &record.base, 0, NULL);
+    if (!client->record)
+        return false;
+    if (!map_put_u64(&recovery->sessions, client->id, client)) {
+        recovery_remove_record(recovery, client->account, client->record);
+        client->record = NULL;
+        return false;
+    }
+    client->lasting = &recovery->lasting;
+    recovery->n_sessions++;
+    return true;
+}
+
+void recovery_end_session(struct recovery *recovery, struct client *client)
+{
+    if (!client->record || recovery->frozen)
+        return;
+    forget_published(recovery, client->id);
+    (void)map_remove_u64(&recovery->sessions, client->id);
+    recovery_remove_record(recovery, client->account, client->record);
+    client->record = NULL;
+    recovery->n_sessions--;
+}
 
 static bool image_from(const Rdt__Pb__JournalSession *record, uint64_t id, struct session_image *image_p, struct rdt_error *err)
 {
@@ -51,6 +195,8 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
     arena_fini(&arena);
     return client && err->status == RDT_OK;
 }
+
+/* ---- holds ---- */
 
 /* The regions of a copy that the session holds; NULL: err says why. */
 static struct region **regions_of(struct recovery *recovery, const Rdt__Pb__JournalHold *record, struct rdt_error *err)
