@@ -473,7 +473,7 @@ enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p
 {
     enum rdt_status status = rdt_request_status(request, err);
 
-    if (status == RDT_OK && !request->for_part)
+    if (status == RDT_OK && request->kind != REQUEST_PART)
         status = rdt_error_set(err, RDT_INVALID, "the request is not of rdt_publish_part_start");
     if (status == RDT_OK)
         *version_p = request->version;

@@ -38,11 +38,11 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
 
     if (done->status != RDT_OK)
         return wire_error(done->status, done->sys_errno, done->message, err);
-    if (request->metadata_only)
+    if (request->kind == REQUEST_METADATA)
         content = FETCHED_METADATA;
     else if (request->targets && request->targets->direct && !done->to_copy)
         content = FETCHED_IN_TARGETS;
-    status = fetched_create(request->conn, done, frame, content, request->sliced, &object, err);
+    status = fetched_create(request->conn, done, frame, content, request->kind == REQUEST_SLICES, &object, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
@@ -216,7 +216,8 @@ static enum rdt_status create_request(struct fetch *fetch, size_t i, const struc
         connection_unlock(fetch->conn);
         return no_memory(err, fetch->count);
     }
-    fetch->requests[i]->metadata_only = options->metadata_only;
+    if (options->metadata_only)
+        fetch->requests[i]->kind = REQUEST_METADATA;
     return RDT_OK;
 }
 
@@ -238,7 +239,7 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
     fetch->items[i] = item;
     status = create_request(fetch, i, ref, err);
     if (status == RDT_OK && options->slices && options->slices[i]) {
-        fetch->requests[i]->sliced = true;
+        fetch->requests[i]->kind = REQUEST_SLICES;
         if (options->slice_counts)
             status = build_slice(&fetch->arena, options->slices[i], options->slice_counts[i], item, err);
         else

@@ -151,8 +151,8 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
         status = memory_map(&conn->memory, shared->region, shared->generation, fd, shared->bytes, shared->writable,
                             MAPPING_FETCHED, mapping_p, err);
     }
-    if (*mapping_p && shared->cacheable)
-        (*mapping_p)->cacheable = true;
+    if (*mapping_p && shared->cacheable && (*mapping_p)->caching == MAPPING_UNCACHED)
+        (*mapping_p)->caching = MAPPING_CACHEABLE;
     if (fd >= 0)
         (void)close(fd);
     return status;
@@ -169,7 +169,7 @@ static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *don
         if (status != RDT_OK)
             return status;
         object->n_mappings++;
-        if (object->mappings[i] && !object->mappings[i]->writable)
+        if (object->mappings[i] && object->mappings[i]->access == MAPPING_READABLE)
             object->info.writable = false;
     }
     return RDT_OK;

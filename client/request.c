@@ -89,6 +89,11 @@ static void on_resumed(rdt *conn, struct pending *pending)
 
 static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
 
+static bool is_wait(const rdt_request *request)
+{
+    return request->kind == REQUEST_WAIT || request->kind == REQUEST_HOLD || request->kind == REQUEST_PART;
+}
+
 static void end(rdt_request *request);
 
 static void send_cancel(const rdt_request *request)
@@ -96,7 +101,7 @@ static void send_cancel(const rdt_request *request)
     Rdt__Pb__Cancel message = RDT__PB__CANCEL__INIT;
     Rdt__Pb__CancelRequest wait = RDT__PB__CANCEL_REQUEST__INIT;
 
-    if (request->wait) {
+    if (is_wait(request)) {
         wait.request_id = request->pending.id;
         (void)connection_release(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, NULL);
         return;
@@ -143,7 +148,7 @@ static const struct pending_ops wait_ops = {on_answer, on_lost, on_wait_resumed}
 void request_make_wait(rdt_request *request, const char *what)
 {
     request->what = what;
-    request->wait = true;
+    request->kind = REQUEST_WAIT;
     request->pending.ops = &wait_ops;
 }
 
@@ -176,7 +181,7 @@ static const struct pending_ops hold_ops = {on_held, on_lost, on_wait_resumed};
 void request_make_hold(rdt_request *request)
 {
     request_make_wait(request, "hold of");
-    request->for_hold = true;
+    request->kind = REQUEST_HOLD;
     request->pending.ops = &hold_ops;
 }
 
@@ -199,7 +204,7 @@ static const struct pending_ops part_ops = {on_part, on_lost, on_wait_resumed};
 void request_make_part(rdt_request *request)
 {
     request_make_wait(request, "part of");
-    request->for_part = true;
+    request->kind = REQUEST_PART;
     request->pending.ops = &part_ops;
 }
 
@@ -475,12 +480,11 @@ enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **objec
         return status;
     connection_lock(request->conn);
     status = status_of(request, err);
-    if (status == RDT_OK && request->wait)
+    if (status == RDT_OK && is_wait(request))
         status = rdt_error_set(err, RDT_INVALID, "the %s %s brings no object", request->what, request->label);
-    if (status == RDT_OK && request->taken)
+    if (status == RDT_OK && !request->object)
         status = rdt_error_set(err, RDT_INVALID, "the object of the fetch of %s has been taken already", request->label);
     if (status == RDT_OK) {
-        request->taken = true;
         *object_p = request->object;
         request->object = NULL;
     }
@@ -521,7 +525,7 @@ enum rdt_status rdt_hold_ref(const rdt_request *request, struct rdt_ref *ref_p, 
         return status;
     connection_lock(request->conn);
     status = status_of(request, err);
-    if (status == RDT_OK && !request->for_hold)
+    if (status == RDT_OK && request->kind != REQUEST_HOLD)
         status = rdt_error_set(err, RDT_INVALID, "the %s %s holds nothing", request->what, request->label);
     if (status == RDT_OK)
         *ref_p = request->held;

@@ -11,7 +11,7 @@
  * A thread copies bytes into the targets (`copying`) without the lock. A cancel may end the request meanwhile; the thread then
  * stops copying, and request_destroy waits for that. The loss of the connection does not end a request that has ARRIVED.
  *
- * A wait (`wait`) has no object: a reply ends it, not an event, and its id is the id of its message. A hold is a wait that
+ * A wait has no object: a reply ends it, not an event, and its id is the id of its message. A hold is a wait that
  * holds an object from its successful end until it is cancelled or destroyed.
  */
 #ifndef CLIENT_REQUEST_H
@@ -22,6 +22,16 @@
 #include "targets.h"
 
 #define REQUEST_LABEL_BYTES 64
+
+enum request_kind {
+    REQUEST_FETCH,
+    REQUEST_METADATA, /* a fetch of the object's metadata and layout */
+    REQUEST_SLICES,   /* a fetch of slices of the object's tensors */
+    /* Waits, each of which a reply ends: */
+    REQUEST_WAIT,
+    REQUEST_HOLD,
+    REQUEST_PART, /* a publish of a part */
+};
 
 enum request_state { REQUEST_RUNNING, REQUEST_ARRIVED, REQUEST_ENDED };
 
@@ -34,22 +44,17 @@ struct rdt_request {
     int64_t timeout_ns;              /* as the caller gave it */
     char label[REQUEST_LABEL_BYTES]; /* the ref's id, as errors show it */
     const char *what;                /* as errors name it, before the label: "fetch of"; static */
-    bool wait;                       /* a wait, hold or broadcast, which a reply ends */
-    bool for_hold;                   /* a hold */
-    bool metadata_only;              /* a fetch of the object's metadata and layout */
-    bool sliced;                     /* a fetch of slices of the object's tensors */
-    struct repeat *repeat;           /* its message, which its other requests share; NULL: it is not sent again */
-    uint64_t sent_on;                /* number of the socket; 0: it has not been sent yet */
-    bool repeated;                   /* it was sent to an earlier daemon too */
-    bool holds;                      /* a hold that ended well, and neither cancelled nor destroyed since */
-    struct rdt_ref held;             /* the ref of the held object */
-    bool for_part;                   /* a publish of a part */
-    uint64_t version;                /* that it became a part of, when it has ended well */
+    enum request_kind kind;
+    struct repeat *repeat; /* its message, which its other requests share; NULL: it is not sent again */
+    uint64_t sent_on;      /* number of the socket; 0: it has not been sent yet */
+    bool repeated;         /* it was sent to an earlier daemon too */
+    bool holds;            /* a hold that ended well, and neither cancelled nor destroyed since */
+    struct rdt_ref held;   /* the ref of the held object */
+    uint64_t version;      /* that it became a part of, when it has ended well */
 
     enum request_state state;
     struct rdt_error err; /* ENDED: how; with status RDT_OK it ended well */
-    bool taken;           /* the caller has the object */
-    rdt_object *object;   /* ARRIVED, or ENDED well and not taken */
+    rdt_object *object;   /* ARRIVED, or ENDED well; NULL: the caller has taken it */
 
     struct targets *targets;
     bool copying;         /* a thread copies into the targets without the lock */

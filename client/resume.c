@@ -71,7 +71,7 @@ static bool list_belongings(rdt *conn, struct belongings *all_p)
     list_each (const rdt_object, object, &conn->objects, link)
         ok = ok && (object->hold == 0 || ids_append(&all_p->holds, object->hold));
     list_each (const rdt_request, request, &conn->requests, link)
-        if (request->for_hold && (request->holds || request->state == REQUEST_RUNNING))
+        if (request->kind == REQUEST_HOLD && (request->holds || request->state == REQUEST_RUNNING))
             ok = ok && ids_append(&all_p->remote_holds, request->pending.id);
     return ok;
 }

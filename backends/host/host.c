@@ -26,17 +26,27 @@
 #define MADV_POPULATE_READ 22 /* since Linux 5.14 */
 #endif
 
+enum origin {
+    ALLOCATED,
+    ALLOCATED_PRIVATE, /* on huge_tmpfs, and never shared */
+    IMPORTED,          /* a client's */
+    TAKEN,             /* imported by host_take: nobody can write it any more, and its descriptor is our own */
+};
+
 /* block->priv */
 struct host_block {
     uint64_t offset;       /* of the block in its file; a multiple of the page size */
     uint64_t mapped_bytes; /* length of the mapping: the block's bytes, rounded up for huge pages */
     uint64_t page_bytes;   /* size of its huge pages; 0: ordinary pages */
-    bool imported;
+    enum origin origin;
     bool read_only;
-    bool taken;        /* imported by host_take: nobody can write it any more, and its descriptor is our own */
-    bool never_shared; /* it lies on huge_tmpfs */
-    void *addr;        /* a mapping that the allocation created, until host_map hands it out; or NULL */
+    void *addr; /* a mapping that the allocation created, until host_map hands it out; or NULL */
 };
+
+static bool imported(const struct host_block *block)
+{
+    return block->origin == IMPORTED || block->origin == TAKEN;
+}
 
 static struct huge huge; /* the kind is opened once */
 
@@ -159,7 +169,7 @@ static uint64_t host_round(void *memory, uint64_t bytes)
 
 static enum rdt_status host_alloc_private(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
 {
-    struct host_block values = {.mapped_bytes = bytes, .never_shared = true};
+    struct host_block values = {.mapped_bytes = bytes, .origin = ALLOCATED_PRIVATE};
     int fd = huge_tmpfs(memory, bytes);
 
     if (fd < 0)
@@ -230,7 +240,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 static enum rdt_status host_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                                    struct rdt_error *err)
 {
-    struct host_block values = {.offset = import->offset, .mapped_bytes = import->bytes, .imported = true};
+    struct host_block values = {.offset = import->offset, .mapped_bytes = import->bytes, .origin = IMPORTED};
     struct stat st;
     enum rdt_status status;
     int fd, flags, seals = 0;
@@ -351,7 +361,7 @@ static enum rdt_status check_no_holes(int fd, uint64_t bytes, struct rdt_error *
  * mode. O_NONBLOCK: the owner may have a lease on it, for which open would wait. */
 static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
 {
-    struct host_block values = {.mapped_bytes = bytes, .imported = true, .read_only = true, .taken = true};
+    struct host_block values = {.mapped_bytes = bytes, .origin = TAKEN, .read_only = true};
     char path[32];
     int own;
     enum rdt_status status;
@@ -393,9 +403,8 @@ static enum rdt_status restore_file(int take_fd, uint64_t offset, uint64_t bytes
     struct host_block values = {.offset = offset,
                                 .mapped_bytes = bytes,
                                 .page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
-                                .imported = true,
-                                .read_only = true,
-                                .taken = true};
+                                .origin = TAKEN,
+                                .read_only = true};
     int flags = fcntl(take_fd, F_GETFL);
     struct stat st;
 
@@ -414,8 +423,11 @@ static enum rdt_status host_restore(void *memory, enum rdt_restore from, int tak
                                     struct rdt_block *block_p, struct rdt_error *err)
 {
     struct rdt_import import = {.kind = RDT_IMPORT_MEMFD, .bytes = bytes, .offset = offset, .fds = &take_fd, .n_fds = 1};
-    struct host_block values = {
-        .offset = offset, .mapped_bytes = bytes, .imported = from != RDT_RESTORE_ALLOCATED, .taken = from == RDT_RESTORE_TAKEN};
+    struct host_block values = {.offset = offset,
+                                .mapped_bytes = bytes,
+                                .origin = from == RDT_RESTORE_ALLOCATED ? ALLOCATED
+                                          : from == RDT_RESTORE_TAKEN   ? TAKEN
+                                                                        : IMPORTED};
     int seals = 0, flags = fcntl(take_fd, F_GETFL);
     struct stat st;
     enum rdt_status status;
@@ -469,7 +481,7 @@ static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm
 
     (void)memory;
     if (!priv->addr)
-        return map_block(block, MAP_SHARED | (warm && !priv->imported ? MAP_POPULATE : 0), err);
+        return map_block(block, MAP_SHARED | (warm && !imported(priv) ? MAP_POPULATE : 0), err);
     block->addr = priv->addr;
     priv->addr = NULL;
     return RDT_OK;
@@ -506,14 +518,14 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
     int fd;
 
     (void)memory;
-    if (priv->never_shared)
+    if (priv->origin == ALLOCATED_PRIVATE)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "this memory lies on huge_tmpfs, which supports no seals, and is never shared");
-    if (!writable && priv->imported && !priv->taken)
+    if (!writable && priv->origin == IMPORTED)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
-    if (writable && priv->taken)
+    if (writable && priv->origin == TAKEN)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory created for a snapshot is read-only");
-    if (writable || priv->taken) {
+    if (writable || priv->origin == TAKEN) {
         fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0)
             return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
@@ -538,7 +550,7 @@ static enum rdt_status host_seal(void *memory, struct rdt_block *block, bool pro
     struct host_block *priv = block->priv;
 
     (void)memory;
-    if (priv->imported)
+    if (imported(priv))
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and is not sealed");
     if (proof && (block->addr || priv->addr)) {
         /* From here on nobody can remove pages. To unmap them is to wait for whoever does. */

@@ -112,7 +112,7 @@ void batches_finish_launching(struct lane *lane)
     if (!is_launching(lane))
         return;
     batch = container_of(lane->batches.prev, struct batch, ring);
-    if (batch->party->state != PARTY_FAILED && !batch->party->aborting &&
+    if (batch->party->state != PARTY_FAILED && batch->party->abort == ABORT_NOT_BEGUN &&
         lane_query_comm(lane, batch->party, "starting operations") == NCCL_SUCCESS)
         record(lane, batch);
 }
@@ -133,9 +133,9 @@ bool batches_reap(struct lane *lane)
         if (result != CUDA_SUCCESS)
             lane_fail_cuda(lane, batch->party, "waiting for NCCL's operations", result);
         /* What a communicator has done that failed or is being aborted is unknown, so its operations end after its abort. */
-        if ((batch->party->state == PARTY_FAILED || batch->party->aborting) && !batch->party->aborted)
+        if ((batch->party->state == PARTY_FAILED || batch->party->abort == ABORTING) && batch->party->abort != ABORTED)
             continue;
-        end_ops(lane, batch->first, batch->party->aborted || result != CUDA_SUCCESS ? RDT_CANCELLED : RDT_OK);
+        end_ops(lane, batch->first, batch->party->abort == ABORTED || result != CUDA_SUCCESS ? RDT_CANCELLED : RDT_OK);
         batch_free(lane, batch);
         any = true;
     }

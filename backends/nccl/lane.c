@@ -87,7 +87,7 @@ static void begin_abort(struct party *party)
 {
     bootstrap_close(party->bootstrap_fd, true);
     party->bootstrap_fd = -1;
-    party->aborting = true;
+    party->abort = ABORTING;
     if (party->comm && pthread_create(&party->aborter, NULL, run_abort, party) == 0)
         return;
     if (party->comm)
@@ -100,15 +100,15 @@ static void begin_abort(struct party *party)
  * caller does not hold the mutex. */
 static bool continue_closing(struct lane *lane, struct party *party)
 {
-    if (!party->aborting)
+    if (party->abort == ABORT_NOT_BEGUN)
         begin_abort(party);
-    if (!party->aborted) {
+    if (party->abort == ABORTING) {
         if (!atomic_load(&party->abort_returned))
             return false;
         if (party->comm)
             (void)pthread_join(party->aborter, NULL);
         party->comm = NULL;
-        party->aborted = true;
+        party->abort = ABORTED;
         batches_abort(lane, party);
     }
     if (party->n_batches > 0)

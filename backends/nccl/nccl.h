@@ -64,7 +64,7 @@ struct party { /* one rank of a group */
     /* The lane's thread only: */
     nccl_comm comm; /* while it is aborted, that thread's */
     unsigned n_batches;
-    bool aborting, aborted; /* the abort has begun; it has ended */
+    enum { ABORT_NOT_BEGUN, ABORTING, ABORTED } abort;
     pthread_t aborter;
     atomic_bool abort_returned;
 };

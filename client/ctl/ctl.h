@@ -43,15 +43,21 @@ struct ctl_command {
     const char *more;                                   /* further paragraphs of --help; NULL: none */
 };
 
+enum ctl_timeout {
+    CTL_TIMEOUT_DEFAULT,
+    CTL_TIMEOUT_GIVEN,
+    CTL_NO_WAIT, /* --timeout 0: fetch, wait and watch do not wait for what is not there; for others it is the default */
+};
+
 struct ctl {                           /* one run of one subcommand */
     const struct ctl_command *command; /* NULL before it is known */
     const char *socket;                /* NULL: librdt's default */
     uint64_t daemon_uid;               /* 0: librdt's default */
     int64_t started_ns;                /* when the program started; --timeout counts from then */
-    int64_t timeout_ns;                /* valid if timeout_given; RDT_FOREVER is possible */
-    bool timeout_given, json, quiet;
-    bool no_wait; /* --timeout 0: fetch, wait and watch do not wait for what is not there; timeout_given is false */
-    rdt *rdt;     /* NULL until ctl_connect; main closes it */
+    enum ctl_timeout timeout;
+    int64_t timeout_ns; /* valid if timeout is CTL_TIMEOUT_GIVEN; RDT_FOREVER is possible */
+    bool json, quiet;
+    rdt *rdt; /* NULL until ctl_connect; main closes it */
 };
 
 /* ---- options ---- */

@@ -78,7 +78,7 @@ int ctl_drain(struct ctl *ctl, int argc, char **argv)
     while (look(ctl, &left, &err) == RDT_OK) {
         if (left.transfers == 0 && left.objects == 0)
             return report(ctl, &left, true);
-        if (ctl->no_wait || ctl_now_ns() >= deadline_ns) {
+        if (ctl->timeout == CTL_NO_WAIT || ctl_now_ns() >= deadline_ns) {
             code = report(ctl, &left, false);
             rdt_error_set(&err, RDT_TIMED_OUT,
                           "%" PRIu32 " transfers run, and a stop would lose %" PRIu64

@@ -136,7 +136,7 @@ static enum rdt_status fetch_object(struct ctl *ctl, struct fetch *fetch, struct
     enum rdt_status status;
 
     options.mode = (enum rdt_fetch_mode)fetch->mode;
-    options.timeout_ns = ctl->no_wait ? RDT_NO_WAIT : timeout_ns < 0 ? 0 : timeout_ns;
+    options.timeout_ns = ctl->timeout == CTL_NO_WAIT ? RDT_NO_WAIT : timeout_ns < 0 ? 0 : timeout_ns;
     options.transport = fetch->transport;
     options.group = fetch->group;
     options.least_path = fetch->least_path;

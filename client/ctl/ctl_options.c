@@ -135,8 +135,7 @@ static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
         if (!parse_duration(text, o->value_p))
             return ctl_usage_error(ctl, "--%s: '%s' is not a time such as 500ms, 30s, 5m, 2h or forever", o->name, text);
         if (o->value_p == &ctl->timeout_ns) {
-            ctl->no_wait = ctl->timeout_ns == 0;
-            ctl->timeout_given = !ctl->no_wait;
+            ctl->timeout = ctl->timeout_ns == 0 ? CTL_NO_WAIT : CTL_TIMEOUT_GIVEN;
         }
         return CTL_GO;
     case CTL_CHOICE:

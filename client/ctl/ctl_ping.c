@@ -63,7 +63,7 @@ int ctl_ping(struct ctl *ctl, int argc, char **argv)
         char text[CTL_HUMAN_BYTES];
         int64_t started = ctl_now_ns();
 
-        if (rdt_ping(ctl->rdt, ctl->timeout_given ? ctl->timeout_ns : CTL_DEFAULT_TIMEOUT_NS, &err)) {
+        if (rdt_ping(ctl->rdt, ctl->timeout == CTL_TIMEOUT_GIVEN ? ctl->timeout_ns : CTL_DEFAULT_TIMEOUT_NS, &err)) {
             free(ns);
             return ctl_fail(ctl, &err);
         }

@@ -54,7 +54,7 @@ static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_er
             status = rdt_error_sys(err, errno, "%s: reading", put->path);
         else if (n == 0)
             status = rdt_error_set(err, RDT_INVALID, "%s: the file was truncated while it was read", put->path);
-        else if (ctl->timeout_given && ctl_timeout(ctl, 0) == 1)
+        else if (ctl->timeout == CTL_TIMEOUT_GIVEN && ctl_timeout(ctl, 0) == 1)
             status = rdt_error_set(err, RDT_TIMED_OUT, "%s: the file was not read within --timeout", put->path);
         else if (ctl_signalled(put->signals))
             status = rdt_error_set(err, RDT_CANCELLED, "%s: interrupted while reading", put->path);

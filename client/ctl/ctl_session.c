@@ -54,7 +54,7 @@ int64_t ctl_timeout(const struct ctl *ctl, int64_t unless_given_ns)
 {
     int64_t spent_ns = ctl_now_ns() - ctl->started_ns;
 
-    if (!ctl->timeout_given)
+    if (ctl->timeout != CTL_TIMEOUT_GIVEN)
         return unless_given_ns;
     if (ctl->timeout_ns < 0)
         return RDT_FOREVER;

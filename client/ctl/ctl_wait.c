@@ -29,7 +29,8 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     what = name.name ? name.name : operands[0];
-    if (ctl_connect(ctl, &err) || rdt_wait_put(ctl->rdt, &ref, ctl->no_wait ? 0 : ctl_timeout(ctl, RDT_FOREVER), &err))
+    if (ctl_connect(ctl, &err) ||
+        rdt_wait_put(ctl->rdt, &ref, ctl->timeout == CTL_NO_WAIT ? 0 : ctl_timeout(ctl, RDT_FOREVER), &err))
         return ctl_fail(ctl, &err);
     took = ctl_now_ns() - started;
     if (ctl->json)

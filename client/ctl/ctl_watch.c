@@ -266,7 +266,7 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
     if (count == 0)
         wanted = (1u << N_KINDS) - 1;
     watching.left = watching.count ? watching.count : UINT64_MAX;
-    if (ctl->no_wait || (ctl->timeout_given && ctl->timeout_ns >= 0))
+    if (ctl->timeout == CTL_NO_WAIT || (ctl->timeout == CTL_TIMEOUT_GIVEN && ctl->timeout_ns >= 0))
         watching.end_ns = ctl_now_ns() + ctl->timeout_ns;
     if (ctl_connect(ctl, &err) || (watching.signals = ctl_signals(&err)) < 0 || rdt_watch(ctl->rdt, wanted, &err)) {
         code = ctl_fail(ctl, &err);

@@ -111,7 +111,7 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
                             &mapping, err);
     if (status == RDT_OK) {
         ids_remove(&conn->memory.unmapped, reply->region);
-        mapping->cacheable = reply->cacheable;
+        mapping->caching = reply->cacheable ? MAPPING_CACHEABLE : MAPPING_UNCACHED;
         *mapping_p = mapping;
     } else {
         memory_unref(&conn->memory, mapping);

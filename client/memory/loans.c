@@ -98,10 +98,10 @@ static void destroy(rdt *conn, struct loan *loan, bool release)
 static void update(rdt *conn, struct loan *loan)
 {
     list_remove(&loan->link);
-    if (loan->gone) {
+    if (loan->news == LOAN_GONE) {
         destroy(conn, loan, false);
-    } else if (loan->returned) {
-        loan->returned = false;
+    } else if (loan->news == LOAN_BACK) {
+        loan->news = LOAN_NO_NEWS;
         loan->reused = true;
         list_prepend(&conn->loans_idle, &loan->link);
     } else {
@@ -128,8 +128,7 @@ void loans_on_back(rdt *conn, struct frame *frame)
         struct loan *loan = find(conn, back->regions[i]);
         if (!loan)
             continue;
-        loan->returned = !back->gone;
-        loan->gone = back->gone;
+        loan->news = back->gone ? LOAN_GONE : LOAN_BACK;
         if (!loan->in_put)
             update(conn, loan);
     }

@@ -14,13 +14,18 @@
 
 #include "client/session/connection.h"
 
+enum loan_news { /* what the daemon has said about a loan since it was taken */
+                 LOAN_NO_NEWS,
+                 LOAN_BACK, /* the object has ended */
+                 LOAN_GONE, /* the daemon has dropped the region */
+};
+
 struct loan {
     struct mapping *mapping;
     uint64_t bytes; /* the size that a put may use */
     bool reused;    /* it was lent before; the daemon may have dropped it since, and then answers PUT with NOT_FOUND */
-    bool in_put;    /* a put uses it, and looks at `returned` and `gone` when it ends */
-    bool returned;  /* the object has ended */
-    bool gone;      /* the daemon has dropped the region */
+    bool in_put;    /* a put uses it, and looks at `news` when it ends */
+    enum loan_news news;
     struct list link;
 };
 

@@ -77,8 +77,8 @@ struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64
 {
     struct mapping *mapping = *bucket_of(memory, region);
 
-    while (mapping && (mapping->region != region || mapping->generation != generation || mapping->cow || mapping->loan ||
-                       (writable && !mapping->writable)))
+    while (mapping && (mapping->region != region || mapping->generation != generation || mapping->access == MAPPING_COW ||
+                       mapping->loan || (writable && mapping->access != MAPPING_WRITABLE)))
         mapping = mapping->next;
     return mapping;
 }
@@ -123,8 +123,8 @@ static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int f
     if (st.st_size < 0 || (uint64_t)st.st_size < what->bytes)
         return rdt_error_set(err, RDT_PROTOCOL, "region %llu has %zu bytes, but its fd only %lld", region, what->bytes,
                              (long long)st.st_size);
-    addr = mmap(NULL, what->bytes, what->writable ? PROT_READ | PROT_WRITE : PROT_READ, what->cow ? MAP_PRIVATE : MAP_SHARED,
-                fd, 0);
+    addr = mmap(NULL, what->bytes, what->access == MAPPING_READABLE ? PROT_READ : PROT_READ | PROT_WRITE,
+                what->access == MAPPING_COW ? MAP_PRIVATE : MAP_SHARED, fd, 0);
     if (addr == MAP_FAILED)
         return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu", what->bytes, region);
     what->addr = addr;
@@ -137,7 +137,11 @@ static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int f
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err)
 {
-    struct mapping what = {.region = region, .generation = generation, .bytes = bytes, .origin = origin, .writable = writable};
+    struct mapping what = {.region = region,
+                           .generation = generation,
+                           .bytes = bytes,
+                           .origin = origin,
+                           .access = writable ? MAPPING_WRITABLE : MAPPING_READABLE};
     struct mapping *known = memory_find(memory, region, generation, writable);
 
     if (!known)
@@ -151,7 +155,7 @@ enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t 
                                struct mapping **mapping_p, struct rdt_error *err)
 {
     struct mapping what = {
-        .region = region, .generation = generation, .bytes = bytes, .origin = MAPPING_FETCHED, .writable = true, .cow = true};
+        .region = region, .generation = generation, .bytes = bytes, .origin = MAPPING_FETCHED, .access = MAPPING_COW};
 
     return map_fd(memory, &what, fd, mapping_p, err);
 }
@@ -164,7 +168,7 @@ enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t ge
                            .addr = addr,
                            .bytes = bytes,
                            .origin = MAPPING_IMPORTED,
-                           .writable = true,
+                           .access = MAPPING_WRITABLE,
                            .mapper = mapper};
 
     (void)snprintf(what.device, sizeof what.device, "%s", device);
@@ -186,7 +190,7 @@ enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64
                                   enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err)
 {
     struct mapping what = {
-        .region = region, .generation = generation, .bytes = shared->bytes, .origin = origin, .writable = true};
+        .region = region, .generation = generation, .bytes = shared->bytes, .origin = origin, .access = MAPPING_WRITABLE};
     struct mapping *known = memory_find(memory, region, generation, true);
     enum rdt_status status;
     void *addr;
@@ -303,7 +307,7 @@ static void retire(struct memory *memory, struct mapping *mapping)
 
 void memory_unref(struct memory *memory, struct mapping *mapping)
 {
-    if (!mapping || --mapping->refs > 0 || mapping->cached_readable)
+    if (!mapping || --mapping->refs > 0 || mapping->caching == MAPPING_CACHED)
         return;
     take_out(memory, mapping);
     retire(memory, mapping);
@@ -313,14 +317,15 @@ void memory_unref(struct memory *memory, struct mapping *mapping)
 
 bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin)
 {
-    return mapping && mapping->cacheable && mapping->origin == origin && mapping->writable && mapping->refs == 1;
+    return mapping && mapping->caching == MAPPING_CACHEABLE && mapping->origin == origin &&
+           mapping->access != MAPPING_READABLE && mapping->refs == 1;
 }
 
 bool memory_cache_readable(struct mapping *mapping)
 {
-    if (!mapping || !mapping->cacheable || mapping->writable)
+    if (!mapping || mapping->caching == MAPPING_UNCACHED || mapping->access != MAPPING_READABLE)
         return false;
-    mapping->cached_readable = true;
+    mapping->caching = MAPPING_CACHED;
     return true;
 }
 
@@ -367,9 +372,9 @@ struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint6
 
 static void stop_caching_readable(struct memory *memory, struct mapping *mapping)
 {
-    if (!mapping->cached_readable)
+    if (mapping->caching != MAPPING_CACHED)
         return;
-    mapping->cached_readable = false;
+    mapping->caching = MAPPING_CACHEABLE;
     memory_ref(mapping);
     memory_unref(memory, mapping); /* retires it if that was the only reference */
 }

@@ -15,7 +15,7 @@
  * daemon decides how much is cached and for how long; it is told of each, and says when one must go.
  * - A writable region that only this process ever had. It is on the list `cached`, until the daemon hands out the same
  *   region again, under a new generation.
- * - A region that is mapped for reading (cached_readable). It stays where it is, and is found by its region as before.
+ * - A region that is mapped for reading (MAPPING_CACHED). It stays where it is, and is found by its region as before.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -31,6 +31,18 @@ enum mapping_origin {
     MAPPING_ALLOCATED, /* by rdt_alloc */
     MAPPING_IMPORTED,  /* by rdt_import: the caller's own mapping, never unmapped here */
     MAPPING_FETCHED,
+};
+
+enum mapping_access {
+    MAPPING_READABLE,
+    MAPPING_WRITABLE,
+    MAPPING_COW, /* private and writable; memory_find never returns it */
+};
+
+enum mapping_caching {
+    MAPPING_UNCACHED,
+    MAPPING_CACHEABLE, /* the daemon lets this process cache it */
+    MAPPING_CACHED, /* a readable one: it stays mapped without references too, until the daemon says that the region is gone */
 };
 
 /* Maps one kind of memory that only its vendor's library can map (rdt_map_by). */
@@ -52,12 +64,10 @@ struct mapping {
     uint8_t *addr;
     size_t bytes;
     enum mapping_origin origin;
-    bool writable;
-    bool cow;              /* private and writable; memory_find never returns it */
+    enum mapping_access access;
+    enum mapping_caching caching;
     bool offered;          /* rdt_put finds it by address */
-    bool cacheable;        /* the daemon lets this process cache it */
     bool released;         /* the session has given the region back, or to an object; only what was fetched still uses it */
-    bool cached_readable;  /* it stays mapped without references too, until the daemon says that the region is gone */
     char device[65];       /* uuid; "": host memory */
     struct mapper *mapper; /* of its kind; NULL: host memory */
     void *mapped;          /* what the mapper returned; NULL for an import, which the caller mapped */

@@ -156,9 +156,9 @@ static PyObject *publish(PyObject *self, PyObject *args)
     options.name_ref = &name_ref;
     value = ref->ref;
     CONN_CALL(conn, status = rdt_publish(conn->rdt, name, &value, &options, &version, &err));
-    ref->published |= status == RDT_OK;
     if (status != RDT_OK)
         return raise_error(&err);
+    ref->end = REF_OUTLIVES;
     return Py_BuildValue("(KN)", (unsigned long long)version, ref_new(&name_ref, NULL));
 }
 

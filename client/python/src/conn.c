@@ -118,7 +118,8 @@ static void drop_holds(struct conn *conn)
 
         link_remove(&ref->link);
         ref->conn = NULL;
-        ref->ended = !ref->published;
+        if (ref->end != REF_OUTLIVES)
+            ref->end = REF_ENDED;
         if (conn->rdt)
             (void)rdt_drop(conn->rdt, &ref->ref, NULL);
         Py_DECREF(conn); /* the caller owns another reference */

@@ -62,6 +62,12 @@ struct conn {
     PyObject *weakrefs;
 };
 
+enum ref_end {               /* of the object, when the connection that put it is closed */
+               REF_ENDS,     /* the object ends, unless somebody else holds it */
+               REF_ENDED,    /* it has ended so */
+               REF_OUTLIVES, /* a name holds it as well */
+};
+
 struct ref {
     PyObject_HEAD struct rdt_ref ref;
     struct conn *conn; /* owned; NULL: this Ref has no producer's hold */
@@ -70,11 +76,10 @@ struct ref {
     int wanting; /* HOLD or TAKE_OVER (_requests.py): takes that hold with the first connection that uses it; 0: takes none */
     Py_ssize_t copied; /* number of tensors that put copied into the daemon's memory; -1: not from put */
     bool retained;     /* the hold passes to the connection when this Ref is deallocated */
-    bool published;    /* a name holds its object as well */
-    bool ended;        /* its connection was closed, and the producer's hold ended with it */
-    bool live;         /* from put: the caller's GPU memory must not be reused until the object is freed */
-    int hint;          /* for readers: 1 if the tensors were torch's */
-    int64_t grace_ns;  /* how long the daemon holds the object for a process that this Ref is pickled for; 0: not at all */
+    enum ref_end end;
+    bool live;        /* from put: the caller's GPU memory must not be reused until the object is freed */
+    int hint;         /* for readers: 1 if the tensors were torch's */
+    int64_t grace_ns; /* how long the daemon holds the object for a process that this Ref is pickled for; 0: not at all */
 };
 
 struct request {

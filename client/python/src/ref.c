@@ -179,7 +179,7 @@ static bool hand_on(struct ref *ref)
     struct conn *conn = ref->conn ? ref->conn : ref->hold ? ((struct request *)ref->hold)->conn : NULL;
     struct rdt_ref value = ref->ref;
 
-    if (ref->ended &&
+    if (ref->end == REF_ENDED &&
         PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
                          "pickling the Ref of an object that ended when its connection was closed, unless somebody "
                          "else holds it: pickle it earlier, keep the connection open, or put with detached=True"))
