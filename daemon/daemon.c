@@ -386,7 +386,7 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
     status =
         recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0' || daemon->node.damaged, err);
     if (status == RDT_OK)
-        status = node_renew(daemon->options->state_dir, &daemon->node, err);
+        node_renew(daemon->options->state_dir, &daemon->node);
     if (status == RDT_OK)
         conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));
     return status;

@@ -66,7 +66,8 @@ static int hex_digit(char c)
 static enum rdt_status read_uuid(int fd, const char *path, uint8_t uuid[16], struct rdt_error *err)
 {
     char text[64];
-    ssize_t n = read(fd, text, sizeof text);
+    struct stat st;
+    ssize_t n = fstat(fd, &st) == 0 && !S_ISREG(st.st_mode) ? 0 : read(fd, text, sizeof text);
     if (n < 0)
         return rdt_error_sys(err, errno, "cannot read %s", path);
     if (n == 33 && text[32] == '\n')
@@ -128,7 +129,7 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], bool *damage
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     if (mkdir(dir, 0700) != 0 && errno != EEXIST)
         return rdt_error_sys(err, errno, "cannot create %s", dir);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT) {
         uint8_t fresh[16];
         enum rdt_status status = random_uuid(fresh, err);
@@ -136,12 +137,15 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], bool *damage
             status = write_uuid(dir, path, fresh, err);
         if (status != RDT_OK)
             return status;
-        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     }
-    if (fd < 0)
+    enum rdt_status status = RDT_INVALID; /* a link that leads nowhere, or a socket */
+    if (fd >= 0) {
+        status = read_uuid(fd, path, uuid, err);
+        close(fd);
+    } else if (errno != ENOENT && errno != ELOOP && errno != ENXIO) {
         return rdt_error_sys(err, errno, "cannot read %s", path);
-    enum rdt_status status = read_uuid(fd, path, uuid, err);
-    close(fd);
+    }
     *damaged_p = status == RDT_INVALID;
     return *damaged_p ? random_uuid(uuid, err) : status;
 }
@@ -174,32 +178,33 @@ enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt
     return status;
 }
 
-enum rdt_status node_renew(const char *state_dir, struct node *node, struct rdt_error *err)
+void node_renew(const char *state_dir, struct node *node)
 {
     char path[PATH_MAX], aside[PATH_MAX], text[33];
+    struct rdt_error why = {0};
     enum rdt_status status = RDT_OK;
 
     if (!node->damaged)
-        return RDT_OK;
-    if (snprintf(path, sizeof path, "%s/node_uuid", state_dir) >= (int)sizeof path ||
-        snprintf(aside, sizeof aside, "%s.damaged", path) >= (int)sizeof aside)
-        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
-    if (rename(path, aside) != 0)
-        status = rdt_error_sys(err, errno, "cannot rename %s", path);
+        return;
+    (void)snprintf(path, sizeof path, "%s/node_uuid", state_dir);
+    node_hex(node->uuid, text);
+    if (snprintf(aside, sizeof aside, "%s.damaged", path) >= (int)sizeof aside)
+        status = rdt_error_set(&why, RDT_INVALID, "state_dir is too long");
+    else if (rename(path, aside) != 0)
+        status = rdt_error_sys(&why, errno, "cannot rename it to %s", aside);
     if (status == RDT_OK)
-        status = write_uuid(state_dir, path, node->uuid, err);
+        status = write_uuid(state_dir, path, node->uuid, &why);
     if (status != RDT_OK) {
-        if (err)
-            add_remedy(err);
-        return status;
+        add_remedy(&why);
+        log_error("%s does not contain 32 hex digits, and cannot be written again: %s. This node is %s until rdtd ends", path,
+                  why.msg, text);
+        return;
     }
     node->damaged = false;
-    node_hex(node->uuid, text);
     log_error(
         "%s did not contain 32 hex digits, and is %s now. This node is %s: that of the keeper's objects if there are any, "
         "else a new uuid. If nodes of other machines list another, restore it there and restart rdtd",
         path, aside, text);
-    return RDT_OK;
 }
 
 enum rdt_status node_check(const char *state_dir, struct rdt_error *err)

@@ -85,12 +85,73 @@ Test(node, malformed_file_is_set_aside)
         cr_assert(node.damaged && node.uuid[6] >> 4 == 4);
         cr_assert_eq(stat(path, &st), 0);
         cr_assert_eq((size_t)st.st_size, strlen(texts[i]), "it is kept until the uuid is known");
-        cr_assert_eq(node_renew(dir, &node, &err), RDT_OK, "%s", err.msg);
+        node_renew(dir, &node);
         cr_assert_eq(stat(aside, &st), 0);
         cr_assert_eq((size_t)st.st_size, strlen(texts[i]));
         cr_assert_eq(node_load(dir, &again, &err), RDT_OK, "%s", err.msg);
         cr_assert(!again.damaged && memcmp(node.uuid, again.uuid, 16) == 0);
     }
+}
+
+static void make_fifo(void)
+{
+    cr_assert_eq(mkfifo(path, 0600), 0);
+}
+
+static void make_folder(void)
+{
+    cr_assert_eq(mkdir(path, 0700), 0);
+}
+
+static void make_dead_link(void)
+{
+    cr_assert_eq(symlink("/nonexistent/uuid", path), 0);
+}
+
+static void make_loop(void)
+{
+    cr_assert_eq(symlink("node_uuid", path), 0);
+}
+
+static void make_device(void)
+{
+    cr_assert_eq(symlink("/dev/zero", path), 0);
+}
+
+Test(node, what_is_no_file_is_set_aside)
+{
+    static void (*const make[])(void) = {make_fifo, make_folder, make_dead_link, make_loop, make_device};
+
+    cr_assert_eq(mkdir(dir, 0700), 0);
+    for (size_t i = 0; i < sizeof make / sizeof make[0]; i++) {
+        struct node node, again;
+        struct stat st;
+
+        make[i]();
+        cr_assert_eq(node_load(dir, &node, &err), RDT_OK, "%zu: %s", i, err.msg);
+        cr_assert(node.damaged, "%zu", i);
+        node_renew(dir, &node);
+        cr_assert_eq(lstat(aside, &st), 0);
+        cr_assert_not(S_ISREG(st.st_mode));
+        cr_assert_eq(node_load(dir, &again, &err), RDT_OK, "%zu: %s", i, err.msg);
+        cr_assert(!again.damaged && memcmp(node.uuid, again.uuid, 16) == 0);
+        cr_assert_eq(unlink(path), 0);
+        cr_assert_eq(remove(aside), 0);
+    }
+}
+
+Test(node, file_that_cannot_be_set_aside_does_not_end_the_start)
+{
+    char inside[160];
+    struct node node;
+
+    write_file("short");
+    (void)snprintf(inside, sizeof inside, "%s/x", aside);
+    cr_assert(mkdir(aside, 0700) == 0 && mkdir(inside, 0700) == 0);
+    cr_assert_eq(node_load(dir, &node, &err), RDT_OK, "%s", err.msg);
+    node_renew(dir, &node);
+    cr_assert(node.damaged && node.uuid[6] >> 4 == 4);
+    cr_assert(rmdir(inside) == 0 && rmdir(aside) == 0);
 }
 
 Test(node, no_directory_is_a_new_node_each_time)
