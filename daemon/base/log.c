@@ -135,8 +135,8 @@ static ssize_t write_now(const char *text, size_t bytes)
     return write(fd, text, bytes);
 }
 
-/* A single write, so that lines of several threads and processes do not mix. False: the line is dropped. If the log cannot
- * be written for another reason, there is nobody to tell. */
+/* A single write, so that lines of several threads and processes do not mix. False: the line is dropped, because nobody reads, or
+ * because the disk is full. */
 static bool write_line(const char *line, size_t bytes)
 {
     ssize_t written;
@@ -148,7 +148,7 @@ static bool write_line(const char *line, size_t bytes)
         written = write_now(line, bytes);
     } while (written < 0 && errno == EINTR);
     torn = written > 0 && (size_t)written < bytes;
-    return !torn && (written >= 0 || errno != EAGAIN);
+    return written == (ssize_t)bytes;
 }
 
 /* Tells first how many lines are missing. */

@@ -3,10 +3,12 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -198,6 +200,30 @@ Test(log, pipe_of_another_user_holds_up_nobody)
     }
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert_eq(status, 0);
+}
+
+/* As a file on a full disk: what is lost is counted, and said when there is room again. */
+Test(log, file_that_takes_no_more_is_counted)
+{
+    char path[] = "/tmp/rdt-log-XXXXXX";
+    struct rlimit before, small = {0};
+    uint64_t dropped = log_lines_dropped();
+    int fd = mkostemp(path, O_CLOEXEC);
+
+    cr_assert(fd >= 0 && unlink(path) == 0);
+    dup2(fd, STDERR_FILENO);
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small.rlim_max = before.rlim_max;
+    (void)signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    log_info("nobody sees this");
+    log_info("nor this");
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+    cr_assert_eq(log_lines_dropped(), dropped + 2);
+    log_info("the log goes on");
+    (void)lseek(fd, 0, SEEK_SET);
+    cr_assert_not_null(strstr(read_all(fd), "warn: 2 lines of the log are missing here"), "%s", taken);
+    cr_assert_not_null(strstr(taken, "info: the log goes on"));
 }
 
 /* ^S at a terminal. */
