@@ -157,16 +157,12 @@ static void on_group(void *arg, struct group *group, enum group_change change)
 
 /* ---- callbacks of objects and regions ---- */
 
-static void on_forced(void *arg, struct object *object)
+static bool drop_holds(void *arg, struct object *object, uint64_t until_ns)
 {
     struct daemon *daemon = arg;
 
-    names_object_freed(&daemon->names, object);
-}
-
-static bool drop_holds(void *arg, struct object *object, uint64_t until_ns)
-{
-    return remote_holds_object_freed(object, until_ns) && holds_object_freed(object, until_ns);
+    return names_object_freed(&daemon->names, object, until_ns) && remote_holds_object_freed(object, until_ns) &&
+           holds_object_freed(object, until_ns);
 }
 
 static void on_object_ended(void *arg, const struct object *object)
@@ -269,7 +265,6 @@ static void init_rooms(struct daemon *daemon)
     daemon->regions.accounts = &daemon->accounts;
     (void)region_orphans_create(&daemon->regions, &daemon->loop);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines);
-    daemon->objects.on_forced = on_forced;
     daemon->objects.drop_holds = drop_holds;
     daemon->objects.arg = daemon;
     daemon->counts = (Rdt__Pb__StatusReply)RDT__PB__STATUS_REPLY__INIT;

@@ -18,21 +18,29 @@ struct name_carrier { /* an object that at least one name holds */
     uint32_t n;
 };
 
+/* The name has ended while somebody waited for its next version. Those who could see it are told why, in slices. */
+struct name_ending {
+    struct list link;    /* in name->endings */
+    struct list waiters; /* struct name_waiter.link */
+    Rdt__Pb__Visibility visibility;
+    struct rdt_error why;
+};
+
 #define NAMES_REMEMBERED_MAX 4096u /* unpublished names whose versions are remembered one by one */
-/* Thousands may wait for one name. The others are notified later, so that the loop is not blocked. */
-#define NOTIFIED_AT_ONCE 64u
-/* until the next ones; not 0, because libuv would run such a timer in the same iteration */
-#define NOTIFY_INTERVAL_NS 1000000
-#define EXPLAIN_MAX 256 /* the most names that are compared, because many waits may time out together */
+#define EXPLAIN_MAX 256            /* the most names that are compared, because many waits may time out together */
 
 /* ---- entries: their visibility, and when they are remembered, forgotten and freed ---- */
 
+static bool visible_to(const struct name *name, Rdt__Pb__Visibility visibility, const struct owner *requester)
+{
+    if (owner_equal(&name->account->owner, requester) || visibility == RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return true;
+    return visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT && strcmp(name->account->owner.tenant, requester->tenant) == 0;
+}
+
 bool name_visible_to(const struct name *name, const struct owner *requester)
 {
-    if (owner_equal(&name->account->owner, requester) || name->visibility == RDT__PB__VISIBILITY__VISIBILITY_ALL)
-        return true;
-    return name->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT &&
-           strcmp(name->account->owner.tenant, requester->tenant) == 0;
+    return visible_to(name, name->visibility, requester);
 }
 
 /* It has no waiters, and is not published. */
@@ -40,6 +48,11 @@ static void name_free(struct name *name)
 {
     fair_remove(&name->names->remembered, &name->remembered);
     map_remove(&name->names->by_key, name->key, name->key_bytes);
+    list_remove(&name->by_waking);
+    list_drain (struct name_ending, ending, &name->endings, link) {
+        list_remove(&ending->link);
+        free(ending);
+    }
     account_unref(name->account);
     free(name);
 }
@@ -71,7 +84,7 @@ static void name_recall(struct name *name)
     fair_remove(&name->names->remembered, &name->remembered);
 }
 
-/* ---- waiters ---- */
+/* ---- waiters: thousands may wait for one name, so they are looked at in slices ---- */
 
 void name_waiter_remove(struct name_waiter *waiter)
 {
@@ -82,8 +95,6 @@ void name_waiter_remove(struct name_waiter *waiter)
     list_remove(&waiter->link);
     waiter->name = NULL;
     name->n_waiters--;
-    if (list_empty(&name->due))
-        list_remove(&name->by_waking);
     name_settle(name);
 }
 
@@ -95,77 +106,118 @@ static void notify(struct name_waiter *waiter, struct object *object, uint64_t v
     waiter->on_event(waiter, object, version, err);
 }
 
-static void notify_due(struct name *name)
+/* Those who could not see the name that has ended wait on, or look whether they see what was published since. */
+static void end_wait(struct name *name, struct name_ending *ending)
 {
-    struct names *names = name->names;
+    struct name_waiter *waiter = container_of(list_first(&ending->waiters), struct name_waiter, link);
 
-    name->busy = true;
-    list_remove(&name->by_waking);
-    for (unsigned n = 0; n < NOTIFIED_AT_ONCE && !list_empty(&name->due) && name->object; n++) {
-        struct name_waiter *waiter = container_of(list_first(&name->due), struct name_waiter, link);
-        notify(waiter, name->object, name->version, NULL);
-    }
-    name->busy = false;
-    if (!list_empty(&name->due)) {
-        list_append(&names->waking, &name->by_waking);
-        /* A timer that is set keeps its time, so that publishing again and again does not postpone the
-         * notification. */
-        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, NOTIFY_INTERVAL_NS))
-            log_error("out of memory: clients that wait for a name will only get its next version");
-    }
-    name_settle(name);
-}
-
-/* The name has a new version. Notifies the first of those who wait for it and may see it; the others are notified in turns of
- * the loop, so that it is not blocked. The name may be gone afterwards. */
-static void name_notify(struct name *name)
-{
-    list_each_safe (struct name_waiter, waiter, &name->waiters, link) {
-        if (waiter->after >= name->version || !name_visible_to(name, waiter->requester))
-            continue;
+    if (visible_to(name, ending->visibility, waiter->requester)) {
+        notify(waiter, NULL, 0, &ending->why);
+    } else {
         list_remove(&waiter->link);
         list_append(&name->due, &waiter->link);
     }
-    notify_due(name);
 }
 
-static void names_on_wake(struct deadline *deadline)
+static void look(struct name *name, struct name_waiter *waiter)
 {
-    struct names *names = container_of(deadline, struct names, wake);
-    struct list now;
-
-    list_init(&now);
-    while (!list_empty(&names->waking)) {
-        struct list *node = list_first(&names->waking);
-        list_remove(node);
-        list_append(&now, node);
+    if (name->object && waiter->after < name->version && name_visible_to(name, waiter->requester)) {
+        notify(waiter, name->object, name->version, NULL);
+    } else {
+        list_remove(&waiter->link);
+        list_append(&name->waiters, &waiter->link);
     }
-    while (!list_empty(&now))
-        notify_due(container_of(list_first(&now), struct name, by_waking));
 }
 
-/* Fails every waiter, those who are to be notified included. all: even those who may not see the name. */
-static void name_fail_waiters(struct name *name, bool all, const struct rdt_error *err)
+/* Returns false if there is nothing to do. */
+static bool wake_one(struct name *name)
 {
-    struct list hidden;
+    struct name_ending *ending =
+        list_empty(&name->endings) ? NULL : container_of(list_first(&name->endings), struct name_ending, link);
 
-    list_init(&hidden);
-    list_remove(&name->by_waking);
-    name->busy = true;
-    for (;;) {
-        struct list *node = list_first(&name->due);
-        if (!node)
-            node = list_first(&name->waiters);
-        if (!node)
+    if (ending && !list_empty(&ending->waiters)) {
+        end_wait(name, ending);
+    } else if (ending) {
+        list_remove(&ending->link);
+        free(ending);
+    } else if (!list_empty(&name->due)) {
+        look(name, container_of(list_first(&name->due), struct name_waiter, link));
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static bool wake_some(struct slice *slice, uint64_t until_ns)
+{
+    struct names *names = container_of(slice, struct names, wake);
+
+    list_drain (struct name, name, &names->waking, by_waking) {
+        bool left;
+        list_remove(&name->by_waking);
+        name->busy = true;
+        while ((left = wake_one(name)) && uv_hrtime() < until_ns)
+            ;
+        name->busy = false;
+        if (left && list_empty(&name->by_waking))
+            list_append(&names->waking, &name->by_waking);
+        if (!left)
+            name_settle(name);
+        if (uv_hrtime() >= until_ns)
             break;
-        if (all || name_visible_to(name, container_of(node, struct name_waiter, link)->requester)) {
-            notify(container_of(node, struct name_waiter, link), NULL, 0, err);
-        } else {
-            list_remove(node);
-            list_append(&hidden, node);
-        }
     }
-    list_splice(&name->waiters, &hidden);
+    return list_empty(&names->waking);
+}
+
+static void wake(struct name *name)
+{
+    struct names *names = name->names;
+
+    if (list_empty(&name->by_waking))
+        list_append(&names->waking, &name->by_waking);
+    slice_begin(&names->deadlines->slices, &names->wake);
+}
+
+/* The name has a new version. Notifies those who wait for it and may see it. The name may be gone afterwards. */
+static void name_notify(struct name *name)
+{
+    if (list_empty(&name->waiters) && list_empty(&name->due))
+        return;
+    list_splice(&name->due, &name->waiters);
+    wake(name);
+}
+
+/* Fails those who wait and may see the name, which has ended and may be gone afterwards. */
+static void name_fail_waiters(struct name *name, const struct rdt_error *why)
+{
+    struct name_ending *ending;
+
+    list_splice(&name->waiters, &name->due);
+    if (list_empty(&name->waiters))
+        return;
+    ending = malloc(sizeof *ending);
+    if (!ending) {
+        log_error("out of memory: clients that wait for version %llu of a name are not told that it has ended",
+                  (unsigned long long)name->version + 1);
+        return;
+    }
+    ending->why = *why;
+    ending->visibility = name->visibility;
+    list_init(&ending->waiters);
+    list_splice(&ending->waiters, &name->waiters);
+    list_append(&name->endings, &ending->link);
+    wake(name);
+}
+
+/* For the end of the daemon: fails all, even those who may not see the name. */
+static void name_fail_all(struct name *name, const struct rdt_error *why)
+{
+    name->busy = true;
+    list_each (struct name_ending, ending, &name->endings, link)
+        list_splice(&name->waiters, &ending->waiters);
+    list_splice(&name->waiters, &name->due);
+    list_drain (struct name_waiter, waiter, &name->waiters, link)
+        notify(waiter, NULL, 0, why);
     name->busy = false;
     name_settle(name);
 }
@@ -181,12 +233,14 @@ void names_init(struct names *names, struct accounts *accounts, struct deadlines
     fair_init(&names->remembered, NAMES_REMEMBERED_MAX);
     list_init(&names->waking);
     list_init(&names->observers);
-    names->wake.on_passed = names_on_wake;
+    names->wake.run = wake_some;
 }
 
 static void end(struct name *name, enum name_end why);
+static void lose_object(struct name *name);
 
-/* NULL: there is none. Ends a name first whose lease belongs to a client that has ended. */
+/* NULL: there is none. Ends a name first whose lease belongs to a client that has ended, and takes an object from it that was
+ * freed by force. */
 static struct name *name_find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
@@ -198,6 +252,8 @@ static struct name *name_find(const struct names *names, const struct owner *own
         end(name, NAME_PUBLISHER_GONE);
         name = map_get(&names->by_key, key, key_bytes);
     }
+    if (name && name->object && name->object->forced)
+        lose_object(name);
     return name;
 }
 
@@ -226,6 +282,7 @@ static enum rdt_status name_new(struct names *names, const struct owner *owner, 
     list_init(&name->by_carrier);
     list_init(&name->waiters);
     list_init(&name->due);
+    list_init(&name->endings);
     list_init(&name->by_waking);
     list_init(&name->by_publisher);
     name->expiry.on_passed = on_expired;
@@ -309,18 +366,23 @@ uint32_t names_n_of_object(const struct names *names, const struct object *objec
     return carrier ? carrier->n : 0;
 }
 
-void names_object_freed(struct names *names, const struct object *object)
+/* Those who are to be notified wait for the next version. */
+static void lose_object(struct name *name)
 {
-    struct name_carrier *carrier = map_get_u64(&names->by_object, object->generation);
-    bool last = !carrier;
+    set_object(name, NULL, NULL);
+    event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "freed", name);
+}
 
-    while (!last) {
-        struct name *name = container_of(list_first(&carrier->names), struct name, by_carrier);
-        last = name->by_carrier.next == &carrier->names;
-        list_splice(&name->waiters, &name->due); /* these wait for the next version now */
-        set_object(name, NULL, NULL);
-        event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "freed", name);
+bool names_object_freed(struct names *names, const struct object *object, uint64_t until_ns)
+{
+    struct name_carrier *carrier;
+
+    while ((carrier = map_get_u64(&names->by_object, object->generation))) {
+        lose_object(container_of(list_first(&carrier->names), struct name, by_carrier));
+        if (uv_hrtime() >= until_ns)
+            return false;
     }
+    return true;
 }
 
 /* ---- publishing ---- */
@@ -464,6 +526,8 @@ enum rdt_status names_restore(struct names *names, const struct name_publish *pu
 
 static void withdraw(struct name *name, const struct rdt_error *why)
 {
+    bool was_busy = name->busy;
+
     name->published = false;
     (void)index_remove(&name->names->published, name->number);
     set_lease(name, NULL, 0);
@@ -471,7 +535,11 @@ static void withdraw(struct name *name, const struct rdt_error *why)
     name->busy = true;
     event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "unpublished", name);
     set_object(name, NULL, NULL);
-    name_fail_waiters(name, false, why);
+    name->busy = was_busy;
+    if (name->n_waiters > 0)
+        name_fail_waiters(name, why);
+    else
+        name_settle(name);
 }
 
 /* Writes why a name that was published has ended. */
@@ -598,8 +666,8 @@ void names_clear(struct names *names)
         withdraw(name, &err);
     while ((name = map_next(&names->by_key, &cursor)))
         if (name->n_waiters > 0)
-            name_fail_waiters(name, true, &err); /* may free this entry, which map_next allows */
-    deadline_unset(names->deadlines, &names->wake);
+            name_fail_all(name, &err); /* may free this entry, which map_next allows */
+    slice_stop(&names->wake);
 }
 
 void names_fini(struct names *names)

@@ -15,6 +15,7 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/index.h"
 #include "daemon/base/map.h"
+#include "daemon/base/slices.h"
 #include "daemon/objects/fair.h"
 #include "daemon/objects/object_table.h"
 #include "proto/list.h"
@@ -39,9 +40,9 @@ struct names {
     struct map by_object;   /* generation of an object -> struct name_carrier: the names that hold it */
     struct index published; /* number -> struct name: the published ones */
     struct fair remembered; /* struct name.remembered: unpublished names, whose versions are remembered */
-    struct list waking;     /* struct name.by_waking: names with waiters in `due` */
-    struct deadline wake;   /* when the next waiters of those names are notified */
-    uint64_t next_number;   /* names are numbered in the order of their first publication */
+    struct list waking;     /* struct name.by_waking: names with something in `due` or `endings` */
+    struct slice wake;
+    uint64_t next_number; /* names are numbered in the order of their first publication */
     /* The highest version of a name that is no longer remembered. New names start above it. */
     uint64_t forgotten;
 };
@@ -67,9 +68,10 @@ struct name {
     struct name_carrier *carrier;
     struct list by_carrier;
     struct list waiters; /* struct name_waiter.link: they wait for a version that does not exist yet */
-    struct list due;     /* struct name_waiter.link: their version exists, and they are notified in turns */
+    struct list due;     /* struct name_waiter.link: they may wait for that version, until a slice has looked at them */
+    struct list endings; /* struct name_ending.link */
     struct list by_waking;
-    unsigned n_waiters;                /* in both lists */
+    unsigned n_waiters;                /* in these three lists */
     Rdt__Pb__Visibility visibility;    /* valid while the name is published */
     struct client *publisher;          /* the client whose session is the lease; NULL: there is no lease */
     struct list by_publisher;          /* in publisher->leases */
@@ -167,8 +169,9 @@ enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const
                            struct name_waiter *waiter, struct rdt_error *err);
 void name_waiter_remove(struct name_waiter *waiter); /* cancels a wait; does nothing if it does not wait */
 
-/* The object was freed by force: its names drop it, and their waiters wait for the next version. */
-void names_object_freed(struct names *names, const struct object *object);
+/* The object was freed by force: its names drop it, and their waiters wait for the next version. false: until_ns has passed; call
+ * again. */
+bool names_object_freed(struct names *names, const struct object *object, uint64_t until_ns);
 
 /* Writes a hint for the error of a wait that has timed out, for a name or an object of this owner and id: there is
  * such a name of another user that the requester may see, or an object where a name was requested, or a name where

@@ -66,7 +66,7 @@ static bool drop_some_holds(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
-/* Drops the holds for later readers, in slices. */
+/* Takes its names from it, and drops the holds for later readers, in slices. */
 static void drop_holds(struct object *object)
 {
     struct object_table *table = object->table;
@@ -114,8 +114,6 @@ void object_free(struct object *object, bool force, enum object_end end)
             object_set_state(object, OBJECT_DRAINING);
         }
         transit_end(object);
-        if (table->on_forced)
-            table->on_forced(table->arg, object);
         if (table->drop_holds)
             drop_holds(object);
     }

@@ -44,10 +44,8 @@ struct object_table {
     struct deadlines *deadlines;
     struct fair ended;   /* struct tombstone.entry: the last objects that ended in another way than by a free */
     struct map by_ended; /* generation -> struct tombstone */
-    /* When an object is freed by force, on_forced takes its names from it, and drop_holds drops the holds of clients here and
-     * on other nodes for later readers. drop_holds returns false if until_ns has passed: it is called again. NULL: there are
-     * none. */
-    void (*on_forced)(void *arg, struct object *object);
+    /* When an object is freed by force, drop_holds takes its names from it, and drops the holds of clients here and on other
+     * nodes for later readers. It returns false if until_ns has passed: it is called again. NULL: there are none. */
     bool (*drop_holds)(void *arg, struct object *object, uint64_t until_ns);
     void *arg;
     struct list forced; /* struct object_forced.link: of these objects not all such holds have been dropped yet */

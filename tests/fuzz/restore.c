@@ -101,9 +101,9 @@ struct world {
     struct list sessions;
 };
 
-static void on_forced(void *arg, struct object *object)
+static bool drop_holds(void *arg, struct object *object, uint64_t until_ns)
 {
-    names_object_freed(arg, object);
+    return names_object_freed(arg, object, until_ns);
 }
 
 static void send_nothing(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
@@ -148,7 +148,7 @@ static void world_init(struct world *world, struct journal *journal)
     object_table_init(&world->objects, &world->node, &world->accounts, &world->slabs, 100000);
     names_init(&world->names, &world->accounts, &world->deadlines);
     world->objects.deadlines = &world->deadlines;
-    world->objects.on_forced = on_forced;
+    world->objects.drop_holds = drop_holds;
     world->objects.arg = &world->names;
     world->recovery = (struct recovery){.keeper = "",
                                         .node = &world->node,

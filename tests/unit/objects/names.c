@@ -22,9 +22,9 @@ static struct region *region;
 static const struct owner me = {.uid = 1000}, other = {.uid = 1001};
 static struct rdt_error err;
 
-static void on_forced(void *arg, struct object *object)
+static bool drop_holds(void *arg, struct object *object, uint64_t until_ns)
 {
-    names_object_freed(arg, object);
+    return names_object_freed(arg, object, until_ns);
 }
 
 static void setup(void)
@@ -37,7 +37,7 @@ static void setup(void)
     object_table_init(&table, &node, &accounts, &slabs, 100000);
     deadlines_init(&deadlines, &fake.loop);
     names_init(&names, &accounts, &deadlines);
-    table.on_forced = on_forced;
+    table.drop_holds = drop_holds;
     table.arg = &names;
     client_init(&producer, 5);
     producer.account = account_get(&accounts, &me);
@@ -182,9 +182,10 @@ static bool turn_until_told(const struct waiting *waiting, unsigned n)
     return false;
 }
 
+enum { N = 20000 }; /* more than one slice of the loop on any machine */
+
 Test(names, thousands_are_notified_in_portions_and_each_once)
 {
-    enum { N = 1000 };
     static struct waiting waiting[N];
     unsigned at_once = 0;
 
@@ -203,7 +204,6 @@ Test(names, thousands_are_notified_in_portions_and_each_once)
 
 Test(names, waiter_of_a_later_portion_gets_the_newest_version_then)
 {
-    enum { N = 300 };
     static struct waiting waiting[N];
 
     for (unsigned i = 0; i < N; i++)
@@ -217,7 +217,6 @@ Test(names, waiter_of_a_later_portion_gets_the_newest_version_then)
 
 Test(names, forced_free_between_portions_leaves_the_rest_waiting)
 {
-    enum { N = 200 };
     static struct waiting waiting[N];
     struct rdt_ref ref = ref_of("w", 0);
     struct object *object;
@@ -239,16 +238,58 @@ Test(names, forced_free_between_portions_leaves_the_rest_waiting)
 
 Test(names, unpublish_between_portions_ends_the_rest)
 {
-    enum { N = 200 };
     static struct waiting waiting[N];
 
     for (unsigned i = 0; i < N; i++)
         wait_as(&waiting[i], "w", 0, &me);
     cr_assert_eq(publish("w"), 1u);
     cr_assert_eq(unpublish("w"), RDT_OK);
+    cr_assert_eq(waiting[N - 1].told, 0u, "all were told in one turn");
+    cr_assert_eq(publish_as("w", RDT__PB__VISIBILITY__VISIBILITY_ALL), 2u);
+    cr_assert(turn_until_told(waiting, N));
     cr_assert_eq(waiting[0].status, RDT_OK);
-    cr_assert_eq(waiting[N - 1].status, RDT_FREED);
-    (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(waiting[N - 1].status, RDT_FREED, "it waited when the name ended");
+}
+
+Test(names, end_of_a_name_is_told_to_those_who_saw_it)
+{
+    static struct waiting waiting[N];
+
+    cr_assert_eq(publish("w"), 1u);
+    for (unsigned i = 0; i < N; i++)
+        wait_as(&waiting[i], "w", 1, i < N / 2 ? &me : &other);
+    cr_assert_eq(unpublish("w"), RDT_OK);
+    cr_assert_eq(waiting[N / 2 - 1].told, 0u, "all were told in one turn");
+    name_waiter_remove(&waiting[N / 2 - 1].waiter); /* leaves before its turn */
+    cr_assert_eq(publish_as("w", RDT__PB__VISIBILITY__VISIBILITY_ALL), 2u);
+    waiting[N / 2 - 1].told = 1;
+    cr_assert(turn_until_told(waiting, N));
+    cr_assert(waiting[0].status == RDT_FREED && waiting[N / 2 - 2].status == RDT_FREED);
+    cr_assert(waiting[N / 2].status == RDT_OK && waiting[N / 2].version == 2 && waiting[N - 1].status == RDT_OK);
+}
+
+Test(names, names_of_an_object_that_is_freed_by_force_lose_it_in_slices)
+{
+    struct object *object = put(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+    char id[16];
+    uint64_t version;
+
+    table.deadlines = &deadlines;
+    for (unsigned i = 0; i < N; i++) {
+        struct name_publish publish = {.id = (const uint8_t *)id, .object = object};
+        publish.id_bytes = (size_t)snprintf(id, sizeof id, "n%u", i);
+        cr_assert_eq(names_publish(&names, &publish, &version, &err), RDT_OK, "%s", err.msg);
+    }
+    object_hold(object);
+    object_free(object, true, OBJECT_END_FREED);
+    cr_assert_gt(names_n_of_object(&names, object), N / 2, "most have lost it in one turn");
+    cr_assert_eq(look(id, 0, &version), RDT_AGAIN, "nobody gets it although its turn has not come");
+    cr_assert_eq(publish(id), 2u);
+    while (names_n_of_object(&names, object) > 0)
+        (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(look(id, 0, &version), RDT_OK);
+    object_drop(object);
+    object_forced_end(&table);
 }
 
 Test(names, hidden_name_does_not_exist_for_others)
