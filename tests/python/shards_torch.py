@@ -335,8 +335,9 @@ def test_tied_tensors_must_be_tied_in_the_version() -> None:
         tied = {"embed": mine, "head": mine}
         assert rdtd.torch.update(tied, "policy", connection=c, timeout=LONG) == 1 and torch.equal(mine, embed)
         rdtd.torch.publish({"embed": embed, "head": embed + 1}, "policy", connection=c, rank=0, world_size=1, timeout=LONG)
-        with raises(rdtd.Mismatch, "version 2: tensors 'embed' and 'head' differ, but share their memory in this model"):
+        with raises(rdtd.Mismatch, 'version 2 of "policy": tensors "embed" and "head" differ, but the reader has both in the same'):
             rdtd.torch.update(tied, "policy", connection=c, timeout=LONG)
+        assert torch.equal(mine, embed)
 
 
 def test_overlapping_tensors_must_be_equal_where_they_overlap() -> None:
@@ -376,6 +377,81 @@ def test_a_plan_sees_that_the_memory_of_a_tensor_was_freed() -> None:
         mine["rows"].untyped_storage().resize_(0)  # as FSDP does between its steps
         with raises(ValueError, "the memory of tensor 'rows' has been freed or moved"):
             plan.update(0, timeout=LONG)
+
+
+def test_no_call_writes_to_memory_that_was_freed() -> None:
+    need(torch, "torch")
+    rows = torch.arange(240_000.0)
+    with a_node_with({"rows": rows}) as (_, c):
+        ref = c.put({"rows": rows})
+
+        calls = (lambda: c.plan("policy", {"rows": mine}), lambda: c.get(ref, into={"rows": mine}, timeout=LONG),
+                 lambda: c.get(ref, into=[mine], as_="list"), lambda: rdtd.DeltaFollower(c, "policy", {"rows": mine}))
+        for size in (0, 400, 959_996):
+            mine = torch.zeros(240_000)
+            plan = c.plan("policy", {"rows": mine})
+            plan.run(0, timeout=LONG)
+            waiting = [c.fetch(rdtd.Ref(f"later{size}"), timeout=LONG, **options) for options in (
+                {"into": {"rows": mine}}, {"into": [mine], "as_": "list"}, {"into": mine})]  # when the object is there
+            mine.untyped_storage().resize_(size)
+            with raises(ValueError, "plan: tensor 'rows': its storage has been resized or freed"):
+                plan.run(0, timeout=LONG)
+            later = c.put({"rows": rows}, id=f"later{size}")
+            for request, where in zip(waiting, ("into['rows']", "into[0]", "into")):
+                with raises(ValueError, f"{where}: its storage has been resized or freed"):
+                    request.result(LONG)
+            for call in calls:
+                with raises(ValueError, "its storage has been resized or freed"):
+                    call()
+            if size == 0:
+                with raises(ValueError, "value['rows']: it has 960000 bytes but no data"):
+                    c.put({"rows": mine})
+            mine.untyped_storage().resize_(960_000)
+            for call in calls:
+                call()
+            del plan, waiting, later, request
+        mine = torch.zeros(240_000)
+        plan = c.plan("policy", {"rows": mine})
+        mine.data = torch.zeros(240_000)
+        with raises(ValueError, "plan: tensor 'rows': its memory has been freed or moved"):
+            plan.run(0, timeout=LONG)
+        assert not mine.any()
+
+
+def test_a_follower_sees_that_a_tensor_has_other_memory() -> None:
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        weights = rdtd.DeltaPublisher(c, "policy")
+        model = torch.nn.Linear(90, 90)
+        model.tied = model.weight
+        mine = torch.nn.Linear(90, 90)
+        mine.tied = mine.weight
+        follower = rdtd.DeltaFollower(c, "policy", mine.state_dict())
+        for step in range(1, 6):
+            with torch.no_grad():
+                model.weight[0, 0] = step
+            weights.publish(model.state_dict())
+            if step == 3:
+                follower._tensors["weight"].data = follower._tensors["tied"].data = torch.zeros(90, 90)
+            assert follower.update(LONG) == step
+            assert torch.equal(follower._tensors["weight"], model.weight) and follower.by_delta == (step not in (1, 3))
+        weights.unpublish()
+    rdtd.torch._plans.clear()
+
+
+def test_tied_and_overlapping_targets_of_torch() -> None:
+    need(torch, "torch")
+    w = torch.randn(6, 2, dtype=torch.bfloat16)
+    with Node() as node, rdtd.connect(node.socket) as c:
+        mine = torch.zeros(6, 2, dtype=torch.bfloat16)
+        for value in ({"a": w, "b": w}, {"a": w, "b": w.clone()}):
+            mine.zero_()
+            c.get(c.put(value), into={"a": mine, "b": mine.view(6, 2)})
+            assert torch.equal(mine, w)
+        with raises(rdtd.Mismatch, "into['a'] and into['b'] have the same memory"):
+            c.get(c.put({"a": w, "b": -w}), into={"a": mine, "b": mine})
+        with raises(rdtd.Invalid, "into['b'] shares memory with into['a']"):
+            c.get(c.put({"a": w, "b": w[:3]}), into={"a": mine, "b": mine[:3]})
 
 
 def test_tensor_of_a_later_rank_needs_a_layout() -> None:

@@ -437,11 +437,11 @@ def test_targets_and_slices():
         into = {"a": np.zeros((100, 200)), "b": np.zeros(7, "i8")}
         assert c.get(ref, into=into) is into
         same(into["a"], a)
-        with raises(rdtd.Mismatch, "tensor 1"):
+        with raises(rdtd.Mismatch, "into[1], dimension 0: has 7"):
             c.get(ref, into=[into["a"], np.zeros(8, "i8")], as_="list")
         frozen = np.zeros((100, 200))
         frozen.flags.writeable = False
-        with raises((ValueError, BufferError), "target tensor 0"):
+        with raises((ValueError, BufferError), "into[0]"):
             c.get(ref, into=[frozen, into["b"]], as_="list")
         with raises(ValueError, "start and stop"):
             c.get(ref, slices=[np.s_[10:], None])
@@ -502,7 +502,7 @@ def test_targets_match_by_name():
                 into = fill(into)
                 with raises(rdtd.Mismatch, why):
                     reader.get(flat, into=into)
-                assert not any(array.any() for array in rdtd._structure.flatten(into)), "it was written"
+                assert not any(array.any() for array in rdtd._targets.flatten(into, "into")), "it was written"
             with raises(TypeError, "a list of targets"):
                 reader.get(flat, into={"a": np.zeros(9000), "b": np.zeros(9000)}, as_="list")
     for node in (a, b):  # their link stays open while they live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 import weakref
 from functools import partial
@@ -22,7 +23,8 @@ from ._memory import As, MemoryCalls
 from ._requests import (HOLD, MODES, VISIBILITY, Fetched, FetchInto, Held, How, Ref, Request, Steps, Visible, is_open,
                         parts_refused, ref_of)
 from ._shards import PartCalls
-from ._structure import Layout, bare, encode, encode_nested, flatten, refused
+from ._structure import Layout, bare, encode, encode_nested, refused
+from ._targets import Targets, check_memory
 from ._versions import Published, Versions
 from ._waits import WaitCalls
 
@@ -41,6 +43,13 @@ def _choice(choices: dict[str, int], value: str, what: str) -> int:
 
 def _is_structure(into: Any) -> bool:
     return into is not None and not kind_of(into)
+
+
+def _in_two_steps(ref: Any, targets: Optional[Targets], as_: str) -> bool:
+    """Whether the targets are handed to librdt only when the object is there."""
+    if targets is None:
+        return False
+    return _is_structure(targets.into) and as_ != "list" or (ref.is_name or not ref.generation) and targets.may_move()
 
 
 class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
@@ -256,8 +265,11 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 encoded = encode_nested(value, allow_pickle)
                 ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
                 assert ref is not None
-        except (TypeError, RuntimeError, AttributeError) as error:  # those of torch, of a sparse or nested tensor
-            raise refused(error, value, encoded.tensors) from error
+        except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
+            named = refused(error, value, encoded.tensors)
+            if named is error:
+                raise
+            raise named from error
         if encoded.has_torch:
             ref._hint = 1
         if grace is not None:
@@ -337,8 +349,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         "list": the tensors without the structure.
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of
         refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Some may lie
-        on GPUs and others in host memory. Targets in dicts are matched by key, those in lists and tuples by
-        index. So `into` needs the structure of the object, except for parts without tensors. With as_="list",
+        on GPUs and others in host memory. They keep their memory until the request has ended, and share none, except that
+        several may have the very same, as tied weights: then the object must have the same for all of them. Targets in
+        dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the object, except for parts without tensors. With as_="list",
         into is a list of targets in the order of the tensors. The result is `into`. slices: a list that has, for
         each tensor of the object, None or the box of the tensor to be fetched, such as numpy.s_[0:10, 5:6] (for a
         list of refs: a list of such lists).
@@ -381,7 +394,11 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 if each is not None and not isinstance(each, (list, tuple)):
                     raise TypeError("slices is a list with a box or None for each tensor of the object, not "
                                     f"a {type(each).__name__}")
-        targets = None if into is None else [None if value is None else flatten(value) for value in into]
+        targets = None
+        if into is not None:
+            targets = [None if value is None else Targets(value, "into" if one else f"into[{i}]")
+                       for i, value in enumerate(into)]
+            check_memory(targets)
         boxes = None if slices is None else [None if each is None else [box(one_) for one_ in each]
                                              for each in slices]
         number = MODES["auto"] if mode is None else _choice(MODES, mode, "mode")
@@ -396,24 +413,38 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 raise ValueError("the number of slices and of targets must equal the number of refs")
             if as_ == "list" and not all(all(map(kind_of, value)) for value in into if _is_structure(value)):
                 raise TypeError("as_=\"list\" takes a list of targets, in the order of the tensors")
-            if any(map(_is_structure, into)) and as_ != "list":
+            if any([_in_two_steps(*each, as_) for each in zip(wanted, targets)]):
                 made = [self._fetch_into(into[i], targets[i], number, as_, mode, allow_pickle, again[i], verify)
                         for i in range(len(wanted))]
                 return made[0] if one else made
-        started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place, group)
+        started = self._start_fetch(wanted, number, timeout, transport, least_path, boxes, targets, place, group)
         for i, request in enumerate(started):
             request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again[i],
-                               verify=verify)
+                               verify=verify, targets=None if targets is None else targets[i])
         return started[0] if one else started
 
-    def _fetch_into(self, into: Any, targets: Optional[list[Any]], number: int, as_: str, mode: Optional[str],
+    def _start_fetch(self, refs: list[Any], number: int, timeout: Optional[float], transport: Optional[str],
+                     least_path: Optional[str], boxes: Optional[list[Any]], targets: Optional[Sequence[Optional[Targets]]],
+                     place: Any, group: Optional[str]) -> list[Request]:
+        """Starts fetches in one step. Errors name the targets by their places."""
+        leaves = None if targets is None else [None if each is None else each.in_order() for each in targets]
+        try:
+            return self._fetch(refs, number, timeout, transport, least_path, boxes, leaves, place, group)
+        except (Error, TypeError, ValueError, BufferError) as error:
+            found = re.match(r"ref (\d+): ", str(error))
+            for each in (targets or ())[int(found[1]) if found else 0:][:1]:
+                if each is not None:
+                    each.name(error)
+            raise
+
+    def _fetch_into(self, into: Any, targets: Optional[Targets], number: int, as_: str, mode: Optional[str],
                     allow_pickle: Optional[bool], again: tuple[Any, ...], verify: bool) -> Request:
         """Starts the fetch of one object; see FetchInto."""
         ref, timeout, transport, least_path, boxes, place, group = again
-        how = How(as_, mode, into, allow_pickle, again, verify=verify)
-        if not _is_structure(into):
-            (request,) = self._fetch([ref], number, timeout, transport, least_path, boxes,
-                                     None if targets is None else [targets], place, group)
+        how = How(as_, mode, into, allow_pickle, again, verify=verify, targets=targets)
+        if not _in_two_steps(ref, targets, as_):
+            (request,) = self._start_fetch([ref], number, timeout, transport, least_path, boxes,
+                                           None if targets is None else [targets], place, group)
             request._how = how
             return request
         (request,) = self._fetch([ref], number, timeout, transport, least_path, None, None, None, group, 0.0,

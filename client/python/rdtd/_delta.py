@@ -7,30 +7,25 @@ import time
 from typing import Any, Mapping, Optional, Union
 
 from . import _rdt
-from ._arrays import DTYPES, dtype_text, kind_of, torch
+from ._arrays import kind_of
 from ._connection import Connection
 from ._errors import Freed
 from ._requests import MODES, Ref, Visible, ref_of
+from ._targets import Targets, check_memory
 from ._versions import Published
 
 _SUFFIX = ".delta"  # of the name under which the delta to the newest version is published
 
 
-def _memory_of(key: str, value: Any) -> tuple[Any, int]:
-    """A tensor's contiguous bytes as a buffer, and its bytes an element."""
+def _check(key: str, value: Any) -> None:
+    """Raises TypeError or ValueError for what cannot have a delta."""
     kind = kind_of(value)
     if not kind:
         raise TypeError(f"{key!r} is a {type(value).__name__}; a delta has tensors only")
-    if kind == "t":  # torch has no buffer protocol
-        if value.device.type != "cpu":
-            raise TypeError(f"{key!r} is on {value.device}; deltas are of tensors in host memory")
-        if not value.is_contiguous():
-            raise ValueError(f"{key!r} is not contiguous")
-        return value.detach().reshape(-1).view(torch().uint8).numpy(), int(value.element_size())
-    if not getattr(getattr(value, "flags", None), "c_contiguous", True):  # an array of numpy
+    if kind == "t" and value.device.type != "cpu":
+        raise TypeError(f"{key!r} is on {value.device}; deltas are of tensors in host memory")
+    if not (value.is_contiguous() if kind == "t" else getattr(getattr(value, "flags", None), "c_contiguous", True)):
         raise ValueError(f"{key!r} is not contiguous")
-    text = value.dtype if isinstance(value, _rdt.Tensor) else dtype_text(value.dtype)
-    return value, DTYPES[text].bytes
 
 
 class DeltaPublisher:
@@ -58,7 +53,7 @@ class DeltaPublisher:
         """Publishes the next version, and returns it as `Connection.publish` does. Errors: those of `put` and
         `publish`; TypeError and ValueError name a tensor that cannot have a delta."""
         for key, value in tensors.items():
-            _memory_of(key, value)
+            _check(key, value)
         c = self._connection
         ref = c.put(dict(tensors), snapshot="unsealed", visible=self._visible)
         try:
@@ -96,7 +91,7 @@ class DeltaPublisher:
         for key, value in values.items():
             # A delta ends early if it is longer than the rest of what all together may be.
             room = bytearray(min(left, value.nbytes + value.nbytes // 2 + 64) & ~7)
-            used = _rdt.delta_encode(before[key], value, _memory_of(key, value)[1], room) if len(room) >= 56 else None
+            used = _rdt.delta_encode(before[key], value, room) if len(room) >= 56 else None
             if used is None:
                 return None
             del room[used:]
@@ -114,7 +109,8 @@ class DeltaFollower:
 
     The tensors are written in place. They are changed by the delta if they hold the version before it, and
     otherwise fetched whole: the first time, after a version was missed, and when the tensors were written by
-    somebody else, which a hash of the result detects."""
+    somebody else, which a hash of the result detects. Tensors share no memory, except that several may have the very
+    same, as tied weights: then the version must have the same for all of them."""
 
     def __init__(self, connection: Connection, name: Union[str, _rdt.Ref], tensors: Mapping[str, Any]) -> None:
         self.version = 0
@@ -126,7 +122,12 @@ class DeltaFollower:
         self._connection = connection
         self._name = ref_of(name)
         self._tensors = dict(tensors)
-        self._memory = {key: _memory_of(key, value) for key, value in self._tensors.items()}
+        for key, value in self._tensors.items():
+            _check(key, value)
+        targets = Targets(self._tensors, "tensors")
+        check_memory([targets])
+        keys = list(self._tensors)
+        self._twins = [(keys[first], keys[second]) for first, second in targets.twins]
         self._holds: Optional[str] = None  # the object whose bytes the tensors hold
 
     def update(self, timeout: Optional[float] = None) -> int:
@@ -172,10 +173,13 @@ class DeltaFollower:
             delta = c.stat(name)["ref"]  # a fetch of the name would wait where no delta is published, or no longer
             found = c.get(delta, as_="tensor", timeout=timeout)
             how = json.loads(found["how"])
-            if (how["base"], how["next"]) != (base, ref) or found["deltas"].keys() != self._memory.keys():
+            deltas = found["deltas"]
+            if (how["base"], how["next"]) != (base, ref) or deltas.keys() != self._tensors.keys():
                 return False
-            for key, (memory, elem_bytes) in self._memory.items():
-                _rdt.delta_apply(memory, elem_bytes, found["deltas"][key])
+            if any(bytes(deltas[first]) != bytes(deltas[second]) for first, second in self._twins):
+                return False
+            for key, value in self._tensors.items():
+                _rdt.delta_apply(value, deltas[key])
         except (Freed, LookupError, TypeError, ValueError):  # NotFound, Invalid and Mismatch among them: no delta of ours
             return False
         self.bytes_fetched = sum(len(delta) for delta in found["deltas"].values())

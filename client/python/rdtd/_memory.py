@@ -8,7 +8,7 @@ from typing import Any, Literal, Optional, Sequence, Union
 from . import _rdt
 from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch_uses_gpus)
 from ._errors import Unsupported
-from ._structure import flatten
+from ._targets import flatten
 
 As = Literal["auto", "numpy", "torch", "tensor", "list"]
 ALIGN = 64  # alignment in bytes of arrays that share an allocation
@@ -46,7 +46,7 @@ class MemoryCalls(_rdt.Conn):
 
         Fill the arrays (a model's state dict, for instance) and put them, step after step, without a copy.
         device, errors: see `empty`."""
-        leaves = flatten(value)
+        leaves = flatten(value, "value")
         shapes = []
         kinds = []
         for leaf in leaves:

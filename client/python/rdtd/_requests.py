@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Generator, Literal, NamedTuple, Optional,
 
 from . import _rdt
 from ._aio import AGAIN, OK
+from ._arrays import kind_of
 from ._errors import Cancelled, Error, TimedOut, Unsupported, status_name
-from ._structure import Copies, Layout, arrange, copy_all
+from ._structure import Layout
+from ._targets import Targets
 
 if TYPE_CHECKING:
     from ._connection import Connection
@@ -216,6 +218,7 @@ class How(NamedTuple):
     again: tuple[Any, ...]  # what Connection._again needs to start the same fetch in another mode
     steps: Optional[Steps] = None  # of a FetchInto
     verify: bool = False
+    targets: Optional[Targets] = None  # if there is an `into`
 
 
 @dataclass
@@ -233,7 +236,6 @@ class Steps:
     starting: bool = False  # a step is being started, by code that may ask for the state again
     missed: bool = False  # Hub.look found the lock taken: the thread that has it looks again
     lock: Any = field(default_factory=threading.RLock)
-    copies: Copies = field(default_factory=list)  # for the targets of tensors that have several places
 
     def left(self) -> Optional[float]:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
@@ -364,8 +366,22 @@ class Request(_rdt.Request):
     def _wait(self, timeout: Optional[float]) -> None:
         if self._state() != AGAIN:
             self._check()
-        elif not self.connection._wait([self], 1, timeout)[0]:
+        elif not self.connection._wait_for([self], 1, timeout)[0]:
             raise _still_running(timeout)
+
+    def _check(self) -> None:
+        """Raises the request's error, if it failed."""
+        try:
+            super()._check()
+        except Error as error:
+            self._name(error)
+            raise
+
+    def _name(self, error: BaseException) -> None:
+        """Makes an error of this request that names a target by its number name its place in `into`."""
+        how = self._how
+        if isinstance(how, How) and how.targets is not None:
+            how.targets.name(error)
 
     def _value(self, how: How) -> Any:
         brought = self._take()
@@ -381,9 +397,7 @@ class Request(_rdt.Request):
 
     @staticmethod
     def _written(how: How) -> Any:
-        if how.steps is not None and how.steps.copies:
-            copy_all(how.steps.copies)
-        return how.into
+        return how.into if how.targets is None else how.targets.written()
 
     def _read(self, how: How, brought: _rdt.Object, layout: Layout) -> Any:
         connection: Connection = self.connection
@@ -479,6 +493,7 @@ class FetchInto(Request):
                 else:
                     self._start_anew(steps, steps.found)
             except Exception as error:
+                self._name(error)
                 steps.failure = error
             finally:
                 steps.starting = False
@@ -495,8 +510,9 @@ class FetchInto(Request):
         if structure.is_manifest:
             raise parts_refused(how.again[0], "into")
         may_unpickle = partial(connection._may_unpickle, structure, how.allow_pickle)
-        targets, steps.copies = arrange(structure.metadata, structure.count, how.into, may_unpickle,
-                                        connection._source_of(structure))
+        assert how.targets is not None
+        targets = how.targets.in_order() if how.as_ == "list" or kind_of(how.into) else \
+            how.targets.arrange(structure.metadata, structure.count, may_unpickle, connection._source_of(structure))
         (request,) = connection._fetch([found], steps.number, steps.left(), transport, least_path, boxes,
                                        [targets], place, group)
         steps.found, steps.version = found, structure.version
@@ -537,10 +553,6 @@ class FetchInto(Request):
                 steps.failure = Cancelled("the fetch was cancelled")  # before its second step
         self._look_again(steps, True)
 
-    def _wait(self, timeout: Optional[float]) -> None:
-        connection: Connection = self.connection
-        if not connection._wait_for([self], 1, timeout)[0]:
-            raise _still_running(timeout)
 
 
 def _still_running(timeout: Optional[float]) -> TimedOut:

@@ -98,22 +98,24 @@ def _start(box: Box) -> tuple[int, ...]:
 class Plan:
     """Reads the same boxes of version after version: see Connection.plan."""
 
-    def __init__(self, connection: PartCalls, name: Ref, plan: _Plan) -> None:
+    def __init__(self, connection: PartCalls, name: Ref, plan: _Plan, keys: list[str]) -> None:
         self._connection = connection
         self._name = name
         self._plan = plan
+        self._keys = keys
         self.version = 0  # that was read last
 
     def run(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes its boxes into the
-        targets, all from that one version. After an error of waiting or fetching the targets have what they
-        had. One thread at a time. Errors: TimedOut, NotFound (no such tensor), Mismatch (a tensor of another shape,
-        also in a later version; the sentence names both shapes), Unsupported (a cast that does not exist), and
-        those of a fetch."""
+        targets, all from that one version. After an error the targets have what they had. One thread at a time.
+        Errors: TimedOut, NotFound (no such tensor), Mismatch (a tensor of another shape, also in a later version; the sentence
+        names both shapes; tensors that differ, whose targets are in the same memory), ValueError (the memory of a target has
+        been freed or moved), Unsupported (a cast that does not exist), and those of a fetch."""
         newer = Ref.from_name(self._name.id.decode(), self.version if after is None else after, near=self._name)
         end = None if timeout is None else time.monotonic() + timeout
         self._connection._wait_version(newer, timeout)
-        run = PlanRun(**self._plan.run(newer.after, None if end is None else max(0.0, end - time.monotonic())))
+        with _naming(self._keys):
+            run = PlanRun(**self._plan.run(newer.after, None if end is None else max(0.0, end - time.monotonic())))
         self.version = run.version
         return run
 
@@ -176,7 +178,9 @@ class PartCalls(_rdt.Conn):
         `run` raises Mismatch if the published tensor has another shape than the target, or than the Box's
         global_shape; a Box with a start and no global_shape is a box of a tensor of any shape. Another dtype than
         the published one is a cast on the way: f32, f16 and bf16 to each other, to
-        f8_e4m3fn and f8_e5m2. Strides are the target's. The targets are borrowed as long as the Plan lives.
+        f8_e4m3fn and f8_e5m2. Strides are the target's. The targets are borrowed as long as the Plan lives: numpy does not
+        resize them meanwhile, and `run` raises ValueError if torch has freed or moved one. They share no memory, except that
+        several may have the very same, as tied weights: then the version must have the same for all of them.
         move: "whole": parts of other nodes come whole, once for all processes of this node; "slices": only what
         this plan wants; "auto": whole if it is at least half.
         padded: by key, the dimension in which this reader's tensor is longer or shorter than the published one on
@@ -191,4 +195,5 @@ class PartCalls(_rdt.Conn):
             return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets),
                                              [_dims(box.start) for box in boxes],
                                              [_dims(box.global_shape) for box in boxes],
-                                             [(padded or {}).get(key, -1) for key in targets], strict, _MOVES[move]))
+                                             [(padded or {}).get(key, -1) for key in targets], strict, _MOVES[move]),
+                        list(targets))

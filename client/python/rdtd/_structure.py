@@ -25,7 +25,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Union, cast
 
 from . import _rdt
 from ._arrays import convert, kind_of, to_numpy, torch
-from ._errors import Error, Invalid, Mismatch, PickleRefused
+from ._errors import Error, Invalid, PickleRefused
 from ._plain import NotPlain, Reader, Writer, is_text, type_name
 from ._shared import Leaves, Shared, dressed, notes_of, viewed
 
@@ -155,7 +155,7 @@ def _place_of(leaf: Any, value: Any, where: str, seen: set[int]) -> Optional[str
 
 def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
     """The error of a put that names a tensor by its number, with the expression that names it in `value`."""
-    found = re.match(r"put: tensor (\d+): (.*)", str(error), re.DOTALL)
+    found = re.match(r"(?:put: )?tensor (\d+): (.*)", str(error), re.DOTALL)
     if not found or int(found[1]) >= len(tensors):
         return error
     leaf = tensors[int(found[1])]
@@ -165,10 +165,14 @@ def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
         why = "it is a nested tensor: put its parts, which unbind() returns"
     elif layout != "torch.strided":
         why = f"it has the layout {layout}: put its parts, or its to_dense()"
-    elif not isinstance(error, TypeError):
+    elif not isinstance(error, (TypeError, ValueError, BufferError)):
         return error
     place = _place_of(leaf, value, "value", set()) or "inside a pickle"
-    return TypeError(f"put: tensor {found[1]}, {place}: {why}")
+    said = f"put: tensor {found[1]}, {place}: {why}"
+    if isinstance(error, (ValueError, BufferError)):
+        error.args = (said, *error.args[1:])
+        return error
+    return TypeError(said)
 
 
 def _head_of(form: str, kinds: list[str], notes: str, **more: Any) -> bytes:
@@ -440,7 +444,7 @@ def _head(metadata: bytes) -> tuple[Optional[dict[str, Any]], bytes]:
 
 def _as_buffer(tensor: Any) -> Any:
     """The bytes of a tensor as an object with the buffer protocol: its own memory, unless that is on a GPU. Places of
-    targets have none."""
+    targets have none (_targets.py)."""
     if not isinstance(tensor, _rdt.Tensor):
         return b""
     return tensor if tensor.device == "cpu" else tensor.tobytes()
@@ -562,127 +566,3 @@ def _with_same(names: _Names, leaves: list[Any]) -> list[tuple[str, Any]]:
 def bare(tensors: list[_rdt.Tensor]) -> Any:
     """The value of an object without metadata."""
     return to_numpy(tensors[0]) if len(tensors) == 1 else [to_numpy(tensor) for tensor in tensors]
-
-
-def flatten(value: Any) -> list[Any]:
-    """The tensors of a nested value, in the order of put. Raises TypeError if the value contains anything
-    else."""
-    if kind_of(value):
-        return [value]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in flatten(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in flatten(item)]
-    raise TypeError(f"targets must be tensors in dicts, lists and tuples; found a {type(value).__name__}")
-
-
-# ---- targets ----
-
-_IN_ORDER = "pass as_=\"list\" and a list of targets in the order of the tensors"
-
-
-class _Place:
-    """Stands for a tensor of the object in the object's structure."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def tobytes(self) -> bytes:
-        raise Mismatch(f"the object's structure is too large to be matched with into: {_IN_ORDER}")
-
-
-Copies = list[tuple[Any, Any]]  # (from, to): a target that is written after the fetch, and the target that has its bytes
-
-
-def arrange(metadata: bytes, count: int, into: Any, may_unpickle: Callable[[], bool],
-            where: str) -> tuple[list[Any], Copies]:
-    """The targets of `into` in the order of the object's tensors: dicts match by key, lists and tuples by
-    index. Parts of the object without tensors need no counterpart. Raises Mismatch, which names the place."""
-    layout = Layout(metadata, cast("list[_rdt.Tensor]", [_Place(i) for i in range(count)]))
-    if layout.form == "bare" and not isinstance(into, dict):
-        return flatten(into), []  # the tensors have an order and nothing else
-    placed: dict[int, Any] = {}
-    copies: Copies = []
-    _place(into, layout.filled(layout.tensors, may_unpickle, str, where), "into", placed, copies)
-    if len(placed) != count:
-        raise Mismatch(f"the object has {count} tensors, of which only {len(placed)} lie in its dicts, "
-                        f"lists and tuples: {_IN_ORDER}")
-    return [placed[i] for i in range(count)], copies
-
-
-def copy_all(copies: Copies) -> None:
-    """Writes the targets of tensors that have several places."""
-    for source, target in copies:
-        if kind_of(target) == "t":
-            with torch().no_grad():
-                target.copy_(source)
-        else:
-            target[...] = source
-
-
-def _place_again(first: Any, into: Any, where: str, copies: Copies) -> None:
-    """A further place of a tensor."""
-    kind = kind_of(into)
-    if kind not in ("n", "t") or kind != kind_of(first):
-        raise Mismatch(f"{where}: the object has this tensor in two places: {_IN_ORDER}")
-    if first.dtype != into.dtype or tuple(first.shape) != tuple(into.shape):
-        raise Mismatch(f"{where} is a tensor of {into.dtype} {tuple(into.shape)}, and the object has it in another place, whose "
-                       f"target is of {first.dtype} {tuple(first.shape)}")
-    if first is not into:
-        copies.append((first, into))
-
-
-def _place(into: Any, put: Any, where: str, placed: dict[int, Any], copies: Copies) -> None:
-    if kind_of(into):
-        if not isinstance(put, _Place):
-            raise Mismatch(f"{where} is a tensor, but the object has {_described(put)} there")
-        if put.number in placed:
-            _place_again(placed[put.number], into, where, copies)
-            return
-        placed[put.number] = into
-    elif isinstance(into, dict):
-        if not isinstance(put, dict):
-            raise Mismatch(f"{where} is a dict, but the object has {_described(put)} there")
-        for key, item in into.items():
-            if key not in put:
-                raise Mismatch(f"{where} has the key {key!r}, but the object has {_described(put)} there")
-            _place(item, put[key], f"{where}[{key!r}]", placed, copies)
-        for key, item in put.items():
-            if key not in into and _has_tensors(item):
-                raise Mismatch(f"{where} has no target for the object's key {key!r}")
-    else:
-        if not isinstance(put, (list, tuple)):
-            raise Mismatch(f"{where} is a {type(into).__name__}, but the object has {_described(put)} "
-                            f"there: give it that structure, or {_IN_ORDER}")
-        parts = [item for item in put if _has_tensors(item)]
-        if len(parts) != len(into):
-            raise Mismatch(f"{where} has {len(into)} targets, but the object has {_described(put)} there, "
-                            f"with tensors in {len(parts)} of its items")
-        for i, (item, part) in enumerate(zip(into, parts)):
-            _place(item, part, f"{where}[{i}]", placed, copies)
-
-
-def _has_tensors(put: Any, seen: Optional[set[int]] = None) -> bool:
-    """Whether a value, which may contain itself, has a tensor besides those parts that were seen."""
-    if isinstance(put, _Place):
-        return True
-    if not isinstance(put, (dict, list, tuple)):
-        return False
-    seen = set() if seen is None else seen
-    if id(put) in seen:
-        return False
-    seen.add(id(put))
-    return any(_has_tensors(part, seen) for part in (put.values() if isinstance(put, dict) else put))
-
-
-def _described(put: Any) -> str:
-    if isinstance(put, _Place):
-        return "a tensor"
-    if isinstance(put, dict):
-        keys = [repr(key) for key in list(put)[:8]] + ["..."] * (len(put) > 8)
-        return f"a dict with the keys {', '.join(keys)}" if put else "an empty dict"
-    if isinstance(put, (list, tuple)):
-        return f"a {type(put).__name__} of {len(put)}"
-    return f"a {type_name(put)}"

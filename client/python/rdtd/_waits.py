@@ -26,6 +26,17 @@ def _ended(requests: Sequence[Request]) -> list[bool]:
     return ended
 
 
+def _name(requests: Sequence[Request], error: Error) -> None:
+    """Makes the error of one of the requests name the target that it speaks of."""
+    for request in requests:
+        try:
+            _rdt.Request._check(request)
+        except Error as own:
+            if str(own) == str(error):
+                request._name(error)
+                return
+
+
 def _in_first_step(requests: Sequence[Request]) -> bool:
     return any([isinstance(request, FetchInto) and request._how.steps.found is None for request in requests])
 
@@ -95,7 +106,11 @@ class WaitCalls(_rdt.Conn):
     def _wait_for(self, requests: list[Request], number: int, timeout: Optional[float]) -> list[bool]:
         """_wait, also for requests of more than one step."""
         if not any([isinstance(request, FetchInto) for request in requests]):
-            return self._wait(requests, number, timeout)
+            try:
+                return self._wait(requests, number, timeout)
+            except Error as error:
+                _name(requests, error)
+                raise
         end = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -110,6 +125,7 @@ class WaitCalls(_rdt.Conn):
                 failure = error
             ended = _ended(requests)
             if failure is not None and _steps_of(requests) == before:
+                _name(requests, failure)
                 try:
                     raise failure
                 finally:

@@ -193,8 +193,7 @@ class ModelPlan:
         targets: dict[str, Box] = {}
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # of _staged: what the version does not reach stays
-        self._tied: list[tuple[str, str, torch.Tensor]] = []  # the second key of a tensor, and what the version has for it
-        self._overlaid: list[tuple[str, _Local, torch.Tensor]] = []  # the same for a tensor that overlaps the first key's
+        self._overlaid: list[tuple[str, _Local, torch.Tensor]] = []  # what the version has for a tensor that overlaps another
         first_of: dict[Any, str] = {}
         shared = Shared([local.tensor for local in locals_])
         for local in locals_:
@@ -206,18 +205,17 @@ class ModelPlan:
             tied = first != local.key and target.numel() > 0
             base, view = shared.of(target) or (None, None)
             below = local.key if tied or view is None else first_of.setdefault(id(base), local.key)
-            if tied or below != local.key or target.device.type != "cpu":
+            if tied:
+                target = targets[first].tensor  # Connection.plan sees to it that the version has the same for both
+            elif below != local.key or target.device.type != "cpu":
                 target = torch.empty(local.tensor.shape, dtype=local.tensor.dtype, device="cpu")
                 if local.key in padded:
                     self._kept.append((local.tensor, target))
-                if tied:
-                    self._tied.append((first, local.key, target))
-                elif below != local.key:
+                if below != local.key:
                     self._overlaid.append((below, local, target))
                 else:
                     self._staged.append((local.tensor, target))
             targets[local.key] = Box(target, local.global_shape, local.start)
-        self._targets = targets
         self._places = [(local.key, local.tensor, local.tensor.data_ptr()) for local in locals_]
         self._plan: Plan = connection.plan(at, targets, move=move, padded=padded, strict=strict)
 
@@ -236,10 +234,6 @@ class ModelPlan:
             for target, staged in self._kept:
                 staged.copy_(target)
         run = self._plan.run(after, timeout=timeout)
-        for first, second, tied in self._tied:
-            if not torch.equal(_bytes(self._targets[first].tensor), _bytes(tied)):
-                raise rdtd.Mismatch(f"version {run.version}: tensors {first!r} and {second!r} differ, but share their "
-                                    "memory in this model")
         with torch.no_grad():
             for target, staged in self._staged:
                 target.copy_(staged)

@@ -263,6 +263,8 @@ static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor
     tensor->data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(item, 0));
     Py_INCREF(array);
     borrowed->alive = array;
+    if (writable)
+        borrowed->pin = pin_owner(array);
     ok = !PyErr_Occurred();
 end:
     if (!ok && !PyErr_Occurred())
@@ -287,8 +289,11 @@ static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject 
         return from_tensor(borrowed, tensor, (struct tensor *)object, stream);
     }
     if (PyObject_CheckBuffer(object)) {
-        if (PyObject_GetBuffer(object, &borrowed->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0)
+        if (PyObject_GetBuffer(object, &borrowed->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0) {
+            if (writable)
+                borrowed->pin = pin_owner(object);
             return from_buffer(borrowed, tensor);
+        }
         borrowed->view.obj = NULL;
         if (writable) {
             Py_buffer readable;
@@ -373,6 +378,7 @@ void borrowed_set_free(struct borrowed_set *set)
         if (set->borrowed[i].view.obj)
             PyBuffer_Release(&set->borrowed[i].view);
         Py_XDECREF(set->borrowed[i].alive);
+        Py_XDECREF(set->borrowed[i].pin);
         PyMem_Free(set->borrowed[i].dims);
     }
     PyMem_Free(set->tensors);

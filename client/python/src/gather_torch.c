@@ -25,7 +25,7 @@ static void *address_from(PyObject *number)
 }
 
 static struct {
-    PyObject *is_cpu, *is_conj, *is_neg, *dtype, *shape, *stride, *data_ptr;
+    PyObject *is_cpu, *is_conj, *is_neg, *dtype, *shape, *stride, *nbytes, *untyped_storage, *data_ptr;
 } names; /* interned once, which makes look-ups faster */
 
 static bool make_names(void)
@@ -34,6 +34,8 @@ static bool make_names(void)
            ((names.is_cpu = PyUnicode_InternFromString("is_cpu")) && (names.is_conj = PyUnicode_InternFromString("is_conj")) &&
             (names.is_neg = PyUnicode_InternFromString("is_neg")) && (names.dtype = PyUnicode_InternFromString("dtype")) &&
             (names.shape = PyUnicode_InternFromString("shape")) && (names.stride = PyUnicode_InternFromString("stride")) &&
+            (names.nbytes = PyUnicode_InternFromString("nbytes")) &&
+            (names.untyped_storage = PyUnicode_InternFromString("untyped_storage")) &&
             (names.data_ptr = PyUnicode_InternFromString("data_ptr")));
 }
 
@@ -174,9 +176,42 @@ static bool by_exchange(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
     return true;
 }
 
+/* Returns false if the object has no such number. */
+static bool number_of(PyObject *object, PyObject *method, uintptr_t *number_p)
+{
+    PyObject *number = PyObject_CallMethodNoArgs(object, method);
+
+    *number_p = (uintptr_t)address_from(number);
+    return !PyErr_Occurred();
+}
+
+/* Whether all elements lie in the tensor's storage, which may have been resized, as FSDP does. */
+static bool lies_in_storage(const struct rdt_tensor *tensor, PyObject *torch)
+{
+    PyObject *storage = PyObject_CallMethodNoArgs(torch, names.untyped_storage);
+    int64_t low = 0, high = 1, row = 1, bytes = (int64_t)rdt_dtype_bytes(tensor->dtype);
+    uintptr_t data = (uintptr_t)tensor->data, from = 0, room = 0;
+    bool known = storage && number_of(storage, names.data_ptr, &from) && number_of(storage, names.nbytes, &room), empty = false;
+
+    Py_XDECREF(storage);
+    if (!known)
+        PyErr_Clear(); /* an old torch */
+    for (uint32_t d = tensor->ndim; d-- > 0; row *= tensor->shape[d]) {
+        int64_t reach = (tensor->shape[d] - 1) * (tensor->strides ? tensor->strides[d] : row);
+
+        empty = empty || tensor->shape[d] == 0;
+        *(reach < 0 ? &low : &high) += reach;
+    }
+    if (!known || empty || (data + (uintptr_t)(low * bytes) >= from && data - from + (uintptr_t)(high * bytes) <= room))
+        return true;
+    PyErr_SetString(PyExc_ValueError, "its storage has been resized or freed, and does not have all its elements");
+    return false;
+}
+
 bool torch_take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
 {
-    return make_names() && (by_exchange(borrowed, tensor, torch) || by_attributes(borrowed, tensor, torch, writable, stream));
+    return make_names() && (by_exchange(borrowed, tensor, torch) || by_attributes(borrowed, tensor, torch, writable, stream)) &&
+           (!writable || borrowed->on_gpu || lies_in_storage(tensor, torch));
 }
 
 /* ---- what a tensor has besides its elements ---- */

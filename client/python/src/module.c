@@ -127,6 +127,7 @@ static PyMethodDef functions[] = {
     {"set_torch", set_torch, METH_VARARGS, NULL},
     {"torch_notes", torch_notes, METH_O, NULL},
     {"torch_overlap", torch_overlap, METH_O, NULL},
+    {"target_twins", target_twins, METH_O, NULL},
     {"header_names", header_names, METH_O, NULL},
     {"delta_encode", delta_encode, METH_VARARGS, NULL},
     {"delta_apply", delta_apply, METH_VARARGS, NULL},

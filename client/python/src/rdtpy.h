@@ -8,7 +8,8 @@
  *   ref.c       Ref: the name of an object, and the hold on that object if the Ref has one
  *   request.c   Request and Object: what a call started, and what a fetch brought
  *   tensor.c    Tensor and Memory: the daemon's memory as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
- *   gather.c    borrows any library's tensors as struct rdt_tensor;  gather_torch.c: torch's;  gather_gpu.c: tensors on GPUs
+ *   gather.c    borrows any library's tensors as struct rdt_tensor;  gather_torch.c: torch's;  gather_gpu.c: tensors on GPUs;
+ *               gather_targets.c: what of their memory must hold until it is written
  *   gpu.c       GPU memory: the calls of librdt-cuda (refused where the package was built without cuda.h)
  *   delta.c     deltas between two versions of a tensor's bytes
  *   header.c    parses the names out of a safetensors header
@@ -248,6 +249,7 @@ struct dl_managed_versioned {
 struct borrowed {
     Py_buffer view;  /* view.obj is NULL if no buffer was taken */
     PyObject *alive; /* what must stay alive while borrowed; NULL: nothing */
+    PyObject *pin;   /* of pin_owner, if the memory will be written; NULL: none */
     int64_t *dims;   /* shape and strides, [2 * ndim], on the heap; NULL: in `few` */
     int64_t few[8];  /* shape and strides of tensors with at most 4 dimensions */
     bool on_gpu;
@@ -278,6 +280,17 @@ struct borrowed_set {
  * returns NULL with an exception that names the tensor; `what` begins its sentence. */
 struct borrowed_set *borrowed_set_from(PyObject *list, bool writable, PyObject *stream, const char *what);
 void borrowed_set_free(struct borrowed_set *set); /* NULL is fine */
+
+/* Targets (gather_targets.c). Returns a weak reference to the array that has the object's memory: while there is one, numpy
+ * does not resize the array, not even with refcheck=False. NULL without an exception: it has none. */
+PyObject *pin_owner(PyObject *object);
+
+/* Whether the tensors in `list` are where they were when the set was made from it. False with an exception set. */
+bool borrowed_set_is_unmoved(const struct borrowed_set *before, PyObject *list, const char *what);
+
+/* _rdt.target_twins(list): ({number: number of an earlier target in the very same memory}, None, or the numbers of two targets
+ * that share memory otherwise). */
+PyObject *target_twins(PyObject *module, PyObject *list);
 
 /* torch's tensors (gather_torch.c). torch_find_exchange is called once, with the class torch.Tensor. Both return false with
  * an exception set. */

@@ -9,7 +9,8 @@ struct plan {
     PyObject_HEAD struct conn *conn;
     rdt_plan *plan;
     struct borrowed_set *targets;
-    bool runs; /* in some thread; under the GIL */
+    PyObject *list; /* the tensors of `targets` */
+    bool runs;      /* in some thread; under the GIL */
 };
 
 /* Reads a tuple of `ndim` numbers. Returns false with an exception set. */
@@ -314,6 +315,7 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     plan->conn = NULL;
     plan->plan = NULL;
     plan->targets = NULL;
+    plan->list = NULL;
     plan->runs = false;
     if (!conn_enter(conn)) {
         Py_CLEAR(plan);
@@ -334,6 +336,8 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     Py_INCREF(conn);
     plan->conn = conn;
     plan->targets = set;
+    plan->list = targets;
+    Py_INCREF(targets);
     set = NULL;
 end:
     PyMem_Free(wants);
@@ -360,9 +364,11 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");
         return NULL;
     }
-    if (!conn_enter(plan->conn))
+    plan->runs = true; /* other threads run while the targets are looked at */
+    if (!borrowed_set_is_unmoved(plan->targets, plan->list, "plan:") || !conn_enter(plan->conn)) {
+        plan->runs = false;
         return NULL;
-    plan->runs = true;
+    }
     CONN_CALL(plan->conn, status = rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
     plan->runs = false;
     if (status != RDT_OK)
@@ -380,6 +386,7 @@ static void plan_dealloc(PyObject *self)
 
     rdt_plan_destroy(plan->plan); /* uses no connection */
     borrowed_set_free(plan->targets);
+    Py_XDECREF(plan->list);
     Py_XDECREF(plan->conn);
     PyObject_Free(self);
 }

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets of fetches, plans and followers: no memory is written twice or after it was freed, and errors name the target.
+shards_torch.py does the same with torch."""
+from __future__ import annotations
+
+from typing import Any
+
+import rdtd
+from nodes import LONG, Node, main, need, optional, raises
+
+np = optional("numpy")
+
+
+def test_targets_that_share_memory_are_named_and_not_written() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        a, b = np.arange(1, 9000.), -np.arange(1, 9000.)
+        named, listed, lone = c.put({"a": a, "b": b}), c.put([a, b]), c.put(a)
+        for memory in np.zeros(9999), reader.empty(9999, "f64"):  # librdt writes to one, and the daemon to the other
+            x, y, z = memory[:8999], memory[5:9004], memory[:8999]
+            for call, said in ((lambda: reader.get(named, into={"a": x, "b": y}), "into['b'] shares memory with into['a']"),
+                               (lambda: reader.get(listed, into=[x, y]), "into[1] shares memory with into[0]"),
+                               (lambda: reader.get(listed, into=[x, y], as_="list"), "into[1] shares memory with into[0]"),
+                               (lambda: reader.get([lone, lone], into=[x, x]), "into[1] shares memory with into[0]"),
+                               (lambda: reader.get([named, lone], into=[{"a": x, "b": b.copy()}, z]),
+                                "into[1] shares memory with into[0]['a']"),
+                               (lambda: reader.get([named, named], into=[{"a": a.copy(), "b": x}, {"a": x, "b": b.copy()}]),
+                                "into[1]['a'] shares memory with into[0]['b']"),
+                               (lambda: rdtd.DeltaFollower(reader, "w", {"a": x, "b": y}),
+                                "tensors['b'] shares memory with tensors['a']")):
+                with raises(rdtd.Invalid, said):
+                    call()
+            with raises(rdtd.Invalid, 'want 1 ("b") shares memory with want 0 ("a")'):
+                reader.plan("w", {"a": x, "b": y})
+            with raises(rdtd.Mismatch, "into['a'] and into['b'] have the same memory, but the object has different tensors"):
+                reader.get(named, into={"a": x, "b": z})
+            with raises(rdtd.Mismatch, "into[0] and into[1] have the same memory"):
+                reader.get(listed, into=[x, x], as_="list")
+            # the same memory as numbers of another kind, or not as an array
+            for other in z.view("i8"), memoryview(memory)[:8999]:
+                with raises(rdtd.Invalid, "memory"):
+                    reader.get(named, into={"a": x, "b": other})
+            columns = np.zeros((8999, 2))
+            with raises(rdtd.Mismatch, "into['a'] is not contiguous"):
+                reader.get(named, into={"a": columns[:, 0], "b": columns[:, 1]})
+            del x, y, z
+
+
+def test_tied_targets_get_what_both_names_have() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        a = np.arange(1, 9000.)
+        for value in ({"a": a, "b": a, "c": a[:9]}, {"a": a, "b": a.copy(), "c": a[:9]}, {"a": a, "b": a[:], "c": a[:9]}):
+            ref = c.put(value)
+            for memory in np.zeros(8999), reader.empty(8999, "f64"):
+                mine = {"a": memory, "b": memory[:], "c": np.zeros(9)}
+                assert reader.get(ref, into=mine) is mine and (memory == a).all() and (mine["c"] == a[:9]).all()
+                other = {"a": memory, "b": np.zeros(8999), "c": memory[:9]}
+                with raises(rdtd.Invalid, "into['c'] shares memory with into['a']"):
+                    reader.get(ref, into=other)
+                memory[:] = 0
+                reader.get(c.put(list(value.values())), into=[memory, memory, np.zeros(9)])
+                assert (memory == a).all()
+                del mine, other
+
+
+def test_plan_of_tied_targets_is_checked_before_anything_is_written() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        w = np.arange(48, dtype="f4").reshape(6, 8)
+
+        def publish(step: int, head: Any) -> None:
+            c.publish_part("policy", step, 0, 1, {"embed": w * step, "head": head, "bias": w[0]}, timeout=LONG)
+
+        publish(1, w)
+        mine, bias = np.zeros((6, 8), "f4"), np.zeros(8, "f4")
+        plan = c.plan("policy", {"embed": mine, "head": mine[:], "bias": bias})
+        assert plan.run(timeout=LONG).version == 1 and (mine == w).all()
+        wrong = w * 2
+        wrong[5, 7] += 1
+        publish(2, wrong)
+        with raises(rdtd.Mismatch, 'version 2 of "policy": tensors "embed" and "head" differ'):
+            plan.run(timeout=LONG)
+        assert (mine == w).all()
+        fused = np.zeros((6, 16), "f2")  # with a cast, as columns of one matrix, and parts that are equal
+        plan = c.plan("policy", {"embed": fused[:, :8], "head": fused[:, 8:]})
+        assert plan.run(timeout=LONG).version == 2 and (fused[:, :8] == w * 2).all() and (fused[:, 8:] == wrong).all()
+        rows = rdtd.Box(mine[:5], (6, 8), (0, 0))
+        assert c.plan("policy", {"embed": rows, "head": rows}).run(timeout=LONG).version == 2
+        assert (mine[:5] == w[:5] * 2).all() and (mine[5] == w[5]).all()
+        c.unpublish("policy")
+        del plan
+
+
+def test_arrays_are_not_resized_while_something_will_write_to_them() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        w = np.arange(100_000.)
+        c.publish_part("policy", 1, 0, 1, {"w": w}, timeout=LONG)
+        for make in (lambda mine: c.plan("policy", {"w": mine}), lambda mine: c.fetch(rdtd.Ref("never"), into=mine),
+                     lambda mine: c.plan("policy", {"w": mine[:]}), lambda mine: c.plan("policy", {"w": memoryview(mine)})):
+            mine = np.zeros(100_000)
+            kept = make(mine)
+            with raises(ValueError, "cannot resize"):
+                mine.resize(9, refcheck=False)
+            if isinstance(kept, rdtd.Plan):
+                kept.run(timeout=LONG)
+                assert (mine == w).all()
+            del kept
+            mine.resize(9, refcheck=False)
+        mine = np.zeros(100_000)
+        plan = c.plan("policy", {"w": mine})
+        mine.shape = (100, 1000)
+        with raises(ValueError, "plan: tensor 'w': its memory has been freed or moved, or it has another shape"):
+            plan.run(timeout=LONG)
+        assert not mine.any()
+        c.unpublish("policy")
+        del plan
+
+
+def test_follower_of_arrays_that_were_replaced_or_tied() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        weights = rdtd.DeltaPublisher(c, "policy")
+        a, b = np.zeros(9000), np.zeros(9000)
+        mine = np.zeros(9000)
+        follower = rdtd.DeltaFollower(c, "policy", {"a": mine, "b": mine[:]})
+
+        def publish(*values: float) -> None:
+            a[0], b[0] = values
+            weights.publish({"a": a, "b": b})
+
+        publish(1, 1)
+        assert follower.update(LONG) == 1 and mine[0] == 1
+        publish(2, 2)
+        assert follower.update(LONG) == 2 and follower.by_delta and mine[0] == 2
+        publish(3, 4)
+        with raises(rdtd.Mismatch, "into['a'] and into['b'] have the same memory"):
+            follower.update(LONG)
+        publish(5, 5)
+        assert follower.update(LONG) == 4 and mine[0] == 5
+        with raises(rdtd.Mismatch, "into['b'] is f64 in the object, but f32 in the target"):
+            rdtd.DeltaFollower(c, "policy", {"a": mine, "b": np.zeros(9000, "f4")}).update(LONG)
+        weights.unpublish()
+
+
+def test_errors_name_the_target() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        a, b = np.arange(9000.), np.arange(9000.)
+        frozen = np.zeros(9000)
+        frozen.flags.writeable = False
+        odd = c.put({"a": a, "b": [b, a]}, id="tensor 7: tensor 8")
+        for ref, into in ((odd, {"b": [None, np.zeros(9000)], "a": np.zeros(9000)}),
+                          (c.put([a, b, a]), [np.zeros(9000), None, np.zeros(9000)])):
+            where = "into['b'][0]" if isinstance(into, dict) else "into[1]"
+            for wrong, said in ((np.zeros(9000, "f4"), " is f64 in the object, but f32 in the target"),
+                                (np.zeros((9000, 1)), " has 1 dimensions in the object, but 2 in the target"),
+                                (np.zeros(8999), ", dimension 0: has 9000 elements in the object, but 8999 in the target"),
+                                (frozen, ": it is read-only"), (np.zeros(18000)[::2], " is not contiguous"),
+                                (b"bytes", ": "), (reader.empty(9000, "f4"), "f32 in the target")):
+                if isinstance(into, dict):
+                    into["b"][0] = wrong
+                else:
+                    into[1] = wrong
+                first = into["a"] if isinstance(into, dict) else into[0]
+                for call in (lambda: reader.get(ref, into=into, timeout=LONG),
+                             lambda: reader.fetch(ref, into=into).result(LONG),
+                             lambda: reader.get([ref, ref], into=[None, into], timeout=LONG),
+                             lambda: reader.wait([reader.fetch(ref, into=into)], timeout=LONG)):
+                    try:
+                        call()
+                    except (ValueError, TypeError, BufferError) as error:
+                        text = str(error).replace("into[1]['b']", "into['b']").replace("into[1][1]", "into[1]")
+                    else:
+                        raise AssertionError("no error")
+                    assert where + said in text or (wrong is frozen and where + ": " in text) or \
+                        (where in text and text.endswith(said)), text
+                    assert not first.any()
+            with raises(TypeError, where + " is a int, and tensors in dicts, lists and tuples are wanted"):
+                if isinstance(into, dict):
+                    into["b"][0] = 5
+                else:
+                    into[1] = 5
+                reader.get(ref, into=into)
+        with raises(rdtd.Mismatch, "into is f64 in the object"):
+            reader.get(c.put(a), into=np.zeros(9000, "f4"))
+        nested: list[Any] = []
+        nested.append(nested)
+        with raises(ValueError, "into is nested more deeply"):
+            reader.get(c.put([a]), into=nested)
+        crooked = np.lib.stride_tricks.as_strided(np.zeros(24, "f4"), (3,), (5,))
+        with raises(ValueError, "put: tensor 1, value['w'][1]: its stride of 5 bytes"):
+            c.put({"w": [a, crooked]})
+
+
+if __name__ == "__main__":
+    main(globals())
