@@ -381,8 +381,8 @@ static bool command_ended(int status)
     return false;
 }
 
-/* The kernel reports the end of a process when its last thread has ended, which may be never (base/process/folder_lock.h). Returns
- * whether the keeper ends. */
+/* The kernel reports the end of a process when its last thread has ended, which may be never (base/process/folder_lock.h).
+ * Returns whether the keeper ends. */
 static bool look_at_command(void)
 {
     pid_t pid = command.pid;
