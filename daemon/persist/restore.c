@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/restore_guard.h"
 #include "daemon/objects/transit.h"
 #include "daemon/persist/recovery_impl.h"
 #include "proto/grow.h"
@@ -392,23 +393,24 @@ static bool make_room(struct restoring *restoring, enum record_kind kind)
     return true;
 }
 
-#define HEAP_FACTOR 3u /* a record that is decoded, and what is made of it, take so many times its bytes */
-
-/* The kernel kills a daemon that takes more than its control group has, at this start and at each later one, so what does not
- * fit is lost, and the rest is not. The journal says which record is being read, in case that one ends the daemon. */
-static bool restore_if_it_fits(struct restoring *restoring, struct journal_slot *slot, restore_one one, struct rdt_error *err)
+static void note_slot(void *arg, const void *slot)
 {
-    struct journal_state *state = journal_state(restoring->recovery->journal);
-    struct memory_room *room = &restoring->recovery->regions->room;
-    uint64_t bytes = (uint64_t)HEAP_FACTOR * slot->bytes;
+    struct journal *journal = arg;
+
+    journal_state(journal)->reading = slot ? journal_offset(journal, slot) : 0;
+}
+
+static bool restore_guarded(struct restoring *restoring, struct journal_slot *slot, restore_one one, struct rdt_error *err)
+{
+    const struct restore_guard guard = {
+        .room = &restoring->recovery->regions->room, .note = note_slot, .arg = restoring->recovery->journal};
+    uint64_t bytes = slot->bytes;
     bool restored;
 
-    if (memory_room_take(room, bytes, false, err) != RDT_OK)
+    if (restore_guard_enter(&guard, slot, bytes, err) != RDT_OK)
         return false;
-    state->reading = journal_offset(restoring->recovery->journal, slot);
     restored = one(restoring, slot, err);
-    state->reading = 0;
-    memory_room_taken(room, bytes);
+    restore_guard_leave(&guard, bytes);
     return restored;
 }
 
@@ -425,7 +427,7 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
         object_table_continue(restoring->recovery->objects, state->oldest_generation, state->generations, least_key(restoring));
     for (size_t i = 0; status == RDT_OK && i < restoring->n_slots; i++) {
         why = (struct rdt_error){0};
-        if (!restore_if_it_fits(restoring, restoring->slots[i], one, &why))
+        if (!restore_guarded(restoring, restoring->slots[i], one, &why))
             lose(restoring, restoring->slots[i], what, &why);
     }
     return status;

@@ -5,19 +5,25 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/restore_guard.h"
 #include "daemon/base/text.h"
 #include "daemon/memory/region_file.h"
 #include "daemon/persist/storage_impl.h"
 #include "proto/grow.h"
+#include "proto/little_endian.h"
 #include "proto/wire_limits.h"
 
-#define MAX_LOGGED 20u /* bad files are logged one by one up to this many */
+#define RESTORING \
+    "storage.restoring" /* says which file is being restored, and how many starts in a row ended while they did so */
+#define MAX_ENDED 2u    /* then the file is set aside; a start that is killed for another reason meets another file */
+#define MAX_LOGGED 20u  /* bad files are logged one by one up to this many */
 
 struct restoring {
     struct storage *storage;
@@ -27,12 +33,64 @@ struct restoring {
     size_t n_names, room_names;
     struct object **held; /* [n_held]: objects on which this file has a hold */
     size_t n_held;
+    struct restore_guard guard;
+    int note;                           /* of RESTORING; -1: it cannot be written */
+    char last[STORAGE_FILE_NAME_BYTES]; /* the file that the start before this one was restoring when it ended; "": none */
+    unsigned n_ended;                   /* so many starts in a row ended there */
 };
 
 static void bad(struct storage *storage, const char *file, const struct rdt_error *why)
 {
     if (++storage->counts->storage_bad_files <= MAX_LOGGED)
         log_error("%s/%s is ignored: %s", storage->directory, file, why->msg);
+}
+
+/* ---- files that end the daemon ---- */
+
+static void note_file(void *arg, const void *file)
+{
+    const struct restoring *restoring = arg;
+    char text[STORAGE_FILE_NAME_BYTES + 16] = "";
+
+    if (file)
+        (void)snprintf(text, sizeof text, "%u %s\n", strcmp(file, restoring->last) == 0 ? restoring->n_ended + 1 : 1,
+                       (const char *)file);
+    (void)!pwrite(restoring->note, text, sizeof text, 0); /* on a full disk, a file that ends the daemon is not noted */
+}
+
+static void begin_notes(struct restoring *restoring)
+{
+    struct storage *storage = restoring->storage;
+    char text[STORAGE_FILE_NAME_BYTES + 16] = "";
+
+    restoring->guard = (struct restore_guard){.room = &storage->regions->room, .note = note_file, .arg = restoring};
+    restoring->note = openat(storage->dir, RESTORING, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (restoring->note < 0 || pread(restoring->note, text, sizeof text - 1, 0) <= 0 ||
+        sscanf(text, "%u %79s", &restoring->n_ended, restoring->last) != 2)
+        restoring->last[0] = '\0';
+}
+
+static void end_notes(const struct restoring *restoring)
+{
+    if (restoring->note >= 0)
+        (void)close(restoring->note);
+    (void)unlinkat(restoring->storage->dir, RESTORING, 0);
+}
+
+/* Whether the file must not be read: it gets another name. */
+static bool set_aside(struct restoring *restoring, const char *file)
+{
+    struct storage *storage = restoring->storage;
+    char aside[STORAGE_FILE_NAME_BYTES + 16];
+
+    if (strcmp(file, restoring->last) != 0 || restoring->n_ended < MAX_ENDED)
+        return false;
+    (void)snprintf(aside, sizeof aside, "%.*s.damaged", (int)strcspn(file, "."), file);
+    (void)renameat(storage->dir, file, storage->dir, aside);
+    storage->counts->storage_bad_files++;
+    log_error("%u starts in a row ended while they restored %s/%s, which is %s now, and is not restored: please report this",
+              restoring->n_ended, storage->directory, file, aside);
+    return true;
 }
 
 /* ---- which files there are ---- */
@@ -88,12 +146,12 @@ static bool add_file(struct restoring *restoring, const char *name)
         (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this file */
     } else if (length > 8 && strcmp(name + length - 8, ".damaged") == 0) {
         (void)rdt_error_set(&why, RDT_DAMAGED,
-                            "an earlier rdtd has set the file aside, because its bytes had changed: remove it when you "
-                            "have looked at it");
+                            "an earlier rdtd has set the file aside, because its bytes had changed, or ended it: remove the "
+                            "file when you have looked at it");
         bad(storage, name, &why);
         restore_damage(storage, name);
     } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0 &&
-               strncmp(name, STORAGE_LOCK, strlen(STORAGE_LOCK)) != 0) {
+               strncmp(name, STORAGE_LOCK, strlen(STORAGE_LOCK)) != 0 && strcmp(name, RESTORING) != 0) {
         (void)rdt_error_set(&why, RDT_INVALID, "rdtd does not write files with such names");
         bad(storage, name, &why);
     }
@@ -235,30 +293,49 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     return RDT_OK;
 }
 
-static void restore_objects(struct restoring *restoring)
+/* What the header says of its own length; stored_file_read checks it. */
+static uint64_t header_bytes(int fd)
 {
-    struct storage *storage = restoring->storage;
+    uint8_t length[8];
+    uint64_t bytes = pread(fd, length, sizeof length, 0) == (ssize_t)sizeof length ? get_le(length, sizeof length) : 0;
 
-    for (size_t i = 0; i < restoring->n_objects; i++) {
-        char name[STORAGE_FILE_NAME_BYTES];
-        struct rdt_error why = {0};
-        struct stored_file file;
-        enum rdt_status status = RDT_SYSTEM;
-        int fd;
+    return bytes <= STORAGE_MAX_HEADER_BYTES ? bytes : 0;
+}
 
-        storage_object_file(restoring->generations[i], ".safetensors", name);
-        fd = open_file(storage, name, &why);
-        if (fd >= 0)
-            status = stored_file_read(fd, &file, &why);
+static void restore_object_file(struct restoring *restoring, uint64_t generation)
+{
+    char name[STORAGE_FILE_NAME_BYTES];
+    struct rdt_error why = {0};
+    struct stored_file file;
+    enum rdt_status status = RDT_SYSTEM;
+    uint64_t bytes;
+    int fd;
+
+    storage_object_file(generation, ".safetensors", name);
+    if (set_aside(restoring, name))
+        return;
+    fd = open_file(restoring->storage, name, &why);
+    bytes = fd >= 0 ? header_bytes(fd) : 0;
+    if (fd >= 0)
+        status = restore_guard_enter(&restoring->guard, name, bytes, &why);
+    if (status == RDT_OK) {
+        status = stored_file_read(fd, &file, &why);
         if (status == RDT_OK) {
-            status = restore_object(restoring, restoring->generations[i], &fd, &file, &why);
+            status = restore_object(restoring, generation, &fd, &file, &why);
             stored_file_fini(&file);
         }
-        if (status != RDT_OK)
-            bad(storage, name, &why);
-        if (fd >= 0)
-            (void)close(fd);
+        restore_guard_leave(&restoring->guard, bytes);
     }
+    if (status != RDT_OK)
+        bad(restoring->storage, name, &why);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+static void restore_objects(struct restoring *restoring)
+{
+    for (size_t i = 0; i < restoring->n_objects; i++)
+        restore_object_file(restoring, restoring->generations[i]);
 }
 
 /* ---- names ---- */
@@ -321,21 +398,30 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
     return status;
 }
 
+static enum rdt_status restore_name_file(struct restoring *restoring, const char *file, struct rdt_error *err)
+{
+    const Rdt__Pb__NameRecord *record;
+    struct arena arena;
+    enum rdt_status status = restore_guard_enter(&restoring->guard, file, STORAGE_MAX_NAME_BYTES, err);
+
+    if (status != RDT_OK)
+        return status;
+    arena_init(&arena, (size_t)4 * STORAGE_MAX_NAME_BYTES);
+    status = read_record(restoring->storage, file, &arena, &record, err);
+    if (status == RDT_OK)
+        status = restore_record(restoring->storage, file, record, err);
+    arena_fini(&arena);
+    restore_guard_leave(&restoring->guard, STORAGE_MAX_NAME_BYTES);
+    return status;
+}
+
 static void restore_names(struct restoring *restoring)
 {
     for (size_t i = 0; i < restoring->n_names; i++) {
-        const Rdt__Pb__NameRecord *record;
         struct rdt_error why = {0};
-        struct arena arena;
-        enum rdt_status status;
 
-        arena_init(&arena, (size_t)4 * STORAGE_MAX_NAME_BYTES);
-        status = read_record(restoring->storage, restoring->names[i], &arena, &record, &why);
-        if (status == RDT_OK)
-            status = restore_record(restoring->storage, restoring->names[i], record, &why);
-        if (status != RDT_OK)
+        if (!set_aside(restoring, restoring->names[i]) && restore_name_file(restoring, restoring->names[i], &why) != RDT_OK)
             bad(restoring->storage, restoring->names[i], &why);
-        arena_fini(&arena);
     }
 }
 
@@ -374,8 +460,10 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
     status = list_files(&restoring, err);
     if (status == RDT_OK) {
         storage->accounts->unlimited = storage->regions->restoring = true;
+        begin_notes(&restoring);
         restore_objects(&restoring);
         restore_names(&restoring);
+        end_notes(&restoring);
         storage->accounts->unlimited = storage->regions->restoring = false;
         end_restoring(&restoring);
         log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,

@@ -273,6 +273,43 @@ Test(memory_group, record_that_does_not_fit_is_refused)
     keeper_stop(&keeper, SIGTERM);
 }
 
+/* Nor at a start: the files stay, and another start that has room finds them. */
+Test(memory_group, stored_objects_that_do_not_fit_are_left_on_the_disk)
+{
+    enum { N = 96 };
+    static uint8_t metadata[MIB];
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_STORED,
+                                      .metadata = metadata,
+                                      .metadata_bytes = sizeof metadata};
+    char flag[200], state_dir[160];
+    struct rdt_ref ref;
+
+    (void)snprintf(flag, sizeof flag, "--storage-dir=%s/store", getenv("TMPDIR"));
+    const char *const flags[] = {flag, NULL};
+    memory_group_create(&group, 8 * N * MIB);
+    node_start(&node, &(struct node_options){.flags = flags, .memory_group = group.dir});
+    (void)snprintf(state_dir, sizeof state_dir, "%s", node.state_dir);
+    rdt *conn = node_client(&node, "producer");
+    for (unsigned i = 0; i < N; i++) {
+        ref = put_as(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options);
+        must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    }
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    memory_group_limit(&group, N * MIB);
+    node_start(&node, &(struct node_options){.flags = flags, .memory_group = group.dir, .state_dir = state_dir});
+    must_say(memory_group_kills(&group) == 0, "the kernel has killed a process of the group");
+    cr_assert(node_log_has(&node, "is ignored: ") && node_log_has(&node, "MemoryMax"));
+    cr_assert_lt(node_now(&node).objects, N);
+    node_kill(&node, SIGKILL);
+    memory_group_limit(&group, 8 * N * MIB);
+    node_start(&node, &(struct node_options){.flags = flags, .memory_group = group.dir, .state_dir = state_dir});
+    cr_assert_eq(node_now(&node).objects, N);
+    node_kill(&node, SIGKILL);
+    memory_group_remove(&group);
+}
+
 /* Little messages are free of charge only as long as all clients together cannot fill the group with them. */
 Test(memory_group, messages_of_many_clients_do_not_fill_it)
 {

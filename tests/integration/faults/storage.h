@@ -118,6 +118,10 @@ static inline void must_be_empty(void)
 
 static inline void remove_store(void)
 {
+    char lock[200];
+
+    (void)snprintf(lock, sizeof lock, "%s/storage.lock", store);
+    (void)unlink(lock);
     must(rmdir(store) == 0);
 }
 

@@ -360,6 +360,58 @@ Test(storage_files, changed_byte_of_a_restored_file_is_an_error_that_names_it)
     end(conn, declared);
 }
 
+/* Says that so many starts in a row ended while they restored the file. */
+static void forge_note(unsigned n, const char *file)
+{
+    char path[200];
+
+    (void)snprintf(path, sizeof path, "%s/storage.restoring", store);
+    FILE *note = fopen(path, "we");
+    must(note && fprintf(note, "%u %s\n", n, strrchr(file, '/') + 1) > 0 && fclose(note) == 0);
+}
+
+static void start_after(unsigned n, char *file)
+{
+    node_kill(&node, SIGKILL);
+    find_files();
+    forge_note(n, file);
+    start();
+    cr_assert_eq(count_files(".restoring"), 0);
+}
+
+/* One start that ended there may have been killed for another reason. */
+Test(storage_files, file_that_ended_two_starts_in_a_row_is_set_aside)
+{
+    static const char *const declared[] = {".damaged", "is ignored", NULL};
+    struct rdt_ref name = name_ref("weights");
+    char *files[] = {object_file, record_file};
+
+    for (unsigned i = 0; i < 2; i++) {
+        rdt *conn = start_client("trainer");
+        (void)publish_stored(conn, "weights", 2 * MIB, 1);
+        rdt_close(conn);
+        start_after(1, files[i]);
+        conn = node_client(&node, "sampler");
+        must_have(conn, &name, 2 * MIB, 1);
+        rdt_close(conn);
+        start_after(2, files[i]);
+        cr_assert_eq(node_log_count(&node, "2 starts in a row ended while they restored"), 1);
+        cr_assert_eq(count_files(".damaged"), 1);
+        conn = node_client(&node, "trainer");
+        (void)publish_stored(conn, "fine", 2 * MIB, 2);
+        struct rdt_ref fine = name_ref("fine");
+        must_ok(rdt_unpublish(conn, &fine, &err));
+        rdt_close(conn);
+        node_stop(&node);
+        node_check_log(&node, declared);
+        char command[600];
+        (void)snprintf(command, sizeof command, "rm -f '%.150s'/*.damaged '%.150s'/*.name '%.150s'/*.safetensors", store, store,
+                       store);
+        must(system(command) == 0);
+    }
+    remove_store();
+}
+
 /* The keeper has the descriptor of the damaged file. */
 Test(storage_files, damaged_file_stays_an_error_for_the_next_daemon)
 {

@@ -279,6 +279,9 @@ Test(reservation, batch_gets_the_memory_of_stored_objects)
     free(memory);
     free_big(owner, 3);
     end(NULL);
+    char lock[200];
+    (void)snprintf(lock, sizeof lock, "%s/storage.lock", store);
+    must(unlink(lock) == 0);
     wait_until(LONG, rmdir(store) == 0);
 }
 
