@@ -9,7 +9,7 @@
 TestSuite(shards_freed, .timeout = 120);
 
 #define KEEPER_JOURNAL 1u
-#define RECORD_NAME 3u
+#define RECORD_NAME 11u
 #define COMMITTED 0x74696d63u
 #define END_AT 16u       /* where the header of the journal says how long it is */
 #define FIRST_SLOT 4160u /* behind the headers of the file and of an extent */
