@@ -20,6 +20,7 @@
 #include "daemon/conn_session.h"
 #include "daemon/daemon_impl.h"
 #include "daemon/memory/region_orphans.h"
+#include "daemon/persist/persist.h"
 #include "daemon/plugins/plugin_blame.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_read.h"
@@ -362,8 +363,9 @@ static void init_rooms(struct daemon *daemon)
     daemon->listener.conns = &daemon->conns;
 }
 
-static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *err)
+static enum rdt_status restore_state(struct daemon *daemon, struct rdt_error *err)
 {
+    bool may_take_uuid = daemon->options->state_dir[0] == '\0' || daemon->node.damaged;
     enum rdt_status status;
 
     daemon->recovery = (struct recovery){.keeper = daemon->options->keeper,
@@ -378,17 +380,6 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
                                          .restore_arg = &daemon->conns,
                                          .restore_manifest = shards_restore,
                                          .manifest_arg = &daemon->shards};
-    status =
-        recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0' || daemon->node.damaged, err);
-    if (status == RDT_OK)
-        node_renew(daemon->options->state_dir, &daemon->node);
-    if (status == RDT_OK)
-        conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));
-    return status;
-}
-
-static enum rdt_status start_storage(struct daemon *daemon, struct rdt_error *err)
-{
     daemon->storage = (struct storage){.directory = daemon->options->storage_dir,
                                        .regions = &daemon->regions,
                                        .accounts = &daemon->accounts,
@@ -396,7 +387,12 @@ static enum rdt_status start_storage(struct daemon *daemon, struct rdt_error *er
                                        .objects = &daemon->objects,
                                        .names = &daemon->names,
                                        .counts = &daemon->counts};
-    return storage_start(&daemon->storage, &daemon->loop, err);
+    status = persist_start(&daemon->recovery, &daemon->storage, &daemon->loop, may_take_uuid, err);
+    if (status == RDT_OK)
+        node_renew(daemon->options->state_dir, &daemon->node);
+    if (status == RDT_OK)
+        conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));
+    return status;
 }
 
 /* A lower memory_limit takes nothing from objects of the earlier daemon. */
@@ -430,9 +426,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
         return rdt_error_set(err, RDT_INVALID,
                              "no backend for host memory in %s: set backend_dir to the directory of rdt_host.so",
                              daemon->options->backend_dir);
-    status = start_recovery(daemon, err);
-    if (status == RDT_OK)
-        status = start_storage(daemon, err);
+    status = restore_state(daemon, err);
     if (status == RDT_OK)
         check_restored(daemon);
     if (status == RDT_OK && options_have_peers(daemon->options))

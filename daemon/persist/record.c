@@ -109,7 +109,11 @@ enum rdt_status record_restore_object(struct plugins *plugins, struct object_tab
         status = check_places(put, err);
     if (status == RDT_OK && !object_table_reserve(objects, put->generation)) /* so that no object of this daemon gets it */
         status = rdt_error_set(err, RDT_INVALID, "no earlier daemon of this node had such an object");
-    return status == RDT_OK ? object_table_put(objects, put, object_p, err) : status;
+    if (status == RDT_OK)
+        status = object_table_put(objects, put, object_p, err);
+    if (status == RDT_OK && object_has_producer_hold(*object_p)) /* otherwise the put's own hold is that of the start */
+        object_hold(*object_p);
+    return status;
 }
 
 /* ---- names ---- */

@@ -30,7 +30,7 @@ enum rdt_status record_owner(uint32_t uid, const char *tenant, struct owner *own
 /* Its account, with a reference for the caller. NULL: err says why. */
 struct account *record_account(struct accounts *accounts, uint32_t uid, const char *tenant, struct rdt_error *err);
 
-/* Puts the object of the record again. *put has what the place knows: account, layout, regions, inline bytes, promise, producer,
+/* Puts the object of the record again, with a hold that persist_start ends. *put has what the place knows: account, layout, regions, inline bytes, promise, producer,
  * time to live; the rest is filled here. The tensors must lie in the regions and the inline bytes, which is checked. INVALID,
  * also if no earlier daemon of this node had its generation; otherwise as object_table_put. */
 enum rdt_status record_restore_object(struct plugins *plugins, struct object_table *objects,

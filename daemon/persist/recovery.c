@@ -156,7 +156,7 @@ static void check_numbers(struct journal_state *state)
     }
 }
 
-static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool may_take_uuid, struct map *held,
+static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool may_take_uuid, bool *earlier_p,
                                     struct rdt_error *err)
 {
     struct rdt_error why;
@@ -196,10 +196,8 @@ static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool
     if (state->n_attempts > 1)
         give_up_last(recovery);
     check_numbers(state);
-    status = recovery_restore(recovery, held, err);
-    if (status != RDT_OK)
-        state->n_attempts--; /* it has not ended the daemon, and may go well when there is memory again */
-    return status;
+    *earlier_p = true;
+    return RDT_OK;
 }
 
 /* From here on no id is used twice, no matter what the next daemon restores. */
@@ -216,12 +214,21 @@ uint64_t *recovery_session_ids(struct recovery *recovery)
     return recovery->journal ? &journal_state(recovery->journal)->next_session : NULL;
 }
 
-enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool may_take_uuid, struct rdt_error *err)
+static void close_journal(struct recovery *recovery)
 {
-    struct map held;
+    recovery->frozen = true;
+    journal_close(recovery->journal);
+    recovery->journal = NULL;
+}
+
+enum rdt_status recovery_open(struct recovery *recovery, bool may_take_uuid, struct map *held_p, bool *earlier_p,
+                              struct rdt_error *err)
+{
     enum rdt_status status;
     int fd;
 
+    map_init(held_p);
+    *earlier_p = false;
     map_init(&recovery->filling);
     map_init(&recovery->sessions);
     map_init(&recovery->published);
@@ -236,30 +243,54 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     status = keeper_link_open(&recovery->link, recovery->keeper, err);
     if (status != RDT_OK)
         return status;
-    map_init(&held);
     recovery->link.pool = recovery->regions->pool;
     recovery->link.arg = recovery;
     recovery->link.on_up = on_up;
     recovery->link.is_kept = is_kept;
     if (recovery->link.n_held > 0)
-        status = keeper_link_fetch(&recovery->link, on_held, &held, err);
-    fd = recovery_take_held(&held, KEEPER_JOURNAL);
+        status = keeper_link_fetch(&recovery->link, on_held, held_p, err);
+    fd = recovery_take_held(held_p, KEEPER_JOURNAL);
     if (status == RDT_OK)
-        status = fd >= 0 ? open_journal(recovery, fd, may_take_uuid, &held, err) : new_journal(recovery, err);
-    if (status != RDT_OK && recovery->journal) { /* the next start finds everything unchanged */
-        journal_close(recovery->journal);
-        recovery->journal = NULL;
-    }
-    drop_rest(recovery, &held);
-    if (status != RDT_OK)
-        return status;
+        status = fd >= 0 ? open_journal(recovery, fd, may_take_uuid, earlier_p, err) : new_journal(recovery, err);
+    if (status != RDT_OK && recovery->journal) /* the next start finds everything unchanged */
+        close_journal(recovery);
+    return status;
+}
+
+static void save_generations(struct recovery *recovery)
+{
     journal_state(recovery->journal)->generations = recovery->objects->first_generation;
     journal_state(recovery->journal)->oldest_generation = recovery->objects->oldest_generation;
+}
+
+void recovery_begin(struct recovery *recovery)
+{
+    if (!recovery->journal)
+        return;
+    save_generations(recovery);
     save_ids(recovery);
     recovery_record(recovery);
     journal_state(recovery->journal)->n_attempts = 0;
+}
+
+void recovery_serve(struct recovery *recovery, uv_loop_t *loop, struct map *held)
+{
+    drop_rest(recovery, held);
+    if (!recovery->journal)
+        return;
+    save_generations(recovery); /* files may have changed them (object_table_reserve) */
     keeper_link_start(&recovery->link, loop, recovery->deadlines);
-    return RDT_OK;
+}
+
+void recovery_give_up(struct recovery *recovery, struct map *held)
+{
+    struct journal_state *state = recovery->journal ? journal_state(recovery->journal) : NULL;
+
+    if (state && state->n_attempts > 0)
+        state->n_attempts--; /* it has not ended the daemon, and may go well when there is memory again */
+    if (state)
+        close_journal(recovery);
+    drop_rest(recovery, held);
 }
 
 /* ---- the end ---- */

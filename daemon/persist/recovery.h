@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The room of recovery: records the state that must survive the end of this process, planned or not, and restores that of an
- * earlier process.
+/* The place in the keeper's memory: records the state that must survive the end of this process, planned or not.
  *
  * Owns: the journal (journal.h), which has a record of every object and name that survives this process
  * (objects/lasting.h), of the regions in which those objects lie, and of each client's session: its regions, its holds with
  * and without data, and the names of which it is the lease; and the link to the keeper (keeper_link.h), a separate process
  * that holds the descriptors of those regions and of the journal while no daemon runs.
- *
- * Public header: this one.
  *
  * Refuses: to know connections, requests and peers. A client's caches are not recorded: regions that it has released and kept
  * mapped, and regions of others that it maps without a hold. Memory on devices is kept if the daemon allocated it and has one
@@ -22,12 +19,11 @@
  *   something changes              numbers and flags in the record change in place
  *   something ends                 its record is removed; the keeper drops the region
  *
- *   start      the keeper greets ──► no journal: a new one ──────────────────────────────► SERVING
+ *   start      the keeper greets ──► no journal: a new one
  *                              └──► a journal: it cannot be read: set aside, a new one
  *                                              it crashed the daemon RECOVERY_ATTEMPTS times: set aside, a new one
  *                                              a record crashed the daemon at the last start: it is lost
- *                                              otherwise sessions, regions, objects, names and holds are restored
- *                                              ──► SERVING
+ *                                              otherwise it is restored (persist.h)
  *   SIGTERM    recovery_close: from now on the journal does not change, so the next daemon finds everything that is in it
  *
  * A restored session waits for its client (conn.h):
@@ -140,12 +136,6 @@ struct recovery {
     uint64_t n_lost;         /* objects and names whose record could not be written or restored */
     struct log_rare no_room; /* in the journal */
 };
-
-/* Connects to recovery->keeper and restores the state of an earlier daemon. The public fields must be set. Blocks for some
- * seconds at most, and for about 10 microseconds for each object. With an empty state_dir the node gets the uuid of the earlier
- * daemon. Nothing may have been put or published before. Errors, which end the start: DISCONNECTED, BUSY, PROTOCOL
- * (the keeper); INVALID (the journal is of another node); NO_MEMORY, SYSTEM. */
-enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool may_take_uuid, struct rdt_error *err);
 
 /* Returns where the first unused session id is stored; NULL: nothing is kept. */
 uint64_t *recovery_session_ids(struct recovery *recovery);

@@ -2,7 +2,7 @@
 /* What the files share that write and read the journal:
  *
  *   recovery.c                             the start and the end
- *   lasting.c | restore.c                  writing what changes | reading regions, objects and names
+ *   lasting.c | restore.c                  writing what changes | reading it
  *   sessions.c, node_records.c             both, of sessions and their holds | of holds of other nodes, and groups
  *   slots.c                                a record: its slot, its charge, its payload, its descriptors
  *   journal.c, keeper_link.c, record.c     the memory, the process that holds it, and what is said of an object or a name */
@@ -123,19 +123,18 @@ struct journal_slot *recovery_write_published(struct recovery *recovery, const s
 
 void recovery_fini_published(struct recovery *recovery);
 
-/* ---- sessions.c, node_records.c, restore.c: reading ---- */
+/* ---- restore.c ---- */
 
 struct restoring {
     struct recovery *recovery;
     struct map *held;            /* id -> struct held */
-    struct journal_slot **slots; /* [n_slots] */
+    struct journal_slot **slots; /* [n_slots]: the records of one kind */
     size_t n_slots, room;
-    struct map sessions;     /* id -> struct client */
-    struct region **regions; /* [n_regions]: each with a reference, which its users take over */
-    size_t n_regions;
-    struct object **objects; /* [n_objects]: each with a hold, beside those of its holders */
-    size_t n_objects;
 };
+
+/* Restores the records of the journal, in the order that persist.h shows; the descriptors that are used are removed from `held`.
+ * NO_MEMORY, after which nothing has been removed from the journal. */
+enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
 
 /* Each restores a record. false: it is lost, and err says why; if err is RDT_OK, the record was no longer needed. */
 bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
@@ -145,8 +144,20 @@ bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot,
 bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 
-/* Restores the records of the journal; the descriptors that are used are removed from `held`. NO_MEMORY, after which nothing
- * has been removed from the journal. */
-enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
+/* ---- recovery.c ---- */
+
+/* Connects to the keeper, and opens its journal or makes a new one. *earlier_p: an earlier daemon's records wait to be restored;
+ * *held_p: id -> struct held, what the keeper has, for recovery_serve or recovery_give_up. Errors as persist_start. */
+enum rdt_status recovery_open(struct recovery *recovery, bool may_take_uuid, struct map *held_p, bool *earlier_p,
+                              struct rdt_error *err);
+
+/* The journal has been read: from now on changes are recorded. */
+void recovery_begin(struct recovery *recovery);
+
+/* The start is over: the keeper drops what is left in `held`, which no record names. */
+void recovery_serve(struct recovery *recovery, uv_loop_t *loop, struct map *held);
+
+/* The start has failed for another reason than the journal, which the next start finds unchanged. */
+void recovery_give_up(struct recovery *recovery, struct map *held);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading: restores the records of an earlier daemon. A record that cannot be restored is removed, with a line in the log
- * that names it, and affects nothing else. */
+/* Reading: restores the records of the journal of an earlier daemon. A record that cannot be restored is removed, with a line in
+ * the log that names it, and affects nothing else. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -78,7 +78,7 @@ static struct account *account_for(struct restoring *restoring, uint64_t session
                                    struct rdt_error *err)
 {
     struct account *account = record_account(restoring->recovery->accounts, uid, tenant, err);
-    struct client *client = account ? map_get_u64(&restoring->sessions, session) : NULL;
+    struct client *client = account ? map_get_u64(&restoring->recovery->sessions, session) : NULL;
 
     if (!client || !owner_equal(&client->account->owner, &account->owner))
         return account;
@@ -130,7 +130,7 @@ static struct region_image image_of(struct restoring *restoring, const struct jo
         image.bytes = record->bytes;
         image.origin = (enum region_origin)record->origin;
     }
-    if (map_get_u64(&restoring->sessions, slot->numbers[NUMBER_REGION_SESSION]))
+    if (map_get_u64(&restoring->recovery->sessions, slot->numbers[NUMBER_REGION_SESSION]))
         image.client = slot->numbers[NUMBER_REGION_SESSION];
     image.exported = exported_of(record);
     return image;
@@ -146,7 +146,7 @@ static void close_fds(int *take_fds, uint32_t n)
 /* The session may name the region again. */
 static bool give_to_session(struct restoring *restoring, struct region *region)
 {
-    struct client *client = map_get_u64(&restoring->sessions, region->client);
+    struct client *client = map_get_u64(&restoring->recovery->sessions, region->client);
 
     if (!client)
         return true;
@@ -200,9 +200,7 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
         close_fds(fds, image.exported.n_fds);
     if (region) {
         restored = give_to_session(restoring, region) && recovery_add_region(recovery, region, slot);
-        if (restored) {
-            restoring->regions[restoring->n_regions++] = region;
-        } else {
+        if (!restored) {
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the region");
             region_unref(region);
         }
@@ -213,12 +211,14 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
 }
 
 /* Every region has a reference of restore_region, which its users have now taken over. One without any is dropped. */
-static void release_unused(struct restoring *restoring)
+static void release_unused(struct recovery *recovery)
 {
-    for (size_t i = 0; i < restoring->n_regions; i++) {
-        struct region *region = restoring->regions[i];
+    struct region *region;
+    size_t cursor = 0;
+
+    while ((region = map_next(&recovery->kept_regions, &cursor))) {
         if (region->refs == 1)
-            recovery_drop_region(restoring->recovery, region);
+            recovery_drop_region(recovery, region);
         region_unref(region);
     }
 }
@@ -247,23 +247,20 @@ static void lend_again(struct restoring *restoring, struct region **regions, con
     for (size_t i = 0; i < (record->loaned ? record->n_regions : record->n_loans); i++) {
         uint32_t at = record->loaned ? (uint32_t)i : record->loans[i];
         struct region *region = at < record->n_regions ? regions[at] : NULL;
-        if (region && region->state == REGION_USED && map_get_u64(&restoring->sessions, region->client))
+        if (region && region->state == REGION_USED && map_get_u64(&restoring->recovery->sessions, region->client))
             region_set_state(region, REGION_LOANED);
     }
 }
 
-/* The object gets a hold that end_restoring drops, in addition to its producer's. */
-static void add_object(struct restoring *restoring, struct object *object, const struct journal_slot *slot, uint64_t now_ns)
+/* What its record says beside what was put. */
+static void finish_object(struct object *object, const struct journal_slot *slot, uint64_t now_ns)
 {
-    restoring->objects[restoring->n_objects++] = object;
     object->manifest = slot->flags & OBJECT_IS_MANIFEST;
-    if (object_has_producer_hold(object))
-        object_hold(object);
     if (slot->flags & OBJECT_IS_FORCED) {
         object_free(object, true, OBJECT_END_FREED);
         return;
     }
-    if (object->state == OBJECT_FILLING && !object->producer) /* it will never be put, and end_restoring ends it */
+    if (object->state == OBJECT_FILLING && !object->producer) /* it will never be put, and ends when everything is restored */
         return;
     for (uint64_t i = 0; i < slot->numbers[NUMBER_TRANSIT_COUNT] && i < UINT16_MAX; i++)
         if (!transit_begin(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns)))
@@ -275,7 +272,7 @@ static bool put_again(struct restoring *restoring, struct journal_slot *slot, co
 {
     struct recovery *recovery = restoring->recovery;
     uint64_t now_ns = uv_hrtime(), until_ns = slot->numbers[NUMBER_DETACHED_UNTIL];
-    struct client *client = map_get_u64(&restoring->sessions, record->session);
+    struct client *client = map_get_u64(&restoring->recovery->sessions, record->session);
     struct object_put put = {.account = account,
                              .regions = regions,
                              .n_regions = (uint32_t)record->n_regions,
@@ -301,7 +298,7 @@ static bool put_again(struct restoring *restoring, struct journal_slot *slot, co
     lend_again(restoring, regions, record);
     object->record = slot;
     recovery->n_objects++;
-    add_object(restoring, object, slot, now_ns);
+    finish_object(object, slot, now_ns);
     return true;
 }
 
@@ -348,7 +345,7 @@ static bool publish_again(struct restoring *restoring, struct journal_slot *slot
 {
     struct recovery *recovery = restoring->recovery;
     struct object *object = index_get(&recovery->objects->by_generation, record->generation);
-    struct client *client = map_get_u64(&restoring->sessions, record->session);
+    struct client *client = map_get_u64(&restoring->recovery->sessions, record->session);
     uint64_t until_ns = slot->numbers[NUMBER_NAME_UNTIL];
     struct name_publish publish = {.lease = record->lease ? client : NULL,
                                    .session = record->session,
@@ -383,16 +380,6 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
 
 typedef bool (*restore_one)(struct restoring *, struct journal_slot *, struct rdt_error *);
 
-/* Room for all things of a kind. */
-static bool make_room(struct restoring *restoring, enum record_kind kind)
-{
-    if (kind == RECORD_REGION)
-        return (restoring->regions = calloc(restoring->n_slots + 1, sizeof(struct region *)));
-    if (kind == RECORD_OBJECT)
-        return (restoring->objects = calloc(restoring->n_slots + 1, sizeof(struct object *)));
-    return true;
-}
-
 static void note_slot(void *arg, const void *slot)
 {
     struct journal *journal = arg;
@@ -421,8 +408,6 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     struct rdt_error why;
     enum rdt_status status = collect(restoring, kind, err);
 
-    if (status == RDT_OK && !make_room(restoring, kind))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the journal");
     if (status == RDT_OK && kind == RECORD_OBJECT)
         object_table_continue(restoring->recovery->objects, state->oldest_generation, state->generations, least_key(restoring));
     for (size_t i = 0; status == RDT_OK && i < restoring->n_slots; i++) {
@@ -433,89 +418,59 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     return status;
 }
 
-/* Takes the holds on the parts of versions again, before end_restoring. */
-static void restore_manifests(struct restoring *restoring)
+/* Takes the holds on the parts of versions again, while everything is held. */
+static void restore_manifests(struct recovery *recovery)
 {
-    struct recovery *recovery = restoring->recovery;
+    struct object *object;
 
-    for (size_t i = 0; i < restoring->n_objects; i++)
-        if (restoring->objects[i]->manifest && restoring->objects[i]->state == OBJECT_LIVE)
-            recovery->restore_manifest(recovery->manifest_arg, restoring->objects[i]);
+    for (uint64_t at = 0; (object = index_next(&recovery->objects->by_generation, at, &at)); at++)
+        if (object->manifest && object->state == OBJECT_LIVE)
+            recovery->restore_manifest(recovery->manifest_arg, object);
 }
 
-/* Drops the holds of add_object. An object that nobody else holds has lost its producer with the earlier daemon. A put that
- * has not ended never will if its session's record is gone: when a client ends, its session's record is removed first, and
- * the daemon may have been killed before the object ended. */
-static void end_restoring(struct restoring *restoring)
+static void say_restored(struct recovery *recovery, uint64_t began_ns)
 {
-    for (size_t i = 0; i < restoring->n_objects; i++) {
-        struct object *object = restoring->objects[i];
-        if (!object->producer && (object->detached || object->state == OBJECT_FILLING))
-            object_producer_ended(object);
-        else if (!object->producer && !object->forced)
-            object->end = ((const struct journal_slot *)object->record)->flags & OBJECT_IS_FREED ? OBJECT_END_FREED
-                                                                                                 : OBJECT_END_OWNER_DIED;
-        object_drop(object);
-    }
-}
-
-static enum rdt_status restore_kinds(struct restoring *restoring, struct rdt_error *err)
-{
-    struct recovery *recovery = restoring->recovery;
-    enum rdt_status status = restore_all(restoring, RECORD_SESSION, "session", restore_session, err);
-
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_REGION, "region", restore_region, err);
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_OBJECT, "object", restore_object, err);
-    recovery->names->forgotten = journal_state(recovery->journal)->names_version;
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_NAME, "version of a name", restore_name, err);
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_PUBLISHED, "answer to a PUBLISH", restore_published, err);
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_HOLD, "hold", restore_hold, err);
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_REMOTE_HOLD, "hold without data", restore_remote_hold, err);
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_NODE_HOLD, "hold of another node", restore_node_hold, err);
-    if (status == RDT_OK)
-        status = restore_all(restoring, RECORD_GROUP, "group", restore_group, err);
-    return status;
+    recovery->n_restored = recovery->n_objects;
+    recovery->n_restored_sessions = recovery->n_sessions;
+    log_info("restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
+             (unsigned long long)recovery->n_restored, (unsigned long long)recovery->kept_bytes,
+             (unsigned long long)recovery->n_names, (unsigned long long)recovery->n_sessions,
+             (double)(uv_hrtime() - began_ns) / 1e6, recovery->n_lost > 0 ? "; some are lost, see above" : "");
+    if (journal_damaged(recovery->journal) > 0)
+        log_error("%llu records of the journal were damaged, and what they described is lost",
+                  (unsigned long long)journal_damaged(recovery->journal));
 }
 
 enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err)
 {
+    static const struct {
+        enum record_kind kind;
+        const char *what;
+        restore_one one;
+    } kinds[] = {{RECORD_SESSION, "session", restore_session},
+                 {RECORD_REGION, "region", restore_region},
+                 {RECORD_OBJECT, "object", restore_object},
+                 {RECORD_NAME, "version of a name", restore_name},
+                 {RECORD_PUBLISHED, "answer to a PUBLISH", restore_published},
+                 {RECORD_HOLD, "hold", restore_hold},
+                 {RECORD_REMOTE_HOLD, "hold without data", restore_remote_hold},
+                 {RECORD_NODE_HOLD, "hold of another node", restore_node_hold},
+                 {RECORD_GROUP, "group", restore_group}};
     struct restoring restoring = {.recovery = recovery, .held = held};
     uint64_t began_ns = uv_hrtime();
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
-    map_init(&restoring.sessions);
-    recovery->accounts->unlimited = recovery->regions->restoring = true;
     recovery->frozen = true; /* what is restored has its records already */
     recovery_record(recovery);
-    status = restore_kinds(&restoring, err);
-    if (status == RDT_OK)
-        restore_manifests(&restoring);
-    recovery->accounts->unlimited = recovery->regions->restoring = false;
-    if (status == RDT_OK) {
-        recovery->frozen = false;
-        recovery->n_restored = recovery->n_objects;
-        recovery->n_restored_sessions = recovery->n_sessions;
-        release_unused(&restoring);
-        log_info(
-            "restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
-            (unsigned long long)recovery->n_restored, (unsigned long long)recovery->kept_bytes,
-            (unsigned long long)recovery->n_names, (unsigned long long)recovery->n_sessions,
-            (double)(uv_hrtime() - began_ns) / 1e6, recovery->n_lost > 0 ? "; some are lost, see above" : "");
-        if (journal_damaged(recovery->journal) > 0)
-            log_error("%llu records of the journal were damaged, and what they described is lost",
-                      (unsigned long long)journal_damaged(recovery->journal));
-    }
-    end_restoring(&restoring);
-    map_fini(&restoring.sessions);
-    free(restoring.regions);
-    free(restoring.objects);
+    recovery->names->forgotten = journal_state(recovery->journal)->names_version;
+    for (size_t i = 0; status == RDT_OK && i < sizeof kinds / sizeof kinds[0]; i++)
+        status = restore_all(&restoring, kinds[i].kind, kinds[i].what, kinds[i].one, err);
     free(restoring.slots);
-    return status;
+    if (status != RDT_OK)
+        return status;
+    restore_manifests(recovery);
+    recovery->frozen = false;
+    say_restored(recovery, began_ns);
+    release_unused(recovery);
+    return RDT_OK;
 }

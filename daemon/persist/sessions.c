@@ -93,7 +93,7 @@ void recovery_fini_published(struct recovery *recovery)
 
 bool restore_published(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
-    struct client *client = map_get_u64(&restoring->sessions, slot->numbers[NUMBER_PUBLISHED_SESSION]);
+    struct client *client = map_get_u64(&restoring->recovery->sessions, slot->numbers[NUMBER_PUBLISHED_SESSION]);
     uint64_t request = slot->numbers[NUMBER_PUBLISHED_REQUEST];
     uint64_t version = client ? (uintptr_t)map_get_u64(&client->resumed, request) : 0; /* perhaps from the name's own record */
 
@@ -180,10 +180,9 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
     struct session_image image;
 
     if (record && restore_check_id(slot->key, err) && image_from(record, slot->key, &image, err) &&
-        !map_get_u64(&restoring->sessions, slot->key)) {
+        !map_get_u64(&recovery->sessions, slot->key)) {
         client = recovery->restore_session(recovery->restore_arg, &image);
-        if (!client || !map_put_u64(&restoring->sessions, slot->key, client) ||
-            !map_put_u64(&recovery->sessions, slot->key, client))
+        if (!client || !map_put_u64(&recovery->sessions, slot->key, client))
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session, or another session has the same token");
     }
     if (client && err->status == RDT_OK) {
@@ -222,7 +221,7 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     struct arena arena;
     const Rdt__Pb__JournalHold *record = restore_unpack(&arena, slot, &rdt__pb__journal_hold__descriptor, err);
     struct client *client =
-        record && restore_check_id(slot->key, err) ? map_get_u64(&restoring->sessions, record->session) : NULL;
+        record && restore_check_id(slot->key, err) ? map_get_u64(&restoring->recovery->sessions, record->session) : NULL;
     struct object *object = client ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
     struct region **regions = NULL;
     struct hold *hold = NULL;
@@ -279,7 +278,7 @@ bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot,
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
     const Rdt__Pb__JournalRemoteHold *record = restore_unpack(&arena, slot, &rdt__pb__journal_remote_hold__descriptor, err);
-    struct client *client = record ? map_get_u64(&restoring->sessions, record->session) : NULL;
+    struct client *client = record ? map_get_u64(&restoring->recovery->sessions, record->session) : NULL;
     struct object *object = client ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
     struct remote_hold *hold = NULL;
 

@@ -334,15 +334,19 @@ static enum rdt_status open_directory(struct storage *storage, struct rdt_error 
     return RDT_OK;
 }
 
-enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct rdt_error *err)
+void storage_init(struct storage *storage)
 {
-    enum rdt_status status;
-
     storage->dir = storage->lock = -1;
     map_init(&storage->stored);
     map_init(&storage->by_name);
     list_init(&storage->queue);
     list_init(&storage->in_memory);
+}
+
+enum rdt_status storage_open(struct storage *storage, uv_loop_t *loop, struct rdt_error *err)
+{
+    enum rdt_status status;
+
     if (storage->directory[0] == '\0')
         return RDT_OK;
     status = open_directory(storage, err);
@@ -351,11 +355,19 @@ enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct r
     if (status == RDT_OK)
         status = work_pool_create(loop, 1, &storage->helper, err);
     storage->frozen = true;
-    if (status == RDT_OK)
-        status = storage_restore(storage, err);
-    if (status != RDT_OK)
-        return status;
+    return status;
+}
+
+void storage_serve(struct storage *storage)
+{
+    struct stored *stored;
+    size_t cursor = 0;
+
+    if (!storage->helper)
+        return;
     storage->frozen = false;
+    while ((stored = map_next(&storage->stored, &cursor)))
+        stored_settle(stored);
     storage->regions->file_pool = storage->helper;
     storage->objects->stored_dir = storage->directory;
     storage->write_again = write_again;
@@ -363,7 +375,6 @@ enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct r
     storage->objects->check_arg = storage;
     storage->observer = (struct names_observer){.on_change = storage_name_changed, .arg = storage};
     list_append(&storage->names->observers, &storage->observer.link);
-    return RDT_OK;
 }
 
 void storage_freeze(struct storage *storage)

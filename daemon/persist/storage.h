@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The room of storage: objects and names that survive a reboot, as files of the directory storage_dir.
+/* The place on the disk: objects and names that survive a reboot, as files of the directory storage_dir.
  *
  * Owns: the directory, whose files nobody else may write (storage_file.h has their format), and the threads that write and
- * remove files there, so that a slow disk delays nobody else. At the start it restores the files of an earlier daemon.
- *
- * Public header: this one.
+ * remove files there, so that a slow disk delays nobody else.
  *
  * Before an object is first served from its file, the bytes are compared with the checksums that were computed when it was
  * written (storage_check.c). Later readers trust the page cache.
@@ -67,12 +65,6 @@ struct storage {
     uint64_t n_objects, n_names;                /* durable */
     struct log_rare spill_failures;
 };
-
-/* Opens the directory, creating it if it does not exist, and restores the objects that an earlier daemon stored. To be called
- * after recovery_start, and before anything is put or published. Reads the headers of all files, and no tensor. A file that is
- * not valid is ignored, with a line in the log. Errors, which end the start: INVALID (the directory's owner or mode), BUSY
- * (another daemon uses it), SYSTEM, NO_MEMORY. Does nothing if `directory` is "". */
-enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct rdt_error *err);
 
 /* The daemon ends: objects and names that end from now on keep their files for the next daemon. Writing stops. */
 void storage_freeze(struct storage *storage);

@@ -156,7 +156,18 @@ bool stored_name_restore(struct storage *storage, const char *file, uint64_t ver
 
 /* ---- storage_restore.c ---- */
 
-/* Restores the objects and names of the directory. */
+/* Restores the objects and names of the directory that the journal did not have. SYSTEM, NO_MEMORY. */
 enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err);
+
+/* ---- storage.c ---- */
+
+void storage_init(struct storage *storage); /* so that storage_fini may follow */
+
+/* Opens the directory, creating it if it does not exist, and starts the threads. Until storage_serve nothing is written. Errors
+ * as persist_start. Does nothing without a directory. */
+enum rdt_status storage_open(struct storage *storage, uv_loop_t *loop, struct rdt_error *err);
+
+/* What was there is restored. */
+void storage_serve(struct storage *storage);
 
 #endif

@@ -31,8 +31,6 @@ struct restoring {
     size_t n_objects, room_objects;
     char (*names)[STORAGE_FILE_NAME_BYTES]; /* [n_names]: the files of records */
     size_t n_names, room_names;
-    struct object **held; /* [n_held]: objects on which this file has a hold */
-    size_t n_held;
     struct restore_guard guard;
     int note;                           /* of RESTORING; -1: it cannot be written */
     char last[STORAGE_FILE_NAME_BYTES]; /* the file that the start before this one was restoring when it ended; "": none */
@@ -185,8 +183,7 @@ static enum rdt_status list_files(struct restoring *restoring, struct rdt_error 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list storage_dir %s", restoring->storage->directory);
     if (restoring->n_objects > 0)
         qsort(restoring->generations, restoring->n_objects, sizeof *restoring->generations, compare);
-    restoring->held = calloc(restoring->n_objects + 1, sizeof(struct object *));
-    return restoring->held ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore stored objects");
+    return RDT_OK;
 }
 
 static int open_file(const struct storage *storage, const char *name, struct rdt_error *err)
@@ -274,10 +271,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         status = put_again(storage, fd, file, &object, err);
         if (status != RDT_OK)
             return status;
-        restoring->held[restoring->n_held++] = object;
-        if (object_has_producer_hold(object)) /* the hold of a detached object; otherwise this file has the hold of the put */
-            object_hold(object);
-        storage->counts->storage_restored++;
+        storage->counts->storage_restored += object->detached; /* others end, unless a name leads to them */
     } else if (object->sum == 0 && file->facts->n_sums > 0) {
         object->sum = tensor_sum_object(file->layout, file->facts->sums, object_metadata(object),
                                         object->metadata_bytes - object->box_bytes);
@@ -378,6 +372,7 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
     struct name_publish publish = {.ttl_ns = record->ttl_ns};
     struct owner owner;
     struct name *name;
+    bool stays;
     enum rdt_status status = record_owner(record->uid, record->tenant, &owner, err);
 
     if (status != RDT_OK)
@@ -391,8 +386,11 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
                              record->generation);
     if (!owner_equal(&owner, &stored->object->account->owner))
         return rdt_error_set(err, RDT_INVALID, "its object belongs to somebody else");
-    if (!is_published(storage, &owner, record))
+    if (!is_published(storage, &owner, record)) {
+        stays = stored->object->detached || stored->object->published;
         status = record_restore_name(storage->names, record, stored->object, &publish, &name, err);
+        storage->counts->storage_restored += status == RDT_OK && !stays;
+    }
     if (status == RDT_OK && !stored_name_restore(storage, file, record->version, stored))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     return status;
@@ -427,52 +425,20 @@ static void restore_names(struct restoring *restoring)
 
 /* ---- all of it ---- */
 
-/* Drops the holds that restore_object took. An object that nobody else holds ends, because its producer ended with the earlier
- * daemon, and its file is removed. */
-static void end_restoring(struct restoring *restoring)
-{
-    struct storage *storage = restoring->storage;
-    struct stored *stored;
-    size_t cursor = 0;
-
-    for (size_t i = 0; i < restoring->n_held; i++) {
-        struct object *object = restoring->held[i];
-        bool goes = !object->detached && !object->published;
-        if (object->detached)
-            object_producer_ended(object);
-        else
-            object->end = OBJECT_END_OWNER_DIED;
-        storage->counts->storage_restored -= goes;
-        object_drop(object);
-    }
-    storage->frozen = false;
-    while ((stored = map_next(&storage->stored, &cursor)))
-        stored_settle(stored);
-}
-
 enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
 {
     struct restoring restoring = {.storage = storage};
-    uint64_t began_ns = uv_hrtime();
     enum rdt_status status;
 
     storage->counts->storage_damaged_bytes = storage_prune_damaged(storage->dir);
     status = list_files(&restoring, err);
     if (status == RDT_OK) {
-        storage->accounts->unlimited = storage->regions->restoring = true;
         begin_notes(&restoring);
         restore_objects(&restoring);
         restore_names(&restoring);
         end_notes(&restoring);
-        storage->accounts->unlimited = storage->regions->restoring = false;
-        end_restoring(&restoring);
-        log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,
-                 storage->counts->storage_restored, storage->n_names, storage->accounts->node.used[USAGE_STORED_BYTES],
-                 (double)(uv_hrtime() - began_ns) / 1e6,
-                 storage->counts->storage_bad_files > 0 ? "; some files are not usable, see above" : "");
     }
     free(restoring.generations);
     free(restoring.names);
-    free(restoring.held);
     return status;
 }

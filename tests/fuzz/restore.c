@@ -16,6 +16,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/objects/object.h"
 #include "daemon/objects/transit.h"
+#include "daemon/persist/persist.h"
 #include "daemon/persist/recovery_impl.h"
 #include "daemon/versions/shards.h"
 #include "tests/fuzz/harness/fuzz.h"
@@ -96,6 +97,8 @@ struct world {
     struct names names;
     struct deadlines deadlines;
     struct recovery recovery;
+    struct storage storage; /* without a directory */
+    Rdt__Pb__StatusReply counts;
     struct directory_names directory_names; /* knows no name */
     struct shards shards;                   /* it asks no other node */
     struct list sessions;
@@ -164,6 +167,7 @@ static void world_init(struct world *world, struct journal *journal)
                                         .manifest_arg = &world->shards,
                                         .link = {.fd = -1},
                                         .journal = journal};
+    world->storage.counts = &world->counts;
     world->shards = (struct shards){.node = &world->node,
                                     .deadlines = &world->deadlines,
                                     .regions = &world->regions,
@@ -229,6 +233,7 @@ static void world_fini(struct world *world)
     map_fini(&recovery->kept_regions);
     map_fini(&recovery->sessions);
     recovery_fini_published(recovery);
+    client_save_hold_ids(NULL);
     (void)__real_uv_run(&loop, UV_RUN_NOWAIT);
 }
 
@@ -309,7 +314,7 @@ static struct counts restore(struct journal *journal)
 
     world_init(&world, journal);
     keep_all(&held, journal);
-    fuzz_must(recovery_restore(recovery, &held, &err) == RDT_OK);
+    fuzz_must(persist_restore(recovery, &world.storage, true, &held, &err) == RDT_OK);
     counts = (struct counts){recovery->n_objects, recovery->n_names, recovery->n_sessions, recovery->n_holds, recovery->n_lost};
     drop_all(&held);
     world_fini(&world);
