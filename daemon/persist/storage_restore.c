@@ -284,6 +284,8 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     for (uint32_t i = 0; i < object->n_regions; i++)
         object->unchecked |= object->uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
     stored_set_durable(stored);
+    if (!object->named) /* it was freed by force, and somebody keeps it: its file goes */
+        storage_object_ended(storage, object);
     return RDT_OK;
 }
 
