@@ -29,33 +29,33 @@ static ssize_t tls_outcome(struct lane *lane, int result, enum call call)
     int error = errno;
     unsigned long code = ERR_peek_last_error();
 
-    switch (SSL_get_error(lane->ssl, result)) {
+    switch (SSL_get_error(lane->tls.ssl, result)) {
     case SSL_ERROR_WANT_READ:
-        lane->readable = false;
+        lane->ready.readable = false;
         if (call != WRITE)
             return CHANNEL_AGAIN;
-        lane->fault = "it began a second TLS handshake";
+        lane->end.fault = "it began a second TLS handshake";
         break;
     case SSL_ERROR_WANT_WRITE:
-        lane->writable = false;
+        lane->ready.writable = false;
         if (call != READ)
             return CHANNEL_AGAIN;
-        lane->fault = "it began a second TLS handshake";
+        lane->end.fault = "it began a second TLS handshake";
         break;
     case SSL_ERROR_ZERO_RETURN:
         return CHANNEL_END;
     case SSL_ERROR_SYSCALL:
         if (!error && !code)
             return CHANNEL_END;
-        lane->error = error;
+        lane->end.error = error;
         break;
     default:
-        lane->fault = code ? ERR_reason_error_string(code) : NULL;
+        lane->end.fault = code ? ERR_reason_error_string(code) : NULL;
         break;
     }
     ERR_clear_error();
-    if (!lane->fault && !lane->error)
-        lane->fault = "TLS failed";
+    if (!lane->end.fault && !lane->end.error)
+        lane->end.fault = "TLS failed";
     return CHANNEL_BROKEN;
 }
 
@@ -65,14 +65,14 @@ enum rdt_status channel_shake(struct lane *lane)
 
     ERR_clear_error();
     errno = 0;
-    result = SSL_do_handshake(lane->ssl);
+    result = SSL_do_handshake(lane->tls.ssl);
     if (result != 1)
         return tls_outcome(lane, result, SHAKE) == CHANNEL_AGAIN ? RDT_AGAIN : RDT_PROTOCOL;
-    if (!tls_has_key(lane->ssl)) { /* tls_start rules this out */
-        lane->fault = "its TLS handshake did not use the key of the offer";
+    if (!tls_has_key(lane->tls.ssl)) { /* tls_start rules this out */
+        lane->end.fault = "its TLS handshake did not use the key of the offer";
         return RDT_PROTOCOL;
     }
-    lane->kernel_tls = BIO_get_ktls_send(SSL_get_wbio(lane->ssl));
+    lane->tls.in_kernel = BIO_get_ktls_send(SSL_get_wbio(lane->tls.ssl));
     return RDT_OK;
 }
 
@@ -84,7 +84,7 @@ static ssize_t plain_outcome(struct lane *lane, bool *ready)
     }
     if (errno == EINTR)
         return CHANNEL_AGAIN; /* the socket is still ready, and the caller tries again */
-    lane->error = errno;
+    lane->end.error = errno;
     return CHANNEL_BROKEN;
 }
 
@@ -101,14 +101,14 @@ ssize_t channel_read(struct lane *lane, const struct iovec *iov, unsigned n)
 {
     ssize_t read;
 
-    if (lane->ssl) {
+    if (lane->tls.ssl) {
         size_t got = 0;
         int result;
 
         ERR_clear_error();
         errno = 0;
-        result = SSL_read_ex(lane->ssl, iov->iov_base, iov->iov_len, &got);
-        if (lane->fault) { /* set by on_message in tls.c */
+        result = SSL_read_ex(lane->tls.ssl, iov->iov_base, iov->iov_len, &got);
+        if (lane->end.fault) { /* set by on_message in tls.c */
             ERR_clear_error();
             return CHANNEL_BROKEN;
         }
@@ -116,11 +116,11 @@ ssize_t channel_read(struct lane *lane, const struct iovec *iov, unsigned n)
     }
     read = readv(lane->fd, iov, (int)n);
     if (read < 0)
-        return plain_outcome(lane, &lane->readable);
+        return plain_outcome(lane, &lane->ready.readable);
     if (read == 0)
         return CHANNEL_END;
-    if ((size_t)read < iov_bytes(iov, n) && !lane->hung_up)
-        lane->readable = false;
+    if ((size_t)read < iov_bytes(iov, n) && !lane->ready.hung_up)
+        lane->ready.readable = false;
     return read;
 }
 
@@ -131,12 +131,12 @@ static int gather_write(BIO *bio, const char *bytes, int n)
     struct lane *lane = BIO_get_data(bio);
 
     BIO_clear_retry_flags(bio);
-    if ((size_t)n > GATHER_BYTES - lane->gathered_n) { /* channel_write makes room first */
+    if ((size_t)n > GATHER_BYTES - lane->tls.gathered_n) { /* channel_write makes room first */
         BIO_set_retry_write(bio);
         return -1;
     }
-    memcpy(lane->gathered + lane->gathered_n, bytes, (size_t)n);
-    lane->gathered_n += (size_t)n;
+    memcpy(lane->tls.gathered + lane->tls.gathered_n, bytes, (size_t)n);
+    lane->tls.gathered_n += (size_t)n;
     return n;
 }
 
@@ -162,33 +162,34 @@ bool channel_gather(struct lane *lane)
 {
     BIO *bio;
 
-    if (!lane->ssl || lane->kernel_tls)
+    if (!lane->tls.ssl || lane->tls.in_kernel)
         return true;
-    lane->gathered = malloc(GATHER_BYTES);
-    bio = lane->gathered ? BIO_new(lane->transport->gather) : NULL;
+    lane->tls.gathered = malloc(GATHER_BYTES);
+    bio = lane->tls.gathered ? BIO_new(lane->transport->gather) : NULL;
     if (!bio) {
         ERR_clear_error();
         return false;
     }
     BIO_set_data(bio, lane);
     BIO_set_init(bio, 1);
-    SSL_set0_wbio(lane->ssl, bio);
+    SSL_set0_wbio(lane->tls.ssl, bio);
     return true;
 }
 
 ssize_t channel_flush(struct lane *lane)
 {
-    while (lane->gathered_at < lane->gathered_n) {
+    while (lane->tls.gathered_at < lane->tls.gathered_n) {
         ssize_t n;
 
-        if (!lane->writable)
+        if (!lane->ready.writable)
             return CHANNEL_AGAIN;
-        n = send(lane->fd, lane->gathered + lane->gathered_at, lane->gathered_n - lane->gathered_at, MSG_NOSIGNAL);
-        if (n < 0 && plain_outcome(lane, &lane->writable) == CHANNEL_BROKEN)
+        n = send(lane->fd, lane->tls.gathered + lane->tls.gathered_at, lane->tls.gathered_n - lane->tls.gathered_at,
+                 MSG_NOSIGNAL);
+        if (n < 0 && plain_outcome(lane, &lane->ready.writable) == CHANNEL_BROKEN)
             return CHANNEL_BROKEN;
-        lane->gathered_at += n > 0 ? (size_t)n : 0;
+        lane->tls.gathered_at += n > 0 ? (size_t)n : 0;
     }
-    lane->gathered_n = lane->gathered_at = 0;
+    lane->tls.gathered_n = lane->tls.gathered_at = 0;
     return 1;
 }
 
@@ -200,24 +201,24 @@ ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
     const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};
     ssize_t sent;
 
-    if (lane->ssl && !lane->kernel_tls) {
+    if (lane->tls.ssl && !lane->tls.in_kernel) {
         size_t written = 0;
         int result;
 
-        if (lane->gathered && GATHER_BYTES - lane->gathered_n < RECORD_BYTES + RECORD_EXTRA_BYTES) {
+        if (lane->tls.gathered && GATHER_BYTES - lane->tls.gathered_n < RECORD_BYTES + RECORD_EXTRA_BYTES) {
             ssize_t flushed = channel_flush(lane);
             if (flushed != 1)
                 return flushed;
         }
         ERR_clear_error();
         errno = 0;
-        result = SSL_write_ex(lane->ssl, iov->iov_base, iov->iov_len, &written);
+        result = SSL_write_ex(lane->tls.ssl, iov->iov_base, iov->iov_len, &written);
         return result == 1 ? (ssize_t)written : tls_outcome(lane, result, WRITE);
     }
     sent = sendmsg(lane->fd, &message, MSG_NOSIGNAL);
     if (sent < 0)
-        return plain_outcome(lane, &lane->writable);
+        return plain_outcome(lane, &lane->ready.writable);
     if ((size_t)sent < iov_bytes(iov, n))
-        lane->writable = false;
+        lane->ready.writable = false;
     return sent;
 }

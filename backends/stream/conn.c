@@ -47,7 +47,7 @@ void conn_destroy(struct conn *conn)
     ring_remove(&conn->visit);
     (void)pthread_mutex_unlock(&conn->transport->lock);
     explicit_bzero(&conn->ours, sizeof conn->ours);
-    explicit_bzero(&conn->peers, sizeof conn->peers);
+    explicit_bzero(&conn->peer.secrets, sizeof conn->peer.secrets);
     free(conn);
 }
 
@@ -73,13 +73,13 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
     if (status != RDT_OK)
         return status;
     (void)pthread_mutex_lock(&transport->lock);
-    if (conn->connected || conn->closing) {
+    if (conn->peer.known || conn->closing) {
         status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
     } else {
-        conn->peer_address = address;
-        conn->peers = secrets;
-        conn->tls = !plain || !transport->settings.plain; /* unencrypted only if both ends trust the network */
-        conn->connected = true;
+        conn->peer.address = address;
+        conn->peer.secrets = secrets;
+        conn->peer.tls = !plain || !transport->settings.plain; /* unencrypted only if both ends trust the network */
+        conn->peer.known = true;
         ops_start_sends(conn);
     }
     (void)pthread_mutex_unlock(&transport->lock);
@@ -144,7 +144,7 @@ const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const 
     if (lane->evicted) {
         why_not = "it was closed to make room for others";
     } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) ||
-               !numbers_take(&conn->used_numbers, lane->number)) {
+               !numbers_take(&conn->used_numbers, lane->greeting.number)) {
         why_not = "its token is unknown or was used before";
     } else if (conn->n_in == MAX_LANES_IN) {
         why_not = "its node has too many connections";

@@ -78,7 +78,7 @@ struct lane *lane_create(struct transport *transport, struct conn *conn, int fd)
         ring_append(&conn->lanes, &lane->ring);
         lane->counted = true;
         conn->n_out++;
-        lane->number = conn->next_number++;
+        lane->greeting.number = conn->next_number++;
     } else {
         ring_init(&lane->ring);
     }
@@ -89,7 +89,7 @@ void lane_leave(struct lane *lane)
 {
     lane_set_state(lane, LANE_LEAVING);
     lane_set_deadline(lane, LEAVING_NS);
-    lane->left = true;
+    lane->end.left = true;
 }
 
 /* ---- the end ---- */
@@ -98,10 +98,10 @@ void lane_fail(struct lane *lane, const char *fault, int error)
 {
     if (lane->state == LANE_GONE)
         return;
-    if (!lane->fault)
-        lane->fault = fault;
-    if (!lane->error)
-        lane->error = error;
+    if (!lane->end.fault)
+        lane->end.fault = fault;
+    if (!lane->end.error)
+        lane->end.error = error;
     lane_set_state(lane, LANE_GONE);
 }
 
@@ -110,8 +110,8 @@ void lane_free(struct lane *lane)
     struct transport *transport = lane->transport;
     struct conn *conn = lane->conn;
 
-    SSL_free(lane->ssl);
-    free(lane->gathered);
+    SSL_free(lane->tls.ssl);
+    free(lane->tls.gathered);
     if (lane->fd >= 0)
         (void)close(lane->fd);
     ring_remove(&lane->timed);

@@ -58,7 +58,7 @@ void ops_start_sends(struct conn *conn)
 {
     struct lane *lane;
 
-    if (!conn->connected || conn->closing || conn->failed || ring_empty(&conn->sends))
+    if (!conn->peer.known || conn->closing || conn->failed || ring_empty(&conn->sends))
         return;
     if (!ring_empty(&conn->idle)) {
         lane = container_of(conn->idle.next, struct lane, idle);

@@ -14,33 +14,33 @@ static void take_header(struct lane *lane)
     const struct rdt_host *host = &lane->transport->host;
     struct operation *operation;
 
-    if (!wire_read_header(lane->small, &lane->header)) {
+    if (!wire_read_header(lane->small, &lane->chunk.header)) {
         lane_fail(lane, "its header is malformed", 0);
         return;
     }
     lane->small_n = 0;
-    if (lane->header.kind == HEADER_BYE) {
+    if (lane->chunk.header.kind == HEADER_BYE) {
         lane_leave(lane);
         return;
     }
-    operation = op_take_recv(lane->conn, lane, &lane->header);
-    if (operation && operation->op->piece.bytes != lane->header.bytes) {
+    operation = op_take_recv(lane->conn, lane, &lane->chunk.header);
+    if (operation && operation->op->piece.bytes != lane->chunk.header.bytes) {
         op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the receive that was posted for it");
         operation = NULL;
     } else if (!operation) {
         host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which no receive is posted",
-                  (unsigned long long)lane->header.chunk, (unsigned long long)lane->header.transfer);
+                  (unsigned long long)lane->chunk.header.chunk, (unsigned long long)lane->chunk.header.transfer);
     }
-    lane->operation = operation;
-    lane->memory = operation ? pieces_of(operation->op) : (struct pieces){0};
-    lane->bytes = lane->header.bytes;
-    lane->at = 0;
-    lane->stage = lane->bytes ? IN_BYTES : IN_TRAILER;
+    lane->chunk.operation = operation;
+    lane->chunk.memory = operation ? pieces_of(operation->op) : (struct pieces){0};
+    lane->chunk.bytes = lane->chunk.header.bytes;
+    lane->chunk.at = 0;
+    lane->chunk.stage = lane->chunk.bytes ? IN_BYTES : IN_TRAILER;
 }
 
 static void take_trailer(struct lane *lane)
 {
-    struct operation *operation = lane->operation;
+    struct operation *operation = lane->chunk.operation;
     bool whole;
 
     if (!wire_read_trailer(lane->small, &whole)) {
@@ -49,9 +49,9 @@ static void take_trailer(struct lane *lane)
     }
     lane->small_n -= TRAILER_BYTES;
     memmove(lane->small, lane->small + TRAILER_BYTES, lane->small_n); /* the start of the next header */
-    lane->stage = IN_HEADER;
-    lane->operation = NULL;
-    lane->memory = (struct pieces){0};
+    lane->chunk.stage = IN_HEADER;
+    lane->chunk.operation = NULL;
+    lane->chunk.memory = (struct pieces){0};
     if (operation)
         op_end(operation, whole ? RDT_OK : RDT_TRANSPORT, whole ? NULL : "the sender ended the chunk early");
 }
@@ -63,7 +63,7 @@ static bool read_small(struct lane *lane, size_t bytes)
         const struct iovec iov = {lane->small + lane->small_n, bytes - lane->small_n};
         ssize_t n;
 
-        if (!lane->readable)
+        if (!lane->ready.readable)
             return false;
         n = channel_read(lane, &iov, 1);
         if (n < 0) {
@@ -81,13 +81,14 @@ static unsigned parts_of(struct lane *lane, uint64_t rest, struct iovec iov_p[MA
 {
     uint64_t most = rest < PART_BYTES ? rest : PART_BYTES, bytes = 0;
     struct pieces memory;
-    unsigned max = lane->ssl ? 1 : MAX_PARTS - 1, n = 0; /* OpenSSL reads into one place */
+    unsigned max = lane->tls.ssl ? 1 : MAX_PARTS - 1, n = 0; /* OpenSSL reads into one place */
 
-    if (lane->memory.list)
-        (void)pieces_at(&lane->memory, lane->at);
-    memory = lane->memory; /* a copy runs ahead of what has arrived */
+    if (lane->chunk.memory.list)
+        (void)pieces_at(&lane->chunk.memory, lane->chunk.at);
+    memory = lane->chunk.memory; /* a copy runs ahead of what has arrived */
     for (; bytes < most && n < max; n++) {
-        iov_p[n] = memory.list ? pieces_at(&memory, lane->at + bytes) : (struct iovec){lane->thread->scratch, SCRATCH_BYTES};
+        iov_p[n] =
+            memory.list ? pieces_at(&memory, lane->chunk.at + bytes) : (struct iovec){lane->thread->scratch, SCRATCH_BYTES};
         if (iov_p[n].iov_len > most - bytes)
             iov_p[n].iov_len = most - bytes;
         bytes += iov_p[n].iov_len;
@@ -101,7 +102,7 @@ static unsigned parts_of(struct lane *lane, uint64_t rest, struct iovec iov_p[MA
  * of bytes. */
 static size_t read_bytes(struct lane *lane)
 {
-    uint64_t rest = lane->bytes - lane->at;
+    uint64_t rest = lane->chunk.bytes - lane->chunk.at;
     struct iovec iov[MAX_PARTS];
     unsigned parts = parts_of(lane, rest, iov);
     ssize_t n = channel_read(lane, iov, parts);
@@ -112,10 +113,10 @@ static size_t read_bytes(struct lane *lane)
     }
     if ((uint64_t)n >= rest) {
         lane->small_n = (size_t)((uint64_t)n - rest);
-        lane->at = lane->bytes;
-        lane->stage = IN_TRAILER;
+        lane->chunk.at = lane->chunk.bytes;
+        lane->chunk.stage = IN_TRAILER;
     } else {
-        lane->at += (uint64_t)n;
+        lane->chunk.at += (uint64_t)n;
     }
     return (size_t)n;
 }
@@ -127,14 +128,14 @@ void receive_run(struct lane *lane)
     while (lane->state == LANE_READY) {
         size_t n;
 
-        switch (lane->stage) {
+        switch (lane->chunk.stage) {
         case IN_HEADER:
             if (!read_small(lane, HEADER_BYTES))
                 return;
             take_header(lane);
             break;
         case IN_BYTES:
-            if (!lane->readable)
+            if (!lane->ready.readable)
                 return;
             n = read_bytes(lane);
             thread_yield(lane->thread);

@@ -34,19 +34,19 @@ static void log_stranger(struct lane *lane, const char *why)
 
 static void finish(struct lane *lane)
 {
-    struct operation *operation = lane->operation;
-    enum rdt_status status = lane->fault ? RDT_PROTOCOL : RDT_PEER_LOST;
+    struct operation *operation = lane->chunk.operation;
+    enum rdt_status status = lane->end.fault ? RDT_PROTOCOL : RDT_PEER_LOST;
     char msg[128];
 
     (void)snprintf(msg, sizeof msg, "%s",
-                   lane->fault   ? lane->fault
-                   : lane->error ? strerror(lane->error)
-                                 : "the peer closed the connection");
+                   lane->end.fault   ? lane->end.fault
+                   : lane->end.error ? strerror(lane->end.error)
+                                     : "the peer closed the connection");
     if (lane->conn)
         conn_fail(lane->conn, status, msg);
     else
         log_stranger(lane, msg);
-    lane->operation = NULL;
+    lane->chunk.operation = NULL;
     if (operation)
         op_end(operation, RDT_TRANSPORT, msg);
     lane_free(lane);
@@ -56,7 +56,7 @@ static void finish(struct lane *lane)
 
 static void dial(struct lane *lane)
 {
-    const struct sockaddr_storage *address = &lane->conn->peer_address;
+    const struct sockaddr_storage *address = &lane->conn->peer.address;
     socklen_t bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
     lane_set_state(lane, LANE_DIALLING);
@@ -87,8 +87,8 @@ static void begin(struct lane *lane)
 
 static void start_tls(struct lane *lane)
 {
-    lane->ssl = tls_start(lane);
-    if (lane->ssl)
+    lane->tls.ssl = tls_start(lane);
+    if (lane->tls.ssl)
         lane_set_state(lane, LANE_SHAKING);
     else
         lane_fail(lane, NULL, ENOMEM);
@@ -99,13 +99,13 @@ static void run_dialling(struct lane *lane)
     int error = 0;
     socklen_t bytes = sizeof error;
 
-    if (!lane->writable)
+    if (!lane->ready.writable)
         return;
     if (getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &bytes))
         error = errno;
     if (error)
         lane_fail(lane, NULL, error);
-    else if (lane->conn->tls)
+    else if (lane->conn->peer.tls)
         start_tls(lane);
     else
         lane_set_state(lane, LANE_GREETING);
@@ -116,11 +116,11 @@ static void run_peeking(struct lane *lane)
     uint8_t byte;
     ssize_t n;
 
-    if (!lane->readable)
+    if (!lane->ready.readable)
         return;
     n = recv(lane->fd, &byte, 1, MSG_PEEK);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        lane->readable = errno == EINTR;
+        lane->ready.readable = errno == EINTR;
     else if (n <= 0)
         lane_fail(lane, NULL, n < 0 ? errno : 0);
     else if (byte == TLS_HANDSHAKE)
@@ -140,16 +140,16 @@ static void run_shaking(struct lane *lane)
     if (status == RDT_AGAIN)
         return;
     if (status != RDT_OK) {
-        lane_fail(lane, lane->error ? NULL : "TLS failed", 0);
+        lane_fail(lane, lane->end.error ? NULL : "TLS failed", 0);
         return;
     }
     (void)pthread_mutex_lock(&transport->lock);
-    is_first = lane->kernel_tls && !transport->logged_kernel_tls;
+    is_first = lane->tls.in_kernel && !transport->logged_kernel_tls;
     transport->logged_kernel_tls = transport->logged_kernel_tls || is_first;
     (void)pthread_mutex_unlock(&transport->lock);
     transport->host.log(transport->host.ctx, is_first ? RDT_LOG_INFO : RDT_LOG_DEBUG, "%s by %s, %s",
-                        SSL_get_version(lane->ssl), SSL_get_cipher_name(lane->ssl),
-                        lane->kernel_tls ? "in the kernel" : "in this process");
+                        SSL_get_version(lane->tls.ssl), SSL_get_cipher_name(lane->tls.ssl),
+                        lane->tls.in_kernel ? "in the kernel" : "in this process");
     lane_set_state(lane, LANE_GREETING);
 }
 
@@ -158,7 +158,7 @@ static void run_shaking(struct lane *lane)
 /* Writes `bytes` of lane->small, or reads them into it. True: all of them have been moved. */
 static bool greeting_moved(struct lane *lane, bool out, size_t bytes)
 {
-    while (lane->small_n < bytes && (out ? lane->writable : lane->readable)) {
+    while (lane->small_n < bytes && (out ? lane->ready.writable : lane->ready.readable)) {
         const struct iovec iov = {lane->small + lane->small_n, bytes - lane->small_n};
         ssize_t n = out ? channel_write(lane, &iov, 1) : channel_read(lane, &iov, 1);
 
@@ -180,9 +180,9 @@ static void become_ready(struct lane *lane)
     struct conn *conn = lane->conn;
 
     (void)pthread_mutex_lock(&lane->transport->lock);
-    if (lane->ssl)
-        (void)snprintf(conn->description, sizeof conn->description, "tcp, %s %s%s", SSL_get_version(lane->ssl),
-                       SSL_get_cipher_name(lane->ssl), lane->kernel_tls ? " in the kernel" : "");
+    if (lane->tls.ssl)
+        (void)snprintf(conn->description, sizeof conn->description, "tcp, %s %s%s", SSL_get_version(lane->tls.ssl),
+                       SSL_get_cipher_name(lane->tls.ssl), lane->tls.in_kernel ? " in the kernel" : "");
     else
         (void)snprintf(conn->description, sizeof conn->description, "tcp, not encrypted");
     (void)pthread_mutex_unlock(&lane->transport->lock);
@@ -198,15 +198,15 @@ static void greet_as_dialler(struct lane *lane)
 {
     uint8_t proof[TOKEN_BYTES];
 
-    if (!lane->greeted) {
-        wire_put_hello(&lane->conn->peers, lane->number, lane->small);
+    if (!lane->greeting.sent) {
+        wire_put_hello(&lane->conn->peer.secrets, lane->greeting.number, lane->small);
         if (!greeting_moved(lane, true, HELLO_BYTES))
             return;
-        lane->greeted = true;
+        lane->greeting.sent = true;
     }
     if (!greeting_moved(lane, false, WELCOME_BYTES))
         return;
-    if (wire_read_welcome(lane->small, proof) && wire_same_secret(proof, lane->conn->peers.proof, TOKEN_BYTES))
+    if (wire_read_welcome(lane->small, proof) && wire_same_secret(proof, lane->conn->peer.secrets.proof, TOKEN_BYTES))
         become_ready(lane);
     else
         lane_fail(lane, "its answer to the greeting is malformed, or is not the peer's", 0);
@@ -220,9 +220,9 @@ static void greet_as_listener(struct lane *lane)
     if (!lane->conn) {
         if (!greeting_moved(lane, false, HELLO_BYTES))
             return;
-        if (!wire_read_hello(lane->small, id, token, &lane->number))
+        if (!wire_read_hello(lane->small, id, token, &lane->greeting.number))
             why_not = "its greeting is malformed";
-        else if (lane->ssl && !wire_same_secret(id, lane->id, ID_BYTES))
+        else if (lane->tls.ssl && !wire_same_secret(id, lane->tls.id, ID_BYTES))
             why_not = "its greeting names another offer than its TLS key";
         else
             why_not = conn_take_lane(lane, id, token);
@@ -245,7 +245,7 @@ static void watch_for_end(struct lane *lane)
     uint8_t byte;
     const struct iovec iov = {&byte, 1};
 
-    while (lane->readable && lane->state != LANE_GONE) {
+    while (lane->ready.readable && lane->state != LANE_GONE) {
         ssize_t n = channel_read(lane, &iov, 1);
 
         if (n > 0)
@@ -300,7 +300,7 @@ void lane_run(struct lane *lane)
     } while (lane->state != before && lane->state != LANE_GONE);
     if (lane->state != LANE_GONE)
         return;
-    if (lane->left)
+    if (lane->end.left)
         lane_free(lane); /* both ends agreed to close it */
     else
         finish(lane);
@@ -310,10 +310,10 @@ void lane_run(struct lane *lane)
  * of a chunk that is sent is replaced by zeros, and the trailer says so. */
 static void end_early(struct lane *lane)
 {
-    struct operation *operation = lane->operation;
+    struct operation *operation = lane->chunk.operation;
 
-    lane->operation = NULL;
-    lane->memory = (struct pieces){0};
+    lane->chunk.operation = NULL;
+    lane->chunk.memory = (struct pieces){0};
     if (!lane->incoming)
         wire_put_trailer(false, lane->small + HEADER_BYTES);
     op_end(operation, RDT_CANCELLED, NULL);
@@ -326,7 +326,7 @@ void lane_attend(struct lane *lane)
 
     (void)pthread_mutex_lock(&transport->lock);
     gone = lane->evicted || (lane->conn && lane->conn->closing);
-    cancelled = lane->operation && lane->operation->state == OP_STOPPING;
+    cancelled = lane->chunk.operation && lane->chunk.operation->state == OP_STOPPING;
     (void)pthread_mutex_unlock(&transport->lock);
     if (gone)
         lane_fail(lane, lane->conn ? NULL : "it was closed to make room for others", 0);

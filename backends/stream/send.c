@@ -18,42 +18,42 @@
 
 static const uint8_t zeros[RECORD_BYTES * 4];
 
-/* Returns the length of what is sent for a chunk: [header | bytes | trailer]. lane->at bytes of it have been sent; header and
- * trailer lie in lane->small. */
+/* Returns the length of what is sent for a chunk: [header | bytes | trailer]. lane->chunk.at bytes of it have been sent; header
+ * and trailer lie in lane->small. */
 static uint64_t total(const struct lane *lane)
 {
-    return lane->header.kind == HEADER_BYE ? HEADER_BYTES : HEADER_BYTES + lane->bytes + TRAILER_BYTES;
+    return lane->chunk.header.kind == HEADER_BYE ? HEADER_BYTES : HEADER_BYTES + lane->chunk.bytes + TRAILER_BYTES;
 }
 
 static bool start_next(struct lane *lane)
 {
-    if (lane->ssl && lane->sent >= lane->transport->settings.rekey_bytes) {
-        lane->header = (struct header){.kind = HEADER_BYE};
-        lane->bytes = 0;
+    if (lane->tls.ssl && lane->sent >= lane->transport->settings.rekey_bytes) {
+        lane->chunk.header = (struct header){.kind = HEADER_BYE};
+        lane->chunk.bytes = 0;
         conn_lane_leaves(lane);
     } else {
         const struct rdt_op *op;
 
-        lane->operation = op_take_send(lane);
-        if (!lane->operation)
+        lane->chunk.operation = op_take_send(lane);
+        if (!lane->chunk.operation)
             return false;
-        op = lane->operation->op;
-        lane->header =
+        op = lane->chunk.operation->op;
+        lane->chunk.header =
             (struct header){.kind = HEADER_CHUNK, .transfer = op->transfer, .chunk = op->chunk, .bytes = op->piece.bytes};
-        lane->bytes = op->piece.bytes;
-        lane->memory = pieces_of(op);
+        lane->chunk.bytes = op->piece.bytes;
+        lane->chunk.memory = pieces_of(op);
     }
-    wire_put_header(&lane->header, lane->small);
+    wire_put_header(&lane->chunk.header, lane->small);
     wire_put_trailer(true, lane->small + HEADER_BYTES);
-    lane->at = 0;
-    lane->sending = true;
+    lane->chunk.at = 0;
+    lane->chunk.sending = true;
     return true;
 }
 
 /* Returns what is to be sent from byte `at` on, as far as it lies in one place. memory: of the lane, or a copy of that. */
 static struct iovec part_at(struct lane *lane, struct pieces *memory, uint64_t at)
 {
-    uint64_t end = HEADER_BYTES + lane->bytes;
+    uint64_t end = HEADER_BYTES + lane->chunk.bytes;
 
     if (at < HEADER_BYTES)
         return (struct iovec){lane->small + at, HEADER_BYTES - at};
@@ -64,16 +64,16 @@ static struct iovec part_at(struct lane *lane, struct pieces *memory, uint64_t a
     return (struct iovec){(uint8_t *)(uintptr_t)zeros, end - at < sizeof zeros ? end - at : sizeof zeros};
 }
 
-/* Fills iov_p with what follows lane->at, as much as one system call sends. Returns the number of parts. */
+/* Fills iov_p with what follows lane->chunk.at, as much as one system call sends. Returns the number of parts. */
 static unsigned parts_of(struct lane *lane, struct iovec iov_p[MAX_PARTS])
 {
-    uint64_t at = lane->at, most = at + HEADER_BYTES + PART_BYTES + TRAILER_BYTES,
+    uint64_t at = lane->chunk.at, most = at + HEADER_BYTES + PART_BYTES + TRAILER_BYTES,
              end = total(lane) < most ? total(lane) : most;
     struct pieces memory;
     unsigned n = 0;
 
-    (void)part_at(lane, &lane->memory, at);
-    memory = lane->memory; /* a copy runs ahead of what is sent */
+    (void)part_at(lane, &lane->chunk.memory, at);
+    memory = lane->chunk.memory; /* a copy runs ahead of what is sent */
     for (; at < end && n < MAX_PARTS; n++) {
         iov_p[n] = part_at(lane, &memory, at);
         if (iov_p[n].iov_len > end - at)
@@ -83,17 +83,17 @@ static unsigned parts_of(struct lane *lane, struct iovec iov_p[MAX_PARTS])
     return n;
 }
 
-/* Returns the payload of the next TLS record, copied into one piece if necessary. Its length depends on lane->at alone, as
- * channel_write demands. */
+/* Returns the payload of the next TLS record, copied into one piece if necessary. Its length depends on lane->chunk.at alone,
+ * as channel_write demands. */
 static struct iovec record(struct lane *lane)
 {
-    uint64_t rest = total(lane) - lane->at, n = rest < RECORD_BYTES ? rest : RECORD_BYTES, at = 0;
-    struct iovec part = part_at(lane, &lane->memory, lane->at);
+    uint64_t rest = total(lane) - lane->chunk.at, n = rest < RECORD_BYTES ? rest : RECORD_BYTES, at = 0;
+    struct iovec part = part_at(lane, &lane->chunk.memory, lane->chunk.at);
 
     if (part.iov_len >= n)
         return (struct iovec){part.iov_base, n};
     for (; at < n; at += part.iov_len) {
-        part = part_at(lane, &lane->memory, lane->at + at);
+        part = part_at(lane, &lane->chunk.memory, lane->chunk.at + at);
         if (part.iov_len > n - at)
             part.iov_len = n - at;
         memcpy(lane->thread->staging + at, part.iov_base, part.iov_len);
@@ -103,7 +103,7 @@ static struct iovec record(struct lane *lane)
 
 static void finish(struct lane *lane)
 {
-    lane->sending = false;
+    lane->chunk.sending = false;
     (void)shutdown(lane->fd, SHUT_WR);
     lane_leave(lane);
 }
@@ -111,10 +111,10 @@ static void finish(struct lane *lane)
 /* All bytes of the operation have been sent; only the trailer, which is the lane's, may be left. */
 static void end_operation(struct lane *lane)
 {
-    struct operation *operation = lane->operation;
+    struct operation *operation = lane->chunk.operation;
 
-    lane->operation = NULL;
-    lane->memory = (struct pieces){0};
+    lane->chunk.operation = NULL;
+    lane->chunk.memory = (struct pieces){0};
     op_end(operation, RDT_OK, NULL);
 }
 
@@ -133,21 +133,21 @@ void send_run(struct lane *lane)
 {
     size_t budget = BUDGET_BYTES;
 
-    while (lane->writable && lane->state == LANE_READY) {
+    while (lane->ready.writable && lane->state == LANE_READY) {
         struct iovec iov[MAX_PARTS];
         unsigned n_iov = 1;
         ssize_t n;
 
-        if (lane->sending && lane->at == total(lane)) { /* a BYE of which some is still gathered */
+        if (lane->chunk.sending && lane->chunk.at == total(lane)) { /* a BYE of which some is still gathered */
             if (flushed(lane))
                 finish(lane);
             return;
         }
-        if (!lane->sending && !start_next(lane)) {
+        if (!lane->chunk.sending && !start_next(lane)) {
             (void)flushed(lane);
             return;
         }
-        if (lane->ssl && !lane->kernel_tls)
+        if (lane->tls.ssl && !lane->tls.in_kernel)
             iov[0] = record(lane);
         else
             n_iov = parts_of(lane, iov);
@@ -157,12 +157,12 @@ void send_run(struct lane *lane)
             lane_fail(lane, NULL, 0);
             return;
         }
-        lane->at += (uint64_t)n;
+        lane->chunk.at += (uint64_t)n;
         lane->sent += (uint64_t)n;
-        if (lane->operation && lane->at >= HEADER_BYTES + lane->bytes)
+        if (lane->chunk.operation && lane->chunk.at >= HEADER_BYTES + lane->chunk.bytes)
             end_operation(lane);
-        if (lane->at == total(lane) && lane->header.kind == HEADER_CHUNK)
-            lane->sending = false;
+        if (lane->chunk.at == total(lane) && lane->chunk.header.kind == HEADER_CHUNK)
+            lane->chunk.sending = false;
         if ((size_t)n >= budget) {
             thread_run_again(lane);
             return;

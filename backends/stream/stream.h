@@ -102,6 +102,13 @@ struct operation {
 
 /* ---- connections ---- */
 
+struct conn_peer { /* what the peer's offer said */
+    bool known;    /* [lock] the rest is set */
+    struct sockaddr_storage address;
+    struct secrets secrets;
+    bool tls; /* lanes to the peer use TLS */
+};
+
 /* One peer node. */
 struct conn {
     struct ring ring;  /* [lock] in transport->conns */
@@ -111,11 +118,9 @@ struct conn {
     void *ctx;           /* conn_ctx of the core */
     struct secrets ours;
     struct numbers used_numbers; /* [lock] numbers of the lanes that showed our token */
-    bool offered, connected;     /* [lock]; connected: peer_* are set */
-    struct sockaddr_storage peer_address;
-    struct secrets peers;
+    bool offered;                /* [lock] */
+    struct conn_peer peer;
     char description[80];            /* [lock] of the latest lane, for people; "": there was none yet */
-    bool tls;                        /* lanes to the peer use TLS */
     bool closing;                    /* [lock] disconnect was called */
     bool failed;                     /* [lock] conn_failed was called */
     uint32_t next_number;            /* [lock] of the next lane to the peer */
@@ -141,6 +146,39 @@ enum lane_state { LANE_NEW, LANE_DIALLING, LANE_PEEKING, LANE_SHAKING, LANE_GREE
 
 enum in_stage { IN_HEADER, IN_BYTES, IN_TRAILER };
 
+struct lane_ready { /* what epoll said of its socket, until a call has found otherwise */
+    bool readable, writable;
+    bool hung_up; /* the end of the connection: no further edge will come */
+};
+
+struct lane_tls {
+    SSL *ssl;                       /* NULL: unencrypted */
+    bool in_kernel;                 /* the kernel encrypts what this process writes */
+    uint8_t *gathered;              /* [GATHER_BYTES] TLS records to be sent, if this process encrypts them; else NULL */
+    size_t gathered_n, gathered_at; /* bytes in it; how many of them are sent */
+    uint8_t id[ID_BYTES];           /* accepted: the id of the offer whose key it used */
+};
+
+struct lane_greeting {
+    uint32_t number; /* unique among the lanes that show the same token */
+    bool sent;       /* our part of the greeting */
+};
+
+struct lane_end {
+    const char *fault; /* why it failed, if not by a system call; static text */
+    int error;         /* the errno with which it failed, or 0 */
+    bool left;         /* it was LEAVING, so its end is no failure */
+};
+
+struct lane_chunk {              /* the chunk that it moves now */
+    struct operation *operation; /* RUNNING or STOPPING on this lane; NULL: none, or it was ended early */
+    bool sending;                /* a chunk is being sent */
+    uint64_t bytes, at;          /* length of the chunk; bytes received, or sent including header and trailer */
+    struct pieces memory;        /* of the operation, or none */
+    struct header header;
+    enum in_stage stage;
+};
+
 /* One TCP connection. */
 struct lane {
     struct ring ring;         /* [lock] in conn->lanes */
@@ -156,31 +194,17 @@ struct lane {
     bool evicted; /* [lock] a stranger that must close to make room for others */
     enum lane_state state;
     int fd;
-    uint32_t number; /* unique among the lanes that show the same token */
+    struct lane_ready ready;
+    struct lane_tls tls;
+    struct lane_greeting greeting;
     uint64_t deadline_ns;
-    const char *fault; /* why it failed, if not by a system call; static text */
-    int error;         /* the errno with which it failed, or 0 */
-
-    SSL *ssl;                       /* NULL: unencrypted */
-    bool kernel_tls;                /* the kernel encrypts what this process writes */
-    uint8_t *gathered;              /* [GATHER_BYTES] TLS records to be sent, if this process encrypts them; else NULL */
-    size_t gathered_n, gathered_at; /* bytes in it; how many of them are sent */
-    uint8_t id[ID_BYTES];           /* accepted, with TLS: the id of the offer whose key it used */
-    bool readable, writable;
-    bool hung_up; /* epoll has announced the end of the connection: no further edge will come */
-    bool greeted; /* our part of the greeting has been sent */
-    bool left;    /* it was LEAVING, so its end is no failure */
+    struct lane_end end;
 
     uint8_t
         small[HEADER_BYTES + TRAILER_BYTES + HELLO_BYTES]; /* greetings, and the headers and trailers that come in or go out */
     size_t small_n;
 
-    struct operation *operation; /* RUNNING or STOPPING on this lane; NULL: none, or it was ended early */
-    bool sending;                /* a chunk is being sent */
-    uint64_t bytes, at;          /* length of the chunk; bytes received, or sent including header and trailer */
-    struct pieces memory;        /* of the operation, or none */
-    struct header header;
-    enum in_stage stage;
+    struct lane_chunk chunk;
     uint64_t sent; /* bytes sent on this lane in all */
     bool counted;  /* [lock] conn->n_out or n_in includes it */
 };

@@ -105,9 +105,9 @@ static void await(struct thread *thread, bool asleep)
         } else if (events[i].data.ptr == &transport->listener) {
             listen_accept(transport, thread);
         } else {
-            lane->readable = lane->readable || events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
-            lane->hung_up = lane->hung_up || events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
-            lane->writable = lane->writable || events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
+            lane->ready.readable = lane->ready.readable || events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+            lane->ready.hung_up = lane->ready.hung_up || events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+            lane->ready.writable = lane->ready.writable || events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
             thread_run_again(lane);
         }
     }

@@ -54,8 +54,8 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
     *session_p = NULL;
     if (md && !EVP_MD_is_a(md, "SHA256")) /* the hash is fixed already, and another one: the peer is not rdtd */
         return 1;
-    *session_p = session_of(ssl, lane->conn->peers.key);
-    *id_p = lane->conn->peers.id;
+    *session_p = session_of(ssl, lane->conn->peer.secrets.key);
+    *id_p = lane->conn->peer.secrets.id;
     *id_bytes_p = ID_BYTES;
     return *session_p != NULL;
 }
@@ -68,7 +68,7 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     *session_p = NULL;
     if (id_bytes != ID_BYTES || !lane->transport->find_key(lane->transport, id, key))
         return 1;
-    memcpy(lane->id, id, ID_BYTES);
+    memcpy(lane->tls.id, id, ID_BYTES);
     *session_p = session_of(ssl, key);
     OPENSSL_cleanse(key, sizeof key);
     return *session_p != NULL;
@@ -84,7 +84,7 @@ static void on_message(int is_sent, int version, int type, const void *message, 
     (void)arg;
     if (is_sent || type != SSL3_RT_HANDSHAKE || !bytes || *(const uint8_t *)message != SSL3_MT_KEY_UPDATE)
         return;
-    lane->fault = "it asked for a change of TLS keys";
+    lane->end.fault = "it asked for a change of TLS keys";
     (void)shutdown(lane->fd, SHUT_RDWR);
 }
 
