@@ -62,8 +62,8 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 
 static void retry_soon(struct conn *conn, unsigned most_doublings)
 {
-    (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS << conn->retries);
-    conn->retries += conn->retries < most_doublings;
+    (void)deadline_set(conn->rpc->deadlines, &conn->fds.retry, RETRY_NS << conn->fds.retries);
+    conn->fds.retries += conn->fds.retries < most_doublings;
 }
 
 static void conn_free(struct conn *conn)
@@ -71,18 +71,19 @@ static void conn_free(struct conn *conn)
     struct conns *conns = conn->conns;
 
     conn_forget_sent(conn);
-    deadline_unset(conn->rpc->deadlines, &conn->retry);
+    deadline_unset(conn->rpc->deadlines, &conn->fds.retry);
     if (conn->sock >= 0) /* with its unread descriptors, unless a session that came back goes on with it */
-        (conn->moved ? owner_work_close_fd : owner_work_close_socket)(conn->rpc->owner_work, conn->sock, conn->client.account);
+        (conn->session.moved ? owner_work_close_fd : owner_work_close_socket)(conn->rpc->owner_work, conn->sock,
+                                                                              conn->client.account);
     if (conn->pidfd >= 0)
         (void)close(conn->pidfd);
     frame_reader_fini(&conn->reader);
     frame_writer_fini(&conn->writer);
-    account_give(conn->client.account, USAGE_FDS, conn->fds_charged);
+    account_give(conn->client.account, USAGE_FDS, conn->fds.charged);
     list_remove(&conn->link);
     conns->n--;
-    account_give(conn->client.account, USAGE_SESSIONS, conn->counted);
-    conns->n_refused -= !conn->counted;
+    account_give(conn->client.account, USAGE_SESSIONS, conn->greeting.counted);
+    conns->n_refused -= !conn->greeting.counted;
     conn_uncharge_frame(conn);
     account_give(conn->client.account, USAGE_FDS, CONN_FDS);
     account_unref(conn->client.account);
@@ -96,7 +97,7 @@ static void conn_free(struct conn *conn)
 /* Waits for the client to receive the last answers with descriptors, or to close its end. */
 static void free_when_settled(struct conn *conn)
 {
-    if (conn->conns->on_empty || conn->moved || conn_settle_sent(conn))
+    if (conn->conns->on_empty || conn->session.moved || conn_settle_sent(conn))
         conn_free(conn);
     else
         retry_soon(conn, END_DOUBLINGS);
@@ -107,7 +108,7 @@ static void on_handle_closed(uv_handle_t *handle)
     struct conn *conn = handle->data;
 
     if (--conn->open_handles == 0) {
-        conn->retries = 0;
+        conn->fds.retries = 0;
         free_when_settled(conn);
     }
 }
@@ -118,8 +119,8 @@ static void want_turn(struct client *client)
 {
     struct conn *conn = container_of(client, struct conn, client);
 
-    if (!uv_is_closing((uv_handle_t *)&conn->turn))
-        (void)uv_idle_start(&conn->turn, on_turn);
+    if (!uv_is_closing((uv_handle_t *)&conn->turn.idle))
+        (void)uv_idle_start(&conn->turn.idle, on_turn);
 }
 
 /* Releases a part of what the client held. Returns true when everything has been released. */
@@ -129,7 +130,7 @@ static bool release_some(struct conn *conn, uint64_t until_ns)
 
     if (client->task && !client->task->drop(client->task)) {
         rpc_postpone_waits(client); /* until they are dropped, its requests that wait for room must not keep others from it */
-        (void)uv_idle_stop(&conn->turn);
+        (void)uv_idle_stop(&conn->turn.idle);
         return false;
     }
     client->task = NULL;
@@ -155,12 +156,12 @@ void conn_close(struct conn *conn, const char *why)
         return;
     conn->closing = true;
     client->gone = true;
-    conn->conns->n_behind -= conn->behind;
-    deadline_unset(conn->rpc->deadlines, &conn->hello);
+    conn->conns->n_behind -= conn->fds.behind;
+    deadline_unset(conn->rpc->deadlines, &conn->greeting.deadline);
     list_remove(&conn->unflushed);
     list_remove(&conn->ending);
-    deadline_unset(conn->rpc->deadlines, &conn->retry);
-    if (conn->greeted) {
+    deadline_unset(conn->rpc->deadlines, &conn->fds.retry);
+    if (conn->greeting.done) {
         log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                   (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
                   client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
@@ -173,7 +174,7 @@ void conn_close(struct conn *conn, const char *why)
     }
     frame_writer_fini(&conn->writer);
     conn_charge_queue(conn);
-    if (conn->sock >= 0 && !conn->moved)
+    if (conn->sock >= 0 && !conn->session.moved)
         (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open, and must notice the end, too */
     if (conn->sock >= 0)
         uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
@@ -220,16 +221,16 @@ static void end_soon(struct conn *conn, const char *why)
 
 static void set_events(struct conn *conn)
 {
-    bool waits_long = !list_empty(&conn->waiting) && conn->conns->n_sharing > FEW_OWNERS;
+    bool waits_long = !list_empty(&conn->turn.waiting) && conn->conns->shares.n_owners > FEW_OWNERS;
     int events = 0;
 
     if (conn->closing || conn->sock < 0 || !list_empty(&conn->ending))
         return;
     /* The daemon reads no requests of a client that does not read its answers, or whose task continues in later turns.
      * While received frames wait for the next turn, on_socket ignores the event: that costs less than two system calls. */
-    if (!conn->draining && !conn->behind && !waits_long && !conn->client.task && !conn_queue_is_full(conn))
+    if (!conn->draining && !conn->fds.behind && !waits_long && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
-    if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.index == 0)
+    if ((conn->writer.queued_frames > 0 || conn->draining) && conn->fds.retry.index == 0)
         events |= UV_WRITABLE;
     if (events == conn->events)
         return;
@@ -242,7 +243,7 @@ static void set_events(struct conn *conn)
 
 static void on_retry(struct deadline *deadline)
 {
-    struct conn *conn = container_of(deadline, struct conn, retry);
+    struct conn *conn = container_of(deadline, struct conn, fds.retry);
 
     if (conn->open_handles == 0)
         free_when_settled(conn);
@@ -268,13 +269,13 @@ static bool flush(struct conn *conn)
         return false;
     }
     if (status != RDT_AGAIN || !conn->writer.stalled)
-        conn->retries = 0;
-    else if (conn->retry.index == 0)
+        conn->fds.retries = 0;
+    else if (conn->fds.retry.index == 0)
         retry_soon(conn, RETRY_DOUBLINGS);
     if (conn->client.rpc.watch && conn->writer.queued_frames == 0)
         watch_on_room(&conn->client);
-    if (conn->held && !conn_queue_is_full(conn)) {
-        conn->held = false;
+    if (conn->turn.held && !conn_queue_is_full(conn)) {
+        conn->turn.held = false;
         want_turn(&conn->client);
     }
     set_events(conn);
@@ -287,7 +288,7 @@ static void on_prepare(uv_prepare_t *prepare)
     struct conns *conns = prepare->data;
 
     conns->n_ended = 0;
-    conns->turn++;
+    conns->shares.turn++;
     list_drain (struct conn, conn, &conns->unflushed, unflushed) {
         list_remove(&conn->unflushed);
         (void)flush(conn);
@@ -298,7 +299,7 @@ static void on_prepare(uv_prepare_t *prepare)
 /* After an answer was queued: on_prepare sends it, unless the end of the turn does, or a full socket has room again. */
 static void flush_soon(struct conn *conn)
 {
-    if (!conn->in_read && !(conn->events & UV_WRITABLE) && list_empty(&conn->unflushed))
+    if (!conn->turn.in_read && !(conn->events & UV_WRITABLE) && list_empty(&conn->unflushed))
         list_append(&conn->conns->unflushed, &conn->unflushed);
 }
 
@@ -423,15 +424,15 @@ static void handle_frame(struct conn *conn)
         conn->more = false;
         return;
     }
-    conn->frame_taken = conn->frame_heap > 0;
+    conn->heap.frame_taken = conn->heap.frame > 0;
     if (status == RDT_OK) {
-        if (!conn->greeted)
+        if (!conn->greeting.done)
             conn->conns->on_hello(conn, &frame);
         else
             status = rpc_handle(conn->rpc, &conn->client, &frame,
                                 frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL, &err);
     }
-    if (status != RDT_OK && frame.passed_over && conn->greeted && frame.request_id != 0)
+    if (status != RDT_OK && frame.passed_over && conn->greeting.done && frame.request_id != 0)
         /* The reader has skipped this frame, and the next one begins where it ends, so only the request fails. */
         client_send_error(&conn->client, frame.type, frame.request_id, &err);
     else if (status != RDT_OK)
@@ -447,8 +448,8 @@ static bool receive(struct conn *conn)
     enum rdt_status status;
 
     if (!conn_may_read(conn)) {
-        conn->conns->n_behind += !conn->behind;
-        conn->behind = true; /* on_work_ended reads again */
+        conn->conns->n_behind += !conn->fds.behind;
+        conn->fds.behind = true; /* on_work_ended reads again */
         return false;
     }
     conn_admit_frame(conn);
@@ -483,10 +484,10 @@ static void work(struct conn *conn, bool readable)
 {
     uint64_t until_ns = uv_hrtime() + share_conn_ns(conn->conns);
 
-    conn->in_read = true; /* the answers of this turn, except those with descriptors, are sent with one write, below */
+    conn->turn.in_read = true; /* the answers of this turn, except those with descriptors, are sent with one write, below */
     while (!conn->closing && !conn->draining && !conn->conns->stopped) {
-        conn->held = conn_queue_is_full(conn);
-        if (conn->held || !client_work(&conn->client, until_ns))
+        conn->turn.held = conn_queue_is_full(conn);
+        if (conn->turn.held || !client_work(&conn->client, until_ns))
             break;
         if (conn->more && conn->client.rpc.watch && !watch_catch_up(&conn->client, until_ns))
             break;
@@ -501,15 +502,15 @@ static void work(struct conn *conn, bool readable)
         if (uv_hrtime() >= until_ns)
             break;
     }
-    conn->in_read = false;
+    conn->turn.in_read = false;
     if (conn->closing)
         return;
-    if (conn->held || conn->draining)
+    if (conn->turn.held || conn->draining)
         rpc_postpone_waits(&conn->client);
-    if (has_work(conn) && !conn->held && !conn->draining && !conn->conns->stopped)
+    if (has_work(conn) && !conn->turn.held && !conn->draining && !conn->conns->stopped)
         want_turn(&conn->client);
     else
-        (void)uv_idle_stop(&conn->turn);
+        (void)uv_idle_stop(&conn->turn.idle);
     conn_settle_frame(conn);
     if (!conn_may_gather(conn))
         (void)flush(conn);
@@ -521,9 +522,9 @@ static void take_turn(struct conn *conn, bool readable)
         work(conn, readable);
         return;
     }
-    (void)uv_idle_start(&conn->turn, on_turn); /* it may have waited for this turn */
+    (void)uv_idle_start(&conn->turn.idle, on_turn); /* it may have waited for this turn */
     if (release_some(conn, uv_hrtime() + share_conn_ns(conn->conns)))
-        uv_close((uv_handle_t *)&conn->turn, on_handle_closed);
+        uv_close((uv_handle_t *)&conn->turn.idle, on_handle_closed);
 }
 
 static void on_turn(uv_idle_t *turn)
@@ -542,25 +543,25 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     if (events & UV_WRITABLE && !flush(conn))
         return;
     /* with an active turn handle, on_turn reads in the next turn */
-    if (!(events & UV_READABLE) || conn->draining || uv_is_active((uv_handle_t *)&conn->turn))
+    if (!(events & UV_READABLE) || conn->draining || uv_is_active((uv_handle_t *)&conn->turn.idle))
         return;
     share_turn(conn, true);
-    if (!list_empty(&conn->waiting))
+    if (!list_empty(&conn->turn.waiting))
         set_events(conn);
 }
 
 static void on_hello_timeout(struct deadline *deadline)
 {
-    struct conn *conn = container_of(deadline, struct conn, hello);
+    struct conn *conn = container_of(deadline, struct conn, greeting.deadline);
 
-    if (!conn->greeted && !conn->draining)
+    if (!conn->greeting.done && !conn->draining)
         work(conn, true); /* if the loop was delayed, HELLO may be waiting in the socket */
-    if (!conn->closing && !conn->greeted && !conn->draining && conn->more)
+    if (!conn->closing && !conn->greeting.done && !conn->draining && conn->more)
         work(conn, false); /* the turn ended after it had been read */
-    if (conn->closing || (conn->greeted && !conn->draining))
+    if (conn->closing || (conn->greeting.done && !conn->draining))
         return;
-    conn_close(conn, conn->greeted ? "it broke the protocol, and does not read the answer that says so"
-                                   : "it did not send HELLO in time");
+    conn_close(conn, conn->greeting.done ? "it broke the protocol, and does not read the answer that says so"
+                                         : "it did not send HELLO in time");
 }
 
 static void on_process_end(uv_poll_t *poll, int status, int events)
@@ -578,9 +579,9 @@ static void on_work_ended(void *arg)
     if (conns->n_behind == 0)
         return;
     list_each (struct conn, conn, &conns->all, link) {
-        if (!conn->behind || conn->closing || !conn_may_read(conn))
+        if (!conn->fds.behind || conn->closing || !conn_may_read(conn))
             continue;
-        conn->behind = false;
+        conn->fds.behind = false;
         conns->n_behind--;
         set_events(conn);
     }
@@ -599,8 +600,8 @@ struct conn *conn_new(struct conns *conns)
     conn->sock = conn->pidfd = -1;
     list_init(&conn->unflushed);
     list_init(&conn->ending);
-    list_init(&conn->waiting);
-    list_init(&conn->sent);
+    list_init(&conn->turn.waiting);
+    list_init(&conn->fds.sent);
     return conn;
 }
 
@@ -625,10 +626,10 @@ void conn_list(struct conn *conn)
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
     conn_start_sink(conn);
-    conn->hello.on_passed = on_hello_timeout;
-    (void)uv_idle_init(conns->rpc->loop, &conn->turn);
-    conn->turn.data = conn;
-    conn->retry.on_passed = on_retry;
+    conn->greeting.deadline.on_passed = on_hello_timeout;
+    (void)uv_idle_init(conns->rpc->loop, &conn->turn.idle);
+    conn->turn.idle.data = conn;
+    conn->fds.retry.on_passed = on_retry;
     conn->open_handles = 1;
     if (conn->pidfd >= 0)
         watch_process(conn);
@@ -654,9 +655,9 @@ void conn_serve(struct conn *conn)
     struct client *client = &conn->client;
     struct rpc *rpc = conn->rpc;
 
-    conn->greeted = true;
+    conn->greeting.done = true;
     client_start_caches(client, rpc->regions);
-    deadline_unset(rpc->deadlines, &conn->hello);
+    deadline_unset(rpc->deadlines, &conn->greeting.deadline);
     client->number = ++rpc->n_served;
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;
@@ -679,7 +680,7 @@ void conn_start(struct conns *conns, int take_sock)
     client_init(&conn->client, conn->client.account->client);
     conn_list(conn);
     conn_attach(conn, take_sock, -1);
-    (void)deadline_set(conns->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS);
+    (void)deadline_set(conns->rpc->deadlines, &conn->greeting.deadline, HELLO_TIMEOUT_NS);
 }
 
 void conns_stop(struct conns *conns)

@@ -29,7 +29,50 @@
 
 #define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: the most descriptors that one recvmsg may bring */
 #define HELLO_TIMEOUT_NS 10000000000ll
-#define CONN_TURN_NS 25000 /* checked between the steps of a turn */
+#define CONN_TURN_NS 25000 /* Its turns of the loop, which it takes when its owner has room in one (conn_share.h). */
+struct conn_turn {
+    uv_idle_t idle;      /* active while there is work for a turn */
+    struct list waiting; /* in account_share.waiting, until its owner has room */
+    bool readable;       /* it waits with bytes in the socket */
+    bool in_read;        /* inside a turn, whose end sends the answers */
+    bool held;           /* no requests are handled until the client has read some answers */
+    unsigned gathered;   /* turns of the client's task since answers were last sent */
+};
+
+/* The descriptors on their way to and from the client. */
+struct conn_fds {
+    struct fd_sink sink;   /* of reader and writer: rpc->owner_work closes the descriptors that nobody takes */
+    unsigned charged;      /* to the account, for descriptors that the reader and the queue of answers contain */
+    unsigned sent_n;       /* in answers that the client may not have read yet */
+    struct list sent;      /* in conns->sent, if there are any */
+    bool behind;           /* it is not read until rpc->owner_work has closed more descriptors of its owner */
+    struct deadline retry; /* sends again after too many fds were on their way; closing: looks whether they have arrived */
+    unsigned retries;      /* in a row */
+};
+
+/* What is charged for its messages. */
+struct conn_heap {
+    size_t frame;     /* for a large message, from its header until it has been handled */
+    bool frame_taken; /* that message is complete and is being handled */
+    size_t queue;     /* for unread answers */
+};
+
+struct conn_greeting {
+    struct deadline deadline; /* until HELLO must have come; after a refusal: until the client must have read the answer */
+    struct rdt_error refusal; /* HELLO is answered with it; status RDT_OK: the client may be served */
+    bool counted;             /* charged as a session of its owner; false: above that limit, so it is refused */
+    bool done;                /* HELLO has been answered, and the client is served */
+};
+
+/* A session that outlasts the daemon, or the socket. */
+struct conn_session {
+    uint8_t token_hash[32]; /* its key in conns->tokens */
+    struct deadline grace;  /* of a waiting session whose process cannot be watched */
+    bool process_ended;     /* a waiting session whose process has ended */
+    bool moved;             /* its socket serves another connection now */
+};
+
+/* checked between the steps of a turn */
 
 struct conn {
     struct client client;
@@ -38,41 +81,32 @@ struct conn {
     struct list unflushed; /* in conns->unflushed, while answers are queued that on_prepare sends */
     struct list ending;    /* in conns->ending, until it is closed */
     const char *why_ending;
-    struct list waiting; /* in account_share.waiting, until its owner has room in a turn of the loop (conn_share.h) */
-    bool readable;       /* it waits with bytes in the socket */
     struct conns *conns;
     int sock, pidfd; /* sock: -1 while it waits; pidfd: -1 if the kernel provides none */
     uv_poll_t sock_poll, pid_poll;
-    uv_idle_t turn;        /* active while there is work for a turn */
+    struct conn_turn turn;
     unsigned open_handles; /* the struct is freed when none is left */
     int events;            /* what sock_poll waits for */
     struct frame_reader reader;
     uint64_t received_bytes; /* of all frames so far */
     struct frame_writer writer;
-    struct fd_sink sink;    /* of reader and writer: rpc->owner_work closes the descriptors that nobody takes */
-    unsigned fds_charged;   /* to the account, for descriptors that the reader and the queue of answers contain */
-    unsigned sent_fds;      /* in answers that the client may not have read yet */
-    struct list sent;       /* in conns->sent, if there are any */
-    bool behind;            /* it is not read until rpc->owner_work has closed more descriptors of its owner */
-    struct deadline hello;  /* until HELLO must have come; after a refusal: until the client must have read the answer */
-    struct deadline grace;  /* of a waiting session whose process cannot be watched */
-    uint8_t token_hash[32]; /* of a session that outlasts the daemon: its key in conns->tokens */
-    struct deadline retry;  /* sends again after too many fds were on their way; closing: looks whether they have arrived */
-    unsigned retries;       /* in a row */
-    size_t frame_heap;      /* charged for a large message, from its header until it has been handled */
-    bool frame_taken;       /* that message is complete and is being handled */
-    size_t queue_heap;      /* charged for unread answers */
-    unsigned gathered;      /* turns of the client's task since answers were last sent */
-    bool counted;           /* charged as a session of its owner; false: above that limit, so it is refused */
-    bool greeted;           /* HELLO has been answered, and the client is served */
-    bool in_read;           /* inside a turn, whose end sends the answers */
+    struct conn_fds fds;
+    struct conn_heap heap;
+    struct conn_greeting greeting;
+    struct conn_session session;
+    bool more;     /* the reader may contain whole frames */
+    bool draining; /* refused: nothing more is read, and it closes when the answers have been sent */
     bool closing;
-    bool moved;               /* its socket serves another connection now */
-    bool process_ended;       /* a waiting session whose process has ended */
-    bool more;                /* the reader may contain whole frames */
-    bool held;                /* no requests are handled until the client has read some answers */
-    bool draining;            /* refused: nothing more is read, and it closes when the answers have been sent */
-    struct rdt_error refusal; /* HELLO is answered with it; status RDT_OK: the client may be served */
+};
+
+/* The owners of connections that wait for their turn; conn_share.c. */
+struct conn_shares {
+    struct list owners; /* struct account.share.link */
+    unsigned n_owners;
+    uint64_t used_turn, used_ns; /* what all owners together have used in this turn */
+    uv_idle_t idle;              /* active while there are any */
+    uint64_t turn;               /* number of the loop's turn */
+    void (*take_turn)(struct conn *conn, bool readable);
 };
 
 struct conns {
@@ -80,12 +114,7 @@ struct conns {
     struct list all, unflushed;
     struct list ending; /* many connections have ended at once: these are closed in slices */
     struct slice close;
-    struct list sharing; /* struct account.share.link: owners of connections that wait for their turn */
-    unsigned n_sharing;
-    uint64_t used_turn, used_ns; /* what all owners together have used in this turn */
-    uv_idle_t shares;            /* active while there are any */
-    uint64_t turn;               /* number of the loop's turn */
-    void (*take_turn)(struct conn *conn, bool readable);
+    struct conn_shares shares;
     unsigned n_ended;     /* closed in this turn of the loop because the other end has gone */
     uv_prepare_t prepare; /* sends the answers that were queued in this iteration */
     struct map tokens;    /* hash -> struct conn: the sessions that outlast the daemon */

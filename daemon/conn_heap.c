@@ -13,16 +13,16 @@
 
 void conn_uncharge_frame(struct conn *conn)
 {
-    size_t bytes = conn->frame_heap;
+    size_t bytes = conn->heap.frame;
 
-    conn->frame_heap = 0;
-    conn->frame_taken = false;
+    conn->heap.frame = 0;
+    conn->heap.frame_taken = false;
     account_give(conn->client.account, USAGE_HEAP, bytes);
 }
 
 void conn_settle_frame(struct conn *conn)
 {
-    if (conn->frame_taken && !conn->client.task)
+    if (conn->heap.frame_taken && !conn->client.task)
         conn_uncharge_frame(conn);
 }
 
@@ -33,11 +33,11 @@ void conn_admit_frame(struct conn *conn)
     size_t bytes;
 
     conn_settle_frame(conn); /* the previous large message may have been handled */
-    bytes = conn->frame_heap == 0 ? frame_reader_large(&conn->reader) : 0;
+    bytes = conn->heap.frame == 0 ? frame_reader_large(&conn->reader) : 0;
     if (bytes <= account_uncounted_bytes(conn->client.account))
         return;
     if (account_take(conn->client.account, USAGE_HEAP, bytes, &err) == RDT_OK) {
-        conn->frame_heap = bytes;
+        conn->heap.frame = bytes;
         return;
     }
     frame_reader_skip(&conn->reader, &frame);
@@ -49,31 +49,31 @@ void conn_admit_frame(struct conn *conn)
 
 static bool admit_fds(struct fd_sink *sink, unsigned n)
 {
-    struct conn *conn = container_of(sink, struct conn, sink);
+    struct conn *conn = container_of(sink, struct conn, fds.sink);
 
     return account_check(conn->client.account, USAGE_FDS, n, NULL) == RDT_OK;
 }
 
 static void close_fd(struct fd_sink *sink, int take_fd)
 {
-    struct conn *conn = container_of(sink, struct conn, sink);
+    struct conn *conn = container_of(sink, struct conn, fds.sink);
 
     owner_work_close_fd(conn->rpc->owner_work, take_fd, conn->client.account);
 }
 
 void conn_forget_sent(struct conn *conn)
 {
-    account_owner(conn->client.account)->share.sent_fds -= conn->sent_fds;
-    conn->conns->sent_fds -= conn->sent_fds;
-    conn->sent_fds = 0;
-    list_remove(&conn->sent);
+    account_owner(conn->client.account)->share.sent_fds -= conn->fds.sent_n;
+    conn->conns->sent_fds -= conn->fds.sent_n;
+    conn->fds.sent_n = 0;
+    list_remove(&conn->fds.sent);
 }
 
 bool conn_settle_sent(struct conn *conn)
 {
     int unread = 0;
 
-    if (conn->sent_fds > 0 && conn->sock >= 0 && ioctl(conn->sock, SIOCOUTQ, &unread) == 0 && unread > 0)
+    if (conn->fds.sent_n > 0 && conn->sock >= 0 && ioctl(conn->sock, SIOCOUTQ, &unread) == 0 && unread > 0)
         return false;
     conn_forget_sent(conn);
     return true;
@@ -84,11 +84,11 @@ static bool settle_some(struct slice *slice, uint64_t until_ns)
     struct conns *conns = container_of(slice, struct conns, settle);
 
     while (conns->n_settle > 0 && !list_empty(&conns->sent)) {
-        struct conn *conn = container_of(list_first(&conns->sent), struct conn, sent);
+        struct conn *conn = container_of(list_first(&conns->sent), struct conn, fds.sent);
         conns->n_settle--;
         if (!conn_settle_sent(conn)) {
-            list_remove(&conn->sent);
-            list_append(&conns->sent, &conn->sent);
+            list_remove(&conn->fds.sent);
+            list_append(&conns->sent, &conn->fds.sent);
         }
         if (uv_hrtime() >= until_ns)
             return false;
@@ -112,7 +112,7 @@ static bool has_room_on_the_way(const struct conn *conn, unsigned n)
 
 static bool may_send(struct fd_sink *sink, unsigned n)
 {
-    struct conn *conn = container_of(sink, struct conn, sink);
+    struct conn *conn = container_of(sink, struct conn, fds.sink);
     struct conns *conns = conn->conns;
 
     if (has_room_on_the_way(conn, n) || (conn_settle_sent(conn) && has_room_on_the_way(conn, n)))
@@ -126,26 +126,26 @@ static bool may_send(struct fd_sink *sink, unsigned n)
 
 static void sent(struct fd_sink *sink, unsigned n)
 {
-    struct conn *conn = container_of(sink, struct conn, sink);
+    struct conn *conn = container_of(sink, struct conn, fds.sink);
 
-    conn->sent_fds += n;
+    conn->fds.sent_n += n;
     conn->conns->sent_fds += n;
     account_owner(conn->client.account)->share.sent_fds += n;
-    if (list_empty(&conn->sent))
-        list_append(&conn->conns->sent, &conn->sent);
+    if (list_empty(&conn->fds.sent))
+        list_append(&conn->conns->sent, &conn->fds.sent);
 }
 
 void conn_start_sink(struct conn *conn)
 {
-    conn->sink = (struct fd_sink){.admit = admit_fds, .close = close_fd, .may_send = may_send, .sent = sent};
-    conn->reader.sink = conn->writer.sink = &conn->sink;
+    conn->fds.sink = (struct fd_sink){.admit = admit_fds, .close = close_fd, .may_send = may_send, .sent = sent};
+    conn->reader.sink = conn->writer.sink = &conn->fds.sink;
 }
 
 void conn_charge_fds(struct conn *conn)
 {
-    unsigned now = conn->reader.n_fds + conn->writer.queued_fds, before = conn->fds_charged;
+    unsigned now = conn->reader.n_fds + conn->writer.queued_fds, before = conn->fds.charged;
 
-    conn->fds_charged = now;
+    conn->fds.charged = now;
     if (now > before)
         account_add(conn->client.account, USAGE_FDS, now - before);
     else if (now < before)
@@ -169,9 +169,9 @@ bool conn_may_read(const struct conn *conn)
 void conn_charge_queue(struct conn *conn)
 {
     size_t now = conn->writer.queued_bytes > account_uncounted_bytes(conn->client.account) ? conn->writer.queued_bytes : 0,
-           before = conn->queue_heap;
+           before = conn->heap.queue;
 
-    conn->queue_heap = now;
+    conn->heap.queue = now;
     if (now > before)
         account_add(conn->client.account, USAGE_HEAP, now - before);
     else
@@ -190,7 +190,7 @@ bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err)
 
 bool conn_queue_is_full(const struct conn *conn)
 {
-    if (conn->queue_heap > 0 && account_check(conn->client.account, USAGE_HEAP, 1, NULL) != RDT_OK)
+    if (conn->heap.queue > 0 && account_check(conn->client.account, USAGE_HEAP, 1, NULL) != RDT_OK)
         return true;
     if (conn->writer.queued_fds > 0 && account_check(conn->client.account, USAGE_FDS, 1, NULL) != RDT_OK)
         return true;
@@ -201,9 +201,9 @@ bool conn_may_gather(struct conn *conn)
 {
     const struct client_task *task = conn->client.task;
 
-    if (task && !task->waits && !conn->held && !conn->draining && conn->writer.queued_bytes < GATHER_BYTES &&
-        conn->writer.queued_fds == 0 && ++conn->gathered < GATHER_TURNS)
+    if (task && !task->waits && !conn->turn.held && !conn->draining && conn->writer.queued_bytes < GATHER_BYTES &&
+        conn->writer.queued_fds == 0 && ++conn->turn.gathered < GATHER_TURNS)
         return true;
-    conn->gathered = 0;
+    conn->turn.gathered = 0;
     return false;
 }

@@ -56,8 +56,9 @@ static void check_room(struct conn *conn)
     unsigned reserved = owner && owner->used[USAGE_SESSIONS] > most / 64 + 1 ? most / 8 : 0;
 
     if (conn->rpc->n_clients >= most - reserved)
-        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon already serves max_clients of %u%s: raise it, or end some",
-                            most, conn->rpc->n_clients < most ? ", less the eighth that is for users who have few" : "");
+        (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
+                            "this daemon already serves max_clients of %u%s: raise it, or end some", most,
+                            conn->rpc->n_clients < most ? ", less the eighth that is for users who have few" : "");
 }
 
 bool conn_identify(struct conn *conn)
@@ -70,7 +71,7 @@ bool conn_identify(struct conn *conn)
     unsigned overflow = conn->conns->overflow_uid;
 
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0)
-        (void)rdt_error_sys(&conn->refusal, errno, "the kernel does not report who this client is");
+        (void)rdt_error_sys(&conn->greeting.refusal, errno, "the kernel does not report who this client is");
     client->pid = cred.pid;
     client->gid = cred.gid;
     owner.uid = cred.uid;
@@ -78,17 +79,17 @@ bool conn_identify(struct conn *conn)
     client->account = new_account(conn->conns, &owner);
     if (!client->account)
         return false;
-    conn->counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->refusal) == RDT_OK;
-    if (!conn->counted && conn->conns->n_refused == REFUSED_MAX) {
+    conn->greeting.counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->greeting.refusal) == RDT_OK;
+    if (!conn->greeting.counted && conn->conns->n_refused == REFUSED_MAX) {
         account_unref(client->account);
         return false;
     }
-    conn->conns->n_refused += !conn->counted;
+    conn->conns->n_refused += !conn->greeting.counted;
     account_add(client->account, USAGE_FDS, CONN_FDS);
     client->admin = cred.uid == 0 || cred.uid == geteuid();
     if (cred.uid == overflow && !options->allow_overflow_uid)
         (void)rdt_error_set(
-            &conn->refusal, RDT_DENIED,
+            &conn->greeting.refusal, RDT_DENIED,
             "uid %u is what the kernel shows for users that it cannot map: such clients are refused (allow_overflow_uid)",
             overflow);
     check_room(conn);
@@ -109,5 +110,6 @@ void conn_refuse(struct conn *conn, const struct frame *frame, const struct rdt_
                    conn->client.account->owner.uid);
     log_warn_rarely(&conn->conns->refusals, who, err->msg);
     conn->draining = true;
-    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* the client has this time to read the answer */
+    (void)deadline_set(conn->rpc->deadlines, &conn->greeting.deadline,
+                       HELLO_TIMEOUT_NS); /* the client has this time to read the answer */
 }

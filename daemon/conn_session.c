@@ -27,12 +27,12 @@ static void find_process(struct conn *conn, const struct session_image *image)
         return;
     conn->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)image->pid, 0);
     if (conn->pidfd < 0) {
-        conn->process_ended = errno == ESRCH;
+        conn->session.process_ended = errno == ESRCH;
         return;
     }
     (void)fcntl(conn->pidfd, F_SETFD, FD_CLOEXEC);
     started = process_started((pid_t)image->pid);
-    conn->process_ended = started != 0 && started != image->started;
+    conn->session.process_ended = started != 0 && started != image->started;
     if (started == image->started)
         return;
     (void)close(conn->pidfd);
@@ -51,8 +51,8 @@ static bool hash_token(const void *token, size_t bytes, uint8_t hash_p[32])
 /* false: no memory, or two sessions have it, as a wild daemon may write. */
 static bool list_token(struct conn *conn)
 {
-    return !map_get(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash) &&
-           map_put(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash, conn);
+    return !map_get(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash) &&
+           map_put(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash, conn);
 }
 
 bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
@@ -62,14 +62,14 @@ bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
     struct session_image image;
 
     if (!recovery_session_ids(recovery) || getrandom(token_p, SESSION_TOKEN_BYTES, 0) != SESSION_TOKEN_BYTES ||
-        !hash_token(token_p, SESSION_TOKEN_BYTES, conn->token_hash) || !list_token(conn))
+        !hash_token(token_p, SESSION_TOKEN_BYTES, conn->session.token_hash) || !list_token(conn))
         return false;
     image.started = process_started(client->pid);
-    memcpy(image.token_sha256, conn->token_hash, sizeof conn->token_hash);
-    memcpy(client->session, conn->token_hash, sizeof client->session);
+    memcpy(image.token_sha256, conn->session.token_hash, sizeof conn->session.token_hash);
+    memcpy(client->session, conn->session.token_hash, sizeof client->session);
     if (recovery_keep_session(recovery, client, &image))
         return true;
-    (void)map_remove(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash);
+    (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
     return false;
 }
 
@@ -79,8 +79,8 @@ void conn_session_end(struct conn *conn)
         return;
     conn->rpc->n_waiting -= conn->client.waiting;
     conn->client.waiting = false;
-    deadline_unset(conn->rpc->deadlines, &conn->grace);
-    (void)map_remove(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash);
+    deadline_unset(conn->rpc->deadlines, &conn->session.grace);
+    (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
     recovery_end_session(conn->rpc->recovery, &conn->client);
 }
 
@@ -104,13 +104,13 @@ enum rdt_status conn_session_move(struct conn *waiting, struct conn *from, struc
 
     if (sock < 0)
         return rdt_error_sys(err, errno, "no descriptor for the session's socket");
-    deadline_unset(waiting->rpc->deadlines, &waiting->grace);
+    deadline_unset(waiting->rpc->deadlines, &waiting->session.grace);
     waiting->client.waiting = false;
     waiting->rpc->n_waiting--;
     waiting->rpc->counts->resumed_sessions++;
     waiting->client.was_resumed = waiting->client.must_resume = true;
     waiting->client.pid = from->client.pid;
-    from->moved = true;
+    from->session.moved = true;
     conn_attach(waiting, sock, pidfd);
     return RDT_OK;
 }
@@ -129,8 +129,8 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     client_init(client, image->id);
     ids_above(&conns->ids, image->id); /* the journal says so, too, but it may be wrong */
     client->account = account_get_client(conns->rpc->objects->accounts, &image->owner, image->id);
-    memcpy(conn->token_hash, image->token_sha256, sizeof conn->token_hash);
-    memcpy(client->session, conn->token_hash, sizeof client->session);
+    memcpy(conn->session.token_hash, image->token_sha256, sizeof conn->session.token_hash);
+    memcpy(client->session, conn->session.token_hash, sizeof client->session);
     if (!client->account || !list_token(conn)) {
         account_unref(client->account);
         free(conn);
@@ -138,7 +138,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     }
     account_add(client->account, USAGE_SESSIONS, 1);
     account_add(client->account, USAGE_FDS, CONN_FDS);
-    conn->counted = true;
+    conn->greeting.counted = true;
     client->pid = (pid_t)image->pid;
     client->gid = (gid_t)image->gid;
     client->admin = image->owner.uid == 0 || image->owner.uid == geteuid();
@@ -154,7 +154,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
 
 static void on_grace_over(struct deadline *deadline)
 {
-    struct conn *conn = container_of(deadline, struct conn, grace);
+    struct conn *conn = container_of(deadline, struct conn, session.grace);
 
     conn_close(conn, "it did not come back within restart_grace after the daemon's restart");
 }
@@ -164,11 +164,11 @@ void conn_sessions_wait(struct conns *conns)
     list_each_safe (struct conn, conn, &conns->all, link) {
         if (conn->sock >= 0 || conn->closing)
             continue;
-        conn->grace.on_passed = on_grace_over;
-        if (conn->process_ended)
+        conn->session.grace.on_passed = on_grace_over;
+        if (conn->session.process_ended)
             conn_close(conn, "its process ended while no daemon ran");
         else if (conn->pidfd < 0 &&
-                 !deadline_set(conns->rpc->deadlines, &conn->grace, (int64_t)conns->rpc->options->restart_grace_ns))
+                 !deadline_set(conns->rpc->deadlines, &conn->session.grace, (int64_t)conns->rpc->options->restart_grace_ns))
             conn_close(conn, "there is no memory to wait for it");
     }
 }

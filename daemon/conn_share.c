@@ -9,7 +9,7 @@ static struct account_share *share_of(const struct conn *conn)
 /* What one owner gets of a turn. */
 static uint64_t owner_ns(const struct conns *conns)
 {
-    uint64_t ns = conns->n_sharing > 0 ? ALL_TURN_NS / conns->n_sharing : OWNER_TURN_NS;
+    uint64_t ns = conns->shares.n_owners > 0 ? ALL_TURN_NS / conns->shares.n_owners : OWNER_TURN_NS;
 
     return ns > OWNER_TURN_NS ? OWNER_TURN_NS : ns < LEAST_TURN_NS ? LEAST_TURN_NS : ns;
 }
@@ -23,18 +23,18 @@ uint64_t share_conn_ns(const struct conns *conns)
 
 static bool has_room(struct conns *conns, struct account_share *share)
 {
-    if (share->turn != conns->turn)
+    if (share->turn != conns->shares.turn)
         share->used_ns = 0;
-    share->turn = conns->turn;
+    share->turn = conns->shares.turn;
     return share->used_ns < owner_ns(conns);
 }
 
 static bool all_have_room(struct conns *conns)
 {
-    if (conns->used_turn != conns->turn)
-        conns->used_ns = 0;
-    conns->used_turn = conns->turn;
-    return conns->used_ns < ALL_TURN_NS;
+    if (conns->shares.used_turn != conns->shares.turn)
+        conns->shares.used_ns = 0;
+    conns->shares.used_turn = conns->shares.turn;
+    return conns->shares.used_ns < ALL_TURN_NS;
 }
 
 static void take_turn(struct conn *conn, bool readable)
@@ -42,10 +42,10 @@ static void take_turn(struct conn *conn, bool readable)
     struct account_share *share = share_of(conn);
     uint64_t since_ns = uv_hrtime(), ns;
 
-    conn->conns->take_turn(conn, readable);
+    conn->conns->shares.take_turn(conn, readable);
     ns = uv_hrtime() - since_ns;
     share->used_ns += ns;
-    conn->conns->used_ns += ns;
+    conn->conns->shares.used_ns += ns;
 }
 
 static void on_shares(uv_idle_t *shares)
@@ -53,20 +53,20 @@ static void on_shares(uv_idle_t *shares)
     struct conns *conns = shares->data;
     uint64_t until_ns = uv_hrtime() + ALL_TURN_NS;
 
-    for (unsigned n = conns->n_sharing; n > 0 && uv_hrtime() < until_ns; n--) {
-        struct account_share *share = container_of(list_first(&conns->sharing), struct account_share, link);
+    for (unsigned n = conns->shares.n_owners; n > 0 && uv_hrtime() < until_ns; n--) {
+        struct account_share *share = container_of(list_first(&conns->shares.owners), struct account_share, link);
         while (!list_empty(&share->waiting) && has_room(conns, share)) {
-            struct conn *conn = container_of(list_first(&share->waiting), struct conn, waiting);
-            list_remove(&conn->waiting);
-            take_turn(conn, conn->readable);
+            struct conn *conn = container_of(list_first(&share->waiting), struct conn, turn.waiting);
+            list_remove(&conn->turn.waiting);
+            take_turn(conn, conn->turn.readable);
         }
         list_remove(&share->link);
         if (list_empty(&share->waiting))
-            conns->n_sharing--;
+            conns->shares.n_owners--;
         else
-            list_append(&conns->sharing, &share->link);
+            list_append(&conns->shares.owners, &share->link);
     }
-    if (list_empty(&conns->sharing))
+    if (list_empty(&conns->shares.owners))
         (void)uv_idle_stop(shares);
 }
 
@@ -74,47 +74,47 @@ static void wait_for_turn(struct conn *conn, struct account_share *share)
 {
     struct conns *conns = conn->conns;
 
-    (void)uv_idle_stop(&conn->turn);
-    if (list_empty(&conn->waiting))
-        list_append(&share->waiting, &conn->waiting);
+    (void)uv_idle_stop(&conn->turn.idle);
+    if (list_empty(&conn->turn.waiting))
+        list_append(&share->waiting, &conn->turn.waiting);
     if (list_empty(&share->link)) {
-        list_append(&conns->sharing, &share->link);
-        conns->n_sharing++;
+        list_append(&conns->shares.owners, &share->link);
+        conns->shares.n_owners++;
     }
-    (void)uv_idle_start(&conns->shares, on_shares);
+    (void)uv_idle_start(&conns->shares.idle, on_shares);
 }
 
 void share_turn(struct conn *conn, bool readable)
 {
     struct account_share *share = share_of(conn);
 
-    if (list_empty(&conn->waiting))
-        conn->readable = false;
-    conn->readable |= readable;
+    if (list_empty(&conn->turn.waiting))
+        conn->turn.readable = false;
+    conn->turn.readable |= readable;
     if (!conn->conns->on_empty &&
         (!list_empty(&share->waiting) || !has_room(conn->conns, share) || !all_have_room(conn->conns)))
         wait_for_turn(conn, share);
     else
-        take_turn(conn, conn->readable);
+        take_turn(conn, conn->turn.readable);
 }
 
 void shares_init(struct conns *conns, void (*take_turn_of)(struct conn *conn, bool readable))
 {
-    conns->take_turn = take_turn_of;
-    list_init(&conns->sharing);
-    (void)uv_idle_init(conns->rpc->loop, &conns->shares);
-    conns->shares.data = conns;
+    conns->shares.take_turn = take_turn_of;
+    list_init(&conns->shares.owners);
+    (void)uv_idle_init(conns->rpc->loop, &conns->shares.idle);
+    conns->shares.idle.data = conns;
 }
 
 void shares_close(struct conns *conns)
 {
-    list_drain (struct account_share, share, &conns->sharing, link) {
+    list_drain (struct account_share, share, &conns->shares.owners, link) {
         list_remove(&share->link);
-        list_drain (struct conn, conn, &share->waiting, waiting) {
-            list_remove(&conn->waiting);
+        list_drain (struct conn, conn, &share->waiting, turn.waiting) {
+            list_remove(&conn->turn.waiting);
             conn->client.want_turn(&conn->client);
         }
     }
-    conns->n_sharing = 0;
-    uv_close((uv_handle_t *)&conns->shares, NULL);
+    conns->shares.n_owners = 0;
+    uv_close((uv_handle_t *)&conns->shares.idle, NULL);
 }

@@ -31,7 +31,7 @@ static void on_nothing(uv_idle_t *turn) {}
 
 static void want_turn(struct client *client)
 {
-    (void)uv_idle_start(&container_of(client, struct conn, client)->turn, on_nothing);
+    (void)uv_idle_start(&container_of(client, struct conn, client)->turn.idle, on_nothing);
 }
 
 static void setup(void)
@@ -48,8 +48,8 @@ static void setup(void)
         all[i].client.want_turn = want_turn;
         all[i].client.account = account_get_client(&accounts, &owner, i + 1);
         cr_assert(all[i].client.account);
-        list_init(&all[i].waiting);
-        (void)uv_idle_init(&loop, &all[i].turn);
+        list_init(&all[i].turn.waiting);
+        (void)uv_idle_init(&loop, &all[i].turn.idle);
     }
     n_took = 0;
 }
@@ -70,7 +70,7 @@ TestSuite(conn_share, .init = setup, .fini = teardown, .timeout = 60);
 
 static void next_turn(void)
 {
-    conns.turn++;
+    conns.shares.turn++;
     (void)uv_run(&loop, UV_RUN_NOWAIT);
 }
 
@@ -96,9 +96,9 @@ Test(conn_share, owners_take_turns_when_all_have_had_their_part)
     cr_assert_eq(n_took, 4u);
     cr_assert((took[2] == &all[1] && took[3] == &all[N + 1]), "in the order in which the owners came");
     cr_assert_eq(share_conn_ns(&conns), CONN_TURN_NS);
-    conns.n_sharing = 2 * ALL_TURN_NS / CONN_TURN_NS;
+    conns.shares.n_owners = 2 * ALL_TURN_NS / CONN_TURN_NS;
     cr_assert_eq(share_conn_ns(&conns), CONN_TURN_NS / 2, "the more of them wait, the less each gets");
-    conns.n_sharing = UINT32_MAX;
+    conns.shares.n_owners = UINT32_MAX;
     cr_assert_eq(share_conn_ns(&conns), LEAST_TURN_NS);
 }
 
@@ -119,7 +119,7 @@ Test(conn_share, connections_of_an_owner_wait_in_order)
     cr_assert_eq(took[N], &all[0]);
     next_turn();
     cr_assert_eq(n_took, N + 1);
-    cr_assert_not(uv_is_active((uv_handle_t *)&conns.shares), "nobody waits");
+    cr_assert_not(uv_is_active((uv_handle_t *)&conns.shares.idle), "nobody waits");
 }
 
 /* At the end of the daemon every connection has its turn, and nobody waits. */
@@ -133,7 +133,7 @@ Test(conn_share, nobody_waits_at_the_end)
     share_turn(&all[1], false);
     share_turn(&all[2], false);
     cr_assert_eq(n_took, 3u);
-    (void)uv_idle_stop(&all[1].turn);
+    (void)uv_idle_stop(&all[1].turn.idle);
     (void)uv_run(&loop, UV_RUN_NOWAIT);
     shares_init(&conns, take_turn); /* for the end of the test */
 }
