@@ -130,6 +130,34 @@ void facts_send(struct etcd *etcd); /* the nodes, if they have changed */
 
 /* ---- main.c ---- */
 
+struct known_nodes {
+    struct known_node nodes[NODES_MAX];
+    unsigned n_nodes, generation;
+    bool changed, full;
+    int64_t sent_ms;
+};
+
+struct lease { /* of the node's key */
+    int64_t ttl_ms;
+    int64_t id; /* 0: it must be granted */
+    int64_t due_ms;
+    bool busy;
+};
+
+struct own_key { /* the node's own, and the proof that the watch sees it written */
+    bool register_due;
+    int64_t proof_ms, proof_until_ms; /* 0: none */
+    int64_t revision, proven_revision;
+};
+
+struct cluster { /* how far its list was read */
+    int64_t list_revision, watch_revision, listed_ms;
+    char *next_key; /* of the next page of the list */
+    size_t next_key_bytes;
+    char id[32];
+    int64_t rewound_ms; /* since when answers are older than earlier ones; 0: they are not */
+};
+
 struct etcd {
     CURLM *multi;
     struct request *requests;
@@ -146,22 +174,10 @@ struct etcd {
     unsigned at_endpoint, tried; /* tried: since one was up */
     int64_t retry_ms, up_ms, pause_ms;
     char *token; /* of a user; NULL: none */
-    int64_t ttl_ms;
-    int64_t lease_id; /* of the node's key; 0: it must be granted */
-    int64_t lease_due_ms;
-    bool lease_busy, register_due;
-    int64_t proof_ms, proof_until_ms; /* 0: none */
-    int64_t own_revision, proven_revision;
-    int64_t list_revision, watch_revision, listed_ms;
-    char *next_key; /* of the next page of the list */
-    size_t next_key_bytes;
-    char cluster_id[32];
-    int64_t rewound_ms; /* since when answers are older than earlier ones; 0: they are not */
-
-    struct known_node nodes[NODES_MAX];
-    unsigned n_nodes, generation;
-    bool nodes_changed, nodes_full;
-    int64_t nodes_sent_ms;
+    struct lease lease;
+    struct own_key own_key;
+    struct cluster cluster;
+    struct known_nodes known;
 };
 
 /* ---- tell.c ---- */

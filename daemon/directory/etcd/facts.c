@@ -24,17 +24,17 @@ static void bad(struct etcd *etcd, const uint8_t *key, int n, const char *why)
 
 static struct known_node *find_node(struct etcd *etcd, const uint8_t uuid[16])
 {
-    for (unsigned i = 0; i < etcd->n_nodes; i++)
-        if (memcmp(etcd->nodes[i].uuid, uuid, 16) == 0)
-            return &etcd->nodes[i];
+    for (unsigned i = 0; i < etcd->known.n_nodes; i++)
+        if (memcmp(etcd->known.nodes[i].uuid, uuid, 16) == 0)
+            return &etcd->known.nodes[i];
     return NULL;
 }
 
 static void remove_node(struct etcd *etcd, struct known_node *node)
 {
-    *node = etcd->nodes[--etcd->n_nodes];
-    etcd->nodes_full = false;
-    etcd->nodes_changed = true;
+    *node = etcd->known.nodes[--etcd->known.n_nodes];
+    etcd->known.full = false;
+    etcd->known.changed = true;
 }
 
 static bool is_address(const char *text)
@@ -50,25 +50,25 @@ static void take_node(struct etcd *etcd, const uint8_t uuid[16], const char *add
 {
     struct known_node *node = find_node(etcd, uuid);
 
-    if (!node && etcd->n_nodes == NODES_MAX) {
-        etcd->nodes_full = true;
+    if (!node && etcd->known.n_nodes == NODES_MAX) {
+        etcd->known.full = true;
         return;
     }
     if (!node) {
-        node = &etcd->nodes[etcd->n_nodes++];
+        node = &etcd->known.nodes[etcd->known.n_nodes++];
         *node = (struct known_node){0};
         memcpy(node->uuid, uuid, sizeof node->uuid);
     }
     if (strcmp(node->address, address) != 0) {
         (void)snprintf(node->address, sizeof node->address, "%s", address);
-        etcd->nodes_changed = true;
+        etcd->known.changed = true;
     }
     node->mod_revision = revision;
-    node->generation = etcd->generation;
+    node->generation = etcd->known.generation;
     node->gone_ms = 0;
-    for (unsigned i = 0; i < etcd->n_nodes; i++) /* a node without its state has a new uuid at the same address */
-        if (strcmp(etcd->nodes[i].address, address) == 0 && etcd->nodes[i].mod_revision < revision) {
-            remove_node(etcd, &etcd->nodes[i]);
+    for (unsigned i = 0; i < etcd->known.n_nodes; i++) /* a node without its state has a new uuid at the same address */
+        if (strcmp(etcd->known.nodes[i].address, address) == 0 && etcd->known.nodes[i].mod_revision < revision) {
+            remove_node(etcd, &etcd->known.nodes[i]);
             break;
         }
 }
@@ -133,27 +133,27 @@ void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, own_key_chang
 
 void facts_begin(struct etcd *etcd)
 {
-    etcd->generation++;
+    etcd->known.generation++;
     etcd->state.bad_keys = 0;
     etcd->bad_error[0] = '\0';
 }
 
 void facts_end(struct etcd *etcd)
 {
-    for (unsigned i = 0; i < etcd->n_nodes; i++)
-        if (etcd->nodes[i].generation != etcd->generation && etcd->nodes[i].gone_ms == 0)
-            etcd->nodes[i].gone_ms = now_ms();
+    for (unsigned i = 0; i < etcd->known.n_nodes; i++)
+        if (etcd->known.nodes[i].generation != etcd->known.generation && etcd->known.nodes[i].gone_ms == 0)
+            etcd->known.nodes[i].gone_ms = now_ms();
 }
 
 void facts_tick(struct etcd *etcd)
 {
     int64_t now = now_ms();
 
-    if (etcd->phase != UP || now - etcd->up_ms < etcd->ttl_ms)
+    if (etcd->phase != UP || now - etcd->up_ms < etcd->lease.ttl_ms)
         return; /* the others may have been cut off from etcd together with this node */
-    for (unsigned i = etcd->n_nodes; i-- > 0;)
-        if (etcd->nodes[i].gone_ms > 0 && now - etcd->nodes[i].gone_ms >= etcd->ttl_ms)
-            remove_node(etcd, &etcd->nodes[i]);
+    for (unsigned i = etcd->known.n_nodes; i-- > 0;)
+        if (etcd->known.nodes[i].gone_ms > 0 && now - etcd->known.nodes[i].gone_ms >= etcd->lease.ttl_ms)
+            remove_node(etcd, &etcd->known.nodes[i]);
 }
 
 void facts_send(struct etcd *etcd)
@@ -161,16 +161,16 @@ void facts_send(struct etcd *etcd)
     static Rdt__Pb__EtcdNode nodes[NODES_MAX], *rows[NODES_MAX];
     Rdt__Pb__EtcdNodes message = RDT__PB__ETCD_NODES__INIT;
 
-    if (!etcd->nodes_changed || etcd->phase < WATCHING || now_ms() - etcd->nodes_sent_ms < SEND_EVERY_MS)
+    if (!etcd->known.changed || etcd->phase < WATCHING || now_ms() - etcd->known.sent_ms < SEND_EVERY_MS)
         return;
-    for (unsigned i = 0; i < etcd->n_nodes; i++) {
+    for (unsigned i = 0; i < etcd->known.n_nodes; i++) {
         rdt__pb__etcd_node__init(&nodes[i]);
-        nodes[i].node = (ProtobufCBinaryData){16, etcd->nodes[i].uuid};
-        nodes[i].address = etcd->nodes[i].address;
+        nodes[i].node = (ProtobufCBinaryData){16, etcd->known.nodes[i].uuid};
+        nodes[i].address = etcd->known.nodes[i].address;
         rows[i] = &nodes[i];
     }
-    message.n_nodes = etcd->n_nodes;
+    message.n_nodes = etcd->known.n_nodes;
     message.nodes = rows;
-    etcd->nodes_changed = !tell(etcd, RDT__PB__ETCD_MESSAGE__ETCD_NODES, &message.base);
-    etcd->nodes_sent_ms = now_ms();
+    etcd->known.changed = !tell(etcd, RDT__PB__ETCD_MESSAGE__ETCD_NODES, &message.base);
+    etcd->known.sent_ms = now_ms();
 }

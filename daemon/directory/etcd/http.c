@@ -157,7 +157,7 @@ static bool is_recent(struct etcd *etcd, const struct request *request, struct a
 
     if (request->revision < 0)
         return true;
-    if (!cluster || strlen(cluster) >= sizeof etcd->cluster_id || revision <= 0) {
+    if (!cluster || strlen(cluster) >= sizeof etcd->cluster.id || revision <= 0) {
         (void)snprintf(answer->error, sizeof answer->error, "the answer has no header of etcd");
         return false;
     }
@@ -166,11 +166,11 @@ static bool is_recent(struct etcd *etcd, const struct request *request, struct a
                        (long long)revision);
         return false;
     }
-    if (etcd->cluster_id[0] == '\0')
-        (void)snprintf(etcd->cluster_id, sizeof etcd->cluster_id, "%s", cluster);
-    if (strcmp(etcd->cluster_id, cluster) != 0 || revision < request->revision) {
-        if (etcd->rewound_ms == 0)
-            etcd->rewound_ms = now_ms();
+    if (etcd->cluster.id[0] == '\0')
+        (void)snprintf(etcd->cluster.id, sizeof etcd->cluster.id, "%s", cluster);
+    if (strcmp(etcd->cluster.id, cluster) != 0 || revision < request->revision) {
+        if (etcd->cluster.rewound_ms == 0)
+            etcd->cluster.rewound_ms = now_ms();
         (void)snprintf(answer->error, sizeof answer->error, "%s",
                        revision < request->revision ? "it answers with an older state than was seen before"
                                                     : "it answers for another cluster than before");

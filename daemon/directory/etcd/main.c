@@ -74,7 +74,7 @@ static void tell_state(void)
     if (error[0] == '\0' && etcd.state.up && etcd.state.bad_keys > 0)
         (void)snprintf(error, sizeof error, "%u keys below %.200s are not rdtd's or cannot be read, as %s", etcd.state.bad_keys,
                        etcd.config->prefix, etcd.bad_error);
-    if (error[0] == '\0' && etcd.nodes_full)
+    if (error[0] == '\0' && etcd.known.full)
         (void)snprintf(error, sizeof error, "there are more than %u nodes", NODES_MAX);
     etcd.state.endpoint = etcd.endpoint;
     message.info = &etcd.state;
@@ -141,7 +141,7 @@ int main(int argc, char **argv)
     requests_drop(&etcd);
     (void)curl_multi_cleanup(etcd.multi);
     curl_global_cleanup();
-    free(etcd.next_key);
+    free(etcd.cluster.next_key);
     free(etcd.token);
     if (etcd.config)
         rdt__pb__etcd_config__free_unpacked(etcd.config, NULL);

@@ -48,18 +48,19 @@ void session_fail(struct etcd *etcd, const char *fmt, ...)
     (void)vsnprintf(etcd->error + used, sizeof etcd->error - used, fmt, args);
     va_end(args);
     etcd->state_changed = true;
-    etcd->lease_busy = false;
+    etcd->lease.busy = false;
     free(etcd->token);
     etcd->token = NULL;
     if (etcd->phase == UP && now - etcd->up_ms > CALM_MS) {
         etcd->pause_ms = 0;
         etcd->tried = 0;
     }
-    if (etcd->rewound_ms > 0 && now - etcd->rewound_ms > 3 * etcd->ttl_ms) { /* it was restored, or built anew */
-        etcd->rewound_ms = 0;
-        etcd->state.revision = etcd->own_revision = etcd->proven_revision = 0;
-        etcd->cluster_id[0] = '\0';
-        etcd->lease_id = 0;
+    if (etcd->cluster.rewound_ms > 0 &&
+        now - etcd->cluster.rewound_ms > 3 * etcd->lease.ttl_ms) { /* it was restored, or built anew */
+        etcd->cluster.rewound_ms = 0;
+        etcd->state.revision = etcd->own_key.revision = etcd->own_key.proven_revision = 0;
+        etcd->cluster.id[0] = '\0';
+        etcd->lease.id = 0;
     }
     etcd->at_endpoint = (unsigned)((etcd->at_endpoint + 1) % etcd->config->n_endpoints);
     leave_phase(etcd, WAITING);
@@ -117,25 +118,25 @@ static void authenticate(struct etcd *etcd)
 
 static void on_registered(struct etcd *etcd, struct answer *answer)
 {
-    etcd->lease_busy = false;
+    etcd->lease.busy = false;
     if (!answer->ok && answer->code == 5) { /* the lease has expired meanwhile */
-        etcd->register_due = true;
-        etcd->lease_due_ms = 0;
+        etcd->own_key.register_due = true;
+        etcd->lease.due_ms = 0;
         return;
     }
     if (!answer->ok) {
         session_fail(etcd, "cannot register this node: %s", answer->error);
         return;
     }
-    etcd->own_revision = value_int(json_object_get(answer->json, "header"), "revision");
-    etcd->proof_until_ms = etcd->proven_revision < etcd->own_revision ? now_ms() + PROOF_WAIT_MS : 0;
-    etcd->proof_ms = now_ms() + PROOF_MS;
+    etcd->own_key.revision = value_int(json_object_get(answer->json, "header"), "revision");
+    etcd->own_key.proof_until_ms = etcd->own_key.proven_revision < etcd->own_key.revision ? now_ms() + PROOF_WAIT_MS : 0;
+    etcd->own_key.proof_ms = now_ms() + PROOF_MS;
     if (etcd->phase == UP)
         return;
     leave_phase(etcd, UP);
     etcd->up_ms = now_ms();
     etcd->error[0] = '\0';
-    etcd->rewound_ms = 0;
+    etcd->cluster.rewound_ms = 0;
 }
 
 static json_t *key_of(const struct etcd *etcd, const char *rest)
@@ -158,11 +159,11 @@ static void register_node(struct etcd *etcd)
     value = json_pack("{ss ss}", "address", etcd->config->address, "boot", boot);
     text = value ? json_dumps(value, JSON_COMPACT) : NULL;
     json_decref(value);
-    etcd->register_due = false;
-    etcd->lease_busy = true;
+    etcd->own_key.register_due = false;
+    etcd->lease.busy = true;
     if (!text || !request_send(etcd, "kv/put", REQUEST_KEYS,
                                json_pack("{so so so}", "key", key_of(etcd, rest), "value", value_base64(text, strlen(text)),
-                                         "lease", value_of_int(etcd->lease_id)),
+                                         "lease", value_of_int(etcd->lease.id)),
                                on_registered))
         out_of_memory(etcd);
     free(text);
@@ -171,11 +172,11 @@ static void register_node(struct etcd *etcd)
 /* What comes after the lease. */
 static void lease_done(struct etcd *etcd)
 {
-    etcd->lease_busy = false;
+    etcd->lease.busy = false;
     if (etcd->phase == LEASING) {
         leave_phase(etcd, LISTING);
         next_page(etcd);
-    } else if (etcd->register_due) {
+    } else if (etcd->own_key.register_due) {
         register_node(etcd);
     }
 }
@@ -188,16 +189,16 @@ static void on_granted(struct etcd *etcd, struct answer *answer)
         session_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
         return;
     }
-    etcd->lease_id = id;
-    etcd->lease_due_ms = now_ms() + etcd->ttl_ms / 3;
-    etcd->register_due = true;
+    etcd->lease.id = id;
+    etcd->lease.due_ms = now_ms() + etcd->lease.ttl_ms / 3;
+    etcd->own_key.register_due = true;
     lease_done(etcd);
 }
 
 static void grant(struct etcd *etcd)
 {
-    if (!request_send(etcd, "lease/grant", REQUEST_LEASE, json_pack("{so}", "TTL", value_of_int((etcd->ttl_ms + 999) / 1000)),
-                      on_granted))
+    if (!request_send(etcd, "lease/grant", REQUEST_LEASE,
+                      json_pack("{so}", "TTL", value_of_int((etcd->lease.ttl_ms + 999) / 1000)), on_granted))
         out_of_memory(etcd);
 }
 
@@ -206,12 +207,12 @@ static void on_alive(struct etcd *etcd, struct answer *answer)
     if (!answer->ok) {
         session_fail(etcd, "cannot renew the lease: %s", answer->error);
     } else if (value_int(json_object_get(answer->json, "result"), "TTL") > 0) {
-        etcd->lease_due_ms = now_ms() + etcd->ttl_ms / 3;
+        etcd->lease.due_ms = now_ms() + etcd->lease.ttl_ms / 3;
         lease_done(etcd);
     } else {
         etcd->state.leases_lost++;
         etcd->state_changed = true;
-        etcd->lease_id = 0;
+        etcd->lease.id = 0;
         grant(etcd);
     }
 }
@@ -220,14 +221,14 @@ static void lease_check(struct etcd *etcd)
 {
     if (etcd->phase < LEASING) {
         leave_phase(etcd, LEASING);
-        etcd->lease_due_ms = 0; /* whether it is still there */
+        etcd->lease.due_ms = 0; /* whether it is still there */
     }
-    etcd->lease_busy = true;
-    if (etcd->lease_due_ms > now_ms())
+    etcd->lease.busy = true;
+    if (etcd->lease.due_ms > now_ms())
         lease_done(etcd);
-    else if (etcd->lease_id == 0)
+    else if (etcd->lease.id == 0)
         grant(etcd);
-    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease_id)),
+    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease.id)),
                            on_alive))
         out_of_memory(etcd);
 }
@@ -236,20 +237,20 @@ static void lease_check(struct etcd *etcd)
 static void on_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign)
 {
     if (deleted) { /* the lease has expired, or somebody has deleted it */
-        etcd->register_due = true;
-        etcd->lease_due_ms = 0;
+        etcd->own_key.register_due = true;
+        etcd->lease.due_ms = 0;
         return;
     }
-    if (foreign && mod_revision <= etcd->own_revision)
+    if (foreign && mod_revision <= etcd->own_key.revision)
         return; /* of this node before its restart */
     if (foreign != (etcd->own_error[0] != '\0'))
         etcd->state_changed = true;
     (void)snprintf(etcd->own_error, sizeof etcd->own_error, "%s",
                    foreign ? "another daemon registers with this node's uuid: give each node a state_dir of its own" : "");
-    if (!foreign && mod_revision > etcd->proven_revision)
-        etcd->proven_revision = mod_revision;
-    if (etcd->proven_revision >= etcd->own_revision)
-        etcd->proof_until_ms = 0;
+    if (!foreign && mod_revision > etcd->own_key.proven_revision)
+        etcd->own_key.proven_revision = mod_revision;
+    if (etcd->own_key.proven_revision >= etcd->own_key.revision)
+        etcd->own_key.proof_until_ms = 0;
 }
 
 /* ---- the list ---- */
@@ -263,12 +264,12 @@ static void relist(struct etcd *etcd)
 {
     int64_t now = now_ms();
 
-    if (now - etcd->listed_ms < 1000) {
+    if (now - etcd->cluster.listed_ms < 1000) {
         session_fail(etcd, "its watch is cancelled again and again");
         return;
     }
     requests_drop(etcd);
-    etcd->lease_busy = false;
+    etcd->lease.busy = false;
     leave_phase(etcd, LISTING);
     next_page(etcd);
 }
@@ -311,13 +312,13 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
         session_fail(etcd, "the revision %" PRId64 " of its watch is no number that etcd counts to", revision);
         return;
     }
-    if (revision < etcd->watch_revision) {
-        if (etcd->rewound_ms == 0)
-            etcd->rewound_ms = now_ms();
-        session_fail(etcd, "its watch goes back from revision %" PRId64 " to %" PRId64, etcd->watch_revision, revision);
+    if (revision < etcd->cluster.watch_revision) {
+        if (etcd->cluster.rewound_ms == 0)
+            etcd->cluster.rewound_ms = now_ms();
+        session_fail(etcd, "its watch goes back from revision %" PRId64 " to %" PRId64, etcd->cluster.watch_revision, revision);
         return;
     }
-    etcd->watch_revision = revision;
+    etcd->cluster.watch_revision = revision;
     if (revision > etcd->state.revision)
         etcd->state.revision = revision;
     json_array_foreach(events, i, event)
@@ -331,11 +332,11 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
 static void watch(struct etcd *etcd)
 {
     leave_phase(etcd, WATCHING);
-    etcd->watch_revision = etcd->list_revision;
-    etcd->proof_until_ms = now_ms() + PROOF_WAIT_MS; /* for its first line, too */
+    etcd->cluster.watch_revision = etcd->cluster.list_revision;
+    etcd->own_key.proof_until_ms = now_ms() + PROOF_WAIT_MS; /* for its first line, too */
     if (!request_send(etcd, "watch", REQUEST_STREAM,
                       json_pack("{s{so so so}}", "create_request", "key", key_of(etcd, RANGE), "range_end",
-                                key_of(etcd, RANGE_END), "start_revision", value_of_int(etcd->list_revision + 1)),
+                                key_of(etcd, RANGE_END), "start_revision", value_of_int(etcd->cluster.list_revision + 1)),
                       on_watch_end))
         out_of_memory(etcd);
     else
@@ -347,12 +348,12 @@ static bool keep_next_key(struct etcd *etcd, const json_t *kv)
     uint8_t key[VALUE_BYTES_MAX];
     int n = value_bytes(json_object_get(kv, "key"), key, sizeof key);
 
-    free(etcd->next_key);
-    etcd->next_key_bytes = (size_t)n + 1; /* the first key after it */
-    etcd->next_key = n < 0 ? NULL : calloc(1, etcd->next_key_bytes);
-    if (etcd->next_key)
-        memcpy(etcd->next_key, key, (size_t)n);
-    return etcd->next_key;
+    free(etcd->cluster.next_key);
+    etcd->cluster.next_key_bytes = (size_t)n + 1; /* the first key after it */
+    etcd->cluster.next_key = n < 0 ? NULL : calloc(1, etcd->cluster.next_key_bytes);
+    if (etcd->cluster.next_key)
+        memcpy(etcd->cluster.next_key, key, (size_t)n);
+    return etcd->cluster.next_key;
 }
 
 static void on_page(struct etcd *etcd, struct answer *answer)
@@ -364,8 +365,8 @@ static void on_page(struct etcd *etcd, struct answer *answer)
         session_fail(etcd, "cannot list the keys below %.100s: %s", etcd->config->prefix, answer->error);
         return;
     }
-    if (etcd->list_revision == 0)
-        etcd->list_revision = etcd->state.revision;
+    if (etcd->cluster.list_revision == 0)
+        etcd->cluster.list_revision = etcd->state.revision;
     json_array_foreach(kvs, i, kv) facts_take(etcd, kv, false, NULL);
     if (json_is_true(json_object_get(answer->json, "more"))) {
         if (json_array_size(kvs) == 0 || !keep_next_key(etcd, json_array_get(kvs, json_array_size(kvs) - 1)))
@@ -374,25 +375,26 @@ static void on_page(struct etcd *etcd, struct answer *answer)
             next_page(etcd);
         return;
     }
-    free(etcd->next_key);
-    etcd->next_key = NULL;
+    free(etcd->cluster.next_key);
+    etcd->cluster.next_key = NULL;
     facts_end(etcd);
     watch(etcd);
 }
 
 static void next_page(struct etcd *etcd)
 {
-    if (!etcd->next_key) {
-        etcd->list_revision = 0;
-        etcd->listed_ms = now_ms();
+    if (!etcd->cluster.next_key) {
+        etcd->cluster.list_revision = 0;
+        etcd->cluster.listed_ms = now_ms();
         etcd->state.lists++;
         facts_begin(etcd);
     }
     if (!request_send(etcd, "kv/range", REQUEST_KEYS,
                       json_pack("{so so so so}", "key",
-                                etcd->next_key ? value_base64(etcd->next_key, etcd->next_key_bytes) : key_of(etcd, RANGE),
+                                etcd->cluster.next_key ? value_base64(etcd->cluster.next_key, etcd->cluster.next_key_bytes)
+                                                       : key_of(etcd, RANGE),
                                 "range_end", key_of(etcd, RANGE_END), "limit", value_of_int(PAGE_KEYS), "revision",
-                                value_of_int(etcd->list_revision)),
+                                value_of_int(etcd->cluster.list_revision)),
                       on_page))
         out_of_memory(etcd);
 }
@@ -403,8 +405,8 @@ static void attempt(struct etcd *etcd)
 {
     (void)snprintf(etcd->endpoint, sizeof etcd->endpoint, "%s", etcd->config->endpoints[etcd->at_endpoint]);
     etcd->state.reconnects++;
-    free(etcd->next_key);
-    etcd->next_key = NULL;
+    free(etcd->cluster.next_key);
+    etcd->cluster.next_key = NULL;
     if (etcd->config->user[0] != '\0') {
         leave_phase(etcd, AUTHENTICATING);
         authenticate(etcd);
@@ -415,7 +417,7 @@ static void attempt(struct etcd *etcd)
 
 void session_begin(struct etcd *etcd)
 {
-    etcd->ttl_ms = etcd->config->ttl_ns / 1000000;
+    etcd->lease.ttl_ms = etcd->config->ttl_ns / 1000000;
     etcd->at_endpoint = (unsigned)rand() % (unsigned)etcd->config->n_endpoints; /* the nodes spread over the endpoints */
     etcd->phase = WAITING;
     etcd->retry_ms = now_ms();
@@ -428,14 +430,14 @@ void session_tick(struct etcd *etcd)
 
     if (etcd->phase == WAITING && now >= etcd->retry_ms)
         attempt(etcd);
-    if (etcd->proof_until_ms > 0 && etcd->phase >= WATCHING && now >= etcd->proof_until_ms) {
-        etcd->proof_until_ms = 0;
+    if (etcd->own_key.proof_until_ms > 0 && etcd->phase >= WATCHING && now >= etcd->own_key.proof_until_ms) {
+        etcd->own_key.proof_until_ms = 0;
         session_fail(etcd, "its watch is silent");
     }
-    if (etcd->phase == UP && etcd->state.bad_keys > 0 && now - etcd->listed_ms > PROOF_MS)
+    if (etcd->phase == UP && etcd->state.bad_keys > 0 && now - etcd->cluster.listed_ms > PROOF_MS)
         relist(etcd); /* somebody may have removed them */
-    if (etcd->phase == UP && !etcd->lease_busy && (now >= etcd->lease_due_ms || now >= etcd->proof_ms)) {
-        etcd->register_due |= now >= etcd->proof_ms;
+    if (etcd->phase == UP && !etcd->lease.busy && (now >= etcd->lease.due_ms || now >= etcd->own_key.proof_ms)) {
+        etcd->own_key.register_due |= now >= etcd->own_key.proof_ms;
         lease_check(etcd);
     }
 }
@@ -446,10 +448,10 @@ int64_t session_due_ms(const struct etcd *etcd)
 
     if (etcd->phase == WAITING && etcd->retry_ms < due)
         due = etcd->retry_ms;
-    if (etcd->phase == UP && !etcd->lease_busy && etcd->lease_due_ms < due)
-        due = etcd->lease_due_ms;
-    if (etcd->proof_until_ms > 0 && etcd->proof_until_ms < due)
-        due = etcd->proof_until_ms;
+    if (etcd->phase == UP && !etcd->lease.busy && etcd->lease.due_ms < due)
+        due = etcd->lease.due_ms;
+    if (etcd->own_key.proof_until_ms > 0 && etcd->own_key.proof_until_ms < due)
+        due = etcd->own_key.proof_until_ms;
     return due > now ? due - now : 0;
 }
 
@@ -462,6 +464,6 @@ void session_leave(struct etcd *etcd)
 {
     etcd->leaving = true;
     if (etcd->phase < LISTING ||
-        !request_send(etcd, "lease/revoke", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease_id)), on_revoked))
+        !request_send(etcd, "lease/revoke", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease.id)), on_revoked))
         etcd->done = true;
 }
