@@ -109,7 +109,7 @@ $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-s
 $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(call make_file,PROTO,protoc-c --proto_path=proto --c_out=$(B)/gen $<)
 
-$(METRICS_H): $(B)/gen/%_metrics.h: proto/list-metrics proto/rdt.proto
+$(METRICS_H): $(B)/gen/%_metrics.h: client/package/list-metrics proto/rdt.proto
 	$(call make_file,GEN,$< $* >$@)
 
 include $(addsuffix /rules.mk,backends client/package daemon tests systemd)

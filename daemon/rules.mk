@@ -34,5 +34,5 @@ $(B)/man/%: %.scd daemon/make-page
 
 # What the programs read whose output a page includes.
 $(B)/man/rdtd.conf.5: $(B)/rdtd
-$(B)/man/rdtd-exporter.8: proto/list-metrics proto/rdt.proto
+$(B)/man/rdtd-exporter.8: client/package/list-metrics proto/rdt.proto
 $(B)/man/librdt.3: client/package/list-functions $(wildcard client/rdt*.h proto/rdt_*.h)

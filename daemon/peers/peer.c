@@ -82,7 +82,7 @@ bool peers_dial_some(struct slice *slice, uint64_t until_ns)
     list_drain (struct peer_dial, dial, &peers->to_dial, to_dial) {
         struct peer *peer = &dial->peer;
         list_remove(&dial->to_dial);
-        if (peer->state == PEER_IDLE && peer_can_be_dialled(peer) && (dial->listed || dial->wanted) &&
+        if (peer->state == PEER_IDLE && peer_can_be_dialled(peer) && (dial->table.listed || dial->wanted) &&
             peer_start_dial(peer, &err) != RDT_OK) {
             peer_move(peer, PEER_CONNECTING);
             peer_failed(peer, &err);
@@ -107,8 +107,8 @@ struct account *peer_look_up_account(const struct peer *peer)
 {
     const struct peer_dial *dial = peer->dial;
 
-    if (dial->at_hint)
-        return dial->hint_by;
+    if (dial->hint.dialled)
+        return dial->hint.by;
     return peer_has_been_met(peer) ? NULL : dial->address_by;
 }
 
@@ -122,9 +122,9 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
     enum rdt_status status;
 
     /* Alternates between the address that a request named and the one where the node was met before. */
-    dial->at_hint = dial->hint[0] && (!peer->address[0] || !dial->at_hint);
-    dial->n_hints = dial->at_hint ? dial->n_hints + 1 : 0;
-    address = dial->at_hint ? dial->hint : peer->address;
+    dial->hint.dialled = dial->hint.text[0] && (!peer->address[0] || !dial->hint.dialled);
+    dial->hint.n_dials = dial->hint.dialled ? dial->hint.n_dials + 1 : 0;
+    address = dial->hint.dialled ? dial->hint.text : peer->address;
     status = options_split_address(address, host, &port, err);
     if (status == RDT_OK)
         status = peer_link_dial(&peers->config, host, port, peer_look_up_account(peer), &dial->link, err);
@@ -143,12 +143,12 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
  * share one line at a limited rate. */
 static void log_failure(struct peer *peer, const struct rdt_error *why)
 {
-    bool users = peer->dial->at_hint || !peer_has_been_met(peer);
-    bool news = peer->dial->at_hint || strncmp(peer->dial->logged, why->msg, sizeof peer->dial->logged - 1) != 0;
+    bool users = peer->dial->hint.dialled || !peer_has_been_met(peer);
+    bool news = peer->dial->hint.dialled || strncmp(peer->dial->logged, why->msg, sizeof peer->dial->logged - 1) != 0;
     char who[128];
 
     peer_describe(peer, who);
-    if (!peer->dial->at_hint)
+    if (!peer->dial->hint.dialled)
         snprintf(peer->dial->logged, sizeof peer->dial->logged, "%.191s", why->msg);
     if (news && users)
         log_warn_rarely(&peer->peers->unmet_warnings, who, why->msg);
@@ -165,9 +165,9 @@ void peer_failed(struct peer *peer, const struct rdt_error *cause)
     struct rdt_error hidden, *why = &hidden;
 
     log_failure(peer, cause);
-    peer->last_error_secret = dial->at_hint || !peer_has_been_met(peer);
+    peer->last_error_secret = dial->hint.dialled || !peer_has_been_met(peer);
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", cause->msg);
-    if (dial->secret || (dial->at_hint && dial->hint_secret))
+    if (dial->secret || (dial->hint.dialled && dial->hint.secret))
         rdt_error_set(why, RDT_PEER_LOST, "%s", secret_error);
     else
         *why = *cause;
@@ -203,7 +203,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
 void peer_drop_link(struct peers *peers, struct peer_link *link, const char *reason)
 {
     list_remove(&link->node);
-    strangers_remove(&peers->strangers, &link->stranger);
+    strangers_remove(&peers->door.strangers, &link->meeting.stranger);
     if (link->peer && link->peer->dial->link == link)
         link->peer->dial->link = NULL;
     peer_link_close(link, reason);
@@ -212,7 +212,7 @@ void peer_drop_link(struct peers *peers, struct peer_link *link, const char *rea
 void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old)
 {
     struct peers *peers = peer->peers;
-    const Rdt__Pb__LinkHello *hello = link->hello;
+    const Rdt__Pb__LinkHello *hello = link->meeting.hello;
     bool boot_changed = peer->epoch && memcmp(peer->boot_id, hello->boot_id.data, sizeof peer->boot_id) != 0;
     char who[128];
 
@@ -241,12 +241,12 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer->epoch++;
     peer->link_up = link;
     link->peer = peer;
-    strangers_remove(&peers->strangers, &link->stranger);
+    strangers_remove(&peers->door.strangers, &link->meeting.stranger);
     peer_move(peer, PEER_UP);
     peer_link_up(link);
 
     peer_describe(peer, who);
-    log_debug("%s is up: %s %s, version %s%s", who, link->accepted_ns ? "from" : "at", link->remote, peer->version,
+    log_debug("%s is up: %s %s, version %s%s", who, link->meeting.accepted_ns ? "from" : "at", link->remote, peer->version,
               boot_changed ? ", restarted" : "");
     if (peers->callbacks.on_up)
         peers->callbacks.on_up(peers->callbacks.arg, peer, hello, boot_changed);

@@ -18,12 +18,12 @@ bool peer_is_known(const struct peer *peer)
 
 bool peer_has_been_met(const struct peer *peer)
 {
-    return peer->dial->listed || peer->dial->proof >= PROOF_HELLO;
+    return peer->dial->table.listed || peer->dial->proof >= PROOF_HELLO;
 }
 
 bool peer_can_be_dialled(const struct peer *peer)
 {
-    return peer->address[0] || peer->dial->hint[0];
+    return peer->address[0] || peer->dial->hint.text[0];
 }
 
 bool account_is_admin(const struct account *account)
@@ -65,26 +65,26 @@ static void count_source(struct peer *peer, const uint8_t source[16])
         }
     }
     counted->n++;
-    peer->dial->counted[peer->dial->n_counted++] = counted;
+    peer->dial->where.counted[peer->dial->where.n_counted++] = counted;
 }
 
 void peer_settle_sources(struct peer *peer)
 {
     struct peer_dial *dial = peer->dial;
 
-    while (dial->n_counted > 0) {
-        struct peer_source *counted = dial->counted[--dial->n_counted];
+    while (dial->where.n_counted > 0) {
+        struct peer_source *counted = dial->where.counted[--dial->where.n_counted];
         if (--counted->n > 0)
             continue;
         (void)map_remove(&peer->peers->by_source, counted->source, sizeof counted->source);
         free(counted);
     }
-    if (!dial->listed && peer->state != PEER_UP)
+    if (!dial->table.listed && peer->state != PEER_UP)
         return;
-    if (dial->numeric)
-        count_source(peer, dial->host);
-    for (unsigned i = 0; i < dial->n_sources; i++)
-        count_source(peer, dial->sources[i]);
+    if (dial->where.numeric)
+        count_source(peer, dial->where.host);
+    for (unsigned i = 0; i < dial->where.n_sources; i++)
+        count_source(peer, dial->where.sources[i]);
 }
 
 bool peers_know_source(const struct peers *peers, const uint8_t source[16])

@@ -28,35 +28,63 @@ struct peer_word {
 
 struct peer_source;
 
-struct peer_dial {
-    struct peer peer; /* first member */
-    enum peer_proof proof;
-    struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
-    /* The owners who last named peer.address and `hint` in a request, one reference each; NULL: the daemon or another node. */
-    struct account *address_by, *hint_by;
-    char hint[65];    /* the node's address in the last request, if that differs from peer.address */
-    bool at_hint;     /* the last dial went to `hint` */
-    unsigned n_hints; /* dials in a row that went there */
-    bool hint_secret; /* the user who gave `hint` may not learn why the node cannot be reached there */
-    bool secret;      /* not met, and requested by users who may not learn why it cannot be reached */
-    bool hidden;      /* in peers->hidden */
-    struct peer_word by_address, by_name;
-    char logged[192];                  /* the last failure in the log */
-    uv_timer_t timer;                  /* for the back-off */
-    struct list to_dial;               /* in peers->to_dial after it */
-    struct peer_link *link;            /* the link that this node dialled and that is not up yet */
-    unsigned failures;                 /* consecutive */
-    bool listed;                       /* in the node table, so it is dialled until the daemon ends */
-    uint8_t source;                    /* with `listed`: as in struct node_entry */
-    struct list by_listed;             /* with `listed`: in peers->listed or .unlisting */
+struct peer_hint {
+    char text[65];      /* the node's address in the last request, if that differs from peer.address */
+    struct account *by; /* the owner who last named it in a request, one reference; NULL: the daemon or another node */
+    bool dialled;       /* the last dial went there */
+    unsigned n_dials;   /* in a row that went there */
+    bool secret;        /* the user who gave it may not learn why the node cannot be reached there */
+};
+
+struct peer_listed {
+    bool listed;           /* in the node table, so it is dialled until the daemon ends */
+    uint8_t source;        /* with `listed`: as in struct node_entry */
+    struct list by_listed; /* with `listed`: in peers->table.listed or .unlisting */
+};
+
+struct peer_where {
     bool numeric;                      /* peer.address is that of a host, and no name: */
     uint8_t host[16];                  /* as in `sources` */
     uint8_t sources[DIAL_SOURCES][16]; /* listed by a host name: its addresses at the last look-up (strangers.h) */
     unsigned n_sources;
     struct peer_source *counted[DIAL_SOURCES + 1]; /* [n_counted] those of `host` and `sources` that peers->by_source counts */
     unsigned n_counted;
+};
+
+struct peer_dial {
+    struct peer peer; /* first member */
+    enum peer_proof proof;
+    struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
+    struct account
+        *address_by; /* the owner who last named peer.address in a request, one reference; NULL: the daemon or another node */
+    struct peer_hint hint;
+    bool secret; /* not met, and requested by users who may not learn why it cannot be reached */
+    bool hidden; /* in peers->hidden */
+    struct peer_word by_address, by_name;
+    char logged[192];       /* the last failure in the log */
+    uv_timer_t timer;       /* for the back-off */
+    struct list to_dial;    /* in peers->to_dial after it */
+    struct peer_link *link; /* the link that this node dialled and that is not up yet */
+    unsigned failures;      /* consecutive */
+    struct peer_listed table;
+    struct peer_where where;
     bool wanted;       /* peers_find was called during the back-off: dial again after it */
     struct peer *same; /* hidden: the peer whose daemon of peer.boot_id answered there; NULL: this node itself */
+};
+
+/* The node table, which is taken over in slices. */
+struct peers_table {
+    struct slice take;
+    const struct node_entry *next_entry; /* the next one to be taken over; NULL: none */
+    struct list listed, unlisting;       /* struct peer_dial.table.by_listed: and those that the table has not named yet */
+};
+
+/* Where other nodes connect. */
+struct peers_door {
+    uv_tcp_t listener, turned_away; /* turned_away accepts a connection only to close it */
+    bool turning_away, left_waiting;
+    struct strangers strangers; /* accepted links that are not up */
+    struct log_rare stranger_warnings;
 };
 
 struct peers {
@@ -83,18 +111,13 @@ struct peers {
     struct slice dial;
     struct list to_dial; /* struct peer_dial.to_dial */
 
-    /* The node table is taken over in slices, too. */
-    struct slice set;
-    const struct node_entry *next_entry; /* the next one to be taken over; NULL: none */
-    struct list listed, unlisting;       /* struct peer_dial.by_listed: and those that the table has not named yet */
-    struct list links;                   /* struct peer_link: those that have not ended */
-    unsigned n_open;                     /* handles and links whose memory libuv still uses */
+    struct peers_table table;
+    struct list links; /* struct peer_link: those that have not ended */
+    unsigned n_open;   /* handles and links whose memory libuv still uses */
 
-    uv_tcp_t listener, turned_away; /* turned_away accepts a connection only to close it */
-    bool turning_away, left_waiting;
-    struct strangers strangers; /* accepted links that are not up */
+    struct peers_door door;
     char hello_address[65];
-    struct log_rare stranger_warnings, unmet_warnings;
+    struct log_rare unmet_warnings;
 
     bool closing;
     void (*on_closed)(void *arg);

@@ -39,13 +39,13 @@ static void handle_gone(struct peer_link *link)
 {
     if (--link->n_handles)
         return;
-    list_remove(&link->queue);
-    link->config->queues->bytes -= link->queued_bytes;
+    list_remove(&link->sending.queue);
+    link->config->queues->bytes -= link->sending.queued_bytes;
     link->config->events->on_freed(link->config->arg);
     peer_wire_fini(link);
-    frame_reader_fini(&link->reader);
+    frame_reader_fini(&link->receiving.reader);
     frame_writer_fini(&link->writer);
-    arena_fini(&link->arena);
+    arena_fini(&link->meeting.arena);
     free(link);
 }
 
@@ -124,9 +124,9 @@ static void send_ping(struct peer_link *link, uint64_t now)
 {
     Rdt__Pb__LinkPing ping = RDT__PB__LINK_PING__INIT;
 
-    ping.sequence = ++link->ping_sequence;
-    link->ping_sent_ns = now;
-    link->next_ping_ns = now + link->config->ping_interval_ns;
+    ping.sequence = ++link->ping.sequence;
+    link->ping.sent_ns = now;
+    link->ping.next_ns = now + link->config->ping_interval_ns;
     /* if memory or room is short, the next ping serves as well */
     (void)peer_link_send(link, RDT_PEER_PING, &ping.base, NULL);
 }
@@ -134,20 +134,20 @@ static void send_ping(struct peer_link *link, uint64_t now)
 void peer_link_probe(struct peer_link *link)
 {
     send_ping(link, uv_hrtime());
-    link->asked = link->ping_sequence;
+    link->ping.asked = link->ping.sequence;
 }
 
 /* Whether the socket has accepted anything within peer_timeout. A node that pings and never reads would otherwise keep its
  * queue here for ever. */
 static bool accepts_bytes(struct peer_link *link, uint64_t now)
 {
-    size_t unsent = link->writing ? uv_stream_get_write_queue_size((uv_stream_t *)&link->tcp) : 0;
+    size_t unsent = link->sending.busy ? uv_stream_get_write_queue_size((uv_stream_t *)&link->tcp) : 0;
 
-    if (unsent == 0 || unsent != link->unsent_bytes || now > link->timer_due_ns + LATE_NS) {
-        link->unsent_bytes = unsent;
-        link->unsent_since_ns = now;
+    if (unsent == 0 || unsent != link->sending.unsent_bytes || now > link->timer_due_ns + LATE_NS) {
+        link->sending.unsent_bytes = unsent;
+        link->sending.unsent_since_ns = now;
     }
-    return now - link->unsent_since_ns < link->config->peer_timeout_ns;
+    return now - link->sending.unsent_since_ns < link->config->peer_timeout_ns;
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -180,9 +180,9 @@ static void on_tick(uv_timer_t *timer)
         end(link, &why);
         return;
     }
-    if (now >= link->next_ping_ns)
+    if (now >= link->ping.next_ns)
         send_ping(link, now);
-    arm(link, link->next_ping_ns < silence_due ? link->next_ping_ns : silence_due, on_tick);
+    arm(link, link->ping.next_ns < silence_due ? link->ping.next_ns : silence_due, on_tick);
 }
 
 void peer_link_up(struct peer_link *link)
@@ -192,7 +192,7 @@ void peer_link_up(struct peer_link *link)
     sm_move(&link->sm, LINK_UP);
     link->last_byte_ns = now;
     send_ping(link, now);
-    arm(link, link->next_ping_ns, on_tick);
+    arm(link, link->ping.next_ns, on_tick);
 }
 
 /* ---- frames ---- */
@@ -234,16 +234,16 @@ static bool make_room(struct peer_link *link, size_t bytes)
     while (queues->bytes + bytes > queues->max_bytes) {
         struct peer_link *most = NULL;
 
-        list_each (struct peer_link, one, &queues->links, queue)
-            if (!one->failed && (!most || one->queued_bytes > most->queued_bytes))
+        list_each (struct peer_link, one, &queues->links, sending.queue)
+            if (!one->failed && (!most || one->sending.queued_bytes > most->sending.queued_bytes))
                 most = one;
         if (!most)
             break;
         does_not_read(most, ", more than for any other node, and all together are more than may wait");
         if (most == link)
             return false;
-        queues->bytes -= most->queued_bytes; /* the link ends in the next iteration */
-        most->queued_bytes = 0;
+        queues->bytes -= most->sending.queued_bytes; /* the link ends in the next iteration */
+        most->sending.queued_bytes = 0;
         frame_writer_fini(&most->writer);
         frame_writer_init(&most->writer);
     }
@@ -275,7 +275,7 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
     }
     protobuf_c_message_pack(message, payload);
     peer_wire_count_queue(link);
-    if (!link->writing)
+    if (!link->sending.busy)
         uv_idle_start(&link->turn, on_turn);
     return RDT_OK;
 }
@@ -315,16 +315,16 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
         if (link->peer && status == RDT_OK)
             link->peer->answered_ns = uv_hrtime();
     } else {
-        if (link->peer && ping->sequence == link->ping_sequence) {
-            link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
-            note_clock(link->peer, link->ping_sent_ns, ping->clock_ns);
-            link->peer->confirmed_ns = link->ping_sent_ns;
+        if (link->peer && ping->sequence == link->ping.sequence) {
+            link->peer->rtt_ns = uv_hrtime() - link->ping.sent_ns;
+            note_clock(link->peer, link->ping.sent_ns, ping->clock_ns);
+            link->peer->confirmed_ns = link->ping.sent_ns;
         }
-        answered = link->asked > 0 && ping->sequence >= link->asked;
+        answered = link->ping.asked > 0 && ping->sequence >= link->ping.asked;
     }
     arena_fini(&arena);
     if (answered) {
-        link->asked = 0;
+        link->ping.asked = 0;
         link->config->events->on_answer(link);
     }
     return status;
@@ -357,32 +357,32 @@ static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *
 
 static enum rdt_status take_hello(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
-    link->hello_seen = true;
-    link->hello = rdt__pb__link_hello__unpack(&link->arena.allocator, frame->length, frame->payload);
-    if (!link->hello)
+    link->meeting.hello_seen = true;
+    link->meeting.hello = rdt__pb__link_hello__unpack(&link->meeting.arena.allocator, frame->length, frame->payload);
+    if (!link->meeting.hello)
         return malformed("hello", err);
     return link->config->events->on_hello(link, err);
 }
 
 void peer_link_forget_hello(struct peer_link *link)
 {
-    link->hello = NULL;
-    arena_fini(&link->arena);
+    link->meeting.hello = NULL;
+    arena_fini(&link->meeting.arena);
 }
 
 static enum rdt_status take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
     if (frame->type == RDT_PEER_GOODBYE)
         return take_goodbye(link, frame, err);
-    if (!link->hello_seen && frame->type == RDT_PEER_HELLO)
+    if (!link->meeting.hello_seen && frame->type == RDT_PEER_HELLO)
         return take_hello(link, frame, err);
-    if (!link->hello_seen)
+    if (!link->meeting.hello_seen)
         return rdt_error_set(err, RDT_PROTOCOL, "the first message has type %u and is not a hello", frame->type);
     if (frame->type == RDT_PEER_HELLO)
         return rdt_error_set(err, RDT_PROTOCOL, "a second hello");
 
     if (peer_link_state(link) == LINK_MEETING) {
-        if (link->accepted_ns)
+        if (link->meeting.accepted_ns)
             return rdt_error_set(err, RDT_PROTOCOL, "message %u arrived before this node accepted the connection", frame->type);
         link->config->events->on_confirmed(link);
         if (peer_link_state(link) == LINK_ENDED)
@@ -419,11 +419,11 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
     link->config = config;
     link->upper = &wire_events;
     list_init(&link->node);
-    list_init(&link->lookups);
-    list_append(&config->queues->links, &link->queue);
+    list_init(&link->dialling.lookups);
+    list_append(&config->queues->links, &link->sending.queue);
     sm_init(&link->sm, states, sizeof states / sizeof states[0], first);
-    arena_init(&link->arena, RDT_MAX_DECODED_BYTES);
-    frame_reader_init(&link->reader, RDT_MAX_FRAME_BYTES);
+    arena_init(&link->meeting.arena, RDT_MAX_DECODED_BYTES);
+    frame_reader_init(&link->receiving.reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&link->writer);
     uv_timer_init(config->loop, &link->timer);
     uv_idle_init(config->loop, &link->turn);
@@ -460,7 +460,7 @@ enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_strea
 
     if (!link)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
-    link->accepted_ns = uv_hrtime();
+    link->meeting.accepted_ns = uv_hrtime();
     peer_wire_accept(link, listener);
     *link_p = link;
     return RDT_OK;
@@ -468,5 +468,5 @@ enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_strea
 
 size_t peer_link_queued_bytes(const struct peer_link *link)
 {
-    return link->writer.queued_bytes + link->out_bytes;
+    return link->writer.queued_bytes + link->sending.out_bytes;
 }

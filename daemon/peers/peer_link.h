@@ -76,15 +76,48 @@ struct peer_link_config { /* shared by all links, and outlives them */
     uint8_t *read_buf; /* PEER_LINK_READ_BYTES: libuv fills it, and one call empties it */
 };
 
+struct peer_meeting { /* for peer_meet.c */
+    bool hello_sent, hello_seen, held;
+    Rdt__Pb__LinkHello *hello; /* of the peer; in the arena */
+    struct arena arena;
+    uint64_t accepted_ns;     /* 0: dialled */
+    struct stranger stranger; /* in peers->door.strangers until it is up */
+};
+
+struct peer_dialling {   /* for peer_wire.c */
+    struct list lookups; /* of the host name, each on the threads of another owner */
+    struct addrinfo *found, *next_found;
+    uv_connect_t connect;
+    bool again;
+};
+
+struct peer_sending {
+    uv_write_t write;
+    bool busy;
+    uint8_t *out; /* ciphertext being written */
+    size_t out_size, out_bytes;
+    struct list queue;        /* config->queues->links */
+    size_t queued_bytes;      /* counted in config->queues */
+    size_t unsent_bytes;      /* of the write under way, when the socket last accepted some of it */
+    uint64_t unsent_since_ns; /* and when that was */
+};
+
+struct peer_receiving {
+    struct frame_reader reader;
+    bool more; /* frames remain for the next iteration, and nothing is read meanwhile */
+    bool stopped;
+};
+
+struct peer_ping {
+    uint64_t next_ns, sequence, sent_ns;
+    uint64_t asked; /* number of the ping of the last peer_link_probe; 0: it was answered */
+};
+
 struct peer_link {
     /* for peer_meet.c */
     struct list node;
     struct peer *peer; /* borrowed; NULL until known */
-    bool hello_sent, held;
-    Rdt__Pb__LinkHello *hello; /* of the peer; in the arena */
-    struct arena arena;
-    uint64_t accepted_ns;     /* 0: dialled */
-    struct stranger stranger; /* in peers->strangers until it is up */
+    struct peer_meeting meeting;
 
     const struct peer_link_config *config;
     const struct peer_wire_events *upper; /* for peer_wire.c */
@@ -95,33 +128,20 @@ struct peer_link {
     unsigned n_handles; /* not yet closed */
 
     uv_tcp_t tcp;
-    uv_timer_t timer;    /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
-    uv_idle_t turn;      /* active while work waits for the next iteration of the loop */
-    struct list lookups; /* for peer_wire.c: look-ups of the host name, each on the threads of another owner */
-    struct addrinfo *found, *next_found;
-    uv_connect_t connect;
-    uv_write_t write;
-    bool writing, connect_again;
-    struct list queue;        /* config->queues->links */
-    size_t queued_bytes;      /* counted in config->queues */
-    size_t unsent_bytes;      /* of the write under way, when the socket last accepted some of it */
-    uint64_t unsent_since_ns; /* and when that was */
+    uv_timer_t timer; /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
+    uv_idle_t turn;   /* active while work waits for the next iteration of the loop */
+    struct peer_dialling dialling;
 
     struct tls tls;
-    struct frame_reader reader;
-    bool more; /* frames remain for the next iteration, and nothing is read meanwhile */
-    bool read_stopped;
     struct frame_writer writer;
-    uint8_t *out; /* ciphertext being written */
-    size_t out_size, out_bytes;
+    struct peer_sending sending;
+    struct peer_receiving receiving;
     bool failed; /* the link ends in the next iteration, because of `why` */
     struct rdt_error failure;
     bool ended_there; /* the other end has closed it, as that end or its kernel reported */
 
-    bool hello_seen;
-    uint64_t last_byte_ns, next_ping_ns, timer_due_ns;
-    uint64_t ping_sequence, ping_sent_ns;
-    uint64_t asked; /* number of the ping of the last peer_link_probe; 0: it was answered */
+    uint64_t last_byte_ns, timer_due_ns;
+    struct peer_ping ping;
 };
 
 /* Starts to connect. A host name is looked up first, on the threads of that account's owner (NULL: of the

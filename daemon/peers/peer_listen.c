@@ -27,10 +27,10 @@ static void on_turned_away(uv_handle_t *handle)
 {
     struct peers *peers = handle->data;
 
-    peers->turning_away = false;
-    if (peers->left_waiting && !peers->closing) {
-        peers->left_waiting = false;
-        on_connection((uv_stream_t *)&peers->listener, 0);
+    peers->door.turning_away = false;
+    if (peers->door.left_waiting && !peers->closing) {
+        peers->door.left_waiting = false;
+        on_connection((uv_stream_t *)&peers->door.listener, 0);
     }
     peers_handle_closed(peers);
 }
@@ -38,16 +38,16 @@ static void on_turned_away(uv_handle_t *handle)
 /* libuv accepts no further connection before this one is accepted. */
 static void refuse_connection(struct peers *peers)
 {
-    if (peers->turning_away) {
-        peers->left_waiting = true;
+    if (peers->door.turning_away) {
+        peers->door.left_waiting = true;
         return;
     }
-    uv_tcp_init(peers->loop, &peers->turned_away);
-    peers->turned_away.data = peers;
-    peers->turning_away = true;
+    uv_tcp_init(peers->loop, &peers->door.turned_away);
+    peers->door.turned_away.data = peers;
+    peers->door.turning_away = true;
     peers->n_open++;
-    (void)uv_accept((uv_stream_t *)&peers->listener, (uv_stream_t *)&peers->turned_away);
-    uv_close((uv_handle_t *)&peers->turned_away, on_turned_away);
+    (void)uv_accept((uv_stream_t *)&peers->door.listener, (uv_stream_t *)&peers->door.turned_away);
+    uv_close((uv_handle_t *)&peers->door.turned_away, on_turned_away);
 }
 
 /* Admits a connection that has not said which node it is from. */
@@ -58,11 +58,12 @@ static void admit_stranger(struct peers *peers, struct peer_link *link)
     struct stranger *goes;
 
     (void)uv_tcp_getpeername(&link->tcp, (struct sockaddr *)&address, &bytes);
-    strangers_source(&address, link->stranger.source);
-    goes = strangers_admit(&peers->strangers, &link->stranger, peers_know_source(peers, link->stranger.source));
+    strangers_source(&address, link->meeting.stranger.source);
+    goes = strangers_admit(&peers->door.strangers, &link->meeting.stranger,
+                           peers_know_source(peers, link->meeting.stranger.source));
     if (!goes)
         return;
-    link = container_of(goes, struct peer_link, stranger);
+    link = container_of(goes, struct peer_link, meeting.stranger);
     peers_warn_of_stranger(peers, link->remote, "closed: too many other connections have not identified themselves");
     peer_drop_link(peers, link, NULL);
 }
@@ -326,12 +327,12 @@ enum rdt_status peer_listen_bind(const struct options *options, bool shares, cha
 
 void peer_listen(struct peers *peers, int take_fd)
 {
-    int rc = uv_tcp_open(&peers->listener, take_fd);
+    int rc = uv_tcp_open(&peers->door.listener, take_fd);
 
     if (rc < 0)
         (void)close(take_fd);
     else
-        rc = uv_listen((uv_stream_t *)&peers->listener, BACKLOG, on_connection);
+        rc = uv_listen((uv_stream_t *)&peers->door.listener, BACKLOG, on_connection);
     if (rc < 0)
         log_error("cannot listen for other nodes: %s", uv_strerror(rc));
     else

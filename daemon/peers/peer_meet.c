@@ -24,7 +24,7 @@ void peers_warn_of_stranger(struct peers *peers, const char *remote, const char 
     char who[128];
 
     snprintf(who, sizeof who, "connection from %.100s", remote);
-    log_warn_rarely(&peers->stranger_warnings, who, text);
+    log_warn_rarely(&peers->door.stranger_warnings, who, text);
 }
 
 static struct peers *peers_of(const struct peer_link *link)
@@ -51,7 +51,7 @@ static enum rdt_status send_hello(struct peer_link *link, struct rdt_error *err)
         peers->callbacks.fill_hello(peers->callbacks.arg, link->peer, &hello);
     status = peer_link_send(link, RDT_PEER_HELLO, &hello.base, err);
     if (status == RDT_OK)
-        link->hello_sent = true;
+        link->meeting.hello_sent = true;
     return status;
 }
 
@@ -80,7 +80,7 @@ static enum rdt_status check_hello(const Rdt__Pb__LinkHello *hello, struct rdt_e
 
 static void take(struct peer_link *link)
 {
-    bool restarted = memcmp(link->peer->boot_id, link->hello->boot_id.data, sizeof link->peer->boot_id) != 0;
+    bool restarted = memcmp(link->peer->boot_id, link->meeting.hello->boot_id.data, sizeof link->peer->boot_id) != 0;
     struct rdt_error why_old;
 
     rdt_error_set(&why_old, RDT_PEER_LOST, "%s",
@@ -103,12 +103,12 @@ static enum rdt_status wrong_node(const struct peer_link *link, struct rdt_error
     const struct peer *peer = link->peer;
     char found[33], expected[33];
 
-    node_hex(link->hello->node_uuid.data, found);
+    node_hex(link->meeting.hello->node_uuid.data, found);
     node_hex(peer->uuid, expected);
     return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s%s", link->remote, found, expected,
-                         peer->dial->proof == PROOF_FILE                         ? " as the nodes file says"
-                         : peer->dial->proof == PROOF_REF || peer->dial->at_hint ? " as a ref says"
-                                                                                 : ", which was there before");
+                         peer->dial->proof == PROOF_FILE                              ? " as the nodes file says"
+                         : peer->dial->proof == PROOF_REF || peer->dial->hint.dialled ? " as a ref says"
+                                                                                      : ", which was there before");
 }
 
 /* Another node answers where link->peer was met before. Requests that name no uuid continue with that
@@ -121,7 +121,8 @@ static enum rdt_status replace(struct peer_link *link, struct peer *known, bool 
 
     (void)wrong_node(link, &why);
     if (!now)
-        status = peer_add(old->peers, link->hello->node_uuid.data, PROOF_HELLO, old->name, old->address, NULL, &now, err);
+        status =
+            peer_add(old->peers, link->meeting.hello->node_uuid.data, PROOF_HELLO, old->name, old->address, NULL, &now, err);
     if (status != RDT_OK)
         return status;
     *goes_on_p = peer_replace(old, now);
@@ -138,13 +139,13 @@ static void on_met(struct peer *peer)
     if (dial->proof < PROOF_HELLO)
         dial->proof = PROOF_HELLO;
     dial->secret = false;
-    if (!dial->at_hint)
+    if (!dial->hint.dialled)
         return;
     if (strcmp(peer->name, peer->address) == 0 || !peer->name[0])
-        peer_set_name(peer, dial->hint);
-    peer_set_address(peer, dial->hint);
-    dial->hint[0] = 0;
-    dial->at_hint = false;
+        peer_set_name(peer, dial->hint.text);
+    peer_set_address(peer, dial->hint.text);
+    dial->hint.text[0] = 0;
+    dial->hint.dialled = false;
     peer_emit(peer, "renamed");
 }
 
@@ -152,7 +153,7 @@ static void on_met(struct peer *peer)
 static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *err)
 {
     struct peers *peers = peers_of(link);
-    const Rdt__Pb__LinkHello *hello = link->hello;
+    const Rdt__Pb__LinkHello *hello = link->meeting.hello;
     struct peer *peer = link->peer, *known = map_get(&peers->by_uuid, hello->node_uuid.data, 16);
     enum rdt_status status = RDT_OK;
     bool goes_on = true;
@@ -168,7 +169,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
         listed = peer_take_listed(peer, hello->boot_id.data);
         if (listed)
             merged(listed, peer);
-    } else if (peer->dial->proof == PROOF_HELLO && !peer->dial->at_hint) {
+    } else if (peer->dial->proof == PROOF_HELLO && !peer->dial->hint.dialled) {
         status = replace(link, known, &goes_on, err);
     } else {
         status = wrong_node(link, err);
@@ -186,7 +187,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
 static void drop_held(struct peer *peer)
 {
     list_each_safe (struct peer_link, link, &peer->peers->links, node)
-        if (link->held && link->peer == peer)
+        if (link->meeting.held && link->peer == peer)
             peer_drop_link(peer->peers, link, NULL);
 }
 
@@ -200,12 +201,12 @@ static void on_confirmed(struct peer_link *link)
 
 static void learn_address(struct peer *peer, const struct peer_link *link)
 {
-    const char *said = link->hello->address;
+    const char *said = link->meeting.hello->address;
     const char *port_of_remote = strrchr(link->remote, ':');
     char address[65 + 65], host[65];
     uint16_t port;
 
-    if (peer->dial->listed)
+    if (peer->dial->table.listed)
         return;
     if (said[0] == ':' && port_of_remote)
         snprintf(address, sizeof address, "%.*s%s", (int)(port_of_remote - link->remote), link->remote, said);
@@ -236,12 +237,13 @@ static void decide(struct peer_link *link)
 
     /* A caller that gave up the link in use connects after that came up. This older connection is left
      * over from both nodes dialling at once. */
-    if (peer->link_up && link->accepted_ns < peer->since_ns) {
+    if (peer->link_up && link->meeting.accepted_ns < peer->since_ns) {
         peer_drop_link(peer->peers, link, NULL);
         return;
     }
-    link->held = !peer->link_up && own && own->hello_sent && memcmp(peer->peers->node->uuid, peer->uuid, 16) < 0;
-    if (link->held)
+    link->meeting.held =
+        !peer->link_up && own && own->meeting.hello_sent && memcmp(peer->peers->node->uuid, peer->uuid, 16) < 0;
+    if (link->meeting.held)
         return;
     learn_address(peer, link);
     take(link);
@@ -256,10 +258,10 @@ static void confirm_identity(struct peer *peer)
 
     if (dial->proof == PROOF_REF) {
         dial->proof = PROOF_HELLO;
-        snprintf(dial->hint, sizeof dial->hint, "%s", peer->address);
-        dial->hint_secret = dial->secret;
-        account_unref(dial->hint_by);
-        dial->hint_by = dial->address_by;
+        snprintf(dial->hint.text, sizeof dial->hint.text, "%s", peer->address);
+        dial->hint.secret = dial->secret;
+        account_unref(dial->hint.by);
+        dial->hint.by = dial->address_by;
         dial->address_by = NULL;
         peer_set_address(peer, "");
     }
@@ -269,11 +271,11 @@ static void confirm_identity(struct peer *peer)
 static enum rdt_status meet_dialler(struct peer_link *link, struct rdt_error *err)
 {
     struct peers *peers = peers_of(link);
-    struct peer *peer = map_get(&peers->by_uuid, link->hello->node_uuid.data, 16);
+    struct peer *peer = map_get(&peers->by_uuid, link->meeting.hello->node_uuid.data, 16);
     enum rdt_status status = RDT_OK;
 
     if (!peer)
-        status = peer_add(peers, link->hello->node_uuid.data, PROOF_HELLO, link->remote, "", NULL, &peer, err);
+        status = peer_add(peers, link->meeting.hello->node_uuid.data, PROOF_HELLO, link->remote, "", NULL, &peer, err);
     else
         confirm_identity(peer);
     if (status != RDT_OK)
@@ -290,14 +292,15 @@ static void on_looked_up(struct peer_link *link)
 {
     struct peer_dial *dial = link->peer->dial;
 
-    if (dial->at_hint)
+    if (dial->hint.dialled)
         return;
-    dial->n_sources = 0;
-    for (const struct addrinfo *info = link->found; info && dial->n_sources < DIAL_SOURCES; info = info->ai_next) {
+    dial->where.n_sources = 0;
+    for (const struct addrinfo *info = link->dialling.found; info && dial->where.n_sources < DIAL_SOURCES;
+         info = info->ai_next) {
         struct sockaddr_storage address = {0};
 
         memcpy(&address, info->ai_addr, info->ai_addrlen < sizeof address ? info->ai_addrlen : sizeof address);
-        strangers_source(&address, dial->sources[dial->n_sources++]);
+        strangers_source(&address, dial->where.sources[dial->where.n_sources++]);
     }
     peer_settle_sources(link->peer);
 }
@@ -306,7 +309,7 @@ static void on_secure(struct peer_link *link)
 {
     struct rdt_error err;
 
-    if (!link->accepted_ns || send_hello(link, &err) == RDT_OK)
+    if (!link->meeting.accepted_ns || send_hello(link, &err) == RDT_OK)
         return;
     log_error("connection from %s: no hello can be sent: %s", link->remote, err.msg);
     peer_drop_link(peers_of(link), link, NULL);
@@ -316,17 +319,17 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
 {
     struct peers *peers = peers_of(link);
     const struct node *self = peers->node;
-    enum rdt_status status = check_hello(link->hello, err);
+    enum rdt_status status = check_hello(link->meeting.hello, err);
 
     if (status == RDT_OK)
-        status = tls_check_uuid(&link->tls, link->hello->node_uuid.data, err);
+        status = tls_check_uuid(&link->tls, link->meeting.hello->node_uuid.data, err);
     if (status != RDT_OK)
         return status;
-    if (memcmp(link->hello->node_uuid.data, self->uuid, 16) == 0) {
-        if (memcmp(link->hello->boot_id.data, self->boot_id, 16) != 0)
+    if (memcmp(link->meeting.hello->node_uuid.data, self->uuid, 16) == 0) {
+        if (memcmp(link->meeting.hello->boot_id.data, self->boot_id, 16) != 0)
             return rdt_error_set(err, RDT_INVALID, "the node at %s has this node's uuid: two nodes share one state_dir",
                                  link->remote);
-        if (link->accepted_ns) {
+        if (link->meeting.accepted_ns) {
             peer_drop_link(peers, link, NULL);
         } else if (peer_is_known(link->peer)) {
             return wrong_node(link, err);
@@ -338,7 +341,7 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
         }
         return RDT_OK;
     }
-    return link->accepted_ns ? meet_dialler(link, err) : meet_acceptor(link, err);
+    return link->meeting.accepted_ns ? meet_dialler(link, err) : meet_acceptor(link, err);
 }
 
 static enum rdt_status on_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
@@ -351,7 +354,7 @@ static enum rdt_status on_frame(struct peer_link *link, const struct frame *fram
 static struct peer_link *find_held(const struct peer *peer)
 {
     list_each (struct peer_link, link, &peer->peers->links, node)
-        if (link->held && link->peer == peer)
+        if (link->meeting.held && link->peer == peer)
             return link;
     return NULL;
 }
@@ -369,7 +372,7 @@ static void on_end(struct peer_link *link, const struct rdt_error *why)
     struct peer *peer = link->peer;
 
     list_remove(&link->node);
-    strangers_remove(&peers_of(link)->strangers, &link->stranger);
+    strangers_remove(&peers_of(link)->door.strangers, &link->meeting.stranger);
     if (peer && peer->link_up == link) {
         if (link->ended_there)
             peer->answered_ns = 0;

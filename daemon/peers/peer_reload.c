@@ -186,7 +186,7 @@ void peer_add_listed(struct peers *peers, const struct node_entry *entry)
         return;
     }
     peer_set_listed(peer, true);
-    peer->dial->source = entry->source;
+    peer->dial->table.source = entry->source;
     if (peer_start_dial(peer, &err) != RDT_OK) {
         log_warn("node %s: %s", entry->name, err.msg);
         peer_move(peer, PEER_CONNECTING);
@@ -202,7 +202,7 @@ static bool names_uuid(const struct node_entry *entry)
 static void unlist(struct peer *peer)
 {
     peer_set_listed(peer, false);
-    peer->dial->n_sources = 0;
+    peer->dial->where.n_sources = 0;
     peer_settle_sources(peer);
     if (peer->dial->proof == PROOF_FILE)
         peer->dial->proof = peer->epoch > 0 ? PROOF_HELLO : PROOF_REF;
@@ -220,10 +220,10 @@ static void list(struct peer *peer, const struct node_entry *entry)
     peer_set_name(peer, entry->name);
     peer_set_address(peer, entry->address);
     peer_set_listed(peer, true);
-    dial->source = entry->source;
+    dial->table.source = entry->source;
     dial->secret = false;
     if (moved)
-        dial->hint[0] = '\0';
+        dial->hint.text[0] = '\0';
     if (names_uuid(entry) && peer_is_known(peer))
         dial->proof = PROOF_FILE;
     else if (names_uuid(entry) && peer_identify(peer, entry->uuid, PROOF_FILE, &err) != RDT_OK)
@@ -270,7 +270,7 @@ struct peer *peers_known(const struct peers *peers, const uint8_t uuid[16])
 
 int peer_listed_by(const struct peer *peer)
 {
-    return peer->dial->listed ? peer->dial->source : -1;
+    return peer->dial->table.listed ? peer->dial->table.source : -1;
 }
 
 /* Compares 32 hex digits, between which dashes may stand. */
@@ -301,7 +301,7 @@ bool peer_is_one_of(const struct peer *peer, const char *words)
     for (const char *at = words + strspn(words, ", \t"); *at; at += strspn(at, ", \t")) {
         size_t length = strcspn(at, ", \t");
 
-        if ((peer->dial->listed && is_word(peer->name, at, length)) || is_uuid(peer->uuid, at, length) ||
+        if ((peer->dial->table.listed && is_word(peer->name, at, length)) || is_uuid(peer->uuid, at, length) ||
             is_word(peer->identity, at, length))
             return true;
         at += length;
@@ -311,21 +311,21 @@ bool peer_is_one_of(const struct peer *peer, const char *words)
 
 bool peers_set_some(struct slice *slice, uint64_t until_ns)
 {
-    struct peers *peers = container_of(slice, struct peers, set);
+    struct peers *peers = container_of(slice, struct peers, table.take);
 
     do {
-        const struct node_entry *entry = peers->next_entry;
+        const struct node_entry *entry = peers->table.next_entry;
         struct peer *peer = entry ? find(peers, entry) : NULL;
         if (peer)
             list(peer, entry);
         else if (entry)
             peer_add_listed(peers, entry);
-        else if (!list_empty(&peers->unlisting))
-            unlist(&container_of(list_first(&peers->unlisting), struct peer_dial, by_listed)->peer);
+        else if (!list_empty(&peers->table.unlisting))
+            unlist(&container_of(list_first(&peers->table.unlisting), struct peer_dial, table.by_listed)->peer);
         else
             return true;
         if (entry)
-            peers->next_entry = entry->next;
+            peers->table.next_entry = entry->next;
     } while (uv_hrtime() < until_ns);
     return false;
 }
@@ -334,7 +334,7 @@ void peers_set_nodes(struct peers *peers, const struct node_entry *entries)
 {
     if (!peers->tls || peers->closing)
         return;
-    list_splice(&peers->unlisting, &peers->listed);
-    peers->next_entry = entries;
-    slice_begin(peers->callbacks.slices, &peers->set);
+    list_splice(&peers->table.unlisting, &peers->table.listed);
+    peers->table.next_entry = entries;
+    slice_begin(peers->callbacks.slices, &peers->table.take);
 }

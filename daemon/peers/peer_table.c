@@ -56,11 +56,11 @@ void peer_set_address(struct peer *peer, const char *address)
     word_remove(&peer->peers->by_word, &peer->dial->by_address);
     (void)snprintf(peer->address, sizeof peer->address, "%s", address);
     word_add(&peer->peers->by_word, &peer->dial->by_address);
-    peer->dial->numeric = options_split_address(peer->address, host, &port, NULL) == RDT_OK &&
-                          (uv_ip4_addr(host, port, (struct sockaddr_in *)&numeric) == 0 ||
-                           uv_ip6_addr(host, port, (struct sockaddr_in6 *)&numeric) == 0);
-    if (peer->dial->numeric)
-        strangers_source(&numeric, peer->dial->host);
+    peer->dial->where.numeric = options_split_address(peer->address, host, &port, NULL) == RDT_OK &&
+                                (uv_ip4_addr(host, port, (struct sockaddr_in *)&numeric) == 0 ||
+                                 uv_ip6_addr(host, port, (struct sockaddr_in6 *)&numeric) == 0);
+    if (peer->dial->where.numeric)
+        strangers_source(&numeric, peer->dial->where.host);
     peer_settle_sources(peer);
 }
 
@@ -96,10 +96,10 @@ struct peer_word *peers_next_word(const struct peers *peers, struct peer_word *a
 
 void peer_set_listed(struct peer *peer, bool listed)
 {
-    list_remove(&peer->dial->by_listed);
+    list_remove(&peer->dial->table.by_listed);
     if (listed)
-        list_append(&peer->peers->listed, &peer->dial->by_listed);
-    peer->dial->listed = listed;
+        list_append(&peer->peers->table.listed, &peer->dial->table.by_listed);
+    peer->dial->table.listed = listed;
     peer_settle_sources(peer);
 }
 
@@ -121,8 +121,8 @@ static void peer_free(struct peer *peer)
 {
     account_unref(peer->dial->account);
     account_unref(peer->dial->address_by);
-    account_unref(peer->dial->hint_by);
-    peer->dial->listed = false;
+    account_unref(peer->dial->hint.by);
+    peer->dial->table.listed = false;
     peer->state = PEER_IDLE;
     peer_settle_sources(peer);
     free(peer->dial);
@@ -162,7 +162,7 @@ static void on_forgotten(uv_handle_t *handle)
 /* Whether nothing uses the entry now. Unmet entries are in back-off or idle most of the time. */
 static bool is_idle(const struct peer *peer)
 {
-    return !peer->dial->listed && !peer->dial->link && (peer->state == PEER_IDLE || peer->state == PEER_BACKOFF);
+    return !peer->dial->table.listed && !peer->dial->link && (peer->state == PEER_IDLE || peer->state == PEER_BACKOFF);
 }
 
 /* Returns a hidden entry that leads to this one, or NULL. */
@@ -190,7 +190,7 @@ static bool forget(struct peer *peer)
     if (peer_is_known(peer) && map_get(&peers->by_uuid, peer->uuid, 16) == peer)
         map_remove(&peers->by_uuid, peer->uuid, 16);
     leave_tables(peer);
-    list_remove(&peer->dial->by_listed);
+    list_remove(&peer->dial->table.by_listed);
     peers->n_peers--;
     if (!peer->dial->hidden)
         peer_emit(peer, "gone");
@@ -293,7 +293,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     list_init(&peer->calls.failing);
     list_init(&peer->calls.dropping);
     list_init(&peer->calls.ending);
-    list_init(&dial->by_listed);
+    list_init(&dial->table.by_listed);
     list_init(&dial->to_dial);
     dial->by_address = (struct peer_word){.peer = peer, .text = peer->address};
     dial->by_name = (struct peer_word){.peer = peer, .text = peer->name};
@@ -345,14 +345,14 @@ void peer_hide(struct peer *peer, struct peer *same)
 static void move_identity(struct peer *from, struct peer *into)
 {
     peer_set_name(into, from->name);
-    peer_set_address(into, from->dial->at_hint ? from->dial->hint : from->address);
-    if (from->dial->listed && !into->dial->listed) {
-        into->dial->listed = true;
-        into->dial->source = from->dial->source;
-        list_append(&from->dial->by_listed, &into->dial->by_listed);
+    peer_set_address(into, from->dial->hint.dialled ? from->dial->hint.text : from->address);
+    if (from->dial->table.listed && !into->dial->table.listed) {
+        into->dial->table.listed = true;
+        into->dial->table.source = from->dial->table.source;
+        list_append(&from->dial->table.by_listed, &into->dial->table.by_listed);
     }
-    memcpy(into->dial->sources, from->dial->sources, sizeof into->dial->sources);
-    into->dial->n_sources = from->dial->n_sources;
+    memcpy(into->dial->where.sources, from->dial->where.sources, sizeof into->dial->where.sources);
+    into->dial->where.n_sources = from->dial->where.n_sources;
     peer_settle_sources(into);
     into->dial->secret = false;
 }
@@ -363,7 +363,7 @@ static bool move_link(struct peer *from, struct peer *into)
 {
     struct peer_link *link = from->dial->link;
 
-    if (into->dial->link && into->dial->link->hello_sent)
+    if (into->dial->link && into->dial->link->meeting.hello_sent)
         return false;
     from->dial->link = NULL;
     if (into->dial->link)
@@ -383,7 +383,7 @@ bool peer_merge(struct peer *from, struct peer *into)
 {
     bool goes_on;
 
-    memcpy(from->boot_id, from->dial->link->hello->boot_id.data, sizeof from->boot_id);
+    memcpy(from->boot_id, from->dial->link->meeting.hello->boot_id.data, sizeof from->boot_id);
     move_identity(from, into);
     goes_on = move_link(from, into);
     peer_hide(from, into);
@@ -396,9 +396,9 @@ struct peer *peer_take_listed(struct peer *peer, const uint8_t boot_id[16])
     struct peer_word *word = peers_word(peer->peers, peer->address);
     struct peer *listed;
 
-    while (word && (word->text != word->peer->address || !word->peer->dial->listed || peer_is_known(word->peer)))
+    while (word && (word->text != word->peer->address || !word->peer->dial->table.listed || peer_is_known(word->peer)))
         word = peers_next_word(peer->peers, word);
-    if (!word || peer->dial->listed)
+    if (!word || peer->dial->table.listed)
         return NULL;
     listed = word->peer;
     memcpy(listed->boot_id, boot_id, sizeof listed->boot_id);
@@ -428,7 +428,7 @@ bool peer_replace(struct peer *from, struct peer *into)
     node_hex(from->uuid, hex);
     peer_set_name(from, hex);
     peer_set_address(from, "");
-    from->dial->hint[0] = 0;
+    from->dial->hint.text[0] = 0;
     peer_set_listed(from, false);
     distrust_aliases(from);
     peer_emit(from, "renamed");
@@ -527,8 +527,8 @@ static void note_namer(struct peer *peer, const char *address, struct account *a
         return;
     if (!peer_has_been_met(peer) && strcmp(peer->address, address) == 0)
         set_namer(&dial->address_by, account);
-    if (strcmp(dial->hint, address) == 0)
-        set_namer(&dial->hint_by, account);
+    if (strcmp(dial->hint.text, address) == 0)
+        set_namer(&dial->hint.by, account);
     if (peer->state == PEER_CONNECTING && dial->link)
         peer_link_look_up_too(dial->link, peer_look_up_account(peer));
 }
@@ -556,18 +556,18 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
     struct peer_dial *dial = peer->dial;
     enum rdt_status status;
 
-    if (strcmp(dial->hint, address) == 0)
-        dial->hint_secret |= !account_is_admin(account);
-    if (dial->listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 ||
-        strcmp(dial->hint, address) == 0)
+    if (strcmp(dial->hint.text, address) == 0)
+        dial->hint.secret |= !account_is_admin(account);
+    if (dial->table.listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 ||
+        strcmp(dial->hint.text, address) == 0)
         return RDT_OK;
     status = may_dial(peer->peers, address, account, err);
     if (status != RDT_OK)
         return status;
-    snprintf(dial->hint, sizeof dial->hint, "%s", address);
-    dial->hint_secret = !account_is_admin(account);
-    if (dial->n_hints < HINTS_IN_A_ROW)
-        dial->at_hint = false; /* `hint` is dialled next */
+    snprintf(dial->hint.text, sizeof dial->hint.text, "%s", address);
+    dial->hint.secret = !account_is_admin(account);
+    if (dial->hint.n_dials < HINTS_IN_A_ROW)
+        dial->hint.dialled = false; /* `hint` is dialled next */
     if (peer->state == PEER_BACKOFF) {
         uv_timer_stop(&dial->timer);
         peer_move(peer, PEER_IDLE);

@@ -68,20 +68,20 @@ static enum rdt_status encrypt(struct peer_link *link, size_t max, struct rdt_er
     return status;
 }
 
-/* Moves ciphertext into link->out. */
+/* Moves ciphertext into link->sending.out. */
 static enum rdt_status take_ciphertext(struct peer_link *link, struct rdt_error *err)
 {
     size_t n = tls_pending(&link->tls);
 
-    if (n > link->out_size) {
-        uint8_t *out = realloc(link->out, n);
+    if (n > link->sending.out_size) {
+        uint8_t *out = realloc(link->sending.out, n);
 
         if (!out)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send %zu bytes", n);
-        link->out = out;
-        link->out_size = n;
+        link->sending.out = out;
+        link->sending.out_size = n;
     }
-    link->out_bytes = tls_take(&link->tls, link->out, n);
+    link->sending.out_bytes = tls_take(&link->tls, link->sending.out, n);
     return RDT_OK;
 }
 
@@ -107,21 +107,21 @@ static void lost(struct peer_link *link, int uv_error)
 
 void peer_wire_count_queue(struct peer_link *link)
 {
-    size_t now = link->writer.queued_bytes + link->out_bytes;
+    size_t now = link->writer.queued_bytes + link->sending.out_bytes;
 
-    link->config->queues->bytes += now - link->queued_bytes;
-    link->queued_bytes = now;
+    link->config->queues->bytes += now - link->sending.queued_bytes;
+    link->sending.queued_bytes = now;
 }
 
 /* A large buffer is freed unless there is more to send. */
 static void out_sent(struct peer_link *link)
 {
-    link->out_bytes = 0;
+    link->sending.out_bytes = 0;
     peer_wire_count_queue(link);
-    if (link->out_size > KEEP_OUT_BYTES && !link->writer.queued_bytes) {
-        free(link->out);
-        link->out = NULL;
-        link->out_size = 0;
+    if (link->sending.out_size > KEEP_OUT_BYTES && !link->writer.queued_bytes) {
+        free(link->sending.out);
+        link->sending.out = NULL;
+        link->sending.out_size = 0;
     }
 }
 
@@ -129,7 +129,7 @@ static void on_written(uv_write_t *request, int uv_status)
 {
     struct peer_link *link = request->data;
 
-    link->writing = false;
+    link->sending.busy = false;
     out_sent(link);
     if (peer_link_state(link) == LINK_ENDED)
         return;
@@ -144,10 +144,10 @@ static void on_written(uv_write_t *request, int uv_status)
  * system calls. */
 static int write_out(struct peer_link *link)
 {
-    uv_buf_t buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
+    uv_buf_t buf = uv_buf_init((char *)link->sending.out, (unsigned)link->sending.out_bytes);
     int n = uv_try_write((uv_stream_t *)&link->tcp, &buf, 1);
 
-    if (n == (int)link->out_bytes) {
+    if (n == (int)link->sending.out_bytes) {
         out_sent(link);
         if (link->writer.queued_frames > 0) /* the next slice is sent in the next iteration */
             uv_idle_start(&link->turn, link->upper->on_turn);
@@ -159,10 +159,10 @@ static int write_out(struct peer_link *link)
         buf.base += n;
         buf.len -= (size_t)n;
     }
-    link->write.data = link;
-    n = uv_write(&link->write, (uv_stream_t *)&link->tcp, &buf, 1, on_written);
-    link->writing = n == 0;
-    link->unsent_bytes = 0;
+    link->sending.write.data = link;
+    n = uv_write(&link->sending.write, (uv_stream_t *)&link->tcp, &buf, 1, on_written);
+    link->sending.busy = n == 0;
+    link->sending.unsent_bytes = 0;
     return n;
 }
 
@@ -172,13 +172,13 @@ void peer_wire_pump(struct peer_link *link)
     struct rdt_error why;
     int rc = 0;
 
-    if (link->writing || !link->tls.ssl || peer_link_state(link) == LINK_ENDED)
+    if (link->sending.busy || !link->tls.ssl || peer_link_state(link) == LINK_ENDED)
         return;
     if (peer_link_state(link) != LINK_SECURING)
         status = encrypt(link, SLICE_BYTES, &why);
     if (status == RDT_OK)
         status = take_ciphertext(link, &why);
-    if (status == RDT_OK && link->out_bytes) {
+    if (status == RDT_OK && link->sending.out_bytes) {
         rc = write_out(link);
         if (rc < 0)
             why_lost(link, rc, &why);
@@ -191,20 +191,20 @@ void peer_wire_push_out(struct peer_link *link)
 {
     uv_buf_t buf;
 
-    if (link->writing || !link->tls.ssl || link->writer.queued_bytes > SLICE_BYTES)
+    if (link->sending.busy || !link->tls.ssl || link->writer.queued_bytes > SLICE_BYTES)
         return;
     if (peer_link_state(link) != LINK_SECURING && encrypt(link, SLICE_BYTES, NULL) != RDT_OK)
         return;
-    if (take_ciphertext(link, NULL) != RDT_OK || !link->out_bytes)
+    if (take_ciphertext(link, NULL) != RDT_OK || !link->sending.out_bytes)
         return;
-    buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
+    buf = uv_buf_init((char *)link->sending.out, (unsigned)link->sending.out_bytes);
     (void)uv_try_write((uv_stream_t *)&link->tcp, &buf, 1);
-    link->out_bytes = 0;
+    link->sending.out_bytes = 0;
 }
 
 /* ---- in ---- */
 
-/* Takes received frames until the time of this iteration is used up; then sets link->more. */
+/* Takes received frames until the time of this iteration is used up; then sets link->receiving.more. */
 static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *err)
 {
     uint64_t until_ns = uv_hrtime() + ITERATION_NS;
@@ -213,30 +213,31 @@ static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *
         struct frame frame;
         size_t have = 0, n = 0;
         uint8_t *space;
-        enum rdt_status status = frame_reader_next(&link->reader, &frame, err);
+        enum rdt_status status = frame_reader_next(&link->receiving.reader, &frame, err);
 
         if (status == RDT_OK) {
             status = link->upper->on_frame(link, &frame, err);
             if (status != RDT_OK || link->failed || peer_link_state(link) == LINK_ENDED)
                 return status;
-            link->more = uv_hrtime() >= until_ns && (frame_reader_is_ready(&link->reader) || tls_has_input(&link->tls));
-            if (link->more)
+            link->receiving.more =
+                uv_hrtime() >= until_ns && (frame_reader_is_ready(&link->receiving.reader) || tls_has_input(&link->tls));
+            if (link->receiving.more)
                 return RDT_OK;
             continue;
         }
         if (status != RDT_AGAIN)
             return status;
-        space = frame_reader_space(&link->reader, TLS_RECORD_BYTES, &have);
+        space = frame_reader_space(&link->receiving.reader, TLS_RECORD_BYTES, &have);
         if (!space)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive from another node");
         status = tls_read(&link->tls, space, have, &n, err);
         if (status != RDT_OK) {
-            link->more = false;
+            link->receiving.more = false;
             return status == RDT_AGAIN ? RDT_OK : status;
         }
         if (link->config->busy_poll)
             busy_poll_received(link->config->busy_poll);
-        frame_reader_commit(&link->reader, n);
+        frame_reader_commit(&link->receiving.reader, n);
     }
 }
 
@@ -276,19 +277,19 @@ static void take_received(struct peer_link *link)
         return;
     if (status != RDT_OK) {
         link->upper->on_refused(link, &why);
-    } else if (link->more) {
-        link->read_stopped = true;
+    } else if (link->receiving.more) {
+        link->receiving.stopped = true;
         (void)uv_read_stop((uv_stream_t *)&link->tcp);
         (void)uv_idle_start(&link->turn, link->upper->on_turn);
-    } else if (link->read_stopped) { /* uv_read_start costs two system calls even on a stream that is being read */
-        link->read_stopped = false;
+    } else if (link->receiving.stopped) { /* uv_read_start costs two system calls even on a stream that is being read */
+        link->receiving.stopped = false;
         (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
     }
 }
 
 void peer_wire_continue(struct peer_link *link)
 {
-    if (!link->more)
+    if (!link->receiving.more)
         return;
     link->last_byte_ns = uv_hrtime(); /* the silence is due to this node, which does not read */
     take_received(link);
@@ -314,7 +315,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP)
             take_received(link);
         peer_wire_pump(link);
-        if (!link->more && !link->failed && !link->writer.queued_frames)
+        if (!link->receiving.more && !link->failed && !link->writer.queued_frames)
             uv_idle_stop(&link->turn); /* what was answered has been sent: no turn is needed for it */
         return;
     }
@@ -402,11 +403,11 @@ static void on_tcp_closed(uv_handle_t *handle)
 {
     struct peer_link *link = handle->data;
 
-    if (!link->connect_again || peer_link_state(link) == LINK_ENDED) {
+    if (!link->dialling.again || peer_link_state(link) == LINK_ENDED) {
         link->upper->on_handle_gone(link);
         return;
     }
-    link->connect_again = false;
+    link->dialling.again = false;
     uv_tcp_init(link->config->loop, &link->tcp);
     connect_next(link);
 }
@@ -415,9 +416,9 @@ static void cannot_connect(struct peer_link *link, int uv_error)
 {
     struct rdt_error why;
 
-    if (link->next_found) {
+    if (link->dialling.next_found) {
         /* a socket that failed to connect cannot be used again */
-        link->connect_again = true;
+        link->dialling.again = true;
         uv_close((uv_handle_t *)&link->tcp, on_tcp_closed);
         return;
     }
@@ -444,17 +445,17 @@ static void connect_to(struct peer_link *link, const struct sockaddr *address)
     int rc;
 
     format_address(address, link->remote);
-    link->connect.data = link;
-    rc = uv_tcp_connect(&link->connect, &link->tcp, address, on_connect);
+    link->dialling.connect.data = link;
+    rc = uv_tcp_connect(&link->dialling.connect, &link->tcp, address, on_connect);
     if (rc < 0)
         cannot_connect(link, rc);
 }
 
 static void connect_next(struct peer_link *link)
 {
-    struct addrinfo *info = link->next_found;
+    struct addrinfo *info = link->dialling.next_found;
 
-    link->next_found = info->ai_next;
+    link->dialling.next_found = info->ai_next;
     connect_to(link, info->ai_addr);
 }
 
@@ -462,7 +463,7 @@ static void connect_next(struct peer_link *link)
 
 struct peer_lookup {
     struct work work;
-    struct list node;       /* in link->lookups */
+    struct list node;       /* in link->dialling.lookups */
     struct peer_link *link; /* loop thread; NULL: the link has ended, or another look-up has found the addresses */
     bool of_user;           /* it runs on the threads of `owner`; false: on those of the daemon */
     struct owner owner;
@@ -482,7 +483,7 @@ static void run_lookup(struct work *work)
 /* Look-ups cannot be stopped, and end by themselves. */
 static void abandon_lookups(struct peer_link *link)
 {
-    list_for_each_safe (node, &link->lookups) {
+    list_for_each_safe (node, &link->dialling.lookups) {
         container_of(node, struct peer_lookup, node)->link = NULL;
         list_remove(node);
     }
@@ -499,10 +500,10 @@ static void done_lookup(struct work *work)
         freeaddrinfo(lookup->found);
     } else if (link && lookup->found) {
         abandon_lookups(link);
-        link->found = link->next_found = lookup->found;
+        link->dialling.found = link->dialling.next_found = lookup->found;
         link->config->events->on_looked_up(link);
         connect_next(link);
-    } else if (link && list_empty(&link->lookups)) {
+    } else if (link && list_empty(&link->dialling.lookups)) {
         rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,
                       lookup->rc ? gai_strerror(lookup->rc) : "it has no address");
         peer_wire_fail(link, &why);
@@ -523,16 +524,16 @@ static bool look_up(struct peer_link *link, struct account *account)
         lookup->owner = account->owner;
     snprintf(lookup->host, sizeof lookup->host, "%s", link->host);
     snprintf(lookup->port, sizeof lookup->port, "%u", link->port);
-    list_append(&link->lookups, &lookup->node);
+    list_append(&link->dialling.lookups, &lookup->node);
     owner_work_submit(link->config->owner_work, &lookup->work, account, false);
     return true;
 }
 
 void peer_wire_look_up_too(struct peer_link *link, struct account *account)
 {
-    if (list_empty(&link->lookups))
+    if (list_empty(&link->dialling.lookups))
         return;
-    list_each (const struct peer_lookup, lookup, &link->lookups, node)
+    list_each (const struct peer_lookup, lookup, &link->dialling.lookups, node)
         if (lookup->of_user == (account != NULL) && (!account || owner_equal(&lookup->owner, &account->owner)))
             return;
     (void)look_up(link, account); /* without memory for it, the others still count */
@@ -567,8 +568,8 @@ void peer_wire_close(struct peer_link *link)
 
 void peer_wire_fini(struct peer_link *link)
 {
-    if (link->found)
-        freeaddrinfo(link->found);
+    if (link->dialling.found)
+        freeaddrinfo(link->dialling.found);
     tls_fini(&link->tls);
-    free(link->out);
+    free(link->sending.out);
 }

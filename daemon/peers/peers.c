@@ -111,21 +111,21 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     };
     list_init(&peers->all);
     list_init(&peers->hidden);
-    strangers_init(&peers->strangers, PEERS_STRANGERS_MAX, PEERS_STRANGERS_OF_SOURCE);
-    peers->stranger_warnings.every_ns = UINT64_C(1000000000);
+    strangers_init(&peers->door.strangers, PEERS_STRANGERS_MAX, PEERS_STRANGERS_OF_SOURCE);
+    peers->door.stranger_warnings.every_ns = UINT64_C(1000000000);
     peers->unmet_warnings.every_ns = UINT64_C(60000000000);
     list_init(&peers->links);
     map_init(&peers->by_uuid);
     map_init(&peers->by_word);
     map_init(&peers->by_source);
     index_init(&peers->by_number, 1);
-    list_init(&peers->listed);
-    list_init(&peers->unlisting);
+    list_init(&peers->table.listed);
+    list_init(&peers->table.unlisting);
     list_init(&peers->to_dial);
-    peers->set.run = peers_set_some;
+    peers->table.take.run = peers_set_some;
     peers->dial.run = peers_dial_some;
-    uv_tcp_init(loop, &peers->listener);
-    peers->listener.data = peers;
+    uv_tcp_init(loop, &peers->door.listener);
+    peers->door.listener.data = peers;
     peers->n_open = 1;
     if (listen_fd >= 0)
         peer_listen(peers, listen_fd);
@@ -161,7 +161,7 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
 
     peers->closing = true;
     peers_stop_awaiting_key(peers);
-    slice_stop(&peers->set);
+    slice_stop(&peers->table.take);
     slice_stop(&peers->dial);
     peers->on_closed = on_closed;
     peers->on_closed_arg = arg;
@@ -176,5 +176,5 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
     }
     close_timers(&peers->all);
     close_timers(&peers->hidden);
-    uv_close((uv_handle_t *)&peers->listener, on_listener_closed);
+    uv_close((uv_handle_t *)&peers->door.listener, on_listener_closed);
 }

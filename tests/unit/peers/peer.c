@@ -40,7 +40,7 @@ static void start_listed(const char *address)
 /* On the link that is up now. */
 static uint64_t pings(const struct world_node *node)
 {
-    return node->peer->link_up ? node->peer->link_up->ping_sequence : 0;
+    return node->peer->link_up ? node->peer->link_up->ping.sequence : 0;
 }
 
 /* ---- meeting ---- */
@@ -193,12 +193,13 @@ Test(peer, held_connection_is_taken_when_the_own_one_fails)
     world_start(b);
     world_lay_cable(&world, b->node.address);
     cr_assert_eq(peers_find(a->peers, b->node.uuid, world.cable.address, NULL, &peer, NULL), RDT_OK);
-    world_until(&world,
-                !list_empty(&b->peers->links) && container_of(b->peers->links.next, struct peer_link, node)->hello_sent);
+    world_until(&world, !list_empty(&b->peers->links) &&
+                            container_of(b->peers->links.next, struct peer_link, node)->meeting.hello_sent);
     world.cable.deaf = true; /* a's hello is lost */
-    world_until(&world, peer->dial->link->hello_sent);
+    world_until(&world, peer->dial->link->meeting.hello_sent);
     world_find(b, a);
-    world_until(&world, !list_empty(&a->peers->links) && container_of(a->peers->links.prev, struct peer_link, node)->held);
+    world_until(&world,
+                !list_empty(&a->peers->links) && container_of(a->peers->links.prev, struct peer_link, node)->meeting.held);
     cr_assert_eq(a->n_up + b->n_up, 0);
     world_close_wires(&world);
     world_until(&world, a->n_up && b->n_up);
