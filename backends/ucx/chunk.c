@@ -31,8 +31,8 @@ static void send_one(struct conn *conn, struct operation *operation)
     };
     ucs_status_ptr_t request;
 
-    wire_put_data(&operation->header, session_of(conn->peer_token), op->transfer, op->chunk, op->piece.bytes);
-    request = ucp_am_send_nbx(conn->out->ep, AM_DATA, &operation->header, sizeof operation->header, op->piece.addr,
+    wire_put_data(&operation->header, session_of(conn->peer.token), op->transfer, op->chunk, op->piece.bytes);
+    request = ucp_am_send_nbx(conn->links.out->ep, AM_DATA, &operation->header, sizeof operation->header, op->piece.addr,
                               op->piece.bytes, &param);
     if (!request)
         op_end_ucs(operation, UCS_OK);
@@ -109,7 +109,7 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
     }
     if (link->state != LINK_READY)
         return UCS_OK;
-    if (header.session != session_of(link->conn->token) || header.bytes != bytes) {
+    if (header.session != session_of(link->conn->token.bytes) || header.bytes != bytes) {
         link_fail(link, UCS_OK, "its message belongs to another session or states a wrong length");
         return UCS_OK;
     }

@@ -29,7 +29,7 @@ enum rdt_status conn_create(struct engine *engine, void *ctx, struct conn **conn
 
     if (!conn)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
-    if (getrandom(conn->token, TOKEN_BYTES, 0) != TOKEN_BYTES) {
+    if (getrandom(conn->token.bytes, TOKEN_BYTES, 0) != TOKEN_BYTES) {
         free(conn);
         return rdt_error_sys(err, errno, "creating a random token");
     }
@@ -52,17 +52,17 @@ void conn_destroy(struct conn *conn)
     ring_remove(&conn->ring);
     ring_remove(&conn->active);
     (void)pthread_mutex_unlock(&conn->engine->lock);
-    explicit_bzero(conn->token, sizeof conn->token);
-    explicit_bzero(conn->peer_token, sizeof conn->peer_token);
+    explicit_bzero(conn->token.bytes, sizeof conn->token.bytes);
+    explicit_bzero(conn->peer.token, sizeof conn->peer.token);
     free(conn);
 }
 
 size_t conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES])
 {
     (void)pthread_mutex_lock(&conn->engine->lock);
-    conn->offered = true;
+    conn->token.offered = true;
     (void)pthread_mutex_unlock(&conn->engine->lock);
-    return wire_put_offer(&conn->engine->address, conn->token, blob);
+    return wire_put_offer(&conn->engine->address, conn->token.bytes, blob);
 }
 
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)
@@ -80,12 +80,12 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
                              "set listen in [ucx] to addresses of the same kind",
                              address.ss_family == AF_INET ? '4' : '6', address.ss_family == AF_INET ? '6' : '4');
     (void)pthread_mutex_lock(&engine->lock);
-    if (conn->connected || conn->closing) {
+    if (conn->peer.known || conn->closing) {
         status = rdt_error_set(err, RDT_INVALID, "the connection is %s", conn->closing ? "closing" : "connected already");
     } else {
-        conn->peer_address = address;
-        memcpy(conn->peer_token, token, TOKEN_BYTES);
-        conn->connected = true;
+        conn->peer.address = address;
+        memcpy(conn->peer.token, token, TOKEN_BYTES);
+        conn->peer.known = true;
         activate(conn);
     }
     (void)pthread_mutex_unlock(&engine->lock);
@@ -136,12 +136,12 @@ static struct conn *take_token(struct engine *engine, const uint8_t token[TOKEN_
         volatile uint8_t difference = 0;
 
         for (unsigned i = 0; i < TOKEN_BYTES; i++)
-            difference |= conn->token[i] ^ token[i];
-        if (!difference && conn->offered && !conn->token_used && !conn->closing)
+            difference |= conn->token.bytes[i] ^ token[i];
+        if (!difference && conn->token.offered && !conn->token.used && !conn->closing)
             found = conn;
     }
     if (found)
-        found->token_used = true;
+        found->token.used = true;
     (void)pthread_mutex_unlock(&engine->lock);
     return found;
 }
@@ -203,10 +203,10 @@ static bool on_link_late(struct conn *conn)
 
 static void on_link_gone(struct conn *conn, struct link *link)
 {
-    if (conn->in == link)
-        conn->in = NULL;
-    if (conn->out == link)
-        conn->out = NULL;
+    if (conn->links.in == link)
+        conn->links.in = NULL;
+    if (conn->links.out == link)
+        conn->links.out = NULL;
     (void)pthread_mutex_lock(&conn->engine->lock);
     activate(conn);
     (void)pthread_mutex_unlock(&conn->engine->lock);
@@ -219,18 +219,18 @@ static void run_closing(struct conn *conn)
     struct engine *engine = conn->engine;
     bool quiet;
 
-    if (!conn->closed_links) {
-        conn->closed_links = true;
-        if (conn->in)
-            link_close(conn->in);
-        if (conn->out && link_abandon(conn->out))
-            conn->out = NULL;
-        if (conn->out)
-            link_close(conn->out);
+    if (!conn->links.closed) {
+        conn->links.closed = true;
+        if (conn->links.in)
+            link_close(conn->links.in);
+        if (conn->links.out && link_abandon(conn->links.out))
+            conn->links.out = NULL;
+        if (conn->links.out)
+            link_close(conn->links.out);
     }
     (void)pthread_mutex_lock(&engine->lock);
     ops_end_queued(conn);
-    quiet = !conn->posted && !conn->in && !conn->out;
+    quiet = !conn->posted && !conn->links.in && !conn->links.out;
     if (quiet) {
         ring_remove(&conn->ring);
         ring_remove(&conn->active);
@@ -244,13 +244,13 @@ static void run_open(struct conn *conn, bool can_send)
 {
     if (!can_send || conn->failed)
         return;
-    if (conn->out) {
-        if (conn->out->state == LINK_READY)
+    if (conn->links.out) {
+        if (conn->links.out->state == LINK_READY)
             chunks_send(conn);
         return;
     }
-    conn->out = link_open(conn);
-    if (!conn->out)
+    conn->links.out = link_open(conn);
+    if (!conn->links.out)
         conn_fail(conn, RDT_PEER_LOST, "UCX cannot open an endpoint to the peer");
 }
 
@@ -261,7 +261,7 @@ void conns_run(struct engine *engine)
         struct conn *conn = container_of(engine->active.next, struct conn, active);
         /* The core chooses a transport by what it can do, so a link is opened early if its lanes may be able to read. */
         bool early = engine->settings.reads && !conn->lanes[0];
-        bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
+        bool closing = conn->closing, can_send = conn->peer.known && (early || !ring_empty(&conn->sends));
 
         ring_remove(&conn->active);
         (void)pthread_mutex_unlock(&engine->lock);

@@ -145,8 +145,8 @@ struct link *link_open(struct conn *conn)
     ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
         .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
-        .sockaddr.addr = (const struct sockaddr *)&conn->peer_address,
-        .sockaddr.addrlen = conn->peer_address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
+        .sockaddr.addr = (const struct sockaddr *)&conn->peer.address,
+        .sockaddr.addrlen = conn->peer.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
     };
     struct link *link = link_create(conn->engine, false, &params);
 
@@ -154,7 +154,7 @@ struct link *link_open(struct conn *conn)
         return NULL;
     link->conn = conn;
     link->deadline_ns = monotonic_ns() + DIAL_NS;
-    wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES);
+    wire_put_greeting(&link->greeting, conn->peer.token, TOKEN_BYTES);
     greet(link, AM_HELLO);
     return link;
 }
@@ -254,9 +254,9 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     set_state(link, LINK_READY);
     strangers_remove(&engine->strangers, &link->stranger);
     link->conn = conn;
-    conn->in = link;
+    conn->links.in = link;
     engine->link_events->on_ready(conn, link);
-    session = htole64(session_of(conn->token));
+    session = htole64(session_of(conn->token.bytes));
     wire_put_greeting(&link->greeting, &session, sizeof session);
     greet(link, AM_WELCOME);
     return UCS_OK;
@@ -280,7 +280,7 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
         link_fail(link, UCS_OK, "its answer to the greeting is malformed or unexpected");
         return UCS_OK;
     }
-    if (wire_greeting_session(&greeting) != session_of(link->conn->peer_token)) {
+    if (wire_greeting_session(&greeting) != session_of(link->conn->peer.token)) {
         link_fail(link, UCS_OK, "its answer to the greeting belongs to another session");
         return UCS_OK;
     }

@@ -85,7 +85,7 @@ void read_start(struct conn *conn, struct operation *operation)
         op_end(operation, RDT_TRANSPORT, err.msg);
         return;
     }
-    ucs = ucp_ep_rkey_unpack(conn->out->ep, rkey, &operation->rkey);
+    ucs = ucp_ep_rkey_unpack(conn->links.out->ep, rkey, &operation->rkey);
     if (ucs != UCS_OK) {
         op_end_ucs(operation, ucs);
         return;
@@ -94,7 +94,7 @@ void read_start(struct conn *conn, struct operation *operation)
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
         param.memh = registration->memh;
     }
-    request = ucp_get_nbx(conn->out->ep, op->piece.addr, op->piece.bytes, address, operation->rkey, &param);
+    request = ucp_get_nbx(conn->links.out->ep, op->piece.addr, op->piece.bytes, address, operation->rkey, &param);
     if (UCS_PTR_IS_PTR(request))
         return;
     ucp_rkey_destroy(operation->rkey);

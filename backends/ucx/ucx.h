@@ -101,27 +101,40 @@ struct operation {
 
 /* ---- connections and links ---- */
 
-/* One peer node. Bytes to the peer go over `out`, the link that this node opened; bytes from the peer come
- * over `in`, which the peer opened. */
+struct conn_token {
+    uint8_t bytes[TOKEN_BYTES]; /* the peer must show it in its HELLO */
+    bool offered, used;         /* [lock] */
+};
+
+struct conn_peer {
+    bool known; /* the rest is set */
+    struct sockaddr_storage address;
+    uint8_t token[TOKEN_BYTES];
+};
+
+/* Bytes to the peer go over `out`, the link that this node opened; bytes from the peer come over `in`, which the peer
+ * opened. */
+struct conn_links {
+    struct link *in, *out;
+    bool closed; /* disconnect has closed them */
+};
+
+/* One peer node. */
 struct conn {
     struct ring ring;   /* [lock] in engine->conns */
     struct ring active; /* [lock] in engine->active: the data thread has something to do for it */
     struct engine *engine;
-    void *ctx;                            /* conn_ctx of the core */
-    uint8_t token[TOKEN_BYTES];           /* the peer must show it in its HELLO */
-    bool offered, token_used;             /* [lock] */
-    bool connected;                       /* [lock] peer_* are set */
-    struct sockaddr_storage peer_address; /* [lock] */
-    uint8_t peer_token[TOKEN_BYTES];      /* [lock] */
-    bool closing;                         /* [lock] disconnect was called */
-    char lanes[LANES_BYTES];              /* [lock] lanes of the link that became READY last; "": none yet */
-    bool readable;                        /* [lock] the lanes can read the peer's memory */
-    struct ring sends;                    /* [lock] QUEUED sends and reads, in order */
-    struct ring recvs[RECV_BUCKETS];      /* [lock] QUEUED receives, by transfer and chunk */
-    unsigned posted;                      /* [lock] number of operations that have not ended */
-    bool closed_links;                    /* [data] disconnect has closed the links */
-    bool failed;                          /* [data] conn_failed was called */
-    struct link *in, *out;                /* [data] */
+    void *ctx; /* conn_ctx of the core */
+    struct conn_token token;
+    struct conn_peer peer;           /* [lock] */
+    bool closing;                    /* [lock] disconnect was called */
+    char lanes[LANES_BYTES];         /* [lock] lanes of the link that became READY last; "": none yet */
+    bool readable;                   /* [lock] the lanes can read the peer's memory */
+    struct ring sends;               /* [lock] QUEUED sends and reads, in order */
+    struct ring recvs[RECV_BUCKETS]; /* [lock] QUEUED receives, by transfer and chunk */
+    unsigned posted;                 /* [lock] number of operations that have not ended */
+    bool failed;                     /* [data] conn_failed was called */
+    struct conn_links links;         /* [data] */
 };
 
 /*                     HELLO or WELCOME          disconnect, or the engine closes
