@@ -42,7 +42,7 @@ struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData
 {
     struct group *group = group_by_token(groups, token->data, token->len);
 
-    return group && group->sm.state == GROUP_FORMING && group->proposed && group->epoch == epoch ? group : NULL;
+    return group && group->sm.state == GROUP_FORMING && group->attempt.proposed && group->epoch == epoch ? group : NULL;
 }
 
 bool group_has(const struct group *group, const uint8_t node[16], const char *client, uint32_t *rank_p)
@@ -83,8 +83,8 @@ struct group_rank *group_rank_for(const struct group *group, const uint8_t node[
 
 bool group_will_be_ready(const struct group *group)
 {
-    return group->sm.state == GROUP_FORMING || (group->sm.state == GROUP_CLOSING && !group->stuck) ||
-           (group->sm.state == GROUP_DOWN && group->will_retry);
+    return group->sm.state == GROUP_FORMING || (group->sm.state == GROUP_CLOSING && !group->end.stuck) ||
+           (group->sm.state == GROUP_DOWN && group->attempt.will_retry);
 }
 
 const char *group_state_name(const struct group *group)
@@ -104,7 +104,7 @@ void group_set_state(struct group *group, enum group_state state)
 {
     sm_move(&group->sm, state);
     group->since_ns = uv_hrtime();
-    group->stuck = false;
+    group->end.stuck = false;
     if (state == GROUP_READY) {
         /* Users may form any number of groups, so only a group that comes back after a loss gets a line. */
         log_at(group->formed ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "group %s (%s, epoch %u) is ready: %u members, %u ranks",
@@ -204,7 +204,7 @@ static void free_offers(struct group *group)
 void group_free(struct group *group)
 {
     struct groups *groups = group->groups;
-    struct rdt_error why = group->reason;
+    struct rdt_error why = group->end.reason;
 
     assert(group->n_open == 0);
     if (why.status == RDT_OK)
@@ -292,7 +292,7 @@ bool group_rank_serves(const struct group_rank *rank, const char *device)
 
 void group_set_connected(struct group *group)
 {
-    group->connected = true;
+    group->attempt.connected = true;
     change(group, GROUP_CONNECTED);
     group->groups->course->on_connected(group);
 }
@@ -320,9 +320,9 @@ static void on_failed(struct plugin_group *vendor, enum rdt_status status, const
 
 static void stop_serving(struct group *group)
 {
-    if (!group->connected)
+    if (!group->attempt.connected)
         return;
-    group->connected = false;
+    group->attempt.connected = false;
     change(group, GROUP_CLOSED);
 }
 
@@ -423,7 +423,7 @@ enum rdt_status group_connect(struct group *group, struct rdt_error *err)
 
 static void close_ranks(struct group *group)
 {
-    if (group->connected)
+    if (group->attempt.connected)
         change(group, GROUP_BROKEN);
     for (uint32_t i = 0; i < group->n_ranks; i++)
         if (group->ranks[i].open)
@@ -434,7 +434,7 @@ void group_take_down(struct group *group, const char *why)
 {
     text_copy(group->why, sizeof group->why, why);
     deadline_unset(group->groups->deadlines, &group->deadline);
-    group->proposed = false;
+    group->attempt.proposed = false;
     if (group->n_open > 0) {
         group_set_state(group, GROUP_CLOSING);
         group_set_deadline(group, group_patience_ns(group));

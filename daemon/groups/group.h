@@ -124,6 +124,20 @@ struct group_waiter {
     void (*on_done)(struct group_waiter *, const struct rdt_error *err); /* once, after removal; NULL: done */
 };
 
+struct group_attempt { /* to form the group, in this epoch */
+    unsigned failures; /* consecutive ones; they delay the next attempt */
+    bool proposed;
+    bool connected;             /* on this node */
+    bool will_retry;            /* DOWN: it is about to be formed again */
+    uint32_t next_epoch;        /* proposed while CLOSING; 0: none */
+    struct rdt_error suspicion; /* what the plug-in reported to be wrong; status OK: nothing */
+};
+
+struct group_end {
+    bool stuck;              /* CLOSING for so long that calls no longer wait for it */
+    struct rdt_error reason; /* ENDING: why it was never formed; status OK: it was destroyed */
+};
+
 struct group {
     struct list link;
     struct groups *groups;
@@ -146,16 +160,11 @@ struct group {
     uint32_t n_ranks;
     struct group_node *nodes; /* [n_nodes], on the coordinator only */
     uint32_t n_nodes;
-    unsigned n_open;            /* ranks on this node that the plug-in has not closed yet */
-    unsigned failures;          /* consecutive ones; they delay the next attempt */
-    bool proposed, formed;      /* proposed in this epoch; formed at least once */
-    bool connected;             /* connected on this node */
-    bool will_retry;            /* DOWN: it is about to be formed again */
-    bool orphan;                /* its coordinator has restarted */
-    bool stuck;                 /* CLOSING for so long that calls no longer wait for it */
-    uint32_t next_epoch;        /* proposed while CLOSING; 0: none */
-    struct rdt_error suspicion; /* what the plug-in reported to be wrong in this epoch; status OK: nothing */
-    struct rdt_error reason;    /* ENDING: why it was never formed; status OK: it was destroyed */
+    unsigned n_open; /* ranks on this node that the plug-in has not closed yet */
+    struct group_attempt attempt;
+    bool formed; /* at least once */
+    bool orphan; /* its coordinator has restarted */
+    struct group_end end;
     struct deadline deadline;
     struct list forming, ending; /* struct group_waiter.link */
     struct list connections;     /* of transfer_group.c, which owns them */

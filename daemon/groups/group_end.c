@@ -17,8 +17,8 @@ static void end_everywhere(struct group *group)
             group_send_word(group->groups, node->peer, RDT_PEER_GROUP_END, group->token, group->epoch, RDT_OK, "", false);
     }
     /* they need not wait for the end on the other nodes */
-    if (group->reason.status != RDT_OK)
-        group_notify_waiters(&group->forming, &group->reason);
+    if (group->end.reason.status != RDT_OK)
+        group_notify_waiters(&group->forming, &group->end.reason);
     group_begin_end(group);
 }
 
@@ -32,19 +32,19 @@ void group_fail(struct group *group, enum rdt_status status, const char *fmt, ..
     va_end(args);
     if (!group->coordinator && !group->formed) {
         log_debug("group %s is not formed: %s", group->name, err.msg);
-        group->reason = err;
-        rdt_error_prefix(&group->reason, "group \"%s\" cannot be formed", group->name);
+        group->end.reason = err;
+        rdt_error_prefix(&group->end.reason, "group \"%s\" cannot be formed", group->name);
         end_everywhere(group);
         return;
     }
     if (group->sm.state == GROUP_READY && uv_hrtime() - group->since_ns > STEADY_NS)
-        group->failures = 0;
+        group->attempt.failures = 0;
     log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
            "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch, err.msg);
-    group->failures++;
-    group->will_retry =
-        !group->coordinator ? group->failures < 3 && !group_missing(group) : group->coordinator->state == PEER_UP;
-    group_send_word_all(group, RDT_PEER_GROUP_FAILED, status, err.msg, group->will_retry);
+    group->attempt.failures++;
+    group->attempt.will_retry =
+        !group->coordinator ? group->attempt.failures < 3 && !group_missing(group) : group->coordinator->state == PEER_UP;
+    group_send_word_all(group, RDT_PEER_GROUP_FAILED, status, err.msg, group->attempt.will_retry);
     group_take_down(group, err.msg);
 }
 

@@ -73,7 +73,7 @@ enum rdt_status group_check_devices(const struct group *group, struct rdt_error 
 
 void group_check_ready(struct group *group)
 {
-    if (group->sm.state != GROUP_FORMING || !group->connected || group->suspicion.status != RDT_OK)
+    if (group->sm.state != GROUP_FORMING || !group->attempt.connected || group->attempt.suspicion.status != RDT_OK)
         return;
     for (uint32_t i = 0; i < group->n_nodes; i++)
         if (!group->nodes[i].ready)
@@ -161,9 +161,9 @@ void group_propose(struct group *group)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (group->proposed || group_missing(group))
+    if (group->attempt.proposed || group_missing(group))
         return;
-    group->proposed = true;
+    group->attempt.proposed = true;
     status = find_nodes(group, &err);
     if (status == RDT_OK && !group->formed)
         status = group_check_devices(group, &err);
@@ -200,7 +200,7 @@ void group_begin(struct group *group)
                     (void)callbacks->find(callbacks->arg, group->members[i].node, group->members[i].address, group->account,
                                           &peer, NULL);
             }
-            group->will_retry = false;
+            group->attempt.will_retry = false;
             group_set_deadline(group, RETRY_NS);
             return;
         }
@@ -208,8 +208,8 @@ void group_begin(struct group *group)
     }
     group->epoch++;
     group_keep_epoch(group);
-    group->suspicion.status = RDT_OK;
-    group->proposed = false;
+    group->attempt.suspicion.status = RDT_OK;
+    group->attempt.proposed = false;
     group_set_deadline(group, group_patience_ns(group));
     group_propose(group);
 }
@@ -324,7 +324,7 @@ enum rdt_status group_create(struct groups *groups, const struct owner *owner, c
         return err->status;
     status = take_members(group, message, err);
     if (status != RDT_OK) {
-        group->reason = *err;
+        group->end.reason = *err;
         group_begin_end(group);
         return status;
     }

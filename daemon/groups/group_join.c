@@ -26,8 +26,8 @@ void group_form_here(struct group *group, uint32_t epoch)
     if (group->sm.state == GROUP_DOWN)
         group_set_state(group, GROUP_FORMING);
     group->epoch = epoch;
-    group->suspicion.status = RDT_OK;
-    group->proposed = true;
+    group->attempt.suspicion.status = RDT_OK;
+    group->attempt.proposed = true;
     group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own deadline passes first */
     if (group_open(group, &err) != RDT_OK)
         group_fail(group, err.status, "%s: %s", group->transport->name, err.msg);
@@ -73,7 +73,7 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
         *group_p = group;
         return RDT_OK;
     }
-    group->reason = *err;
+    group->end.reason = *err;
     group_begin_end(group);
     return status;
 }
@@ -99,7 +99,7 @@ enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const
                              group->name);
     if (group->sm.state == GROUP_ENDING || message->epoch <= group->epoch)
         return RDT_OK;
-    group->next_epoch = message->epoch;
+    group->attempt.next_epoch = message->epoch;
     group->orphan = false; /* the coordinator's next daemon knows it */
     if (group->sm.state == GROUP_DOWN)
         groups->course->on_down(group);
@@ -114,14 +114,14 @@ enum rdt_status group_on_commit(struct groups *groups, struct peer *peer, const 
     struct group *group = group_forming_now(groups, &message->token, message->epoch);
     enum rdt_status status;
 
-    if (!group || group->coordinator != peer || group->connected)
+    if (!group || group->coordinator != peer || group->attempt.connected)
         return RDT_OK;
     status = group_take_offers(group, NULL, message->offers, message->n_offers, err);
     if (status == RDT_NO_MEMORY)
         group_fail(group, status, "%s", err->msg);
     if (status != RDT_OK)
         return status == RDT_NO_MEMORY ? RDT_OK : status;
-    group->proposed = false; /* only one commit in each epoch */
+    group->attempt.proposed = false; /* only one commit in each epoch */
     group_connect_here(group);
     return RDT_OK;
 }

@@ -17,27 +17,27 @@
  * arrive. */
 static void failed_here(struct group *group, enum rdt_status status, const char *why)
 {
-    if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
+    if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->attempt.suspicion.status != RDT_OK)
         return;
-    (void)rdt_error_set(&group->suspicion, status == RDT_OK ? RDT_TRANSPORT : status, "%s", why);
+    (void)rdt_error_set(&group->attempt.suspicion, status == RDT_OK ? RDT_TRANSPORT : status, "%s", why);
     if (!group->coordinator || list_empty(&group->ending)) /* otherwise others have closed it because it ends */
         group_set_deadline(group, SUSPECT_NS);
 }
 
 static void went_down(struct group *group)
 {
-    int64_t wait_ns = RETRY_MIN_NS << (group->failures < 8 ? group->failures : 8);
+    int64_t wait_ns = RETRY_MIN_NS << (group->attempt.failures < 8 ? group->attempt.failures : 8);
 
     if (group->groups->closing)
         return;
     if (group->coordinator) {
-        uint32_t epoch = group->next_epoch;
-        group->next_epoch = 0;
+        uint32_t epoch = group->attempt.next_epoch;
+        group->attempt.next_epoch = 0;
         if (epoch > group->epoch)
             group_form_here(group, epoch);
-        else if (group->will_retry || !list_empty(&group->ending))
+        else if (group->attempt.will_retry || !list_empty(&group->ending))
             group_set_deadline(group, (list_empty(&group->ending) ? 1 : 2) * group_patience_ns(group));
-    } else if (group->failures <= 1 && !group_missing(group)) {
+    } else if (group->attempt.failures <= 1 && !group_missing(group)) {
         group_begin(group);
     } else {
         group_set_deadline(group, wait_ns < RETRY_MAX_NS ? wait_ns : RETRY_MAX_NS);
@@ -60,9 +60,9 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
 
     if (!group || group->sm.state != GROUP_FORMING || group->epoch != word->epoch)
         return RDT_OK;
-    if (group->coordinator == peer && group->connected && group->suspicion.status == RDT_OK) {
+    if (group->coordinator == peer && group->attempt.connected && group->attempt.suspicion.status == RDT_OK) {
         deadline_unset(groups->deadlines, &group->deadline);
-        group->failures = 0;
+        group->attempt.failures = 0;
         group_set_state(group, GROUP_READY);
     } else if (!group->coordinator && (node = group_node_of(group, peer)) != NULL && node->accepted) {
         node->ready = true;
@@ -76,9 +76,9 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
 static void set_reason(struct group *group, const char *why, bool again)
 {
     text_copy(group->why, sizeof group->why, why);
-    if (again && !group->will_retry && group->sm.state == GROUP_DOWN && list_empty(&group->ending))
+    if (again && !group->attempt.will_retry && group->sm.state == GROUP_DOWN && list_empty(&group->ending))
         group_set_deadline(group, group_patience_ns(group));
-    group->will_retry = again;
+    group->attempt.will_retry = again;
 }
 
 static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
@@ -101,7 +101,7 @@ static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const
         log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
                "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch,
                why.msg);
-        group->will_retry = word->again;
+        group->attempt.will_retry = word->again;
         group_take_down(group, why.msg);
     } else if (!group->coordinator && group_node_of(group, peer)) {
         group_fail(group, why.status, "node %s: %s", peer->name, why.msg);
@@ -174,9 +174,9 @@ static void on_form_timeout(struct group *group)
         group_fail(group, RDT_TIMED_OUT, "node %s could not be reached within %.1f s", away->peer->name, seconds);
         return;
     }
-    if (group->coordinator && (group->proposed || group->connected)) {
+    if (group->coordinator && (group->attempt.proposed || group->attempt.connected)) {
         group_fail(group, RDT_TIMED_OUT, "node %s, which coordinates it, has not reported within %.1f s that all %s",
-                   group->coordinator->name, seconds, group->connected ? "are connected" : "take part");
+                   group->coordinator->name, seconds, group->attempt.connected ? "are connected" : "take part");
         return;
     }
     for (uint32_t i = 0; i < group->n_nodes; i++)
@@ -237,8 +237,8 @@ static void on_deadline(struct deadline *deadline)
         on_coordinator_timeout(group);
         return;
     }
-    if (group->suspicion.status != RDT_OK && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
-        group_fail(group, group->suspicion.status, "%s", group->suspicion.msg);
+    if (group->attempt.suspicion.status != RDT_OK && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
+        group_fail(group, group->attempt.suspicion.status, "%s", group->attempt.suspicion.msg);
         return;
     }
     switch ((enum group_state)group->sm.state) {
@@ -249,11 +249,11 @@ static void on_deadline(struct deadline *deadline)
             on_form_timeout(group);
         return;
     case GROUP_DOWN:
-        if (group->coordinator && group->will_retry)
+        if (group->coordinator && group->attempt.will_retry)
             (void)snprintf(group->why, sizeof group->why,
                            "node %s, which coordinates it, has not begun to form it again within %.1f s",
                            group->coordinator->name, (double)group_patience_ns(group) / 1e9);
-        group->will_retry = false;
+        group->attempt.will_retry = false;
         if (!group->coordinator)
             group_begin(group);
         return;
@@ -261,7 +261,7 @@ static void on_deadline(struct deadline *deadline)
         (void)snprintf(group->why, sizeof group->why, "%s has not closed epoch %u within %.1f s", group->transport->name,
                        group->epoch, (double)group_patience_ns(group) / 1e9);
         log_warn("group %s is stuck: %s", group->name, group->why);
-        group->stuck = true;
+        group->end.stuck = true;
         return;
     case GROUP_ENDING:
         on_end_timeout(group);
@@ -284,7 +284,7 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
     list_each_safe (struct group, group, &groups->all, link) {
         if (group->coordinator == peer && boot_changed && group->sm.state != GROUP_ENDING) {
             group->orphan = true;
-            group->will_retry = false;
+            group->attempt.will_retry = false;
             (void)snprintf(group->why, sizeof group->why,
                            "node %s, where it was created, has restarted: destroy it and create it again", peer->name);
         } else if (group->coordinator == peer && group->sm.state != GROUP_ENDING) {
@@ -296,7 +296,7 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
         if (group->sm.state == GROUP_FORMING && group->epoch > 0) {
             group_propose(group);
         } else if (group->sm.state == GROUP_DOWN) {
-            group->failures = 0;
+            group->attempt.failures = 0;
             group_begin(group);
         }
     }
@@ -306,8 +306,8 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
 {
     char text[256];
 
-    group->will_retry = false;
-    group->next_epoch = 0;
+    group->attempt.will_retry = false;
+    group->attempt.next_epoch = 0;
     (void)snprintf(text, sizeof text, "its coordinator's %.230s", why->msg);
     if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
         text_copy(group->why, sizeof group->why, text);
@@ -340,7 +340,7 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
             group_fail(group, RDT_PEER_LOST, "%s", why->msg);
         } else if (!group->coordinator && has_node(group, peer)) { /* the real reason, whatever was noticed first */
             text_copy(group->why, sizeof group->why, why->msg);
-            group->will_retry = false;
+            group->attempt.will_retry = false;
             group_send_word_all(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, why->msg, false);
         }
     }

@@ -24,7 +24,7 @@ static enum rdt_status restore(struct groups *groups, const struct kept_group *k
         return err->status;
     memcpy(group->token, record->token.data, sizeof group->token);
     group->epoch = kept->epoch;
-    group->formed = group->restored = group->will_retry = true;
+    group->formed = group->restored = group->attempt.will_retry = true;
     group_set_state(group, GROUP_DOWN);
     text_copy(group->why, sizeof group->why, "its coordinator's daemon has restarted");
     for (uint32_t i = 0; i < group->n_members; i++)

@@ -60,7 +60,7 @@ static void connect_side(struct peer_transport *pt)
     struct group *group = pt->group;
     struct group_rank *here = &group->ranks[pt->rank_here];
 
-    if (!group->connected || pt->sm.state != PT_NONE || !here->open)
+    if (!group->attempt.connected || pt->sm.state != PT_NONE || !here->open)
         return;
     plugin_group_conn(&here->vendor, pt->rank_there, &pt->conn);
     pt->epoch = pt->remote_epoch = group->epoch;

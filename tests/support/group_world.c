@@ -184,7 +184,7 @@ static void on_change(void *arg, struct group *group, enum group_change change)
             const struct groups *groups = &node->world->nodes[i].groups;
             const struct group *other =
                 node->world->nodes[i].running ? group_by_token(groups, group->token, sizeof group->token) : NULL;
-            cr_assert(!other || other->epoch != group->epoch || other->sm.state != GROUP_FORMING || other->connected,
+            cr_assert(!other || other->epoch != group->epoch || other->sm.state != GROUP_FORMING || other->attempt.connected,
                       "node %u opens epoch %u before node %u is connected", node->index, group->epoch, i);
         }
         seen->open = true;

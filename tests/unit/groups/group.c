@@ -45,7 +45,7 @@ static void dialling(void)
     gw_dial(&w, 0, 2);
     create();
     gw_quiet(&w);
-    cr_assert(!made->proposed);
+    cr_assert(!made->attempt.proposed);
 }
 
 static void half_accepted(void)
@@ -58,7 +58,7 @@ static void half_accepted(void)
 static void committed(void)
 {
     half_accepted();
-    cr_assert(gw_deliver_one(&w, 2, 0) && made->nodes[1].accepted && !made->connected);
+    cr_assert(gw_deliver_one(&w, 2, 0) && made->nodes[1].accepted && !made->attempt.connected);
 }
 
 static void set_hangs(bool hangs)
@@ -73,14 +73,14 @@ static void connecting(void)
     create();
     gw_quiet(&w);
     set_hangs(false);
-    cr_assert(!made->connected && gw_group(&w, 1) && gw_group(&w, 2));
+    cr_assert(!made->attempt.connected && gw_group(&w, 1) && gw_group(&w, 2));
 }
 
 static void half_connected(void)
 {
     connecting();
     cr_assert(gw_vendor_one(&w.nodes[0]) && gw_vendor_one(&w.nodes[1]));
-    cr_assert(made->connected && !gw_group(&w, 2)->connected);
+    cr_assert(made->attempt.connected && !gw_group(&w, 2)->attempt.connected);
 }
 
 static void opening(void)
@@ -540,7 +540,7 @@ Test(group, proposal_that_comes_while_closing_waits_for_that)
     group_break(made, "an abort does not come to rest");
     gw_quiet(&w);
     cr_assert_str_eq(gw_state(&w, 1), "closing");
-    cr_assert_eq(gw_group(&w, 1)->next_epoch, 2);
+    cr_assert_eq(gw_group(&w, 1)->attempt.next_epoch, 2);
     w.nodes[1].never_closes = false;
     gw_quiet(&w);
     for (unsigned i = 0; i < GW_NODES; i++)
