@@ -11,53 +11,95 @@
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
+#define BOXES_FIELD 5u /* of PartDescription */
+
 /* The description of the object by the daemon of its node. */
 struct description {
-    Rdt__Pb__PartDescription part;
-    Rdt__Pb__TensorList tensors;
-    Rdt__Pb__Ref wire;
     struct rdt_ref ref;
-    struct layout *layout;
-    struct arena arena;
+    struct layout *layout; /* owned */
+    uint64_t bytes;
+    const uint8_t *boxes; /* [box_bytes], packed; the object's, or `own` */
+    size_t box_bytes;
+    uint8_t *own;
 };
 
-static enum rdt_status describe(struct description *description, const struct object *object, uint32_t rank,
-                                struct rdt_error *err)
+/* Of an object of this node, whose put has checked the boxes. */
+static enum rdt_status describe(struct description *description, const struct object *object, struct rdt_error *err)
 {
-    const uint8_t *boxes = object_metadata(object) + object->metadata_bytes - object->box_bytes;
-    const Rdt__Pb__Boxes *checked;
-    enum rdt_status status;
+    enum rdt_status status = object_layout(object, NULL, &description->layout, err);
 
-    *description = (struct description){0};
-    arena_init(&description->arena, RDT_MAX_DECODED_BYTES);
-    rdt__pb__part_description__init(&description->part);
-    rdt__pb__tensor_list__init(&description->tensors);
     object_ref(object, &description->ref);
-    status = object_layout(object, NULL, &description->layout, err);
+    description->bytes = object->bytes;
+    description->boxes = object_metadata(object) + object->metadata_bytes - object->box_bytes;
+    description->box_bytes = object->box_bytes;
     if (status == RDT_OK && object->box_bytes == 0 && description->layout->count > 0) /* a rank may have no tensors */
         return rdt_error_set(
             err, RDT_INVALID,
             "object \"%s\" cannot be a part of a version: its put did not say what its tensors are boxes of (shards)",
             description->ref.id);
-    if (status == RDT_OK)
-        status = boxes_read(&description->arena, boxes, object->box_bytes, description->layout, &checked, err);
-    if (status != RDT_OK)
+    return status;
+}
+
+/* The same by what another node says. */
+static enum rdt_status take_description(struct description *description, const Rdt__Pb__PartDescription *part,
+                                        struct rdt_error *err)
+{
+    enum rdt_status status = layout_from_wire(part->tensors, &description->layout, err);
+
+    description->bytes = part->bytes;
+    if (status != RDT_OK || !part->boxes)
         return status;
-    layout_to_wire(description->layout, false, NULL, &description->tensors);
-    description->tensors.n_strides = 0;
-    wire_ref_from(&description->ref, &description->wire);
-    description->part.ref = &description->wire;
-    description->part.rank = rank;
-    description->part.bytes = object->bytes;
-    description->part.tensors = &description->tensors;
-    description->part.boxes = (Rdt__Pb__Boxes *)(uintptr_t)checked;
+    description->box_bytes = rdt__pb__boxes__get_packed_size(part->boxes);
+    description->boxes = description->own = malloc(description->box_bytes + 1);
+    if (!description->own)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a part");
+    (void)rdt__pb__boxes__pack(part->boxes, description->own);
     return RDT_OK;
 }
 
 static void description_fini(struct description *description)
 {
     free(description->layout);
-    arena_fini(&description->arena);
+    free(description->own);
+}
+
+/* As a message: the boxes go into it as they are, because there may be 65,536 of them. */
+struct described {
+    Rdt__Pb__PartDescription part;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Ref ref;
+    ProtobufCMessageUnknownField boxes;
+    uint8_t *packed; /* their length and they */
+};
+
+static enum rdt_status describe_in(struct described *described, const struct description *description, uint32_t rank,
+                                   struct rdt_error *err)
+{
+    size_t left = description->box_bytes, n = 0;
+
+    rdt__pb__part_description__init(&described->part);
+    rdt__pb__tensor_list__init(&described->tensors);
+    wire_ref_from(&description->ref, &described->ref);
+    layout_to_wire(description->layout, false, NULL, &described->tensors);
+    described->tensors.n_strides = 0;
+    described->part.ref = &described->ref;
+    described->part.rank = rank;
+    described->part.bytes = description->bytes;
+    described->part.tensors = &described->tensors;
+    described->packed = malloc(description->box_bytes + 10);
+    if (!described->packed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a part");
+    for (; left >= 0x80; left >>= 7)
+        described->packed[n++] = (uint8_t)(left | 0x80);
+    described->packed[n++] = (uint8_t)left;
+    memcpy(described->packed + n, description->boxes, description->box_bytes);
+    described->boxes = (ProtobufCMessageUnknownField){.tag = BOXES_FIELD,
+                                                      .wire_type = PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED,
+                                                      .len = n + description->box_bytes,
+                                                      .data = described->packed};
+    described->part.base.unknown_fields = &described->boxes;
+    described->part.base.n_unknown_fields = 1;
+    return RDT_OK;
 }
 
 /* Finds the live object of this node, which the caller must be allowed to publish for those readers. AGAIN: the object is still
@@ -124,7 +166,8 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
                                const struct rdt_ref *ref, struct rdt_error *err)
 {
     Rdt__Pb__PublishPart filled = *message;
-    struct description description;
+    struct description description = {0};
+    struct described described = {0};
     struct object *object;
     enum rdt_status status;
 
@@ -134,15 +177,18 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
     status = find_object(call, ref, message->visibility, &object, err);
     if (status != RDT_OK)
         return status;
-    status = describe(&description, object, message->rank, err);
+    status = describe(&description, object, err);
+    if (status == RDT_OK)
+        status = describe_in(&described, &description, message->rank, err);
     call->waits.object.on_event = on_part_gone;
     if (status == RDT_OK && !object_wait_freed(object, &call->waits.object))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a part");
     if (status == RDT_OK) {
-        filled.part = &description.part;
-        filled.object = &description.wire;
+        filled.part = &described.part;
+        filled.object = &described.ref;
         status = call_forward(call, name, &filled.base, filled.timeout_ns, err);
     }
+    free(described.packed);
     description_fini(&description);
     return status;
 }
@@ -208,7 +254,6 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
                               .rank = message->rank,
                               .of = message->of,
                               .visibility = message->visibility,
-                              .part = message->part,
                               .others = message->others,
                               .n_others = message->n_others};
     struct description description = {0};
@@ -230,14 +275,19 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
     if (call_is_remote(call, &part.name))
         return forward(call, message, &part.name, &part.object, err);
     if (part.here) {
-        status = describe(&description, part.here, message->rank, err);
-        part.part = &description.part;
+        status = describe(&description, part.here, err);
         part.object = description.ref;
     } else if (call->client || !message->part || !message->part->tensors || part.object.generation == 0) {
         status = rdt_error_set(
             err, RDT_INVALID,
             "object \"%s\" is on another node than its publisher and the name: publish it from a client there", part.object.id);
+    } else {
+        status = take_description(&description, message->part, err);
     }
+    part.bytes = description.bytes;
+    part.layout = description.layout;
+    part.boxes = description.boxes;
+    part.box_bytes = description.box_bytes;
     if (status == RDT_OK)
         status = claim(call, &part.name, err);
     if (status == RDT_OK && !call_is_remote(call, &part.name))

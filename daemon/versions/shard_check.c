@@ -1,18 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The check that the parts of a version cover every tensor once, and the manifest. A worker makes both, because there may be a
- * million boxes. */
+/* The check that the parts of a version cover every tensor once, and the manifest. A worker notes the boxes of one part after the
+ * other, of which a part may have 65,536, and makes the manifest, because there may be a million of them. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/memory/region.h"
 #include "daemon/versions/shards_impl.h"
+#include "proto/wire_limits.h"
+
+/* A part whose boxes have not been noted. */
+struct adding {
+    struct list link; /* in check->adding */
+    uint32_t rank;
+    struct layout *layout;
+    uint64_t charged;
+    size_t box_bytes, other_bytes;
+    uint8_t packed[]; /* Boxes [box_bytes], then the keys of other parts [other_bytes], each with its zero */
+};
 
 struct shard_check {
     struct work work;
     struct version *version; /* NULL: it has ended meanwhile */
-    version_checked on_checked;
+    const struct version_check_events *events;
     struct shard_cover cover;
+    struct work_pool *pool; /* NULL: there are no boxes */
     uint32_t of;
-    bool running;
+    uint64_t charged_cover; /* bytes of `cover` that are charged */
+    struct list adding;     /* struct adding.link */
+    struct adding *at;      /* the one that the worker has; NULL: it makes the manifest */
+    bool running;           /* a worker has it */
+    bool wanted;            /* version_check_start was called */
     /* the result */
     struct rdt_error err;
     uint8_t *manifest; /* [manifest_bytes] */
@@ -20,7 +37,7 @@ struct shard_check {
     struct shard_row rows[]; /* [of] */
 };
 
-enum rdt_status version_check_init(struct version *version, version_checked on_checked, struct rdt_error *err)
+enum rdt_status version_check_init(struct version *version, const struct version_check_events *events, struct rdt_error *err)
 {
     struct shard_check *check;
     size_t bytes = sizeof *check + version->of * sizeof check->rows[0];
@@ -32,11 +49,35 @@ enum rdt_status version_check_init(struct version *version, version_checked on_c
     if (!check)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
     check->version = version;
-    check->on_checked = on_checked;
+    check->events = events;
     check->of = version->of;
+    list_init(&check->adding);
     shard_cover_init(&check->cover);
     version->check = check;
     return RDT_OK;
+}
+
+static void adding_free(struct adding *adding)
+{
+    list_remove(&adding->link);
+    free(adding->layout);
+    free(adding);
+}
+
+static void check_free(struct shard_check *check)
+{
+    list_drain (struct adding, adding, &check->adding, link)
+        adding_free(adding);
+    free(check->manifest);
+    free(check);
+}
+
+static void run_fini(struct work *work)
+{
+    struct shard_check *check = container_of(work, struct shard_check, work);
+
+    shard_cover_fini(&check->cover);
+    check_free(check);
 }
 
 void version_check_fini(struct version *version)
@@ -51,37 +92,116 @@ void version_check_fini(struct version *version)
     check->version = NULL;
     if (check->running) /* `done` frees it */
         return;
-    shard_cover_fini(&check->cover);
-    free(check);
+    check->work = (struct work){.run = run_fini};
+    if (check->pool)
+        work_submit(check->pool, &check->work);
+    else
+        run_fini(&check->work);
 }
 
-enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
-                                  const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
+static uint64_t adding_bytes(const struct adding *adding)
 {
-    struct shard_check *check = version->check;
-    uint64_t before = check->cover.bytes;
-    enum rdt_status status = shard_cover_add(&check->cover, part->rank, layout, boxes, err);
+    return sizeof *adding + adding->box_bytes + adding->other_bytes + layout_heap_bytes(adding->layout);
+}
 
+static struct adding *adding_new(const struct shard_part *part)
+{
+    size_t other_bytes = 0, at = part->box_bytes;
+    struct adding *adding;
+
+    for (size_t i = 0; i < part->n_others; i++)
+        other_bytes += strlen(part->others[i]) + 1;
+    adding = malloc(sizeof *adding + part->box_bytes + other_bytes);
+    if (!adding)
+        return NULL;
+    *adding = (struct adding){.rank = part->rank, .box_bytes = part->box_bytes, .other_bytes = other_bytes};
+    list_init(&adding->link);
+    adding->layout = layout_dup(part->layout);
+    if (!adding->layout) {
+        free(adding);
+        return NULL;
+    }
+    if (part->box_bytes > 0)
+        memcpy(adding->packed, part->boxes, part->box_bytes);
+    for (size_t i = 0; i < part->n_others; i++) {
+        size_t bytes = strlen(part->others[i]) + 1;
+        memcpy(adding->packed + at, part->others[i], bytes);
+        at += bytes;
+    }
+    adding->charged = adding_bytes(adding);
+    return adding;
+}
+
+/* On a worker. */
+static enum rdt_status note_boxes(struct shard_check *check, const struct adding *adding, struct rdt_error *err)
+{
+    const Rdt__Pb__Boxes *boxes;
+    struct arena arena;
+    enum rdt_status status;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    status = boxes_read(&arena, adding->packed, adding->box_bytes, adding->layout, &boxes, err);
     if (status == RDT_OK)
-        status = shard_cover_expect(&check->cover, part->rank, part->others, part->n_others, err);
-    if (status == RDT_OK && check->cover.manifest_bytes > RDT_MAX_METADATA_BYTES)
-        status = rdt_error_set(err, RDT_LIMIT,
-                               "its manifest would have more than the limit of %u bytes, which %u parts have reached: publish "
-                               "fewer or larger tensors",
-                               RDT_MAX_METADATA_BYTES, version->n_parts);
+        status = shard_cover_add(&check->cover, adding->rank, adding->layout, boxes, err);
     if (status == RDT_OK)
-        status = version_charge(version, &version->check_bytes, check->cover.bytes - before, err);
-    check->rows[part->rank] = (struct shard_row){part->object, part->part->bytes};
+        status = shard_cover_expect(&check->cover, adding->rank, (const char *)adding->packed + adding->box_bytes,
+                                    adding->other_bytes, err);
+    arena_fini(&arena);
     return status;
+}
+
+static void finish(struct shard_check *check)
+{
+    if (shard_cover_check(&check->cover, &check->err) == RDT_OK)
+        (void)shard_manifest_pack(&check->cover, check->rows, check->of, &check->manifest, &check->manifest_bytes, &check->err);
+    shard_cover_fini(&check->cover);
 }
 
 static void run(struct work *work)
 {
     struct shard_check *check = container_of(work, struct shard_check, work);
 
-    if (shard_cover_check(&check->cover, &check->err) == RDT_OK)
-        (void)shard_manifest_pack(&check->cover, check->rows, check->of, &check->manifest, &check->manifest_bytes, &check->err);
-    shard_cover_fini(&check->cover);
+    if (check->at)
+        (void)note_boxes(check, check->at, &check->err);
+    else
+        finish(check);
+}
+
+static void done(struct work *work);
+
+static void go_on(struct shard_check *check)
+{
+    if (check->running || (list_empty(&check->adding) && !check->wanted))
+        return;
+    check->running = true;
+    check->at = list_empty(&check->adding) ? NULL : container_of(list_first(&check->adding), struct adding, link);
+    check->work = (struct work){.run = run, .done = done};
+    work_submit(check->pool, &check->work);
+}
+
+/* The worker has noted the boxes of a part: charges what it has allocated instead of what the part had. */
+static void noted(struct shard_check *check)
+{
+    struct version *version = check->version;
+    uint32_t rank = check->at->rank;
+
+    account_give(version->account, USAGE_HEAP, check->at->charged);
+    version->check_bytes -= check->at->charged;
+    adding_free(check->at);
+    if (check->err.status == RDT_OK && check->cover.manifest_bytes > RDT_MAX_METADATA_BYTES)
+        (void)rdt_error_set(&check->err, RDT_LIMIT,
+                            "its manifest would have more than the limit of %u bytes, which %u parts have reached: publish "
+                            "fewer or larger tensors",
+                            RDT_MAX_METADATA_BYTES, version->n_parts);
+    if (check->err.status == RDT_OK)
+        (void)version_charge(version, &version->check_bytes, check->cover.bytes - check->charged_cover, &check->err);
+    check->charged_cover = check->cover.bytes;
+    if (check->err.status == RDT_OK) {
+        go_on(check);
+    } else {
+        struct rdt_error err = check->err;
+        check->events->on_refused(version, rank, &err); /* ends the version, and frees the check */
+    }
 }
 
 static void done(struct work *work)
@@ -89,22 +209,43 @@ static void done(struct work *work)
     struct shard_check *check = container_of(work, struct shard_check, work);
     struct version *version = check->version;
 
-    if (version) {
+    check->running = false;
+    if (!version) {
+        check->work = (struct work){.run = run_fini};
+        work_submit(check->pool, &check->work);
+    } else if (check->at) {
+        noted(check);
+    } else {
         version->check = NULL;
-        check->on_checked(version, check->manifest, check->manifest_bytes, &check->err);
+        check->events->on_checked(version, check->manifest, check->manifest_bytes, &check->err);
+        check_free(check);
     }
-    free(check->manifest);
-    free(check);
+}
+
+enum rdt_status version_check_add(struct version *version, const struct shard_part *part, struct rdt_error *err)
+{
+    struct shard_check *check = version->check;
+    struct adding *adding = adding_new(part);
+    enum rdt_status status;
+
+    if (!adding)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of rank %u", part->rank);
+    status = version_charge(version, &version->check_bytes, adding->charged, err);
+    if (status != RDT_OK) {
+        adding_free(adding);
+        return status;
+    }
+    check->pool = version->shards->regions->pool;
+    list_append(&check->adding, &adding->link);
+    check->rows[part->rank] = (struct shard_row){part->object, part->bytes};
+    go_on(check);
+    return RDT_OK;
 }
 
 void version_check_start(struct version *version)
 {
-    struct shard_check *check = version->check;
-
-    if (check->running)
+    if (version->check->wanted)
         return;
-    check->running = true;
-    check->work.run = run;
-    check->work.done = done;
-    work_submit(version->shards->regions->pool, &check->work);
+    version->check->wanted = true;
+    go_on(version->check);
 }

@@ -143,30 +143,21 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
     return RDT_OK;
 }
 
-enum rdt_status shard_cover_expect(struct shard_cover *cover, uint32_t rank, char *const *keys, size_t n, struct rdt_error *err)
+enum rdt_status shard_cover_expect(struct shard_cover *cover, uint32_t rank, const char *keys, size_t bytes,
+                                   struct rdt_error *err)
 {
     struct shard_others *others;
-    size_t bytes = 0;
-    char *to;
 
-    for (size_t i = 0; i < n; i++)
-        bytes += strlen(keys[i]) + 1;
-    if (bytes == 0)
+    if (bytes == 0 || map_get(&cover->others, keys, bytes))
         return RDT_OK;
     others = malloc(sizeof *others + bytes);
     if (!others)
-        return no_memory(keys[0], err);
+        return no_memory(keys, err);
     *others = (struct shard_others){.rank = rank, .bytes = bytes};
-    to = others->keys;
-    for (size_t i = 0; i < n; i++)
-        to = (char *)memcpy(to, keys[i], strlen(keys[i]) + 1) + strlen(keys[i]) + 1;
-    if (map_get(&cover->others, others->keys, bytes)) {
-        free(others);
-        return RDT_OK;
-    }
+    memcpy(others->keys, keys, bytes);
     if (!map_put(&cover->others, others->keys, bytes, others)) {
         free(others);
-        return no_memory(keys[0], err);
+        return no_memory(keys, err);
     }
     cover->bytes += sizeof *others + bytes;
     return RDT_OK;

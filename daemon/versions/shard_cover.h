@@ -57,8 +57,8 @@ void shard_cover_fini(struct shard_cover *cover);
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
 
-/* Notes the keys [n], copied, of tensors that some part must have. NO_MEMORY. */
-enum rdt_status shard_cover_expect(struct shard_cover *cover, uint32_t rank, char *const *keys, size_t n,
+/* Notes the keys, copied, of tensors that some part must have: [bytes], each with its zero. NO_MEMORY. */
+enum rdt_status shard_cover_expect(struct shard_cover *cover, uint32_t rank, const char *keys, size_t bytes,
                                    struct rdt_error *err);
 
 /* Whether every element of every tensor is in one box; for one call. Any thread. Errors: INVALID names a tensor and two

@@ -72,7 +72,7 @@ static void name_settle(struct shard_name *name)
 
 static void settle(struct deadline *deadline);
 static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
-static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
+static const struct version_check_events check_events;
 
 /* Charges the owner for the version, and allocates what it needs. */
 static enum rdt_status version_grow(struct version *version, struct rdt_error *err)
@@ -82,7 +82,7 @@ static enum rdt_status version_grow(struct version *version, struct rdt_error *e
 
     if (status == RDT_OK && !(version->parts = calloc(version->of, sizeof(struct part *))))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
-    return status == RDT_OK ? version_check_init(version, on_checked, err) : status;
+    return status == RDT_OK ? version_check_init(version, &check_events, err) : status;
 }
 
 static enum rdt_status version_new(struct shard_name *name, const struct shard_part *part, struct account *account,
@@ -316,6 +316,22 @@ static void on_checked(struct version *version, uint8_t *packed, size_t bytes, s
     overtake(version);
 }
 
+/* The publisher of the part is told what is wrong with it; the others, that their version has failed. */
+static void on_refused(struct version *version, uint32_t rank, const struct rdt_error *why)
+{
+    struct part *part = version->parts[rank];
+    struct part_waiter *waiter = part->waiter;
+
+    part->waiter = NULL;
+    if (waiter) {
+        waiter->part = NULL;
+        waiter->on_settled(waiter, 0, why);
+    }
+    version_fail(version, why);
+}
+
+static const struct version_check_events check_events = {.on_checked = on_checked, .on_refused = on_refused};
+
 static void settle(struct deadline *deadline)
 {
     struct version *version = container_of(deadline, struct version, settle);
@@ -371,23 +387,6 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
     return RDT_OK;
 }
 
-/* Notes the boxes of the part, which may come from another node and are therefore checked. */
-static enum rdt_status cover_part(struct version *version, const struct shard_part *from, struct rdt_error *err)
-{
-    static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
-    const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none;
-    struct layout *layout;
-    enum rdt_status status = layout_from_wire(from->part->tensors, &layout, err);
-
-    if (status != RDT_OK)
-        return status;
-    status = boxes_fit(boxes, layout, err);
-    if (status == RDT_OK)
-        status = version_check_add(version, from, layout, boxes, err);
-    free(layout);
-    return status;
-}
-
 static enum rdt_status part_new(struct version *version, const struct shard_part *from, struct part **part_p,
                                 struct rdt_error *err)
 {
@@ -431,7 +430,7 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
     }
     status = part_new(version, from, &part, err);
     if (status == RDT_OK)
-        status = cover_part(version, from, err);
+        status = version_check_add(version, from, err);
     if (status == RDT_OK)
         status = version_hold_part(version, part, from->here, err);
     if (status != RDT_OK) { /* the caller tells this publisher; the others are told here */

@@ -70,9 +70,12 @@ struct shard_part {
     uint64_t step;
     uint32_t rank, of;
     Rdt__Pb__Visibility visibility;
-    struct object *here;                  /* the object, if it is on this node; NULL: it is on another */
-    const Rdt__Pb__PartDescription *part; /* copied */
-    char *const *others;                  /* [n_others], copied: keys of tensors that other parts must have */
+    struct object *here;         /* the object, if it is on this node; NULL: it is on another */
+    uint64_t bytes;              /* of the object */
+    const struct layout *layout; /* copied */
+    const void *boxes;           /* [box_bytes], copied: packed, one for each tensor */
+    size_t box_bytes;
+    char *const *others; /* [n_others], copied: keys of tensors that other parts must have */
     size_t n_others;
 };
 
@@ -88,8 +91,8 @@ struct part_waiter {
 void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size);
 
 /* Adds the part, whose waiter is told when the version is complete or has failed. What the version's other parts and limits
- * refuse fails this part only. If the part cannot be kept (its boxes can never become a version, there is no memory or room for
- * them, it cannot be held), the whole version fails. */
+ * refuse fails this part only. If the part cannot be kept (its boxes can never become a version, which a worker finds out; there is
+ * no memory or room for them; it cannot be held), the whole version fails. */
 enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *part,
                            struct part_waiter *waiter, struct rdt_error *err);
 

@@ -97,13 +97,21 @@ void version_end(struct version *version);
  * fields about its version, with MANIFEST_TAIL_BYTES of room behind it. */
 typedef void (*version_checked)(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
+/* The boxes of that part can never become a version, or there is no room for them. */
+typedef void (*version_refused)(struct version *version, uint32_t rank, const struct rdt_error *why);
+
+struct version_check_events {
+    version_checked on_checked;
+    version_refused on_refused;
+};
+
 /* Charges it to the version. LIMIT, NO_MEMORY. */
-enum rdt_status version_check_init(struct version *version, version_checked on_checked, struct rdt_error *err);
+enum rdt_status version_check_init(struct version *version, const struct version_check_events *events, struct rdt_error *err);
 void version_check_fini(struct version *version);
-/* Notes the boxes of a part, which boxes_read has checked, and charges them. LIMIT, NO_MEMORY, INVALID. */
-enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
-                                  const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
-void version_check_start(struct version *version); /* on_checked follows; does nothing if it was started */
+/* Has a worker note the boxes of a part, and charges them. on_refused may follow. LIMIT, NO_MEMORY. */
+enum rdt_status version_check_add(struct version *version, const struct shard_part *part, struct rdt_error *err);
+/* After the boxes of all parts were noted on_checked follows, or on_refused. Does nothing if it was called before. */
+void version_check_start(struct version *version);
 
 /* ---- shard_holder.c ---- */
 
