@@ -87,11 +87,13 @@ void peer_session_free(struct peer_session *session)
     slice_stop(&session->replicas.lose_sums);
     slice_stop(&session->entries.end);
     list_each_safe (struct peer_transport, pt, &session->transports, link) {
-        slice_stop(&pt->stop);
+        cut_off_stop(&pt->cut_off);
         free(pt);
     }
-    list_for_each_safe (node, &session->in_groups)
-        free(container_of(node, struct peer_transport, link));
+    list_each_safe (struct peer_transport, pt, &session->in_groups, link) {
+        cut_off_stop(&pt->cut_off);
+        free(pt);
+    }
     map_fini(&session->by_number);
     free(session);
 }

@@ -216,8 +216,7 @@ static struct peer_transport *peer_transport_get(struct peer_session *session, s
     list_init(&pt->pulls);
     list_init(&pt->serves);
     list_init(&pt->sending);
-    list_init(&pt->cut_off);
-    list_init(&pt->cut_sending);
+    cut_off_init(&pt->cut_off);
     list_append(&session->transports, &pt->link);
     return pt;
 }
@@ -376,7 +375,8 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
 
 bool peer_transport_has_users(const struct peer_transport *pt)
 {
-    if (!list_empty(&pt->pulls) || !list_empty(&pt->serves) || !list_empty(&pt->cut_off))
+    if (!list_empty(&pt->pulls) || !list_empty(&pt->serves) || !list_empty(&pt->cut_off.serves) ||
+        !list_empty(&pt->cut_off.pulls))
         return true;
     list_each (const struct serve, serve, &pt->session->serves, by_session)
         if (serve->awaits_memory == pt)
@@ -417,7 +417,7 @@ void transfers_transport_forget(struct transfers *transfers, const struct transp
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);
-        slice_stop(&pt->stop);
+        cut_off_stop(&pt->cut_off);
         list_remove(&pt->link);
         free(pt);
     }

@@ -33,6 +33,17 @@ extern const struct connection_events transfers_connection_events; /* transfer_p
  */
 enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
 
+/* The users of a connection that has closed, until slices have told them. The connection may be built anew meanwhile: they do not
+ * use it (serve_is_cut_off, pull_is_cut_off). */
+struct cut_off {
+    struct list pulls;   /* as in struct peer_transport */
+    struct list serves;  /* the same */
+    struct list sending; /* the same */
+    struct slice note, stop;
+    char why[192]; /* of the pulls */
+    bool noting;   /* `note` is running */
+};
+
 struct peer_transport {
     struct list link; /* in session->transports, or session->in_groups */
     struct peer_session *session;
@@ -58,12 +69,23 @@ struct peer_transport {
     struct list pulls;   /* struct transfer.pull.path.by_connection */
     struct list serves;  /* struct sending.by_connection */
     struct list sending; /* struct sending.by_sending: chunks are left to post */
-    /* The same two of a connection that has closed, until slices have stopped the serves (serve_is_cut_off). */
-    struct list cut_off, cut_sending;
-    struct slice stop;
+    struct cut_off cut_off;
     unsigned sends_in_flight;
     bool pumping; /* serve_pump is running */
 };
+
+static inline void cut_off_init(struct cut_off *cut_off)
+{
+    list_init(&cut_off->pulls);
+    list_init(&cut_off->serves);
+    list_init(&cut_off->sending);
+}
+
+static inline void cut_off_stop(struct cut_off *cut_off)
+{
+    slice_stop(&cut_off->note);
+    slice_stop(&cut_off->stop);
+}
 
 /* The link is up: offers every transport. It is down: takes all connections down. */
 void peer_transports_up(struct peer_session *session);

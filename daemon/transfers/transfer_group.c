@@ -19,7 +19,7 @@ static const struct sm_state states[] = {
 
 static bool in_use(const struct peer_transport *pt)
 {
-    return pt->group || pt->pumping || peer_transport_has_users(pt);
+    return pt->group || pt->pumping || pt->cut_off.noting || peer_transport_has_users(pt);
 }
 
 /* Frees the sides of groups that are gone and have no users any more. */
@@ -29,6 +29,7 @@ static void sweep(struct peer_session *session)
         if (in_use(pt))
             continue;
         list_remove(&pt->link);
+        cut_off_stop(&pt->cut_off);
         free(pt);
     }
 }
@@ -93,8 +94,7 @@ static struct peer_transport *connection_of(struct peer_session *session, struct
     list_init(&pt->pulls);
     list_init(&pt->serves);
     list_init(&pt->sending);
-    list_init(&pt->cut_off);
-    list_init(&pt->cut_sending);
+    cut_off_init(&pt->cut_off);
     list_append(&session->in_groups, &pt->link);
     list_append(&group->connections, &pt->by_group);
     connect_side(pt);
@@ -382,6 +382,8 @@ unsigned transfers_of_group_side(const struct list *connection)
     unsigned n = 0;
 
     list_for_each (transfer, &pt->pulls)
+        n++;
+    list_for_each (transfer, &pt->cut_off.pulls)
         n++;
     list_for_each (serve, &pt->serves)
         n++;

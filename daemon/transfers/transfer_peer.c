@@ -201,19 +201,11 @@ static void tell_closed(struct peer_transport *pt)
     check_closed(pt->session->transfers);
 }
 
-/* The transfers that wait for the group to be formed anew will not be served. */
-static void tell_gone(struct peer_transport *pt)
-{
-    list_each_safe (struct transfer, transfer, &pt->pulls, pull.path.by_connection)
-        if (transfer->sm.state == TRANSFER_CONNECT)
-            transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
-}
-
 const struct connection_events transfers_connection_events = {.on_connected = tell_connected,
                                                               .on_refused = tell_refused,
                                                               .on_broken = tell_broken,
                                                               .on_closed = tell_closed,
-                                                              .on_group_gone = tell_gone};
+                                                              .on_group_gone = pull_connection_failed};
 
 static void session_fail(struct peer_session *session, const struct rdt_error *why)
 {

@@ -120,11 +120,11 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
         const struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (!pt || !peer_transport_has_users(pt))
             continue;
-        if (!list_empty(&pt->pulls))
-            return rdt_error_set(
-                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
-                (unsigned long long)container_of(list_first(&pt->pulls), struct transfer, pull.path.by_connection)->id,
-                session->peer->name);
+        const struct list *pull = list_first(&pt->pulls) ? list_first(&pt->pulls) : list_first(&pt->cut_off.pulls);
+        if (pull)
+            return rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
+                                 (unsigned long long)container_of(pull, struct transfer, pull.path.by_connection)->id,
+                                 session->peer->name);
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s uses it", transport->name,
                              session->peer->name);
     }

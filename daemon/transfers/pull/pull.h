@@ -89,7 +89,8 @@ struct pull_redirect {
 /* By what the bytes come. */
 struct pull_path {
     struct peer_transport *connection; /* chosen by pull_take_path; NULL: not yet */
-    struct list by_connection;         /* in connection->pulls */
+    struct list by_connection;         /* in connection->pulls or .cut_off.pulls */
+    uint32_t epoch;                    /* TICKET, MOVE: of the connection when it began to use it */
     bool one_sided;                    /* this node reads; otherwise the owner sends */
     bool staged;                       /* the bytes go through the daemon's host memory on this node */
     bool single;                       /* every chunk is of one tensor, since an end is device memory */
@@ -261,7 +262,8 @@ void pull_on_stall(struct deadline *deadline);
 /* The peer has answered the ping: the noted failure ends the transfer. */
 void pull_fail_noted(struct transfer *transfer);
 bool pull_is_checked(const struct transfer *transfer);  /* all bytes are here, and are compared with their checksum */
-void pull_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
+void pull_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it, in slices */
+bool pull_is_cut_off(const struct transfer *transfer);  /* TICKET, MOVE: that connection is gone: nothing may be posted */
 
 /* Charges imported targets for the pages that writes have created. LIMIT, NO_MEMORY. */
 enum rdt_status pull_charge_targets(struct transfer *transfer, struct rdt_error *err);

@@ -155,9 +155,14 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
 
 static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rdt_error *err)
 {
-    struct chunk_op *op = make_op(transfer, index, err);
+    struct chunk_op *op;
     enum rdt_status status;
 
+    if (pull_is_cut_off(transfer)) /* a slice is about to note that */
+        return rdt_error_set(err, RDT_TRANSPORT, "%s",
+                             transfer->pull.path.connection->cut_off.why[0] ? transfer->pull.path.connection->cut_off.why
+                                                                            : "the connection was taken down");
+    op = make_op(transfer, index, err);
     if (!op)
         return RDT_NO_MEMORY;
     if (transfer->pull.path.one_sided) {
@@ -187,7 +192,7 @@ void pull_ask_start(struct transfer *transfer)
     start.transfer = transfer->id;
     start.transport = (char *)transfer->pull.path.connection->transport->name;
     start.chunk_bytes = pull_chunk_bytes(transfer);
-    start.epoch = transfer->pull.path.connection->epoch;
+    start.epoch = transfer->pull.path.epoch;
     start.one_sided = transfer->pull.path.one_sided;
     if (transfer->pull.path.connection->group) {
         start.group = (ProtobufCBinaryData){sizeof transfer->pull.path.connection->group->token,
@@ -329,6 +334,7 @@ void pull_move(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
         return;
     }
+    transfer->pull.path.epoch = transfer->pull.path.connection->epoch;
     skip_arrived(transfer);
     if (!transfer->record.ticket) {
         pull_receive(transfer);
@@ -343,7 +349,7 @@ void pull_read_more(struct transfer *transfer)
 {
     struct rdt_error err = {0};
 
-    if (transfer->pull.failure.status != RDT_OK || transfer->pull.path.connection->sm.state != PT_CONNECTED)
+    if (transfer->pull.failure.status != RDT_OK || pull_is_cut_off(transfer))
         return; /* There is no connection to post to, or a new one: the noted failure ends the transfer. */
     while (transfer->pull.chunks.next < transfer->pull.chunks.plan->n &&
            transfer->move.n_ops < transfer->transfers->options->chunks_in_flight && pull_has_slot(transfer)) {
@@ -416,7 +422,7 @@ static void receive_more(struct transfer *transfer)
     struct rdt_error err = {0};
     uint32_t had = transfer->pull.chunks.next;
 
-    if (transfer->pull.failure.status != RDT_OK || transfer->pull.path.connection->sm.state != PT_CONNECTED)
+    if (transfer->pull.failure.status != RDT_OK || pull_is_cut_off(transfer))
         return;
     for (; transfer->pull.chunks.next < transfer->pull.chunks.plan->n && pull_has_slot(transfer); transfer->pull.chunks.next++)
         if (post(transfer, transfer->pull.chunks.next, &err) != RDT_OK) {
@@ -596,9 +602,46 @@ bool pull_is_checked(const struct transfer *transfer)
            transfer->pull.chunks.n_done == transfer->pull.chunks.plan->n && transfer->move.n_ops == 0;
 }
 
+bool pull_is_cut_off(const struct transfer *transfer)
+{
+    const struct peer_transport *pt = transfer->pull.path.connection;
+
+    return pt->sm.state != PT_CONNECTED || pt->epoch != transfer->pull.path.epoch;
+}
+
+/* The connection has failed, or its group is gone, since the pull began to use it or to wait for it. */
+static void look(struct transfer *transfer, const char *why)
+{
+    const struct peer_transport *pt = transfer->pull.path.connection;
+
+    if (transfer->sm.state == TRANSFER_CONNECT && transfer_group_is_gone(pt))
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
+    else if ((transfer->sm.state == TRANSFER_TICKET || transfer->sm.state == TRANSFER_MOVE) && !pull_is_checked(transfer) &&
+             pull_is_cut_off(transfer))
+        note_failure(transfer, RDT_TRANSPORT, why);
+}
+
+static bool note_some(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_transport *pt = container_of(slice, struct peer_transport, cut_off.note);
+
+    pt->cut_off.noting = true; /* the end of a pull may end others, and a connection of a group ends with its last */
+    do {
+        struct list *node = list_first(&pt->cut_off.pulls);
+        if (!node)
+            break;
+        list_remove(node);
+        list_append(&pt->pulls, node);
+        look(container_of(node, struct transfer, pull.path.by_connection), pt->cut_off.why);
+    } while (uv_hrtime() < until_ns);
+    pt->cut_off.noting = false;
+    return list_empty(&pt->cut_off.pulls);
+}
+
 void pull_connection_failed(struct peer_transport *pt)
 {
-    list_each_safe (struct transfer, transfer, &pt->pulls, pull.path.by_connection)
-        if (transfer->sm.state == TRANSFER_TICKET || (transfer->sm.state == TRANSFER_MOVE && !pull_is_checked(transfer)))
-            note_failure(transfer, RDT_TRANSPORT, pt->broken);
+    text_copy(pt->cut_off.why, sizeof pt->cut_off.why, pt->broken);
+    list_splice(&pt->cut_off.pulls, &pt->pulls);
+    pt->cut_off.note.run = note_some;
+    slice_begin(session_slices(pt->session), &pt->cut_off.note);
 }

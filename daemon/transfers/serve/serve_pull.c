@@ -250,10 +250,10 @@ static void stop_serve(const struct peer_transport *pt, struct serve *serve)
 
 static bool stop_cut_off(struct slice *slice, uint64_t until_ns)
 {
-    struct peer_transport *pt = container_of(slice, struct peer_transport, stop);
+    struct peer_transport *pt = container_of(slice, struct peer_transport, cut_off.stop);
 
-    while (!list_empty(&pt->cut_off)) {
-        struct serve *serve = container_of(list_first(&pt->cut_off), struct serve, sending.by_connection);
+    while (!list_empty(&pt->cut_off.serves)) {
+        struct serve *serve = container_of(list_first(&pt->cut_off.serves), struct serve, sending.by_connection);
         list_remove(&serve->sending.by_connection);
         stop_serve(pt, serve);
         if (uv_hrtime() >= until_ns)
@@ -265,8 +265,8 @@ static bool stop_cut_off(struct slice *slice, uint64_t until_ns)
 void serve_connection_closed(struct peer_transport *pt)
 {
     pt->sends_in_flight = 0;
-    list_splice(&pt->cut_off, &pt->serves);
-    list_splice(&pt->cut_sending, &pt->sending);
-    pt->stop.run = stop_cut_off;
-    slice_begin(transport_is_grouped(pt->transport) ? NULL : session_slices(pt->session), &pt->stop);
+    list_splice(&pt->cut_off.serves, &pt->serves);
+    list_splice(&pt->cut_off.sending, &pt->sending);
+    pt->cut_off.stop.run = stop_cut_off;
+    slice_begin(transport_is_grouped(pt->transport) ? NULL : session_slices(pt->session), &pt->cut_off.stop);
 }
