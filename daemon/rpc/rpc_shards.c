@@ -6,12 +6,12 @@
 
 #include "daemon/calls/call.h"
 #include "daemon/rpc/rpc.h"
-#include "proto/boxes.h"
 #include "proto/manifest.h"
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
-#define BOXES_FIELD 5u /* of PartDescription */
+#define BOXES_FIELD 5u    /* of PartDescription */
+#define MANIFEST_FIELD 1u /* of ShardsReply */
 
 /* The description of the object by the daemon of its node. */
 struct description {
@@ -63,20 +63,41 @@ static void description_fini(struct description *description)
     free(description->own);
 }
 
-/* As a message: the boxes go into it as they are, because there may be 65,536 of them. */
-struct described {
+/* A field of a message that is packed already, because decoding it would take long. */
+struct packed_field {
+    ProtobufCMessageUnknownField field;
+    uint8_t *data; /* its length and its bytes */
+};
+
+static enum rdt_status packed_field_init(struct packed_field *packed, ProtobufCMessage *in, uint32_t tag, const uint8_t *bytes,
+                                         size_t n, struct rdt_error *err)
+{
+    size_t left = n, at = 0;
+
+    packed->data = malloc(n + 10);
+    if (!packed->data)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a message of %zu bytes", n);
+    for (; left >= 0x80; left >>= 7)
+        packed->data[at++] = (uint8_t)(left | 0x80);
+    packed->data[at++] = (uint8_t)left;
+    memcpy(packed->data + at, bytes, n);
+    packed->field = (ProtobufCMessageUnknownField){
+        .tag = tag, .wire_type = PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED, .len = at + n, .data = packed->data};
+    in->unknown_fields = &packed->field;
+    in->n_unknown_fields = 1;
+    return RDT_OK;
+}
+
+struct described { /* the description as a message */
     Rdt__Pb__PartDescription part;
     Rdt__Pb__TensorList tensors;
     Rdt__Pb__Ref ref;
-    ProtobufCMessageUnknownField boxes;
-    uint8_t *packed; /* their length and they */
+    struct packed_field boxes;
 };
 
 static enum rdt_status describe_in(struct described *described, const struct description *description, uint32_t rank,
                                    struct rdt_error *err)
 {
-    size_t left = description->box_bytes, n = 0;
-
     rdt__pb__part_description__init(&described->part);
     rdt__pb__tensor_list__init(&described->tensors);
     wire_ref_from(&description->ref, &described->ref);
@@ -86,20 +107,8 @@ static enum rdt_status describe_in(struct described *described, const struct des
     described->part.rank = rank;
     described->part.bytes = description->bytes;
     described->part.tensors = &described->tensors;
-    described->packed = malloc(description->box_bytes + 10);
-    if (!described->packed)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a part");
-    for (; left >= 0x80; left >>= 7)
-        described->packed[n++] = (uint8_t)(left | 0x80);
-    described->packed[n++] = (uint8_t)left;
-    memcpy(described->packed + n, description->boxes, description->box_bytes);
-    described->boxes = (ProtobufCMessageUnknownField){.tag = BOXES_FIELD,
-                                                      .wire_type = PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED,
-                                                      .len = n + description->box_bytes,
-                                                      .data = described->packed};
-    described->part.base.unknown_fields = &described->boxes;
-    described->part.base.n_unknown_fields = 1;
-    return RDT_OK;
+    return packed_field_init(&described->boxes, &described->part.base, BOXES_FIELD, description->boxes, description->box_bytes,
+                             err);
 }
 
 /* Finds the live object of this node, which the caller must be allowed to publish for those readers. AGAIN: the object is still
@@ -188,7 +197,7 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
         filled.object = &described.ref;
         status = call_forward(call, name, &filled.base, filled.timeout_ns, err);
     }
-    free(described.packed);
+    free(described.boxes.data);
     description_fini(&description);
     return status;
 }
@@ -304,8 +313,7 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
 {
     const Rdt__Pb__Shards *message = request;
     Rdt__Pb__ShardsReply reply;
-    ProtobufCMessage *manifest = NULL;
-    struct arena arena;
+    struct packed_field manifest = {0};
     const size_t magic = MANIFEST_MAGIC_BYTES;
     struct object *object = NULL;
     struct owner owner;
@@ -328,24 +336,19 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
     rdt__pb__shards_reply__init(&reply);
     if (call_may_see(call, &owner))
         status = shards_view(call->rpc->shards, &owner, &ref, &reply, err);
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    if (status == RDT_OK && object && object->metadata_bytes > magic &&
-        memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0) /* the rest may be anything, too */
-        status = arena_unpack(&arena, &rdt__pb__manifest__descriptor, object_metadata(object) + magic,
-                              object->metadata_bytes - magic, "the manifest", &manifest, err);
-    if (status == RDT_PROTOCOL) /* it is somebody's metadata */
-        status = RDT_OK;
-    reply.manifest = (Rdt__Pb__Manifest *)manifest;
-    if (status == RDT_OK && object && !manifest)
+    if (status == RDT_OK && object && object->manifest)
+        status = packed_field_init(&manifest, &reply.base, MANIFEST_FIELD, object_metadata(object) + magic,
+                                   object->metadata_bytes - magic, err);
+    if (status == RDT_OK && object && !manifest.data)
         status = rdt_error_set(err, RDT_INVALID, "version %llu of \"%s\" is one object, not many parts: see rdtctl stat",
                                (unsigned long long)version, ref.id);
-    if (status == RDT_OK && !manifest && reply.n_pending == 0 && reply.failure[0] == '\0')
+    if (status == RDT_OK && !manifest.data && reply.n_pending == 0 && reply.failure[0] == '\0')
         status = rdt_error_set(err, RDT_NOT_FOUND, "nobody has published a part of \"%s\", or uid %u may not see it", ref.id,
                                call->account->owner.uid);
     if (status == RDT_OK)
         call_reply(call, &reply.base, NULL, 0);
     shards_view_fini(&reply);
-    arena_fini(&arena);
+    free(manifest.data);
     return status;
 }
 

@@ -130,7 +130,7 @@ Test(shards, costly_parts_and_manifests_are_refused)
     must_ok(rdt_publish(conn, "false", &ref, NULL, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     name = name_on(0, "false", 0);
-    must_say(ask_shards(&name, text) == RDT_LIMIT, "%s", text);
+    must_say(ask_shards(&name, text) == RDT_INVALID, "%s", text);
     must_ok(rdt_unpublish(conn, &name, &err));
     rdt_close(conn);
     cluster_end(&c, say);
