@@ -221,7 +221,7 @@ static void end_soon(struct conn *conn, const char *why)
 
 static void set_events(struct conn *conn)
 {
-    bool waits_long = !list_empty(&conn->turn.waiting) && conn->conns->shares.n_owners > FEW_OWNERS;
+    bool waits_long = !list_empty(&conn->turn.waiting) && conn->conns->shares.n_persons > FEW_PERSONS;
     int events = 0;
 
     if (conn->closing || conn->sock < 0 || !list_empty(&conn->ending))

@@ -29,10 +29,12 @@
 
 #define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: the most descriptors that one recvmsg may bring */
 #define HELLO_TIMEOUT_NS 10000000000ll
-#define CONN_TURN_NS 25000 /* Its turns of the loop, which it takes when its owner has room in one (conn_share.h). */
+#define CONN_TURN_NS 25000 /* checked between the steps of a turn */
+
+/* Its turns of the loop, which it takes when its person has room in one (conn_share.h). */
 struct conn_turn {
     uv_idle_t idle;      /* active while there is work for a turn */
-    struct list waiting; /* in account_share.waiting, until its owner has room */
+    struct list waiting; /* in account_share.waiting, until its person has room */
     bool readable;       /* it waits with bytes in the socket */
     bool in_read;        /* inside a turn, whose end sends the answers */
     bool held;           /* no requests are handled until the client has read some answers */
@@ -72,8 +74,6 @@ struct conn_session {
     bool moved;             /* its socket serves another connection now */
 };
 
-/* checked between the steps of a turn */
-
 struct conn {
     struct client client;
     struct rpc *rpc;
@@ -99,11 +99,11 @@ struct conn {
     bool closing;
 };
 
-/* The owners of connections that wait for their turn; conn_share.c. */
+/* The persons whose connections wait for their turn; conn_share.c. */
 struct conn_shares {
-    struct list owners; /* struct account.share.link */
-    unsigned n_owners;
-    uint64_t used_turn, used_ns; /* what all owners together have used in this turn */
+    struct list persons; /* struct account.share.link */
+    unsigned n_persons;
+    uint64_t used_turn, used_ns; /* what all persons together have used in this turn */
     uv_idle_t idle;              /* active while there are any */
     uint64_t turn;               /* number of the loop's turn */
     void (*take_turn)(struct conn *conn, bool readable);

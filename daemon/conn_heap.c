@@ -63,7 +63,7 @@ static void close_fd(struct fd_sink *sink, int take_fd)
 
 void conn_forget_sent(struct conn *conn)
 {
-    account_owner(conn->client.account)->share.sent_fds -= conn->fds.sent_n;
+    account_person(conn->client.account)->share.sent_fds -= conn->fds.sent_n;
     conn->conns->sent_fds -= conn->fds.sent_n;
     conn->fds.sent_n = 0;
     list_remove(&conn->fds.sent);
@@ -105,7 +105,7 @@ void conns_start_settling(struct conns *conns)
 static bool has_room_on_the_way(const struct conn *conn, unsigned n)
 {
     uint64_t most = conn->conns->open_files, all = conn->conns->sent_fds + n;
-    const struct account_share *share = &account_owner(conn->client.account)->share;
+    const struct account_share *share = &account_person(conn->client.account)->share;
 
     return all <= most - most / 8 || (all <= most && share->sent_fds + n <= most / 64 + RDT_MAX_FRAME_FDS);
 }
@@ -130,7 +130,7 @@ static void sent(struct fd_sink *sink, unsigned n)
 
     conn->fds.sent_n += n;
     conn->conns->sent_fds += n;
-    account_owner(conn->client.account)->share.sent_fds += n;
+    account_person(conn->client.account)->share.sent_fds += n;
     if (list_empty(&conn->fds.sent))
         list_append(&conn->conns->sent, &conn->fds.sent);
 }

@@ -6,7 +6,7 @@
  *
  * The kernel also counts the descriptors that are on their way from this process, in answers that no client has read, and
  * accepts no more of them than RLIMIT_NOFILE (of a process without privileges). One user who reads nothing could stop the
- * answers to all others. So the daemon counts them too: the last eighth is for owners who have few on their way. It knows
+ * answers to all others. So the daemon counts them too: the last eighth is for persons who have few on their way. It knows
  * that a client has received them when its socket has no unread bytes, and it looks only if there is no room. A connection
  * that ends keeps its socket open until then, because the kernel counts unread descriptors as long as the client has its end.
  *

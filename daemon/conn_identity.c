@@ -52,13 +52,18 @@ void conn_turn_away(const struct conns *conns, int take_sock)
 static void check_room(struct conn *conn)
 {
     unsigned most = conn->rpc->options->max_clients;
-    const struct account *owner = conn->client.account->parent;
-    unsigned reserved = owner && owner->used[USAGE_SESSIONS] > most / 64 + 1 ? most / 8 : 0;
+    const struct account *person = account_person(conn->client.account);
+    unsigned reserved = person->used[USAGE_SESSIONS] > most / 64 + 1 ? most / 8 : 0;
+    char whose[ACCOUNT_WHOSE_BYTES];
 
-    if (conn->rpc->n_clients >= most - reserved)
+    if (conn->rpc->n_clients >= most)
         (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
-                            "this daemon already serves max_clients of %u%s: raise it, or end some", most,
-                            conn->rpc->n_clients < most ? ", less the eighth that is for users who have few" : "");
+                            "this daemon already serves max_clients of %u: raise it, or end some", most);
+    else if (conn->rpc->n_clients >= most - reserved)
+        (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
+                            "this daemon already serves max_clients of %u, less the eighth that is for users who have few%s: "
+                            "raise it, or end some",
+                            most, account_whose(conn->client.account, whose));
 }
 
 bool conn_identify(struct conn *conn)

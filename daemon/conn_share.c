@@ -3,20 +3,20 @@
 
 static struct account_share *share_of(const struct conn *conn)
 {
-    return &account_owner(conn->client.account)->share;
+    return &account_person(conn->client.account)->share;
 }
 
-/* What one owner gets of a turn. */
-static uint64_t owner_ns(const struct conns *conns)
+/* What one person gets of a turn. */
+static uint64_t person_ns(const struct conns *conns)
 {
-    uint64_t ns = conns->shares.n_owners > 0 ? ALL_TURN_NS / conns->shares.n_owners : OWNER_TURN_NS;
+    uint64_t ns = conns->shares.n_persons > 0 ? ALL_TURN_NS / conns->shares.n_persons : PERSON_TURN_NS;
 
-    return ns > OWNER_TURN_NS ? OWNER_TURN_NS : ns < LEAST_TURN_NS ? LEAST_TURN_NS : ns;
+    return ns > PERSON_TURN_NS ? PERSON_TURN_NS : ns < LEAST_TURN_NS ? LEAST_TURN_NS : ns;
 }
 
 uint64_t share_conn_ns(const struct conns *conns)
 {
-    uint64_t ns = owner_ns(conns);
+    uint64_t ns = person_ns(conns);
 
     return ns < CONN_TURN_NS ? ns : CONN_TURN_NS;
 }
@@ -26,7 +26,7 @@ static bool has_room(struct conns *conns, struct account_share *share)
     if (share->turn != conns->shares.turn)
         share->used_ns = 0;
     share->turn = conns->shares.turn;
-    return share->used_ns < owner_ns(conns);
+    return share->used_ns < person_ns(conns);
 }
 
 static bool all_have_room(struct conns *conns)
@@ -53,8 +53,8 @@ static void on_shares(uv_idle_t *shares)
     struct conns *conns = shares->data;
     uint64_t until_ns = uv_hrtime() + ALL_TURN_NS;
 
-    for (unsigned n = conns->shares.n_owners; n > 0 && uv_hrtime() < until_ns; n--) {
-        struct account_share *share = container_of(list_first(&conns->shares.owners), struct account_share, link);
+    for (unsigned n = conns->shares.n_persons; n > 0 && uv_hrtime() < until_ns; n--) {
+        struct account_share *share = container_of(list_first(&conns->shares.persons), struct account_share, link);
         while (!list_empty(&share->waiting) && has_room(conns, share)) {
             struct conn *conn = container_of(list_first(&share->waiting), struct conn, turn.waiting);
             list_remove(&conn->turn.waiting);
@@ -62,11 +62,11 @@ static void on_shares(uv_idle_t *shares)
         }
         list_remove(&share->link);
         if (list_empty(&share->waiting))
-            conns->shares.n_owners--;
+            conns->shares.n_persons--;
         else
-            list_append(&conns->shares.owners, &share->link);
+            list_append(&conns->shares.persons, &share->link);
     }
-    if (list_empty(&conns->shares.owners))
+    if (list_empty(&conns->shares.persons))
         (void)uv_idle_stop(shares);
 }
 
@@ -78,8 +78,8 @@ static void wait_for_turn(struct conn *conn, struct account_share *share)
     if (list_empty(&conn->turn.waiting))
         list_append(&share->waiting, &conn->turn.waiting);
     if (list_empty(&share->link)) {
-        list_append(&conns->shares.owners, &share->link);
-        conns->shares.n_owners++;
+        list_append(&conns->shares.persons, &share->link);
+        conns->shares.n_persons++;
     }
     (void)uv_idle_start(&conns->shares.idle, on_shares);
 }
@@ -101,20 +101,20 @@ void share_turn(struct conn *conn, bool readable)
 void shares_init(struct conns *conns, void (*take_turn_of)(struct conn *conn, bool readable))
 {
     conns->shares.take_turn = take_turn_of;
-    list_init(&conns->shares.owners);
+    list_init(&conns->shares.persons);
     (void)uv_idle_init(conns->rpc->loop, &conns->shares.idle);
     conns->shares.idle.data = conns;
 }
 
 void shares_close(struct conns *conns)
 {
-    list_drain (struct account_share, share, &conns->shares.owners, link) {
+    list_drain (struct account_share, share, &conns->shares.persons, link) {
         list_remove(&share->link);
         list_drain (struct conn, conn, &share->waiting, turn.waiting) {
             list_remove(&conn->turn.waiting);
             conn->client.want_turn(&conn->client);
         }
     }
-    conns->shares.n_owners = 0;
+    conns->shares.n_persons = 0;
     uv_close((uv_handle_t *)&conns->shares.idle, NULL);
 }

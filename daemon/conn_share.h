@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owners' shares of the loop. A connection may use CONN_TURN_NS of a turn of the loop, but a user may have thousands of
- * them. So all connections of one owner together get OWNER_TURN_NS, and then those that have more to do wait, in order, for
- * the next turns. Other owners and other nodes are served in between.
+/* The persons' shares of the loop. A connection may use CONN_TURN_NS of a turn of the loop, but a user may have thousands of
+ * them. So all connections of one person together get PERSON_TURN_NS, and then those that have more to do wait, in order, for
+ * the next turns. Other persons and other nodes are served in between.
  *
- * A user may also have thousands of user ids (subordinate ones). So all owners together get ALL_TURN_NS at once and as much
+ * There may be thousands of persons, such as the users in containers. So all together get ALL_TURN_NS at once and as much
  * when they have waited. Those who wait take turns, and the more of them wait, the less each of them gets, so that a round
  * takes about ALL_TURN_NS. */
 #ifndef DAEMON_CONN_SHARE_H
@@ -11,10 +11,10 @@
 
 #include "daemon/conn.h"
 
-#define OWNER_TURN_NS 500000u
-#define ALL_TURN_NS (2u * OWNER_TURN_NS)
+#define PERSON_TURN_NS 500000u
+#define ALL_TURN_NS (2u * PERSON_TURN_NS)
 #define LEAST_TURN_NS 2000u /* time for one frame */
-#define FEW_OWNERS 2u       /* wait for one turn: their sockets are polled meanwhile */
+#define FEW_PERSONS 2u      /* wait for one turn: their sockets are polled meanwhile */
 
 /* take_turn_of(conn, readable) does the work of a turn; afterwards the connection may have called uv_close, but exists. */
 void shares_init(struct conns *conns, void (*take_turn_of)(struct conn *conn, bool readable));

@@ -253,6 +253,9 @@ static void init_rooms(struct daemon *daemon)
     regions_set_reuse(&daemon->regions, &daemon->deadlines, daemon->regions.limit_bytes / 8,
                       options_effective_cache_max(options, daemon->regions.limit_bytes), options->pool_idle_ns);
     accounts_init(&daemon->accounts);
+    persons_init(&daemon->fresh.persons, "/etc/subuid", "/etc/passwd", daemon->owner_work);
+    daemon->accounts.person_of = persons_find;
+    daemon->accounts.person_arg = &daemon->fresh.persons;
     daemon->accounts.heap_fits = memory_room_fits_heap;
     daemon->accounts.heap_arg = &daemon->regions.room;
     daemon->accounts.on_heap_freed = on_heap_freed;
@@ -336,7 +339,7 @@ static void init_rooms(struct daemon *daemon)
                                        .regions = &daemon->regions,
                                        .transfers = &daemon->transfers,
                                        .deadlines = &daemon->deadlines};
-    list_init(&daemon->fresh_configs);
+    list_init(&daemon->fresh.configs);
     hotload_init(&daemon->hotload);
     list_init(&daemon->rpc.clients);
     permutation_init(&daemon->rpc.page_tokens, 32);
@@ -558,6 +561,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
     names_fini(&daemon->names);
     object_table_fini(&daemon->objects);
     accounts_fini(&daemon->accounts);
+    persons_fini(&daemon->fresh.persons);
     regions_fini(&daemon->regions);
     if (uv_loop_close(&daemon->loop) != 0)
         log_warn("the loop still had open handles at its end");

@@ -3,6 +3,7 @@
 #ifndef DAEMON_DAEMON_IMPL_H
 #define DAEMON_DAEMON_IMPL_H
 
+#include "daemon/config/persons.h"
 #include "daemon/conn.h"
 #include "daemon/daemon.h"
 #include "daemon/directory/directory.h"
@@ -40,7 +41,10 @@ struct daemon {
     struct shards shards;
     struct rpc rpc;
     struct conns conns;
-    struct list fresh_configs; /* of reload.c */
+    struct fresh {           /* what is read again */
+        struct list configs; /* of reload.c */
+        struct persons persons;
+    } fresh;
     struct listener listener;
     uv_signal_t sigterm, sigint, sighup;
     uv_timer_t watchdog;

@@ -63,6 +63,7 @@ static void close_owner_work(void *arg)
 {
     struct daemon *daemon = arg;
 
+    daemon->fresh.persons.owner_work = NULL;
     owner_work_close(daemon->owner_work, close_plugins, daemon);
 }
 

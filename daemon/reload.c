@@ -116,7 +116,7 @@ void daemon_compare(void *arg, const struct options *fresh, const struct tls_con
 /* ---- reading ---- */
 
 struct fresh_config {
-    struct list link; /* daemon->fresh_configs: a thread reads the first, and the others wait */
+    struct list link; /* daemon->fresh.configs: a thread reads the first, and the others wait */
     struct work work;
     struct daemon *daemon;
     void (*on_read)(void *read_arg, struct fresh_config *config); /* config is NULL when the daemon ends */
@@ -139,8 +139,8 @@ static void run_reading(struct work *work)
 
 static void read_first(struct daemon *daemon)
 {
-    if (!list_empty(&daemon->fresh_configs))
-        owner_work_submit(daemon->owner_work, &container_of(daemon->fresh_configs.next, struct fresh_config, link)->work, NULL,
+    if (!list_empty(&daemon->fresh.configs))
+        owner_work_submit(daemon->owner_work, &container_of(daemon->fresh.configs.next, struct fresh_config, link)->work, NULL,
                           false);
 }
 
@@ -163,7 +163,7 @@ static void done_reading(struct work *work)
         end_reading(config, config);
         return;
     }
-    list_drain (struct fresh_config, waiting, &daemon->fresh_configs, link) {
+    list_drain (struct fresh_config, waiting, &daemon->fresh.configs, link) {
         list_remove(&waiting->link);
         end_reading(waiting, NULL);
     }
@@ -175,7 +175,7 @@ enum rdt_status daemon_read_again(void *arg, void (*on_read)(void *read_arg, str
 {
     struct daemon *daemon = arg;
     struct fresh_config *config = calloc(1, sizeof *config);
-    bool first = list_empty(&daemon->fresh_configs);
+    bool first = list_empty(&daemon->fresh.configs);
 
     if (!config)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the configuration");
@@ -185,7 +185,7 @@ enum rdt_status daemon_read_again(void *arg, void (*on_read)(void *read_arg, str
                                     .arg = read_arg,
                                     .now = daemon->options,
                                     .has_peers = daemon->peers != NULL};
-    list_append(&daemon->fresh_configs, &config->link);
+    list_append(&daemon->fresh.configs, &config->link);
     if (first)
         read_first(daemon);
     return RDT_OK;
@@ -216,6 +216,7 @@ enum rdt_status daemon_adopt(void *arg, struct fresh_config *config, bool check,
     if (new_key)
         config->key = NULL;
     directory_reload(&daemon->directory);
+    persons_read_again(&daemon->fresh.persons);
     log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied, reload.left);
     sdnotify("READY=1");
     return RDT_OK;

@@ -44,9 +44,12 @@ static void add_rows(struct ctl_table *table, const char *whose, Rdt__Pb__Usage 
 
 static void add_owner(struct ctl_table *table, const Rdt__Pb__OwnerInfo *owner, bool all)
 {
-    char whose[96];
+    char whose[96], person[32] = "";
 
-    (void)snprintf(whose, sizeof whose, "owner %s%s%" PRIu32, owner->tenant, *owner->tenant ? ":" : "", owner->uid);
+    if (owner->person != 0)
+        (void)snprintf(person, sizeof person, " (user %" PRIu32 ")", owner->person);
+    (void)snprintf(whose, sizeof whose, "owner %s%s%" PRIu32 "%s", owner->tenant, *owner->tenant ? ":" : "", owner->uid,
+                   person);
     add_rows(table, whose, owner->usage, owner->n_usage, all);
 }
 

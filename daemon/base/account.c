@@ -39,6 +39,7 @@ static void init(struct account *account, struct accounts *accounts, const uint6
     for (unsigned i = 0; i < USAGE_COUNT; i++)
         list_init(&account->waiting[i]);
     list_init(&account->in_turn);
+    list_init(&account->owners_in_turn);
     list_init(&account->share.link);
     list_init(&account->share.waiting);
 }
@@ -48,10 +49,23 @@ struct account *account_owner(struct account *account)
     return account->client != 0 && account->parent ? account->parent : account;
 }
 
+struct account *account_person(struct account *account)
+{
+    struct account *owner = account_owner(account);
+
+    return owner->parent && owner->parent->parent ? owner->parent : owner;
+}
+
+static bool is_person(const struct account *account)
+{
+    return account->accounts && account->parent == &account->accounts->node;
+}
+
 void accounts_init(struct accounts *accounts)
 {
     memset(accounts, 0, sizeof *accounts);
     map_init(&accounts->by_owner);
+    map_init(&accounts->by_person);
     list_init(&accounts->in_turn);
     init(&accounts->node, NULL, accounts->limits.node);
 }
@@ -59,6 +73,7 @@ void accounts_init(struct accounts *accounts)
 void accounts_fini(struct accounts *accounts)
 {
     map_fini(&accounts->by_owner);
+    map_fini(&accounts->by_person);
 }
 
 static size_t make_key(const struct owner *owner, uint8_t *key_p)
@@ -70,25 +85,57 @@ static size_t make_key(const struct owner *owner, uint8_t *key_p)
     return 4 + tenant;
 }
 
-struct account *account_get(struct accounts *accounts, const struct owner *owner)
+static struct account *find(const struct map *map, const struct owner *owner)
 {
     uint8_t key[sizeof((struct account *)0)->key];
-    size_t key_bytes = make_key(owner, key);
-    struct account *account = map_get(&accounts->by_owner, key, key_bytes);
+
+    return map_get(map, key, make_key(owner, key));
+}
+
+static struct account *create(struct accounts *accounts, struct map *map, const struct owner *owner, const uint64_t *limits)
+{
+    struct account *account = calloc(1, sizeof *account);
+
+    if (!account)
+        return NULL;
+    init(account, accounts, limits);
+    account->owner = *owner;
+    if (map_put(map, account->key, make_key(owner, account->key), account))
+        return account;
+    free(account);
+    return NULL;
+}
+
+/* Nobody can have more than the node has, and that is all that limits a person. */
+static struct account *get_person(struct accounts *accounts, const struct owner *owner)
+{
+    struct owner person = *owner;
+    struct account *account;
+
+    if (accounts->person_of)
+        person.uid = accounts->person_of(accounts->person_arg, owner->uid);
+    account = find(&accounts->by_person, &person);
+    if (account)
+        return account_ref(account);
+    account = create(accounts, &accounts->by_person, &person, accounts->limits.node);
+    if (account)
+        account->parent = &accounts->node;
+    return account;
+}
+
+struct account *account_get(struct accounts *accounts, const struct owner *owner)
+{
+    struct account *account = find(&accounts->by_owner, owner), *person;
 
     if (account)
         return account_ref(account);
-    account = calloc(1, sizeof *account);
-    if (!account)
-        return NULL;
-    init(account, accounts, accounts->limits.owner);
-    account->owner = *owner;
-    account->parent = &accounts->node;
-    memcpy(account->key, key, key_bytes);
-    if (!map_put(&accounts->by_owner, account->key, key_bytes, account)) {
-        free(account);
+    person = get_person(accounts, owner);
+    account = person ? create(accounts, &accounts->by_owner, owner, accounts->limits.owner) : NULL;
+    if (!account) {
+        account_unref(person);
         return NULL;
     }
+    account->parent = person;
     event(accounts->events, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, "new", account);
     return account;
 }
@@ -126,7 +173,9 @@ void account_unref(struct account *account)
     if (--account->refs > 0 || !account->accounts)
         return;
     parent = account->parent;
-    if (account->client == 0) {
+    if (is_person(account)) {
+        (void)map_remove(&account->accounts->by_person, account->key, 4 + strlen(account->owner.tenant));
+    } else if (account->client == 0) {
         (void)map_remove(&account->accounts->by_owner, account->key, 4 + strlen(account->owner.tenant));
         event(account->accounts->events, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, "gone", account);
     }
@@ -170,7 +219,7 @@ static const char *const node_remedies[USAGE_COUNT] = {[USAGE_FDS] = "its limit 
                                                        [USAGE_MAPPINGS] = "the kernel's vm.max_map_count",
                                                        [USAGE_MAPPED_BYTES] = "its limit of address space (LimitAS)"};
 
-/* What is left of the limit, for the owner that asks. */
+/* What is left of the limit, for the person that asks. */
 static uint64_t limit_for(const struct account *at, const struct account *below, enum usage what, uint64_t n)
 {
     uint64_t limit = at->limits ? at->limits[what] : 0;
@@ -179,10 +228,22 @@ static uint64_t limit_for(const struct account *at, const struct account *below,
     return is_node && below->used[what] + n > limit / 64 ? limit - limit / 8 : limit;
 }
 
-static void set_limit_error(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
+const char *account_whose(struct account *account, char text_p[ACCOUNT_WHOSE_BYTES])
+{
+    uint32_t uid = account->owner.uid, person = account_person(account)->owner.uid;
+
+    text_p[0] = '\0';
+    if (uid != person)
+        (void)snprintf(text_p, ACCOUNT_WHOSE_BYTES, " (uid %u counts as one user with uid %u, by /etc/subuid)", uid, person);
+    return text_p;
+}
+
+/* of: who asks. */
+static void set_limit_error(const struct account *at, struct account *of, enum usage what, uint64_t n, bool queue,
+                            struct rdt_error *err)
 {
     unsigned long long used = at->used[what], limit = at->limits ? at->limits[what] : 0, more = n;
-    char who[96];
+    char who[96], whose[ACCOUNT_WHOSE_BYTES];
 
     if (at->client)
         (void)snprintf(who, sizeof who, "client %llu", (unsigned long long)at->client);
@@ -196,10 +257,10 @@ static void set_limit_error(const struct account *at, enum usage what, uint64_t 
                             node_remedies[what] ? node_remedies[what] : "");
     else if (!at->parent && !at->accounts)
         (void)rdt_error_set(err, RDT_LIMIT,
-                            "this daemon has %llu %s of at most %llu, and the last %llu are for users that have few: release "
+                            "this daemon has %llu %s of at most %llu, and the last %llu are for users that have few%s: release "
                             "some%s%s",
-                            used, nouns[what], limit, limit / 8, node_remedies[what] ? ", or raise " : "",
-                            node_remedies[what] ? node_remedies[what] : "");
+                            used, nouns[what], limit, limit / 8, account_whose(of, whose),
+                            node_remedies[what] ? ", or raise " : "", node_remedies[what] ? node_remedies[what] : "");
     else if (queue && limit > 0)
         (void)rdt_error_set(err, RDT_LIMIT,
                             "other requests of %s already wait for %s and come first: give this request a timeout, so that it "
@@ -227,7 +288,7 @@ static enum rdt_status check(struct account *account, enum usage what, uint64_t 
             continue;
         if (!room && at->parent && at->parent->limits && at->parent->limits[what] == limit)
             continue; /* the account above lacks room as well, and its error names the key that must be raised */
-        set_limit_error(at, what, n, room, err);
+        set_limit_error(at, account, what, n, room, err);
         /* What exceeds the limit of an empty account will never fit, so nobody waits for it. */
         if (account->accounts && (limit == 0 || n <= limit)) {
             account->accounts->full = at->parent ? at : account->client ? account->parent : account;
@@ -320,7 +381,7 @@ void account_undo(struct account *account, const uint64_t *had)
         subtract(account, (enum usage)i, had[i]);
 }
 
-static void call_first(struct account *at, enum usage what, const void *on)
+static void call_first(const struct account *at, enum usage what, const void *on)
 {
     struct account_wait *wait = first_waiting(at, what, on);
 
@@ -328,6 +389,21 @@ static void call_first(struct account *at, enum usage what, const void *on)
         return;
     wait->called = true;
     wait->on_room(wait);
+}
+
+/* The owner after that one in the order of turns, or the first; NULL: there is none. */
+static const struct account *next_in_turn(const struct accounts *accounts, const struct account *after)
+{
+    const struct list *node = after ? after->in_turn.next : NULL;
+    const struct account *person;
+
+    if (after && node != &after->parent->owners_in_turn)
+        return container_of(node, struct account, in_turn);
+    node = after ? after->parent->in_turn.next : accounts->in_turn.next;
+    if (node == &accounts->in_turn)
+        return NULL;
+    person = container_of(node, struct account, in_turn);
+    return container_of(list_first(&person->owners_in_turn), struct account, in_turn);
 }
 
 /* Calls the next owner that waits, one at a time: the first to be called would otherwise not be the first to get room.
@@ -341,15 +417,12 @@ static void call_first(struct account *at, enum usage what, const void *on)
  * all other owners without holding anything itself. */
 static void call_next(struct accounts *accounts, const struct account *after, enum usage what, const void *on)
 {
-    struct list *end = &accounts->in_turn;
+    const struct account *owner = next_in_turn(accounts, after);
 
-    for (struct list *node = after ? after->in_turn.next : end->next; node != end; node = node->next) {
-        struct account *owner = container_of(node, struct account, in_turn);
-        if (!first_waiting(owner, what, on))
-            continue;
+    while (owner && !first_waiting(owner, what, on))
+        owner = next_in_turn(accounts, owner);
+    if (owner)
         call_first(owner, what, on);
-        return;
-    }
 }
 
 void account_room_freed(struct accounts *accounts, enum usage what, const void *on)
@@ -420,6 +493,22 @@ static void call_another(struct account *at, enum usage what, const void *on)
         call_next(at->accounts, NULL, what, on);
 }
 
+static void join_turns(struct account *owner)
+{
+    struct account *person = owner->parent;
+
+    if (list_empty(&person->owners_in_turn))
+        list_append(&owner->accounts->in_turn, &person->in_turn);
+    list_append(&person->owners_in_turn, &owner->in_turn);
+}
+
+static void leave_turns(struct account *owner)
+{
+    list_remove(&owner->in_turn);
+    if (list_empty(&owner->parent->owners_in_turn))
+        list_remove(&owner->parent->in_turn);
+}
+
 static void stop_waiting(struct account_wait *wait)
 {
     struct account *at = wait->at;
@@ -429,8 +518,8 @@ static void stop_waiting(struct account_wait *wait)
     wait->called = wait->postponed = false;
     list_remove(&wait->link);
     accounts->n_waiting--;
-    if (--at->n_waiting == 0)
-        list_remove(&at->in_turn);
+    if (--at->n_waiting == 0 && at->client == 0)
+        leave_turns(at);
     call_another(at, wait->what, wait->on);
     account_unref(at);
 }
@@ -464,16 +553,18 @@ void account_request_end(struct accounts *accounts, struct account_wait *wait)
     list_append(&wait->at->waiting[wait->what], &wait->link);
     accounts->n_waiting++;
     if (wait->at->n_waiting++ == 0 && wait->at->client == 0)
-        list_append(&accounts->in_turn, &wait->at->in_turn);
+        join_turns(wait->at);
 }
 
 void account_wait_end(struct accounts *accounts, struct account_wait *wait)
 {
     if (accounts->trying == wait) /* the request was answered during its own attempt */
         accounts->trying = NULL;
-    if (wait->called && wait->at->client == 0) { /* it got its room: other owners are called before this one again */
+    if (wait->called && wait->at->client == 0) { /* it got its room: others are called before this owner and person again */
+        list_remove(&wait->at->parent->in_turn);
+        list_append(&accounts->in_turn, &wait->at->parent->in_turn);
         list_remove(&wait->at->in_turn);
-        list_append(&accounts->in_turn, &wait->at->in_turn);
+        list_append(&wait->at->parent->owners_in_turn, &wait->at->in_turn);
     }
     if (wait->at)
         stop_waiting(wait);

@@ -14,21 +14,23 @@
  * Refuses: to know any other room. It knows no object, client or peer, and includes nothing of the daemon but itself.
  *
  * Accounts count what is in use and check it against limits: one for each client, one for each owner that has anything
- * here, and one for the node. Objects, regions, requests and transfers refer to the account of their client, or of the
- * owner when another node requested them. An account exists until its last reference is dropped, so things that a client
- * leaves behind stay counted.
+ * here, one for each person, and one for the node. Objects, regions, requests and transfers refer to the account of their
+ * client, or of the owner when another node requested them. An account exists until its last reference is dropped, so
+ * things that a client leaves behind stay counted.
  *
- *   node <-- owner (tenant, uid) <-- client
+ *   node <-- person <-- owner (tenant, uid) <-- client
  *
- * The last eighth of each limit of the node is reserved for owners that use at most a 64th of it, so one or a few owners
- * cannot take everything from the others.
+ * A person may have thousands of user ids, and be an owner with each of them. So what is kept for others, or shared equally, is
+ * kept for and shared by persons: the last eighth of each limit of the node, which is reserved for persons that use at most a
+ * 64th of it; the turns of those who wait for room; parts of a turn of the loop (conn_share.h); threads (owner_work.h). Then
+ * one or a few persons cannot take everything from the others. Limits that are configured are for clients and owners.
  *
  * What the daemon needs to remember a thing is heap of its owner, too: account.c says how much for each kind.
  *
- * A limited thing is charged to all three at once before anything is done, and is refused as a whole if one of them has no
- * room. A request that may wait for room queues at the account that had none, and is called in order. Owners that wait for
- * room of the node take turns, however many requests each of them has. No room is reserved for a request that
- * needs much of it (account.c says why).
+ * A limited thing is charged to all four at once before anything is done, and is refused as a whole if one of them has no
+ * room. A request that may wait for room queues at the account that had none, and is called in order. Persons that wait for
+ * room of the node take turns, and so do the owners of each, however many requests each of them has. No room is reserved for
+ * a request that needs much of it (account.c says why).
  *
  * Everything here runs on the loop thread unless a header says otherwise.
  */
@@ -47,7 +49,7 @@ struct account_limits { /* 0: no limit */
     uint64_t uncounted_bytes; /* heap of one message that is received, or of unread answers, is charged above this */
 };
 
-/* What the connections of an owner use of what all share: of the loop (conn_share.h), and of descriptors on their way. */
+/* What the connections of a person use of what all share: of the loop (conn_share.h), and of descriptors on their way. */
 struct account_share {
     struct list link;    /* in conns->sharing, while a connection waits */
     struct list waiting; /* struct conn.waiting, in order */
@@ -63,20 +65,21 @@ struct account {
     struct owner owner;
     uint8_t key[4 + sizeof((struct owner *)0)->tenant];
     uint32_t refs;
-    uint64_t client;           /* session id; 0: the account of an owner or of the node */
+    uint64_t client;           /* session id; 0: the account of an owner, of a person or of the node */
     struct account *parent;    /* one reference; NULL: the node's account, or one of a unit test */
     const uint64_t *limits;    /* [USAGE_COUNT], borrowed; NULL: no limits */
     struct accounts *accounts; /* NULL: in no table, so its creator frees it */
     uint64_t used[USAGE_COUNT];
     /* struct account_wait.link: requests that wait for room in this account, in order; unused in the
-     * node's account */
+     * accounts of persons and of the node */
     struct list waiting[USAGE_COUNT];
-    struct list in_turn; /* accounts->in_turn: of an owner, while a request waits here */
+    struct list in_turn;        /* of an owner, while a request waits here: its person's owners_in_turn */
+    struct list owners_in_turn; /* of a person, which is in accounts->in_turn meanwhile: the one that got room last is last */
     unsigned n_waiting;
-    /* For the room peers, in an owner's account: the time until which its dials of unlisted addresses have
+    /* For the room peers, in a person's account: the time until which its dials of unlisted addresses have
      * used up its rate. */
     uint64_t dialled_ns;
-    struct account_share share;     /* for connections, in an owner's account */
+    struct account_share share;     /* for connections, in a person's account */
     uint64_t next_ids[ACCOUNT_IDS]; /* for ids.h, in an owner's account; 0: its next id begins a block */
 };
 
@@ -85,10 +88,14 @@ struct accounts {
     const struct events *events; /* NULL: no client watches events */
     struct account_limits limits;
     struct account node;
-    struct map by_owner; /* key -> struct account of an owner */
+    /* The user id that stands for the person whose this one is. NULL: each is a person. */
+    uint32_t (*person_of)(void *person_arg, uint32_t uid);
+    void *person_arg;
+    struct map by_owner;  /* key -> struct account of an owner */
+    struct map by_person; /* key -> struct account of a person, whose owner.uid stands for the person */
     unsigned n_waiting;
     uint64_t n_waited;   /* waits for room since the daemon's start */
-    struct list in_turn; /* owners with waiting requests; the one that got room last is last */
+    struct list in_turn; /* persons with waiting requests; the one that got room last is last */
     const struct account_wait *trying;
     /* Whether the kernel lets the daemon have that much more heap (memory_room.h). NULL: it is not asked. */
     enum rdt_status (*heap_fits)(void *heap_arg, uint64_t bytes, struct rdt_error *err);
@@ -130,6 +137,14 @@ struct account *account_get(struct accounts *accounts, const struct owner *owner
 struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client);
 
 struct account *account_owner(struct account *account); /* the account of a client's owner; of another account itself */
+
+/* The account of the person of a client or an owner; of another account itself. */
+struct account *account_person(struct account *account);
+
+#define ACCOUNT_WHOSE_BYTES 96
+
+/* Returns text_p, which says in brackets that the owner counts as one user with another user id; "" if that is its own. */
+const char *account_whose(struct account *account, char text_p[ACCOUNT_WHOSE_BYTES]);
 
 struct account *account_ref(struct account *account); /* returns its argument */
 void account_unref(struct account *account);          /* accepts NULL */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue for each owner, threads that are started and end with demand, and a tick while anything is
+/* A queue for each person, threads that are started and end with demand, and a tick while anything is
  * queued. */
 #include "daemon/base/owner_work.h"
 
@@ -41,11 +41,11 @@ enum kind {
 static const unsigned most_running[KINDS] = {
     [SURE] = SURE_THREADS, [CLOSES] = 2 * OWNER_WORK_SHARED_THREADS, [WORKS] = 2 * OWNER_WORK_SHARED_THREADS};
 
-/* The work of one kind of one owner. It exists while any of it is queued, runs, or waits for the loop. */
+/* The work of one kind of one person. It exists while any of it is queued, runs, or waits for the loop. */
 struct lane {
     struct list link; /* in pool->unserved or pool->served: it has work, and may use another thread */
     enum kind kind;
-    struct account *account; /* of the owner; one reference */
+    struct account *account; /* of the person; one reference */
     struct work_queue queue;
     unsigned n_running;
     unsigned n_items; /* loop thread: submitted, and the loop has not seen their end */
@@ -71,7 +71,7 @@ struct owner_work {
     bool stop; /* threads end after what they are running */
     /* Loop thread. */
     struct map lanes;          /* lane_key -> struct lane */
-    struct lane common[KINDS]; /* for the daemon, and for owners without memory for a lane */
+    struct lane common[KINDS]; /* for the daemon, and for persons without memory for a lane */
     struct list open;          /* struct descriptor.link */
     struct list reserve;       /* struct descriptor.link: the reserve */
     unsigned n_reserve;
@@ -134,7 +134,7 @@ static void run_next(struct owner_work *pool, struct thread *thread, struct lane
     lane->n_running++;
     pool->n_running[lane->kind]++;
     pool->n_queued--;
-    lane_queue(pool, lane); /* behind the lanes of other owners */
+    lane_queue(pool, lane); /* behind the lanes of others */
     thread->since_ns = is_close ? uv_hrtime() : 0;
     pthread_mutex_unlock(&pool->mutex);
     work->run(work);
@@ -272,10 +272,10 @@ static void lane_init(struct lane *lane, enum kind kind)
     lane->kind = kind;
 }
 
-static uint64_t lane_key(const struct account *owner, enum kind kind)
+static uint64_t lane_key(const struct account *person, enum kind kind)
 {
     _Static_assert(KINDS <= _Alignof(struct account), "the kind fits into the low bits of the address");
-    return (uint64_t)(uintptr_t)owner + kind;
+    return (uint64_t)(uintptr_t)person + kind;
 }
 
 static void lane_item_ended(struct owner_work *pool, struct lane *lane)
@@ -496,18 +496,18 @@ void owner_work_watch(struct owner_work *pool, void (*on_ended_some)(void *arg),
 
 static struct lane *lane_get(struct owner_work *pool, struct account *account, enum kind kind)
 {
-    struct account *owner = account_owner(account);
-    struct lane *lane = map_get_u64(&pool->lanes, lane_key(owner, kind));
+    struct account *person = account_person(account);
+    struct lane *lane = map_get_u64(&pool->lanes, lane_key(person, kind));
 
     if (lane)
         return lane;
     lane = calloc(1, sizeof *lane);
-    if (!lane || !map_put_u64(&pool->lanes, lane_key(owner, kind), lane)) {
+    if (!lane || !map_put_u64(&pool->lanes, lane_key(person, kind), lane)) {
         free(lane);
         return &pool->common[kind];
     }
     lane_init(lane, kind);
-    lane->account = account_ref(owner);
+    lane->account = account_ref(person);
     return lane;
 }
 
@@ -581,7 +581,7 @@ bool owner_work_is_behind(const struct owner_work *pool, struct account *account
     if (owner_work_pending(pool) < OWNER_WORK_MAX)
         return false;
     for (unsigned kind = 0; kind < KINDS; kind++) {
-        const struct lane *lane = map_get_u64(&pool->lanes, lane_key(account_owner(account), (enum kind)kind));
+        const struct lane *lane = map_get_u64(&pool->lanes, lane_key(account_person(account), (enum kind)kind));
         n += lane ? lane->n_items : 0;
     }
     return n >= OWNER_WORK_MAX;

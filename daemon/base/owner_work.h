@@ -6,22 +6,22 @@
  * last close of a memfd frees all of its pages. The kernel does that work in the thread that closes. Looking up a host
  * name waits for a name server. None of this may block the loop, or the work pool that all users share.
  *
- *   loop: owner_work_close_fd --> owner's queue --> a thread closes --> loop: the charge goes back
- *   loop: owner_work_submit ----> owner's queue --> work->run -------> loop: work->done
+ *   loop: owner_work_close_fd --> person's queue -> a thread closes --> loop: the charge goes back
+ *   loop: owner_work_submit ----> person's queue -> work->run -------> loop: work->done
  *
- * Each owner (tenant and uid) has queues of its own, one for each of three kinds of work:
+ * Each person (account.h) has queues of its own, one for each of three kinds of work:
  *
  *   what always ends   closing memory and sockets without unread messages; the work of the daemon itself
  *   closes             of anything else that a client sent: the end of a close may never come
  *   works              owner_work_submit: the end may not come as long as a client has the lock of its file
  *
  * A queue with waiting work gets another thread, up to OWNER_WORK_THREADS, so work that does not return delays only its own
- * owner; half of the threads of a kind are for owners for whom none of them works. Whoever has many user ids (subordinate
- * ones) can still let all threads of a kind hang. Therefore no kind can take the threads of another: a memfd is closed, and
- * a snapshot proved, however many closes hang.
+ * person; half of the threads of a kind are for persons for whom none of them works. Many persons together can still let all
+ * threads of a kind hang. Therefore no kind can take the threads of another: a memfd is closed, and a snapshot proved, however
+ * many closes hang.
  *
  * A thread that has been in one close for OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A late
- * close is charged to its account (USAGE_FDS) until it has returned. The sessions of an owner with OWNER_WORK_MAX items of
+ * close is charged to its account (USAGE_FDS) until it has returned. The sessions of a person with OWNER_WORK_MAX items of
  * work are not read (owner_work_is_behind) until the threads have caught up: each item may have a descriptor that is charged
  * to nobody.
  *
@@ -37,8 +37,8 @@
 #include "daemon/base/work.h"
 
 #define OWNER_WORK_TICK_MS 20
-#define OWNER_WORK_THREADS 32         /* of one owner and kind */
-#define OWNER_WORK_SHARED_THREADS 224 /* for closes and for works; as many more are for owners for whom no thread works */
+#define OWNER_WORK_THREADS 32         /* of one person and kind */
+#define OWNER_WORK_SHARED_THREADS 224 /* for closes and for works; as many more are for persons for whom no thread works */
 #define OWNER_WORK_MAX 512u
 
 struct owner_work;
@@ -46,7 +46,7 @@ struct owner_work;
 /* Errors: RDT_SYSTEM (the loop must run once more to close a handle), RDT_NO_MEMORY. */
 enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, struct rdt_error *err);
 
-/* on_ended_some(arg) runs, from the loop, when work has ended: an owner may no longer be behind. */
+/* on_ended_some(arg) runs, from the loop, when work has ended: a person may no longer be behind. */
 void owner_work_watch(struct owner_work *pool, void (*on_ended_some)(void *arg), void *arg);
 
 /* Takes the descriptor and closes it soon. When the close has not returned after a tenth of a second, it
@@ -58,15 +58,15 @@ void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *a
  * if there are no unread messages, its close waits for nobody. */
 void owner_work_close_socket(struct owner_work *pool, int take_sock, struct account *account);
 
-/* Runs work->run on a thread of the account's owner (NULL account: of the daemon itself), then work->done
+/* Runs work->run on a thread of the account's person (NULL account: of the daemon itself), then work->done
  * on the loop. must_end: owner_work_close waits for the work. Otherwise the close may abandon it, and done
  * does not run. work->lane is overwritten. */
 void owner_work_submit(struct owner_work *pool, struct work *work, struct account *account, bool must_end);
 
-/* Whether the account's owner has so much work here that its sessions must not be read. */
+/* Whether the account's person has so much work here that its sessions must not be read. */
 bool owner_work_is_behind(const struct owner_work *pool, struct account *account);
 
-unsigned owner_work_pending(const struct owner_work *pool); /* descriptors to close and other work, of all owners */
+unsigned owner_work_pending(const struct owner_work *pool); /* descriptors to close and other work, of all */
 
 /* Waits for work that must end, and at most one second for the rest: a thread that is blocked ends with
  * the process. Runs every done that is due, then on_closed, from the loop. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bounded list of what the daemon remembers for its owners, the oldest first. When it is full, an owner who adds to it and
- * has more in it than the owner of the oldest entry loses an entry of its own. So one owner alone may have all of the list, and
+/* A bounded list of what the daemon remembers for persons, the oldest first. When it is full, one who adds to it and has
+ * more in it than the person of the oldest entry loses an entry of its own. So one person alone may have all of the list, and
  * cannot push out the others.
  *
  * Loop thread only.
@@ -34,7 +34,8 @@ struct fair {
 void fair_init(struct fair *fair, unsigned max);
 void fair_fini(struct fair *fair); /* the list is empty */
 
-/* Adds the entry, which is in no list. Returns the entry that the list has lost for it, or NULL. */
+/* Adds the entry, which is in no list. owner: that of the account of the person (account_person). Returns the entry that the
+ * list has lost for it, or NULL. */
 struct fair_entry *fair_add(struct fair *fair, struct fair_entry *entry, const struct owner *owner);
 
 void fair_remove(struct fair *fair, struct fair_entry *entry); /* does nothing if it is in no list */

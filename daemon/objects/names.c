@@ -69,7 +69,7 @@ static void name_settle(struct name *name)
         name_free(name);
         return;
     }
-    lost = fair_add(&names->remembered, &name->remembered, &name->account->owner);
+    lost = fair_add(&names->remembered, &name->remembered, &account_person(name->account)->owner);
     if (lost) {
         struct name *oldest = container_of(lost, struct name, remembered);
         if (oldest->version > names->forgotten)

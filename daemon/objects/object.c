@@ -226,7 +226,7 @@ static void remember_end(struct object *object)
     }
     tombstone->generation = object->generation;
     tombstone->end = (enum object_end)object->end;
-    lost = fair_add(&table->ended, &tombstone->entry, &object->account->owner);
+    lost = fair_add(&table->ended, &tombstone->entry, &account_person(object->account)->owner);
     if (lost)
         object_forget_end(table, container_of(lost, struct tombstone, entry));
 }

@@ -198,16 +198,16 @@ static bool forget(struct peer *peer)
     return true;
 }
 
-static bool is_of(const struct peer *peer, bool met, const struct account *account)
+static bool is_of(const struct peer *peer, bool met, struct account *account)
 {
     if (peer_has_been_met(peer) != met)
         return false;
-    return !account || (peer->dial->account && owner_equal(&peer->dial->account->owner, &account->owner));
+    return !account || (peer->dial->account && account_person(peer->dial->account) == account_person(account));
 }
 
-/* The number of entries that were met, or not; account not NULL: only those that a request of that user
+/* The number of entries that were met, or not; account not NULL: only those that requests of that person
  * added. */
-static unsigned count_peers(const struct peers *peers, bool met, const struct account *account)
+static unsigned count_peers(const struct peers *peers, bool met, struct account *account)
 {
     unsigned n = 0;
 
@@ -217,7 +217,7 @@ static unsigned count_peers(const struct peers *peers, bool met, const struct ac
 }
 
 /* Forgets the entry that has been idle longest, among those that count_peers() counts. false: all are in use. */
-static bool forget_oldest(struct peers *peers, bool met, const struct account *account)
+static bool forget_oldest(struct peers *peers, bool met, struct account *account)
 {
     uint64_t after = 0;
 
@@ -254,7 +254,7 @@ static void forget_old(struct peers *peers)
 }
 
 /* Makes room for an entry that only a request names. */
-static enum rdt_status make_room(struct peers *peers, const struct account *account, struct rdt_error *err)
+static enum rdt_status make_room(struct peers *peers, struct account *account, struct rdt_error *err)
 {
     unsigned of_user = account ? count_peers(peers, false, account) : 0;
 
@@ -479,17 +479,11 @@ static bool find_by_address(struct peers *peers, const char *address, struct pee
     return true;
 }
 
-/* The account of the requester's owner; NULL: of nobody. */
-static struct account *owner_account(struct account *account)
-{
-    return account && account->client && account->parent ? account->parent : account;
-}
-
 /* Whether this user may cause a dial of an address that is not in the nodes file. */
 static enum rdt_status may_dial(const struct peers *peers, const char *address, struct account *account, struct rdt_error *err)
 {
     uint64_t now = uv_hrtime(), burst_ns = (DIAL_BURST - 1) * DIAL_EVERY_NS;
-    struct account *owner = owner_account(account);
+    struct account *person;
 
     if (strcmp(peers->options->dial, "listed") == 0)
         return rdt_error_set(err, RDT_DENIED,
@@ -497,20 +491,21 @@ static enum rdt_status may_dial(const struct peers *peers, const char *address, 
                              address);
     if (account_is_admin(account))
         return RDT_OK;
-    if (owner->dialled_ns > now + burst_ns)
+    person = account_person(account);
+    if (person->dialled_ns > now + burst_ns)
         return rdt_error_set(err, RDT_LIMIT,
                              "uid %u has had %u unlisted addresses dialled, and %u more a second are allowed: try again in "
                              "%.1f s, or list the nodes in "
                              "the nodes file",
-                             owner->owner.uid, DIAL_BURST, (unsigned)(1000000000 / DIAL_EVERY_NS),
-                             (double)(owner->dialled_ns - now - burst_ns) / 1e9);
-    owner->dialled_ns = (owner->dialled_ns > now ? owner->dialled_ns : now) + DIAL_EVERY_NS;
+                             account->owner.uid, DIAL_BURST, (unsigned)(1000000000 / DIAL_EVERY_NS),
+                             (double)(person->dialled_ns - now - burst_ns) / 1e9);
+    person->dialled_ns = (person->dialled_ns > now ? person->dialled_ns : now) + DIAL_EVERY_NS;
     return RDT_OK;
 }
 
 static void set_namer(struct account **by_p, struct account *account)
 {
-    struct account *owner = owner_account(account);
+    struct account *owner = account ? account_owner(account) : NULL; /* NULL: of nobody */
 
     if (owner == *by_p)
         return;

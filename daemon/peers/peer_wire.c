@@ -465,8 +465,8 @@ struct peer_lookup {
     struct work work;
     struct list node;       /* in link->dialling.lookups */
     struct peer_link *link; /* loop thread; NULL: the link has ended, or another look-up has found the addresses */
-    bool of_user;           /* it runs on the threads of `owner`; false: on those of the daemon */
-    struct owner owner;
+    bool of_user;           /* it runs on the threads of `person`; false: on those of the daemon */
+    struct owner person;
     char host[65], port[8];
     struct addrinfo *found;
     int rc; /* result of getaddrinfo */
@@ -521,7 +521,7 @@ static bool look_up(struct peer_link *link, struct account *account)
         return false;
     *lookup = (struct peer_lookup){.work = {.run = run_lookup, .done = done_lookup}, .link = link, .of_user = account};
     if (account)
-        lookup->owner = account->owner;
+        lookup->person = account_person(account)->owner;
     snprintf(lookup->host, sizeof lookup->host, "%s", link->host);
     snprintf(lookup->port, sizeof lookup->port, "%u", link->port);
     list_append(&link->dialling.lookups, &lookup->node);
@@ -534,7 +534,7 @@ void peer_wire_look_up_too(struct peer_link *link, struct account *account)
     if (list_empty(&link->dialling.lookups))
         return;
     list_each (const struct peer_lookup, lookup, &link->dialling.lookups, node)
-        if (lookup->of_user == (account != NULL) && (!account || owner_equal(&lookup->owner, &account->owner)))
+        if (lookup->of_user == (account != NULL) && (!account || owner_equal(&lookup->person, &account_person(account)->owner)))
             return;
     (void)look_up(link, account); /* without memory for it, the others still count */
 }

@@ -233,7 +233,7 @@ static void keep_object(struct recovery *recovery, struct object *object, const 
         free(ids);
 }
 
-/* The last eighth of the journal is for owners who have little. `bytes` is what the object takes of the heap and the arena; a
+/* The last eighth of the journal is for persons who have little. `bytes` is what the object takes of the heap and the arena; a
  * record needs less for each tensor, and up to 4 bytes more for each dimension. */
 static enum rdt_status check_put(void *arg, const struct object_put *put, uint64_t bytes, uint64_t *bytes_p,
                                  struct rdt_error *err)

@@ -78,7 +78,7 @@ int recovery_take_held(struct map *held, uint64_t id);
 struct journal_slot *recovery_add_record(struct recovery *recovery, struct account *account, enum record_kind kind,
                                          uint64_t key, const ProtobufCMessage *message, uint32_t flags,
                                          const uint64_t *numbers);
-bool recovery_has_little(struct account *account); /* its owner may have the last eighth of the journal; NULL is allowed */
+bool recovery_has_little(struct account *account); /* its person may have the last eighth of the journal; NULL is allowed */
 void recovery_charge(struct account *account, const struct journal_slot *slot);
 void recovery_remove_record(struct recovery *recovery, struct account *account, struct journal_slot *slot);
 

@@ -55,9 +55,7 @@ static struct account *owner_of(struct account *account)
 
 bool recovery_has_little(struct account *account)
 {
-    const struct account *owner = owner_of(account);
-
-    return !owner || owner->used[USAGE_HEAP] <= JOURNAL_FILE_BYTES / 64;
+    return !account || account_person(account)->used[USAGE_HEAP] <= JOURNAL_FILE_BYTES / 64;
 }
 
 static void warn_of_no_room(struct recovery *recovery, const struct account *owner, enum record_kind kind)

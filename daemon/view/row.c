@@ -89,6 +89,8 @@ Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account
         return NULL;
     info->tenant = (char *)account->owner.tenant;
     info->uid = account->owner.uid;
+    if (account->parent->owner.uid != account->owner.uid)
+        info->person = account->parent->owner.uid;
     info->clients = (uint32_t)account->used[USAGE_SESSIONS];
     info->n_usage = add_usage(arena, account, &info->usage);
     return info;

@@ -315,6 +315,108 @@ Test(account_limits, last_eighth_of_the_node_is_for_owners_that_have_few)
     account_give(second, USAGE_OBJECTS, 60);
 }
 
+/* ---- a person with many user ids ---- */
+
+enum { UIDS = 20 };
+
+static struct account *ids[UIDS], *alone; /* subordinate ids of uid 1000, as which `first` is here; somebody else */
+
+static uint32_t person_of(void *arg, uint32_t uid)
+{
+    return uid >= 100000 && uid < 165536 ? *(uint32_t *)arg : uid;
+}
+
+static void open_people(void)
+{
+    static uint32_t person = 1000;
+
+    accounts_init(&accounts);
+    accounts.person_of = person_of;
+    accounts.person_arg = &person;
+    for (unsigned i = 0; i < UIDS; i++)
+        ids[i] = account_get_client(&accounts, &(struct owner){.uid = 100000 + i}, 100 + i);
+    first = account_get_client(&accounts, &(struct owner){.uid = 1000}, 11);
+    alone = account_get_client(&accounts, &(struct owner){.uid = 1001}, 12);
+    stranger = account_get_client(&accounts, &(struct owner){.uid = 100000, .tenant = "blue"}, 13);
+}
+
+static void close_people(void)
+{
+    for (unsigned i = 0; i < UIDS; i++)
+        account_unref(ids[i]);
+    account_unref(first);
+    account_unref(alone);
+    account_unref(stranger);
+    cr_assert(map_count(&accounts.by_owner) == 0 && map_count(&accounts.by_person) == 0);
+    accounts_fini(&accounts);
+}
+
+TestSuite(account_person, .init = open_people, .fini = close_people, .timeout = 60);
+
+Test(account_person, all_user_ids_of_a_person_of_one_tenant_are_one)
+{
+    for (unsigned i = 0; i < UIDS; i++)
+        cr_assert(account_person(ids[i]) == account_person(first) && account_owner(ids[i]) != account_owner(first));
+    cr_assert_eq(account_person(account_person(first)), account_person(first));
+    cr_assert_eq(account_person(first)->owner.uid, 1000);
+    cr_assert_neq(account_person(alone), account_person(first));
+    cr_assert_neq(account_person(stranger), account_person(first));
+    cr_assert_eq(account_person(&accounts.node), &accounts.node);
+}
+
+Test(account_person, many_user_ids_do_not_get_the_last_eighth)
+{
+    struct rdt_error err = {0};
+
+    accounts.limits.node[USAGE_OBJECTS] = 640;
+    for (unsigned i = 0; i < UIDS; i++)
+        cr_assert_eq(account_take(ids[i], USAGE_OBJECTS, 28, NULL), RDT_OK);
+    cr_assert_eq(account_take(first, USAGE_OBJECTS, 1, NULL), RDT_LIMIT, "uid 1000 is the same person");
+    cr_assert_eq(account_take(ids[0], USAGE_OBJECTS, 1, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "for users that have few (uid 100000 counts as one user with uid 1000, by /etc/subuid)"), "%s",
+              err.msg);
+    cr_assert_eq(account_take(alone, USAGE_OBJECTS, 10, NULL), RDT_OK, "somebody else has few");
+    for (unsigned i = 0; i < UIDS; i++)
+        account_give(ids[i], USAGE_OBJECTS, 28);
+    account_give(alone, USAGE_OBJECTS, 10);
+    cr_assert_eq(account_person(first)->used[USAGE_OBJECTS], 0u);
+}
+
+Test(account_person, limits_of_owners_are_for_each_user_id)
+{
+    accounts.limits.owner[USAGE_REGIONS] = 2;
+    for (unsigned i = 0; i < UIDS; i++) {
+        take(ids[i], 2);
+        refused(ids[i], 1, "owner_max_regions");
+    }
+    for (unsigned i = 0; i < UIDS; i++)
+        account_give(ids[i], USAGE_REGIONS, 2);
+}
+
+/* Room of the node goes to the persons in turn, and within a person to its user ids. */
+Test(account_person, many_user_ids_have_one_turn)
+{
+    struct waiter waiting[UIDS], b = {.account = alone, .wait.on_room = on_room};
+
+    for (unsigned i = 0; i < UIDS; i++) {
+        waiting[i] = (struct waiter){.account = ids[i], .wait.on_room = on_room};
+        wait_for_node(&waiting[i]);
+    }
+    wait_for_node(&b);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
+    cr_assert_eq(waiting[0].called, 1u);
+    wait_for_node(&waiting[0]); /* there was not enough for it */
+    cr_assert(waiting[1].called == 1 && b.called == 0, "the others of this person are next");
+    account_wait_end(&accounts, &waiting[1].wait); /* there was */
+    cr_assert(b.called == 1 && waiting[2].called == 0, "the other person comes before this one's next");
+    account_wait_end(&accounts, &b.wait);
+    cr_assert(waiting[0].called == 2 && waiting[2].called == 0);
+    for (unsigned i = UIDS; i-- > 0;)
+        if (i != 1)
+            account_wait_end(&accounts, &waiting[i].wait);
+    cr_assert(accounts.n_waiting == 0 && list_empty(&accounts.in_turn));
+}
+
 /* Things without a limit of their own for the node are bounded by the heap that they need, whatever their number of owners. */
 Test(account_limits, heap_that_things_need_is_their_owners_and_the_nodes)
 {

@@ -152,6 +152,37 @@ Test(owner_work, slow_work_of_one_owner_delays_no_other)
         cr_assert(slow[i].done);
 }
 
+static uint32_t person_of(void *arg, uint32_t uid)
+{
+    return uid >= 100000 ? 1000 : uid;
+}
+
+/* All user ids of one person share its threads, however many it has. */
+Test(owner_work, slow_work_of_many_user_ids_of_a_person_takes_the_threads_of_one)
+{
+    enum { IDS = 2 * OWNER_WORK_SHARED_THREADS, N = IDS };
+    static struct gate slow[N];
+    static struct account *ids[IDS];
+    struct gate quick;
+
+    accounts.person_of = person_of;
+    for (unsigned i = 0; i < N; i++) {
+        ids[i] = account_get(&accounts, &(struct owner){.uid = 100000 + i});
+        gate_submit(&slow[i], ids[i], false);
+    }
+    loop_until(n_running(slow, N) >= OWNER_WORK_THREADS);
+    for (unsigned i = 0; i < 8; i++) {
+        gate_submit(&quick, theirs, true);
+        loop_until(quick.done);
+    }
+    cr_assert_eq(n_running(slow, N), OWNER_WORK_THREADS);
+    for (unsigned i = 0; i < N; i++) {
+        pthread_mutex_unlock(&slow[i].mutex);
+        account_unref(ids[i]);
+    }
+    end();
+}
+
 /* More owners with work that does not return than have room in the shared threads. */
 Test(owner_work, slow_work_of_many_owners_delays_no_other)
 {

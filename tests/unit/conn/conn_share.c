@@ -19,7 +19,7 @@ static unsigned n_took;
 
 static void take_turn(struct conn *conn, bool readable)
 {
-    uint64_t until_ns = uv_hrtime() + OWNER_TURN_NS;
+    uint64_t until_ns = uv_hrtime() + PERSON_TURN_NS;
 
     took[n_took] = conn;
     readable_then[n_took++] = readable;
@@ -68,37 +68,72 @@ static void teardown(void)
 
 TestSuite(conn_share, .init = setup, .fini = teardown, .timeout = 60);
 
+/* However long the machine stopped meanwhile, those who had turns together have used no more than these. */
+static void turn_of(unsigned i)
+{
+    share_turn(&all[i], true);
+    if (conns.shares.used_ns > n_took * (uint64_t)PERSON_TURN_NS)
+        conns.shares.used_ns = n_took * (uint64_t)PERSON_TURN_NS;
+}
+
 static void next_turn(void)
 {
+    unsigned before = n_took;
+
     conns.shares.turn++;
-    (void)uv_run(&loop, UV_RUN_NOWAIT);
+    do
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+    while (n_took == before && uv_is_active((uv_handle_t *)&conns.shares.idle)); /* the machine stopped before the first */
 }
 
 Test(conn_share, owners_do_not_wait_for_each_other)
 {
     for (unsigned i = 0; i <= N; i++)
-        share_turn(&all[i], true);
+        turn_of(i);
     cr_assert_eq(n_took, 2u, "one of each owner");
     cr_assert_eq(took[0], &all[0]);
     cr_assert_eq(took[1], &all[N]);
 }
 
-/* A user may have thousands of user ids. They take turns, and a turn of the loop stays short. */
+static uint32_t person_of(void *arg, uint32_t uid)
+{
+    return uid >= 100000 ? 1000 : uid;
+}
+
+/* Somebody with thousands of subordinate user ids gets the part of one. */
+Test(conn_share, user_ids_of_one_person_share_its_part)
+{
+    accounts.person_of = person_of;
+    for (unsigned i = 0; i < 3; i++) {
+        account_unref(all[i].client.account);
+        all[i].client.account = account_get_client(&accounts, &(struct owner){.uid = i < 2 ? 100000 + i : 1000}, 100 + i);
+        turn_of(i);
+    }
+    turn_of(N);
+    cr_assert_eq(n_took, 2u);
+    cr_assert((took[0] == &all[0] && took[1] == &all[N]), "one of each person");
+    next_turn();
+    next_turn();
+    cr_assert_eq(n_took, 4u);
+    cr_assert((took[2] == &all[1] && took[3] == &all[2]), "the others of the person, in order");
+}
+
+/* There may be thousands of users. They take turns, and a turn of the loop stays short. */
 Test(conn_share, owners_take_turns_when_all_have_had_their_part)
 {
-    share_turn(&all[0], true);
-    share_turn(&all[1], true);
-    share_turn(&all[N], true);
-    share_turn(&all[N + 1], true);
-    cr_assert_eq(n_took, ALL_TURN_NS / OWNER_TURN_NS, "as many as fit");
+    turn_of(0);
+    turn_of(1);
+    turn_of(N);
+    turn_of(N + 1);
+    cr_assert_eq(n_took, ALL_TURN_NS / PERSON_TURN_NS, "as many as fit");
     for (unsigned i = 0; i < 2; i++)
         next_turn();
     cr_assert_eq(n_took, 4u);
     cr_assert((took[2] == &all[1] && took[3] == &all[N + 1]), "in the order in which the owners came");
     cr_assert_eq(share_conn_ns(&conns), CONN_TURN_NS);
-    conns.shares.n_owners = 2 * ALL_TURN_NS / CONN_TURN_NS;
+    conns.shares.n_persons = 2 * ALL_TURN_NS / CONN_TURN_NS;
     cr_assert_eq(share_conn_ns(&conns), CONN_TURN_NS / 2, "the more of them wait, the less each gets");
-    conns.shares.n_owners = UINT32_MAX;
+    conns.shares.n_persons = UINT32_MAX;
     cr_assert_eq(share_conn_ns(&conns), LEAST_TURN_NS);
 }
 
