@@ -144,13 +144,26 @@ static bool find_winner(struct name_claim *claim, unsigned granted)
     return lost;
 }
 
+static bool retry_some(struct slice *slice, uint64_t until_ns)
+{
+    struct directory_names *all = container_of(slice, struct directory_names, retry);
+
+    list_drain (struct claim_waiter, waiter, &all->decided, link) {
+        list_remove(&waiter->link);
+        waiter->decided = true;
+        waiter->on_decided(waiter);
+        if (uv_hrtime() >= until_ns)
+            break;
+    }
+    return list_empty(&all->decided);
+}
+
 /* All homes have answered, or are away. */
 static void decide(struct name_claim *claim)
 {
     struct directory_names *all = claim->all;
     unsigned granted = 0, refused = 0;
     uint64_t epoch = claim->epoch; /* the highest that a home knows */
-    struct list waiters;
     bool lost;
     struct rdt_error err;
 
@@ -176,13 +189,9 @@ static void decide(struct name_claim *claim)
     if (!lost)
         names_set_floor(all->names, &claim->key.owner, claim->key.id, claim->key.id_bytes, claim->floor);
     claim->state = lost ? CLAIM_LOST : CLAIM_HELD;
-    list_init(&waiters);
-    list_splice(&waiters, &claim->waiters);
-    list_drain (struct claim_waiter, waiter, &waiters, link) {
-        list_remove(&waiter->link);
-        waiter->decided = true;
-        waiter->on_decided(waiter);
-    }
+    list_splice(&all->decided, &claim->waiters);
+    all->retry.run = retry_some;
+    slice_begin(&all->deadlines->slices, &all->retry);
 }
 
 static bool is_complete(const struct name_claim *claim)
@@ -469,6 +478,9 @@ void names_claims_tick(struct directory_names *all, uint64_t now_ns)
 
 void names_claims_close(struct directory_names *all)
 {
+    slice_stop(&all->retry);
+    list_drain (struct claim_waiter, waiter, &all->decided, link)
+        list_remove(&waiter->link);
     list_drain (struct name_claim, claim, &all->claimed, link) {
         list_for_each_safe (node, &claim->waiters)
             list_remove(node);

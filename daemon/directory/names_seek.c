@@ -13,7 +13,11 @@ struct name_seek {
     struct list link; /* in all->sought or all->to_ask, the one that was asked longest ago first */
     struct directory_names *all;
     struct name_key key;
-    struct list seekers;     /* struct name_seeker; empty: the entry only remembers `place` */
+    struct list seekers; /* struct name_seeker; this and the next two empty: the entry only remembers `place` */
+    struct list unaware; /* the same: they have not been told yet that no home knows it */
+    struct list found;   /* the same: nor that it is at found_at */
+    struct list by_telling;
+    struct name_place found_at;
     struct name_place place; /* where it was found last; epoch 0: nowhere */
     uint64_t asked_ns;
     bool busy; /* its seekers are being notified, so it must not be freed */
@@ -31,6 +35,9 @@ static struct name_seek *seek_get(struct directory_names *all, const struct name
     seek->key = *key;
     list_init(&seek->link);
     list_init(&seek->seekers);
+    list_init(&seek->unaware);
+    list_init(&seek->found);
+    list_init(&seek->by_telling);
     if (!map_put(&all->seeks, seek->key.packed, seek->key.bytes, seek)) {
         free(seek);
         return NULL;
@@ -40,10 +47,13 @@ static struct name_seek *seek_get(struct directory_names *all, const struct name
 
 static void settle(struct name_seek *seek)
 {
-    if (list_empty(&seek->seekers) && !seek->busy)
+    bool asks = !list_empty(&seek->seekers) || !list_empty(&seek->unaware);
+
+    if (!asks && !seek->busy)
         list_remove(&seek->link);
-    if (seek->busy || !list_empty(&seek->seekers) || (seek->place.epoch > 0 && map_count(&seek->all->seeks) < MEMORY_MAX))
+    if (seek->busy || asks || !list_empty(&seek->found) || (seek->place.epoch > 0 && map_count(&seek->all->seeks) < MEMORY_MAX))
         return;
+    list_remove(&seek->by_telling);
     map_remove(&seek->all->seeks, seek->key.packed, seek->key.bytes);
     free(seek);
 }
@@ -137,42 +147,75 @@ void name_seeker_remove(struct name_seeker *seeker)
         settle(seek);
 }
 
+static void tell_found(struct name_seek *seek, struct name_seeker *seeker)
+{
+    list_remove(&seeker->link);
+    seeker->seek = NULL;
+    seek->all->n_found++;
+    seeker->on_found(seeker, seek->found_at.node, seek->found_at.address);
+}
+
+static void tell_missing(struct name_seek *seek, struct name_seeker *seeker)
+{
+    list_remove(&seeker->link);
+    list_append(&seek->seekers, &seeker->link);
+    if (seeker->on_missing) /* which may remove it and any other */
+        seeker->on_missing(seeker);
+}
+
+/* Returns false if nobody is to be told. */
+static bool tell_one(struct name_seek *seek)
+{
+    if (!list_empty(&seek->found))
+        tell_found(seek, container_of(list_first(&seek->found), struct name_seeker, link));
+    else if (!list_empty(&seek->unaware))
+        tell_missing(seek, container_of(list_first(&seek->unaware), struct name_seeker, link));
+    else
+        return false;
+    return true;
+}
+
+static bool tell_some(struct slice *slice, uint64_t until_ns)
+{
+    struct directory_names *all = container_of(slice, struct directory_names, tell);
+
+    list_drain (struct name_seek, seek, &all->telling, by_telling) {
+        bool left;
+        list_remove(&seek->by_telling);
+        seek->busy = true;
+        while ((left = tell_one(seek)) && uv_hrtime() < until_ns)
+            ;
+        seek->busy = false;
+        if (left && list_empty(&seek->by_telling))
+            list_append(&all->telling, &seek->by_telling);
+        settle(seek);
+        if (uv_hrtime() >= until_ns)
+            break;
+    }
+    return list_empty(&all->telling);
+}
+
+/* Thousands may look for one name. */
+static void begin_telling(struct name_seek *seek)
+{
+    struct directory_names *all = seek->all;
+
+    if (list_empty(&seek->by_telling))
+        list_append(&all->telling, &seek->by_telling);
+    all->tell.run = tell_some;
+    slice_begin(&all->deadlines->slices, &all->tell);
+}
+
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place)
 {
     struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
-    struct list seekers;
 
     if (!seek || is_here(all, place))
         return;
-    seek->place = *place;
-    list_init(&seekers);
-    list_splice(&seekers, &seek->seekers);
-    list_for_each (node, &seekers)
-        container_of(node, struct name_seeker, link)->seek = NULL;
-    settle(seek);
-    list_drain (struct name_seeker, seeker, &seekers, link) {
-        list_remove(&seeker->link);
-        all->n_found++;
-        seeker->on_found(seeker, place->node, place->address);
-    }
-}
-
-static void tell_missing(struct name_seek *seek)
-{
-    struct list seekers;
-
-    seek->all->n_missing++;
-    seek->busy = true;
-    list_init(&seekers);
-    list_splice(&seekers, &seek->seekers);
-    list_drain (struct name_seeker, seeker, &seekers, link) {
-        list_remove(&seeker->link);
-        list_append(&seek->seekers, &seeker->link);
-        if (seeker->on_missing) /* which may remove it and any other */
-            seeker->on_missing(seeker);
-    }
-    seek->busy = false;
-    settle(seek);
+    seek->place = seek->found_at = *place;
+    list_splice(&seek->found, &seek->unaware);
+    list_splice(&seek->found, &seek->seekers);
+    begin_telling(seek);
 }
 
 /* Notifies the seekers with on_missing when every home that can be asked has answered MISSING. */
@@ -197,7 +240,9 @@ void names_seek_missing(struct directory_names *all, const struct peer *from, co
         if (!said)
             return;
     }
-    tell_missing(seek);
+    all->n_missing++;
+    list_splice(&seek->unaware, &seek->seekers);
+    begin_telling(seek);
 }
 
 static bool ask_some(struct slice *slice, uint64_t until_ns)
@@ -275,7 +320,10 @@ void names_seeks_close(struct directory_names *all)
     size_t cursor = 0;
 
     slice_stop(&all->asking);
+    slice_stop(&all->tell);
     while ((seek = map_next(&all->seeks, &cursor))) {
+        list_splice(&seek->seekers, &seek->unaware);
+        list_splice(&seek->seekers, &seek->found);
         list_for_each_safe (node, &seek->seekers) {
             container_of(node, struct name_seeker, link)->seek = NULL;
             list_remove(node);
