@@ -78,13 +78,13 @@ enum rdt_event_type {
     RDT_EVENT_HOLD_LOST = 134,   /* ErrorReply, with the request id of the HOLD: it does not hold the object any more */
 };
 
-/* Between two daemons. X(number, NAME, message); rdt_peer.proto says which daemon sends each message, and when. */
+/* Between two daemons. X(number, NAME, message); rdt_peer.proto says which daemon sends each message, and when.
+ * Reserved: 5, which asked for an offer. */
 #define RDT_PEER_MESSAGE_MAP(X)               \
     X(1, HELLO, link_hello)                   \
     X(2, PING, link_ping)                     \
     X(3, PONG, link_ping)                     \
     X(4, OFFER, offer)                        \
-    X(5, OFFER_REQUEST, offer_request)        \
     X(6, PULL, pull)                          \
     X(7, PULL_META, pull_meta)                \
     X(8, PULL_START, pull_start)              \

@@ -26,7 +26,7 @@
 #define POLL_NS INT64_C(200000000) /* between two requests for the transfer's progress */
 
 struct fetch {
-    const char *ref_text, *output, *transport, *group, *least_path;
+    const char *output, *transport, *group, *least_path;
     int mode; /* enum rdt_fetch_mode */
     struct rdt_ref ref;
     int signals;

@@ -184,15 +184,3 @@ uint32_t chunk_runs(const struct chunk *chunk, const struct layout *packed, cons
     }
     return list.n;
 }
-
-bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
-                 uint64_t *offset_p)
-{
-    struct chunk_run run;
-
-    if (chunk_runs(chunk, packed, layout, &run, 1) == 0)
-        return false;
-    *region_p = run.region;
-    *offset_p = run.offset;
-    return true;
-}

@@ -54,9 +54,4 @@ struct chunk_run {
 uint32_t chunk_runs(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
                     struct chunk_run *runs_p, uint32_t max);
 
-/* Returns true, with the region and the offset in it, if that is one run: bytes of one tensor, or several tensors that follow
- * each other without gaps. In the packed layout the gaps belong to the object. */
-bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
-                 uint64_t *offset_p);
-
 #endif

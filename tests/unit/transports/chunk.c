@@ -193,10 +193,10 @@ static void check_runs(const struct chunk_plan *plan, const struct layout *packe
 {
     for (uint32_t c = 0; c < plan->n; c++) {
         const struct chunk *chunk = &plan->chunks[c];
-        uint32_t most = (uint32_t)chunk->bytes, region, n;
+        uint32_t most = (uint32_t)chunk->bytes, n;
         struct chunk_run *runs = calloc(most, sizeof *runs);
         uint8_t *stream = malloc(chunk->bytes), *joined = calloc(1, chunk->bytes);
-        uint64_t at = 0, offset;
+        uint64_t at = 0;
 
         cr_assert(runs && stream && joined);
         cr_assert_eq(chunk_gather(chunk, packed, memory->layout, memory->bases, stream), 0);
@@ -217,9 +217,6 @@ static void check_runs(const struct chunk_plan *plan, const struct layout *packe
         cr_assert_eq(at, chunk->bytes);
         cr_assert_eq(memcmp(joined, stream, chunk->bytes), 0, "the runs of chunk %u are not the chunk", c);
         cr_assert_eq(chunk_runs(chunk, packed, memory->layout, runs, n - 1), 0u);
-        cr_assert_eq(chunk_piece(chunk, packed, memory->layout, &region, &offset), n == 1);
-        if (n == 1)
-            cr_assert(region == runs[0].region && offset == runs[0].offset);
         free(runs);
         free(stream);
         free(joined);
@@ -368,8 +365,8 @@ static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
 {
     struct layout *layout = layout_create(3, 3), *packed = NULL;
     struct chunk_plan *plan = NULL;
+    struct chunk_run run = {0};
     uint64_t stream_bytes, at = 1000;
-    uint32_t region;
 
     cr_assert_not_null(layout);
     for (uint32_t i = 0; i < 3; i++) {
@@ -386,8 +383,9 @@ static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
     cr_assert_eq(layout_packed(layout, &packed, &stream_bytes, NULL), RDT_OK);
     cr_assert_eq(chunk_plan_create(packed, stream_bytes, 64 * MIN_CHUNK, &plan, NULL), RDT_OK);
     cr_assert_eq(plan->n, 1u);
-    bool piece = chunk_piece(&plan->chunks[0], packed, layout, &region, offset_p);
-    cr_assert(!piece || region == 2);
+    bool piece = chunk_runs(&plan->chunks[0], packed, layout, &run, 1) == 1;
+    cr_assert(!piece || run.region == 2);
+    *offset_p = run.offset;
     free(plan);
     free(packed);
     free(layout);
