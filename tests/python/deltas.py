@@ -190,7 +190,7 @@ def test_what_has_no_delta_is_named():
             publisher.publish({"a": np.ones(3), "step": 7})
         with raises(TypeError, "'step' is a int"):
             rdtd.DeltaFollower(c, "policy", {"step": 7})
-        with raises(TypeError, "must be str, not bytes"):
+        with raises(TypeError, "name must be text, not b'policy'"):
             rdtd.DeltaFollower(c, b"policy", {})
 
 

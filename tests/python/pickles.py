@@ -78,7 +78,7 @@ def test_pickles_of_other_nodes_need_a_word_of_this_node():
                     with raises(rdtd.PickleRefused, "value['deque'] is a collections.deque"):
                         far.fetch(ref).result(LONG)
                     with raises(rdtd.PickleRefused):
-                        far.get(ref, into={"deque": [b""]})
+                        far.get(ref, into={"deque": [bytearray()]})
                 assert far.get(ref, allow_pickle=True) == value and c.get(ref) == value
                 plain = {"set": {1, 2}, "step": Step((1, 2), Colour.RED)}
                 assert far.get(c.put(plain)) == plain

@@ -82,10 +82,10 @@ def test_buffers_without_a_shape_are_boxes_of_a_shape_that_is_given() -> None:
         c.publish_part("text", 1, 0, 1, part, timeout=LONG)
         (shard,) = c.manifest("text").parts[0].shards
         assert (shard.key, shard.global_shape, shard.start) == ("text", (11,), (0,))
-        for publishes in (c.put_part, lambda targets: c.plan("text", targets)):
-            with raises(ValueError, r"tensor 'a\x00b': its key contains a zero byte"):
+        for what, publishes in (("boxes", c.put_part), ("targets", lambda targets: c.plan("text", targets))):
+            with raises(ValueError, rf"a key of {what} contains a zero byte: 'a\x00b'"):
                 publishes({"a\0b": rdtd.Box(bytearray(8), (8,))})
-            with raises(TypeError, "tensor 5: its key is a int, not text"):
+            with raises(TypeError, f"a key of {what} must be text, not 5"):
                 publishes({5: rdtd.Box(bytearray(8), (8,))})
         c.unpublish("text")
 

@@ -55,7 +55,7 @@ def test_tied_targets_get_what_both_names_have() -> None:
             for memory in np.zeros(8999), reader.empty(8999, "f64"):
                 mine = {"a": memory, "b": memory[:], "c": np.zeros(9)}
                 assert reader.get(ref, into=mine) is mine and (memory == a).all() and (mine["c"] == a[:9]).all()
-                other = {"a": memory, "b": np.zeros(8999), "c": memory[:9]}
+                other = {"a": memory, "b": memory[:], "c": memory[:9]}
                 with raises(rdtd.Invalid, "into['c'] shares memory with into['a']"):
                     reader.get(ref, into=other)
                 memory[:] = 0
@@ -170,7 +170,7 @@ def test_errors_name_the_target() -> None:
                              lambda: reader.wait([reader.fetch(ref, into=into)], timeout=LONG)):
                     try:
                         call()
-                    except (ValueError, TypeError, BufferError) as error:
+                    except (ValueError, TypeError) as error:
                         text = str(error).replace("into[1]['b']", "into['b']").replace("into[1][1]", "into[1]")
                     else:
                         raise AssertionError("no error")

@@ -441,13 +441,13 @@ def test_targets_and_slices():
             c.get(ref, into=[into["a"], np.zeros(8, "i8")], as_="list")
         frozen = np.zeros((100, 200))
         frozen.flags.writeable = False
-        with raises((ValueError, BufferError), "into[0]"):
+        with raises(ValueError, "into[0]"):
             c.get(ref, into=[frozen, into["b"]], as_="list")
         with raises(ValueError, "start and stop"):
             c.get(ref, slices=[np.s_[10:], None])
         with raises(TypeError, "a box or None for each tensor of the object, not a dict"):
             c.get(ref, slices={"a": np.s_[0:2, 0:2]})
-        with raises(TypeError, "fetch takes a Ref or a list of Refs, not a int"):
+        with raises(TypeError, "refs must be a Ref or a list of Refs, not a int"):
             c.get(5)
         with raises(ValueError, "grace must be"):
             c.put(a, grace=-1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from operator import index
 from typing import Any, Callable, NamedTuple, Optional
 
 from . import _rdt
+from ._check import a_number, a_text, shown
 
 
 class DType(NamedTuple):
@@ -154,27 +154,34 @@ def torch_uses_gpus() -> bool:
 def stream_number(stream: Any) -> int:
     """The CUDA number of a stream: a number, a torch.cuda.Stream, or any object with `cuda_stream` or `ptr`.
     Raises TypeError."""
+    number = stream
     for name in ("cuda_stream", "ptr"):
-        stream = getattr(stream, name, stream)
-    return index(stream)
+        number = getattr(number, name, number)
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"stream must be a stream or its CUDA number, not {shown(stream)}")
+    return a_number(number, "stream", 0, 2**64 - 1)
+
+
+_MOST_GPUS = 64
 
 
 def gpu_of(device: Any) -> Any:
     """Interprets a caller's device: None for host memory, a GPU's ordinal, or its UUID. Raises ValueError."""
-    if isinstance(device, int):
-        return device
+    if isinstance(device, int) and not isinstance(device, bool):
+        return a_number(device, "device", 0, _MOST_GPUS - 1)
     name = device if isinstance(device, str) else str(device)  # torch.device says "cuda:1"
     if name in ("host", "cpu"):
         return None
     if name.startswith("GPU-"):
+        a_text(name, "device")
         return name
     kind, colon, number = name.partition(":")
     if kind == "cuda" and not colon:
         return _torch.cuda.current_device() if torch_uses_gpus() and torch() else 0
-    if kind == "cuda" and number.isdigit():
-        return int(number)
+    if kind == "cuda" and number.isascii() and number.isdigit():
+        return a_number(int(number[:9]), "device", 0, _MOST_GPUS - 1)
     raise ValueError(f"device must be \"host\", \"cuda\", \"cuda:1\", a torch.device, the ordinal of a GPU "
-                     f"in this process, or its UUID, not {device!r}")
+                     f"in this process, or its UUID, not {shown(device)}")
 
 
 def to_torch(tensor: _rdt.Tensor) -> Any:
@@ -236,6 +243,8 @@ def dtype_text(dtype: Any) -> str:
         return dtype
     if isinstance(dtype, type) and dtype in PYTHON_TYPES:
         return PYTHON_TYPES[dtype]
+    if dtype is None or isinstance(dtype, (bytes, int)):
+        raise TypeError(f"dtype must be the name of a dtype, or a dtype of numpy or torch, not {shown(dtype)}")
     name = dtype if isinstance(dtype, str) else str(dtype)
     if isinstance(dtype, str):
         code = NUMPY_CODES.get(name[1:] if name[:1] in ("<", "=", "|") else name) or NUMPY_WORDS.get(name)
@@ -244,7 +253,10 @@ def dtype_text(dtype: Any) -> str:
     if name.startswith("torch."):
         name = name[6:]
     elif not isinstance(dtype, str) and numpy() is not None:
-        name = _np.dtype(dtype).name
+        try:
+            name = _np.dtype(dtype).name
+        except TypeError:
+            pass
     text = BY_OTHER_NAME.get(name)
     if text is None:
         raise TypeError(f"unknown dtype {name}: rdtd has {', '.join(DTYPES)}")
@@ -298,8 +310,8 @@ def box(slices: Any) -> Optional[tuple[tuple[int, int], ...]]:
     ranges = []
     for one in slices if isinstance(slices, tuple) else (slices,):
         if not isinstance(one, slice) or one.stop is None or one.step not in (None, 1):
-            raise ValueError("a slice needs start and stop in every dimension and no step, for example "
-                             "numpy.s_[0:10, 5:6]")
-        start = one.start or 0
-        ranges.append((start, one.stop - start))
+            raise ValueError("slices: each needs start and stop in every dimension and no step, for example "
+                             f"numpy.s_[0:10, 5:6], not {shown(one)}")
+        start = 0 if one.start is None else a_number(one.start, "the start of slices", 0, 2**63 - 1)
+        ranges.append((start, a_number(one.stop, "the stop of slices", start, 2**63 - 1) - start))
     return tuple(ranges)

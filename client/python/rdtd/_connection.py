@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import time
@@ -13,7 +14,8 @@ from typing import Any, ContextManager, Iterable, Literal, Optional, Sequence, U
 
 from . import _rdt
 from ._aio import AGAIN
-from ._arrays import box, convert, kind_of, stream_number, torch_uses_gpus
+from ._arrays import box, convert, gpu_of, kind_of, stream_number, torch_uses_gpus
+from ._check import checked, shown
 from ._daemon import SYSTEM_SOCKET
 from ._errors import Error
 from ._gpu import TorchPools
@@ -32,13 +34,6 @@ Mode = Literal["auto", "share", "copy", "cow"]
 
 AUTO, COW = MODES["auto"], MODES["cow"]
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
-
-
-def _choice(choices: dict[str, int], value: str, what: str) -> int:
-    try:
-        return choices[value]
-    except KeyError:
-        raise ValueError(f"{what} must be one of {', '.join(choices)}, not {value!r}") from None
 
 
 def _is_structure(into: Any) -> bool:
@@ -67,6 +62,11 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     Errors: Disconnected (no daemon serves the socket), Denied (another user serves the socket, or the daemon
     refuses this one), LimitReached (too many clients), ProtocolBroken, TimedOut."""
 
+    @checked
+    def __new__(cls, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
+                timeout: Optional[float] = None, daemon_uid: Optional[int] = None) -> Any:
+        return super().__new__(cls, socket, name, timeout, daemon_uid)
+
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
                  timeout: Optional[float] = None, daemon_uid: Optional[int] = None) -> None:
         self._own_pools: Optional[TorchPools] = None
@@ -78,7 +78,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         self._called = name
         self._served_by = daemon_uid
         chosen = os.fspath(socket) if socket is not None else os.environ.get("RDT_SOCKET")
-        self._where = chosen or SYSTEM_SOCKET
+        self._where = os.fsdecode(chosen or SYSTEM_SOCKET)
         self._owner = (info["uid"], info["tenant"])
         is_open(self)
 
@@ -160,6 +160,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         session, uid, tenant."""
         return self._node()
 
+    @checked
     def ping(self, timeout: Optional[float] = 10) -> None:
         """Makes one round trip to the daemon."""
         self._ping(timeout)
@@ -186,12 +187,15 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Errors: Unsupported (no torch, a torch without CUDA, no driver, or a GPU that the daemon does not
         have: the message says which), NoMemory, LimitReached. If the daemon has no room, torch raises
         torch.OutOfMemoryError; the notes of the exception have the daemon's message."""
+        if device is not None:
+            gpu_of(device)
         if self._own_pools is None:
             self._own_pools = TorchPools(self)
         return self._own_pools.use(device)
 
     # ---- put ----
 
+    @checked
     def put(self, value: Any, *, id: Union[str, bytes, None] = None,
             snapshot: Union[bool, Literal["unsealed"]] = False, detached: bool = False, stored: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
@@ -242,10 +246,6 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         for the stream. Otherwise put waits for the streams.
         Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory,
         Unsupported (for instance no driver), TimedOut."""
-        if grace is not None and not grace >= 0:
-            raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
-        if isinstance(snapshot, str) and snapshot != "unsealed":
-            raise ValueError(f"snapshot must be True, False or 'unsealed', not {snapshot!r}")
         flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= (_rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" and not stored else 0) | (0 if copy else _rdt.PUT_MAY_SHARE)
@@ -256,7 +256,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             raise ValueError("ttl needs detached=True")
         encoded = encode(value, allow_pickle)
         key = id.encode() if isinstance(id, str) else id
-        rest = (_choice(VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
+        rest = (VISIBILITY[visible], transport, flags, timeout, ttl)
         where = None if stream is None else stream_number(stream)
         try:
             ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest,
@@ -265,7 +265,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 encoded = encode_nested(value, allow_pickle)
                 ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
                 assert ref is not None
-        except (TypeError, ValueError, BufferError, RuntimeError, AttributeError) as error:
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             named = refused(error, value, encoded.tensors)
             if named is error:
                 raise
@@ -284,6 +284,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 raise
         return ref
 
+    @checked
     def store(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> str:
         """Stores a snapshot, or the newest version of a name, in the storage_dir of its daemon, as a safetensors
         file, and returns the file's path on that node when it is on disk. The object then survives the daemon and
@@ -295,15 +296,18 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         TimedOut, PeerLost."""
         return self._store(ref, timeout)
 
+    @checked
     async def put_async(self, value: Any, **options: Any) -> Ref:
         """Like `put`, for event loops: a thread of the loop's executor copies and waits."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(self.put, value, **options))
 
+    @checked
     async def empty_async(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", **options: Any) -> Any:
         """Like `empty`, for event loops: a thread of the loop's executor waits."""
         call = partial(self.empty, shape, dtype, **options)
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
+    @checked
     def free(self, ref: _rdt.Ref, *, force: bool = False) -> None:
         """Drops the producer's hold on an object of this user. The object ends when its last reader has
         released it. With force=True nobody on any node can fetch it after this call has returned; readers
@@ -326,6 +330,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
               allow_pickle: Optional[bool] = None, device: Any = None,
               group: Optional[str] = None, verify: bool = False) -> list[Request]: ...
 
+    @checked
     def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None,
               mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
@@ -351,8 +356,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Some may lie
         on GPUs and others in host memory. They keep their memory until the request has ended, and share none, except that
         several may have the very same, as tied weights: then the object must have the same for all of them. Targets in
-        dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the object, except for parts without tensors. With as_="list",
-        into is a list of targets in the order of the tensors. The result is `into`. slices: a list that has, for
+        dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the object, except
+        for parts without tensors. With as_="list", into is a list of targets in the order of the tensors. The result is
+        `into`. slices: a list that has, for
         each tensor of the object, None or the box of the tensor to be fetched, such as numpy.s_[0:10, 5:6] (for a
         list of refs: a list of such lists).
         transport: use only this transport. least_path: the slowest acceptable path: "share", "cow", "copy",
@@ -380,12 +386,15 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         wanted = list(given) if several else [given]
         for ref in wanted:
             if not isinstance(ref, _rdt.Ref):
-                raise TypeError(f"fetch takes a Ref or a list of Refs, not a {type(ref).__name__}; "
+                raise TypeError(f"refs must be a Ref or a list of Refs, not a {type(ref).__name__}; "
                                 "Ref(\"...\") parses one from text")
             if ref._wanting:
                 self._hold_too(ref)
         if verify and slices is not None:
             raise ValueError("only a whole object can be verified, not slices of it")
+        for what, each_of in ("into", into), ("slices", slices):
+            if not one and each_of is not None and not isinstance(each_of, (list, tuple)):
+                raise TypeError(f"{what} must be a list with an entry for each of the refs, not {shown(each_of)}")
         if into is not None:
             into = [into] if one else list(into)
         if slices is not None:
@@ -401,7 +410,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             check_memory(targets)
         boxes = None if slices is None else [None if each is None else [box(one_) for one_ in each]
                                              for each in slices]
-        number = MODES["auto"] if mode is None else _choice(MODES, mode, "mode")
+        number = MODES["auto"] if mode is None else MODES[mode]
         if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted
                                               and all([ref._hint for ref in wanted])):
             number = MODES["cow"]
@@ -410,7 +419,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                  for i, ref in enumerate(wanted)]
         if into is not None and targets is not None:
             if len(into) != len(wanted) or boxes is not None and len(boxes) != len(wanted):
-                raise ValueError("the number of slices and of targets must equal the number of refs")
+                raise ValueError(f"into has {len(into)} entries, and slices {len(boxes or into)}, for {len(wanted)} refs")
             if as_ == "list" and not all(all(map(kind_of, value)) for value in into if _is_structure(value)):
                 raise TypeError("as_=\"list\" takes a list of targets, in the order of the tensors")
             if any([_in_two_steps(*each, as_) for each in zip(wanted, targets)]):
@@ -430,7 +439,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         leaves = None if targets is None else [None if each is None else each.in_order() for each in targets]
         try:
             return self._fetch(refs, number, timeout, transport, least_path, boxes, leaves, place, group)
-        except (Error, TypeError, ValueError, BufferError) as error:
+        except (Error, TypeError, ValueError) as error:
             found = re.match(r"ref (\d+): ", str(error))
             for each in (targets or ())[int(found[1]) if found else 0:][:1]:
                 if each is not None:
@@ -491,6 +500,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         value = leaves if how.as_ == "list" else dict(zip(whole, leaves))
         return Fetched(value, tensors=tensors, metadata=brought.metadata, **info)
 
+    @checked
     def get(self, refs: Any, **options: Any) -> Any:
         """Fetches and waits. Returns the value of a ref, or the list of values of a list of refs; raises the
         first failure and cancels the rest.
@@ -517,7 +527,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def _get_one(self, ref: _rdt.Ref, mode: Optional[str] = None, as_: str = "auto") -> Any:
         """The most frequent call: does what `fetch` and `result` do, without a Request."""
         cow = mode is None and (as_ == "torch" or as_ == "auto" and bool(ref._hint))  # see Request._needs_cow
-        number = COW if cow else AUTO if mode is None else _choice(MODES, mode, "mode")
+        number = COW if cow else AUTO if mode is None else MODES[mode]
         if ref._wanting:
             self._hold_too(ref)
         if not self._gpus_open and torch_uses_gpus():
@@ -537,6 +547,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         return layout.value(as_, partial(self._may_unpickle, brought), Ref,
                             self._source_of(brought) if layout.form == "pickle" else "")
 
+    @checked
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
         """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes
         moved."""
@@ -544,6 +555,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
 
     # ---- published names ----
 
+    @checked
     def publish(self, name: str, what: Any, *, visible: Visible = "owner", lease: bool = False,
                 ttl: Optional[float] = None, stored: bool = False,
                 **options: Any) -> Published:
@@ -563,7 +575,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         A publish of GPU tensors waits until their stream has written them, at most 50 seconds (5 if the object is on
         another node); `timeout` is for the put before it.
         Errors: Invalid, NotFound, Freed, OwnerDied, Denied, Exists, LimitReached, TimedOut, Unsupported, PeerLost."""
-        if ttl is not None and not ttl > 0:
+        if ttl is not None and not ttl > 0:  # a ttl of 0 would end the name before anybody can read it
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
         if isinstance(what, _rdt.Ref):
             if options:
@@ -578,16 +590,18 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         if stored and lease:
             raise ValueError("a name with a lease ends with this connection, so it is not stored")
         ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
-        published = Published(*self._publish(name, ref, _choice(VISIBILITY, visible, "visible"), lease, ttl_ns))
+        published = Published(*self._publish(name, ref, VISIBILITY[visible], lease, ttl_ns))
         if stored:
             self._store(published.ref, None)
         return published
 
+    @checked
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
         """Removes a name and its hold on the object. Requests that wait for a version raise `Freed`.
         Errors: NotFound, Denied, PeerLost."""
         self._unpublish(ref_of(name))
 
+    @checked
     def name(self, name: str, after: int = 0, *, owner: Union[str, int, None] = None,
              near: Optional[_rdt.Ref] = None,
              address: Optional[str] = None) -> Ref:
@@ -598,6 +612,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             made = self._owned(made, str(owner))
         return made
 
+    @checked
     def versions(self, name: Union[str, _rdt.Ref], after: int = 0, *, owner: Union[str, int, None] = None,
                  near: Optional[_rdt.Ref] = None,
                  address: Optional[str] = None, reconnect: bool = False, **options: Any) -> Versions:
@@ -615,9 +630,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         daemon without a keeper counts a name's versions from 1 again when it restarts, so version numbers may go
         down; the version that was returned last is not returned twice. If this connection is lost, the iteration
         opens one of its own."""
-        timeout = options.get("timeout")
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"a timeout must be None or a number of seconds that is not negative, not {timeout}")
+        unknown = options.keys() - inspect.signature(self.fetch).parameters.keys()
+        if unknown:
+            raise TypeError(f"fetch has no option {', '.join(sorted(unknown))}")
         if not isinstance(name, _rdt.Ref):
             name = self.name(name, owner=owner, near=near, address=address)
         elif not name.is_name:

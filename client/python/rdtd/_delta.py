@@ -8,6 +8,7 @@ from typing import Any, Mapping, Optional, Union
 
 from . import _rdt
 from ._arrays import kind_of
+from ._check import checked, shown
 from ._connection import Connection
 from ._errors import Freed
 from ._requests import MODES, Ref, Visible, ref_of
@@ -28,6 +29,18 @@ def _check(key: str, value: Any) -> None:
         raise ValueError(f"{key!r} is not contiguous")
 
 
+def _check_all(tensors: Any) -> None:
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must be a dict of tensors, not {shown(tensors)}")
+    for key, value in tensors.items():
+        _check(key, value)
+
+
+def _check_connection(connection: Any) -> None:
+    if not isinstance(connection, Connection):
+        raise TypeError(f"connection must be a Connection, not {shown(connection)}")
+
+
 class DeltaPublisher:
     """Publishes the versions of a dict of tensors under a name, each as a snapshot, and beside it the delta from
     the previous version, under the name with ".delta" added. `DeltaFollower` reads both.
@@ -40,7 +53,11 @@ class DeltaPublisher:
     nearly all. The snapshot of the version before stays in the daemon's memory until the next `publish`. One
     thread of one process publishes under a name. Tensors are contiguous and in host memory."""
 
+    @checked
     def __init__(self, connection: Connection, name: str, *, visible: Visible = "owner", most: float = 0.5) -> None:
+        _check_connection(connection)
+        if isinstance(most, bool) or not isinstance(most, (int, float)) or not 0 <= most <= 1:
+            raise ValueError(f"most must be a number from 0 to 1, not {shown(most)}")
         self.name = name
         self.delta_bytes: Optional[int] = None
         """The bytes of the delta to the version published last; None: it has none."""
@@ -52,8 +69,7 @@ class DeltaPublisher:
     def publish(self, tensors: Mapping[str, Any]) -> Published:
         """Publishes the next version, and returns it as `Connection.publish` does. Errors: those of `put` and
         `publish`; TypeError and ValueError name a tensor that cannot have a delta."""
-        for key, value in tensors.items():
-            _check(key, value)
+        _check_all(tensors)
         c = self._connection
         ref = c.put(dict(tensors), snapshot="unsealed", visible=self._visible)
         try:
@@ -112,7 +128,10 @@ class DeltaFollower:
     somebody else, which a hash of the result detects. Tensors share no memory, except that several may have the very
     same, as tied weights: then the version must have the same for all of them."""
 
+    @checked
     def __init__(self, connection: Connection, name: Union[str, _rdt.Ref], tensors: Mapping[str, Any]) -> None:
+        _check_connection(connection)
+        _check_all(tensors)
         self.version = 0
         """The version that the tensors hold; 0: none."""
         self.by_delta = False
@@ -122,14 +141,13 @@ class DeltaFollower:
         self._connection = connection
         self._name = ref_of(name)
         self._tensors = dict(tensors)
-        for key, value in self._tensors.items():
-            _check(key, value)
         targets = Targets(self._tensors, "tensors")
         check_memory([targets])
         keys = list(self._tensors)
         self._twins = [(keys[first], keys[second]) for first, second in targets.twins]
         self._holds: Optional[str] = None  # the object whose bytes the tensors hold
 
+    @checked
     def update(self, timeout: Optional[float] = None) -> int:
         """Waits for a version newer than `version`, brings the tensors to the newest one, and returns it.
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
+from ._check import a_text, checked, shown
 
 if TYPE_CHECKING:
     from ._requests import Request
@@ -40,14 +41,26 @@ class Group(NamedTuple):
     ranks: int
 
 
-def _member(one: Any) -> tuple[str, Optional[str], Optional[str]]:
-    made = Member(one) if isinstance(one, str) else Member(*one)
-    return made.client, made.node, made.device
+def _members(listed: Any) -> list[tuple[str, Optional[str], Optional[str]]]:
+    if isinstance(listed, (str, bytes)) or not hasattr(listed, "__iter__"):
+        raise TypeError(f"members must be a list of members, not {shown(listed)}")
+    found = []
+    for i, one in enumerate(listed):
+        parts = (one,) if isinstance(one, str) else one
+        if not isinstance(parts, tuple) or not 1 <= len(parts) <= 3:
+            raise TypeError(f"members[{i}] must be a Member, a tuple with its fields, or a client's name, not {shown(one)}")
+        made = Member(*parts)
+        for field, text in made._asdict().items():
+            if text is not None or field == "client":
+                a_text(text, f"{field} of members[{i}]")
+        found.append((made.client, made.node, made.device))
+    return found
 
 
 class GroupCalls(_rdt.Conn):
     """The part of Connection that deals with groups."""
 
+    @checked
     def create_group(self, name: str, transport: str, members: Sequence[Union[str, Member, tuple[Any, ...]]],
                      *,
                      timeout: Optional[float] = None) -> None:
@@ -63,8 +76,9 @@ class GroupCalls(_rdt.Conn):
         Errors: Exists (the name), NotFound (a member is not connected), Unsupported (the transport is not
         loaded, not available, or needs no group), Invalid (fewer than two members, or a member twice),
         PeerLost, TransportFailed, TimedOut, LimitReached."""
-        self._group_create(name, transport, [_member(one) for one in members], timeout)
+        self._group_create(name, transport, _members(members), timeout)
 
+    @checked
     async def create_group_async(self, name: str, transport: str,
                                  members: Sequence[Union[str, Member, tuple[Any, ...]]], *,
                                  timeout: Optional[float] = None) -> None:
@@ -72,6 +86,7 @@ class GroupCalls(_rdt.Conn):
         await asyncio.get_running_loop().run_in_executor(None, partial(self.create_group, name, transport,
                                                                        members, timeout=timeout))
 
+    @checked
     def destroy_group(self, name: str) -> None:
         """Destroys a group for all its members. Its transfers fail. Errors: NotFound, TransportFailed,
         PeerLost."""
@@ -84,6 +99,7 @@ class GroupCalls(_rdt.Conn):
                 for row in json.loads(self._json("groups", None, None, None, 0, 0))
                 if (row["uid"], row["tenant"]) == (own["uid"], own["tenant"])]  # root sees those of all
 
+    @checked
     def when_broadcast(self, ref: _rdt.Ref, group: str, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when every other node of the group has a replica of the snapshot. The replica
         serves fetches on its node in constant time, until the object ends or the daemon evicts it. ref: a
@@ -95,6 +111,7 @@ class GroupCalls(_rdt.Conn):
         TransportFailed, LimitReached, NoMemory, TimedOut."""
         return self._broadcast(ref, group, timeout)
 
+    @checked
     def broadcast(self, ref: _rdt.Ref, group: str, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_broadcast`. Errors: the same."""
         self.when_broadcast(ref, group, timeout=timeout).result()

@@ -6,6 +6,7 @@ import json
 from typing import Any, Literal, Optional
 
 from . import _rdt
+from ._check import checked
 from ._requests import Ref
 
 # Fields that have another name here than in rdtctl.
@@ -52,6 +53,7 @@ class InfoCalls(_rdt.Conn):
     own user see everything. All times are in seconds. Ids and names are text as rdtctl shows it: a byte that
     does not print, a space and "%" are %XX."""
 
+    @checked
     def stat(self, ref: _rdt.Ref) -> dict[str, Any]:
         """Describes an object, on this node or another, and who holds it, as a dict:
 
@@ -70,6 +72,7 @@ class InfoCalls(_rdt.Conn):
         row = json.loads(self._json("stat", ref, None, None, 0, 0))
         return {**_owned(row), "holders": [_row(holder) for holder in row["holders"]]}
 
+    @checked
     def objects(self, *, prefix: Optional[str] = None,
                 state: Optional[Literal["awaited", "filling", "live", "draining"]] = None, client: int = 0,
                 limit: int = 0) -> list[dict[str, Any]]:
@@ -81,6 +84,7 @@ class InfoCalls(_rdt.Conn):
         meanwhile can be missing or listed twice."""
         return [_owned(row) for row in json.loads(self._json("objects", None, prefix, state, client, limit))]
 
+    @checked
     def names(self, *, prefix: Optional[str] = None, limit: int = 0) -> list[dict[str, Any]]:
         """Lists the names that are published on this node, as dicts: name; version (the newest); object (its
         Ref; None if it was freed by force); bytes; waiters (requests for a later version); owner (uid,

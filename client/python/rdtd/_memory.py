@@ -2,11 +2,11 @@
 """Arrays in the daemon's memory, and the GPUs that they may be on."""
 from __future__ import annotations
 
-from operator import index
 from typing import Any, Literal, Optional, Sequence, Union
 
 from . import _rdt
 from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch_uses_gpus)
+from ._check import a_number, checked, shown
 from ._errors import Unsupported
 from ._targets import flatten
 
@@ -19,6 +19,7 @@ class MemoryCalls(_rdt.Conn):
 
     _gpus_open = False
 
+    @checked
     def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto",
               timeout: Optional[float] = None,
               device: Any = None) -> Any:
@@ -35,11 +36,15 @@ class MemoryCalls(_rdt.Conn):
         Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the
         daemon or this process lacks)."""
         text = dtype_text(dtype)
-        dims = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
+        if isinstance(shape, (str, bytes, dict)) or not hasattr(shape, "__iter__") and not hasattr(shape, "__index__"):
+            raise TypeError(f"shape must be a number or a list of numbers, not {shown(shape)}")
+        listed = (shape,) if hasattr(shape, "__index__") and not hasattr(shape, "__len__") else tuple(shape)
+        dims = tuple([a_number(n, "a dimension of shape", 0, 2**63 - 1) for n in listed])
         kind = "t" if as_ == "auto" and str(dtype).startswith("torch.") else as_
         return self._arrays([(dims, text)], [kind], timeout,
                             None if device is None else self._place(device))[0]
 
+    @checked
     def empty_like(self, value: Any, *, timeout: Optional[float] = None, device: Any = None) -> Any:
         """Allocates arrays like all tensors of a structure of dicts, lists and tuples, in one allocation, and
         returns the same structure.
@@ -73,9 +78,9 @@ class MemoryCalls(_rdt.Conn):
         for dims, text in shapes:
             count = DTYPES[text].bytes
             for n in dims:
-                if n < 0:
-                    raise ValueError(f"a dimension of the shape {dims} is negative")
                 count *= n
+            if len(dims) > 32 or count >= 2**62:
+                raise ValueError(f"the shape {shown(dims)} has more than 32 dimensions or 2^62 bytes")
             offsets.append(end)
             end += -(-count // ALIGN) * ALIGN
         memory = _rdt.Memory(self, max(end, 1), timeout, place)

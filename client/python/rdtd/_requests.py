@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generator, Literal, NamedTuple, Optional,
 from . import _rdt
 from ._aio import AGAIN, OK
 from ._arrays import kind_of
+from ._check import a_text, checked
 from ._errors import Cancelled, Error, TimedOut, Unsupported, status_name
 from ._structure import Layout
 from ._targets import Targets
@@ -80,6 +81,23 @@ class Ref(_rdt.Ref):
 
     __slots__ = ()
 
+    @checked
+    def __new__(cls, text: str) -> Any:
+        return super().__new__(cls, text)
+
+    @checked
+    def at(self, address: str) -> Ref:
+        """The same on the node at that address ("host:port", or its name in the nodes file)."""
+        made: Ref = super().at(address)
+        return made
+
+    @checked
+    def free(self, *, force: bool = False) -> None:
+        """Drops the hold now. The object ends when its last holder has released it. With force=True no process on any node can
+        fetch it any more. Does nothing if this Ref has no hold (Connection.free takes any ref). Errors: PeerLost,
+        Disconnected."""
+        super().free(force=bool(force))
+
     @staticmethod  # static, so that a pickle names it by its path; a class method would need two look-ups
     def _unpickle(packed: bytes, hint: int = 0) -> Ref:
         return Ref._unpickle_as(packed, hint)
@@ -140,12 +158,14 @@ class Ref(_rdt.Ref):
         return super().keep()
 
     @classmethod
+    @checked
     def from_id(cls, id: str | bytes) -> Ref:
         """A Ref of the object that this user has put, or will put, under this id on this node. A fetch waits
         until it is put."""
         return cls._from_id(id)
 
     @classmethod
+    @checked
     def from_name(cls, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None,
                   address: Optional[str] = None) -> Ref:
         """A Ref of the newest version above `after` of a published name. A fetch waits for such a version.
@@ -182,8 +202,10 @@ class Ref(_rdt.Ref):
         self.free()
 
 
-def ref_of(name: Any) -> Ref:
+def ref_of(name: Any, what: str = "name") -> Ref:
     """The Ref of a name that may be given as a Ref already."""
+    if not isinstance(name, Ref):
+        a_text(name, what)
     return name if isinstance(name, Ref) else Ref.from_name(name)
 
 
@@ -293,6 +315,7 @@ class Request(_rdt.Request):
                 pass  # it has ended with this error
         return self._state() != AGAIN
 
+    @checked
     def result(self, timeout: Optional[float] = None) -> Any:
         """Waits for the request and returns its result: the value of a fetch (or `into`), the holding Ref of
         a hold, None for a wait.
@@ -312,6 +335,7 @@ class Request(_rdt.Request):
             self.cancel()
             raise
 
+    @checked
     def fetched(self, timeout: Optional[float] = None) -> Fetched:
         """Like `result` of a fetch, but returns a Fetched, which also has the path, the version and the bytes
         moved."""

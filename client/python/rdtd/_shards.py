@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Container, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
+from ._check import a_number, a_text, checked, shown
 from ._requests import VISIBILITY, Ref, Request, Visible, ref_of
 
 if TYPE_CHECKING:
@@ -65,34 +66,58 @@ class PlanRun(NamedTuple):
     copy_s: float
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(int(n) for n in tensor.shape)
-
-
 @contextlib.contextmanager
 def _naming(keys: Iterable[str]) -> Iterator[None]:
     """Errors that name a tensor by its number name its key."""
     try:
         yield
-    except (TypeError, ValueError, BufferError) as error:
+    except (TypeError, ValueError) as error:
         found = re.match(r"((?:part|plan): )?tensor (\d+)(.*)", str(error), re.DOTALL)
         if not found:
             raise
         raise type(error)(f"{found[1] or ''}tensor {list(keys)[int(found[2])]!r}{found[3]}") from error
 
 
-def _boxes(listed: Mapping[str, Any]) -> list[Box]:
-    return [value if isinstance(value, Box) else Box(value) for value in listed.values()]
+def _dims(numbers: Any, what: str) -> Optional[tuple[int, ...]]:
+    if numbers is None:
+        return None
+    if isinstance(numbers, (str, bytes, dict)) or not hasattr(numbers, "__iter__"):
+        raise TypeError(f"{what} must be a list of numbers, not {shown(numbers)}")
+    return tuple([a_number(n, what, 0, 2**63 - 1) for n in numbers])
 
 
-def _dims(numbers: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
-    return None if numbers is None else tuple(int(n) for n in numbers)
+def _boxes(listed: Any, what: str) -> dict[str, Box]:
+    """The boxes by key, with tuples of numbers. what: the parameter."""
+    if not isinstance(listed, Mapping):
+        raise TypeError(f"{what} must be a dict of tensors, not {shown(listed)}")
+    made = {}
+    for key, value in listed.items():
+        a_text(key, f"a key of {what}")
+        box = value if isinstance(value, Box) else Box(value)
+        made[key] = Box(box.tensor, _dims(box.global_shape, f"global_shape of {what}[{key!r}]"),
+                        _dims(box.start, f"start of {what}[{key!r}]"))
+    return made
 
 
-def _start(box: Box) -> tuple[int, ...]:
-    if box.start is not None:
-        return tuple(int(n) for n in box.start)
-    return (0,) * len(box.tensor.shape if box.global_shape is None else box.global_shape)
+def _global_shape(key: str, box: Box) -> Sequence[int]:
+    if box.global_shape is not None:
+        return box.global_shape
+    shape = getattr(box.tensor, "shape", None)
+    if shape is None:
+        raise TypeError(f"boxes[{key!r}] must be a tensor, or a Box with its global_shape, not {shown(box.tensor)}")
+    return tuple(int(n) for n in shape)
+
+
+def check_padded(padded: Any, keys: Container[str]) -> dict[str, int]:
+    if padded is None:
+        return {}
+    if not isinstance(padded, Mapping):
+        raise TypeError(f"padded must be a dict of numbers, not {shown(padded)}")
+    for key, dim in padded.items():
+        if key not in keys:
+            raise ValueError(f"padded has the key {key!r}, and there is no such tensor")
+        a_number(dim, f"padded[{key!r}]", 0, 31)
+    return dict(padded)
 
 
 class Plan:
@@ -105,6 +130,7 @@ class Plan:
         self._keys = keys
         self.version = 0  # that was read last
 
+    @checked
     def run(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes its boxes into the
         targets, all from that one version. After an error the targets have what they had. One thread at a time.
@@ -125,23 +151,28 @@ class PartCalls(_rdt.Conn):
         """Waits for a version. Ctrl-C ends this wait; it would not end that of the call of librdt that follows."""
         self._start(_rdt.WAIT_PUT, name, 0, 0, timeout)._result_or_cancel()
 
+    @checked
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
         tensor's key. A value is a Box, or a tensor that is whole. Errors as `put`."""
-        listed = _boxes(boxes)
-        shapes = [_shape(box.tensor) if box.global_shape is None else tuple(int(n) for n in box.global_shape)
-                  for box in listed]
-        with _naming(boxes):
-            return self._put_part([box.tensor for box in listed], list(boxes), shapes, list(map(_start, listed)),
+        listed = _boxes(boxes, "boxes")
+        shapes = [tuple(_global_shape(key, box)) for key, box in listed.items()]
+        starts = [(0,) * len(shape) if box.start is None else tuple(box.start) for shape, box in zip(shapes, listed.values())]
+        with _naming(listed):
+            return self._put_part([box.tensor for box in listed.values()], list(listed), shapes, starts,
                                   VISIBILITY[visible], timeout)
 
+    @checked
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
                    others: Sequence[str] = (), visible: Visible = "owner", timeout: Optional[float] = None) -> Request:
         """Starts `publish_part` for a Ref of `put_part` and returns the Request. Cancelling or deleting it
         before it has ended withdraws the part, and the version fails for all its publishers."""
+        if not isinstance(part, _rdt.Ref):
+            raise TypeError(f"part must be a Ref that put_part returned, not {shown(part)}")
         return self._publish_part(ref_of(name), step, rank, of, part, VISIBILITY[visible], timeout, list(others))
 
+    @checked
     def publish_part(self, name: Union[str, Ref], step: int, rank: int, of: int,
                      part: Union[_rdt.Ref, Mapping[str, Any]], *, others: Sequence[str] = (),
                      visible: Visible = "owner", timeout: Optional[float] = None) -> int:
@@ -157,9 +188,12 @@ class PartCalls(_rdt.Conn):
             request = self.start_part(name, step, rank, of, part, others=others, visible=visible, timeout=timeout)
             request._result_or_cancel()
             return self._part_version(request)
+        if not isinstance(part, Mapping):
+            raise TypeError(f"part must be a Ref that put_part returned, or a dict of boxes, not {shown(part)}")
         with self.put_part(part, visible=visible) as ref:
             return self.publish_part(name, step, rank, of, ref, others=others, visible=visible, timeout=timeout)
 
+    @checked
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:
         """Returns what the newest version of a name consists of; waits for the first one. Errors: Invalid (the
         version is an ordinary object), TimedOut."""
@@ -170,6 +204,7 @@ class PartCalls(_rdt.Conn):
         version, step, parts = self._manifest(at, None if end is None else max(0.0, end - time.monotonic()))
         return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
 
+    @checked
     def plan(self, name: Union[str, Ref], targets: Mapping[str, Union[Box, Any]], *,
              move: Literal["auto", "whole", "slices"] = "auto", padded: Optional[Mapping[str, int]] = None,
              strict: bool = False) -> Plan:
@@ -188,12 +223,13 @@ class PartCalls(_rdt.Conn):
         published tensor stays as it is. strict: a version with a tensor that is not among the targets is a
         Mismatch, too."""
         at = ref_of(name)
-        if not targets:
-            raise ValueError("a plan needs at least one target")
-        boxes = _boxes(targets)
-        with _naming(targets):
-            return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets),
-                                             [_dims(box.start) for box in boxes],
-                                             [_dims(box.global_shape) for box in boxes],
-                                             [(padded or {}).get(key, -1) for key in targets], strict, _MOVES[move]),
-                        list(targets))
+        listed = _boxes(targets, "targets")
+        if not listed:
+            raise ValueError("targets must not be empty: a plan needs at least one target")
+        dims = check_padded(padded, listed)
+        boxes: list[Any] = list(listed.values())
+        keys = list(listed)
+        with _naming(keys):
+            plan = self._plan(at, [box.tensor for box in boxes], keys, [box.start for box in boxes],
+                              [box.global_shape for box in boxes], [dims.get(key, -1) for key in keys], strict, _MOVES[move])
+        return Plan(self, at, plan, keys)

@@ -165,11 +165,11 @@ def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
         why = "it is a nested tensor: put its parts, which unbind() returns"
     elif layout != "torch.strided":
         why = f"it has the layout {layout}: put its parts, or its to_dense()"
-    elif not isinstance(error, (TypeError, ValueError, BufferError)):
+    elif not isinstance(error, (TypeError, ValueError)):
         return error
     place = _place_of(leaf, value, "value", set()) or "inside a pickle"
     said = f"put: tensor {found[1]}, {place}: {why}"
-    if isinstance(error, (ValueError, BufferError)):
+    if isinstance(error, ValueError):
         error.args = (said, *error.args[1:])
         return error
     return TypeError(said)

@@ -30,8 +30,8 @@ def places(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     if kind_of(value):
         yield where, value
     elif parts is None:
-        raise TypeError(f"{where} is a {type_name(value).removeprefix('builtins.')}, and tensors in dicts, lists and tuples are "
-                        "wanted")
+        raise TypeError(f"{where} is a {type_name(value).removeprefix('builtins.')}, and tensors in dicts, lists and tuples "
+                        "are wanted")
     else:
         for key, item in parts:
             yield from places(item, f"{where}[{key!r}]")
@@ -189,7 +189,7 @@ class Targets:
     def name(self, error: BaseException) -> None:
         """Makes an error that names a tensor by its number name its target."""
         numbers = list(_NUMBER.finditer(str(error)))
-        if not numbers or not isinstance(error, (Mismatch, Invalid, TypeError, ValueError, BufferError)):
+        if not numbers or not isinstance(error, (TypeError, ValueError)):
             return
         last = numbers[-1]  # before it is the object, which may be called anything
         found: Sequence[str] = [self._placed[i][1] for i in sorted(self._placed)]
@@ -217,24 +217,34 @@ class Targets:
 def check_memory(all_targets: Sequence[Optional[Targets]]) -> None:
     """Finds the targets that are in the very same memory. Raises Invalid, which names two targets, if they share memory
     otherwise, or are of two objects."""
-    leaves = [(targets, i) for targets in all_targets if targets is not None for i in range(len(targets.leaves))]
+    given = [targets for targets in all_targets if targets is not None]
+
+    def owner(number: int) -> tuple[Targets, int]:
+        for targets in given:
+            if number < len(targets.leaves):
+                return targets, number
+            number -= len(targets.leaves)
+        raise IndexError(number)
 
     def place(number: int) -> str:
-        targets, i = leaves[number]
+        targets, i = owner(number)
         return targets.places()[i]
 
     try:
-        twins, clash = _rdt.target_twins([targets.leaves[i] for targets, i in leaves])
-    except (TypeError, ValueError, BufferError) as error:  # it names the tensor by its number in the list
+        twins, clash = _rdt.target_twins(given[0].leaves if len(given) == 1 else
+                                         [leaf for targets in given for leaf in targets.leaves])
+    except (TypeError, ValueError) as error:  # it names the tensor by its number in the list
         found = _NUMBER.search(str(error))
         if found:
             error.args = (place(int(found[1])) + str(error)[found.end():],)
         raise
-    for second, first in [*twins.items(), *([] if clash is None else [clash[::-1]])]:
-        if clash is not None or leaves[first][0] is not leaves[second][0]:
-            raise Invalid(f"{place(second)} shares memory with {place(first)}, so one would overwrite the other")
     for second, first in twins.items():
-        leaves[first][0].add_twins(leaves[first][1], leaves[second][1])
+        if owner(first)[0] is owner(second)[0]:
+            owner(first)[0].add_twins(owner(first)[1], owner(second)[1])
+        else:
+            clash = first, second
+    if clash is not None:
+        raise Invalid(f"{place(clash[1])} shares memory with {place(clash[0])}, so one would overwrite the other")
 
 
 def _has_tensors(put: Any, seen: Optional[set[int]] = None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Optional, Sequence, Union
 
 from . import _rdt
 from ._aio import AGAIN, Hub
+from ._check import checked, shown
 from ._errors import Error
 from ._requests import HOLD, FetchInto, Held, Ref, Request
 
@@ -41,11 +42,21 @@ def _in_first_step(requests: Sequence[Request]) -> bool:
     return any([isinstance(request, FetchInto) and request._how.steps.found is None for request in requests])
 
 
+def _listed(requests: Any) -> list[Request]:
+    if isinstance(requests, (str, bytes)) or not hasattr(requests, "__iter__"):
+        raise TypeError(f"requests must be a list of Requests, not {shown(requests)}")
+    listed = list(requests)
+    for i, request in enumerate(listed):
+        if not isinstance(request, Request):
+            raise TypeError(f"requests[{i}] must be a Request, not {shown(request)}")
+    return listed
+
+
 def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     number = how_many
     if isinstance(how_many, str):
         number = {"all": len(listed), "any": min(1, len(listed))}.get(how_many)
-    if not isinstance(number, int) or number < -1 or number > len(listed):
+    if not isinstance(number, int) or isinstance(number, bool) or number < -1 or number > len(listed):
         raise ValueError(f"how_many must be \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
     return len(listed) if number == -1 else number
 
@@ -65,6 +76,7 @@ class WaitCalls(_rdt.Conn):
 
     # ---- holding ----
 
+    @checked
     def when_held(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
         """A Request whose result is a Ref that holds the object, with its generation. For an id that has not
         been put yet, or a name without a version above `after`, the request waits."""
@@ -72,6 +84,7 @@ class WaitCalls(_rdt.Conn):
         request._how = Held(ref._hint, ref)
         return request
 
+    @checked
     def hold(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Ref:
         """Takes a hold and waits for it. Returns a Ref that holds the object while the Ref exists (`with
         c.hold(ref) as held:`), on this node or another, whatever the producer does. No bytes are moved.
@@ -92,6 +105,7 @@ class WaitCalls(_rdt.Conn):
 
     # ---- waiting ----
 
+    @checked
     def wait(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
              timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
         """Waits until `how_many` of the requests have ended or `timeout` seconds have passed (None: no limit;
@@ -99,7 +113,7 @@ class WaitCalls(_rdt.Conn):
 
         Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or
         fails meanwhile, its error is raised at once."""
-        listed = list(requests)
+        listed = _listed(requests)
         ended = self._wait_for(listed, _number_of(listed, how_many), timeout)
         return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
 
@@ -134,11 +148,12 @@ class WaitCalls(_rdt.Conn):
                 return ended
             left = None if end is None else max(0.0, end - time.monotonic())
 
+    @checked
     async def wait_async(self, requests: Sequence[Request],
                          how_many: Union[int, Literal["all", "any"]] = "all",
                          timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
         """Like `wait`, for event loops. If the waiting task is cancelled, the requests go on."""
-        listed = list(requests)
+        listed = _listed(requests)
         wanted = _number_of(listed, how_many)
         for connection in {self, *[request.connection for request in listed]}:
             connection.dispatch()
@@ -158,10 +173,12 @@ class WaitCalls(_rdt.Conn):
             for task in waiting:
                 task.cancel()
 
+    @checked
     def when_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when the object has been put, or the name has a version above `after`."""
         return self._start(_rdt.WAIT_PUT, ref, 0, 0, timeout)
 
+    @checked
     def when_freed(self, what: Any, *, timeout: Optional[float] = None) -> Request:
         """A Request that ends when the object has no hold and no transfer left on any node. Its memory may
         then be written again.
@@ -172,15 +189,20 @@ class WaitCalls(_rdt.Conn):
         Errors: Invalid (an array in memory that is not from `empty`)."""
         if isinstance(what, _rdt.Ref):
             return self._start(_rdt.WAIT_FREED, what, 0, 0, timeout)
-        address, count = self._span(what)
+        try:
+            address, count = self._span(what)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"what must be a Ref or an array from empty, not {shown(what)}") from error
         if count == 0:
             raise ValueError("the array has no elements, so no object overlaps it")
         return self._start(_rdt.WAIT_FREED_RANGE, None, address, count, timeout)
 
+    @checked
     def wait_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_put`. Errors: TimedOut, Freed (the name was unpublished)."""
         self.when_put(ref, timeout=timeout).result()
 
+    @checked
     def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_freed`. Errors: TimedOut (the message names who holds the object, or for an array one
         object that overlaps it and its holders, as far as this user may see: `stat`)."""

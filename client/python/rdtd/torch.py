@@ -22,8 +22,9 @@ import torch  # type: ignore[import]
 import rdtd
 
 from ._arrays import torch as load_torch
+from ._check import a_number, checked, shown
 from ._requests import Ref, ref_of
-from ._shards import Box, Plan, PlanRun
+from ._shards import Box, Plan, PlanRun, check_padded
 from ._shared import Shared
 
 Split = tuple[int, int, int]
@@ -43,6 +44,8 @@ class _Local(NamedTuple):
 def _state(model: Any) -> Mapping[str, Any]:
     """The tensors of a model or state dict. What is none is refused, except for extra state of modules."""
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    if not isinstance(state, Mapping):
+        raise TypeError(f"model must be a module or its state_dict(), not {shown(state)}")
     tensors = {}
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -84,7 +87,9 @@ def _of_dtensor(key: str, value: Any) -> _Local:
 
 
 def _of_split(key: str, value: torch.Tensor, split: Split) -> _Local:
-    dim, rank, size = split
+    if not isinstance(split, (tuple, list)) or len(split) != 3:
+        raise TypeError(f"the layout of tensor {key!r} must be (dim, rank, size), not {shown(split)}")
+    dim, rank, size = (a_number(n, f"the layout of tensor {key!r}", -2**31, 2**31 - 1) for n in split)
     if not -value.dim() <= dim < max(value.dim(), 1) or not 0 <= rank < size:
         raise ValueError(f"the layout of tensor {key!r} is (dim {dim}, rank {rank}, size {size}), which cannot be for "
                          f"{value.dim()} dimensions")
@@ -95,8 +100,20 @@ def _of_split(key: str, value: torch.Tensor, split: Split) -> _Local:
     return _Local(key, value, tuple(shape), tuple(start), True)
 
 
+def _check_layout(layout: Any, state: Mapping[str, Any]) -> None:
+    if layout is None or callable(layout):
+        return
+    if not isinstance(layout, Mapping):
+        raise TypeError(f"layout must be a dict or a function, not {shown(layout)}")
+    for key in layout:
+        if key not in state:
+            raise ValueError(f"layout has the key {key!r}, and the model has no such tensor")
+
+
 def _locals(model: Any, layout: Layout, rank: int) -> Iterator[_Local]:
-    for key, value in _state(model).items():
+    state = _state(model)
+    _check_layout(layout, state)
+    for key, value in state.items():
         split = layout(key, value) if callable(layout) else (layout or {}).get(key)
         if hasattr(value, "placements") and hasattr(value, "to_local"):
             yield _of_dtensor(key, value.detach())
@@ -107,13 +124,18 @@ def _locals(model: Any, layout: Layout, rank: int) -> Iterator[_Local]:
 
 
 def _ranks(rank: Optional[int], world_size: Optional[int]) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank and world_size must be given together, or neither of them")
     if rank is not None and world_size is not None:
+        if rank >= world_size:
+            raise ValueError(f"rank must be below world_size, and {rank} is not below {world_size}")
         return rank, world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return rank or 0, world_size or 1
+    return 0, 1
 
 
+@checked
 def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> dict[str, Box]:
     """The boxes that this rank publishes of a model or state dict: those that no lower rank has."""
     rank, _ = _ranks(rank, None if rank is None else rank + 1)
@@ -138,6 +160,7 @@ def _newest_step(connection: rdtd.Connection, name: Ref) -> int:
         return 0
 
 
+@checked
 def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, layout: Layout = None,
             rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
             timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None) -> int:
@@ -149,7 +172,7 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     TypeError (a value that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank
     above 0, such as a pipeline stage's, that has no layout and is none of rank 0's."""
     load_torch()
-    connection = connection or rdtd.default()
+    connection = _connection_of(connection)
     rank, world_size = _ranks(rank, world_size)
     locals_ = list(_locals(model, layout, rank))
     if not locals_ and world_size == 1:
@@ -182,6 +205,14 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
+def _connection_of(connection: Any) -> rdtd.Connection:
+    if connection is None:
+        return rdtd.default()
+    if not isinstance(connection, rdtd.Connection):
+        raise TypeError(f"connection must be a Connection, not {shown(connection)}")
+    return connection
+
+
 class ModelPlan:
     """Reads version after version of a name into a model: see `plan`."""
 
@@ -190,6 +221,7 @@ class ModelPlan:
         if not locals_:
             raise ValueError("the model has no tensors to update")
         at = ref_of(name)
+        check_padded(padded, {local.key for local in locals_})
         targets: dict[str, Box] = {}
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # of _staged: what the version does not reach stays
@@ -224,6 +256,7 @@ class ModelPlan:
         """The version that was read last; 0: none."""
         return self._plan.version
 
+    @checked
     def update(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes it into the model. Errors: those of
         `rdtd.torch.update`, and ValueError if the memory of a tensor has been freed or moved since the plan was made."""
@@ -244,13 +277,14 @@ class ModelPlan:
         return run
 
 
+@checked
 def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any = "auto",
          connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
          strict: bool = True) -> ModelPlan:
     """Prepares `update` for a model or state dict, whose tensors stay where they are. A parameter of another dtype than
     the published one is cast (Connection.plan)."""
     load_torch()
-    return ModelPlan(connection or rdtd.default(), name, list(_locals(model, layout, 0)), move, padded or {}, strict)
+    return ModelPlan(_connection_of(connection), name, list(_locals(model, layout, 0)), move, padded or {}, strict)
 
 
 _plans: dict[tuple[Any, ...], ModelPlan] = {}
@@ -266,6 +300,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+@checked
 def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, layout: Layout = None,
            timeout: Optional[float] = None, move: Any = "auto",
            connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
@@ -281,9 +316,9 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
     tensors that differ; names the tensors), NotFound (a tensor that the version lacks), ValueError (no tensors, a tensor
     on the meta device), TypeError (a value that is no tensor), and those of Plan.run."""
     load_torch()
-    padded = dict(padded or {})
-    connection = connection or rdtd.default()
+    connection = _connection_of(connection)
     locals_ = list(_locals(model, layout, 0))
+    padded = check_padded(padded, {local.key for local in locals_})
     key = (connection, str(name), move, tuple(padded.items()), strict,
            tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape), l.tensor.stride(), l.global_shape, l.start)
                  for l in locals_))

@@ -324,12 +324,16 @@ static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject 
 
 /* ---- many ---- */
 
-/* Prefixes the current exception with the index of the tensor. */
+/* Prefixes the current exception with the index of the tensor. What is read-only or strided is a wrong value. */
 static void name_it(const char *what, size_t i)
 {
     PyObject *type, *value, *traceback, *said;
 
     PyErr_Fetch(&type, &value, &traceback);
+    if (PyErr_GivenExceptionMatches(type, PyExc_BufferError)) {
+        Py_INCREF(PyExc_ValueError);
+        Py_SETREF(type, PyExc_ValueError);
+    }
     said = value ? PyUnicode_FromFormat("%s tensor %zu: %S", what, i, value) : NULL;
     if (said) {
         Py_XDECREF(value);
