@@ -50,8 +50,8 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
     (void)uv_prepare_start(&conns->prepare, on_prepare);
     conns->prepare.data = conns;
-    busy_poll_init(&rpc->busy_poll, rpc->loop, rpc->options->busy_poll_ns);
-    loop_meter_start(&rpc->loop_meter, rpc->loop);
+    busy_poll_init(&rpc->meters.busy_poll, rpc->loop, rpc->options->busy_poll_ns);
+    loop_meter_start(&rpc->meters.loop_meter, rpc->loop);
     if (!file || fscanf(file, "%u", &conns->overflow_uid) != 1)
         conns->overflow_uid = 65534;
     if (file)
@@ -168,7 +168,7 @@ void conn_close(struct conn *conn, const char *why)
                   map_count(&client->transfers.fetches));
         conn->conns->on_end(conn);
         list_remove(&client->link);
-        conn->rpc->n_clients--;
+        conn->rpc->clients.n--;
         watch_end(conn->rpc, client);
         event(&conn->rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "gone", client);
     }
@@ -293,7 +293,7 @@ static void on_prepare(uv_prepare_t *prepare)
         list_remove(&conn->unflushed);
         (void)flush(conn);
     }
-    busy_poll_wait(&conns->rpc->busy_poll);
+    busy_poll_wait(&conns->rpc->meters.busy_poll);
 }
 
 /* After an answer was queued: on_prepare sends it, unless the end of the turn does, or a full socket has room again. */
@@ -456,7 +456,7 @@ static bool receive(struct conn *conn)
     status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
     conn_charge_fds(conn);
     if (status == RDT_OK) {
-        busy_poll_received(&conn->rpc->busy_poll);
+        busy_poll_received(&conn->rpc->meters.busy_poll);
         conn->received_bytes += n;
         conn->more = frame_reader_is_ready(&conn->reader);
         return n >= SHORT_READ_BYTES; /* a short read has emptied the socket, so a second read would be wasted */
@@ -658,9 +658,9 @@ void conn_serve(struct conn *conn)
     conn->greeting.done = true;
     client_start_caches(client, rpc->regions);
     deadline_unset(rpc->deadlines, &conn->greeting.deadline);
-    client->number = ++rpc->n_served;
-    list_append(&rpc->clients, &client->link);
-    rpc->n_clients++;
+    client->number = ++rpc->clients.n_served;
+    list_append(&rpc->clients.all, &client->link);
+    rpc->clients.n++;
 }
 
 void conn_start(struct conns *conns, int take_sock)
@@ -705,8 +705,8 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     slice_stop(&conns->settle);
     shares_close(conns);
     uv_close((uv_handle_t *)&conns->prepare, NULL);
-    busy_poll_close(&conns->rpc->busy_poll);
-    loop_meter_close(&conns->rpc->loop_meter);
+    busy_poll_close(&conns->rpc->meters.busy_poll);
+    loop_meter_close(&conns->rpc->meters.loop_meter);
     list_each_safe (struct conn, conn, &conns->all, link) {
         /* the last answers: bytes that the socket does not accept now are lost */
         if (!conn->closing && conn->sock >= 0 && conn->writer.queued_frames > 0)

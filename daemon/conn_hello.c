@@ -28,7 +28,7 @@ static struct rdt_error check_hello(struct conn *conn, const struct frame *frame
         (void)rdt_error_set(&err, RDT_PROTOCOL,
                             "the library speaks protocols %u to %u, this daemon %u to %u: install the same version of both",
                             hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
-    if (err.status == RDT_OK && conn->rpc->draining)
+    if (err.status == RDT_OK && conn->rpc->intake.draining)
         (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     *hello_p = hello;
     return err;
@@ -88,7 +88,7 @@ static void welcome(struct conn *conn, uint64_t request_id, const uint8_t *token
     reply.tensor_runs = true;
     reply.sealed_max_bytes = regions_take_max(rpc->regions, rpc->options->sealed_max_bytes);
     reply.busy_poll_ns = rpc->options->busy_poll_ns;
-    reply.loans = rpc->regions->cached_max_bytes > 0 && client->cache.regions;
+    reply.loans = rpc->regions->caches.max_bytes > 0 && client->cache.regions;
     reply.immutable_loans = reply.loans;
     reply.resumed = resumed;
     if (token) {

@@ -56,10 +56,10 @@ static void check_room(struct conn *conn)
     unsigned reserved = person->used[USAGE_SESSIONS] > most / 64 + 1 ? most / 8 : 0;
     char whose[ACCOUNT_WHOSE_BYTES];
 
-    if (conn->rpc->n_clients >= most)
+    if (conn->rpc->clients.n >= most)
         (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
                             "this daemon already serves max_clients of %u: raise it, or end some", most);
-    else if (conn->rpc->n_clients >= most - reserved)
+    else if (conn->rpc->clients.n >= most - reserved)
         (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
                             "this daemon already serves max_clients of %u, less the eighth that is for users who have few%s: "
                             "raise it, or end some",

@@ -77,7 +77,7 @@ void conn_session_end(struct conn *conn)
 {
     if (!conn->client.lasting)
         return;
-    conn->rpc->n_waiting -= conn->client.waiting;
+    conn->rpc->clients.n_waiting -= conn->client.waiting;
     conn->client.waiting = false;
     deadline_unset(conn->rpc->deadlines, &conn->session.grace);
     (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
@@ -106,7 +106,7 @@ enum rdt_status conn_session_move(struct conn *waiting, struct conn *from, struc
         return rdt_error_sys(err, errno, "no descriptor for the session's socket");
     deadline_unset(waiting->rpc->deadlines, &waiting->session.grace);
     waiting->client.waiting = false;
-    waiting->rpc->n_waiting--;
+    waiting->rpc->clients.n_waiting--;
     waiting->rpc->counts->resumed_sessions++;
     waiting->client.was_resumed = waiting->client.must_resume = true;
     waiting->client.pid = from->client.pid;
@@ -147,7 +147,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     find_process(conn, image);
     conn_list(conn);
     client->waiting = true;
-    conns->rpc->n_waiting++;
+    conns->rpc->clients.n_waiting++;
     conn_serve(conn);
     return client;
 }

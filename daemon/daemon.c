@@ -47,9 +47,9 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", and was restarted since its last link" : "");
     groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
-    holds_peer_up(&daemon->holds, peer, boot_changed, hello->keeps_sessions);
+    holds_peer_up(&daemon->cluster.holds, peer, boot_changed, hello->keeps_sessions);
     calls_peer_up(&daemon->rpc, peer);
-    directory_names_peer_up(&daemon->directory_names, peer);
+    directory_names_peer_up(&daemon->cluster.directory_names, peer);
 }
 
 static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why)
@@ -64,7 +64,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     transfers_peer_down(&daemon->transfers, peer, &lost);
     groups_peer_down(&daemon->groups, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
-    holds_peer_down(&daemon->holds, peer);
+    holds_peer_down(&daemon->cluster.holds, peer);
 }
 
 static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
@@ -90,9 +90,9 @@ static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct 
     if (frame->type == RDT_PEER_CALL || frame->type == RDT_PEER_CALL_REPLY)
         return calls_peer_frame(&daemon->rpc, peer, frame, err);
     if (frame->type == RDT_PEER_NAME)
-        return directory_names_frame(&daemon->directory_names, peer, frame, err);
+        return directory_names_frame(&daemon->cluster.directory_names, peer, frame, err);
     if (frame->type == RDT_PEER_HOLDS)
-        return holds_peer_frame(&daemon->holds, peer, frame, err);
+        return holds_peer_frame(&daemon->cluster.holds, peer, frame, err);
     if (groups_frame_is_ours(frame->type))
         return groups_peer_frame(&daemon->groups, peer, frame, err);
     return transfers_peer_frame(&daemon->transfers, peer, frame, err);
@@ -110,7 +110,7 @@ static bool may_forget_peer(void *arg, struct peer *peer)
     struct daemon *daemon = arg;
 
     return !groups_name_peer(&daemon->groups, peer) && !calls_name_peer(&daemon->rpc, peer) &&
-           holds_forget_peer(&daemon->holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
+           holds_forget_peer(&daemon->cluster.holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
 }
 
 /* ---- callbacks of groups ---- */
@@ -127,12 +127,12 @@ static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const c
     struct daemon *daemon = arg;
 
     *peer_p = NULL;
-    if (node_is_here(&daemon->node, node, address))
+    if (node_is_here(&daemon->cluster.node, node, address))
         return RDT_OK;
-    if (!daemon->peers)
+    if (!daemon->cluster.peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "it is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert");
-    return peers_find(daemon->peers, node, address, account, peer_p, err);
+    return peers_find(daemon->cluster.peers, node, address, account, peer_p, err);
 }
 
 static bool check_requester_for_group(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p,
@@ -145,7 +145,7 @@ static bool has_client(void *arg, const struct owner *owner, const char *name)
 {
     const struct daemon *daemon = arg;
 
-    list_each (const struct client, client, &daemon->rpc.clients, link)
+    list_each (const struct client, client, &daemon->rpc.clients.all, link)
         if (!client->gone && strcmp(client->name, name) == 0 && owner_equal(&client->account->owner, owner))
             return true;
     return false;
@@ -198,7 +198,7 @@ static uint64_t evict(void *arg, uint64_t bytes)
 
 static void run_trim(struct work *work)
 {
-    struct trim *trim = (struct trim *)work;
+    struct daemon_trim *trim = (struct daemon_trim *)work;
     uint64_t began_ns = uv_hrtime();
 
     (void)malloc_trim(0);
@@ -219,11 +219,12 @@ static void on_trim_pause_over(struct deadline *deadline)
 static void done_trim(struct work *work)
 {
     struct daemon *daemon = container_of(work, struct daemon, trim.work);
-    struct trim *trim = &daemon->trim;
+    struct daemon_trim *trim = &daemon->trim;
 
     trim->runs = false;
     trim->pause.on_passed = on_trim_pause_over;
-    trim->pauses = !daemon->stopping && deadline_set(&daemon->deadlines, &trim->pause, (int64_t)(TRIM_PART * trim->took_ns));
+    trim->pauses =
+        !daemon->end.stopping && deadline_set(&daemon->deadlines, &trim->pause, (int64_t)(TRIM_PART * trim->took_ns));
     if (trim->again && !trim->pauses)
         on_heap_freed(daemon);
 }
@@ -231,9 +232,9 @@ static void done_trim(struct work *work)
 static void on_heap_freed(void *arg)
 {
     struct daemon *daemon = arg;
-    struct trim *trim = &daemon->trim;
+    struct daemon_trim *trim = &daemon->trim;
 
-    trim->again = trim->runs || trim->pauses || daemon->stopping;
+    trim->again = trim->runs || trim->pauses || daemon->end.stopping;
     if (trim->again)
         return;
     trim->work = (struct work){.run = run_trim, .done = done_trim};
@@ -263,7 +264,7 @@ static void init_rooms(struct daemon *daemon)
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->own = (struct account){.owner.uid = geteuid(), .refs = 1};
     slabs_init(&daemon->slabs, &daemon->regions, &daemon->deadlines, "host", &daemon->own);
-    object_table_init(&daemon->objects, &daemon->node, &daemon->accounts, &daemon->slabs, options->max_objects);
+    object_table_init(&daemon->objects, &daemon->cluster.node, &daemon->accounts, &daemon->slabs, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
     daemon->regions.owner_work = daemon->owner_work;
     daemon->regions.accounts = &daemon->accounts;
@@ -275,7 +276,7 @@ static void init_rooms(struct daemon *daemon)
     daemon->transfers = (struct transfers){.loop = &daemon->loop,
                                            .counts = &daemon->counts,
                                            .options = options,
-                                           .node = &daemon->node,
+                                           .node = &daemon->cluster.node,
                                            .plugins = daemon->plugins,
                                            .pool = daemon->pool,
                                            .deadlines = &daemon->deadlines,
@@ -283,45 +284,47 @@ static void init_rooms(struct daemon *daemon)
                                            .objects = &daemon->objects,
                                            .names = &daemon->names,
                                            .groups = &daemon->groups,
-                                           .directory_names = &daemon->directory_names};
+                                           .directory_names = &daemon->cluster.directory_names};
     transfers_init(&daemon->transfers);
     daemon->objects.on_adopted = replica_settle;
     daemon->regions.evict = evict;
     daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;
-    daemon->rpc = (struct rpc){
-        .loop = &daemon->loop,
-        .counts = &daemon->counts,
-        .options = options,
-        .node = &daemon->node,
-        .plugins = daemon->plugins,
-        .deadlines = &daemon->deadlines,
-        .regions = &daemon->regions,
-        .owner_work = daemon->owner_work,
-        .objects = &daemon->objects,
-        .names = &daemon->names,
-        .recovery = &daemon->recovery,
-        .storage = &daemon->storage,
-        .transfers = &daemon->transfers,
-        .hotload = &daemon->hotload,
-        .groups = &daemon->groups,
-        .directory = &daemon->directory,
-        .directory_names = &daemon->directory_names,
-        .holds = &daemon->holds,
-        .shards = &daemon->shards,
-        .next_forward = 1,
-        .started_ns = uv_hrtime(),
-        .above = {.arg = daemon, .read_again = daemon_read_again, .adopt = daemon_adopt, .compare = daemon_compare},
-        .dispatch = rpc_dispatch};
-    holds_init(&daemon->holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
+    daemon->rpc = (struct rpc){.loop = &daemon->loop,
+                               .counts = &daemon->counts,
+                               .options = options,
+                               .node = &daemon->cluster.node,
+                               .plugins = daemon->plugins,
+                               .deadlines = &daemon->deadlines,
+                               .regions = &daemon->regions,
+                               .owner_work = daemon->owner_work,
+                               .objects = &daemon->objects,
+                               .names = &daemon->names,
+                               .recovery = &daemon->recovery,
+                               .storage = &daemon->storage,
+                               .transfers = &daemon->transfers,
+                               .hotload = &daemon->hotload,
+                               .groups = &daemon->groups,
+                               .directory = &daemon->cluster.directory,
+                               .directory_names = &daemon->cluster.directory_names,
+                               .holds = &daemon->cluster.holds,
+                               .shards = &daemon->shards,
+                               .calls = {.next_forward = 1},
+                               .meters = {.started_ns = uv_hrtime()},
+                               .above = {.arg = daemon,
+                                         .read_again = daemon_read_again,
+                                         .adopt = daemon_adopt,
+                                         .compare = daemon_compare,
+                                         .dispatch = rpc_dispatch}};
+    holds_init(&daemon->cluster.holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
     watches_init(&daemon->rpc);
     readings_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,
                                      .recovery = &daemon->recovery,
                                      .accounts = &daemon->accounts,
                                      .options = options,
-                                     .node = &daemon->node,
+                                     .node = &daemon->cluster.node,
                                      .plugins = daemon->plugins,
                                      .deadlines = &daemon->deadlines,
                                      .callbacks = {.arg = daemon,
@@ -341,25 +344,25 @@ static void init_rooms(struct daemon *daemon)
                                        .deadlines = &daemon->deadlines};
     list_init(&daemon->fresh.configs);
     hotload_init(&daemon->hotload);
-    list_init(&daemon->rpc.clients);
+    list_init(&daemon->rpc.clients.all);
     permutation_init(&daemon->rpc.page_tokens, 32);
-    map_init(&daemon->rpc.deferred);
-    list_init(&daemon->rpc.link_ends);
-    list_init(&daemon->rpc.retakes);
+    map_init(&daemon->rpc.calls.deferred);
+    list_init(&daemon->rpc.calls.link_ends);
+    list_init(&daemon->rpc.retakes.holds);
     daemon->shards = (struct shards){
-        .node = &daemon->node,
+        .node = &daemon->cluster.node,
         .deadlines = &daemon->deadlines,
         .regions = &daemon->regions,
         .objects = &daemon->objects,
         .published = &daemon->names,
         .recovery = &daemon->recovery,
-        .directory_names = &daemon->directory_names,
+        .directory_names = &daemon->cluster.directory_names,
         .counts = &daemon->counts,
         .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone},
     };
     shards_init(&daemon->shards);
-    map_init(&daemon->rpc.forwarded);
-    map_init(&daemon->rpc.retaking);
+    map_init(&daemon->rpc.calls.forwarded);
+    map_init(&daemon->rpc.retakes.nodes);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
     daemon->conns.on_hello = conn_hello;
     daemon->conns.on_end = conn_session_end;
@@ -368,11 +371,11 @@ static void init_rooms(struct daemon *daemon)
 
 static enum rdt_status restore_state(struct daemon *daemon, struct rdt_error *err)
 {
-    bool may_take_uuid = daemon->options->state_dir[0] == '\0' || daemon->node.damaged;
+    bool may_take_uuid = daemon->options->state_dir[0] == '\0' || daemon->cluster.node.damaged;
     enum rdt_status status;
 
     daemon->recovery = (struct recovery){.keeper = daemon->options->keeper,
-                                         .node = &daemon->node,
+                                         .node = &daemon->cluster.node,
                                          .accounts = &daemon->accounts,
                                          .plugins = daemon->plugins,
                                          .regions = &daemon->regions,
@@ -392,7 +395,7 @@ static enum rdt_status restore_state(struct daemon *daemon, struct rdt_error *er
                                        .counts = &daemon->counts};
     status = persist_start(&daemon->recovery, &daemon->storage, &daemon->loop, may_take_uuid, err);
     if (status == RDT_OK)
-        node_renew(daemon->options->state_dir, &daemon->node);
+        node_renew(daemon->options->state_dir, &daemon->cluster.node);
     if (status == RDT_OK)
         conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));
     return status;
@@ -415,7 +418,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
                                         .events = &daemon->rpc.events,
                                         .owner_work = daemon->owner_work,
                                         .slices = &daemon->deadlines.slices,
-                                        .busy_poll = &daemon->rpc.busy_poll,
+                                        .busy_poll = &daemon->rpc.meters.busy_poll,
                                         .may_forget = may_forget_peer,
                                         .fill_hello = fill_hello,
                                         .on_up = on_peer_up,
@@ -433,28 +436,28 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK)
         check_restored(daemon);
     if (status == RDT_OK && options_have_peers(daemon->options))
-        status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
-    daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
-    daemon->directory = (struct directory){.loop = &daemon->loop,
-                                           .options = daemon->options,
-                                           .node = &daemon->node,
-                                           .peers = daemon->peers,
-                                           .owner_work = daemon->owner_work,
-                                           .deadlines = &daemon->deadlines};
-    daemon->directory_names = (struct directory_names){.options = daemon->options,
-                                                       .node = &daemon->node,
-                                                       .peers = daemon->peers,
-                                                       .names = &daemon->names,
-                                                       .deadlines = &daemon->deadlines,
-                                                       .arg = daemon,
-                                                       .check_requester = check_requester_for_group};
-    directory_names_start(&daemon->directory_names);
+        status = peers_create(&daemon->loop, daemon->options, &daemon->cluster.node, &callbacks, &daemon->cluster.peers, err);
+    daemon->transfers.peers = daemon->rpc.peers = daemon->cluster.peers;
+    daemon->cluster.directory = (struct directory){.loop = &daemon->loop,
+                                                   .options = daemon->options,
+                                                   .node = &daemon->cluster.node,
+                                                   .peers = daemon->cluster.peers,
+                                                   .owner_work = daemon->owner_work,
+                                                   .deadlines = &daemon->deadlines};
+    daemon->cluster.directory_names = (struct directory_names){.options = daemon->options,
+                                                               .node = &daemon->cluster.node,
+                                                               .peers = daemon->cluster.peers,
+                                                               .names = &daemon->names,
+                                                               .deadlines = &daemon->deadlines,
+                                                               .arg = daemon,
+                                                               .check_requester = check_requester_for_group};
+    directory_names_start(&daemon->cluster.directory_names);
     if (status == RDT_OK)
-        directory_start(&daemon->directory);
+        directory_start(&daemon->cluster.directory);
     if (status == RDT_OK)
         status = listener_start(&daemon->listener, &daemon->conns, err);
     if (status == RDT_OK) {
-        holds_restore(&daemon->holds, daemon->peers, daemon->options->restart_grace_ns);
+        holds_restore(&daemon->cluster.holds, daemon->cluster.peers, daemon->options->restart_grace_ns);
         groups_restore(&daemon->groups);
         retakes_start(&daemon->rpc);
         conn_sessions_wait(&daemon->conns);
@@ -511,9 +514,9 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
         free(daemon);
         return rdt_error_set(err, RDT_SYSTEM, "cannot create the event loop: %s", uv_strerror(code));
     }
-    status = node_load(options->state_dir, &daemon->node, err);
+    status = node_load(options->state_dir, &daemon->cluster.node, err);
     if (status == RDT_OK)
-        status = node_lock(options->state_dir, &daemon->node, &lock, err);
+        status = node_lock(options->state_dir, &daemon->cluster.node, &lock, err);
     if (status == RDT_OK && plugin_blame_start(options->state_dir, &blame_err) != RDT_OK)
         log_warn("crashes of plug-ins will not be recorded: %s", blame_err.msg);
     if (status == RDT_OK)
@@ -537,23 +540,23 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
     daemon_start_signals(daemon);
     status = start_serving(daemon, err);
     if (status == RDT_OK) {
-        node_hex(daemon->node.uuid, uuid);
+        node_hex(daemon->cluster.node.uuid, uuid);
         log_info("rdtd %s: node %s serves %s%s%s", RDTD_VERSION, uuid, options->socket,
-                 daemon->node.address[0] ? ", peers at " : "", daemon->node.address);
+                 daemon->cluster.node.address[0] ? ", peers at " : "", daemon->cluster.node.address);
         sdnotify("READY=1\nSTATUS=serving");
         daemon_start_idle_exit(daemon);
         if (is_away)
             hotload_await_network(&daemon->hotload, daemon->owner_work);
     } else {
-        daemon->rpc.draining = true;
+        daemon->rpc.intake.draining = true;
         daemon_close(daemon);
     }
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
-    if (daemon->stuck)
+    if (daemon->end.stuck)
         return rdt_error_set(err, RDT_INTERNAL, "the daemon ended before its backends had closed");
 
-    map_fini(&daemon->rpc.forwarded);
-    map_fini(&daemon->rpc.deferred);
+    map_fini(&daemon->rpc.calls.forwarded);
+    map_fini(&daemon->rpc.calls.deferred);
     retakes_clear(&daemon->rpc);
     transfers_fini(&daemon->transfers);
     recovery_fini(&daemon->recovery);

@@ -13,10 +13,46 @@
 #include "daemon/persist/storage.h"
 #include "daemon/rpc/rpc.h"
 
+struct daemon_cluster {
+    struct node node;    /* this one */
+    struct peers *peers; /* NULL: without key_file there is no link to other nodes */
+    struct directory directory;
+    struct directory_names directory_names;
+    struct holds holds;
+};
+
+struct daemon_signals {
+    uv_signal_t sigterm, sigint, sighup;
+};
+
+struct daemon_watchdog { /* systemd's */
+    uv_timer_t timer;
+    bool runs;
+};
+
+struct daemon_trim { /* malloc gives free memory back to the system */
+    struct work work;
+    struct deadline pause;
+    uint64_t took_ns;
+    bool runs, pauses, again;
+};
+
+struct daemon_idle {
+    struct deadline check;
+    uint64_t needed_ns; /* when a client, an object or a transfer last needed the daemon */
+};
+
+struct daemon_end {
+    struct deadline drain_limit, close_limit;
+    bool lingering; /* the last transfer has ended, and its bytes may still be on the network */
+    bool stopping;  /* the rooms are being closed */
+    bool stuck;     /* they did not close in time */
+};
+
 struct daemon {
     uv_loop_t loop;
     struct options *options; /* daemon_adopt changes it */
-    struct node node;
+    struct daemon_cluster cluster;
     Rdt__Pb__StatusReply counts; /* what the rooms count for STATUS, each in the fields that rdt.proto describes */
     struct plugins *plugins;
     struct work_pool *pool;
@@ -33,11 +69,7 @@ struct daemon {
     struct storage storage;
     struct transfers transfers;
     struct groups groups;
-    struct peers *peers; /* NULL: without key_file there is no link to other nodes */
-    struct directory directory;
-    struct directory_names directory_names;
     struct hotload hotload;
-    struct holds holds;
     struct shards shards;
     struct rpc rpc;
     struct conns conns;
@@ -46,20 +78,11 @@ struct daemon {
         struct persons persons;
     } fresh;
     struct listener listener;
-    uv_signal_t sigterm, sigint, sighup;
-    uv_timer_t watchdog;
-    bool has_watchdog;
-    struct trim { /* malloc gives free memory back to the system */
-        struct work work;
-        struct deadline pause;
-        uint64_t took_ns;
-        bool runs, pauses, again;
-    } trim;
-    struct deadline drain_limit, close_limit, idle_check;
-    uint64_t needed_ns; /* when a client, an object or a transfer last needed the daemon */
-    bool stopping;      /* the rooms are being closed */
-    bool stuck;         /* they did not close in time */
-    bool lingering;     /* the last transfer has ended, and its bytes may still be on the network */
+    struct daemon_signals signals;
+    struct daemon_watchdog watchdog;
+    struct daemon_trim trim;
+    struct daemon_idle idle;
+    struct daemon_end end;
 };
 
 /* Warns if the control group's limit is less than memory_limit. */

@@ -42,11 +42,11 @@ static void close_loop_handles(void *arg)
 {
     struct daemon *daemon = arg;
 
-    close_signal(&daemon->sigterm);
-    close_signal(&daemon->sigint);
-    close_signal(&daemon->sighup);
-    if (daemon->has_watchdog)
-        uv_close((uv_handle_t *)&daemon->watchdog, NULL);
+    close_signal(&daemon->signals.sigterm);
+    close_signal(&daemon->signals.sigint);
+    close_signal(&daemon->signals.sighup);
+    if (daemon->watchdog.runs)
+        uv_close((uv_handle_t *)&daemon->watchdog.timer, NULL);
     watches_fini(&daemon->rpc);
     deadlines_close(&daemon->deadlines, NULL);
 }
@@ -97,11 +97,11 @@ static void close_peers(void *arg)
 {
     struct daemon *daemon = arg;
 
-    directory_close(&daemon->directory, daemon->options->keeper[0] != '\0');
-    directory_names_close(&daemon->directory_names);
+    directory_close(&daemon->cluster.directory, daemon->options->keeper[0] != '\0');
+    directory_names_close(&daemon->cluster.directory_names);
     calls_close(&daemon->rpc);
-    if (daemon->peers)
-        peers_close(daemon->peers, await_copies, daemon);
+    if (daemon->cluster.peers)
+        peers_close(daemon->cluster.peers, await_copies, daemon);
     else
         await_copies(daemon);
 }
@@ -122,9 +122,9 @@ static void close_transfers(void *arg)
     detached_end_all(&daemon->objects);
     transit_end_all(&daemon->objects);
     shards_clear(&daemon->shards); /* they hold objects, here and on other nodes */
-    holds_clear(&daemon->holds);
+    holds_clear(&daemon->cluster.holds);
     if (daemon->options->keeper[0] != '\0') /* the next daemon restores the names: other nodes must not take them over */
-        directory_names_mute(&daemon->directory_names);
+        directory_names_mute(&daemon->cluster.directory_names);
     names_clear(&daemon->names); /* names hold objects, and the work pool, which frees their memory, still runs */
     transfers_close(&daemon->transfers, close_groups, daemon);
 }
@@ -140,30 +140,30 @@ static void close_clients(void *arg)
  * the process. */
 static void on_close_timeout(struct deadline *deadline)
 {
-    struct daemon *daemon = container_of(deadline, struct daemon, close_limit);
+    struct daemon *daemon = container_of(deadline, struct daemon, end.close_limit);
 
     if (plugins_copies(daemon->plugins) > 0)
         log_error("%u copies on devices do not end: the daemon exits without waiting for them",
                   plugins_copies(daemon->plugins));
     else
         log_error("a backend does not close: the daemon exits without waiting for it");
-    daemon->stuck = true;
+    daemon->end.stuck = true;
     uv_stop(&daemon->loop);
 }
 
 void daemon_close(struct daemon *daemon)
 {
-    if (daemon->stopping)
+    if (daemon->end.stopping)
         return;
-    daemon->stopping = true;
+    daemon->end.stopping = true;
     conns_stop(&daemon->conns); /* first, because answers after the next line would not be recorded */
     daemon->regions.ending = true;
     storage_freeze(&daemon->storage);
     recovery_close(&daemon->recovery); /* closing things below must not end them for the next daemon */
-    daemon->close_limit.on_passed = on_close_timeout;
-    (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);
-    deadline_unset(&daemon->deadlines, &daemon->drain_limit);
-    deadline_unset(&daemon->deadlines, &daemon->idle_check);
+    daemon->end.close_limit.on_passed = on_close_timeout;
+    (void)deadline_set(&daemon->deadlines, &daemon->end.close_limit, CLOSE_TIMEOUT_NS);
+    deadline_unset(&daemon->deadlines, &daemon->end.drain_limit);
+    deadline_unset(&daemon->deadlines, &daemon->idle.check);
     deadline_unset(&daemon->deadlines, &daemon->trim.pause);
     transfers_set_on_idle(&daemon->transfers, NULL);
     listener_close(&daemon->listener, close_clients, daemon);
@@ -177,15 +177,15 @@ static void on_transfers_ended(struct transfers *transfers)
 {
     struct daemon *daemon = container_of(transfers, struct daemon, transfers);
 
-    daemon->lingering = true;
-    (void)deadline_set(&daemon->deadlines, &daemon->drain_limit, LINGER_NS);
+    daemon->end.lingering = true;
+    (void)deadline_set(&daemon->deadlines, &daemon->end.drain_limit, LINGER_NS);
 }
 
 static void on_drain_limit(struct deadline *deadline)
 {
-    struct daemon *daemon = container_of(deadline, struct daemon, drain_limit);
+    struct daemon *daemon = container_of(deadline, struct daemon, end.drain_limit);
 
-    if (!daemon->lingering)
+    if (!daemon->end.lingering)
         log_warn("drain_timeout has passed with %u transfers still running", transfers_active(&daemon->transfers));
     daemon_close(daemon);
 }
@@ -194,13 +194,13 @@ static void drain(struct daemon *daemon, const char *why)
 {
     unsigned active;
 
-    daemon->rpc.draining = true;
+    daemon->rpc.intake.draining = true;
     recovery_drain(&daemon->recovery);
     transfers_refuse_parked(&daemon->transfers);
     active = transfers_active(&daemon->transfers);
     log_info("%s: draining %u transfers", why, active);
     sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
-    daemon->drain_limit.on_passed = on_drain_limit;
+    daemon->end.drain_limit.on_passed = on_drain_limit;
     if (active == 0) {
         if (transfers_quiet_ns(&daemon->transfers) < (uint64_t)LINGER_NS)
             on_transfers_ended(&daemon->transfers);
@@ -209,21 +209,21 @@ static void drain(struct daemon *daemon, const char *why)
         return;
     }
     transfers_set_on_idle(&daemon->transfers, on_transfers_ended);
-    (void)deadline_set(&daemon->deadlines, &daemon->drain_limit, (int64_t)daemon->options->drain_timeout_ns);
+    (void)deadline_set(&daemon->deadlines, &daemon->end.drain_limit, (int64_t)daemon->options->drain_timeout_ns);
 }
 
 /* ---- reasons to end ---- */
 
 static void on_idle_check(struct deadline *deadline)
 {
-    struct daemon *daemon = container_of(deadline, struct daemon, idle_check);
+    struct daemon *daemon = container_of(deadline, struct daemon, idle.check);
     uint64_t now_ns = uv_hrtime();
 
-    if (daemon->rpc.draining)
+    if (daemon->rpc.intake.draining)
         return;
     if (daemon->conns.n > 0 || map_count(&daemon->objects.by_name) > 0 || transfers_active(&daemon->transfers) > 0)
-        daemon->needed_ns = now_ns;
-    if (now_ns - daemon->needed_ns >= daemon->options->idle_exit_ns)
+        daemon->idle.needed_ns = now_ns;
+    if (now_ns - daemon->idle.needed_ns >= daemon->options->idle_exit_ns)
         drain(daemon, "no client, object or transfer for idle_exit");
     else
         (void)deadline_set(&daemon->deadlines, deadline, (int64_t)daemon->options->idle_exit_ns / IDLE_CHECKS + 1);
@@ -231,19 +231,19 @@ static void on_idle_check(struct deadline *deadline)
 
 void daemon_start_idle_exit(struct daemon *daemon)
 {
-    daemon->idle_check.on_passed = on_idle_check;
-    daemon->needed_ns = uv_hrtime();
+    daemon->idle.check.on_passed = on_idle_check;
+    daemon->idle.needed_ns = uv_hrtime();
     if (daemon->options->idle_exit_ns > 0)
-        on_idle_check(&daemon->idle_check);
+        on_idle_check(&daemon->idle.check);
 }
 
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *daemon = handle->data;
 
-    if (daemon->stopping)
+    if (daemon->end.stopping)
         return;
-    if (daemon->rpc.draining) {
+    if (daemon->rpc.intake.draining) {
         log_info("%s again: the daemon ends without waiting for transfers", strsignal(number));
         daemon_close(daemon);
         return;
@@ -260,16 +260,16 @@ void daemon_start_signals(struct daemon *daemon)
 {
     uint64_t interval_ns = sdnotify_watchdog_ns();
 
-    (void)uv_signal_init(&daemon->loop, &daemon->sigterm);
-    (void)uv_signal_init(&daemon->loop, &daemon->sigint);
-    (void)uv_signal_init(&daemon->loop, &daemon->sighup);
-    daemon->sigterm.data = daemon->sigint.data = daemon->sighup.data = daemon;
-    (void)uv_signal_start(&daemon->sigterm, on_signal, SIGTERM);
-    (void)uv_signal_start(&daemon->sigint, on_signal, SIGINT);
-    (void)uv_signal_start(&daemon->sighup, daemon_on_hangup, SIGHUP);
+    (void)uv_signal_init(&daemon->loop, &daemon->signals.sigterm);
+    (void)uv_signal_init(&daemon->loop, &daemon->signals.sigint);
+    (void)uv_signal_init(&daemon->loop, &daemon->signals.sighup);
+    daemon->signals.sigterm.data = daemon->signals.sigint.data = daemon->signals.sighup.data = daemon;
+    (void)uv_signal_start(&daemon->signals.sigterm, on_signal, SIGTERM);
+    (void)uv_signal_start(&daemon->signals.sigint, on_signal, SIGINT);
+    (void)uv_signal_start(&daemon->signals.sighup, daemon_on_hangup, SIGHUP);
     if (interval_ns > 0) {
-        daemon->has_watchdog = true;
-        (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
-        (void)uv_timer_start(&daemon->watchdog, on_watchdog, interval_ns / 1000000, interval_ns / 1000000);
+        daemon->watchdog.runs = true;
+        (void)uv_timer_init(&daemon->loop, &daemon->watchdog.timer);
+        (void)uv_timer_start(&daemon->watchdog.timer, on_watchdog, interval_ns / 1000000, interval_ns / 1000000);
     }
 }

@@ -80,10 +80,10 @@ static void spread_limits(struct daemon *daemon)
 
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->objects.max_objects = options->max_objects;
-    daemon->holds.grace_ns = options->hold_grace_ns;
+    daemon->cluster.holds.grace_ns = options->hold_grace_ns;
     regions_set_limits(&daemon->regions, limit, limit / 8, options_effective_cache_max(options, limit));
     daemon_check_memory_limit(daemon);
-    list_for_each (node, &daemon->rpc.clients)
+    list_for_each (node, &daemon->rpc.clients.all)
         account_limits_changed(container_of(node, struct client, link)->account);
     accounts_limits_changed(&daemon->accounts);
 }
@@ -110,7 +110,7 @@ void daemon_compare(void *arg, const struct options *fresh, const struct tls_con
     const struct daemon *daemon = arg;
     struct reload reload = {.on_change = on_change, .arg = change_arg, .check = true};
 
-    compare(daemon, fresh, daemon->peers && key && peers_is_new_key(daemon->peers, key), &reload);
+    compare(daemon, fresh, daemon->cluster.peers && key && peers_is_new_key(daemon->cluster.peers, key), &reload);
 }
 
 /* ---- reading ---- */
@@ -158,7 +158,7 @@ static void done_reading(struct work *work)
     struct daemon *daemon = config->daemon;
 
     list_remove(&config->link);
-    if (!daemon->stopping) {
+    if (!daemon->end.stopping) {
         read_first(daemon);
         end_reading(config, config);
         return;
@@ -184,7 +184,7 @@ enum rdt_status daemon_read_again(void *arg, void (*on_read)(void *read_arg, str
                                     .on_read = on_read,
                                     .arg = read_arg,
                                     .now = daemon->options,
-                                    .has_peers = daemon->peers != NULL};
+                                    .has_peers = daemon->cluster.peers != NULL};
     list_append(&daemon->fresh.configs, &config->link);
     if (first)
         read_first(daemon);
@@ -198,7 +198,7 @@ enum rdt_status daemon_adopt(void *arg, struct fresh_config *config, bool check,
 {
     struct daemon *daemon = arg;
     struct reload reload = {.on_change = on_change, .arg = change_arg, .check = check};
-    bool new_key = config->key && peers_is_new_key(daemon->peers, config->key);
+    bool new_key = config->key && peers_is_new_key(daemon->cluster.peers, config->key);
 
     if (config->err.status != RDT_OK) {
         *err = config->err;
@@ -211,11 +211,11 @@ enum rdt_status daemon_adopt(void *arg, struct fresh_config *config, bool check,
         return RDT_OK;
     options_adopt(daemon->options, &config->options);
     spread_limits(daemon);
-    if (daemon->peers)
-        peers_reload(daemon->peers, new_key ? config->key : NULL);
+    if (daemon->cluster.peers)
+        peers_reload(daemon->cluster.peers, new_key ? config->key : NULL);
     if (new_key)
         config->key = NULL;
-    directory_reload(&daemon->directory);
+    directory_reload(&daemon->cluster.directory);
     persons_read_again(&daemon->fresh.persons);
     log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied, reload.left);
     sdnotify("READY=1");
@@ -227,7 +227,7 @@ static void on_read_after_hangup(void *arg, struct fresh_config *config)
     struct daemon *daemon = arg;
     struct rdt_error err;
 
-    if (!config || daemon->rpc.draining)
+    if (!config || daemon->rpc.intake.draining)
         log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
     else if (daemon_adopt(daemon, config, false, NULL, NULL, &err) != RDT_OK)
         log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);
@@ -239,7 +239,7 @@ void daemon_on_hangup(uv_signal_t *handle, int number)
     struct rdt_error err;
 
     (void)number;
-    if (daemon->rpc.draining || daemon->stopping) /* The threads may be gone. */
+    if (daemon->rpc.intake.draining || daemon->end.stopping) /* The threads may be gone. */
         log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
     else if (daemon_read_again(daemon, on_read_after_hangup, daemon, &err) != RDT_OK)
         log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);

@@ -56,10 +56,10 @@ static void call_free(struct call *call)
     list_remove(&call->link);
     list_remove(&call->forwarded.by_peer);
     if (call->indexed)
-        (void)map_remove(&call->rpc->deferred, &call->key, sizeof call->key);
+        (void)map_remove(&call->rpc->calls.deferred, &call->key, sizeof call->key);
     list_remove(&call->waits.wake.link);
     if (call->forwarded.number) {
-        (void)map_remove_u64(&call->rpc->forwarded, call->forwarded.number);
+        (void)map_remove_u64(&call->rpc->calls.forwarded, call->forwarded.number);
         call->forwarded.to->calls.n_there--;
     }
     if (call->waits.woken)
@@ -81,7 +81,7 @@ static void call_free(struct call *call)
 
 static void count(const struct call *call, enum rdt_status status)
 {
-    struct request_metrics *metrics = call->verb ? &call->rpc->requests[call->type] : NULL;
+    struct request_metrics *metrics = call->verb ? &call->rpc->meters.requests[call->type] : NULL;
 
     if (!metrics)
         return;
@@ -145,7 +145,7 @@ void call_reply_empty(struct call *call)
 static void fail(struct call *call, const struct rdt_error *err, bool unread)
 {
     if (call->hold.retakes)
-        call->rpc->retake_events->on_failure(call, err);
+        call->rpc->retakes.events->on_failure(call, err);
     if (call->client && call->request_id == 0 && !unread) {
         log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id,
                   call->type, err->msg);
@@ -213,8 +213,8 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
     if (!list_empty(&call->link))
         return RDT_OK;
     call->key = key_of(call->client, call->peer, call->request_id);
-    if (call->request_id != 0 && !map_get(&call->rpc->deferred, &call->key, sizeof call->key)) {
-        if (!map_put(&call->rpc->deferred, &call->key, sizeof call->key, call))
+    if (call->request_id != 0 && !map_get(&call->rpc->calls.deferred, &call->key, sizeof call->key)) {
+        if (!map_put(&call->rpc->calls.deferred, &call->key, sizeof call->key, call))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request that waits");
         call->indexed = true;
     }
@@ -266,7 +266,7 @@ struct call *call_find(const struct rpc *rpc, const struct client *client, const
 {
     struct call_key key = key_of(client, peer, number);
 
-    return map_get(&rpc->deferred, &key, sizeof key);
+    return map_get(&rpc->calls.deferred, &key, sizeof key);
 }
 
 enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)

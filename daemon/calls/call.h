@@ -57,6 +57,50 @@ struct rpc_above { /* functions of the room above; daemon.c fills it */
     /* Reports what differs in a configuration that was read again, and in the key of the peer link (NULL: it has none). */
     void (*compare)(void *arg, const struct options *fresh, const struct tls_context *key, options_on_change on_change,
                     void *change_arg);
+    /* Is rpc_dispatch. call_remote.c would otherwise depend on every handler. */
+    void (*dispatch)(struct call *call, const uint8_t *payload, size_t bytes);
+};
+
+struct rpc_clients {
+    struct list all; /* struct client.link */
+    unsigned n;
+    unsigned n_waiting; /* sessions of an earlier daemon whose clients have not come back yet */
+    uint64_t n_served;  /* since the start */
+};
+
+struct rpc_calls {        /* that have not been answered yet */
+    struct list readings; /* struct reading.link, private to rpc_read.c */
+    struct map deferred;  /* struct call.key -> struct call: deferred calls that their callers may cancel */
+    struct map forwarded; /* struct call.forwarded.number -> struct call: calls of clients that another node answers */
+    uint64_t next_forward;
+    struct list link_ends; /* struct peer_calls.ending: ends of links that take several turns */
+    bool no_links;         /* calls_close has run */
+};
+
+struct rpc_retakes {   /* call_retake.c */
+    struct list holds; /* struct far_record.link: holds that no node has been asked for, or that wait to be asked again */
+    struct map nodes;  /* node uuid -> struct retaking (private to call_retake.c): nodes whose holds are to be taken again */
+    struct deadline deadline;
+    uint64_t until_ns;
+    struct log_rare lost;
+    const struct retake_events *events; /* NULL: retakes_start has not run */
+};
+
+struct rpc_meters {
+    uint64_t started_ns;
+    struct busy_poll busy_poll; /* conn.c reports messages to it */
+    struct loop_meter loop_meter;
+    struct request_metrics requests[RPC_VERBS]; /* by type number */
+};
+
+struct rpc_intake {
+    bool draining; /* the daemon ends */
+    bool drained;  /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
+};
+
+struct rpc_doctor {
+    uint64_t looked_ns; /* when it last looked for a user who is no administrator */
+    unsigned n_looks;   /* at files, from which it has not come back */
 };
 
 struct rpc { /* everything that the handlers use; daemon.c fills it */
@@ -82,34 +126,14 @@ struct rpc { /* everything that the handlers use; daemon.c fills it */
     struct peers *peers;           /* NULL: without key_file there is no link to other nodes */
     struct events events;          /* the rooms below emit events through it */
     struct event_log event_log;    /* of those who watch (rpc_watch.c) */
-    struct list clients;           /* struct client.link */
-    struct list readings;          /* struct reading.link, private to rpc_read.c */
-    struct map deferred;           /* struct call.key -> struct call: deferred calls that their callers may cancel */
-    struct list link_ends;         /* struct peer_calls.ending: ends of links that take several turns */
-    bool no_links;                 /* calls_close has run */
-    struct map forwarded;          /* struct call.forwarded.number -> struct call: calls of clients that another node answers */
-    uint64_t next_forward;
-    struct list retakes; /* struct far_record.link: holds that no node has been asked for, or that wait to be asked again */
-    struct map retaking; /* node uuid -> struct retaking (private to call_retake.c): nodes whose holds are to be taken again */
-    struct deadline retake;
-    uint64_t retake_until_ns;
-    struct log_rare lost_holds;
-    const struct retake_events *retake_events; /* NULL: retakes_start has not run */
-    unsigned n_clients;
-    uint64_t n_served;              /* since the start */
+    struct rpc_clients clients;
+    struct rpc_calls calls;
+    struct rpc_retakes retakes;
     struct permutation page_tokens; /* what LIST shows of numbers that would show how much others have */
-    unsigned n_waiting;             /* sessions of an earlier daemon whose clients have not come back yet */
-    struct busy_poll busy_poll;     /* conn.c reports messages to it */
-    struct loop_meter loop_meter;
-    struct request_metrics requests[RPC_VERBS]; /* by type number */
-    uint64_t started_ns;
-    bool draining;        /* the daemon ends */
-    bool drained;         /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
-    uint64_t doctored_ns; /* when the doctor last looked for a user who is no administrator */
-    unsigned n_looks;     /* of the doctor at files, from which it has not come back */
+    struct rpc_meters meters;
+    struct rpc_intake intake;
+    struct rpc_doctor doctor;
     struct rpc_above above;
-    /* Is rpc_dispatch. As a pointer, because call_remote.c would otherwise depend on every handler. */
-    void (*dispatch)(struct call *call, const uint8_t *payload, size_t bytes);
 };
 
 /* Who has sent a call, over which link of a node, and its number there. */
@@ -179,7 +203,7 @@ struct call_copy {
 struct call {
     struct list link; /* while deferred: in client->rpc.calls or peer->calls.here */
     struct call_key key;
-    bool indexed; /* in rpc->deferred */
+    bool indexed; /* in rpc->calls.deferred */
     struct rpc *rpc;
     struct client *client;   /* NULL: the call comes from another node */
     struct peer *peer;       /* NULL: the call comes from a client */

@@ -28,7 +28,7 @@ static enum rdt_status keep_packed(struct call *call, struct rdt_error *err)
 
 static void dispatch_again(struct call *call)
 {
-    call->rpc->dispatch(call, call->copy.packed, call->copy.packed_bytes);
+    call->rpc->above.dispatch(call, call->copy.packed, call->copy.packed_bytes);
 }
 
 static void on_found(struct name_seeker *seeker, const uint8_t node[16], const char *address)

@@ -106,9 +106,9 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     protobuf_c_message_pack(request, call->copy.packed);
     if (!call_waits(call))
         timeout_ns = answer_ns(rpc);
-    if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
+    if (!map_put_u64(&rpc->calls.forwarded, rpc->calls.next_forward, call))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->forwarded.to->name);
-    call->forwarded.number = rpc->next_forward++;
+    call->forwarded.number = rpc->calls.next_forward++;
     list_append(&call->forwarded.to->calls.unsent, &call->forwarded.by_peer);
     call->forwarded.to->calls.n_there++;
     status = call_defer(call, timeout_ns == 0 ? POLL_NS : with_answer_ns(timeout_ns), cancel_forwarded, err);
@@ -143,8 +143,8 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
     peer->calls.send.run = send_unsent;
     if (!list_empty(&peer->calls.unsent))
         slice_begin(&rpc->deadlines->slices, &peer->calls.send);
-    if (rpc->retake_events)
-        rpc->retake_events->on_peer_up(rpc, peer);
+    if (rpc->retakes.events)
+        rpc->retakes.events->on_peer_up(rpc, peer);
 }
 
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
@@ -200,14 +200,14 @@ void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error 
     calls->why = *why;
     calls->end.run = end_some;
     if (list_empty(&calls->ending))
-        list_append(&rpc->link_ends, &calls->ending);
-    slice_begin(rpc->no_links ? NULL : &rpc->deadlines->slices, &calls->end);
+        list_append(&rpc->calls.link_ends, &calls->ending);
+    slice_begin(rpc->calls.no_links ? NULL : &rpc->deadlines->slices, &calls->end);
 }
 
 void calls_close(struct rpc *rpc)
 {
-    rpc->no_links = true;
-    list_drain (struct peer_calls, calls, &rpc->link_ends, ending) {
+    rpc->calls.no_links = true;
+    list_drain (struct peer_calls, calls, &rpc->calls.link_ends, ending) {
         slice_stop(&calls->end);
         (void)end_some(&calls->end, UINT64_MAX);
     }
@@ -223,7 +223,7 @@ static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt
     struct client *client = call->client;
     enum rdt_status status;
 
-    if (call->hold.retakes && !call->rpc->retake_events->on_answer(call)) {
+    if (call->hold.retakes && !call->rpc->retakes.events->on_answer(call)) {
         holds_unwanted(call->rpc->holds, peer, call->forwarded.number);
         return rdt_error_set(err, RDT_CANCELLED, "the client has ended its hold meanwhile");
     }
@@ -245,7 +245,7 @@ static void take_failure(struct call *call, const struct peer *peer, const Rdt__
 
 static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)
 {
-    struct call *call = map_get_u64(&rpc->forwarded, reply->call);
+    struct call *call = map_get_u64(&rpc->calls.forwarded, reply->call);
     ProtobufCMessage *message;
     struct rdt_error err = {0};
 
@@ -301,7 +301,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
     if (err.status != RDT_OK)
         call_fail(call, &err);
     else
-        rpc->dispatch(call, message->request.data, message->request.len);
+        rpc->above.dispatch(call, message->request.data, message->request.len);
 }
 
 enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err)

@@ -21,13 +21,13 @@ struct retaking {
 
 static void count(struct rpc *rpc, struct far_record *record)
 {
-    struct retaking *retaking = map_get(&rpc->retaking, record->node, sizeof record->node);
+    struct retaking *retaking = map_get(&rpc->retakes.nodes, record->node, sizeof record->node);
 
     if (!retaking) {
         retaking = calloc(1, sizeof *retaking);
         if (retaking)
             memcpy(retaking->node, record->node, sizeof retaking->node);
-        if (!retaking || !map_put(&rpc->retaking, retaking->node, sizeof retaking->node, retaking)) {
+        if (!retaking || !map_put(&rpc->retakes.nodes, retaking->node, sizeof retaking->node, retaking)) {
             free(retaking); /* the node is told too early, and the hold may be lost */
             return;
         }
@@ -38,12 +38,12 @@ static void count(struct rpc *rpc, struct far_record *record)
 
 static void count_down(struct rpc *rpc, const struct far_record *record)
 {
-    struct retaking *retaking = map_get(&rpc->retaking, record->node, sizeof record->node);
+    struct retaking *retaking = map_get(&rpc->retakes.nodes, record->node, sizeof record->node);
     struct peer *peer = rpc->peers ? peers_known(rpc->peers, record->node) : NULL;
 
     if (!retaking || --retaking->n_left > 0)
         return;
-    (void)map_remove(&rpc->retaking, retaking->node, sizeof retaking->node);
+    (void)map_remove(&rpc->retakes.nodes, retaking->node, sizeof retaking->node);
     free(retaking);
     if (peer && peer->state == PEER_UP)
         holds_settled(rpc->holds, peer);
@@ -75,7 +75,7 @@ static void lose(struct rpc *rpc, struct client *client, uint64_t request_id, co
     (void)snprintf(who, sizeof who,
                    "client %llu (%s): its hold %llu on an object of another node could not be taken again after the restart",
                    (unsigned long long)client->id, client->name, (unsigned long long)request_id);
-    log_warn_rarely(&rpc->lost_holds, who, why->msg);
+    log_warn_rarely(&rpc->retakes.lost, who, why->msg);
     remote_hold_lose(remote_hold_find(client, request_id), why);
 }
 
@@ -91,11 +91,11 @@ static bool ask(struct rpc *rpc, struct far_record *record)
     struct rdt_ref ref;
 
     if (!call)
-        list_append(&rpc->retakes, &record->link);
+        list_append(&rpc->retakes.holds, &record->link);
     if (call) {
         call->hold.retakes = record->request_id;
         message.ref = wire;
-        message.timeout_ns = rpc->retake_until_ns > now_ns ? (int64_t)(rpc->retake_until_ns - now_ns) : 1;
+        message.timeout_ns = rpc->retakes.until_ns > now_ns ? (int64_t)(rpc->retakes.until_ns - now_ns) : 1;
         asked = call_object_ref(wire, &ref, &err) == RDT_OK &&
                 call_forward(call, &ref, &message.base, message.timeout_ns, &err) == RDT_OK;
         if (!asked)
@@ -108,32 +108,32 @@ static bool ask(struct rpc *rpc, struct far_record *record)
 
 static void schedule(struct rpc *rpc, int64_t ns)
 {
-    if (!rpc->draining && !list_empty(&rpc->retakes))
-        (void)deadline_set(rpc->deadlines, &rpc->retake, ns);
+    if (!rpc->intake.draining && !list_empty(&rpc->retakes.holds))
+        (void)deadline_set(rpc->deadlines, &rpc->retakes.deadline, ns);
 }
 
 static void on_turn(struct deadline *deadline)
 {
-    struct rpc *rpc = container_of(deadline, struct rpc, retake);
+    struct rpc *rpc = container_of(deadline, struct rpc, retakes.deadline);
     unsigned n_asked = 0;
     struct list waiting;
 
     list_init(&waiting);
-    list_splice(&waiting, &rpc->retakes);
+    list_splice(&waiting, &rpc->retakes.holds);
     for (unsigned i = 0; i < BATCH && !list_empty(&waiting); i++) {
         struct far_record *record = container_of(list_first(&waiting), struct far_record, link);
         list_remove(&record->link);
         n_asked += ask(rpc, record);
     }
-    list_splice(&waiting, &rpc->retakes); /* those that failed are asked last */
-    list_splice(&rpc->retakes, &waiting);
+    list_splice(&waiting, &rpc->retakes.holds); /* those that failed are asked last */
+    list_splice(&rpc->retakes.holds, &waiting);
     schedule(rpc, n_asked > 0 ? 0 : PAUSE_NS);
 }
 
 static void on_peer_up(struct rpc *rpc, struct peer *peer)
 {
     schedule(rpc, 0);
-    if (rpc->recovery->journal && !map_get(&rpc->retaking, peer->uuid, sizeof peer->uuid))
+    if (rpc->recovery->journal && !map_get(&rpc->retakes.nodes, peer->uuid, sizeof peer->uuid))
         holds_settled(rpc->holds, peer);
 }
 
@@ -161,12 +161,12 @@ static void on_failure(struct call *call, const struct rdt_error *err)
 
     if (!record || call->client->gone)
         return;
-    if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retake_until_ns) {
+    if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retakes.until_ns) {
         lose(rpc, call->client, call->hold.retakes, err);
         return;
     }
-    list_append(&rpc->retakes, &record->link);
-    if (rpc->retake.index == 0)
+    list_append(&rpc->retakes.holds, &record->link);
+    if (rpc->retakes.deadline.index == 0)
         schedule(rpc, PAUSE_NS);
 }
 
@@ -176,17 +176,17 @@ void retakes_start(struct rpc *rpc)
 {
     struct list *records = &rpc->recovery->far_holds;
 
-    rpc->retake_events = &events;
-    rpc->retake.on_passed = on_turn;
-    rpc->lost_holds.every_ns = LOST_LINES_NS;
-    rpc->retake_until_ns = uv_hrtime() + rpc->options->restart_grace_ns;
+    rpc->retakes.events = &events;
+    rpc->retakes.deadline.on_passed = on_turn;
+    rpc->retakes.lost.every_ns = LOST_LINES_NS;
+    rpc->retakes.until_ns = uv_hrtime() + rpc->options->restart_grace_ns;
     while (rpc->recovery->journal && !list_empty(records)) {
         struct far_record *record = container_of(list_first(records), struct far_record, link);
         struct remote_hold *hold = remote_hold_find(record->client, record->request_id);
         list_remove(&record->link);
         hold->release_far = forget;
         count(rpc, record);
-        list_append(&rpc->retakes, &record->link);
+        list_append(&rpc->retakes.holds, &record->link);
     }
     schedule(rpc, 0);
 }
@@ -196,7 +196,7 @@ void retakes_clear(struct rpc *rpc)
     struct retaking *retaking;
     size_t cursor = 0;
 
-    while ((retaking = map_next(&rpc->retaking, &cursor)))
+    while ((retaking = map_next(&rpc->retakes.nodes, &cursor)))
         free(retaking);
-    map_fini(&rpc->retaking);
+    map_fini(&rpc->retakes.nodes);
 }

@@ -78,6 +78,35 @@ struct cached_regions {
     uint64_t bytes;
 };
 
+struct regions_freeing {
+    unsigned n;                /* blocks that are being freed on the work pool or by owner_work */
+    uint64_t bytes;            /* their host memory unless they are late, and orphaned memory in its grace period */
+    uint64_t leaving_bytes;    /* host memory of all blocks that are being freed, late or not */
+    struct list slow;          /* struct pool_block.link: being freed by owner_work, and not late; the oldest first */
+    struct deadline slow_late; /* set while `slow` is not empty */
+    struct list stuck;         /* the same that must stay mapped (pool_block_free) */
+};
+
+struct regions_awaiting { /* memory that is being freed */
+    struct list works;    /* struct page_work: allocations, in order */
+    uint64_t bytes;
+};
+
+struct region_caches {
+    struct map clients;           /* client id -> struct region_cache */
+    struct cached_regions sealed; /* of no client */
+    uint64_t sealed_hits;         /* how often one of them was used again */
+    struct list by_age;           /* struct region.by_age: all cached regions, the oldest first */
+    uint64_t bytes;               /* of all of them */
+    uint64_t max_bytes;           /* the limit for one client, and for sealed regions */
+    uint64_t hits;                /* how often a client's cached region was used again */
+};
+
+struct regions_searches {
+    struct list waits; /* struct region_wait (region_use.h) */
+    struct slice slice;
+};
+
 struct regions {
     const struct events *events; /* NULL: no client watches events */
     struct plugins *plugins;
@@ -92,29 +121,16 @@ struct regions {
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
     bool restoring;              /* what an earlier daemon had is restored, whatever limit_bytes is now */
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
-    unsigned n_freeing;          /* blocks that are being freed on the work pool or by owner_work */
-    uint64_t freeing_bytes;      /* their host memory unless they are late, and orphaned memory in its grace period */
-    uint64_t leaving_bytes;      /* host memory of all blocks that are being freed, late or not */
-    struct list slow;            /* struct pool_block.link: being freed by owner_work, and not late; the oldest first */
-    struct deadline slow_late;   /* set while `slow` is not empty */
-    struct list stuck;           /* the same that must stay mapped (pool_block_free) */
-    struct list awaiting;        /* struct page_work: allocations that wait, in order, for memory that is being freed */
-    uint64_t awaiting_bytes;
+    struct regions_freeing freeing;
+    struct regions_awaiting awaiting;
     /* Memory of the device (NULL: of the host) has been freed: allocations that wait for it may continue. It may call
      * anyone. */
     void (*on_freed)(struct regions *regions, struct memory_device *device);
     struct pool free_pool;
     struct device_pool device_pool;
-    struct map cached_clients;    /* client id -> struct region_cache */
-    struct cached_regions sealed; /* of no client */
-    uint64_t sealed_hits;         /* how often one of them was used again */
-    struct list cache;            /* struct region.by_age: all cached regions, the oldest first */
-    uint64_t cached_bytes;        /* of all of them */
-    uint64_t cached_max_bytes;    /* the limit for one client, and for sealed regions */
-    uint64_t cached_hits;         /* how often a client's cached region was used again */
-    struct deadlines *deadlines;  /* NULL: nothing is pooled or cached */
-    struct list searching;        /* struct region_wait (region_use.h) */
-    struct slice search;
+    struct region_caches caches;
+    struct deadlines *deadlines; /* NULL: nothing is pooled or cached */
+    struct regions_searches searches;
     struct accounts *accounts; /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
     /* Called before an allocation is refused: releases regions without users of at least `bytes` bytes, or none if there
@@ -197,7 +213,7 @@ struct region {
     unsigned device_copies;        /* from and to devices, of host memory that is not pinned */
     struct list uses;              /* struct region_use (region_use.h) */
     struct list readers;           /* struct region_reader.by_region: clients that keep it mapped without a hold */
-    struct list by_client, by_age; /* for region_cache.c: in cached_regions.list and in regions->cache */
+    struct list by_client, by_age; /* for region_cache.c: in cached_regions.list and in regions->caches.by_age */
     uint64_t cached_since_ns;
     void *record; /* the keeper has its descriptor, and a later daemon will have it (recovery.h); NULL: it has no record */
 };

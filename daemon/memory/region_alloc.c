@@ -7,7 +7,7 @@
 
 struct page_work {
     struct work work; /* first */
-    struct list link; /* in regions->awaiting */
+    struct list link; /* in regions->awaiting.works */
     struct region *region;
     region_ready on_ready;
     void *arg;
@@ -101,7 +101,7 @@ static uint64_t free_bytes(const struct regions *regions)
  * victims, without its charge. */
 static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
 {
-    uint64_t unused = regions->free_pool.bytes + regions->cached_bytes;
+    uint64_t unused = regions->free_pool.bytes + regions->caches.bytes;
 
     if (bytes > limit_of(regions))
         return false;
@@ -110,7 +110,7 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
         (void)regions->evict(regions->evict_arg, bytes - free_bytes(regions) - unused);
         regions->evicted = NULL;
     }
-    if (free_bytes(regions) + regions->free_pool.bytes + regions->cached_bytes < bytes)
+    if (free_bytes(regions) + regions->free_pool.bytes + regions->caches.bytes < bytes)
         return false;
     if (free_bytes(regions) < bytes)
         pool_evict(&regions->free_pool, bytes - free_bytes(regions), victims);
@@ -186,7 +186,7 @@ static bool will_fit(const struct regions *regions, uint64_t claimed, uint64_t b
 }
 
 /* There is no room now, because the work pool is still freeing, zeroing or allocating ahead. If there will be room after
- * that, the region waits for it in regions->awaiting: nobody is refused for work that is not done yet. Returns whether it
+ * that, the region waits for it in regions->awaiting.works: nobody is refused for work that is not done yet. Returns whether it
  * waits. */
 static bool await_room(struct region *region, region_ready on_ready, void *arg)
 {
@@ -200,15 +200,15 @@ static bool await_room(struct region *region, region_ready on_ready, void *arg)
     if (!page)
         return false;
     region->room = bytes;
-    regions->awaiting_bytes += bytes;
-    list_append(&regions->awaiting, &page->link);
+    regions->awaiting.bytes += bytes;
+    list_append(&regions->awaiting.works, &page->link);
     return true;
 }
 
 static void stop_awaiting(struct page_work *page, uint64_t bytes)
 {
     list_remove(&page->link);
-    page->region->regions->awaiting_bytes -= bytes;
+    page->region->regions->awaiting.bytes -= bytes;
 }
 
 /* The memory that it waited for went to a request that could not wait. */
@@ -226,12 +226,12 @@ static void refuse(struct page_work *page)
 
 void regions_admit(struct regions *regions)
 {
-    list_drain (struct page_work, page, &regions->awaiting, link) {
+    list_drain (struct page_work, page, &regions->awaiting.works, link) {
         uint64_t bytes = page->region->room;
         if (take_room(page->region, &page->victims)) {
             stop_awaiting(page, bytes);
             submit(page);
-        } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting_bytes, bytes)) {
+        } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting.bytes, bytes)) {
             region_drop_victims(regions, &page->victims);
             return; /* more memory is being freed */
         } else {
@@ -252,7 +252,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     struct page_work *page;
     struct pool_block *pooled;
     struct list victims;
-    bool must_wait = on_ready && !list_empty(&regions->awaiting); /* behind requests that came before it */
+    bool must_wait = on_ready && !list_empty(&regions->awaiting.works); /* behind requests that came before it */
     enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
 
     if (status != RDT_OK)
@@ -341,7 +341,7 @@ static bool take_room_now(struct region *region)
     bool fits;
 
     list_init(&victims);
-    fits = list_empty(&regions->awaiting) && make_room(regions, pages, &victims);
+    fits = list_empty(&regions->awaiting.works) && make_room(regions, pages, &victims);
     region_drop_victims(regions, &victims);
     if (!fits)
         return false;

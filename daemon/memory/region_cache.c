@@ -15,7 +15,7 @@ void region_cache_start(struct region_cache *cache, struct regions *regions, uin
 {
     *cache = (struct region_cache){.regions = regions, .client = client, .owner = *owner, .ops = ops};
     list_init(&cache->cached.list);
-    if (!map_put_u64(&regions->cached_clients, client, cache))
+    if (!map_put_u64(&regions->caches.clients, client, cache))
         cache->regions = NULL;
 }
 
@@ -25,7 +25,7 @@ static void unlist(struct cached_regions *cached, struct region *region)
     list_remove(&region->by_age);
     cached->n--;
     cached->bytes -= region->room;
-    region->regions->cached_bytes -= region->room;
+    region->regions->caches.bytes -= region->room;
 }
 
 /* Ends the client's reference to a RETURNED region, which is the only one. */
@@ -40,11 +40,11 @@ static void end_reference(struct region_cache *cache, struct region *region)
 static void drop(struct region *region, struct list *victims)
 {
     struct regions *regions = region->regions;
-    struct region_cache *cache = region->sealed ? NULL : map_get_u64(&regions->cached_clients, region->exported_to);
+    struct region_cache *cache = region->sealed ? NULL : map_get_u64(&regions->caches.clients, region->exported_to);
     uint64_t id = region->id;
     bool was_loaned = region->state == REGION_RETURNED;
 
-    unlist(cache ? &cache->cached : &regions->sealed, region);
+    unlist(cache ? &cache->cached : &regions->caches.sealed, region);
     if (was_loaned)
         end_reference(cache, region);
     region_retire(region, !region->sealed, victims); /* the kernel removes no pages of sealed memory */
@@ -65,7 +65,7 @@ void region_cache_stop(struct region_cache *cache)
 {
     if (!cache->regions)
         return;
-    map_remove_u64(&cache->regions->cached_clients, cache->client);
+    map_remove_u64(&cache->regions->caches.clients, cache->client);
     device_pool_forget_client(&cache->regions->device_pool, cache->client);
     list_drain (struct region, region, &cache->cached.list, by_client) {
         unlist(&cache->cached, region);
@@ -81,23 +81,23 @@ static void insert(struct cached_regions *cached, struct region *region, enum re
 {
     struct regions *regions = region->regions;
 
-    while (cached->n >= MAX_REGIONS || cached->bytes + region->room > regions->cached_max_bytes)
+    while (cached->n >= MAX_REGIONS || cached->bytes + region->room > regions->caches.max_bytes)
         drop(container_of(list_first(&cached->list), struct region, by_client), NULL);
     if (region->state != REGION_COMMON)
         region_uncharge_use(region);
     region_set_state(region, state);
     region->cached_since_ns = uv_hrtime();
     list_append(&cached->list, &region->by_client);
-    list_append(&regions->cache, &region->by_age);
+    list_append(&regions->caches.by_age, &region->by_age);
     cached->n++;
     cached->bytes += region->room;
-    regions->cached_bytes += region->room;
+    regions->caches.bytes += region->room;
     regions_watch(regions);
 }
 
 bool region_may_be_cached(const struct region *region, uint64_t client)
 {
-    return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
+    return region_is_host(region) && region->regions->caches.max_bytes > 0 && region->origin != REGION_IMPORTED &&
            region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside && !region->sealed &&
            list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
 }
@@ -124,7 +124,7 @@ enum rdt_status region_cache_resume(struct region_cache *cache, struct region *r
 {
     enum rdt_status status = use_again(&cache->cached, region, err);
 
-    cache->regions->cached_hits += status == RDT_OK;
+    cache->regions->caches.hits += status == RDT_OK;
     return status;
 }
 
@@ -167,14 +167,14 @@ static bool insert_sealed(struct region *region)
     struct regions *regions = region->regions;
 
     if (!region->refillable || !region->one_audience || region->writable_outside || region->abandoned ||
-        region->room > regions->cached_max_bytes || !regions->deadlines || fds_are_short(region->account))
+        region->room > regions->caches.max_bytes || !regions->deadlines || fds_are_short(region->account))
         return false;
     if (region->record)
         regions->on_kept_end(regions->kept_arg, region);
     if (region->record)
         return false; /* a later daemon will have it */
     region_tell_readers(region);
-    insert(&regions->sealed, region, REGION_CACHED);
+    insert(&regions->caches.sealed, region, REGION_CACHED);
     region->generation++;
     region->client = region->creator = 0;
     leave_client(region);
@@ -188,10 +188,10 @@ bool region_cache_insert(struct region *region)
 
     if (region->sealed)
         return insert_sealed(region);
-    cache = region->keep_mapped ? map_get_u64(&regions->cached_clients, region->exported_to) : NULL;
+    cache = region->keep_mapped ? map_get_u64(&regions->caches.clients, region->exported_to) : NULL;
     if (!cache)
         return false;
-    if (!region_may_be_cached(region, cache->client) || region->room > regions->cached_max_bytes || !region_map(region, NULL)) {
+    if (!region_may_be_cached(region, cache->client) || region->room > regions->caches.max_bytes || !region_map(region, NULL)) {
         uint64_t id = region->id;
         region_retire(region, true, NULL);
         cache->ops->on_drop(cache, id);
@@ -206,7 +206,7 @@ bool region_cache_insert(struct region *region)
 void region_cache_return(struct region *region)
 {
     struct regions *regions = region->regions;
-    struct region_cache *cache = region->client != 0 ? map_get_u64(&regions->cached_clients, region->client) : NULL;
+    struct region_cache *cache = region->client != 0 ? map_get_u64(&regions->caches.clients, region->client) : NULL;
     uint64_t id = region->id;
 
     if (!cache)
@@ -214,7 +214,7 @@ void region_cache_return(struct region *region)
     region_unlist(region);
     /* Abandoned: a process that never released it may still read it, so nobody may write to it. */
     if (region->abandoned || sigbus_guard_is_broken(region->guard) || regions->evicted ||
-        region->room > regions->cached_max_bytes || region->block.page_bytes > 0 || fds_are_short(region->account)) {
+        region->room > regions->caches.max_bytes || region->block.page_bytes > 0 || fds_are_short(region->account)) {
         end_reference(cache, region);
         region_retire(region, false, regions->evicted);
         cache->ops->on_returned(cache, id, true);
@@ -265,7 +265,7 @@ struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enu
 struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes, enum region_origin origin,
                                         struct account *account)
 {
-    struct region *best = best_of(&regions->sealed, bytes, &account->owner);
+    struct region *best = best_of(&regions->caches.sealed, bytes, &account->owner);
 
     if (!best || account_check(account, USAGE_FDS, best->n_fds, NULL) != RDT_OK ||
         account_check(account, USAGE_ORPHANS, 1, NULL) != RDT_OK)
@@ -275,11 +275,11 @@ struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes,
     best->bytes = bytes; /* there are only zeros behind them */
     best->origin = origin;
     move_to_account(best, account);
-    if (use_again(&regions->sealed, best, NULL) != RDT_OK) {
+    if (use_again(&regions->caches.sealed, best, NULL) != RDT_OK) {
         leave_client(best);
         return NULL; /* the allocation that follows fails, too, and says why */
     }
-    regions->sealed_hits++;
+    regions->caches.sealed_hits++;
     best->refs = 1;
     return best;
 }
@@ -307,8 +307,8 @@ void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *vi
 {
     uint64_t given = 0;
 
-    while (given < bytes && !list_empty(&regions->cache)) {
-        struct region *region = container_of(list_first(&regions->cache), struct region, by_age);
+    while (given < bytes && !list_empty(&regions->caches.by_age)) {
+        struct region *region = container_of(list_first(&regions->caches.by_age), struct region, by_age);
         given += region->room;
         drop(region, victims);
     }
@@ -319,7 +319,7 @@ bool region_cache_sweep(struct regions *regions, uint64_t now_ns, bool *more_p)
     unsigned n = 0;
 
     *more_p = false;
-    list_drain (struct region, region, &regions->cache, by_age) {
+    list_drain (struct region, region, &regions->caches.by_age, by_age) {
         if (now_ns - region->cached_since_ns < regions->free_pool.idle_ns)
             return true;
         if (n++ == SWEPT_AT_ONCE) {

@@ -13,11 +13,11 @@
  * client's next put. The client still has it and may write to it. Other clients may have read it; if they keep a mapping,
  * they see what they would see of a live object.
  *
- * The cache of sealed regions (regions->sealed) has snapshots and replicas that only processes of one owner ever had, who
- * could read but not write them, and who all have released them. They serve the next snapshot or replica of that owner, such
- * as the next version of a model's weights. A process that keeps a descriptor or a mapping after its release can therefore see
- * later bytes, but only bytes that its owner may read. The next object may be shown to other owners, who must not see the
- * older bytes that it does not cover: what lies behind it is cleared here, and what lies between its tensors by
+ * The cache of sealed regions (regions->caches.sealed) has snapshots and replicas that only processes of one owner ever had,
+ * who could read but not write them, and who all have released them. They serve the next snapshot or replica of that owner,
+ * such as the next version of a model's weights. A process that keeps a descriptor or a mapping after its release can
+ * therefore see later bytes, but only bytes that its owner may read. The next object may be shown to other owners, who must
+ * not see the older bytes that it does not cover: what lies behind it is cleared here, and what lies between its tensors by
  * region_clear_gaps.
  *
  * All calls are made in the loop thread.

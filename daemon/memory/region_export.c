@@ -40,7 +40,7 @@ enum rdt_status region_check(const struct region *region, struct rdt_error *err)
 
 void region_expose(struct region *region, uint64_t client)
 {
-    const struct region_cache *cache = client != 0 ? map_get_u64(&region->regions->cached_clients, client) : NULL;
+    const struct region_cache *cache = client != 0 ? map_get_u64(&region->regions->caches.clients, client) : NULL;
 
     if (region->exposure < REGION_EXPOSED) {
         region->one_audience = cache;

@@ -22,25 +22,25 @@ static void run_free(struct work *work)
 
 static uint64_t *freeing_bytes(struct regions *regions, const struct pool_block *block)
 {
-    return block->device ? &block->device->memory.freeing_bytes : &regions->freeing_bytes;
+    return block->device ? &block->device->memory.freeing_bytes : &regions->freeing.bytes;
 }
 
 /* A client holds up the freeing of these blocks. So their memory counts as in use, which nobody waits for, and the client's
  * account is charged for it and for the descriptor. */
 static void on_slow_late(struct deadline *deadline)
 {
-    struct regions *regions = container_of(deadline, struct regions, slow_late);
+    struct regions *regions = container_of(deadline, struct regions, freeing.slow_late);
     uint64_t now = uv_hrtime();
 
-    list_drain (struct pool_block, block, &regions->slow, link) {
+    list_drain (struct pool_block, block, &regions->freeing.slow, link) {
         if (now - block->since_ns < SLOW_NS) {
             (void)deadline_set(regions->deadlines, deadline, (int64_t)(block->since_ns + SLOW_NS - now));
             break;
         }
         list_remove(&block->link);
-        regions->freeing_bytes -= block->bytes;
+        regions->freeing.bytes -= block->bytes;
         regions->bytes += block->room - block->bytes;
-        regions->leaving_bytes += block->room - block->bytes;
+        regions->freeing.leaving_bytes += block->room - block->bytes;
         block->bytes = block->room;
         block->late = true;
         account_add(block->slowed_by, USAGE_BYTES, block->room);
@@ -51,9 +51,9 @@ static void on_slow_late(struct deadline *deadline)
 
 void regions_free_init(struct regions *regions)
 {
-    list_init(&regions->slow);
-    list_init(&regions->stuck);
-    regions->slow_late.on_passed = on_slow_late;
+    list_init(&regions->freeing.slow);
+    list_init(&regions->freeing.stuck);
+    regions->freeing.slow_late.on_passed = on_slow_late;
 }
 
 /* Its client has sealed the memory, so its pages are still there: it stays charged as long as a process has it. */
@@ -87,12 +87,12 @@ static void keep_stuck(struct regions *regions, struct pool_block *block)
              block->slowed_by->owner.uid);
     account_add(block->slowed_by, USAGE_MAPPINGS, 1);
     account_add(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
-    list_append(&regions->stuck, &block->link);
+    list_append(&regions->freeing.stuck, &block->link);
 }
 
 void regions_free_stuck(struct regions *regions)
 {
-    list_drain (struct pool_block, block, &regions->stuck, link) {
+    list_drain (struct pool_block, block, &regions->freeing.stuck, link) {
         list_remove(&block->link);
         account_give(block->slowed_by, USAGE_MAPPINGS, 1);
         account_give(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
@@ -105,7 +105,7 @@ static void done_free(struct work *work)
     struct pool_block *block = container_of(work, struct pool_block, work);
     struct regions *regions = container_of(block->pool, struct regions, free_pool);
 
-    regions->n_freeing--;
+    regions->freeing.n--;
     list_remove(&block->link);
     if (block->late) {
         account_give(block->slowed_by, USAGE_BYTES, block->room);
@@ -113,7 +113,7 @@ static void done_free(struct work *work)
     } else {
         *freeing_bytes(regions, block) -= block->bytes;
     }
-    regions->leaving_bytes -= block->device ? 0 : block->bytes;
+    regions->freeing.leaving_bytes -= block->device ? 0 : block->bytes;
     if (block->kept_fd >= 0)
         watch_kept(regions, block);
     regions_uncharge_on(regions, block->device, block->bytes);
@@ -132,9 +132,9 @@ static void done_free(struct work *work)
 
 void regions_free_block(struct regions *regions, struct pool_block *take_block)
 {
-    regions->n_freeing++;
+    regions->freeing.n++;
     *freeing_bytes(regions, take_block) += take_block->bytes;
-    regions->leaving_bytes += take_block->device ? 0 : take_block->bytes;
+    regions->freeing.leaving_bytes += take_block->device ? 0 : take_block->bytes;
     take_block->work = (struct work){.run = run_free, .done = done_free};
     if (take_block->slowed_by)
         owner_work_submit(regions->owner_work, &take_block->work, take_block->slowed_by, true);
@@ -147,9 +147,9 @@ static void free_written(struct regions *regions, struct pool_block *take_block)
 {
     take_block->since_ns = uv_hrtime();
     if (regions->deadlines) {
-        list_append(&regions->slow, &take_block->link);
-        if (regions->slow_late.index == 0)
-            (void)deadline_set(regions->deadlines, &regions->slow_late, (int64_t)SLOW_NS);
+        list_append(&regions->freeing.slow, &take_block->link);
+        if (regions->freeing.slow_late.index == 0)
+            (void)deadline_set(regions->deadlines, &regions->freeing.slow_late, (int64_t)SLOW_NS);
     }
     regions_free_block(regions, take_block);
 }
@@ -230,7 +230,7 @@ static bool pool_on_device(struct regions *regions, struct pool_block *block, co
 {
     struct memory_device *device = block->device;
 
-    if (client != 0 && !map_get_u64(&regions->cached_clients, client))
+    if (client != 0 && !map_get_u64(&regions->caches.clients, client))
         return false; /* the client is gone */
     if (!device_pool_give(&regions->device_pool, block, owner, client))
         return false;
@@ -316,7 +316,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         list_append(victims, &block->link);
         return;
     }
-    if (host && for_anyone && list_empty(&regions->awaiting) && pool_give(&regions->free_pool, block)) {
+    if (host && for_anyone && list_empty(&regions->awaiting.works) && pool_give(&regions->free_pool, block)) {
         regions_watch(regions);
         return;
     }

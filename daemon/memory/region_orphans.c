@@ -66,7 +66,7 @@ static void forget_one(struct region_orphans *orphans, struct orphan *orphan)
     list_remove(&orphan->link);
     orphans->bytes -= orphan->stored ? 0 : orphan->bytes;
     if (orphan->charged && !orphan->late)
-        regions->freeing_bytes -= orphan->bytes;
+        regions->freeing.bytes -= orphan->bytes;
     if (orphan->late) {
         account_give(orphan->account, orphan->stored ? USAGE_STORED_BYTES : USAGE_BYTES, orphan->bytes);
         account_give(orphan->account, USAGE_ORPHANS, 1);
@@ -120,7 +120,7 @@ static void on_grace(struct deadline *deadline)
         }
         list_remove(&orphan->link);
         if (orphan->charged)
-            orphans->regions->freeing_bytes -= orphan->bytes;
+            orphans->regions->freeing.bytes -= orphan->bytes;
         charge(orphans, orphan);
     }
     orphans->regions->on_freed(orphans->regions, NULL);
@@ -342,7 +342,7 @@ bool region_orphans_watch(struct region_orphans *orphans, const struct orphaned 
         return true;
     }
     if (orphan->charged)
-        orphans->regions->freeing_bytes += orphan->bytes;
+        orphans->regions->freeing.bytes += orphan->bytes;
     list_append(&orphans->recent, &orphan->link);
     if (orphans->grace.index == 0)
         (void)deadline_set(orphans->regions->deadlines, &orphans->grace, (int64_t)GRACE_NS);

@@ -107,7 +107,7 @@ bool regions_forget_pins(struct regions *regions, const struct memory_kind *kind
 
     if (*cursor == 0) {
         pool_forget_pins(&regions->free_pool, kind);
-        list_for_each (node, &regions->cache) {
+        list_for_each (node, &regions->caches.by_age) {
             region = container_of(node, struct region, by_age);
             if (region_is_pinned_for(region, kind))
                 unpin(regions, &region->pinned);

@@ -132,7 +132,7 @@ bool regions_forget_transport(struct regions *regions, const struct transport *t
     if (*cursor == 0) {
         pool_forget_transport(&regions->free_pool, transport);
         device_pool_forget_transport(&regions->device_pool, transport);
-        list_for_each (node, &regions->cache)
+        list_for_each (node, &regions->caches.by_age)
             unregister_from(container_of(node, struct region, by_age), transport);
         *cursor = 1;
     }

@@ -35,12 +35,12 @@ void regions_watch(struct regions *regions)
 
 uint64_t regions_used_bytes(const struct regions *regions)
 {
-    return regions->bytes - regions->free_pool.bytes - regions->cached_bytes;
+    return regions->bytes - regions->free_pool.bytes - regions->caches.bytes;
 }
 
 uint64_t regions_claimed_bytes(const struct regions *regions)
 {
-    return regions_used_bytes(regions) - regions->freeing_bytes + regions->awaiting_bytes;
+    return regions_used_bytes(regions) - regions->freeing.bytes + regions->awaiting.bytes;
 }
 
 /* ---- states and charges ---- */

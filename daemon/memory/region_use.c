@@ -127,7 +127,7 @@ static bool place(struct region_use *use, struct region_waiter *waiter, const st
     wait->hi = waiter->hi;
     wait->tensor = search->tensor;
     if (list_empty(&wait->link))
-        list_append(&regions->searching, &wait->link);
+        list_append(&regions->searches.waits, &wait->link);
     return true;
 }
 
@@ -160,15 +160,15 @@ static bool search_one(struct region_wait *wait, uint64_t until_ns)
 
 static bool search_some(struct slice *slice, uint64_t until_ns)
 {
-    struct regions *regions = container_of(slice, struct regions, search);
+    struct regions *regions = container_of(slice, struct regions, searches.slice);
 
-    while (!list_empty(&regions->searching)) {
-        struct region_wait *wait = container_of(list_first(&regions->searching), struct region_wait, link);
+    while (!list_empty(&regions->searches.waits)) {
+        struct region_wait *wait = container_of(list_first(&regions->searches.waits), struct region_wait, link);
         if (!list_empty(&wait->searching)) {
             if (search_one(wait, until_ns) && uv_hrtime() < until_ns)
                 continue;
             list_remove(&wait->link); /* others may belong to other clients: they come first in the next turn */
-            list_append(&regions->searching, &wait->link);
+            list_append(&regions->searches.waits, &wait->link);
             return false;
         }
         list_remove(&wait->link);
@@ -201,9 +201,9 @@ enum rdt_status region_wait_idle(struct region *region, struct region_waiter *wa
     if (!place(use, waiter, &search, found))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a range of region %llu",
                              (unsigned long long)region->id);
-    regions->search.run = search_some;
+    regions->searches.slice.run = search_some;
     if (found == RDT_AGAIN)
-        slice_start(slices, &regions->search);
+        slice_start(slices, &regions->searches.slice);
     return RDT_AGAIN;
 }
 
@@ -250,17 +250,17 @@ void region_use_remove(struct region_use *use)
         wait->use->wait = wait;
     }
     if (list_empty(&wait->link))
-        list_append(&regions->searching, &wait->link);
+        list_append(&regions->searches.waits, &wait->link);
     region_ref(region); /* a waiter may hold the last reference */
-    regions->search.run = search_some;
-    slice_begin(slices_of(regions), &regions->search);
+    regions->searches.slice.run = search_some;
+    slice_begin(slices_of(regions), &regions->searches.slice);
     region_unref(region);
 }
 
 void region_waits_end(struct regions *regions)
 {
-    regions->search.run = search_some;
-    slice_start(NULL, &regions->search);
+    regions->searches.slice.run = search_some;
+    slice_start(NULL, &regions->searches.slice);
 }
 
 /* ---- covering ---- */

@@ -26,7 +26,7 @@ struct region_use {
 
 /* The waiters at one use. When the use ends, all of them look further, from the next one on. */
 struct region_wait {
-    struct list link;               /* in regions->searching, while somebody looks further or is idle */
+    struct list link;               /* in regions->searches.waits, while somebody looks further or is idle */
     struct region_use *use;         /* NULL: no use is left after it, so `searching` are idle */
     struct list settled, searching; /* struct region_waiter: the use overlaps their range; they look from it on */
     uint64_t lo, hi;                /* with this range, the use's tensors before this one have been looked at */

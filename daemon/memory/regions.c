@@ -10,7 +10,7 @@ static bool reserve(void *arg, uint64_t bytes)
 {
     struct regions *regions = arg;
 
-    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes || !list_empty(&regions->awaiting))
+    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes || !list_empty(&regions->awaiting.works))
         return false;
     regions->bytes += bytes;
     return true;
@@ -45,21 +45,21 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     *regions = (struct regions){.plugins = plugins, .pool = pool, .limit_bytes = limit_bytes, .on_freed = on_freed};
     index_init(&regions->by_id, 1);
     ids_init(&regions->ids, IDS_REGIONS, IDS_HALF_BITS, 64);
-    map_init(&regions->cached_clients);
-    list_init(&regions->cache);
-    list_init(&regions->awaiting);
-    list_init(&regions->searching);
+    map_init(&regions->caches.clients);
+    list_init(&regions->caches.by_age);
+    list_init(&regions->awaiting.works);
+    list_init(&regions->searches.waits);
     regions_free_init(regions);
     pool_init(&regions->free_pool, pool, 0, 0);
     device_pool_init(&regions->device_pool, free_device_block);
-    list_init(&regions->sealed.list);
+    list_init(&regions->caches.sealed.list);
     memory_room_init(&regions->room);
 }
 
 void regions_fini(struct regions *regions)
 {
     index_fini(&regions->by_id);
-    map_fini(&regions->cached_clients);
+    map_fini(&regions->caches.clients);
     memory_room_fini(&regions->room);
 }
 
@@ -88,7 +88,7 @@ void regions_set_reuse(struct regions *regions, struct deadlines *deadlines, uin
     regions->free_pool.on_change = on_pool_changed;
     regions->free_pool.arg = regions;
     device_pool_set_idle(&regions->device_pool, idle_ns);
-    regions->cached_max_bytes = cached_max_bytes;
+    regions->caches.max_bytes = cached_max_bytes;
     regions->deadlines = deadlines;
     regions->sweep.on_passed = on_sweep;
 }
@@ -97,7 +97,7 @@ void regions_set_limits(struct regions *regions, uint64_t limit_bytes, uint64_t 
 {
     regions->limit_bytes = limit_bytes;
     regions->free_pool.max_bytes = pool_max_bytes;
-    regions->cached_max_bytes = cached_max_bytes;
+    regions->caches.max_bytes = cached_max_bytes;
     regions_admit(regions);
 }
 
@@ -107,12 +107,12 @@ void regions_close(struct regions *regions)
         return;
     region_waits_end(regions);
     region_orphans_close(regions->orphans);
-    region_cache_evict(regions, regions->sealed.bytes, NULL);
+    region_cache_evict(regions, regions->caches.sealed.bytes, NULL);
     pool_close(&regions->free_pool);
     (void)device_pool_sweep(&regions->device_pool, UINT64_MAX);
     device_pool_set_idle(&regions->device_pool, 0);
     deadline_unset(regions->deadlines, &regions->sweep);
-    deadline_unset(regions->deadlines, &regions->slow_late);
+    deadline_unset(regions->deadlines, &regions->freeing.slow_late);
     regions_free_stuck(regions);
     regions->deadlines = NULL;
 }

@@ -72,7 +72,7 @@ struct peer_calls {
     struct slice send, end;
     struct list failing, dropping; /* of clients of this node; of that node */
     struct rdt_error why;
-    struct list ending; /* in rpc->link_ends, while `end` waits */
+    struct list ending; /* in rpc->calls.link_ends, while `end` waits */
 };
 
 struct peer {

@@ -30,9 +30,9 @@ static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
     if (call->verb->properties & VERB_ADMIN && !call->admin)
         return rdt_error_set(err, RDT_DENIED, "only root or the daemon's own user may send %s, not uid %u", call->verb->name,
                              call->account->owner.uid);
-    if (call->verb->properties & VERB_NOT_DRAINING && call->rpc->draining)
+    if (call->verb->properties & VERB_NOT_DRAINING && call->rpc->intake.draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (call->verb->properties & VERB_NOT_DRAINING && !(call->verb->properties & VERB_ADMIN) && call->rpc->drained)
+    if (call->verb->properties & VERB_NOT_DRAINING && !(call->verb->properties & VERB_ADMIN) && call->rpc->intake.drained)
         return rpc_refuse_drained(err);
     return RDT_OK;
 }

@@ -187,7 +187,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     struct batch *batch;
     size_t n = message->n_items;
 
-    if (call->rpc->draining) {
+    if (call->rpc->intake.draining) {
         (void)rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
         return refuse_all(call, message, err);
     }

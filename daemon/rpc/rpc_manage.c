@@ -42,11 +42,11 @@ enum rdt_status rpc_drain(struct call *call, const void *request, struct rdt_err
     const Rdt__Pb__Drain *message = request;
     Rdt__Pb__Empty reply = RDT__PB__EMPTY__INIT;
 
-    if (call->rpc->drained == message->undo)
+    if (call->rpc->intake.drained == message->undo)
         log_info("uid %u %s", call->account->owner.uid,
                  message->undo ? "has ended the draining: new objects are taken again"
                                : "drains this node: no new objects are taken");
-    call->rpc->drained = !message->undo;
+    call->rpc->intake.drained = !message->undo;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

@@ -96,9 +96,9 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return status;
     if (call_is_remote(call, &ref)) /* a name belongs to the node of its objects */
         return forward(call, message, &ref, err);
-    if (call->rpc->draining)
+    if (call->rpc->intake.draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (call->rpc->drained)
+    if (call->rpc->intake.drained)
         return rpc_refuse_drained(err);
     if (message->lease && !call->client)
         return rdt_error_set(

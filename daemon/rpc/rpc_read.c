@@ -12,7 +12,7 @@ static struct work_pool *pool_of(const struct rpc *rpc)
 
 void readings_init(struct rpc *rpc)
 {
-    list_init(&rpc->readings);
+    list_init(&rpc->calls.readings);
 }
 
 /* ---- on a pool thread ---- */
@@ -50,9 +50,9 @@ static void start_first(struct rpc *rpc)
 {
     struct reading *first;
 
-    if (list_empty(&rpc->readings))
+    if (list_empty(&rpc->calls.readings))
         return;
-    first = container_of(list_first(&rpc->readings), struct reading, link);
+    first = container_of(list_first(&rpc->calls.readings), struct reading, link);
     if (first->runs)
         return;
     first->runs = true;
@@ -128,7 +128,7 @@ enum rdt_status reading_start(struct call *call, struct frame *frame, void *buff
     reading->on_read = on_read;
     arena_init(&reading->arena, RDT_MAX_DECODED_BYTES);
     reading->arena.on_block = work_touch;
-    list_append(&call->rpc->readings, &reading->link);
+    list_append(&call->rpc->calls.readings, &reading->link);
     call->client->task = &reading->task;
     start_first(call->rpc);
     return RDT_OK;

@@ -27,7 +27,7 @@ void put_digest_fini(struct put_digest *digest);                              /*
 struct reading {
     struct client_task task; /* of its client */
     struct work work;
-    struct list link; /* in rpc->readings */
+    struct list link; /* in rpc->calls.readings */
     bool runs;        /* the pool is decoding it */
     struct call *call;
     struct frame frame;      /* with its fds */

@@ -273,7 +273,7 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
         status = check(call, message, &part.name, err);
     if (status == RDT_OK)
         status = call_object_ref(message->object, &part.object, err);
-    if (status == RDT_OK && call->rpc->drained && !call_is_remote(call, &part.name))
+    if (status == RDT_OK && call->rpc->intake.drained && !call_is_remote(call, &part.name))
         return rpc_refuse_drained(err);
     if (status == RDT_OK && node_is_here(call->rpc->node, part.object.node, part.object.address))
         status = find_object(call, &part.object, message->visibility, &part.here, err);

@@ -40,18 +40,18 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.node = uuid;
     reply.boot_id = boot;
     reply.address = (char *)rpc->node->address;
-    reply.state = (char *)(rpc->draining ? "draining" : rpc->drained ? "drained" : "serving");
-    reply.uptime_ns = (int64_t)(uv_hrtime() - rpc->started_ns);
+    reply.state = (char *)(rpc->intake.draining ? "draining" : rpc->intake.drained ? "drained" : "serving");
+    reply.uptime_ns = (int64_t)(uv_hrtime() - rpc->meters.started_ns);
     reply.pid = getpid();
-    reply.clients = rpc->n_clients;
+    reply.clients = rpc->clients.n;
     reply.objects = rpc->objects->by_generation.used;
     reply.regions = rpc->regions->by_id.used;
     reply.memory_bytes = regions_used_bytes(rpc->regions);
-    reply.pool_bytes = rpc->regions->free_pool.bytes + rpc->regions->sealed.bytes;
-    reply.pool_hits = rpc->regions->free_pool.hits + rpc->regions->sealed_hits;
+    reply.pool_bytes = rpc->regions->free_pool.bytes + rpc->regions->caches.sealed.bytes;
+    reply.pool_hits = rpc->regions->free_pool.hits + rpc->regions->caches.sealed_hits;
     reply.pool_misses = rpc->regions->free_pool.misses;
-    reply.cached_bytes = rpc->regions->cached_bytes - rpc->regions->sealed.bytes;
-    reply.cache_hits = rpc->regions->cached_hits;
+    reply.cached_bytes = rpc->regions->caches.bytes - rpc->regions->caches.sealed.bytes;
+    reply.cache_hits = rpc->regions->caches.hits;
     if (rpc->peers)
         peers_certificate_expires(rpc->peers, &reply.certificate_expires_s, &reply.crl_expires_s);
     reply.keeper_up = kept.keeper_up;
@@ -64,8 +64,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.kept_sessions = kept.sessions;
     reply.kept_holds = kept.holds;
     reply.restored_sessions = kept.restored_sessions;
-    reply.waiting_sessions = rpc->n_waiting;
-    reply.freeing_bytes = rpc->regions->leaving_bytes;
+    reply.waiting_sessions = rpc->clients.n_waiting;
+    reply.freeing_bytes = rpc->regions->freeing.leaving_bytes;
     reply.orphaned_bytes = region_orphans_bytes(rpc->regions->orphans);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
@@ -73,8 +73,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
             reply.peers_known++;
             reply.peers_up += container_of(node, struct peer, link)->state == PEER_UP;
         }
-    reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_missed;
-    reply.busy_polls_missed = rpc->busy_poll.rule.n_missed;
+    reply.busy_polls = rpc->meters.busy_poll.rule.n_found + rpc->meters.busy_poll.rule.n_missed;
+    reply.busy_polls_missed = rpc->meters.busy_poll.rule.n_missed;
     reply.log_lines_dropped = log_lines_dropped();
     reply.storage_dir = rpc->options->storage_dir;
     reply.stored_objects = rpc->storage->n_objects;

@@ -150,7 +150,7 @@ static void list_owners(struct call *call, const Rdt__Pb__List *list, struct pag
 
 static void list_clients(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
-    list_each (const struct client, client, &call->rpc->clients, link) /* in order of number: they are appended */ {
+    list_each (const struct client, client, &call->rpc->clients.all, link) /* in order of number: they are appended */ {
         if (client->number <= list->after || !is_for(call, list->kind, client))
             continue;
         if (!page_has_room(page, client->number - 1))

@@ -44,7 +44,7 @@ static bool add_verbs(struct arena *arena, struct rpc *rpc, Rdt__Pb__MetricsRepl
 {
     reply->verbs = arena_messages(arena, &rdt__pb__verb_metrics__descriptor, RPC_VERBS);
     for (unsigned type = 0; reply->verbs && type < RPC_VERBS; type++) {
-        struct request_metrics *from = &rpc->requests[type];
+        struct request_metrics *from = &rpc->meters.requests[type];
         Rdt__Pb__VerbMetrics *row = reply->verbs[reply->n_verbs];
 
         if (total(&from->duration) == 0)
@@ -107,7 +107,7 @@ enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_e
         bounds_ns[i] = histogram_bound_ns(i);
     reply.n_bounds_ns = HISTOGRAM_BUCKETS - 1;
     reply.bounds_ns = bounds_ns;
-    reply.loop_busy = histogram(call->request.arena, &rpc->loop_meter.busy);
+    reply.loop_busy = histogram(call->request.arena, &rpc->meters.loop_meter.busy);
     if (!reply.loop_busy || !add_verbs(call->request.arena, rpc, &reply) ||
         !add_paths(call->request.arena, rpc->transfers, &reply))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");

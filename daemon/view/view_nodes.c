@@ -150,7 +150,7 @@ enum rdt_status rpc_nodes(struct call *call, const void *request, struct rdt_err
     }
     self->source = (char *)"self";
     self->state = (char *)"here";
-    self->state_age_ns = (int64_t)(uv_hrtime() - rpc->started_ns);
+    self->state_age_ns = (int64_t)(uv_hrtime() - rpc->meters.started_ns);
     self->listed_age_ns = -1;
     if (!listing_step(&listing->task, uv_hrtime() + FIRST_NS)) {
         client->task = &listing->task;

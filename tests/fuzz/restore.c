@@ -71,7 +71,7 @@ static void done_marker(struct work *work)
 /* Turns the loop until the pool has freed what it was given. */
 static void settle(const struct regions *regions)
 {
-    while (regions->n_freeing > 0)
+    while (regions->freeing.n > 0)
         (void)__real_uv_run(&loop, UV_RUN_ONCE);
     struct work marker = {.run = run_marker, .done = done_marker};
     marked = false;

@@ -67,7 +67,7 @@ static void done(struct work *work)
 {
     struct look *look = container_of(work, struct look, work);
 
-    look->rpc->n_looks--;
+    look->rpc->doctor.n_looks--;
     answer(look);
     options_fini(&look->files.fresh);
     peers_drop_key(look->files.key);
@@ -94,7 +94,7 @@ enum rdt_status doctor_look(struct call *call, void (*on_seen)(struct call *call
     struct look *look;
     enum rdt_status status;
 
-    if (rpc->n_looks == LOOKS_MAX) {
+    if (rpc->doctor.n_looks == LOOKS_MAX) {
         on_seen(call, NULL);
         return RDT_OK;
     }
@@ -113,7 +113,7 @@ enum rdt_status doctor_look(struct call *call, void (*on_seen)(struct call *call
         free(look);
         return status;
     }
-    rpc->n_looks++;
+    rpc->doctor.n_looks++;
     owner_work_submit(rpc->owner_work, &look->work, NULL, false);
     return RDT_OK;
 }

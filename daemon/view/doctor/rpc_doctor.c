@@ -376,7 +376,7 @@ static void check_journal(struct doctor *doctor)
         doctor_find(doctor, FINDING_OK, "",
                     "The journal is whole: %" PRIu64 " objects and %" PRIu64 " sessions came from it at the start, and %u of "
                     "these sessions wait for their clients.",
-                    counts.restored, counts.restored_sessions, doctor->rpc->n_waiting);
+                    counts.restored, counts.restored_sessions, doctor->rpc->clients.n_waiting);
 }
 
 /* ---- transfers ---- */
@@ -616,9 +616,9 @@ static void on_seen(struct call *call, struct doctor_files *files)
 enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)
 {
     (void)request;
-    if (!call->admin && call->rpc->doctored_ns > 0 && uv_hrtime() - call->rpc->doctored_ns < PAUSE_NS)
+    if (!call->admin && call->rpc->doctor.looked_ns > 0 && uv_hrtime() - call->rpc->doctor.looked_ns < PAUSE_NS)
         return rdt_error_set(err, RDT_BUSY, "the doctor has looked for a user less than a second ago: ask again in a second");
     if (!call->admin)
-        call->rpc->doctored_ns = uv_hrtime();
+        call->rpc->doctor.looked_ns = uv_hrtime();
     return doctor_look(call, on_seen, err);
 }

@@ -156,7 +156,7 @@ Test(pool, allocation_waits_for_memory_that_is_being_freed)
     fake_run();
     cr_assert_not_null(region);
     cr_assert_eq(fake.regions.bytes, 5 * SIZE);
-    cr_assert(fake.regions.awaiting_bytes == 0 && fake.regions.freeing_bytes == 0);
+    cr_assert(fake.regions.awaiting.bytes == 0 && fake.regions.freeing.bytes == 0);
     drop(region);
     cr_assert_eq(account.used[USAGE_BYTES], 0u);
 }

@@ -58,10 +58,10 @@ Test(region, memory_counts_until_its_pages_are_free)
     region_unref(region);
     cr_assert_null(fake_find(id, 0));
     cr_assert_eq(fake.regions.bytes, 64u << 20);
-    cr_assert_eq(fake.regions.n_freeing, 1u);
+    cr_assert_eq(fake.regions.freeing.n, 1u);
     fake_run();
     cr_assert_eq(fake.regions.bytes, 0u);
-    cr_assert_eq(fake.regions.n_freeing, 0u);
+    cr_assert_eq(fake.regions.freeing.n, 0u);
 }
 
 Test(region, ids_are_never_used_again)

@@ -58,7 +58,7 @@ Test(region_cache, region_with_lost_pages_is_not_cached)
     cr_assert(!region_may_be_cached(region, 1));
     region->keep_mapped = true; /* it had all its pages when its client released it */
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     cr_assert_eq(n_dropped, 1u, "its client was told");
     region_cache_stop(&cache);
 }
@@ -86,7 +86,7 @@ Test(region_cache, cached_region_serves_its_client_only)
     region_cache_start(&a, &fake.regions, 1, &(struct owner){.uid = 1000}, &cache_ops);
     region_cache_start(&b, &fake.regions, 2, &(struct owner){.uid = 1000}, &cache_ops);
     id = cache_region(SIZE, 1);
-    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    cr_assert_eq(fake.regions.caches.bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
     cr_assert_null(fake_find(id, 1));
     cr_assert_null(region_cache_take(&b, SIZE, REGION_RECEIVED));
@@ -101,7 +101,7 @@ Test(region_cache, cached_region_serves_its_client_only)
     cr_assert_eq(region_export_to(region, 2, false, &fd, NULL), RDT_INTERNAL, "no other client gets it");
     cr_assert_eq(region_export_to(region, 0, false, &fd, NULL), RDT_INTERNAL);
     drop(region); /* its fetch failed, so it is cached again */
-    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    cr_assert_eq(fake.regions.caches.bytes, SIZE);
     region_cache_stop(&a);
     region_cache_stop(&b);
     fake_run();
@@ -123,7 +123,7 @@ Test(region_cache, oldest_cached_region_is_freed_for_room_and_its_client_is_told
     region = fake_region(SIZE, 3);
     cr_assert_eq(n_dropped, 1u);
     cr_assert_eq(last_dropped, first);
-    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    cr_assert_eq(fake.regions.caches.bytes, SIZE);
     region_cache_stop(&a);
     region_cache_stop(&b);
     drop(region);
@@ -144,7 +144,7 @@ Test(region_cache, cache_of_a_client_stays_below_its_limit)
         }
         drop(regions[0]);
         drop(regions[1]);
-        cr_assert_leq(fake.regions.cached_bytes, 4 * SIZE);
+        cr_assert_leq(fake.regions.caches.bytes, 4 * SIZE);
     }
     cr_assert_eq(n_dropped, 16u);
     region_cache_stop(&cache);
@@ -161,7 +161,7 @@ Test(region_cache, region_of_a_gone_client_is_freed)
     region_cache_stop(&cache);
     drop(region);
     cr_assert_eq(fake.n_freed, 1u);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
 }
 
 /* ---- loans ---- */
@@ -213,12 +213,12 @@ Test(region_cache, loaned_region_returns_and_is_used_again_under_its_id)
         (void)loan_and_return(region);
         cr_assert_eq(n_returned, i);
         cr_assert_eq(region->state, REGION_RETURNED);
-        cr_assert_eq(fake.regions.cached_bytes, SIZE);
+        cr_assert_eq(fake.regions.caches.bytes, SIZE);
         cr_assert_eq(account.used[USAGE_BYTES], 0u);
         cr_assert_null(fake_find(region->id, region->generation));
         cr_assert_null(region_cache_take(&cache, SIZE, REGION_RECEIVED), "a returned region is used again by its id only");
         cr_assert_eq(region_cache_resume(&cache, region, NULL), RDT_OK);
-        cr_assert_eq(fake.regions.cached_bytes, 0u);
+        cr_assert_eq(fake.regions.caches.bytes, 0u);
         cr_assert_eq(account.used[USAGE_BYTES], SIZE);
         cr_assert_eq(fake_find(region->id, region->generation), region);
     }
@@ -240,7 +240,7 @@ Test(region_cache, returned_region_ends_for_room_and_its_client_is_told)
     region = fake_region(SIZE, 3);
     cr_assert_eq(n_forgotten, 1u);
     cr_assert_eq(n_gone, 1u);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     drop(region);
     region_cache_stop(&cache);
 }
@@ -269,7 +269,7 @@ Test(region_cache, returned_region_ends_with_its_client)
     region_cache_stop(&cache);
     cr_assert_eq(n_forgotten, 1u);
     cr_assert_eq(n_gone + n_dropped, 0u);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
 }
@@ -321,18 +321,18 @@ Test(region_cache, snapshot_that_one_owner_read_serves_its_next_snapshot)
     show_to(region, 1, false);
     show_to(region, 2, false);
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    cr_assert_eq(fake.regions.caches.bytes, SIZE);
     cr_assert_null(fake_find(id, 1));
     cr_assert_null(region_cache_take(&readers[0], SIZE, REGION_RECEIVED), "no client may write it");
     region = snapshot_of(SIZE - 10, &account);
     cr_assert(region->id == id && region->generation == 2 && region->bytes == SIZE - 10);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     cr_assert_eq(regions_used_bytes(&fake.regions), SIZE);
     drop(region); /* nobody read it this time, but processes may still have a descriptor */
     cr_assert_eq(fake.regions.free_pool.bytes, 0u);
-    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    cr_assert_eq(fake.regions.caches.bytes, SIZE);
     stop_readers();
-    cr_assert_eq(fake.regions.cached_bytes, SIZE, "it does not go with a client");
+    cr_assert_eq(fake.regions.caches.bytes, SIZE, "it does not go with a client");
 }
 
 Test(region_cache, sealed_memory_goes_to_no_other_owner)
@@ -352,11 +352,11 @@ Test(region_cache, sealed_memory_goes_to_no_other_owner)
     cr_assert_eq(region->id, id);
     show_to(region, 3, false); /* an owner who may see later bytes of the first only if they are shown to it, too */
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     region = snapshot_of(SIZE, &account);
     show_to(region, 0, false); /* nobody knows to whom */
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     stop_readers();
 }
 
@@ -391,7 +391,7 @@ Test(region_cache, old_bytes_that_the_next_object_does_not_cover_are_cleared)
     for (size_t i = 0; i < SIZE - 872; i++)
         cr_assert_eq(base[i], i >= 100 && i < 128 ? 0 : 0xff);
     drop(region);
-    fake.regions.cached_max_bytes = 16 * SIZE;
+    fake.regions.caches.max_bytes = 16 * SIZE;
     region = snapshot_of(8 * SIZE, &account);
     base = region->block.addr;
     show_to(region, 1, false);
@@ -430,17 +430,17 @@ Test(region_cache, memory_that_may_be_read_or_written_outside_is_not_used_again)
     show_to(region, 1, false);
     region_mark_abandoned(region);
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, 0u, "a child of its reader may have it");
+    cr_assert_eq(fake.regions.caches.bytes, 0u, "a child of its reader may have it");
     region = receive(SIZE, 1);
     show_to(region, 1, true);
     cr_assert_eq(region_seal(region, NULL), RDT_OK);
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, 0u, "a writable descriptor is out");
+    cr_assert_eq(fake.regions.caches.bytes, 0u, "a writable descriptor is out");
     region = snapshot_of(SIZE, &account);
     show_to(region, 1, false);
     region->refillable = false; /* as if a client had created it */
     drop(region);
-    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(fake.regions.caches.bytes, 0u);
     stop_readers();
 }
 
@@ -462,7 +462,7 @@ Test(region_cache, common_replica_is_charged_to_who_uses_it_again)
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
     fake.regions.limit_bytes = 3 * SIZE;
     region = fake_region(3 * SIZE, 1);
-    cr_assert_eq(fake.regions.cached_bytes, 0u, "cached memory is freed before a request is refused");
+    cr_assert_eq(fake.regions.caches.bytes, 0u, "cached memory is freed before a request is refused");
     drop(region);
     stop_readers();
 }
