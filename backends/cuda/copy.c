@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of the memory kind "cuda": what a lane's thread has the driver do. See cuda.h. */
+/* Copies of the memory kind "cuda": what a worker's thread has the driver do. See cuda.h. */
 #include "backends/cuda/cuda.h"
 
 #include <stdatomic.h>

@@ -36,8 +36,8 @@ static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu
         card->granule = (size_t)2 << 20;
     (void)pthread_mutex_init(&card->opening, NULL);
     (void)pthread_mutex_init(&card->mutex, NULL);
-    for (unsigned i = 0; i < N_LANES; i++)
-        cuda_lane_init(&card->lanes[i], card);
+    for (unsigned i = 0; i < N_WORKERS; i++)
+        cuda_worker_init(&card->workers[i], card);
 }
 
 static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max)

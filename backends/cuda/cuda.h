@@ -5,7 +5,7 @@
  *   idle.c     leaves contexts that nobody uses
  *   pins.c     pinned host memory
  *   memory.c   blocks: allocated by the driver's virtual memory management (VMM), or imported
- *   lane.c     threads of a GPU that queue copies and notice their ends
+ *   worker.c     threads of a GPU that queue copies and notice their ends
  *   copy.c     copies, and which stream they take
  *   context.c  the contexts: retained, used, failed
  *   overhead.c how much device memory a context takes
@@ -39,10 +39,10 @@ enum cuda_way { /* what streams do. UP: from the host to the device; PAGED: memo
 };
 #define CUDA_TURNS 2u /* streams for each way, which copies take in turn: one copies while the next copy of the other begins */
 
-enum cuda_lane_name { LANE_QUICK, LANE_ACROSS, LANE_PAGED_UP, LANE_PAGED_DOWN, N_LANES };
+enum cuda_worker_name { WORKER_QUICK, WORKER_ACROSS, WORKER_PAGED_UP, WORKER_PAGED_DOWN, N_WORKERS };
 #define CUDA_LANE_EVENTS 32u
 
-struct cuda_lane {
+struct cuda_worker {
     struct cuda_card *card;
     unsigned turn; /* this and the events: the thread's, and those of whoever leaves the context, when no copy is under way */
     CUevent events[CUDA_LANE_EVENTS];
@@ -68,7 +68,7 @@ struct cuda_card { /* a GPU as this kind uses it */
     pthread_mutex_t mutex;               /* protects the text and the next field */
     CUstream stream[N_WAYS][CUDA_TURNS]; /* created on first use */
     _Atomic uint64_t asked, reached;     /* bit i: this GPU has asked for, and got, access to memory of GPU i */
-    struct cuda_lane lanes[N_LANES];
+    struct cuda_worker workers[N_WORKERS];
 };
 
 struct cuda {
@@ -106,7 +106,7 @@ struct cuda_block { /* block->priv */
 /* ---- idle.c ---- */
 
 void cuda_contexts_watch(struct cuda *cuda); /* from now on contexts may be used, and are left */
-void cuda_contexts_end(struct cuda *cuda);   /* leaves them all, and ends the lanes. No copy is under way */
+void cuda_contexts_end(struct cuda *cuda);   /* leaves them all, and ends the workers. No copy is under way */
 
 /* ---- context.c ---- */
 
@@ -163,15 +163,15 @@ enum rdt_status cuda_copy_enter(struct cuda_card *card, const struct rdt_memory_
  * way. The result of a part may be an error although other parts are. */
 CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p);
 
-/* lane.c */
-void cuda_lane_init(struct cuda_lane *lane, struct cuda_card *card);
-void cuda_lane_fini(struct cuda_lane *lane); /* joins the thread. No copy may be under way */
+/* worker.c */
+void cuda_worker_init(struct cuda_worker *worker, struct cuda_card *card);
+void cuda_worker_fini(struct cuda_worker *worker); /* joins the thread. No copy may be under way */
 
-/* An operation of struct rdt_memory_ops: a lane's thread queues the copy and calls copy_done when it has ended. Calls no
+/* An operation of struct rdt_memory_ops: a worker's thread queues the copy and calls copy_done when it has ended. Calls no
  * function of the driver. */
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
 
 /* Before the context is left, which is current in the thread. No copy may be under way. */
-void cuda_lane_forget_events(struct cuda_lane *lane);
+void cuda_worker_forget_events(struct cuda_worker *worker);
 
 #endif

@@ -14,8 +14,8 @@ static void destroy_streams(struct cuda_card *card)
             (void)card->cuda->driver->cuStreamDestroy(*stream);
         *stream = NULL;
     }
-    for (unsigned i = 0; i < N_LANES; i++)
-        cuda_lane_forget_events(&card->lanes[i]);
+    for (unsigned i = 0; i < N_WORKERS; i++)
+        cuda_worker_forget_events(&card->workers[i]);
 }
 
 /* The caller holds card->opening, and the card has no users: no copy is under way. */
@@ -152,8 +152,8 @@ void cuda_contexts_end(struct cuda *cuda)
     (void)pthread_mutex_destroy(&cuda->watch);
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
         struct cuda_card *card = &cuda->cards[i];
-        for (unsigned k = 0; k < N_LANES; k++)
-            cuda_lane_fini(&card->lanes[k]);
+        for (unsigned k = 0; k < N_WORKERS; k++)
+            cuda_worker_fini(&card->workers[k]);
         if (cuda_gpu_is_open(card->gpu) && cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK)
             destroy_streams(card);
         cuda_gpu_leave(cuda->driver, card->gpu);

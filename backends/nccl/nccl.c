@@ -61,7 +61,7 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
         free(party);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a group of %u ranks", desc->size);
     }
-    status = lane_get(nccl, device, &party->lane, err);
+    status = worker_get(nccl, device, &party->worker, err);
     if (status != RDT_OK) {
         free(party->sides);
         free(party);
@@ -117,7 +117,7 @@ static enum rdt_status group_connect(void *arg, const void *const *blobs, const 
         return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank 0 is not an nccl offer: it has %zu bytes", bytes[0]);
     memcpy(&party->id, blobs[0], sizeof party->id);
     party->connected = true;
-    lane_connect(party->lane, party);
+    worker_connect(party->worker, party);
     return RDT_OK;
 }
 
@@ -131,7 +131,7 @@ static void group_close(void *arg)
     struct party *party = arg;
 
     if (party->connected)
-        lane_close(party->lane, party);
+        worker_close(party->worker, party);
     else
         party->nccl->host.group_closed(party->ctx);
 }
@@ -146,19 +146,19 @@ static uint32_t sides(void *conn, const char *memory_kind)
 
 static enum rdt_status post_send(void *arg, struct rdt_op *op, struct rdt_error *err)
 {
-    return lane_post(((struct side *)arg)->party->lane, arg, op, true, err);
+    return worker_post(((struct side *)arg)->party->worker, arg, op, true, err);
 }
 
 static enum rdt_status post_recv(void *arg, struct rdt_op *op, struct rdt_error *err)
 {
-    return lane_post(((struct side *)arg)->party->lane, arg, op, false, err);
+    return worker_post(((struct side *)arg)->party->worker, arg, op, false, err);
 }
 
 /* All operations of this rank stand in the one queue of its GPU, on whichever GPU their memory lies. */
 static const char *queue(void *arg, const char *memory_kind, const char *device)
 {
     (void)device;
-    return strcasecmp(memory_kind, "cuda") == 0 ? lane_uuid(((struct side *)arg)->party->lane) : NULL;
+    return strcasecmp(memory_kind, "cuda") == 0 ? worker_uuid(((struct side *)arg)->party->worker) : NULL;
 }
 
 /* ---- the transport ---- */
@@ -203,7 +203,7 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     nccl->host = *host;
     nccl->driver = driver;
     nccl->api = api;
-    ring_init(&nccl->lanes);
+    ring_init(&nccl->workers);
     *transport_p = nccl;
     return RDT_OK;
 }
@@ -212,8 +212,8 @@ static void transport_close(void *arg)
 {
     struct nccl *nccl = arg;
 
-    for (struct lane *lane; (lane = lane_first(nccl)) != NULL;)
-        lane_end(lane);
+    for (struct worker *worker; (worker = worker_first(nccl)) != NULL;)
+        worker_end(worker);
     free(nccl);
 }
 

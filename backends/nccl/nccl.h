@@ -2,7 +2,7 @@
 /* The transport "nccl": CUDA memory between the ranks of a group. What its files share.
  *
  *   nccl.c        the table of operations, and the groups as the core sees them; loop thread
- *   lane.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU; its groups
+ *   worker.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU; its groups
  *   batch.c       the operations of that thread
  *   fail.c        failures of groups
  *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
@@ -25,13 +25,13 @@
 #include "backends/nccl/nccl_api.h"
 #include "rdt_backend.h"
 
-struct lane;
+struct worker;
 
 struct nccl {
     struct rdt_host host;
     struct cuda_driver *driver;
     const struct nccl_api *api;
-    struct ring lanes; /* struct lane.ring; loop thread */
+    struct ring workers; /* struct worker.ring; loop thread */
 };
 
 struct side { /* another rank; the conn of the core */
@@ -39,9 +39,16 @@ struct side { /* another rank; the conn of the core */
     uint32_t rank;
 };
 
+/*  group_create ──► IDLE ──► WANTED ──► CONNECTING ──► READY
+ *                    │ group_connect │           │          │  an error of NCCL or of the driver
+ *                    │               ├───────────┴──────────┴──► FAILED
+ *                    │               │ closing: the communicator has been aborted, and all operations have ended
+ *                    │               └──► CLOSED, from each of these states; then it is freed
+ *                    └── closing: freed at once
+ */
 enum party_state {
     PARTY_IDLE,       /* group_connect has not been called yet */
-    PARTY_WANTED,     /* the lane is to create the communicator */
+    PARTY_WANTED,     /* the worker is to create the communicator */
     PARTY_CONNECTING, /* NCCL is creating the communicator */
     PARTY_READY,
     PARTY_FAILED, /* the failure was reported to the core; nothing is posted any more */
@@ -50,18 +57,18 @@ enum party_state {
 
 struct party { /* one rank of a group */
     struct nccl *nccl;
-    struct lane *lane;
+    struct worker *worker;
     void *ctx;
     uint32_t rank, size;
     struct nccl_id id;
     struct side *sides; /* [size] */
     bool connected;     /* group_connect has been called; loop thread */
-    int bootstrap_fd;   /* of rank 0, until all ranks have connected: see bootstrap.h. After group_connect the lane's thread */
-    /* The lane's mutex protects: */
-    struct ring ring; /* in lane->parties, from group_connect on */
+    int bootstrap_fd; /* of rank 0, until all ranks have connected: see bootstrap.h. After group_connect the worker's thread */
+    /* The worker's mutex protects: */
+    struct ring ring; /* in worker->parties, from group_connect on */
     enum party_state state;
     bool closing;
-    /* The lane's thread only: */
+    /* The worker's thread only: */
     nccl_comm comm; /* while it is aborted, that thread's */
     unsigned n_batches;
     enum { ABORT_NOT_BEGUN, ABORTING, ABORTED } abort;
@@ -69,19 +76,19 @@ struct party { /* one rank of a group */
     atomic_bool abort_returned;
 };
 
-/* Returns the lane of a GPU. The first group that needs the lane creates and starts it; the lane, and the GPU's context, stay
- * until the transport is closed. NOT_FOUND: there is no such GPU; NO_MEMORY; SYSTEM. This and all functions below: loop
+/* Returns the worker of a GPU. The first group that needs the worker creates and starts it; the worker, and the GPU's context,
+ * stay until the transport is closed. NOT_FOUND: there is no such GPU; NO_MEMORY; SYSTEM. This and all functions below: loop
  * thread. */
-enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane_p, struct rdt_error *err);
-void lane_end(struct lane *lane);                 /* joins the thread; every party of the lane has been closed */
-struct lane *lane_first(const struct nccl *nccl); /* NULL: there is none */
-const char *lane_uuid(const struct lane *lane);
+enum rdt_status worker_get(struct nccl *nccl, const char *uuid, struct worker **worker_p, struct rdt_error *err);
+void worker_end(struct worker *worker);               /* joins the thread; every party of the worker has been closed */
+struct worker *worker_first(const struct nccl *nccl); /* NULL: there is none */
+const char *worker_uuid(const struct worker *worker);
 
-void lane_connect(struct lane *lane, struct party *party); /* group_ready or group_failed follows */
-void lane_close(struct lane *lane, struct party *party);   /* group_closed follows */
+void worker_connect(struct worker *worker, struct party *party); /* group_ready or group_failed follows */
+void worker_close(struct worker *worker, struct party *party);   /* group_closed follows */
 
-/* Queues an operation, which belongs to the lane until op_done. TRANSPORT: the group is closing or has failed, and the
+/* Queues an operation, which belongs to the worker until op_done. TRANSPORT: the group is closing or has failed, and the
  * operation stays the caller's. */
-enum rdt_status lane_post(struct lane *lane, struct side *side, struct rdt_op *op, bool send, struct rdt_error *err);
+enum rdt_status worker_post(struct worker *worker, struct side *side, struct rdt_op *op, bool send, struct rdt_error *err);
 
 #endif

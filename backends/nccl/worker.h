@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lane.c (the thread of a GPU, and its groups), batch.c (its operations) and fail.c (failures) share. All functions are
- * for the lane's thread, which does not hold the mutex. */
-#ifndef NCCL_LANE_H
-#define NCCL_LANE_H
+/* What worker.c (the thread of a GPU, and its groups), batch.c (its operations) and fail.c (failures) share. All functions are
+ * for the worker's thread, which does not hold the mutex. */
+#ifndef NCCL_WORKER_H
+#define NCCL_WORKER_H
 
 #include "backends/nccl/nccl.h"
 
@@ -14,8 +14,8 @@ struct batch { /* the operations of one group call */
     struct rdt_op *first; /* linked by priv[0] */
 };
 
-struct lane {
-    struct ring ring; /* in nccl->lanes */
+struct worker {
+    struct ring ring; /* in nccl->workers */
     struct nccl *nccl;
     struct cuda_gpu *gpu;
     pthread_t thread;
@@ -48,35 +48,35 @@ static inline bool is_send(const struct rdt_op *op)
     return op->priv[2];
 }
 
-static inline const struct nccl_api *api_of(const struct lane *lane)
+static inline const struct nccl_api *api_of(const struct worker *worker)
 {
-    return lane->nccl->api;
+    return worker->nccl->api;
 }
 
 /* ---- fail.c ---- */
 
 /* Reports the failure of a group: once, and not while it closes. */
-void lane_fail(struct lane *lane, struct party *party, const char *why);
-void lane_fail_nccl(struct lane *lane, struct party *party, const char *what, int error);
-void lane_fail_cuda(struct lane *lane, struct party *party, const char *what, CUresult result);
+void worker_fail(struct worker *worker, struct party *party, const char *why);
+void worker_fail_nccl(struct worker *worker, struct party *party, const char *what, int error);
+void worker_fail_cuda(struct worker *worker, struct party *party, const char *what, CUresult result);
 
 /* Returns the state of the communicator: SUCCESS, IN_PROGRESS, or an error, which has been reported to the core. */
-int lane_query_comm(struct lane *lane, struct party *party, const char *what);
+int worker_query_comm(struct worker *worker, struct party *party, const char *what);
 
 /* ---- batch.c ---- */
 
 /* Hands the next operations to NCCL. False: there are none, or it is not their turn. */
-bool batches_launch_next(struct lane *lane);
+bool batches_launch_next(struct worker *worker);
 
 /* Records the event of the last batch as soon as NCCL has put the batch into the stream; until then no other batch may be
  * launched. */
-void batches_finish_launching(struct lane *lane);
+void batches_finish_launching(struct worker *worker);
 
 /* Ends the batches whose events have occurred. True: there was one. */
-bool batches_reap(struct lane *lane);
+bool batches_reap(struct worker *worker);
 
 /* The communicator has been aborted: ends the operations of the group that have not begun. Those in the stream end by
  * batches_reap. */
-void batches_abort(struct lane *lane, struct party *party);
+void batches_abort(struct worker *worker, struct party *party);
 
 #endif
