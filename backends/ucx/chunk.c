@@ -31,7 +31,7 @@ static void send_one(struct conn *conn, struct operation *operation)
     };
     ucs_status_ptr_t request;
 
-    wire_put_data(&operation->header, session_of(conn->peer.token), op->transfer, op->chunk, op->piece.bytes);
+    wire_put_data(&operation->header, conn_id_of(conn->peer.token), op->transfer, op->chunk, op->piece.bytes);
     request = ucp_am_send_nbx(conn->links.out->ep, AM_DATA, &operation->header, sizeof operation->header, op->piece.addr,
                               op->piece.bytes, &param);
     if (!request)
@@ -109,8 +109,8 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
     }
     if (link->state != LINK_READY)
         return UCS_OK;
-    if (header.session != session_of(link->conn->token.bytes) || header.bytes != bytes) {
-        link_fail(link, UCS_OK, "its message belongs to another session or states a wrong length");
+    if (header.conn_id != conn_id_of(link->conn->token.bytes) || header.bytes != bytes) {
+        link_fail(link, UCS_OK, "its message belongs to another connection or states a wrong length");
         return UCS_OK;
     }
 

@@ -6,7 +6,7 @@
  * or nothing within HELLO_NS, is closed. A connection that has bytes to send, and whose link gets no WELCOME within DIAL_NS,
  * has failed. UCX's callbacks only mark a link; links_settle does the rest after progress.
  *
- * This file uses only the address, token and session of a connection. It reports what happens to a link by
+ * This file uses only the address, token and id of a connection. It reports what happens to a link by
  * engine->link_events.
  */
 #include <arpa/inet.h>
@@ -237,7 +237,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     struct link *link = param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP ? link_find(engine, param->reply_ep) : NULL;
     struct greeting greeting;
     struct conn *conn;
-    uint64_t session;
+    uint64_t conn_id;
 
     (void)data;
     if (!link)
@@ -256,8 +256,8 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
     link->conn = conn;
     conn->links.in = link;
     engine->link_events->on_ready(conn, link);
-    session = htole64(session_of(conn->token.bytes));
-    wire_put_greeting(&link->greeting, &session, sizeof session);
+    conn_id = htole64(conn_id_of(conn->token.bytes));
+    wire_put_greeting(&link->greeting, &conn_id, sizeof conn_id);
     greet(link, AM_WELCOME);
     return UCS_OK;
 }
@@ -280,8 +280,8 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
         link_fail(link, UCS_OK, "its answer to the greeting is malformed or unexpected");
         return UCS_OK;
     }
-    if (wire_greeting_session(&greeting) != session_of(link->conn->peer.token)) {
-        link_fail(link, UCS_OK, "its answer to the greeting belongs to another session");
+    if (wire_greeting_conn_id(&greeting) != conn_id_of(link->conn->peer.token)) {
+        link_fail(link, UCS_OK, "its answer to the greeting belongs to another connection");
         return UCS_OK;
     }
     set_state(link, LINK_READY);

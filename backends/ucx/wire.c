@@ -17,7 +17,7 @@ _Static_assert(sizeof(struct offer) + sizeof(struct wire_address) + TOKEN_BYTES 
 #define OFFER_VERSION 2
 #define GREETING_VERSION 2
 
-uint64_t session_of(const uint8_t token[TOKEN_BYTES])
+uint64_t conn_id_of(const uint8_t token[TOKEN_BYTES])
 {
     uint64_t words[2];
 
@@ -132,18 +132,18 @@ bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_byt
     return greeting_p->version == GREETING_VERSION;
 }
 
-uint64_t wire_greeting_session(const struct greeting *greeting)
+uint64_t wire_greeting_conn_id(const struct greeting *greeting)
 {
-    uint64_t session;
+    uint64_t conn_id;
 
-    memcpy(&session, greeting->secret, sizeof session);
-    return le64toh(session);
+    memcpy(&conn_id, greeting->secret, sizeof conn_id);
+    return le64toh(conn_id);
 }
 
-void wire_put_data(struct data_header *header_p, uint64_t session, uint64_t transfer, uint64_t chunk, uint64_t bytes)
+void wire_put_data(struct data_header *header_p, uint64_t conn_id, uint64_t transfer, uint64_t chunk, uint64_t bytes)
 {
     *header_p = (struct data_header){
-        .session = htole64(session), .transfer = htole64(transfer), .chunk = htole64(chunk), .bytes = htole64(bytes)};
+        .conn_id = htole64(conn_id), .transfer = htole64(transfer), .chunk = htole64(chunk), .bytes = htole64(bytes)};
 }
 
 bool wire_read_data(const void *header, size_t header_bytes, struct data_header *header_p)
@@ -153,7 +153,7 @@ bool wire_read_data(const void *header, size_t header_bytes, struct data_header 
     if (header_bytes != sizeof raw)
         return false;
     memcpy(&raw, header, sizeof raw);
-    *header_p = (struct data_header){.session = le64toh(raw.session),
+    *header_p = (struct data_header){.conn_id = le64toh(raw.conn_id),
                                      .transfer = le64toh(raw.transfer),
                                      .chunk = le64toh(raw.chunk),
                                      .bytes = le64toh(raw.bytes)};

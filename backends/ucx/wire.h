@@ -13,8 +13,8 @@
 
 #define TOKEN_BYTES 16
 
-/* Returns the number that both ends derive from the token, and that tags each message of the session. */
-uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
+/* Returns the number that both ends derive from the token, and that tags each message of the connection. */
+uint64_t conn_id_of(const uint8_t token[TOKEN_BYTES]);
 
 /* ---- the blob of an offer: the address of a node, and a token that is valid once ---- */
 
@@ -42,7 +42,7 @@ enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset
 struct greeting {
     uint8_t version;
     uint8_t reserved[7];
-    uint8_t secret[TOKEN_BYTES]; /* HELLO: the listener's token. WELCOME: its session number, then zeros */
+    uint8_t secret[TOKEN_BYTES]; /* HELLO: the listener's token. WELCOME: its conn_id, then zeros */
     uint8_t unused[TOKEN_BYTES]; /* an earlier version names the dialler here; zeros */
 };
 
@@ -51,16 +51,16 @@ void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t s
 /* False: it is malformed. A greeting has no data, and is not announced before it is sent. */
 bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced,
                         struct greeting *greeting_p);
-uint64_t wire_greeting_session(const struct greeting *greeting); /* the session number in a WELCOME */
+uint64_t wire_greeting_conn_id(const struct greeting *greeting); /* the conn_id in a WELCOME */
 
 struct data_header {  /* of a data message; little-endian */
-    uint64_t session; /* session_of() of the receiver's token */
+    uint64_t conn_id; /* conn_id_of() of the receiver's token */
     uint64_t transfer;
     uint64_t chunk;
     uint64_t bytes;
 };
 
-void wire_put_data(struct data_header *header_p, uint64_t session, uint64_t transfer, uint64_t chunk, uint64_t bytes);
+void wire_put_data(struct data_header *header_p, uint64_t conn_id, uint64_t transfer, uint64_t chunk, uint64_t bytes);
 
 /* Converts to this machine's byte order. False: the length is wrong. */
 bool wire_read_data(const void *header, size_t header_bytes, struct data_header *header_p);

@@ -36,9 +36,9 @@ static void greeting(const void *header, size_t n, size_t data_bytes, bool annou
         return;
     fuzz_must(data_bytes == 0 && !announced);
     wire_put_greeting(&second, first.secret, sizeof first.secret);
-    fuzz_must(wire_greeting_session(&first) == wire_greeting_session(&second));
+    fuzz_must(wire_greeting_conn_id(&first) == wire_greeting_conn_id(&second));
     fuzz_must(wire_read_greeting(&second, sizeof second, 0, false, &first));
-    (void)session_of(first.secret);
+    (void)conn_id_of(first.secret);
 }
 
 static void data_header(const void *header, size_t n)
@@ -47,7 +47,7 @@ static void data_header(const void *header, size_t n)
 
     if (!wire_read_data(header, n, &first))
         return;
-    wire_put_data(&raw, first.session, first.transfer, first.chunk, first.bytes);
+    wire_put_data(&raw, first.conn_id, first.transfer, first.chunk, first.bytes);
     fuzz_must(wire_read_data(&raw, sizeof raw, &second) && memcmp(&first, &second, sizeof first) == 0);
     fuzz_must(memcmp(&raw, header, n) == 0);
 }
