@@ -111,38 +111,38 @@ static enum rdt_status load_listed(struct plugins *plugins, const char *paths, s
 static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
 {
     list_for_each (node, &plugins->files) {
-        struct plugin_parts parts;
-        enum rdt_status status = plugin_open(plugins, container_of(node, struct plugin, link), options, &parts, err);
+        struct plugin_roles roles;
+        enum rdt_status status = plugin_open(plugins, container_of(node, struct plugin, link), options, &roles, err);
         if (status != RDT_OK)
             return status;
-        plugin_link(plugins, &parts);
+        plugin_link(plugins, &roles);
     }
     return RDT_OK;
 }
 
-static struct plugin_parts parts_of(struct plugin *plugin)
+static struct plugin_roles parts_of(struct plugin *plugin)
 {
-    return (struct plugin_parts){.plugin = plugin, .kind = plugin->kind, .transport = plugin->instance};
+    return (struct plugin_roles){.plugin = plugin, .kind = plugin->kind, .transport = plugin->instance};
 }
 
 /* Transports are closed first, because they may use memory of another plug-in's kind. */
 static void close_instances(struct plugins *plugins)
 {
     list_each (struct transport, transport, &plugins->transports, link) {
-        plugin_close(&(struct plugin_parts){.transport = transport});
+        plugin_close(&(struct plugin_roles){.transport = transport});
         transport->opened = false;
     }
     list_for_each (plugin_node, &plugins->files) {
-        struct plugin_parts parts = parts_of(container_of(plugin_node, struct plugin, link));
-        plugin_close(&parts);
+        struct plugin_roles roles = parts_of(container_of(plugin_node, struct plugin, link));
+        plugin_close(&roles);
     }
 }
 
 static void plugins_free(struct plugins *plugins)
 {
     list_each_safe (struct plugin, plugin, &plugins->files, link) {
-        struct plugin_parts parts = parts_of(plugin);
-        plugin_parts_free(&parts);
+        struct plugin_roles roles = parts_of(plugin);
+        plugin_parts_free(&roles);
         plugin_unload(plugin, true);
     }
     list_for_each_safe (name_node, &plugins->names)
@@ -331,14 +331,14 @@ static bool has_name(const struct plugin *plugin, const char *name, unsigned pas
     return plugin->kind && strcasecmp(plugin->kind->name, name) == 0;
 }
 
-enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err)
+enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_roles *roles_p, struct rdt_error *err)
 {
     char names[256] = "none";
     size_t used = 0;
     for (unsigned pass = 0; pass < 3; pass++)
         list_each (struct plugin, plugin, &plugins->files, link) {
             if (has_name(plugin, name, pass)) {
-                *parts_p = parts_of(plugin);
+                *roles_p = parts_of(plugin);
                 return RDT_OK;
             }
             if (pass == 0 && used < sizeof names)

@@ -196,36 +196,36 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
 
 /* ---- changes while the daemon runs: one at a time (rpc/hotload.h), on a thread of its own ---- */
 
-struct plugin_parts {
+struct plugin_roles {
     struct plugin *plugin;
     struct memory_kind *kind;    /* NULL: it has no memory kind */
     struct transport *transport; /* NULL: it has no transport */
 };
 
-typedef void (*plugins_changed)(void *arg, const struct plugin_parts *parts, const struct rdt_error *err);
+typedef void (*plugins_changed)(void *arg, const struct plugin_roles *roles, const struct rdt_error *err);
 
 /* Loads and opens a file. Beyond the checks of plugins_create, nobody else may be able to write to a
- * directory on its path; and an open that fails is an error, UNSUPPORTED if no part of the backend is
+ * directory on its path; and an open that fails is an error, UNSUPPORTED if no role of the backend is
  * available. take_settings: settings for its section, which override the configuration's. Later the loop
- * calls on_changed with the parts, which are then in the lists, or with the error. Returns NO_MEMORY or
+ * calls on_changed with the roles, which are then in the lists, or with the error. Returns NO_MEMORY or
  * SYSTEM if the thread cannot be started; on_changed is not called then. */
 enum rdt_status plugins_load(struct plugins *plugins, const struct options *options, const char *path,
                              struct options_extra *take_settings, plugins_changed on_changed, void *arg, struct rdt_error *err);
 
 /* Opens a transport that is loaded and not available, and that has no memory kind, once more. If it is available now, the loop
- * calls on_changed with its new parts, which are in the lists in place of the old ones; otherwise with the error, and nothing
- * has changed. The old parts are freed when on_changed returns. Errors as above. */
-enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_parts *parts,
+ * calls on_changed with its new roles, which are in the lists in place of the old ones; otherwise with the error, and nothing
+ * has changed. The old roles are freed when on_changed returns. Errors as above. */
+enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_roles *roles,
                                    plugins_changed on_changed, void *arg, struct rdt_error *err);
 
 /* Finds a loaded backend by its own name, then by that of its transport or memory kind. NOT_FOUND lists
  * the loaded ones. */
-enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_parts *parts_p, struct rdt_error *err);
+enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_roles *roles_p, struct rdt_error *err);
 const char *plugin_name(const struct plugin *plugin);
 
 /* Closes a backend and unmaps its file. Nothing may use it: no connection, registration or memory. The
- * loop calls on_changed when that is done; the parts are freed when it returns. */
-enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
+ * loop calls on_changed when that is done; the roles are freed when it returns. */
+enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_roles *roles, plugins_changed on_changed, void *arg,
                                struct rdt_error *err);
 
 /* Calls on_copied when no copy of a memory kind is running, either now or later from the loop. Nothing may

@@ -18,8 +18,8 @@ struct plugin_change {
     const struct options *options; /* NULL when unloading; without a path: opening again */
     char *path;
     struct options_extra *settings;
-    struct plugin_parts parts; /* what was loaded, or is unloaded or replaced */
-    struct plugin_parts fresh; /* what replaces it */
+    struct plugin_roles roles; /* what was loaded, or is unloaded or replaced */
+    struct plugin_roles fresh; /* what replaces it */
     enum rdt_status status;
     struct rdt_error err;
     plugins_changed on_changed;
@@ -35,21 +35,21 @@ static void change_free(struct plugin_change *change)
     free(change);
 }
 
-static enum rdt_status open_available(struct plugin_change *change, struct plugin *plugin, struct plugin_parts *parts_p,
+static enum rdt_status open_available(struct plugin_change *change, struct plugin *plugin, struct plugin_roles *roles_p,
                                       struct rdt_error *err)
 {
-    struct plugin_parts parts;
-    enum rdt_status status = plugin_open(change->plugins, plugin, change->options, &parts, err);
+    struct plugin_roles roles;
+    enum rdt_status status = plugin_open(change->plugins, plugin, change->options, &roles, err);
     if (status != RDT_OK)
         return status;
-    if ((parts.kind && parts.kind->available) || (parts.transport && parts.transport->available)) {
-        *parts_p = parts;
+    if ((roles.kind && roles.kind->available) || (roles.transport && roles.transport->available)) {
+        *roles_p = roles;
         return RDT_OK;
     }
     rdt_error_set(err, RDT_UNSUPPORTED, "backend %s is not available: %s", plugin->path,
-                  parts.transport ? parts.transport->why_not : parts.kind->why_not);
-    plugin_close(&parts);
-    plugin_parts_free(&parts);
+                  roles.transport ? roles.transport->why_not : roles.kind->why_not);
+    plugin_close(&roles);
+    plugin_parts_free(&roles);
     return RDT_UNSUPPORTED;
 }
 
@@ -63,7 +63,7 @@ static enum rdt_status check_and_open(struct plugin_change *change, struct plugi
     change->settings = NULL;
     plugin_host_init(plugin);
     status = plugin_host_check_own(plugin, err);
-    return status == RDT_OK ? open_available(change, plugin, &change->parts, err) : status;
+    return status == RDT_OK ? open_available(change, plugin, &change->roles, err) : status;
 }
 
 static void load(struct plugin_change *change)
@@ -79,12 +79,12 @@ static void load(struct plugin_change *change)
 
 static void unload(struct plugin_change *change)
 {
-    struct plugin *plugin = change->parts.plugin;
-    plugin_close(&change->parts);
-    if (change->parts.transport)
-        change->parts.transport->opened = false;
-    if (change->parts.kind)
-        change->parts.kind->opened = false;
+    struct plugin *plugin = change->roles.plugin;
+    plugin_close(&change->roles);
+    if (change->roles.transport)
+        change->roles.transport->opened = false;
+    if (change->roles.kind)
+        change->roles.kind->opened = false;
     plugin_unmap(plugin);
 }
 
@@ -94,7 +94,7 @@ static void *thread_main(void *arg)
     if (change->path)
         load(change);
     else if (change->options)
-        change->status = open_available(change, change->parts.plugin, &change->fresh, &change->err);
+        change->status = open_available(change, change->roles.plugin, &change->fresh, &change->err);
     else
         unload(change);
     plugin_events_queue(&change->plugins->events, &change->event);
@@ -110,19 +110,19 @@ static void deliver(struct plugin_event *event)
     pthread_join(change->thread, NULL); /* the thread is about to return */
     plugins->change = NULL;
     if (loaded)
-        plugin_link(plugins, &change->parts);
+        plugin_link(plugins, &change->roles);
     if (unloaded)
-        plugin_unlink(&change->parts);
+        plugin_unlink(&change->roles);
     if (replaced) {
-        plugin_unlink(&change->parts);
+        plugin_unlink(&change->roles);
         plugin_link(plugins, &change->fresh);
     }
-    change->on_changed(change->arg, replaced ? &change->fresh : &change->parts, change->status != RDT_OK ? &change->err : NULL);
+    change->on_changed(change->arg, replaced ? &change->fresh : &change->roles, change->status != RDT_OK ? &change->err : NULL);
     if (replaced)
-        plugin_parts_free(&change->parts);
+        plugin_parts_free(&change->roles);
     if (unloaded) {
-        struct plugin *plugin = change->parts.plugin;
-        plugin_parts_free(&change->parts);
+        struct plugin *plugin = change->roles.plugin;
+        plugin_parts_free(&change->roles);
         plugin_unload(plugin, false);
     }
     change_free(change);
@@ -163,26 +163,26 @@ enum rdt_status plugins_load(struct plugins *plugins, const struct options *opti
     return start(change, on_changed, arg, err);
 }
 
-static enum rdt_status change_parts(struct plugins *plugins, const struct options *options, const struct plugin_parts *parts,
+static enum rdt_status change_parts(struct plugins *plugins, const struct options *options, const struct plugin_roles *roles,
                                     plugins_changed on_changed, void *arg, struct rdt_error *err)
 {
     struct plugin_change *change = calloc(1, sizeof(*change));
     if (!change)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to %s %s", options ? "open" : "unload", parts->plugin->name);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to %s %s", options ? "open" : "unload", roles->plugin->name);
     change->plugins = plugins;
     change->options = options;
-    change->parts = *parts;
+    change->roles = *roles;
     return start(change, on_changed, arg, err);
 }
 
-enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_parts *parts,
+enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_roles *roles,
                                    plugins_changed on_changed, void *arg, struct rdt_error *err)
 {
-    return change_parts(plugins, options, parts, on_changed, arg, err);
+    return change_parts(plugins, options, roles, on_changed, arg, err);
 }
 
-enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_parts *parts, plugins_changed on_changed, void *arg,
+enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_roles *roles, plugins_changed on_changed, void *arg,
                                struct rdt_error *err)
 {
-    return change_parts(plugins, NULL, parts, on_changed, arg, err);
+    return change_parts(plugins, NULL, roles, on_changed, arg, err);
 }

@@ -49,15 +49,15 @@ int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg
 /* Creates and opens the instances of a plug-in, and adds them to no list. Any thread. After an error
  * nothing of it is open. */
 enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, const struct options *options,
-                            struct plugin_parts *parts_p, struct rdt_error *err);
+                            struct plugin_roles *roles_p, struct rdt_error *err);
 
-/* Add the plug-in and its parts to the lists, and remove them. */
-void plugin_link(struct plugins *plugins, struct plugin_parts *parts);
-void plugin_unlink(struct plugin_parts *parts);
+/* Add the plug-in and its roles to the lists, and remove them. */
+void plugin_link(struct plugins *plugins, struct plugin_roles *roles);
+void plugin_unlink(struct plugin_roles *roles);
 
 /* plugin_close closes the transport before the memory kind, whose memory it may use. Any thread.
  * plugin_parts_free frees the instances, not the plug-in. */
-void plugin_close(const struct plugin_parts *parts);
-void plugin_parts_free(struct plugin_parts *parts);
+void plugin_close(const struct plugin_roles *roles);
+void plugin_parts_free(struct plugin_roles *roles);
 
 #endif

@@ -169,28 +169,28 @@ static enum rdt_status open_transport(struct plugin *plugin, struct transport *t
 }
 
 enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, const struct options *options,
-                            struct plugin_parts *parts_p, struct rdt_error *err)
+                            struct plugin_roles *roles_p, struct rdt_error *err)
 {
-    struct plugin_parts parts = {.plugin = plugin,
+    struct plugin_roles roles = {.plugin = plugin,
                                  .kind = plugin->has_memory ? memory_kind_new(plugins, plugin) : NULL,
                                  .transport = plugin->has_transport ? transport_new(plugins, plugin) : NULL};
     enum rdt_status status = RDT_OK;
-    if ((plugin->has_memory && !parts.kind) || (plugin->has_transport && !parts.transport))
+    if ((plugin->has_memory && !roles.kind) || (plugin->has_transport && !roles.transport))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
     plugin->options = options;
     plugin_blame_begin(plugin->path);
-    if (status == RDT_OK && parts.kind)
-        status = open_memory(plugin, parts.kind, options, err);
-    if (status == RDT_OK && parts.transport)
-        status = open_transport(plugin, parts.transport, err);
+    if (status == RDT_OK && roles.kind)
+        status = open_memory(plugin, roles.kind, options, err);
+    if (status == RDT_OK && roles.transport)
+        status = open_transport(plugin, roles.transport, err);
     plugin_blame_end();
     plugin->options = NULL;
     if (status != RDT_OK) {
-        plugin_close(&parts);
-        plugin_parts_free(&parts);
+        plugin_close(&roles);
+        plugin_parts_free(&roles);
         return status;
     }
-    *parts_p = parts;
+    *roles_p = roles;
     return RDT_OK;
 }
 
@@ -220,40 +220,40 @@ static void insert_by_speed(struct list *transports, struct transport *transport
     list_append(before, &transport->link); /* in front of `before`, or at the end */
 }
 
-void plugin_link(struct plugins *plugins, struct plugin_parts *parts)
+void plugin_link(struct plugins *plugins, struct plugin_roles *roles)
 {
-    if (list_empty(&parts->plugin->link))
-        list_append(&plugins->files, &parts->plugin->link);
-    parts->plugin->kind = parts->kind;
-    parts->plugin->instance = parts->transport;
-    if (parts->kind)
-        list_append(&plugins->memory_kinds, &parts->kind->link);
-    if (parts->transport) {
-        intern_name(plugins, parts->transport);
-        insert_by_speed(&plugins->transports, parts->transport);
+    if (list_empty(&roles->plugin->link))
+        list_append(&plugins->files, &roles->plugin->link);
+    roles->plugin->kind = roles->kind;
+    roles->plugin->instance = roles->transport;
+    if (roles->kind)
+        list_append(&plugins->memory_kinds, &roles->kind->link);
+    if (roles->transport) {
+        intern_name(plugins, roles->transport);
+        insert_by_speed(&plugins->transports, roles->transport);
     }
 }
 
-void plugin_unlink(struct plugin_parts *parts)
+void plugin_unlink(struct plugin_roles *roles)
 {
-    list_remove(&parts->plugin->link);
-    if (parts->kind)
-        list_remove(&parts->kind->link);
-    if (parts->transport)
-        list_remove(&parts->transport->link);
+    list_remove(&roles->plugin->link);
+    if (roles->kind)
+        list_remove(&roles->kind->link);
+    if (roles->transport)
+        list_remove(&roles->transport->link);
 }
 
-void plugin_close(const struct plugin_parts *parts)
+void plugin_close(const struct plugin_roles *roles)
 {
-    if (parts->transport && parts->transport->opened)
-        parts->transport->ops.close(parts->transport->instance);
-    if (parts->kind && parts->kind->opened)
-        parts->kind->ops.close(parts->kind->instance);
+    if (roles->transport && roles->transport->opened)
+        roles->transport->ops.close(roles->transport->instance);
+    if (roles->kind && roles->kind->opened)
+        roles->kind->ops.close(roles->kind->instance);
 }
 
-void plugin_parts_free(struct plugin_parts *parts)
+void plugin_parts_free(struct plugin_roles *roles)
 {
-    transport_free(parts->transport);
-    memory_kind_free(parts->kind);
-    *parts = (struct plugin_parts){0};
+    transport_free(roles->transport);
+    memory_kind_free(roles->kind);
+    *roles = (struct plugin_roles){0};
 }

@@ -33,14 +33,14 @@ void hotload_init(struct hotload *hotload)
     hotload->late.again.on_passed = look_again;
 }
 
-static void emit(const struct hotload *hotload, const char *what, const struct plugin_parts *parts)
+static void emit(const struct hotload *hotload, const char *what, const struct plugin_roles *roles)
 {
-    if (parts->kind)
+    if (roles->kind)
         event(hotload->events, RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, what,
-              &(struct plugin_parts){.plugin = parts->plugin, .kind = parts->kind});
-    if (parts->transport)
+              &(struct plugin_roles){.plugin = roles->plugin, .kind = roles->kind});
+    if (roles->transport)
         event(hotload->events, RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, what,
-              &(struct plugin_parts){.plugin = parts->plugin, .transport = parts->transport});
+              &(struct plugin_roles){.plugin = roles->plugin, .transport = roles->transport});
 }
 
 static enum rdt_status check_idle(const struct hotload *hotload, struct rdt_error *err)
@@ -59,14 +59,14 @@ static void begin(struct hotload *hotload, unsigned state, hotload_done on_done,
     hotload->arg = arg;
 }
 
-static void end(struct hotload *hotload, const struct plugin_parts *parts, const struct rdt_error *err)
+static void end(struct hotload *hotload, const struct plugin_roles *roles, const struct rdt_error *err)
 {
     hotload_done on_done = hotload->on_done;
 
     sm_move(&hotload->sm, IDLE);
     hotload->on_done = NULL;
     if (on_done)
-        on_done(hotload->arg, parts, err);
+        on_done(hotload->arg, roles, err);
 }
 
 void hotload_cancel_wait(struct hotload *hotload, const void *arg)
@@ -77,7 +77,7 @@ void hotload_cancel_wait(struct hotload *hotload, const void *arg)
 
 /* ---- load ---- */
 
-static void on_loaded(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+static void on_loaded(void *arg, const struct plugin_roles *roles, const struct rdt_error *err)
 {
     struct hotload *hotload = arg;
 
@@ -86,12 +86,12 @@ static void on_loaded(void *arg, const struct plugin_parts *parts, const struct 
         end(hotload, NULL, err);
         return;
     }
-    log_info("backend %s is loaded from %s", plugin_name(parts->plugin),
-             parts->transport ? parts->transport->path : parts->kind->path);
-    emit(hotload, "loaded", parts);
-    if (parts->transport && !hotload->transfers->closing)
-        transfers_transport_loaded(hotload->transfers, parts->transport);
-    end(hotload, parts, NULL);
+    log_info("backend %s is loaded from %s", plugin_name(roles->plugin),
+             roles->transport ? roles->transport->path : roles->kind->path);
+    emit(hotload, "loaded", roles);
+    if (roles->transport && !hotload->transfers->closing)
+        transfers_transport_loaded(hotload->transfers, roles->transport);
+    end(hotload, roles, NULL);
 }
 
 enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct options_extra *take_settings,
@@ -115,7 +115,7 @@ enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct o
 
 static void open_next(struct hotload *hotload);
 
-static void on_opened(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+static void on_opened(void *arg, const struct plugin_roles *roles, const struct rdt_error *err)
 {
     struct hotload *hotload = arg;
 
@@ -123,17 +123,17 @@ static void on_opened(void *arg, const struct plugin_parts *parts, const struct 
         hotload->late.n_passed++;
     else
         transfers_transport_forget(hotload->transfers,
-                                   parts->transport); /* what other nodes offered to the one that it replaces */
-    on_loaded(hotload, parts, err);
+                                   roles->transport); /* what other nodes offered to the one that it replaces */
+    on_loaded(hotload, roles, err);
     open_next(hotload);
 }
 
 /* Transports without memory of their own: nothing of them is in use while they are not available. */
-static bool find_waiting(const struct hotload *hotload, unsigned n, struct plugin_parts *parts_p)
+static bool find_waiting(const struct hotload *hotload, unsigned n, struct plugin_roles *roles_p)
 {
     list_each (const struct transport, transport, plugins_transports(hotload->plugins), link)
         if (!transport->available && !transport->unloading &&
-            plugins_find(hotload->plugins, transport->name, parts_p, NULL) == RDT_OK && !parts_p->kind && n-- == 0)
+            plugins_find(hotload->plugins, transport->name, roles_p, NULL) == RDT_OK && !roles_p->kind && n-- == 0)
             return true;
     return false;
 }
@@ -142,17 +142,17 @@ static bool find_waiting(const struct hotload *hotload, unsigned n, struct plugi
 static void open_next(struct hotload *hotload)
 {
     struct late_network *late = &hotload->late;
-    struct plugin_parts parts;
+    struct plugin_roles roles;
     struct rdt_error err;
 
-    if (hotload->transfers->closing || !find_waiting(hotload, late->n_passed, &parts))
+    if (hotload->transfers->closing || !find_waiting(hotload, late->n_passed, &roles))
         return;
     if (check_idle(hotload, &err) != RDT_OK ||
-        plugins_open_again(hotload->plugins, hotload->options, &parts, on_opened, hotload, &err) != RDT_OK) {
+        plugins_open_again(hotload->plugins, hotload->options, &roles, on_opened, hotload, &err) != RDT_OK) {
         (void)deadline_set(hotload->deadlines, &late->again, LOOK_NS);
         return;
     }
-    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.64s is being opened again", plugin_name(parts.plugin));
+    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.64s is being opened again", plugin_name(roles.plugin));
     begin(hotload, LOADING, NULL, NULL);
 }
 
@@ -219,22 +219,22 @@ static enum rdt_status check_memory(const struct hotload *hotload, const struct 
                          users > 1 ? ", and others" : "");
 }
 
-static void on_unloaded(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+static void on_unloaded(void *arg, const struct plugin_roles *roles, const struct rdt_error *err)
 {
     struct hotload *hotload = arg;
 
     /* closing cannot fail */
-    if (parts->transport)
-        transfers_transport_forget(hotload->transfers, parts->transport);
-    log_info("backend %s is unloaded", plugin_name(parts->plugin));
-    emit(hotload, "unloaded", parts);
+    if (roles->transport)
+        transfers_transport_forget(hotload->transfers, roles->transport);
+    log_info("backend %s is unloaded", plugin_name(roles->plugin));
+    emit(hotload, "unloaded", roles);
     end(hotload, NULL, NULL);
 }
 
 static bool step(struct hotload *hotload)
 {
-    struct transport *transport = hotload->parts.transport;
-    struct memory_kind *kind = hotload->parts.kind;
+    struct transport *transport = hotload->roles.transport;
+    struct memory_kind *kind = hotload->roles.kind;
 
     if (hotload->sm.state == LEAVING) {
         if (transport && !transfers_transport_gone(hotload->transfers, transport)) {
@@ -251,7 +251,7 @@ static bool step(struct hotload *hotload)
         return false;
     if ((transport && transport->registered > 0) || (kind && (kind->users > 0 || kind->pinned > 0)))
         return false;
-    if (plugins_unload(hotload->plugins, &hotload->parts, on_unloaded, hotload, NULL) != RDT_OK)
+    if (plugins_unload(hotload->plugins, &hotload->roles, on_unloaded, hotload, NULL) != RDT_OK)
         return false; /* out of memory, or no thread: the next tick tries again */
     sm_move(&hotload->sm, CLOSING);
     return true;
@@ -265,45 +265,45 @@ static void on_tick(struct deadline *deadline)
         (void)deadline_set(hotload->deadlines, &hotload->tick, CHECK_NS);
 }
 
-static void make_unavailable(struct plugin_parts *parts)
+static void make_unavailable(struct plugin_roles *roles)
 {
     static const char why[] = "it is being unloaded";
 
-    if (parts->transport) {
-        parts->transport->unloading = true;
-        parts->transport->available = false;
-        memcpy(parts->transport->why_not, why, sizeof why);
+    if (roles->transport) {
+        roles->transport->unloading = true;
+        roles->transport->available = false;
+        memcpy(roles->transport->why_not, why, sizeof why);
     }
-    if (parts->kind) {
-        parts->kind->available = false;
-        memcpy(parts->kind->why_not, why, sizeof why);
+    if (roles->kind) {
+        roles->kind->available = false;
+        memcpy(roles->kind->why_not, why, sizeof why);
     }
 }
 
 enum rdt_status hotload_unload(struct hotload *hotload, const char *name, hotload_done on_done, void *arg,
                                struct rdt_error *err)
 {
-    struct plugin_parts parts;
+    struct plugin_roles roles;
     enum rdt_status status = check_idle(hotload, err);
 
     if (status == RDT_OK)
-        status = plugins_find(hotload->plugins, name, &parts, err);
-    if (status == RDT_OK && parts.kind)
-        status = check_memory(hotload, parts.kind, err);
-    if (status == RDT_OK && parts.transport)
-        status = transfers_transport_idle(hotload->transfers, parts.transport, err);
+        status = plugins_find(hotload->plugins, name, &roles, err);
+    if (status == RDT_OK && roles.kind)
+        status = check_memory(hotload, roles.kind, err);
+    if (status == RDT_OK && roles.transport)
+        status = transfers_transport_idle(hotload->transfers, roles.transport, err);
     if (status == RDT_OK && !deadline_set(hotload->deadlines, &hotload->tick, CHECK_NS))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to unload %.64s", name);
     if (status != RDT_OK)
         return status;
-    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.64s is being unloaded", plugin_name(parts.plugin));
+    (void)snprintf(hotload->what, sizeof hotload->what, "backend %.64s is being unloaded", plugin_name(roles.plugin));
     begin(hotload, LEAVING, on_done, arg);
-    hotload->parts = parts;
-    make_unavailable(&parts);
-    if (parts.kind)
-        device_pool_forget_kind(&hotload->regions->device_pool, parts.kind);
-    emit(hotload, "unavailable", &parts);
-    if (parts.transport)
-        transfers_transport_leave(hotload->transfers, parts.transport);
+    hotload->roles = roles;
+    make_unavailable(&roles);
+    if (roles.kind)
+        device_pool_forget_kind(&hotload->regions->device_pool, roles.kind);
+    emit(hotload, "unavailable", &roles);
+    if (roles.transport)
+        transfers_transport_leave(hotload->transfers, roles.transport);
     return RDT_OK;
 }

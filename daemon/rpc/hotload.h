@@ -17,8 +17,8 @@
 #include "daemon/base/sm.h"
 #include "daemon/transfers/transfer.h"
 
-/* err is NULL on success. parts: what a load added, borrowed; NULL after an unload. */
-typedef void (*hotload_done)(void *arg, const struct plugin_parts *parts, const struct rdt_error *err);
+/* err is NULL on success. roles: what a load added, borrowed; NULL after an unload. */
+typedef void (*hotload_done)(void *arg, const struct plugin_roles *roles, const struct rdt_error *err);
 
 struct hotload {
     const struct events *events;
@@ -30,7 +30,7 @@ struct hotload {
     struct sm sm;
     char what[128]; /* "backend ucx is being unloaded" */
     uint64_t since_ns;
-    struct plugin_parts parts; /* of the backend that is being unloaded */
+    struct plugin_roles roles; /* of the backend that is being unloaded */
     uint64_t cursor;           /* FORGETTING: the next region to visit */
     uint64_t pin_cursor;       /* the same for memory that is pinned for the kind */
     struct deadline tick;

@@ -45,7 +45,7 @@ static enum rdt_status take_settings(const Rdt__Pb__BackendLoad *message, struct
 
 /* ---- the end of a change, or of the wait for it ---- */
 
-static void answer(struct call *call, const struct plugin_parts *parts)
+static void answer(struct call *call, const struct plugin_roles *roles)
 {
     Rdt__Pb__BackendReply reply = RDT__PB__BACKEND_REPLY__INIT;
     Rdt__Pb__BackendInfo *rows[2];
@@ -54,10 +54,10 @@ static void answer(struct call *call, const struct plugin_parts *parts)
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     reply.backends = rows;
-    if (parts && parts->kind)
-        rows[reply.n_backends++] = row_memory(&arena, parts->kind);
-    if (parts && parts->transport)
-        rows[reply.n_backends++] = row_transport(&arena, parts->transport);
+    if (roles && roles->kind)
+        rows[reply.n_backends++] = row_memory(&arena, roles->kind);
+    if (roles && roles->transport)
+        rows[reply.n_backends++] = row_transport(&arena, roles->transport);
     for (size_t i = 0; i < reply.n_backends; i++)
         if (!rows[i])
             (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the answer, but the backend has been loaded");
@@ -68,14 +68,14 @@ static void answer(struct call *call, const struct plugin_parts *parts)
     arena_fini(&arena);
 }
 
-static void on_changed(void *arg, const struct plugin_parts *parts, const struct rdt_error *err)
+static void on_changed(void *arg, const struct plugin_roles *roles, const struct rdt_error *err)
 {
     struct call *call = arg;
 
     if (err)
         call_fail(call, err);
     else
-        answer(call, parts);
+        answer(call, roles);
 }
 
 static void on_end(struct call *call)

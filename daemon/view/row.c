@@ -228,7 +228,7 @@ Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport 
     return info;
 }
 
-Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part)
+Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_roles *part)
 {
     return part->kind ? row_memory(arena, part->kind) : row_transport(arena, part->transport);
 }
