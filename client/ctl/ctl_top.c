@@ -19,10 +19,10 @@
 #define COLUMNS 7
 #define INTERVAL_NS INT64_C(1000000000)
 
-enum part { CLIENTS, TRANSFERS, LINKS, PARTS };
+enum section { CLIENTS, TRANSFERS, LINKS, SECTIONS };
 enum order { BY_RATE, BY_TOTAL, BY_NAME };
 
-struct item { /* a row of any part, and the counters by which the next sample finds its rates */
+struct item { /* a row of any section, and the counters by which the next sample finds its rates */
     char key[64], name[80], what[96];
     uint64_t in_bytes, out_bytes, requests;
     double in_rate, out_rate, request_rate; /* per second */
@@ -32,8 +32,8 @@ struct item { /* a row of any part, and the counters by which the next sample fi
 };
 
 struct sample {
-    struct item *items[PARTS];
-    size_t n[PARTS];
+    struct item *items[SECTIONS];
+    size_t n[SECTIONS];
     uint64_t newest; /* the highest number of a transfer */
     int64_t at_ns;
     char state[16], version[32];
@@ -42,25 +42,25 @@ struct sample {
 
 static void sample_fini(struct sample *sample)
 {
-    for (int part = 0; part < PARTS; part++)
-        free(sample->items[part]);
+    for (int section = 0; section < SECTIONS; section++)
+        free(sample->items[section]);
     *sample = (struct sample){0};
 }
 
 /* ---- a sample ---- */
 
-static const struct item *find(const struct sample *sample, enum part part, const char *key)
+static const struct item *find(const struct sample *sample, enum section section, const char *key)
 {
-    for (size_t i = 0; i < sample->n[part]; i++)
-        if (strcmp(sample->items[part][i].key, key) == 0)
-            return &sample->items[part][i];
+    for (size_t i = 0; i < sample->n[section]; i++)
+        if (strcmp(sample->items[section][i].key, key) == 0)
+            return &sample->items[section][i];
     return NULL;
 }
 
 /* Computes the rates of an item whose counters are filled in. Without an earlier sample of it, it began since then. */
-static void add_rates(struct item *item, const struct sample *sample, const struct sample *before, enum part part)
+static void add_rates(struct item *item, const struct sample *sample, const struct sample *before, enum section section)
 {
-    const struct item *old = find(before, part, item->key);
+    const struct item *old = find(before, section, item->key);
     double s = (double)(sample->at_ns - before->at_ns) / 1e9;
 
     if (before->at_ns == 0 || s <= 0)
@@ -120,19 +120,19 @@ static bool ended_since(const struct item *item, uint64_t number, const struct s
 }
 
 /* Adds the rows of one page. False: no memory. */
-static bool add_page(struct sample *sample, const struct sample *before, enum part part, const Rdt__Pb__ListReply *page)
+static bool add_page(struct sample *sample, const struct sample *before, enum section section, const Rdt__Pb__ListReply *page)
 {
-    size_t n = part == CLIENTS ? page->n_clients : part == TRANSFERS ? page->n_transfers : page->n_peers;
-    struct item *items = realloc(sample->items[part], (sample->n[part] + n + 1) * sizeof *items);
+    size_t n = section == CLIENTS ? page->n_clients : section == TRANSFERS ? page->n_transfers : page->n_peers;
+    struct item *items = realloc(sample->items[section], (sample->n[section] + n + 1) * sizeof *items);
 
     if (!items)
         return false;
-    sample->items[part] = items;
+    sample->items[section] = items;
     for (size_t i = 0; i < n; i++) {
         struct item item = {0};
-        if (part == CLIENTS) {
+        if (section == CLIENTS) {
             fill_client(&item, page->clients[i]);
-        } else if (part == TRANSFERS) {
+        } else if (section == TRANSFERS) {
             uint64_t number = page->transfers[i]->transfer;
             fill_transfer(&item, page->transfers[i]);
             sample->newest = number > sample->newest ? number : sample->newest;
@@ -141,29 +141,29 @@ static bool add_page(struct sample *sample, const struct sample *before, enum pa
         } else {
             fill_link(&item, page->peers[i]);
         }
-        add_rates(&item, sample, before, part);
-        if (part == TRANSFERS && item.ended && item.ns > 0)
+        add_rates(&item, sample, before, section);
+        if (section == TRANSFERS && item.ended && item.ns > 0)
             item.in_rate = (double)item.in_bytes * 1e9 / (double)item.ns;
-        items[sample->n[part]++] = item;
+        items[sample->n[section]++] = item;
     }
     return true;
 }
 
-static enum rdt_status take_part(struct ctl *ctl, enum part part, struct sample *sample, const struct sample *before,
-                                 struct rdt_error *err)
+static enum rdt_status take_section(struct ctl *ctl, enum section section, struct sample *sample, const struct sample *before,
+                                    struct rdt_error *err)
 {
-    static const Rdt__Pb__ListKind kinds[PARTS] = {
+    static const Rdt__Pb__ListKind kinds[SECTIONS] = {
         RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, RDT__PB__LIST_KIND__LIST_KIND_PEERS};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     enum rdt_status status;
 
-    request.kind = kinds[part];
+    request.kind = kinds[section];
     do {
         Rdt__Pb__ListReply *page;
         status = ctl_page(ctl, CTL_DEFAULT_TIMEOUT_NS, &request, &page, err);
         if (status != RDT_OK)
             return status;
-        if (!add_page(sample, before, part, page))
+        if (!add_page(sample, before, section, page))
             status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table");
         ctl_reply_free(&page->base);
     } while (status == RDT_OK && request.after != 0);
@@ -187,8 +187,8 @@ static enum rdt_status take(struct ctl *ctl, struct sample *sample, const struct
     sample->memory_bytes = daemon->memory_bytes;
     sample->limit_bytes = daemon->memory_limit_bytes;
     ctl_reply_free(reply);
-    for (int part = 0; part < PARTS && status == RDT_OK; part++)
-        status = take_part(ctl, (enum part)part, sample, before, err);
+    for (int section = 0; section < SECTIONS && status == RDT_OK; section++)
+        status = take_section(ctl, (enum section)section, sample, before, err);
     return status;
 }
 
@@ -215,9 +215,9 @@ static void add_rate(struct ctl_table *table, double rate)
     ctl_table_add(table, "%s", rate > 0 ? ctl_human_rate((uint64_t)rate, 1000000000, text) : "0");
 }
 
-static bool print_part(const struct sample *sample, enum part part, FILE *out)
+static bool print_section(const struct sample *sample, enum section section, FILE *out)
 {
-    static const struct ctl_column columns[PARTS][COLUMNS] = {
+    static const struct ctl_column columns[SECTIONS][COLUMNS] = {
         {{"CLIENT", true},
          {"NAME", false},
          {"FETCHED", true},
@@ -240,23 +240,23 @@ static bool print_part(const struct sample *sample, enum part part, FILE *out)
          {"RTT", true},
          {"TRANSPORTS", false}},
     };
-    static const char *const nothing[PARTS] = {"no clients", "no transfers", "no links to other nodes"};
+    static const char *const nothing[SECTIONS] = {"no clients", "no transfers", "no links to other nodes"};
     struct ctl_table table;
     char text[CTL_HUMAN_BYTES];
     bool printed;
 
-    ctl_table_init(&table, columns[part], COLUMNS);
-    for (size_t i = 0; i < sample->n[part]; i++) {
-        const struct item *item = &sample->items[part][i];
-        if (part != LINKS)
+    ctl_table_init(&table, columns[section], COLUMNS);
+    for (size_t i = 0; i < sample->n[section]; i++) {
+        const struct item *item = &sample->items[section][i];
+        if (section != LINKS)
             ctl_table_add(&table, "%s", strrchr(item->key, ' ') ? strrchr(item->key, ' ') + 1 : item->key);
         ctl_table_add(&table, "%s", item->name);
         add_rate(&table, item->in_rate);
-        if (part != TRANSFERS)
+        if (section != TRANSFERS)
             add_rate(&table, item->out_rate);
-        if (part == CLIENTS) {
+        if (section == CLIENTS) {
             ctl_table_add(&table, "%.1f", item->request_rate);
-        } else if (part == TRANSFERS) {
+        } else if (section == TRANSFERS) {
             ctl_table_add(&table, "%.0f%%", item->bytes ? (double)item->in_bytes * 100 / (double)item->bytes : 0.0);
             ctl_table_add(&table, "%s", ctl_human_bytes(item->bytes, text));
         } else {
@@ -266,7 +266,7 @@ static bool print_part(const struct sample *sample, enum part part, FILE *out)
         ctl_table_add(&table, "%s", ctl_human_duration(item->ns, text));
         ctl_table_add(&table, "%s", item->what);
     }
-    printed = ctl_table_print(&table, nothing[part], out);
+    printed = ctl_table_print(&table, nothing[section], out);
     ctl_table_fini(&table);
     return printed;
 }
@@ -279,21 +279,21 @@ static bool print(struct sample *sample, enum order order, const char *keys, FIL
     fprintf(out, "rdtd %s, %s: %zu client%s, %" PRIu64 " object%s, %s of %s%s\n", sample->version, sample->state,
             sample->n[CLIENTS], sample->n[CLIENTS] == 1 ? "" : "s", sample->objects, sample->objects == 1 ? "" : "s",
             ctl_human_bytes(sample->memory_bytes, used), ctl_human_bytes(sample->limit_bytes, limit), keys);
-    for (int part = 0; part < PARTS; part++) {
-        if (sample->n[part])
-            qsort_r(sample->items[part], sample->n[part], sizeof(struct item), compare, &order);
+    for (int section = 0; section < SECTIONS; section++) {
+        if (sample->n[section])
+            qsort_r(sample->items[section], sample->n[section], sizeof(struct item), compare, &order);
         fputc('\n', out);
-        printed &= print_part(sample, (enum part)part, out);
+        printed &= print_section(sample, (enum section)section, out);
     }
     return printed;
 }
 
-static json_t *json_part(const struct sample *sample, enum part part)
+static json_t *json_section(const struct sample *sample, enum section section)
 {
     json_t *rows = json_array();
 
-    for (size_t i = 0; i < sample->n[part]; i++) {
-        const struct item *item = &sample->items[part][i];
+    for (size_t i = 0; i < sample->n[section]; i++) {
+        const struct item *item = &sample->items[section][i];
         json_array_append_new(rows, json_pack("{s:o, s:o, s:f, s:f, s:f, s:I, s:I}", "key", ctl_json_text(item->key), "name",
                                               ctl_json_text(item->name), "in_bytes_per_s", item->in_rate, "out_bytes_per_s",
                                               item->out_rate, "requests_per_s", item->request_rate, "in_bytes",
@@ -312,8 +312,8 @@ static enum rdt_status snapshot(struct ctl *ctl, int64_t interval_ns, enum order
         status = take(ctl, &second, &first, err);
     }
     if (status == RDT_OK && ctl->json)
-        *code_p = ctl_print_json(json_pack("{s:o, s:o, s:o}", "clients", json_part(&second, CLIENTS), "transfers",
-                                           json_part(&second, TRANSFERS), "links", json_part(&second, LINKS)));
+        *code_p = ctl_print_json(json_pack("{s:o, s:o, s:o}", "clients", json_section(&second, CLIENTS), "transfers",
+                                           json_section(&second, TRANSFERS), "links", json_section(&second, LINKS)));
     else if (status == RDT_OK && !print(&second, order, "", stdout))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table");
     sample_fini(&first);
