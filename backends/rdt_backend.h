@@ -262,7 +262,8 @@ struct rdt_memory_ops {
      * Without `warm` it runs on the loop thread and returns at once. */
     enum rdt_status (*map)(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err);
 
-    /* Stores in *fd_p a new descriptor by which another process can map the block. The caller owns it. If writable
+    /* Stores in *fd_p a new descriptor by which another process can map the block. The caller owns it. A file of the plug-in's
+     * own is opened anew for it, so that the kernel can tell the daemon whether another process still has it. If writable
      * is false, the descriptor must not allow a writable mapping; UNSUPPORTED if this memory knows no such right.
      * NULL: memory of this kind cannot be shared by a descriptor. Loop thread. */
     enum rdt_status (*share)(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err);

@@ -33,6 +33,7 @@ int main(int argc, char **argv)
     std_fds_open();
     (void)sigprocmask(SIG_SETMASK, &none, NULL); /* whoever started the daemon may block signals that end it */
     (void)signal(SIGPIPE, SIG_IGN);              /* of a log whose reader has ended */
+    (void)signal(SIGIO, SIG_IGN);                /* somebody opens memory during is_alone (memory/pool.c) */
     (void)mallopt(M_TRIM_THRESHOLD, KEEP_BYTES);
     (void)mallopt(M_MMAP_THRESHOLD, MMAP_BYTES);
     (void)signal(SIGXFSZ, SIG_IGN); /* memory above a limit of the size of files: the request fails, and the error names it */

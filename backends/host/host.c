@@ -525,18 +525,18 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
     if (writable && priv->origin == TAKEN)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory created for a snapshot is read-only");
-    if (writable || priv->origin == TAKEN) {
+    if (imported(priv)) {
         fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0)
             return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
     } else {
-        /* A duplicate would share the open file and its write access, so the file is opened anew, which its mode 0600
-         * permits to the daemon alone. The read-only descriptor is not kept: a second one for every region would halve
-         * the number of regions that there can be. */
+        /* A duplicate would share the open file: its write access, and what the kernel knows of who has it (is_alone in
+         * daemon/memory/pool.c). So the file is opened anew, which its mode 0600 permits to the daemon alone. The descriptor
+         * is not kept: a second one for every region would halve the number of regions that there can be. */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", block->fd);
-        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a client of the same uid may have a lease on it */
+        fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); /* a client of this uid may have a lease */
         if (fd < 0)
-            return rdt_error_sys(err, errno, "opening host memory read-only, %s", path);
+            return rdt_error_sys(err, errno, "opening host memory again, %s", path);
     }
     *fd_p = fd;
     return RDT_OK;

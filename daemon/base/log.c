@@ -135,8 +135,8 @@ static ssize_t write_now(const char *text, size_t bytes)
     return write(fd, text, bytes);
 }
 
-/* A single write, so that lines of several threads and processes do not mix. False: the line is dropped, because nobody reads, or
- * because the disk is full. */
+/* A single write, so that lines of several threads and processes do not mix. False: the line is dropped, because nobody reads,
+ * or because the disk is full. */
 static bool write_line(const char *line, size_t bytes)
 {
     ssize_t written;

@@ -23,8 +23,8 @@ struct node {
  * id. A file that is damaged stays until node_renew, before which another uuid may be set, such as that of the keeper. */
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err);
 
-/* If the file is damaged: gives it the name node_uuid.damaged, and writes the node's uuid. state_dir is locked. If that does not
- * work, the node has its uuid until the daemon ends, and stays `damaged`. */
+/* If the file is damaged: gives it the name node_uuid.damaged, and writes the node's uuid. state_dir is locked. If that does
+ * not work, the node has its uuid until the daemon ends, and stays `damaged`. */
 void node_renew(const char *state_dir, struct node *node);
 
 /* Whether node_load could read or make the uuid there, without making anything: SYSTEM, INVALID. */

@@ -111,6 +111,22 @@ static void discard(struct pool_block *block)
     block->kept_fd = fcntl(block->block.fd, F_DUPFD_CLOEXEC, 0);
 }
 
+/* Whether no other process has the file open or mapped. Every client has opened it anew (host_share of the host plug-in), and
+ * the kernel gives a lease for writing only where nobody else has. */
+static bool is_alone(int fd)
+{
+    char path[32];
+    bool alone;
+    int again;
+
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    again = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    alone = again >= 0 && fcntl(again, F_SETLEASE, F_WRLCK) == 0;
+    if (again >= 0)
+        (void)close(again);
+    return alone;
+}
+
 /* Whoever unmaps memory waits, with the lock of the daemon's address space, for those who remove its pages. The seal ends that.
  * A client that had a writable descriptor may have sealed the memory against seals. */
 static bool may_unmap(struct pool_block *block)
@@ -122,7 +138,7 @@ static bool may_unmap(struct pool_block *block)
         kind->ops.seal(kind->instance, &block->block, false, NULL) == RDT_OK)
         return true;
     seals = fcntl(block->block.fd, F_GET_SEALS);
-    return seals < 0 || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
+    return seals < 0 || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) || is_alone(block->block.fd);
 }
 
 void pool_block_free(struct pool_block *block)
@@ -130,17 +146,17 @@ void pool_block_free(struct pool_block *block)
     struct memory_kind *kind = block->kind;
 
     pinned_end(&block->pinned);
+    block->pinned.kind = NULL;
     for (unsigned i = 0; i < block->n_registrations; i++)
         registration_end(&block->registrations[i]);
+    block->n_registrations = 0;
     sigbus_guard_leave(block->guard);
+    block->guard = GUARD_NONE;
     block->kept_fd = -1;
     if (block->discard && kind->ops.discard)
         discard(block);
-    if (!may_unmap(block)) {
-        (void)close(block->block.fd);
-        block->block.fd = -1;
+    if (!may_unmap(block))
         return;
-    }
     kind->ops.free(kind->instance, &block->block);
     block->block.addr = NULL;
     if (!block->device)

@@ -14,6 +14,7 @@
 #ifndef DAEMON_POOL_H
 #define DAEMON_POOL_H
 
+#include "daemon/base/deadline.h"
 #include "daemon/base/memory_room.h"
 #include "daemon/base/owner.h"
 #include "daemon/base/sigbus_guard.h"
@@ -69,6 +70,7 @@ struct pool_block {
     uint64_t room;             /* if slowed_by: the size of daemon memory. bytes may be 0: the charge was taken off before */
     bool to_be_mapped;         /* the daemon ends, and the client may map the memory later: it is not sealed */
     bool late;                 /* room is charged to slowed_by, because freeing takes so long */
+    struct deadline again;     /* set while the memory must stay mapped, until it is tried again */
     struct work work;
     enum rdt_status status; /* the result of the work */
 };
@@ -138,8 +140,8 @@ void pool_close(struct pool *pool);
 
 /* Unregisters and frees the memory of a block, but not the struct. Any thread. The use of the memory kind ends here
  * for host memory; for memory of a device the caller ends it in the loop, when the device's charge is taken off. If the
- * memory must stay mapped for ever (slowed_by has prevented the seal that makes it safe to unmap), its address stays in the
- * block. */
+ * memory must stay mapped while another process has it (slowed_by has prevented the seal that makes it safe to unmap), its
+ * address stays in the block, and the caller calls again later. */
 void pool_block_free(struct pool_block *block);
 
 #endif

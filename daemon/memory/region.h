@@ -58,6 +58,7 @@
 #include "daemon/base/events.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/index.h"
+#include "daemon/base/log.h"
 #include "daemon/base/map.h"
 #include "daemon/base/memory_room.h"
 #include "daemon/base/owner_work.h"
@@ -78,13 +79,18 @@ struct cached_regions {
     uint64_t bytes;
 };
 
+struct stuck_blocks {
+    struct list list; /* struct pool_block.link */
+    struct log_rare said;
+};
+
 struct regions_freeing {
     unsigned n;                /* blocks that are being freed on the work pool or by owner_work */
     uint64_t bytes;            /* their host memory unless they are late, and orphaned memory in its grace period */
     uint64_t leaving_bytes;    /* host memory of all blocks that are being freed, late or not */
     struct list slow;          /* struct pool_block.link: being freed by owner_work, and not late; the oldest first */
     struct deadline slow_late; /* set while `slow` is not empty */
-    struct list stuck;         /* the same that must stay mapped (pool_block_free) */
+    struct stuck_blocks stuck; /* the same that must stay mapped for now (pool_block_free) */
 };
 
 struct regions_awaiting { /* memory that is being freed */

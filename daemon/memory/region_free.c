@@ -9,7 +9,8 @@
 #include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_orphans.h"
 
-#define SLOW_NS UINT64_C(1000000000) /* freeing that takes longer is late */
+#define SLOW_NS UINT64_C(1000000000)  /* freeing that takes longer is late */
+#define STUCK_NS INT64_C(10000000000) /* memory that another process has is tried again after that */
 
 /* ---- blocks ---- */
 
@@ -52,7 +53,8 @@ static void on_slow_late(struct deadline *deadline)
 void regions_free_init(struct regions *regions)
 {
     list_init(&regions->freeing.slow);
-    list_init(&regions->freeing.stuck);
+    list_init(&regions->freeing.stuck.list);
+    regions->freeing.stuck.said.every_ns = UINT64_C(1000000000);
     regions->freeing.slow_late.on_passed = on_slow_late;
 }
 
@@ -75,27 +77,74 @@ static void free_stuck(struct pool_block *block)
     free(block);
 }
 
-/* The memory stays mapped until the daemon ends. Its pages are gone, or are watched. */
+static void uncharge_stuck(struct pool_block *block)
+{
+    account_give(block->slowed_by, USAGE_FDS, 1);
+    account_give(block->slowed_by, USAGE_MAPPINGS, 1);
+    account_give(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
+}
+
+/* A client that still has the memory may have written pages again, which are nobody's once it has ended. */
+static void done_again(struct work *work)
+{
+    struct pool_block *block = container_of(work, struct pool_block, work);
+    struct regions *regions = container_of(block->pool, struct regions, free_pool);
+
+    regions->freeing.n--;
+    if (block->kept_fd >= 0)
+        owner_work_close_fd(regions->owner_work, block->kept_fd, block->slowed_by);
+    if (block->block.addr && regions->deadlines) {
+        list_append(&regions->freeing.stuck.list, &block->link);
+        (void)deadline_set(regions->deadlines, &block->again, STUCK_NS);
+        return;
+    }
+    uncharge_stuck(block);
+    if (block->block.addr) {
+        free_stuck(block);
+        return;
+    }
+    account_unref(block->slowed_by);
+    free(block);
+}
+
+static void on_again(struct deadline *deadline)
+{
+    struct pool_block *block = container_of(deadline, struct pool_block, again);
+    struct regions *regions = container_of(block->pool, struct regions, free_pool);
+
+    list_remove(&block->link);
+    regions->freeing.n++;
+    block->work = (struct work){.run = run_free, .done = done_again};
+    owner_work_submit(regions->owner_work, &block->work, block->slowed_by, true);
+}
+
+/* The memory stays mapped until no other process has it. Its pages are gone, or are watched. */
 static void keep_stuck(struct regions *regions, struct pool_block *block)
 {
+    char who[32];
+
     if (!regions->deadlines) { /* after regions_close */
         free_stuck(block);
         return;
     }
-    log_warn("memory of uid %u stays mapped and charged, because a client has sealed it against seals: to unmap it, the daemon "
-             "would wait for that client",
-             block->slowed_by->owner.uid);
+    (void)snprintf(who, sizeof who, "uid %u", block->slowed_by->owner.uid);
+    log_warn_rarely(&regions->freeing.stuck.said, who,
+                    "memory stays mapped and charged until no process has it any more, because a client has sealed it against "
+                    "seals: to unmap it, the daemon would wait for that client");
+    account_add(block->slowed_by, USAGE_FDS, 1);
     account_add(block->slowed_by, USAGE_MAPPINGS, 1);
     account_add(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
-    list_append(&regions->freeing.stuck, &block->link);
+    list_append(&regions->freeing.stuck.list, &block->link);
+    block->again.on_passed = on_again;
+    (void)deadline_set(regions->deadlines, &block->again, STUCK_NS);
 }
 
 void regions_free_stuck(struct regions *regions)
 {
-    list_drain (struct pool_block, block, &regions->freeing.stuck, link) {
+    list_drain (struct pool_block, block, &regions->freeing.stuck.list, link) {
         list_remove(&block->link);
-        account_give(block->slowed_by, USAGE_MAPPINGS, 1);
-        account_give(block->slowed_by, USAGE_MAPPED_BYTES, block->block.bytes);
+        deadline_unset(regions->deadlines, &block->again);
+        uncharge_stuck(block);
         free_stuck(block);
     }
 }

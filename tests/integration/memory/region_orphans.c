@@ -153,6 +153,43 @@ Test(region_orphans, memory_that_is_sealed_against_seals_stays_mapped_and_charge
     end((const char *[]){"stays mapped and charged", NULL});
 }
 
+/* Otherwise the daemon would keep what the client has written there since, for nobody. */
+static void ends_with_its_last_process(bool released)
+{
+    struct raw raw;
+    uint64_t region;
+    void *at;
+    int fd;
+
+    begin(NULL);
+    greeted(&raw);
+    fd = keep_fd(&raw, 9 * MIB, &region);
+    must(fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL) == 0);
+    at = mmap(NULL, 9 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(at != MAP_FAILED);
+    must(close(fd) == 0);
+    if (released)
+        release(&raw, region);
+    raw_close(&raw);
+    wait_until(LONG, used(0, "mappings") == 1 && used(0, "mapped_bytes") == 9 * MIB && used(0, "fds") > 0);
+    wait_until(LONG, released || orphaned_bytes() == 9 * MIB);
+    memset(at, 1, 9 * MIB);
+    must(munmap(at, 9 * MIB) == 0);
+    wait_until(LONG, used(0, "mappings") == 0 && used(0, "mapped_bytes") == 0);
+    wait_until(LONG, orphaned_bytes() == 0 && used(0, "bytes") == 0);
+    end((const char *[]){"stays mapped and charged", NULL});
+}
+
+Test(region_orphans, released_memory_that_is_sealed_against_seals_ends_with_its_last_process)
+{
+    ends_with_its_last_process(true);
+}
+
+Test(region_orphans, abandoned_memory_that_is_sealed_against_seals_ends_with_its_last_process)
+{
+    ends_with_its_last_process(false);
+}
+
 Test(region_orphans, memory_that_is_being_freed_has_a_row_of_its_own)
 {
     struct rdt_daemon_status status = {.struct_size = sizeof status};
