@@ -129,6 +129,7 @@ struct regions {
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
     struct regions_freeing freeing;
     struct regions_awaiting awaiting;
+    uint64_t promised_bytes; /* to requests that allocate them in a moment (regions_promise) */
     /* Memory of the device (NULL: of the host) has been freed: allocations that wait for it may continue. It may call
      * anyone. */
     void (*on_freed)(struct regions *regions, struct memory_device *device);
@@ -259,6 +260,26 @@ uint64_t regions_used_bytes(const struct regions *regions);
 
 /* The bytes that a new request cannot get: those in use, and those that earlier requests wait for. */
 uint64_t regions_claimed_bytes(const struct regions *regions);
+
+/* Whether so much could be allocated now, if everything without users made room, beside what is promised. */
+bool regions_would_fit(const struct regions *regions, uint64_t bytes);
+
+/* Nobody else gets the last so many bytes, until the promise is taken back: just before they are allocated. */
+static inline void regions_promise(struct regions *regions, uint64_t bytes)
+{
+    regions->promised_bytes += bytes;
+}
+
+static inline void regions_unpromise(struct regions *regions, uint64_t bytes)
+{
+    regions->promised_bytes -= bytes;
+}
+
+/* Whether an allocation leaves what is promised to others. */
+static inline bool regions_may_give(const struct regions *regions, uint64_t bytes)
+{
+    return regions->promised_bytes == 0 || regions_would_fit(regions, bytes);
+}
 
 /* Starts the timer that frees idle memory, if it is not running. */
 void regions_watch(struct regions *regions);

@@ -103,7 +103,7 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
 {
     uint64_t unused = regions->free_pool.bytes + regions->caches.bytes;
 
-    if (bytes > limit_of(regions))
+    if (bytes > limit_of(regions) || !regions_may_give(regions, bytes))
         return false;
     if (regions->evict && free_bytes(regions) + unused < bytes) {
         regions->evicted = victims;
@@ -263,13 +263,15 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return region_alloc_device(regions, kind, device, bytes, origin, account, client, region_p, on_ready, arg, err);
     if (bytes > limit_of(regions))
         return no_room(regions, bytes, err);
-    if ((origin == REGION_SNAPSHOT || origin == REGION_COPY) && !must_wait &&
+    if ((origin == REGION_SNAPSHOT || origin == REGION_COPY) && !must_wait && regions_may_give(regions, bytes) &&
         (*region_p = region_cache_take_sealed(regions, bytes, origin, account)))
         return RDT_OK;
     status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
-    pooled = origin == REGION_ALLOCATED || must_wait ? NULL : pool_take(&regions->free_pool, kind, bytes);
+    pooled = origin == REGION_ALLOCATED || must_wait || !regions_may_give(regions, bytes)
+                 ? NULL
+                 : pool_take(&regions->free_pool, kind, bytes);
     if (regions->free_pool.bytes > 0)
         regions_watch(regions);
     if (pooled) {

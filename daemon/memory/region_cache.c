@@ -247,7 +247,8 @@ static struct region *best_of(const struct cached_regions *cached, uint64_t byte
 
 struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin)
 {
-    struct region *best = cache->regions && bytes > 0 ? best_of(&cache->cached, bytes, NULL) : NULL;
+    struct region *best =
+        cache->regions && bytes > 0 && regions_may_give(cache->regions, bytes) ? best_of(&cache->cached, bytes, NULL) : NULL;
 
     if (!best)
         return NULL;

@@ -40,7 +40,19 @@ uint64_t regions_used_bytes(const struct regions *regions)
 
 uint64_t regions_claimed_bytes(const struct regions *regions)
 {
-    return regions_used_bytes(regions) - regions->freeing.bytes + regions->awaiting.bytes;
+    return regions_used_bytes(regions) - regions->freeing.bytes + regions->awaiting.bytes + regions->promised_bytes;
+}
+
+bool regions_would_fit(const struct regions *regions, uint64_t bytes)
+{
+    uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes, spare;
+
+    if (bytes <= limit && used > limit - bytes && regions->evict) {
+        /* How much can be released when memory is needed. It is less than that, so nothing is released now. */
+        spare = regions->evict(regions->evict_arg, UINT64_MAX);
+        used -= spare < used ? spare : used;
+    }
+    return bytes <= limit && used <= limit - bytes;
 }
 
 /* ---- states and charges ---- */

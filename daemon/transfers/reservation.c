@@ -14,6 +14,10 @@ struct reservation_group {
     unsigned n_ready;
     uint64_t bytes;    /* needed by the transfers that wait */
     struct list ready; /* struct move.reserve.link */
+    /* Lets them go on, or fail. Meanwhile it has a reference of the reservation, and the bytes are promised. */
+    struct slice start;
+    bool starting;
+    struct rdt_error err;
 };
 
 struct reservation {
@@ -54,6 +58,8 @@ static void take_out(struct transfer *transfer)
         list_remove(&transfer->move.reserve.link);
         group->n_ready--;
         group->bytes -= transfer->move.reserve.bytes;
+        if (group->starting && group->err.status == RDT_OK)
+            regions_unpromise(group->reservation->regions, transfer->move.reserve.bytes);
     }
     transfer->move.reserve.group = NULL;
 }
@@ -61,41 +67,65 @@ static void take_out(struct transfer *transfer)
 static enum rdt_status check_limit(const struct reservation_group *group, struct rdt_error *err)
 {
     const struct regions *regions = group->reservation->regions;
-    uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes, spare;
+    uint64_t limit = regions->limit_bytes;
 
-    if (group->bytes <= limit && used > limit - group->bytes && regions->evict) {
-        /* How much can be released when memory is needed. It is less than that, so nothing is released now. */
-        spare = regions->evict(regions->evict_arg, UINT64_MAX);
-        used -= spare < used ? spare : used;
-    }
-    if (group->bytes <= limit && used <= limit - group->bytes)
+    if (regions_would_fit(regions, group->bytes))
         return RDT_OK;
     return rdt_error_set(
         err, group->bytes > limit ? RDT_LIMIT : RDT_NO_MEMORY,
         "the %u objects of this fetch need %llu bytes together, but %llu bytes of the daemon's memory_limit of %llu are in "
         "use: fetch fewer at a time, or release some",
-        group->n_ready, (unsigned long long)group->bytes, (unsigned long long)used, (unsigned long long)limit);
+        group->n_ready, (unsigned long long)group->bytes, (unsigned long long)regions_claimed_bytes(regions),
+        (unsigned long long)limit);
+}
+
+static void end_start(struct reservation_group *group)
+{
+    group->starting = false;
+    slice_stop(&group->start);
+    unref(group->reservation);
+}
+
+static bool start_some(struct slice *slice, uint64_t until_ns)
+{
+    struct reservation_group *group = container_of(slice, struct reservation_group, start);
+    struct reservation *reservation = group->reservation;
+    bool left;
+
+    reservation->refs++; /* the end of a transfer may end others of the group, and with the last one the group */
+    list_drain (struct transfer, transfer, &group->ready, move.reserve.link) {
+        struct rdt_error err = group->err;
+        take_out(transfer);
+        unref(reservation);
+        transfer->move.reserve.on_room(transfer, err.status == RDT_OK ? NULL : &err);
+        if (uv_hrtime() >= until_ns)
+            break;
+    }
+    left = group->starting && !list_empty(&group->ready);
+    if (group->starting && !left)
+        end_start(group);
+    unref(reservation);
+    return !left;
 }
 
 /* Lets all waiting transfers go on or fail, when all sizes are known, or when the known sizes exceed the limit already. */
 static void settle(struct reservation_group *group)
 {
     struct reservation *reservation = group->reservation;
+    struct regions *regions = reservation->regions;
     bool complete = reservation->sealed && group->unknown == 0;
-    struct rdt_error err = {0};
-    enum rdt_status status;
 
-    if (list_empty(&group->ready) || (!complete && group->bytes <= reservation->regions->limit_bytes))
+    if (group->starting || list_empty(&group->ready) || (!complete && group->bytes <= regions->limit_bytes))
         return;
-    /* A single transfer learns from the allocation itself whether there is room. */
-    status = complete && group->n_ready == 1 ? RDT_OK : check_limit(group, &err);
+    group->err.status = RDT_OK;
+    if (!complete || group->n_ready > 1) /* A single transfer learns from the allocation itself whether there is room. */
+        (void)check_limit(group, &group->err);
+    group->starting = true;
     reservation->refs++;
-    list_drain (struct transfer, transfer, &group->ready, move.reserve.link) {
-        take_out(transfer);
-        unref(reservation);
-        transfer->move.reserve.on_room(transfer, status == RDT_OK ? NULL : &err);
-    }
-    unref(reservation);
+    if (group->err.status == RDT_OK)
+        regions_promise(regions, group->bytes);
+    group->start.run = start_some;
+    slice_begin(regions->deadlines ? &regions->deadlines->slices : NULL, &group->start);
 }
 
 void reservation_seal(struct reservation *reservation)
@@ -167,6 +197,9 @@ void reservation_leave(struct transfer *transfer)
         return;
     reservation = group->reservation;
     take_out(transfer);
-    settle(group);
+    if (group->starting && list_empty(&group->ready))
+        end_start(group);
+    else
+        settle(group);
     unref(reservation);
 }
