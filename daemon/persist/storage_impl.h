@@ -40,6 +40,7 @@ struct stored_name {
     uint64_t version, generation;       /* in the record; 0: there is none */
     uint64_t asked;                     /* the highest version whose record has been submitted */
     uint64_t ended;                     /* the name was unpublished, and has no record up to this version */
+    uint64_t claimed, claimed_version;  /* its latest claim: of the stored object with this generation; 0: it has ended */
     unsigned refs;                      /* claims, and work that is under way */
 };
 

@@ -59,6 +59,8 @@ static void claim_free(struct claim *claim)
 {
     struct stored_name *name = claim->name;
 
+    if (name->claimed == claim->stored->generation && name->claimed_version == claim->version)
+        name->claimed = 0;
     list_remove(&claim->link);
     free(claim);
     name->refs--;
@@ -208,9 +210,8 @@ static bool claim_add(struct stored *stored, const struct name *name, const char
 
     if (stored_name && (stored_name->version >= name->version || stored_name->asked >= name->version))
         return true;
-    list_each (const struct claim, other, &stored->claims, link)
-        if (other->name == stored_name && other->version >= name->version)
-            return true;
+    if (stored_name && stored_name->claimed == stored->generation && stored_name->claimed_version >= name->version)
+        return true;
     record_of_name(name, &record);
     bytes = stored_name_pack(&record, text, sizeof text);
     if (!stored_name)
@@ -224,6 +225,8 @@ static bool claim_add(struct stored *stored, const struct name *name, const char
     *claim = (struct claim){.stored = stored, .name = stored_name, .version = name->version, .bytes = bytes};
     memcpy(claim->record, text, bytes);
     stored_name->refs++;
+    stored_name->claimed = stored->generation;
+    stored_name->claimed_version = name->version;
     list_append(&stored->claims, &claim->link);
     return true;
 }
