@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room config: the daemon's configuration, from the defaults, the configuration file, the environment
  * (RDTD_<KEY>) and the flags, each of which overrides those before it. It owns struct options, the limits that
- * follow from it, and who is one person with many user ids (persons.h). It promises that a configuration is checked as a whole before use, and that every fault names its
- * key, value, file and line. It refuses unknown keys. A new key is a row in options_keys.c and a field here: file,
- * environment, flag, --help, rdtd.conf and rdtd.conf(5) come from the row.
+ * follow from it, and whose user ids are whose (persons.h). It promises that a configuration is checked as a whole
+ * before use, and that every fault names its key, value, file and line. It refuses unknown keys. A new key is a row in
+ * options_keys.c and a field here: file, environment, flag, --help, rdtd.conf and rdtd.conf(5) come from the row.
  *
  * After the start only options_adopt changes the struct, and only the keys whose rows say so; other threads than the
  * loop's read none of these. */
