@@ -88,7 +88,7 @@ void ctl_print_plain(const char *text, FILE *out)
     size_t length = text ? strlen(text) : 0, i = 0;
 
     while (i < length) {
-        size_t bytes = text[i] == '\n' ? 1 : text_character((const unsigned char *)text + i, length - i);
+        size_t bytes = text_character((const unsigned char *)text + i, length - i);
         if (bytes > 0)
             (void)fwrite(text + i, 1, bytes, out);
         else

@@ -16,7 +16,7 @@ const char *ctl_human_duration(int64_t ns, char text[CTL_HUMAN_BYTES]);         
 /* Copies text for a terminal to text_p [size]: a character that would act on the terminal (proto/plain_text.h) becomes '?', and
  * text that is too long ends in "...". NULL is "". Returns text_p. */
 char *ctl_plain(const char *text, char *text_p, size_t size);
-void ctl_print_plain(const char *text, FILE *out); /* prints all of it in the same way; newlines stay */
+void ctl_print_plain(const char *text, FILE *out); /* prints all of it in the same way */
 
 /* Prints a line, and the newline that ends it, on stdout; everything else that would act on the terminal becomes '?'. */
 void ctl_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

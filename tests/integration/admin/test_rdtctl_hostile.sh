@@ -76,4 +76,18 @@ for command in objects names "objects --json" "names --json" "stat $(cat "$dir/r
     bad "rdtctl $command prints what a terminal obeys: $(cat -v "$dir/out")"
 done
 
+forged=$'x\n12:34:56.789 object freed y\nrdtctl: all is well' # lines of its own would look like those of rdtctl
+for command in stat free shards unpublish; do
+  "$rdtctl" "$command" "$forged" >"$dir/out" 2>&1
+  (($(wc -l <"$dir/out") == 1)) || bad "rdtctl $command prints more than one line: $(cat -v "$dir/out")"
+done
+"$rdtctl" watch transfers --timeout 60s >"$dir/events" 2>"$dir/err" &
+watcher=$!
+until_true grep -q watching "$dir/err" || bad "no watcher: $(cat "$dir/err")"
+"$rdtctl" fetch "$forged" -o "$dir/never" --timeout 100ms 2>/dev/null
+until_true grep -q TIMED_OUT "$dir/events" || bad "no event: $(cat -v "$dir/events")"
+grep -q '^rdtctl:\|object freed y$' "$dir/events" && bad "watch prints the lines of an id: $(cat -v "$dir/events")"
+kill "$watcher"
+wait "$watcher"
+
 ((failures == 0))
