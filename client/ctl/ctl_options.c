@@ -129,6 +129,8 @@ static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
         number = strtoull(text, &end, 10);
         if (*text < '0' || *text > '9' || *end || errno)
             return ctl_usage_error(ctl, "--%s: '%s' is not a whole number", o->name, text);
+        if (o->value_p == &ctl->daemon_uid && number >= UINT32_MAX)
+            return ctl_usage_error(ctl, "--%s: %s is no uid", o->name, text);
         *(uint64_t *)o->value_p = number;
         return CTL_GO;
     case CTL_DURATION:

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The connection of one run, its errors and its signals. */
 #include <errno.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -34,10 +33,10 @@ int ctl_print_json(json_t *take_value)
     int failed = !take_value || json_dumpf(take_value, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) < 0;
 
     json_decref(take_value);
-    if (failed) {
-        fprintf(stderr, "rdtctl: the JSON could not be written\n");
+    if (failed && !ferror(stdout)) /* otherwise ctl_flush says why */
+        fprintf(stderr, "rdtctl: there is no memory for the JSON\n");
+    if (failed)
         return CTL_FAILED;
-    }
     fputc('\n', stdout);
     return CTL_OK;
 }
@@ -72,8 +71,6 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
         timeout_ns = CTL_DEFAULT_TIMEOUT_NS; /* a long --timeout is for objects, not for a daemon that does not answer */
     options.socket = ctl->socket;
     options.name = "rdtctl";
-    if (ctl->daemon_uid >= UINT32_MAX)
-        return rdt_error_set(err, RDT_INVALID, "--daemon-uid: %" PRIu64 " is no uid", ctl->daemon_uid);
     options.daemon_uid = (uint32_t)ctl->daemon_uid;
     options.timeout_ns = timeout_ns;
     return rdt_connect(&options, &ctl->rdt, err);

@@ -132,7 +132,8 @@ static int report(const struct ctl *ctl, const struct timeline *timeline, const 
         return ctl_print_json(json_pack("{s:o, s:I, s:I, s:i}", "file", ctl_json_text(path), "transfers", (json_int_t)transfers,
                                         "events", (json_int_t)timeline->n, "nodes", (int)timeline->n_nodes));
     if (!ctl->quiet)
-        printf("%zu transfers (%zu events) of %u nodes\n", transfers, timeline->n, timeline->n_nodes);
+        printf("%zu transfer%s (%zu event%s) of %u node%s\n", transfers, transfers == 1 ? "" : "s", timeline->n,
+               timeline->n == 1 ? "" : "s", timeline->n_nodes, timeline->n_nodes == 1 ? "" : "s");
     return CTL_OK;
 }
 

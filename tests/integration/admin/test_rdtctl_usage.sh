@@ -33,7 +33,7 @@ expect 2 '' "unknown command 'stauts'; did you mean status\?$" stauts
 expect 2 '' "unknown command 'frobnicate'" help frobnicate
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
 expect 2 '' "--daemon-uid: 'rdtd' is not a whole number" ping --daemon-uid rdtd
-expect 1 '' 'INVALID: --daemon-uid: 4294967295 is no uid' ping --daemon-uid 4294967295
+expect 2 '' 'INVALID: --daemon-uid: 4294967295 is no uid' ping --daemon-uid 4294967295
 
 # Every state that a transfer has in the daemon can be asked for. "ended" is shown as the outcome, and nobody sees "new" for long.
 for state in $(sed -nE 's/^ *\[(TRANSFER|SERVE)_[A-Z]+\] = \{"([a-z]+)".*/\2/p' daemon/transfers/transfer.c daemon/transfers/serve/serve.c); do
@@ -105,5 +105,10 @@ expect 3 '' 'DISCONNECTED' put "$dir/empty.safetensors" --socket "$nobody"
 
 # An answer that cannot be written is no success.
 "$rdtctl" help >/dev/full 2>/dev/null && { echo 'rdtctl help >/dev/full succeeded'; failures=$((failures + 1)); }
+
+# The reason is told once, also if it is noticed while JSON is written.
+stdbuf -o0 "$rdtctl" status --json --socket "$nobody" >/dev/full 2>"$dir/why"
+grep -q 'writing the output: No space left' "$dir/why" && (($(wc -l <"$dir/why") == 2)) ||
+  { cat "$dir/why"; failures=$((failures + 1)); }
 
 ((failures == 0))

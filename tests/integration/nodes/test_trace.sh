@@ -25,7 +25,7 @@ ctl b fetch "$ref" -o "$dir/copy.safetensors" >/dev/null || bad "no fetch"
 ctl a fetch weights -o "$dir/copy2.safetensors" >/dev/null || bad "no local fetch"
 
 for node in a b; do ctl $node trace -o "$dir/$node.json" >"$dir/out" || bad "trace on $node"; done
-says "$dir/out" 'of 1 nodes'
+says "$dir/out" 'of 1 node'
 ctl a trace --merge "$dir/a.json" "$dir/b.json" -o "$dir/both.json" --format chrome >"$dir/out" || bad "merge"
 says "$dir/out" 'of 2 nodes'
 for format in perfetto svg; do # of earlier versions
@@ -62,8 +62,8 @@ P
 number=$("$python" -c 'import json, sys
 print(next(e["tid"] for e in json.load(open(sys.argv[1]))["traceEvents"] if e.get("cat") == "in"))' "$dir/b.json")
 [[ $(ctl b trace "$number" -o "$dir/x" --json) == *'"transfers": 1,'* ]] || bad "one transfer: $(ctl b trace "$number" -o "$dir/x")"
-[[ $(ctl b trace absent -o "$dir/x") == '0 transfers (0 events) of 1 nodes' ]] || bad "an absent object"
-[[ $(ctl b trace --last 1ms -o "$dir/x") == '0 transfers (0 events) of 1 nodes' ]] || bad "the last millisecond"
+[[ $(ctl b trace absent -o "$dir/x") == '0 transfers (0 events) of 1 node' ]] || bad "an absent object"
+[[ $(ctl b trace --last 1ms -o "$dir/x") == '0 transfers (0 events) of 1 node' ]] || bad "the last millisecond"
 ctl b trace 2>"$dir/why"; [[ $? == 2 ]] || bad "without -o"
 ctl b trace --merge "$dir/a.json" -o "$dir/x" 2>"$dir/why"; [[ $? == 2 ]] || bad "one file to merge"
 ctl b trace --merge "$dir/a.json" "$dir/w.safetensors" -o "$dir/x" 2>"$dir/why" && bad "another file is merged"
@@ -90,6 +90,6 @@ fi
 if [[ $(id -u) == 0 ]]; then
   chmod 777 "$dir" "$dir/a.s"
   setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/a.s" trace -o "$dir/theirs" >"$dir/out" || bad "another user"
-  [[ $(cat "$dir/out") == '0 transfers (0 events) of 1 nodes' ]] || bad "another user sees transfers: $(cat "$dir/out")"
+  [[ $(cat "$dir/out") == '0 transfers (0 events) of 1 node' ]] || bad "another user sees transfers: $(cat "$dir/out")"
 fi
 ((failures == 0))
