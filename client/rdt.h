@@ -337,9 +337,10 @@ struct rdt_fetch_options {
     /* NULL, or [refs]: targets[i] is NULL or receives the tensors of the i-th object. The targets are
      * contiguous and have the same count, dtypes and shapes as the tensors after slicing; MISMATCH names the
      * first that does not, before anything is written. INVALID: two of them, of one object or of
-     * two, share memory. They must stay valid until the request has ended, and after a cancel or time-out until
-     * rdt_request_destroy has returned, which waits until nothing writes there any more. Memory of rdt_alloc or rdt_import
-     * may be released earlier, because the daemon keeps it. */
+     * two, share memory, or one lies in memory of a live object that is fetched, other than where its tensor is. They must stay
+     * valid until the request has ended, and after a cancel or time-out until rdt_request_destroy has returned, which waits
+     * until nothing writes there any more. Memory of rdt_alloc or rdt_import may be released earlier, because the daemon keeps
+     * it. */
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
     const char *group;           /* fetch only within this group (rdt_group_create); NULL: the first group that both nodes

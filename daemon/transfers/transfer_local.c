@@ -59,6 +59,63 @@ static void let_reader_copy(struct transfer *transfer, struct object *object)
     transfer_end(transfer);
 }
 
+#define MOST_PAIRS 65536u /* of a tensor and a target, which are compared in the loop; 256 tensors have as many */
+
+/* Whether writing target i would change tensor k of the object before it is read. A tensor is its own target if it is to be
+ * written to where it lies. */
+static bool overwrites(const struct transfer *transfer, const struct object *object, uint32_t i, uint32_t k)
+{
+    const struct layout *source = transfer->move.source, *target = transfer->move.target->layout;
+    uint64_t lo, hi, target_lo, target_hi;
+
+    if (layout_bytes(source, k) == 0 || layout_bytes(target, i) == 0 ||
+        object->uses[source->region[k]].region != transfer->move.target->uses[target->region[i]].region ||
+        layout_extent(source, k, &lo, &hi, NULL) != RDT_OK ||
+        layout_extent(target, i, &target_lo, &target_hi, NULL) != RDT_OK || hi <= target_lo || target_hi <= lo)
+        return false;
+    return i != k || lo != target_lo || !layout_is_contiguous(source, k);
+}
+
+static bool share_a_range(const struct transfer *transfer, const struct object *object)
+{
+    const struct target *target = transfer->move.target;
+
+    for (uint32_t i = 0; target && i < target->n; i++)
+        for (uint32_t k = 0; k < object->n_regions; k++)
+            if (object->uses[k].region == target->uses[i].region && object->uses[k].lo < target->uses[i].hi &&
+                target->uses[i].lo < object->uses[k].hi)
+                return true;
+    return false;
+}
+
+/* The targets may lie in the memory of a live object. */
+static enum rdt_status check_targets(const struct transfer *transfer, const struct object *object, struct rdt_error *err)
+{
+    uint32_t n = transfer->move.source->count;
+    bool all_pairs = (uint64_t)n * n <= MOST_PAIRS, own = true;
+
+    if (!share_a_range(transfer, object) || transfer->move.target->layout->count != n)
+        return RDT_OK; /* another count is a mismatch */
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t k = all_pairs ? 0 : i; k < (all_pairs ? n : i + 1); k++)
+            if (overwrites(transfer, object, i, k))
+                return rdt_error_set(err, RDT_INVALID,
+                                     "target tensor %u shares memory with tensor %u of the object, which would be overwritten: "
+                                     "put a snapshot, or give other targets",
+                                     i, k);
+        own = own &&
+              object->uses[transfer->move.source->region[i]].region ==
+                  transfer->move.target->uses[transfer->move.target->layout->region[i]].region &&
+              transfer->move.source->offset[i] == transfer->move.target->layout->offset[i];
+    }
+    return all_pairs || own
+               ? RDT_OK
+               : rdt_error_set(err, RDT_INVALID,
+                               "the %u target tensors lie between the tensors of the object: put a snapshot, or give "
+                               "targets in other memory",
+                               n);
+}
+
 /* Answers with the bytes of a small object from the arena. Nothing is held or registered. */
 static void reply_inline(struct transfer *transfer, struct object *object)
 {
@@ -233,6 +290,10 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     if (chosen->kind == PATH_INLINE) {
         reply_inline(transfer, object);
+        return;
+    }
+    if (chosen->kind == PATH_COPY && check_targets(transfer, object, &err) != RDT_OK) {
+        transfer_fail_err(transfer, &err);
         return;
     }
     if (chosen->kind == PATH_COPY) {

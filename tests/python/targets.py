@@ -64,6 +64,23 @@ def test_tied_targets_get_what_both_names_have() -> None:
                 del mine, other
 
 
+def test_a_live_object_is_not_fetched_into_its_own_memory() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for n in 8, 3000:
+            square = c.empty((n, n))
+            square[...] = np.arange(n * n).reshape(n, n)
+            before = square.copy()
+            with raises(rdtd.Invalid, "into shares memory with tensor 0 of the object"):
+                c.get(c.put(square.T), into=square)
+            with raises(rdtd.Invalid, "into['a'] shares memory with tensor 1 of the object"):
+                c.get(c.put({"a": square[0], "b": square[1]}), into={"a": square[1], "b": square[0]})
+            assert c.get(c.put(square), into=square) is square and (square == before).all()
+            got = c.get(c.put(square.T, snapshot=True), into=square)
+            assert (got == before.T).all()
+            del square, got
+
+
 def test_plan_of_tied_targets_is_checked_before_anything_is_written() -> None:
     need(np, "numpy")
     with Node() as node, rdtd.connect(node.socket) as c:

@@ -355,7 +355,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of
         refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Some may lie
         on GPUs and others in host memory. They keep their memory until the request has ended, and share none, except that
-        several may have the very same, as tied weights: then the object must have the same for all of them. Targets in
+        several may have the very same, as tied weights: then the object must have the same for all of them; nor do they
+        share memory of a live object that is fetched, unless each tensor is its own target. Targets in
         dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the object, except
         for parts without tensors. With as_="list", into is a list of targets in the order of the tensors. The result is
         `into`. slices: a list that has, for

@@ -202,3 +202,62 @@ Test(self_copy, event_loop_copies_by_dispatch)
     rdt_release(taken(request));
     finish();
 }
+
+/* A live object in memory into which it is fetched itself. */
+Test(self_copy, targets_in_the_memory_of_the_object_are_its_own_or_refused)
+{
+    static const size_t sizes[] = {100, 64 * KIB, 1 * MIB, 9 * MIB};
+
+    start();
+    for (unsigned i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        size_t bytes = sizes[i] & ~(size_t)3;
+        int64_t quarters[] = {2, (int64_t)bytes / 4}, turned[] = {1, 2}, count = (int64_t)bytes / 2;
+        char *memory = alloc_memory(producer, 4 * bytes);
+
+        fill_pattern(memory, bytes, 7);
+        struct rdt_tensor tensors[2] = {VECTOR(RDT_U8, count, memory), VECTOR(RDT_U8, count, memory + bytes / 2)};
+        struct rdt_ref ref = put_as(producer, tensors, 2, NULL);
+        const struct {
+            size_t first, second;
+            bool allowed;
+        } rows[] = {
+            {0, bytes / 2, true},  {2 * bytes, 3 * bytes, true}, {bytes, bytes + bytes / 2, true}, {bytes / 2, 0, false},
+            {1, 2 * bytes, false}, {2 * bytes, 1, false},        {2 * bytes, bytes / 2 - 1, false}};
+        for (unsigned k = 0; k < sizeof rows / sizeof rows[0]; k++) {
+            struct rdt_tensor targets[2] = {VECTOR(RDT_U8, count, memory + rows[k].first),
+                                            VECTOR(RDT_U8, count, memory + rows[k].second)};
+            const struct rdt_tensor *list = targets;
+            const size_t two = 2;
+            struct rdt_fetch_options options = {.struct_size = sizeof options,
+                                                .mode = RDT_FETCH_COPY,
+                                                .timeout_ns = LONG,
+                                                .targets = &list,
+                                                .target_counts = &two};
+            rdt_object *object = NULL;
+
+            if (rows[k].allowed) {
+                must_ok(rdt_fetch(producer, &ref, 1, &options, &object, &err));
+                rdt_release(object);
+                must(holds_pattern(memory + rows[k].first, bytes / 2, 7));
+            } else {
+                must_refuse(RDT_INVALID, "shares memory with tensor", rdt_fetch(producer, &ref, 1, &options, &object, &err));
+            }
+            must(holds_pattern(memory, bytes, 7));
+        }
+        must_ok(rdt_free(producer, &ref, false, &err));
+        /* a strided object, in place */
+        struct rdt_tensor columns = {.dtype = RDT_U16, .ndim = 2, .shape = quarters, .strides = turned, .data = memory};
+        struct rdt_tensor rows_of = {.dtype = RDT_U16, .ndim = 2, .shape = quarters, .data = memory};
+        const struct rdt_tensor *list = &rows_of;
+        const size_t one = 1;
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .mode = RDT_FETCH_COPY, .timeout_ns = LONG, .targets = &list, .target_counts = &one};
+        rdt_object *object = NULL;
+        ref = put_one(producer, &columns, NULL);
+        must_refuse(RDT_INVALID, "target tensor 0 shares memory with tensor 0 of the object",
+                    rdt_fetch(producer, &ref, 1, &options, &object, &err));
+        must(holds_pattern(memory, bytes, 7));
+        must_ok(rdt_free(producer, &ref, false, &err));
+    }
+    finish();
+}
