@@ -211,4 +211,21 @@ def test_tensors_of_torch_are_followed_in_place():
         publisher.unpublish()
 
 
+def test_tensors_of_every_dtype_and_shape_are_followed():
+    values = {"c128": np.zeros(40, "c16"), "c64": np.zeros((3, 5), "c8"), "scalar": np.array(0.5),
+              "none": np.zeros((0, 3), "f4"), "bool": np.zeros(99, bool), "u8": np.zeros(77, "u1"), "f16": np.zeros((7, 7), "f2"), "i64": np.zeros(50, "i8")}
+    with Node() as node, rdtd.connect(node.socket) as c:
+        weights = rdtd.DeltaPublisher(c, "policy", most=1)
+        mine = {key: np.ones_like(value) for key, value in values.items()}
+        follower = rdtd.DeltaFollower(c, "policy", mine)
+        for step in range(1, 12):
+            for value in values.values():
+                if value.size:
+                    value.reshape(-1)[step % value.size] = step % 3
+            weights.publish(values)
+            assert follower.update(LONG) == step and (step > 1 or not follower.by_delta)
+            assert all((mine[key] == value).all() for key, value in values.items())
+        weights.unpublish()
+
+
 main(globals())

@@ -35,6 +35,8 @@ static struct borrowed_set *borrow(PyObject *tensor, bool writable, size_t *elem
         raise_error(&err);
     else if (set && is_usable(set)) {
         *elem_bytes_p = rdt_dtype_bytes(set->tensors->dtype);
+        if (*elem_bytes_p > 8) /* a complex number is two */
+            *elem_bytes_p /= 2;
         *elems_p = bytes / *elem_bytes_p;
         return set;
     }

@@ -330,7 +330,10 @@ static void name_it(const char *what, size_t i)
     PyObject *type, *value, *traceback, *said;
 
     PyErr_Fetch(&type, &value, &traceback);
-    if (PyErr_GivenExceptionMatches(type, PyExc_BufferError)) {
+    if (type == PyExc_RuntimeError || type == PyExc_NotImplementedError) { /* torch's, of a tensor without memory of its own */
+        Py_INCREF(PyExc_TypeError);
+        Py_SETREF(type, PyExc_TypeError);
+    } else if (type == PyExc_BufferError) {
         Py_INCREF(PyExc_ValueError);
         Py_SETREF(type, PyExc_ValueError);
     }
