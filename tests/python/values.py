@@ -10,6 +10,7 @@ import decimal
 import enum
 import pickle
 import signal
+import struct
 import threading
 import time
 import uuid
@@ -199,6 +200,11 @@ def test_plain_values_keep_their_types_and_need_no_pickle():
         for value in pickled:
             got = c.get(c.put([value]))[0]
             assert type(got) is type(value) and got == value, (value, got)
+        for bits in "000000000000f87f", "000000000000f8ff", "010000000000f87f", "0100000000f0f4ff":  # numbers that are none
+            (nan,) = struct.unpack("<d", bytes.fromhex(bits))
+            got = c.get(c.put({"nan": nan, "complex": complex(-0.0, nan)}, allow_pickle=False), allow_pickle=False)
+            assert [struct.pack("<d", x).hex() for x in (got["nan"], got["complex"].imag)] == [bits, bits]
+            assert str(got["complex"].real) == "-0.0"
         not_a_number = c.get(c.put(float("nan")))
         assert not_a_number != not_a_number
         keys = {"b": 1, "a": 2, "$": 3}

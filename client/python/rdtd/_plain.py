@@ -17,6 +17,7 @@ import datetime
 import decimal
 import enum
 import functools
+import struct
 import sys
 import types
 import uuid
@@ -171,7 +172,7 @@ def _offset(zone: Any) -> Any:
 
 
 _ATOMS: dict[type, Callable[[Any], list[Any]]] = {
-    complex: lambda v: ["complex", v.real, v.imag],
+    complex: lambda v: ["complex", _real(v.real), _real(v.imag)],
     range: lambda v: ["range", _number(v.start), _number(v.stop), _number(v.step)],
     datetime.date: lambda v: ["date", v.year, v.month, v.day],
     datetime.time: lambda v: ["time", v.hour, v.minute, v.second, v.microsecond, v.fold, _offset(v.tzinfo)],
@@ -182,6 +183,26 @@ _ATOMS: dict[type, Callable[[Any], list[Any]]] = {
     uuid.UUID: lambda v: ["uuid", v.hex] if v.is_safe is uuid.SafeUUID.unknown else ["uuid", v.hex, v.is_safe.name],
     type(Ellipsis): lambda v: ["ellipsis"],
 }
+
+
+_NAN = struct.pack("<d", float("nan"))  # which JSON has
+
+
+def _nan(value: float) -> Any:
+    """A number that is none: it may have a sign and a payload."""
+    packed = struct.pack("<d", value)
+    return value if packed == _NAN else {"$": ["nan", packed.hex()]}
+
+
+def _real(value: float) -> Any:
+    return value if value == value else _nan(value)
+
+
+def _read_nan(text: str) -> float:
+    (value,) = struct.unpack("<d", bytes.fromhex(text))
+    if value == value:
+        raise ValueError("a number that is none is one")
+    return float(value)
 
 
 def _number(value: int) -> Any:
@@ -239,7 +260,7 @@ class Writer:
         if cls is int:
             return _number(value)
         if cls in _FREE:
-            return value
+            return value if value == value else _nan(value)
         if cls in _WRITERS:
             return self._part(value, cls)
         kind = kind_of(value)
@@ -676,7 +697,8 @@ _READERS: dict[str, Callable[[Reader, list[Any], Optional[int]], Any]] = {
     "slice": Reader._slice,
     "str": lambda r, rest, n: bytes.fromhex(rest[0]).decode("utf-32-le", "surrogatepass"),
     "int": lambda r, rest, n: int(rest[0], 16),
-    "complex": lambda r, rest, n: complex(*rest),
+    "complex": lambda r, rest, n: complex(*[r._read(part, None) for part in rest]),
+    "nan": lambda r, rest, n: _read_nan(*rest),
     "range": lambda r, rest, n: range(*[r._read(node, None) for node in rest]),
     "date": lambda r, rest, n: datetime.date(*rest),
     "time": lambda r, rest, n: _time(datetime.time, rest),
