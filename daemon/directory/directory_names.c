@@ -63,7 +63,7 @@ static void refuse_owner(struct directory_names *all, struct peer *peer, const R
 
 static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message)
 {
-    struct name_place place = {.epoch = message->epoch, .version = message->version};
+    struct name_place place = {.epoch = message->epoch, .version = message->version, .published = message->published};
     struct owner owner;
     struct name_key key;
 
@@ -187,6 +187,7 @@ void directory_names_start(struct directory_names *all)
     list_init(&all->dirty);
     all->impossible.every_ns = UINT64_C(60000000000);
     all->refused_lines.every_ns = UINT64_C(1000000000);
+    all->started_ns = uv_hrtime();
     all->tick.on_passed = on_tick;
     all->flush.on_passed = names_claims_flush;
     if (!all->peers)

@@ -18,10 +18,11 @@
  *
  * A claim is this node's registration of a name that is published here:
  *
- *                    more homes grant it than know any other node
+ *                    more homes grant it than know any other node,
+ *                    and none knows one that has published it
  *      CLAIMING -----------------------------------------> HELD
  *          |                                                |
- *          |  more homes know another node                  |  another node took it over while this one was away
+ *          |  otherwise                                     |  another node took it over while this one was away
  *          +--------------------> LOST <--------------------+
  *
  * Who asks a home that does not share the owner's tenant is told NOT_SHARED, and it counts as away. For a tenant that this node
@@ -34,7 +35,11 @@
  *
  * A version of many parts claims its name with the first part, and keeps the claim until it is complete or has failed.
  *
- * Promises: only the first publish of a name waits for homes, for at most NAMES_CLAIM_NS. Homes that are away do not stop a
+ * A home forgets everything when it is restarted, and the nodes of the names register them again when they meet it. Until then
+ * it grants them to others, so a node that has published nothing under a name does not get it while any home knows a node that
+ * has. A node that was started less than NAMES_MEET_NS ago first meets the nodes of its table.
+ *
+ * Promises: only the first publish of a name waits for homes, for at most NAMES_CLAIM_NS, beside NAMES_MEET_NS. Homes that are away do not stop a
  * publish: the next registration makes up for their answers. A reader that cannot ask any home uses the last place that it
  * knows.
  *
@@ -54,6 +59,7 @@
 #define NAMES_STALE_NS UINT64_C(30000000000)
 #define NAMES_REGISTER_NS INT64_C(10000000000)
 #define NAMES_CLAIM_NS INT64_C(2000000000)
+#define NAMES_MEET_NS UINT64_C(2000000000) /* from the start on */
 /* The most records of a home. A record of a name that no node has is dropped in favour of others; when all are in use, further
  * names are found only through homes that have room. */
 #define NAMES_RECORDS_MAX 262144u
@@ -78,7 +84,8 @@ struct directory_names {
     struct list idle;     /* struct name_record.idle: names that no node has, longest first */
     struct list claimed;  /* struct name_claim.link: the one that was registered longest ago is first */
     struct list dirty;    /* struct name_claim.by_dirty: their version has changed */
-    uint64_t retell_ns;   /* what the homes were told before this time is told again */
+    uint64_t started_ns;
+    uint64_t retell_ns; /* what the homes were told before this time is told again */
     struct deadline tick, flush;
     size_t sweep;                  /* cursor of records: where the next tick looks for some to forget */
     struct log_rare impossible;    /* messages with impossible numbers */

@@ -25,6 +25,7 @@ struct name_claim {
     struct name_place other; /* LOST: who has it */
     /* The present round of questions. */
     bool asking;
+    bool meets; /* nodes that have not been met yet may be homes: the claim is asked again when one comes up */
     unsigned n_homes;
     uint8_t home[NAMES_HOMES][16];
     enum answer answer[NAMES_HOMES];
@@ -118,6 +119,22 @@ static unsigned count_votes(const struct name_claim *claim, unsigned i)
     return n;
 }
 
+/* Whether another node has published the name, and nothing is published under it here. That node need not have told all homes
+ * of it: some may have been restarted a moment ago. */
+static bool find_publisher(struct name_claim *claim)
+{
+    bool found = false;
+
+    for (unsigned i = 0; claim->version == 0 && i < claim->n_homes; i++) {
+        const struct name_place *place = &claim->place[i];
+        if (claim->answer[i] != ANSWER_REFUSED || !place->published || (found && place->epoch <= claim->other.epoch))
+            continue;
+        claim->other = *place;
+        found = true;
+    }
+    return found;
+}
+
 /* Whether another node has the name. claim->other becomes that node: the one that most homes know, of equals the one that got
  * it last, and of these the one with the lowest uuid. So several nodes that ask at the same time, each known to some homes,
  * all find the same one, and a node that was away finds the one that took its name over, although only a few homes answer it
@@ -175,7 +192,7 @@ static void decide(struct name_claim *claim)
     }
     claim->asking = false;
     deadline_unset(all->deadlines, &claim->patience);
-    lost = find_winner(claim, granted);
+    lost = find_publisher(claim) || find_winner(claim, granted);
     if (!lost && refused > 0) { /* the homes that know another node must give it up */
         claim->epoch = name_number_after(epoch);
         tell_again(claim, INT64_C(100000000));
@@ -196,6 +213,8 @@ static void decide(struct name_claim *claim)
 
 static bool is_complete(const struct name_claim *claim)
 {
+    if (claim->meets)
+        return false;
     for (unsigned i = 0; i < claim->n_homes; i++)
         if (claim->answer[i] == ANSWER_AWAITED)
             return false;
@@ -221,6 +240,7 @@ static void on_patience(struct deadline *deadline)
     for (unsigned i = 0; i < claim->n_homes; i++)
         if (claim->answer[i] == ANSWER_AWAITED)
             claim->answer[i] = ANSWER_AWAY;
+    claim->meets = false;
     decide(claim);
 }
 
@@ -276,6 +296,7 @@ static void ask(struct name_claim *claim)
     place_here(claim, &place);
     claim->n_homes = homes.n;
     claim->asking = true;
+    claim->meets = claim->state == CLAIM_CLAIMING && names_meet(all);
     claim->told_ns = uv_hrtime();
     list_remove(&claim->link);
     list_append(&all->claimed, &claim->link);
@@ -288,8 +309,10 @@ static void ask(struct name_claim *claim)
         else if (!names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, &place))
             claim->answer[i] = ANSWER_AWAY;
     }
-    if (is_complete(claim) || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS))
+    if (is_complete(claim) || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS)) {
+        claim->meets = false;
         decide(claim);
+    }
 }
 
 static struct name_claim *claim_new(struct directory_names *all, const struct name_key *key)

@@ -81,6 +81,17 @@ static void tell_seekers(struct directory_names *all, struct name_record *record
     record->n_seekers = 0;
 }
 
+/* Whether the name stays with the node that has it. One that has published it takes it back from one that has only claimed it,
+ * because this home did not know better. */
+static bool keeps(const struct directory_names *all, const struct name_record *record, const struct name_place *claim)
+{
+    if (!record->held) /* the other node lost the name, and the one that took it has ended it */
+        return claim->epoch > 0 && claim->epoch < record->place.epoch;
+    if (!record->place.published && claim->version > 0 && claim->epoch == record->place.epoch)
+        return false;
+    return claim->epoch <= record->place.epoch && !(claim->epoch == 0 && is_stale(all, record));
+}
+
 enum rdt_status names_home_register(struct directory_names *all, struct peer *from, const struct name_key *key,
                                     const struct name_place *claim, struct name_place *place_p)
 {
@@ -93,12 +104,8 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
         return RDT_LIMIT;
     }
     same = memcmp(record->place.node, node, sizeof record->place.node) == 0;
-    if (record->held && !same && claim->epoch <= record->place.epoch && !(claim->epoch == 0 && is_stale(all, record))) {
+    if (!same && keeps(all, record, claim)) {
         *place_p = record->place;
-        return RDT_EXISTS;
-    }
-    if (!record->held && !same && claim->epoch > 0 && claim->epoch < record->place.epoch) {
-        *place_p = record->place; /* it lost the name, and the node that took it has ended it */
         return RDT_EXISTS;
     }
     if (claim->epoch > record->place.epoch)
@@ -109,6 +116,7 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
         record->place.version = claim->version;
     memcpy(record->place.node, node, sizeof record->place.node);
     memcpy(record->place.address, claim->address, sizeof record->place.address);
+    record->place.published = claim->version > 0;
     record->held = true;
     list_remove(&record->idle);
     record->heard_ns = uv_hrtime();
@@ -126,7 +134,7 @@ void names_home_end(struct directory_names *all, const struct name_key *key, con
         return;
     if (claim->version > record->place.version)
         record->place.version = claim->version;
-    record->held = false;
+    record->held = record->place.published = false;
     list_remove(&record->idle);
     list_append(&all->idle, &record->idle);
 }

@@ -34,10 +34,15 @@ struct name_homes {
 };
 void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p);
 
+/* Whether this node was started a moment ago and has yet to meet nodes of the table, which may be homes. A node that did not
+ * answer its first dial is not waited for. */
+bool names_meet(const struct directory_names *all);
+
 struct name_place { /* the node that has a name */
     uint64_t epoch, version;
     uint8_t node[16];
     char address[65];
+    bool published; /* it has told a version to the home; otherwise the version is an earlier node's, or 0 */
 };
 
 /* ---- names_send.c ---- */

@@ -80,6 +80,16 @@ void names_homes_of(const struct directory_names *all, const struct name_key *ke
                 consider(homes_p, weights, peer, weight(hash, peer->uuid));
 }
 
+bool names_meet(const struct directory_names *all)
+{
+    if (!all->peers || uv_hrtime() - all->started_ns >= NAMES_MEET_NS)
+        return false;
+    list_each (struct peer, peer, peers_all(all->peers), link)
+        if (peer_listed_by(peer) >= 0 && peer->epoch == 0 && peer->last_error[0] == '\0')
+            return true;
+    return false;
+}
+
 /* ---- messages ---- */
 
 bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
@@ -100,6 +110,7 @@ bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__N
         message.version = place->version;
         message.node = (ProtobufCBinaryData){16, (uint8_t *)place->node};
         message.address = (char *)place->address;
+        message.published = place->published;
     }
     return peer_send(peer, RDT_PEER_NAME, &message.base, NULL) == RDT_OK;
 }

@@ -379,6 +379,93 @@ Test(names_nodes, name_of_another_node_is_refused_although_a_home_is_frozen)
     cluster_end(&c, (const char *const[]){"cannot connect", NULL});
 }
 
+/* The restarted home grants the name, the frozen node of the name says nothing, and only the home on the node that asks knows
+ * it. Of equal votes the lower uuid would count. */
+Test(names_nodes, name_of_another_node_is_refused_although_a_home_was_restarted)
+{
+    static const char *const flags[] = {"--peer-timeout=60s", NULL};
+    struct rdt_ref name, ref, nobody;
+    rdt_object *object;
+
+    cluster_start(&c, 3, &(struct cluster_options){.no_ucx = true, .stream = true, .table = true, .flags = flags});
+    unsigned high = strcmp(c.node[0].uuid, c.node[1].uuid) > 0 ? 0 : 1, low = 1 - high;
+    rdt *owner = node_client(&c.node[high], "owner"), *other = node_client(&c.node[low], "other");
+    cluster_meet(&c);
+    must(publish_pattern(owner, "weights", INLINE_BYTES, 1) == 1);
+    nobody = ref_on(&c.node[high], "nobody"); /* meanwhile the homes are told of the version, 2 ms after the publish */
+    must_be(RDT_TIMED_OUT, try_fetch(owner, &nobody, RDT_FETCH_AUTO, 100 * MSEC, &object, &err));
+    must_ok(rdt_ping(owner, LONG, &err));
+    ref = put_pattern(other, "o", INLINE_BYTES, 2);
+    node_freeze(&c.node[high]);
+    node_kill(&c.node[2], SIGKILL);
+    cluster_restart(&c, 2);
+    rdt *home = node_client(&c.node[2], "reader"); /* the two have a link now */
+    fetch_pattern(home, &ref, INLINE_BYTES, 2, NULL);
+    must_refuse(RDT_EXISTS, "published on node n", rdt_publish(other, "weights", &ref, NULL, NULL, &err));
+    node_thaw(&c.node[high]);
+    must_ok(rdt_free(other, &ref, false, &err));
+    must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
+    must_ok(rdt_unpublish(owner, &name, &err));
+    rdt_close(owner);
+    rdt_close(other);
+    rdt_close(home);
+    cluster_end(&c, (const char *const[]){"cannot connect", "is lost", "cannot be reached", NULL});
+}
+
+struct early {
+    char name[16];
+    struct rdt_error err;
+    enum rdt_status status;
+    int64_t took_ns;
+};
+
+static int publish_early(struct actor *self, void *arg)
+{
+    struct early early = *(struct early *)arg;
+    rdt *conn = node_client(&c.node[1], "other");
+    struct rdt_ref ref = put_pattern(conn, "o", INLINE_BYTES, 2);
+
+    actor_step(self);
+    early.took_ns = -now_ns();
+    early.status = rdt_publish(conn, early.name, &ref, NULL, NULL, &early.err);
+    early.took_ns += now_ns();
+    actor_send(self, &early, sizeof early);
+    rdt_close(conn);
+    return 0;
+}
+
+/* A node that was started a moment ago meets the other one before it takes a name. A machine that is too slow for that within
+ * two seconds makes another attempt, with another name. */
+Test(names_nodes, name_of_another_node_is_refused_right_after_the_start)
+{
+    static const char *const flags[] = {"--peer-timeout=60s", "--backoff-max=100ms", NULL};
+    struct early early = {.status = RDT_OK};
+    struct rdt_ref name;
+    struct actor actor;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .stream = true, .table = true, .flags = flags});
+    rdt *owner = node_client(&c.node[0], "owner");
+    for (unsigned i = 0; i < 8 && early.status == RDT_OK; i++) {
+        (void)snprintf(early.name, sizeof early.name, "weights %u", i);
+        must(publish_pattern(owner, early.name, INLINE_BYTES, 1) == 1);
+        node_freeze(&c.node[0]);
+        node_kill(&c.node[1], SIGKILL);
+        cluster_restart(&c, 1);
+        actor_start(&actor, publish_early, &early);
+        actor_await(&actor);
+        node_thaw(&c.node[0]);
+        actor_recv(&actor, &early, sizeof early);
+        actor_wait(&actor);
+        must_say(early.status == RDT_EXISTS || early.took_ns >= SEC, "the name was taken after %lld ns: %s",
+                 (long long)early.took_ns, early.err.msg);
+        must_ok(rdt_ref_from_name(early.name, 0, NULL, &name, &err));
+        (void)rdt_unpublish(owner, &name, NULL);
+    }
+    must_say(early.status == RDT_EXISTS && strstr(early.err.msg, "published on node n0"), "%s", early.err.msg);
+    rdt_close(owner);
+    cluster_end(&c, (const char *const[]){"cannot connect", "is lost", "cannot be reached", NULL});
+}
+
 /* The nodes have not met: the readers have nothing but the address. */
 Test(names_nodes, address_of_the_node_is_enough)
 {

@@ -82,6 +82,24 @@ Test(names_home, a_name_that_has_ended_goes_on_above_its_last_version, .init = b
     cr_assert_eq(known.epoch, 3);
 }
 
+/* A home that was restarted may have given the name to somebody else. */
+Test(names_home, the_node_that_published_it_takes_it_back_from_one_that_has_not, .init = begin, .fini = end)
+{
+    struct name_place known;
+
+    cr_assert_eq(ask(&b, 0, 0, &known), RDT_OK);
+    cr_assert_eq(ask(&a, 0, 0, &known), RDT_EXISTS);
+    cr_assert(!known.published);
+    cr_assert_eq(ask(&a, 1, 7, &known), RDT_OK);
+    cr_assert_eq(ask(&b, 1, 0, &known), RDT_EXISTS);
+    cr_assert(memcmp(known.node, a.uuid, 16) == 0 && known.published && known.version == 7);
+    cr_assert_eq(ask(&b, 1, 1, &known), RDT_EXISTS);
+    ends(&a, 7);
+    cr_assert_eq(ask(&b, 0, 0, &known), RDT_OK);
+    cr_assert_eq(ask(&a, 0, 0, &known), RDT_EXISTS);
+    cr_assert(!known.published, "the version is that of the first node");
+}
+
 Test(names_home, a_higher_epoch_takes_over, .init = begin, .fini = end)
 {
     struct name_place known;
