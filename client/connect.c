@@ -28,6 +28,7 @@
 #include "session/events.h"
 #include "session/process.h"
 #include "session/server.h"
+#include "session/socket.h"
 
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
@@ -321,6 +322,7 @@ static void set_path(rdt *conn, const char *path)
     bool fits = path[0] != '/' && getcwd(here, sizeof here) && strlen(here) + 1 + strlen(path) < sizeof conn->path;
 
     (void)snprintf(conn->path, sizeof conn->path, "%s%s%s", fits ? here : "", fits ? "/" : "", path);
+    socket_note_file(conn);
 }
 
 static const char *socket_path(const struct rdt_connect_options *options)

@@ -20,6 +20,7 @@
 #define STALLED_NS 10000000  /* between two attempts to send a stalled message */
 #define DRAIN_NS 500000000   /* how long connection_drain waits for a daemon that does not read */
 #define RETURN_NS 2000000000 /* how long connection_return waits for the next daemon */
+#define LOOK_NS 2000000000   /* how often a thread that waits looks whether another daemon serves the path */
 #define MAX_READS 256        /* at a time, so that a daemon that sends without pause cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
@@ -440,6 +441,20 @@ static int wait_for(struct pollfd fds[2], int64_t until_ns, int64_t look_ns, boo
     return ppoll(fds, 2, until_ns != CLOCK_NEVER ? &left : NULL, NULL);
 }
 
+/* A daemon that was killed may never close its end (rdt-concepts(7), FAULTS). */
+static void look_for_next_daemon(rdt *conn)
+{
+    struct rdt_error why;
+
+    if (clock_now_ns() < conn->socket.look_ns)
+        return;
+    conn->socket.look_ns = clock_now_ns() + LOOK_NS;
+    if (conn->state != CONNECTION_UP || !socket_is_superseded(conn))
+        return;
+    (void)rdt_error_set(&why, RDT_DISCONNECTED, "another rdtd serves %s now", conn->path);
+    connection_hang_up(conn, &why);
+}
+
 /* Polls as the leader until something happens or until_ns, and handles what happened. */
 static void lead(rdt *conn, int64_t until_ns)
 {
@@ -456,6 +471,8 @@ static void lead(rdt *conn, int64_t until_ns)
         fds[0].events |= POLLOUT;
     if (due_ns < until_ns)
         until_ns = due_ns;
+    if (conn->socket.look_ns < until_ns)
+        until_ns = conn->socket.look_ns;
     conn->waiters.polling = true;
     conn->waiters.wake_leader = false;
     look_ns = polls ? poll_rule_begin(&conn->waiters.rule, clock_now_ns()) : 0;
@@ -478,6 +495,8 @@ static void lead(rdt *conn, int64_t until_ns)
         (void)!read(conn->waiters.wake_fd, &count, sizeof count);
     }
     attend(conn);
+    if (n == 0 && sock == conn->socket.fd)
+        look_for_next_daemon(conn);
     if (n <= 0 || sock != conn->socket.fd)
         return; /* the time is over, a signal interrupted the poll, or the socket has been replaced */
     if (fds[0].revents & POLLOUT)

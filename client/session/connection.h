@@ -80,6 +80,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "client/rdt.h"
 #include "ids.h"
@@ -143,6 +144,11 @@ struct connection_socket {
     int fd;     /* -1: there is none */
     int stale;  /* lost while the leader polls it, and closed when it returns; -1: there is none */
     uint64_t n; /* sockets so far; a request remembers on which one it was sent */
+    /* The file at `path` when it was dialled; inode 0: unknown. */
+    dev_t device;
+    ino_t inode;
+    struct timespec made;
+    int64_t look_ns; /* when a thread that waits looks again whether it is the same file */
 };
 
 struct connection_session {

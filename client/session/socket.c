@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -75,6 +76,32 @@ int64_t socket_due_ns(const rdt *conn)
     return conn->state == CONNECTION_AWAY && conn->session.dial_ns < end_ns ? conn->session.dial_ns : end_ns;
 }
 
+static bool look(const rdt *conn, struct stat *st_p)
+{
+    return conn->path[0] != '\0' && stat(conn->path, st_p) == 0 && S_ISSOCK(st_p->st_mode);
+}
+
+void socket_note_file(rdt *conn)
+{
+    struct stat st;
+
+    conn->socket.inode = 0;
+    if (!look(conn, &st))
+        return;
+    conn->socket.device = st.st_dev;
+    conn->socket.inode = st.st_ino;
+    conn->socket.made = st.st_mtim;
+}
+
+bool socket_is_superseded(const rdt *conn)
+{
+    struct stat st;
+
+    return conn->socket.inode != 0 && look(conn, &st) &&
+           (st.st_dev != conn->socket.device || st.st_ino != conn->socket.inode ||
+            st.st_mtim.tv_sec != conn->socket.made.tv_sec || st.st_mtim.tv_nsec != conn->socket.made.tv_nsec);
+}
+
 /* Returns the new socket; -1: nobody accepts, or the wrong one does, and dial_err says why. The connect does not block: if the
  * backlog is full, it fails with EAGAIN. */
 static int dial(rdt *conn)
@@ -84,6 +111,7 @@ static int dial(rdt *conn)
     int sock = std_fds_avoid(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 
     memcpy(address.sun_path, conn->path, sizeof address.sun_path);
+    socket_note_file(conn);
     if (sock < 0 || connect(sock, (struct sockaddr *)&address, sizeof address) != 0 ||
         epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_ADD, sock, &event) != 0)
         (void)rdt_error_sys(&conn->session.dial_err, errno, "connect");

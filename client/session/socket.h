@@ -24,6 +24,13 @@ void socket_close_stale(rdt *conn);
 /* When the connection needs a look for its own sake: to dial, or because the grace is over. CLOCK_NEVER: it does not. */
 int64_t socket_due_ns(const rdt *conn);
 
+/* Notes which file the path leads to, before it is dialled, or right after that. */
+void socket_note_file(rdt *conn);
+
+/* Whether another daemon has made a socket of its own at the path. Then the daemon of this one has ended, although the kernel
+ * may keep its process, and with it the other end of this socket. */
+bool socket_is_superseded(const rdt *conn);
+
 /* AWAY, and it is time to: dials. True: GREETING, on a new socket. */
 bool socket_dial(rdt *conn, int64_t now_ns);
 
