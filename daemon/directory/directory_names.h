@@ -39,9 +39,9 @@
  * it grants them to others, so a node that has published nothing under a name does not get it while any home knows a node that
  * has. A node that was started less than NAMES_MEET_NS ago first meets the nodes of its table.
  *
- * Promises: only the first publish of a name waits for homes, for at most NAMES_CLAIM_NS, beside NAMES_MEET_NS. Homes that are away do not stop a
- * publish: the next registration makes up for their answers. A reader that cannot ask any home uses the last place that it
- * knows.
+ * Promises: only the first publish of a name waits for homes, for at most NAMES_CLAIM_NS, beside NAMES_MEET_NS. Homes that are
+ * away do not stop a publish: the next registration makes up for their answers. A reader that cannot ask any home uses the last
+ * place that it knows.
  *
  * Refuses: to know who may read a name. The publisher's node decides that.
  *

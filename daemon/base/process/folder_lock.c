@@ -83,7 +83,7 @@ static enum rdt_status replace(int dir, const char *file, int *fd_p, struct rdt_
     return RDT_OK;
 }
 
-/* Nobody else locks, replaces or writes the file meanwhile: the folder itself is locked. */
+/* Nobody else locks, replaces or writes the file meanwhile: the folder itself is locked, where the file system can do so. */
 static enum rdt_status take_alone(int dir, const char *file, int *fd_p, pid_t *dying_p, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -123,12 +123,10 @@ enum rdt_status folder_lock_take(const char *folder, const char *file, int *fd_p
 
     if (dir < 0)
         return rdt_error_sys(err, errno, "opening %s", folder);
-    if (flock(dir, LOCK_EX | LOCK_NB) == 0)
+    if (flock(dir, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) /* NFS locks no folders, only files */
         status = take_alone(dir, file, fd_p, dying_p, err);
-    else if (errno == EWOULDBLOCK)
-        status = rdt_error_set(err, RDT_EXISTS, "another process is taking it");
     else
-        status = rdt_error_sys(err, errno, "locking %s", folder);
+        status = rdt_error_set(err, RDT_EXISTS, "another process is taking it");
     (void)close(dir);
     return status;
 }
