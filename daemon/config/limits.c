@@ -8,6 +8,7 @@
 /* descriptors that clients may send before the daemon can refuse them, so that the kernel never drops one */
 #define SENT_FDS 1024u
 #define UNCOUNTED_BYTES (UINT64_C(256) << 10)
+#define OWN_SPACE_BYTES (UINT64_C(512) << 20)   /* address space for libraries, threads, the heap and free memory */
 #define ADDRESS_SPACE_BYTES (UINT64_C(1) << 47) /* of a process on x86-64; others have at least as much */
 
 uint64_t limits_raise_open_files(void)
@@ -61,14 +62,16 @@ static uint64_t max_mappings(void)
     return three_quarters(kernel_limit("/proc/sys/vm/max_map_count", 65530));
 }
 
+/* Of little address space the daemon itself needs more than a quarter. */
 static uint64_t max_mapped_bytes(void)
 {
     struct rlimit limit;
-    uint64_t most = ADDRESS_SPACE_BYTES;
+    uint64_t most = ADDRESS_SPACE_BYTES, own;
 
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur < most)
         most = limit.rlim_cur;
-    return three_quarters(most);
+    own = most / 4 > OWN_SPACE_BYTES ? most / 4 : most / 2 < OWN_SPACE_BYTES ? most / 2 : OWN_SPACE_BYTES;
+    return most - own;
 }
 
 static uint64_t seven_eighths(uint64_t all)

@@ -274,7 +274,8 @@ const struct option_key option_keys[] = {
     {LIMIT_ROW(client, mapped_bytes, OPTION_BYTES, USAGE_MAPPED_BYTES), .fallback = "0",
      .help =
          "The most address space that the daemon's mappings of one client's regions take, whether these have pages or not. 0 "
-         "means seven eighths of what all users may have, which is three quarters of the daemon's address space."},
+         "means seven eighths of what all users may have, which is three quarters of the daemon's address space, and less of a "
+         "small one (LimitAS)."},
     {LIMIT_ROW(owner, bytes, OPTION_BYTES, USAGE_BYTES), .fallback = "0",
      .help = "The most host memory of all clients of one user. 0 means up to memory_limit."},
     {LIMIT_ROW(owner, objects, OPTION_COUNT, USAGE_OBJECTS), .fallback = "0",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/config/limits: the meaning of a limit of 0. */
 #include <criterion/criterion.h>
+#include <sys/resource.h>
 
 #include "daemon/config/limits.h"
 
@@ -35,4 +36,18 @@ Test(limits, zero_is_derived_and_numbers_stand)
     cr_assert_eq(limits.client[USAGE_HEAP], options_heap_limit(), "no more than there is");
     cr_assert_leq(limits.uncounted_bytes * 4 * options.max_clients, options_heap_limit(), "all clients together");
     cr_assert_eq(limits.node[USAGE_FDS], 512u, "few files: half of them");
+}
+
+Test(limits, little_address_space_leaves_what_the_daemon_needs)
+{
+    struct options options = {.max_clients = 1000, .max_objects = 800};
+    struct account_limits limits;
+
+    for (uint64_t mib = 1024; mib <= 4096; mib *= 2) {
+        struct rlimit space = {mib << 20, RLIM_INFINITY};
+        cr_assert_eq(setrlimit(RLIMIT_AS, &space), 0);
+        limits_derive(&options, 1024, &limits);
+        cr_assert_leq(limits.node[USAGE_MAPPED_BYTES], (mib - 512) << 20, "of %u MiB", (unsigned)mib);
+        cr_assert_geq(limits.node[USAGE_MAPPED_BYTES], mib << 19);
+    }
 }
