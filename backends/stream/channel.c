@@ -1,224 +1,129 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads and writes the bytes of a lane, by TLS or unencrypted, always without blocking.
+/* Channels: their memory, their states, and the options of their sockets. This file creates and frees channels; run.c
+ * moves them through their states.
  *
- * epoll reports edges of a lane's descriptor, so readable and writable stay set until the kernel says that there is no more.
- * A short count from an unencrypted socket also says so and saves another system call, unless epoll has announced the end of
- * the connection with the same edge.
- *
- * TLS records that this process encrypts are gathered before they are sent: OpenSSL writes one record of 16 KiB at a time,
- * and a system call for each costs more than its encryption. Over loopback, with each end on a core of its own, OpenSSL on a
- * socket moved 1.0 GB/s, and with gathering 1.4 to 1.5 GB/s, whether 128, 256 or 512 KiB were gathered.
- */
-#include <errno.h>
-#include <openssl/err.h>
+ * The table below has the moves of the drawing in stream.h; any other move is a bug, and aborts the process. */
+#include <netinet/tcp.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "backends/stream/stream.h"
 
-#define RECORD_EXTRA_BYTES 512 /* upper bound for what a record adds to its payload */
+#define LEAVING_NS (10 * 1000000000ull) /* how long the peer may take to close its end */
 
-enum call { SHAKE, READ, WRITE };
+/* ---- states ---- */
 
-/* Interprets a call of OpenSSL that did not succeed. After the handshake neither end begins another or changes keys, so
- * reading never needs to write, nor writing to read. A peer that causes this fails its lane, since it could otherwise keep
- * the thread busy for ever. */
-static ssize_t tls_outcome(struct lane *lane, int result, enum call call)
+void channel_set_state(struct channel *channel, enum channel_state to)
 {
-    int error = errno;
-    unsigned long code = ERR_peek_last_error();
+    static const bool allowed[CHANNEL_GONE + 1][CHANNEL_GONE + 1] = {
+        [CHANNEL_NEW] = {[CHANNEL_DIALLING] = true, [CHANNEL_PEEKING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_DIALLING] = {[CHANNEL_SHAKING] = true, [CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_PEEKING] = {[CHANNEL_SHAKING] = true, [CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_SHAKING] = {[CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_GREETING] = {[CHANNEL_READY] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_READY] = {[CHANNEL_LEAVING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_LEAVING] = {[CHANNEL_GONE] = true},
+    };
 
-    switch (SSL_get_error(lane->tls.ssl, result)) {
-    case SSL_ERROR_WANT_READ:
-        lane->ready.readable = false;
-        if (call != WRITE)
-            return CHANNEL_AGAIN;
-        lane->end.fault = "it began a second TLS handshake";
-        break;
-    case SSL_ERROR_WANT_WRITE:
-        lane->ready.writable = false;
-        if (call != READ)
-            return CHANNEL_AGAIN;
-        lane->end.fault = "it began a second TLS handshake";
-        break;
-    case SSL_ERROR_ZERO_RETURN:
-        return CHANNEL_END;
-    case SSL_ERROR_SYSCALL:
-        if (!error && !code)
-            return CHANNEL_END;
-        lane->end.error = error;
-        break;
-    default:
-        lane->end.fault = code ? ERR_reason_error_string(code) : NULL;
-        break;
+    if (!allowed[channel->state][to]) {
+        channel->transport->host.log(channel->transport->host.ctx, RDT_LOG_ERROR,
+                                     "bug: a channel may not go from state %d to %d", channel->state, to);
+        abort();
     }
-    ERR_clear_error();
-    if (!lane->end.fault && !lane->end.error)
-        lane->end.fault = "TLS failed";
-    return CHANNEL_BROKEN;
+    channel->state = to;
 }
 
-enum rdt_status channel_shake(struct lane *lane)
+void channel_set_deadline(struct channel *channel, uint64_t ns)
 {
-    int result;
+    ring_remove(&channel->timed);
+    if (!ns)
+        return;
+    channel->deadline_ns = monotonic_ns() + ns;
+    ring_append(&channel->thread->timed, &channel->timed);
+}
 
-    ERR_clear_error();
-    errno = 0;
-    result = SSL_do_handshake(lane->tls.ssl);
-    if (result != 1)
-        return tls_outcome(lane, result, SHAKE) == CHANNEL_AGAIN ? RDT_AGAIN : RDT_PROTOCOL;
-    if (!tls_has_key(lane->tls.ssl)) { /* tls_start rules this out */
-        lane->end.fault = "its TLS handshake did not use the key of the offer";
-        return RDT_PROTOCOL;
+void channel_socket(int fd, const struct settings *settings)
+{
+    const int on = 1, third = (int)(settings->dead_after_s + 2) / 3, probes = 2;
+    const unsigned dead_after_ms = settings->dead_after_s * 1000;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    /* The kernel ends a connection whose bytes are not acknowledged, and an idle one whose other end has vanished, within
+     * dead_after. */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_after_ms, sizeof dead_after_ms);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third, sizeof third);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &third, sizeof third);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+struct channel *channel_create(struct transport *transport, struct conn *conn, int fd)
+{
+    struct channel *channel = calloc(1, sizeof *channel);
+
+    if (!channel)
+        return NULL;
+    channel->transport = transport;
+    channel->thread = thread_next(transport);
+    channel->conn = conn;
+    channel->incoming = !conn;
+    channel->fd = fd;
+    ring_init(&channel->idle);
+    ring_init(&channel->attention);
+    ring_init(&channel->timed);
+    ring_init(&channel->runnable);
+    if (conn) {
+        ring_append(&conn->channels, &channel->ring);
+        channel->counted = true;
+        conn->n_out++;
+        channel->greeting.number = conn->next_number++;
+    } else {
+        ring_init(&channel->ring);
     }
-    lane->tls.in_kernel = BIO_get_ktls_send(SSL_get_wbio(lane->tls.ssl));
-    return RDT_OK;
+    return channel;
 }
 
-static ssize_t plain_outcome(struct lane *lane, bool *ready)
+void channel_leave(struct channel *channel)
 {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        *ready = false;
-        return CHANNEL_AGAIN;
-    }
-    if (errno == EINTR)
-        return CHANNEL_AGAIN; /* the socket is still ready, and the caller tries again */
-    lane->end.error = errno;
-    return CHANNEL_BROKEN;
+    channel_set_state(channel, CHANNEL_LEAVING);
+    channel_set_deadline(channel, LEAVING_NS);
+    channel->end.left = true;
 }
 
-static size_t iov_bytes(const struct iovec *iov, unsigned n)
-{
-    size_t bytes = 0;
+/* ---- the end ---- */
 
-    for (unsigned i = 0; i < n; i++)
-        bytes += iov[i].iov_len;
-    return bytes;
+void channel_fail(struct channel *channel, const char *fault, int error)
+{
+    if (channel->state == CHANNEL_GONE)
+        return;
+    if (!channel->end.fault)
+        channel->end.fault = fault;
+    if (!channel->end.error)
+        channel->end.error = error;
+    channel_set_state(channel, CHANNEL_GONE);
 }
 
-ssize_t channel_read(struct lane *lane, const struct iovec *iov, unsigned n)
+void channel_free(struct channel *channel)
 {
-    ssize_t read;
+    struct transport *transport = channel->transport;
+    struct conn *conn = channel->conn;
 
-    if (lane->tls.ssl) {
-        size_t got = 0;
-        int result;
-
-        ERR_clear_error();
-        errno = 0;
-        result = SSL_read_ex(lane->tls.ssl, iov->iov_base, iov->iov_len, &got);
-        if (lane->end.fault) { /* set by on_message in tls.c */
-            ERR_clear_error();
-            return CHANNEL_BROKEN;
-        }
-        return result == 1 ? (ssize_t)got : tls_outcome(lane, result, READ);
-    }
-    read = readv(lane->fd, iov, (int)n);
-    if (read < 0)
-        return plain_outcome(lane, &lane->ready.readable);
-    if (read == 0)
-        return CHANNEL_END;
-    if ((size_t)read < iov_bytes(iov, n) && !lane->ready.hung_up)
-        lane->ready.readable = false;
-    return read;
-}
-
-/* ---- gathering ---- */
-
-static int gather_write(BIO *bio, const char *bytes, int n)
-{
-    struct lane *lane = BIO_get_data(bio);
-
-    BIO_clear_retry_flags(bio);
-    if ((size_t)n > GATHER_BYTES - lane->tls.gathered_n) { /* channel_write makes room first */
-        BIO_set_retry_write(bio);
-        return -1;
-    }
-    memcpy(lane->tls.gathered + lane->tls.gathered_n, bytes, (size_t)n);
-    lane->tls.gathered_n += (size_t)n;
-    return n;
-}
-
-static long gather_control(BIO *bio, int command, long number, void *at)
-{
-    (void)bio;
-    (void)number;
-    (void)at;
-    return command == BIO_CTRL_FLUSH; /* channel_flush sends */
-}
-
-BIO_METHOD *channel_gather_method(void)
-{
-    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "records of a lane");
-
-    if (method && BIO_meth_set_write(method, gather_write) == 1 && BIO_meth_set_ctrl(method, gather_control) == 1)
-        return method;
-    BIO_meth_free(method);
-    return NULL;
-}
-
-bool channel_gather(struct lane *lane)
-{
-    BIO *bio;
-
-    if (!lane->tls.ssl || lane->tls.in_kernel)
-        return true;
-    lane->tls.gathered = malloc(GATHER_BYTES);
-    bio = lane->tls.gathered ? BIO_new(lane->transport->gather) : NULL;
-    if (!bio) {
-        ERR_clear_error();
-        return false;
-    }
-    BIO_set_data(bio, lane);
-    BIO_set_init(bio, 1);
-    SSL_set0_wbio(lane->tls.ssl, bio);
-    return true;
-}
-
-ssize_t channel_flush(struct lane *lane)
-{
-    while (lane->tls.gathered_at < lane->tls.gathered_n) {
-        ssize_t n;
-
-        if (!lane->ready.writable)
-            return CHANNEL_AGAIN;
-        n = send(lane->fd, lane->tls.gathered + lane->tls.gathered_at, lane->tls.gathered_n - lane->tls.gathered_at,
-                 MSG_NOSIGNAL);
-        if (n < 0 && plain_outcome(lane, &lane->ready.writable) == CHANNEL_BROKEN)
-            return CHANNEL_BROKEN;
-        lane->tls.gathered_at += n > 0 ? (size_t)n : 0;
-    }
-    lane->tls.gathered_n = lane->tls.gathered_at = 0;
-    return 1;
-}
-
-/* With TLS the caller passes at most the payload of one record, and after CHANNEL_AGAIN the same number of bytes again,
- * because the record may be encrypted already and not be in the socket completely. If the kernel encrypts, bytes are written
- * as if there were no TLS. */
-ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
-{
-    const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};
-    ssize_t sent;
-
-    if (lane->tls.ssl && !lane->tls.in_kernel) {
-        size_t written = 0;
-        int result;
-
-        if (lane->tls.gathered && GATHER_BYTES - lane->tls.gathered_n < RECORD_BYTES + RECORD_EXTRA_BYTES) {
-            ssize_t flushed = channel_flush(lane);
-            if (flushed != 1)
-                return flushed;
-        }
-        ERR_clear_error();
-        errno = 0;
-        result = SSL_write_ex(lane->tls.ssl, iov->iov_base, iov->iov_len, &written);
-        return result == 1 ? (ssize_t)written : tls_outcome(lane, result, WRITE);
-    }
-    sent = sendmsg(lane->fd, &message, MSG_NOSIGNAL);
-    if (sent < 0)
-        return plain_outcome(lane, &lane->ready.writable);
-    if ((size_t)sent < iov_bytes(iov, n))
-        lane->ready.writable = false;
-    return sent;
+    SSL_free(channel->tls.ssl);
+    free(channel->tls.gathered);
+    if (channel->fd >= 0)
+        (void)close(channel->fd);
+    ring_remove(&channel->timed);
+    ring_remove(&channel->runnable);
+    (void)pthread_mutex_lock(&transport->lock);
+    ring_remove(&channel->ring);
+    ring_remove(&channel->idle);
+    ring_remove(&channel->attention);
+    strangers_remove(&transport->strangers, &channel->stranger);
+    if (conn && channel->counted)
+        (void)(channel->incoming ? conn->n_in-- : conn->n_out--);
+    if (conn && conn->closing)
+        thread_visit(conn);
+    (void)pthread_mutex_unlock(&transport->lock);
+    free(channel);
 }

@@ -36,7 +36,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = configured_number(host, "threads", 0, MAX_THREADS, &threads, err);
     if (status == RDT_OK)
-        status = configured_number(host, "connections", 0, MAX_LANES, &connections, err);
+        status = configured_number(host, "connections", 0, MAX_CHANNELS, &connections, err);
     if (status == RDT_OK)
         status = configured_number(host, "rekey_bytes", 1 << 20, (uint64_t)1 << 37, &settings.rekey_bytes, err);
     if (status == RDT_OK)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: one per peer node, with the secrets of its lanes.
+/* Connections: one per peer node, with the secrets of its channels.
  *
- * The loop thread creates, connects, disconnects and destroys them. A disconnected connection is closed when its lanes are
+ * The loop thread creates, connects, disconnects and destroys them. A disconnected connection is closed when its channels are
  * gone and its operations have ended, so that nothing can be written to their memory any more.
  */
 #include <errno.h>
@@ -27,7 +27,7 @@ enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn 
     conn->transport = transport;
     conn->ctx = ctx;
     ring_init(&conn->visit);
-    ring_init(&conn->lanes);
+    ring_init(&conn->channels);
     ring_init(&conn->idle);
     ring_init(&conn->sends);
     for (unsigned i = 0; i < RECV_BUCKETS; i++)
@@ -92,8 +92,8 @@ void conn_disconnect(struct conn *conn)
     (void)pthread_mutex_lock(&conn->transport->lock);
     conn->closing = true;
     ops_end_queued(conn);
-    for (struct ring *at = conn->lanes.next; at != &conn->lanes; at = at->next)
-        thread_attend(container_of(at, struct lane, ring));
+    for (struct ring *at = conn->channels.next; at != &conn->channels; at = at->next)
+        thread_attend(container_of(at, struct channel, ring));
     thread_visit(conn);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
@@ -133,39 +133,39 @@ bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint
     return conn;
 }
 
-const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES])
+const char *conn_take_channel(struct channel *channel, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES])
 {
-    struct transport *transport = lane->transport;
+    struct transport *transport = channel->transport;
     const char *why_not = NULL;
     struct conn *conn;
 
     (void)pthread_mutex_lock(&transport->lock);
     conn = find(transport, id);
-    if (lane->evicted) {
+    if (channel->evicted) {
         why_not = "it was closed to make room for others";
     } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) ||
-               !numbers_take(&conn->used_numbers, lane->greeting.number)) {
+               !numbers_take(&conn->used_numbers, channel->greeting.number)) {
         why_not = "its token is unknown or was used before";
-    } else if (conn->n_in == MAX_LANES_IN) {
+    } else if (conn->n_in == MAX_CHANNELS_IN) {
         why_not = "its node has too many connections";
     } else {
-        strangers_remove(&transport->strangers, &lane->stranger);
-        ring_append(&conn->lanes, &lane->ring);
+        strangers_remove(&transport->strangers, &channel->stranger);
+        ring_append(&conn->channels, &channel->ring);
         conn->n_in++;
-        lane->counted = true;
-        lane->conn = conn;
+        channel->counted = true;
+        channel->conn = conn;
     }
     (void)pthread_mutex_unlock(&transport->lock);
     return why_not;
 }
 
-void conn_lane_leaves(struct lane *lane)
+void conn_channel_leaves(struct channel *channel)
 {
-    struct conn *conn = lane->conn;
+    struct conn *conn = channel->conn;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
-    ring_remove(&lane->idle);
-    lane->counted = false;
+    ring_remove(&channel->idle);
+    channel->counted = false;
     conn->n_out--;
     ops_start_sends(conn);
     (void)pthread_mutex_unlock(&conn->transport->lock);
@@ -190,7 +190,7 @@ void conns_close(struct thread *thread)
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&thread->visits)) {
         struct conn *conn = container_of(thread->visits.next, struct conn, visit);
-        bool closed = conn->closing && !conn->posted && ring_empty(&conn->lanes), stuck = !conn->closing && !conn->n_out;
+        bool closed = conn->closing && !conn->posted && ring_empty(&conn->channels), stuck = !conn->closing && !conn->n_out;
 
         ring_remove(&conn->visit);
         if (closed)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The listening socket. Each accepted connection becomes a lane that has to greet before its deadline.
+/* The listening socket. Each accepted connection becomes a channel that has to greet before its deadline.
  *
  * Connections that have not greeted yet (strangers) cost little and delay nobody: there are at most MAX_STRANGERS of them,
  * one of them makes room for the next (strangers.h), and each must complete its greeting within HELLO_NS (run.c).
@@ -51,18 +51,18 @@ enum rdt_status listen_open(struct transport *transport, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Adds the lane to the strangers, of whom another may have to make room. The caller holds the lock. */
-static void admit(struct lane *lane, const struct sockaddr_storage *address)
+/* Adds the channel to the strangers, of whom another may have to make room. The caller holds the lock. */
+static void admit(struct channel *channel, const struct sockaddr_storage *address)
 {
     struct stranger *evicted;
 
-    strangers_source(address, lane->stranger.source);
-    evicted = strangers_admit(&lane->transport->strangers, &lane->stranger, false);
+    strangers_source(address, channel->stranger.source);
+    evicted = strangers_admit(&channel->transport->strangers, &channel->stranger, false);
     if (!evicted)
         return;
-    lane = container_of(evicted, struct lane, stranger);
-    lane->evicted = true;
-    thread_attend(lane);
+    channel = container_of(evicted, struct channel, stranger);
+    channel->evicted = true;
+    thread_attend(channel);
 }
 
 void listen_accept(struct transport *transport, struct thread *thread)
@@ -71,7 +71,7 @@ void listen_accept(struct transport *transport, struct thread *thread)
         struct sockaddr_storage address = {0};
         socklen_t bytes = sizeof address;
         int fd = accept4(transport->listener, (struct sockaddr *)&address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        struct lane *lane;
+        struct channel *channel;
 
         if (fd < 0) {
             /* Without descriptors or memory nothing can be accepted: the thread tries again at its next tick. */
@@ -81,15 +81,15 @@ void listen_accept(struct transport *transport, struct thread *thread)
             }
             return; /* otherwise no connection is waiting, or the one that was has gone again */
         }
-        lane_socket(fd, &transport->settings);
+        channel_socket(fd, &transport->settings);
         (void)pthread_mutex_lock(&transport->lock);
-        lane = lane_create(transport, NULL, fd);
-        if (lane) {
-            admit(lane, &address);
-            thread_attend(lane);
+        channel = channel_create(transport, NULL, fd);
+        if (channel) {
+            admit(channel, &address);
+            thread_attend(channel);
         }
         (void)pthread_mutex_unlock(&transport->lock);
-        if (!lane)
+        if (!channel)
             (void)close(fd);
     }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations: they are posted, taken by lanes, cancelled and ended here.
+/* Operations: they are posted, taken by channels, cancelled and ended here.
  *
  * A receive is in its bucket before post_recv returns, and the core lets the peer send only after that. So a chunk that finds
  * no receive belongs to a receive that was cancelled, and is dropped; it delays no later chunk.
@@ -52,26 +52,26 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
 
 /* ---- any thread, with the lock ---- */
 
-/* Has an idle lane, or a new one if the connection may have one more, take the queued sends. A lane that is busy or still
+/* Has an idle channel, or a new one if the connection may have one more, take the queued sends. A channel that is busy or still
  * greeting takes from the queue by itself. */
 void ops_start_sends(struct conn *conn)
 {
-    struct lane *lane;
+    struct channel *channel;
 
     if (!conn->peer.known || conn->closing || conn->failed || ring_empty(&conn->sends))
         return;
     if (!ring_empty(&conn->idle)) {
-        lane = container_of(conn->idle.next, struct lane, idle);
-        ring_remove(&lane->idle);
+        channel = container_of(conn->idle.next, struct channel, idle);
+        ring_remove(&channel->idle);
     } else if (conn->n_out < conn->transport->settings.connections) {
-        lane = lane_create(conn->transport, conn, -1); /* NULL: the next post tries again */
+        channel = channel_create(conn->transport, conn, -1); /* NULL: the next post tries again */
     } else {
         return;
     }
-    if (lane)
-        thread_attend(lane);
+    if (channel)
+        thread_attend(channel);
     else if (!conn->n_out)
-        thread_visit(conn); /* the home thread fails a connection without any lane */
+        thread_visit(conn); /* the home thread fails a connection without any channel */
 }
 
 /* ---- loop thread ---- */
@@ -118,8 +118,9 @@ static void end_queued(struct operation *operation)
     thread_wake(home);
 }
 
-/* A lane stops using an operation's memory between two system calls, however much of the chunk is still missing: it reads the
- * rest into scratch memory, or sends zeros instead and says so in the trailer. So a cancel needs no new connection. */
+/* A channel stops using an operation's memory between two system calls, however much of the chunk is still missing: it
+ * reads the rest into scratch memory, or sends zeros instead and says so in the trailer. So a cancel needs no new
+ * connection. */
 void op_cancel(struct conn *conn, struct rdt_op *op)
 {
     struct operation *operation;
@@ -130,7 +131,7 @@ void op_cancel(struct conn *conn, struct rdt_op *op)
         end_queued(operation);
     } else if (operation && operation->state == OP_RUNNING) {
         set_state(operation, OP_STOPPING);
-        thread_attend(operation->lane);
+        thread_attend(operation->channel);
     }
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
@@ -147,39 +148,39 @@ void ops_end_queued(struct conn *conn)
 /* ---- data threads ---- */
 
 /* The caller holds the lock. */
-static void start(struct operation *operation, struct lane *lane)
+static void start(struct operation *operation, struct channel *channel)
 {
     ring_remove(&operation->ring);
     set_state(operation, OP_RUNNING);
-    operation->lane = lane;
+    operation->channel = channel;
 }
 
-struct operation *op_take_send(struct lane *lane)
+struct operation *op_take_send(struct channel *channel)
 {
-    struct transport *transport = lane->transport;
-    struct conn *conn = lane->conn;
+    struct transport *transport = channel->transport;
+    struct conn *conn = channel->conn;
     struct operation *operation = NULL;
 
     (void)pthread_mutex_lock(&transport->lock);
     if (!conn->closing && !ring_empty(&conn->sends)) {
         operation = container_of(conn->sends.next, struct operation, ring);
-        start(operation, lane);
-        ring_remove(&lane->idle);
-    } else if (ring_empty(&lane->idle)) {
-        ring_append(&conn->idle, &lane->idle);
+        start(operation, channel);
+        ring_remove(&channel->idle);
+    } else if (ring_empty(&channel->idle)) {
+        ring_append(&conn->idle, &channel->idle);
     }
     (void)pthread_mutex_unlock(&transport->lock);
     return operation;
 }
 
-struct operation *op_take_recv(struct conn *conn, struct lane *lane, const struct header *header)
+struct operation *op_take_recv(struct conn *conn, struct channel *channel, const struct header *header)
 {
     struct operation *operation;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
     operation = recv_find(conn, header->transfer, header->chunk);
     if (operation)
-        start(operation, lane);
+        start(operation, channel);
     (void)pthread_mutex_unlock(&conn->transport->lock);
     return operation;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moves a lane through its states: it dials or is accepted, both ends greet each other, then chunks move until it ends.
+/* Moves a channel through its states: it dials or is accepted, both ends greet each other, then chunks move until it ends.
  *
  * The dialler begins with TLS or, if both ends trust the network, with HELLO. The listener recognizes by the first byte which
  * it is, and answers an unencrypted HELLO only if its offer allowed that. In either case the HELLO must show the token of an
@@ -18,319 +18,320 @@
 /* ---- the end ---- */
 
 /* Logs at most one line a second above debug level, so that strangers cannot fill the log. */
-static void log_stranger(struct lane *lane, const char *why)
+static void log_stranger(struct channel *channel, const char *why)
 {
-    struct transport *transport = lane->transport;
+    struct transport *transport = channel->transport;
     uint64_t now_ns = monotonic_ns();
     bool quiet;
 
     (void)pthread_mutex_lock(&transport->lock);
-    quiet = lane->evicted || now_ns < transport->quiet_until_ns;
+    quiet = channel->evicted || now_ns < transport->quiet_until_ns;
     if (!quiet)
         transport->quiet_until_ns = now_ns + SECOND_NS;
     (void)pthread_mutex_unlock(&transport->lock);
     transport->host.log(transport->host.ctx, quiet ? RDT_LOG_DEBUG : RDT_LOG_INFO, "refused a connection: %s", why);
 }
 
-static void finish(struct lane *lane)
+static void finish(struct channel *channel)
 {
-    struct operation *operation = lane->chunk.operation;
-    enum rdt_status status = lane->end.fault ? RDT_PROTOCOL : RDT_PEER_LOST;
+    struct operation *operation = channel->chunk.operation;
+    enum rdt_status status = channel->end.fault ? RDT_PROTOCOL : RDT_PEER_LOST;
     char msg[128];
 
     (void)snprintf(msg, sizeof msg, "%s",
-                   lane->end.fault   ? lane->end.fault
-                   : lane->end.error ? strerror(lane->end.error)
-                                     : "the peer closed the connection");
-    if (lane->conn)
-        conn_fail(lane->conn, status, msg);
+                   channel->end.fault   ? channel->end.fault
+                   : channel->end.error ? strerror(channel->end.error)
+                                        : "the peer closed the connection");
+    if (channel->conn)
+        conn_fail(channel->conn, status, msg);
     else
-        log_stranger(lane, msg);
-    lane->chunk.operation = NULL;
+        log_stranger(channel, msg);
+    channel->chunk.operation = NULL;
     if (operation)
         op_end(operation, RDT_TRANSPORT, msg);
-    lane_free(lane);
+    channel_free(channel);
 }
 
 /* ---- the first bytes ---- */
 
-static void dial(struct lane *lane)
+static void dial(struct channel *channel)
 {
-    const struct sockaddr_storage *address = &lane->conn->peer.address;
+    const struct sockaddr_storage *address = &channel->conn->peer.address;
     socklen_t bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
-    lane_set_state(lane, LANE_DIALLING);
-    lane_set_deadline(lane, lane->transport->settings.dead_after_s * SECOND_NS);
-    lane->fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (lane->fd < 0) {
-        lane_fail(lane, NULL, errno);
+    channel_set_state(channel, CHANNEL_DIALLING);
+    channel_set_deadline(channel, channel->transport->settings.dead_after_s * SECOND_NS);
+    channel->fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (channel->fd < 0) {
+        channel_fail(channel, NULL, errno);
         return;
     }
-    lane_socket(lane->fd, &lane->transport->settings);
-    if (connect(lane->fd, (const struct sockaddr *)address, bytes) && errno != EINPROGRESS)
-        lane_fail(lane, NULL, errno);
-    else if (!thread_watch(lane))
-        lane_fail(lane, NULL, errno);
+    channel_socket(channel->fd, &channel->transport->settings);
+    if (connect(channel->fd, (const struct sockaddr *)address, bytes) && errno != EINPROGRESS)
+        channel_fail(channel, NULL, errno);
+    else if (!thread_watch(channel))
+        channel_fail(channel, NULL, errno);
 }
 
-static void begin(struct lane *lane)
+static void begin(struct channel *channel)
 {
-    if (!lane->incoming) {
-        dial(lane);
+    if (!channel->incoming) {
+        dial(channel);
         return;
     }
-    lane_set_state(lane, LANE_PEEKING);
-    lane_set_deadline(lane, HELLO_NS);
-    if (!thread_watch(lane))
-        lane_fail(lane, NULL, errno);
+    channel_set_state(channel, CHANNEL_PEEKING);
+    channel_set_deadline(channel, HELLO_NS);
+    if (!thread_watch(channel))
+        channel_fail(channel, NULL, errno);
 }
 
-static void start_tls(struct lane *lane)
+static void start_tls(struct channel *channel)
 {
-    lane->tls.ssl = tls_start(lane);
-    if (lane->tls.ssl)
-        lane_set_state(lane, LANE_SHAKING);
+    channel->tls.ssl = tls_start(channel);
+    if (channel->tls.ssl)
+        channel_set_state(channel, CHANNEL_SHAKING);
     else
-        lane_fail(lane, NULL, ENOMEM);
+        channel_fail(channel, NULL, ENOMEM);
 }
 
-static void run_dialling(struct lane *lane)
+static void run_dialling(struct channel *channel)
 {
     int error = 0;
     socklen_t bytes = sizeof error;
 
-    if (!lane->ready.writable)
+    if (!channel->ready.writable)
         return;
-    if (getsockopt(lane->fd, SOL_SOCKET, SO_ERROR, &error, &bytes))
+    if (getsockopt(channel->fd, SOL_SOCKET, SO_ERROR, &error, &bytes))
         error = errno;
     if (error)
-        lane_fail(lane, NULL, error);
-    else if (lane->conn->peer.tls)
-        start_tls(lane);
+        channel_fail(channel, NULL, error);
+    else if (channel->conn->peer.tls)
+        start_tls(channel);
     else
-        lane_set_state(lane, LANE_GREETING);
+        channel_set_state(channel, CHANNEL_GREETING);
 }
 
-static void run_peeking(struct lane *lane)
+static void run_peeking(struct channel *channel)
 {
     uint8_t byte;
     ssize_t n;
 
-    if (!lane->ready.readable)
+    if (!channel->ready.readable)
         return;
-    n = recv(lane->fd, &byte, 1, MSG_PEEK);
+    n = recv(channel->fd, &byte, 1, MSG_PEEK);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        lane->ready.readable = errno == EINTR;
+        channel->ready.readable = errno == EINTR;
     else if (n <= 0)
-        lane_fail(lane, NULL, n < 0 ? errno : 0);
+        channel_fail(channel, NULL, n < 0 ? errno : 0);
     else if (byte == TLS_HANDSHAKE)
-        start_tls(lane);
-    else if (lane->transport->settings.plain)
-        lane_set_state(lane, LANE_GREETING);
+        start_tls(channel);
+    else if (channel->transport->settings.plain)
+        channel_set_state(channel, CHANNEL_GREETING);
     else
-        lane_fail(lane, "it does not use TLS", 0);
+        channel_fail(channel, "it does not use TLS", 0);
 }
 
-static void run_shaking(struct lane *lane)
+static void run_shaking(struct channel *channel)
 {
-    enum rdt_status status = channel_shake(lane);
-    struct transport *transport = lane->transport;
+    enum rdt_status status = channel_shake(channel);
+    struct transport *transport = channel->transport;
     bool is_first;
 
     if (status == RDT_AGAIN)
         return;
     if (status != RDT_OK) {
-        lane_fail(lane, lane->end.error ? NULL : "TLS failed", 0);
+        channel_fail(channel, channel->end.error ? NULL : "TLS failed", 0);
         return;
     }
     (void)pthread_mutex_lock(&transport->lock);
-    is_first = lane->tls.in_kernel && !transport->logged_kernel_tls;
+    is_first = channel->tls.in_kernel && !transport->logged_kernel_tls;
     transport->logged_kernel_tls = transport->logged_kernel_tls || is_first;
     (void)pthread_mutex_unlock(&transport->lock);
     transport->host.log(transport->host.ctx, is_first ? RDT_LOG_INFO : RDT_LOG_DEBUG, "%s by %s, %s",
-                        SSL_get_version(lane->tls.ssl), SSL_get_cipher_name(lane->tls.ssl),
-                        lane->tls.in_kernel ? "in the kernel" : "in this process");
-    lane_set_state(lane, LANE_GREETING);
+                        SSL_get_version(channel->tls.ssl), SSL_get_cipher_name(channel->tls.ssl),
+                        channel->tls.in_kernel ? "in the kernel" : "in this process");
+    channel_set_state(channel, CHANNEL_GREETING);
 }
 
 /* ---- greetings ---- */
 
-/* Writes `bytes` of lane->small, or reads them into it. True: all of them have been moved. */
-static bool greeting_moved(struct lane *lane, bool out, size_t bytes)
+/* Writes `bytes` of channel->small, or reads them into it. True: all of them have been moved. */
+static bool greeting_moved(struct channel *channel, bool out, size_t bytes)
 {
-    while (lane->small_n < bytes && (out ? lane->ready.writable : lane->ready.readable)) {
-        const struct iovec iov = {lane->small + lane->small_n, bytes - lane->small_n};
-        ssize_t n = out ? channel_write(lane, &iov, 1) : channel_read(lane, &iov, 1);
+    while (channel->small_n < bytes && (out ? channel->ready.writable : channel->ready.readable)) {
+        const struct iovec iov = {channel->small + channel->small_n, bytes - channel->small_n};
+        ssize_t n = out ? channel_write(channel, &iov, 1) : channel_read(channel, &iov, 1);
 
         if (n > 0)
-            lane->small_n += (size_t)n;
+            channel->small_n += (size_t)n;
         else if (n != CHANNEL_AGAIN)
-            lane_fail(lane, n == CHANNEL_END && lane->incoming ? "it closed the connection before its greeting" : NULL, 0);
-        if (lane->state == LANE_GONE)
+            channel_fail(channel, n == CHANNEL_END && channel->incoming ? "it closed the connection before its greeting" : NULL,
+                         0);
+        if (channel->state == CHANNEL_GONE)
             return false;
     }
-    if (lane->small_n < bytes)
+    if (channel->small_n < bytes)
         return false;
-    lane->small_n = 0;
+    channel->small_n = 0;
     return true;
 }
 
-static void become_ready(struct lane *lane)
+static void become_ready(struct channel *channel)
 {
-    struct conn *conn = lane->conn;
+    struct conn *conn = channel->conn;
 
-    (void)pthread_mutex_lock(&lane->transport->lock);
-    if (lane->tls.ssl)
-        (void)snprintf(conn->description, sizeof conn->description, "tcp, %s %s%s", SSL_get_version(lane->tls.ssl),
-                       SSL_get_cipher_name(lane->tls.ssl), lane->tls.in_kernel ? " in the kernel" : "");
+    (void)pthread_mutex_lock(&channel->transport->lock);
+    if (channel->tls.ssl)
+        (void)snprintf(conn->description, sizeof conn->description, "tcp, %s %s%s", SSL_get_version(channel->tls.ssl),
+                       SSL_get_cipher_name(channel->tls.ssl), channel->tls.in_kernel ? " in the kernel" : "");
     else
         (void)snprintf(conn->description, sizeof conn->description, "tcp, not encrypted");
-    (void)pthread_mutex_unlock(&lane->transport->lock);
-    if (!lane->incoming && !channel_gather(lane)) {
-        lane_fail(lane, NULL, ENOMEM);
+    (void)pthread_mutex_unlock(&channel->transport->lock);
+    if (!channel->incoming && !channel_gather(channel)) {
+        channel_fail(channel, NULL, ENOMEM);
         return;
     }
-    lane_set_state(lane, LANE_READY);
-    lane_set_deadline(lane, 0);
+    channel_set_state(channel, CHANNEL_READY);
+    channel_set_deadline(channel, 0);
 }
 
-static void greet_as_dialler(struct lane *lane)
+static void greet_as_dialler(struct channel *channel)
 {
     uint8_t proof[TOKEN_BYTES];
 
-    if (!lane->greeting.sent) {
-        wire_put_hello(&lane->conn->peer.secrets, lane->greeting.number, lane->small);
-        if (!greeting_moved(lane, true, HELLO_BYTES))
+    if (!channel->greeting.sent) {
+        wire_put_hello(&channel->conn->peer.secrets, channel->greeting.number, channel->small);
+        if (!greeting_moved(channel, true, HELLO_BYTES))
             return;
-        lane->greeting.sent = true;
+        channel->greeting.sent = true;
     }
-    if (!greeting_moved(lane, false, WELCOME_BYTES))
+    if (!greeting_moved(channel, false, WELCOME_BYTES))
         return;
-    if (wire_read_welcome(lane->small, proof) && wire_same_secret(proof, lane->conn->peer.secrets.proof, TOKEN_BYTES))
-        become_ready(lane);
+    if (wire_read_welcome(channel->small, proof) && wire_same_secret(proof, channel->conn->peer.secrets.proof, TOKEN_BYTES))
+        become_ready(channel);
     else
-        lane_fail(lane, "its answer to the greeting is malformed, or is not the peer's", 0);
+        channel_fail(channel, "its answer to the greeting is malformed, or is not the peer's", 0);
 }
 
-static void greet_as_listener(struct lane *lane)
+static void greet_as_listener(struct channel *channel)
 {
     uint8_t id[ID_BYTES], token[TOKEN_BYTES];
     const char *why_not;
 
-    if (!lane->conn) {
-        if (!greeting_moved(lane, false, HELLO_BYTES))
+    if (!channel->conn) {
+        if (!greeting_moved(channel, false, HELLO_BYTES))
             return;
-        if (!wire_read_hello(lane->small, id, token, &lane->greeting.number))
+        if (!wire_read_hello(channel->small, id, token, &channel->greeting.number))
             why_not = "its greeting is malformed";
-        else if (lane->tls.ssl && !wire_same_secret(id, lane->tls.id, ID_BYTES))
+        else if (channel->tls.ssl && !wire_same_secret(id, channel->tls.id, ID_BYTES))
             why_not = "its greeting names another offer than its TLS key";
         else
-            why_not = conn_take_lane(lane, id, token);
-        explicit_bzero(lane->small, sizeof lane->small);
+            why_not = conn_take_channel(channel, id, token);
+        explicit_bzero(channel->small, sizeof channel->small);
         if (why_not) {
-            lane_fail(lane, why_not, 0);
+            channel_fail(channel, why_not, 0);
             return;
         }
-        wire_put_welcome(&lane->conn->ours, lane->small);
+        wire_put_welcome(&channel->conn->ours, channel->small);
     }
-    if (greeting_moved(lane, true, WELCOME_BYTES))
-        become_ready(lane);
+    if (greeting_moved(channel, true, WELCOME_BYTES))
+        become_ready(channel);
 }
 
 /* ---- running ---- */
 
-/* On a lane that this end dialled the peer sends nothing, but it may close its end. */
-static void watch_for_end(struct lane *lane)
+/* On a channel that this end dialled the peer sends nothing, but it may close its end. */
+static void watch_for_end(struct channel *channel)
 {
     uint8_t byte;
     const struct iovec iov = {&byte, 1};
 
-    while (lane->ready.readable && lane->state != LANE_GONE) {
-        ssize_t n = channel_read(lane, &iov, 1);
+    while (channel->ready.readable && channel->state != CHANNEL_GONE) {
+        ssize_t n = channel_read(channel, &iov, 1);
 
         if (n > 0)
-            lane_fail(lane, "it sent bytes on a connection on which only this end sends", 0);
+            channel_fail(channel, "it sent bytes on a connection on which only this end sends", 0);
         else if (n != CHANNEL_AGAIN)
-            lane_fail(lane, NULL, 0);
+            channel_fail(channel, NULL, 0);
     }
 }
 
-static void step(struct lane *lane)
+static void step(struct channel *channel)
 {
-    switch (lane->state) {
-    case LANE_NEW:
-        begin(lane);
+    switch (channel->state) {
+    case CHANNEL_NEW:
+        begin(channel);
         break;
-    case LANE_DIALLING:
-        run_dialling(lane);
+    case CHANNEL_DIALLING:
+        run_dialling(channel);
         break;
-    case LANE_PEEKING:
-        run_peeking(lane);
+    case CHANNEL_PEEKING:
+        run_peeking(channel);
         break;
-    case LANE_SHAKING:
-        run_shaking(lane);
+    case CHANNEL_SHAKING:
+        run_shaking(channel);
         break;
-    case LANE_GREETING:
-        (void)(lane->incoming ? greet_as_listener(lane) : greet_as_dialler(lane));
+    case CHANNEL_GREETING:
+        (void)(channel->incoming ? greet_as_listener(channel) : greet_as_dialler(channel));
         break;
-    case LANE_READY:
-        if (lane->incoming) {
-            receive_run(lane);
+    case CHANNEL_READY:
+        if (channel->incoming) {
+            receive_run(channel);
         } else {
-            watch_for_end(lane);
-            if (lane->state == LANE_READY)
-                send_run(lane);
+            watch_for_end(channel);
+            if (channel->state == CHANNEL_READY)
+                send_run(channel);
         }
         break;
-    case LANE_LEAVING:
-        watch_for_end(lane);
+    case CHANNEL_LEAVING:
+        watch_for_end(channel);
         break;
-    case LANE_GONE:
+    case CHANNEL_GONE:
         break;
     }
 }
 
-void lane_run(struct lane *lane)
+void channel_run(struct channel *channel)
 {
-    enum lane_state before;
+    enum channel_state before;
 
     do {
-        before = lane->state;
-        step(lane);
-    } while (lane->state != before && lane->state != LANE_GONE);
-    if (lane->state != LANE_GONE)
+        before = channel->state;
+        step(channel);
+    } while (channel->state != before && channel->state != CHANNEL_GONE);
+    if (channel->state != CHANNEL_GONE)
         return;
-    if (lane->end.left)
-        lane_free(lane); /* both ends agreed to close it */
+    if (channel->end.left)
+        channel_free(channel); /* both ends agreed to close it */
     else
-        finish(lane);
+        finish(channel);
 }
 
-/* Ends the operation of a lane in the middle of its chunk. The rest of a chunk that is received is read and dropped. The rest
- * of a chunk that is sent is replaced by zeros, and the trailer says so. */
-static void end_early(struct lane *lane)
+/* Ends the operation of a channel in the middle of its chunk. The rest of a chunk that is received is read and dropped.
+ * The rest of a chunk that is sent is replaced by zeros, and the trailer says so. */
+static void end_early(struct channel *channel)
 {
-    struct operation *operation = lane->chunk.operation;
+    struct operation *operation = channel->chunk.operation;
 
-    lane->chunk.operation = NULL;
-    lane->chunk.memory = (struct pieces){0};
-    if (!lane->incoming)
-        wire_put_trailer(false, lane->small + HEADER_BYTES);
+    channel->chunk.operation = NULL;
+    channel->chunk.memory = (struct pieces){0};
+    if (!channel->incoming)
+        wire_put_trailer(false, channel->small + HEADER_BYTES);
     op_end(operation, RDT_CANCELLED, NULL);
 }
 
-void lane_attend(struct lane *lane)
+void channel_attend(struct channel *channel)
 {
-    struct transport *transport = lane->transport;
+    struct transport *transport = channel->transport;
     bool gone, cancelled;
 
     (void)pthread_mutex_lock(&transport->lock);
-    gone = lane->evicted || (lane->conn && lane->conn->closing);
-    cancelled = lane->chunk.operation && lane->chunk.operation->state == OP_STOPPING;
+    gone = channel->evicted || (channel->conn && channel->conn->closing);
+    cancelled = channel->chunk.operation && channel->chunk.operation->state == OP_STOPPING;
     (void)pthread_mutex_unlock(&transport->lock);
     if (gone)
-        lane_fail(lane, lane->conn ? NULL : "it was closed to make room for others", 0);
+        channel_fail(channel, channel->conn ? NULL : "it was closed to make room for others", 0);
     else if (cancelled)
-        end_early(lane);
-    lane_run(lane);
+        end_early(channel);
+    channel_run(channel);
 }

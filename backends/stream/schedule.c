@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lists of work of the data threads, and the call that wakes a thread.
  *
- * This is the lowest of the files that know lanes: the files above put work into these lists, and thread.c takes it out.
+ * This is the lowest of the files that know channels: the files above put work into these lists, and thread.c takes it out.
  */
 #include <sched.h>
 #include <sys/epoll.h>
@@ -27,11 +27,11 @@ void thread_wake(struct thread *thread)
     (void)eventfd_write(thread->wake, 1);
 }
 
-void thread_attend(struct lane *lane)
+void thread_attend(struct channel *channel)
 {
-    if (ring_empty(&lane->attention))
-        ring_append(&lane->thread->attention, &lane->attention);
-    thread_wake(lane->thread);
+    if (ring_empty(&channel->attention))
+        ring_append(&channel->thread->attention, &channel->attention);
+    thread_wake(channel->thread);
 }
 
 struct thread *thread_next(struct transport *transport)
@@ -39,10 +39,10 @@ struct thread *thread_next(struct transport *transport)
     return &transport->threads[transport->next_thread++ % transport->settings.threads];
 }
 
-void thread_run_again(struct lane *lane)
+void thread_run_again(struct channel *channel)
 {
-    if (ring_empty(&lane->runnable))
-        ring_append(&lane->thread->runnable, &lane->runnable);
+    if (ring_empty(&channel->runnable))
+        ring_append(&channel->thread->runnable, &channel->runnable);
 }
 
 void thread_visit(struct conn *conn)
@@ -52,9 +52,9 @@ void thread_visit(struct conn *conn)
     thread_wake(conn->home);
 }
 
-bool thread_watch(struct lane *lane)
+bool thread_watch(struct channel *channel)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = channel};
 
-    return !epoll_ctl(lane->thread->epoll, EPOLL_CTL_ADD, lane->fd, &event);
+    return !epoll_ctl(channel->thread->epoll, EPOLL_CTL_ADD, channel->fd, &event);
 }

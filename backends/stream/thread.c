@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The data threads. Each sleeps in its own epoll, runs in turn the lanes that can move bytes, and does what the loop thread
+/* The data threads. Each sleeps in its own epoll, runs in turn the channels that can move bytes, and does what the loop thread
  * has asked for. */
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "backends/stream/stream.h"
 
-#define TICK_MS 200 /* how often a thread checks deadlines, while a lane has one */
+#define TICK_MS 200 /* how often a thread checks deadlines, while a channel has one */
 #define EVENTS 64
 
 static bool watch(struct thread *thread, int fd, uint32_t events, void *what)
@@ -28,11 +28,11 @@ static void attend_all(struct thread *thread)
 
     (void)pthread_mutex_lock(&transport->lock);
     while (!ring_empty(&thread->attention)) {
-        struct lane *lane = container_of(thread->attention.next, struct lane, attention);
+        struct channel *channel = container_of(thread->attention.next, struct channel, attention);
 
-        ring_remove(&lane->attention);
+        ring_remove(&channel->attention);
         (void)pthread_mutex_unlock(&transport->lock);
-        lane_attend(lane);
+        channel_attend(channel);
         (void)pthread_mutex_lock(&transport->lock);
     }
     (void)pthread_mutex_unlock(&transport->lock);
@@ -44,14 +44,14 @@ static void run_all(struct thread *thread)
 
     if (ring_empty(&thread->runnable))
         return;
-    now = thread->runnable; /* a lane that asks for another turn waits for the next round */
+    now = thread->runnable; /* a channel that asks for another turn waits for the next round */
     now.next->prev = now.prev->next = &now;
     ring_init(&thread->runnable);
     while (!ring_empty(&now)) {
-        struct lane *lane = container_of(now.next, struct lane, runnable);
+        struct channel *channel = container_of(now.next, struct channel, runnable);
 
-        ring_remove(&lane->runnable);
-        lane_run(lane);
+        ring_remove(&channel->runnable);
+        channel_run(channel);
     }
 }
 
@@ -60,13 +60,13 @@ static void expire(struct thread *thread)
     uint64_t now_ns = monotonic_ns();
 
     for (struct ring *at = thread->timed.next, *next; at != &thread->timed; at = next) {
-        struct lane *lane = container_of(at, struct lane, timed);
+        struct channel *channel = container_of(at, struct channel, timed);
 
         next = at->next;
-        if (now_ns < lane->deadline_ns)
+        if (now_ns < channel->deadline_ns)
             continue;
-        lane_fail(lane, lane->incoming ? "it did not complete its greeting in time" : NULL, ETIMEDOUT);
-        lane_run(lane);
+        channel_fail(channel, channel->incoming ? "it did not complete its greeting in time" : NULL, ETIMEDOUT);
+        channel_run(channel);
     }
     if (thread->listener_paused)
         thread->listener_paused = !watch(thread, thread->transport->listener, EPOLLIN, &thread->transport->listener);
@@ -97,7 +97,7 @@ static void await(struct thread *thread, bool asleep)
     thread->asleep = false;
     (void)pthread_mutex_unlock(&transport->lock);
     for (int i = 0; i < n; i++) {
-        struct lane *lane = events[i].data.ptr;
+        struct channel *channel = events[i].data.ptr;
         eventfd_t ignored;
 
         if (events[i].data.ptr == &thread->wake) {
@@ -105,10 +105,11 @@ static void await(struct thread *thread, bool asleep)
         } else if (events[i].data.ptr == &transport->listener) {
             listen_accept(transport, thread);
         } else {
-            lane->ready.readable = lane->ready.readable || events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
-            lane->ready.hung_up = lane->ready.hung_up || events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
-            lane->ready.writable = lane->ready.writable || events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
-            thread_run_again(lane);
+            channel->ready.readable =
+                channel->ready.readable || events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+            channel->ready.hung_up = channel->ready.hung_up || events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+            channel->ready.writable = channel->ready.writable || events[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
+            thread_run_again(channel);
         }
     }
     if (ticking)
@@ -131,8 +132,8 @@ static void *thread_main(void *arg)
         await(thread, asleep);
     }
     attend_all(thread);
-    while (!ring_empty(&thread->timed)) /* strangers; other lanes have gone with their connections */
-        lane_free(container_of(thread->timed.next, struct lane, timed));
+    while (!ring_empty(&thread->timed)) /* strangers; other channels have gone with their connections */
+        channel_free(container_of(thread->timed.next, struct channel, timed));
     return NULL;
 }
 
@@ -176,9 +177,9 @@ static void stop(struct transport *transport, unsigned started, unsigned prepare
     (void)pthread_mutex_unlock(&transport->lock);
     for (unsigned i = 0; i < started; i++)
         (void)pthread_join(transport->threads[i].id, NULL);
-    for (unsigned i = 0; i < started; i++) /* lanes that were accepted for a thread that had ended already */
+    for (unsigned i = 0; i < started; i++) /* channels that were accepted for a thread that had ended already */
         while (!ring_empty(&transport->threads[i].attention))
-            lane_free(container_of(transport->threads[i].attention.next, struct lane, attention));
+            channel_free(container_of(transport->threads[i].attention.next, struct channel, attention));
     for (unsigned i = 0; i < prepared; i++)
         thread_fini(&transport->threads[i]);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TLS 1.3 with a key that both ends know from an offer: no certificates, no tickets, no early data, and a fresh
- * Diffie-Hellman exchange for each lane.
+ * Diffie-Hellman exchange for each channel.
  *
  * A client without the key of a current offer gets no further than its ClientHello.
  */
@@ -49,43 +49,43 @@ static SSL_SESSION *session_of(SSL *ssl, const uint8_t key[KEY_BYTES])
 
 static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_t *id_bytes_p, SSL_SESSION **session_p)
 {
-    const struct lane *lane = SSL_get_app_data(ssl);
+    const struct channel *channel = SSL_get_app_data(ssl);
 
     *session_p = NULL;
     if (md && !EVP_MD_is_a(md, "SHA256")) /* the hash is fixed already, and another one: the peer is not rdtd */
         return 1;
-    *session_p = session_of(ssl, lane->conn->peer.secrets.key);
-    *id_p = lane->conn->peer.secrets.id;
+    *session_p = session_of(ssl, channel->conn->peer.secrets.key);
+    *id_p = channel->conn->peer.secrets.id;
     *id_bytes_p = ID_BYTES;
     return *session_p != NULL;
 }
 
 static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **session_p)
 {
-    struct lane *lane = SSL_get_app_data(ssl);
+    struct channel *channel = SSL_get_app_data(ssl);
     uint8_t key[KEY_BYTES];
 
     *session_p = NULL;
-    if (id_bytes != ID_BYTES || !lane->transport->find_key(lane->transport, id, key))
+    if (id_bytes != ID_BYTES || !channel->transport->find_key(channel->transport, id, key))
         return 1;
-    memcpy(lane->tls.id, id, ID_BYTES);
+    memcpy(channel->tls.id, id, ID_BYTES);
     *session_p = session_of(ssl, key);
     OPENSSL_cleanse(key, sizeof key);
     return *session_p != NULL;
 }
 
-/* Neither end changes keys; a lane is replaced instead. OpenSSL would serve a peer that asks for new keys again and again
- * inside one read, for as long as the peer likes, so the lane ends at the first such message. */
+/* Neither end changes keys; a channel is replaced instead. OpenSSL would serve a peer that asks for new keys again and again
+ * inside one read, for as long as the peer likes, so the channel ends at the first such message. */
 static void on_message(int is_sent, int version, int type, const void *message, size_t bytes, SSL *ssl, void *arg)
 {
-    struct lane *lane = SSL_get_app_data(ssl);
+    struct channel *channel = SSL_get_app_data(ssl);
 
     (void)version;
     (void)arg;
     if (is_sent || type != SSL3_RT_HANDSHAKE || !bytes || *(const uint8_t *)message != SSL3_MT_KEY_UPDATE)
         return;
-    lane->end.fault = "it asked for a change of TLS keys";
-    (void)shutdown(lane->fd, SHUT_RDWR);
+    channel->end.fault = "it asked for a change of TLS keys";
+    (void)shutdown(channel->fd, SHUT_RDWR);
 }
 
 SSL_CTX *tls_create(struct rdt_error *err)
@@ -116,16 +116,16 @@ SSL_CTX *tls_create(struct rdt_error *err)
     return ctx;
 }
 
-SSL *tls_start(struct lane *lane)
+SSL *tls_start(struct channel *channel)
 {
-    SSL *ssl = SSL_new(lane->transport->ssl_ctx);
+    SSL *ssl = SSL_new(channel->transport->ssl_ctx);
 
-    if (!ssl || !SSL_set_fd(ssl, lane->fd) || !SSL_set_app_data(ssl, lane)) {
+    if (!ssl || !SSL_set_fd(ssl, channel->fd) || !SSL_set_app_data(ssl, channel)) {
         ERR_clear_error();
         SSL_free(ssl);
         return NULL;
     }
-    if (lane->incoming) {
+    if (channel->incoming) {
         SSL_set_accept_state(ssl); /* without a certificate, no handshake succeeds without the key */
     } else {
         SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL); /* a server that shows a certificate is not trusted */

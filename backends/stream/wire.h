@@ -2,7 +2,7 @@
 /* The formats of what two ends of this transport send each other, read and written without sockets. The bytes that arrive
  * may be anybody's, so every function that reads them also checks them.
  *
- * An offer travels over the peer link and contains the secrets of one connection. On a lane (inside TLS, or unencrypted) the
+ * An offer travels over the peer link and contains the secrets of one connection. On a channel (inside TLS, or unencrypted) the
  * dialler sends HELLO and the listener answers WELCOME. After that only the dialler sends: HEADER, the chunk's bytes,
  * TRAILER, and so on; a header of kind BYE is the last. All numbers are little-endian.
  */
@@ -56,7 +56,8 @@ bool wire_read_welcome(const uint8_t welcome[WELCOME_BYTES], uint8_t proof_p[TOK
 /* Compares in a time that does not depend on where the two differ. */
 bool wire_same_secret(const uint8_t *a, const uint8_t *b, size_t bytes);
 
-/* The lane numbers that were used with one token: each may be used once, and only if it is less than 64 below the highest. */
+/* The channel numbers that were used with one token: each may be used once, and only if it is less than 64 below the
+ * highest. */
 struct numbers {
     uint64_t below;  /* every used number is below this one */
     uint64_t behind; /* bit i: the number below - 1 - i was used */

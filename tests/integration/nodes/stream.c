@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "stream" between real daemons: it serves where UCX may not be used, it encrypts, and strangers at its port
- * disturb nobody. fault_matrix and bad_network test its faults, stream_lanes its ends. */
+ * disturb nobody. fault_matrix and bad_network test its faults, stream_channels its ends. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -106,9 +106,9 @@ Test(stream, many_and_big_both_ways)
     struct rdt_fetch_options options = by(NULL);
     rdt *conns[2];
     static rdt_request *requests[2][N];
-    static const char *const lanes[] = {"--set=stream.threads=3", "--set=stream.connections=4",
-                                        "--set=stream.rekey_bytes=1048576", "--chunk=256KiB", NULL};
-    begin_pair(2, &(struct cluster_options){.no_ucx = true, .stream = true, .flags = lanes, .no_meeting = true});
+    static const char *const channels[] = {"--set=stream.threads=3", "--set=stream.connections=4",
+                                           "--set=stream.rekey_bytes=1048576", "--chunk=256KiB", NULL};
+    begin_pair(2, &(struct cluster_options){.no_ucx = true, .stream = true, .flags = channels, .no_meeting = true});
     conns[0] = owner;
     conns[1] = reader;
     for (unsigned side = 0; side < 2; side++)

@@ -46,20 +46,20 @@ static void knock(unsigned n)
     }
 }
 
-/* Returns the lane that the data thread would handle next, or NULL. */
-static struct lane *lane_waiting(void)
+/* Returns the channel that the data thread would handle next, or NULL. */
+static struct channel *channel_waiting(void)
 {
     struct ring *attention = &transport.threads[0].attention;
 
-    return ring_empty(attention) ? NULL : container_of(attention->next, struct lane, attention);
+    return ring_empty(attention) ? NULL : container_of(attention->next, struct channel, attention);
 }
 
 static void leave(unsigned n)
 {
-    struct lane *lane;
+    struct channel *channel;
 
-    while ((lane = lane_waiting()))
-        lane_free(lane);
+    while ((channel = channel_waiting()))
+        channel_free(channel);
     for (unsigned i = 0; i < n; i++)
         (void)close(socks[i]);
     cr_assert_eq(transport.strangers.n, 0, "%u are left", transport.strangers.n);
@@ -71,29 +71,29 @@ static void leave(unsigned n)
 
 TestSuite(stream_strangers, .init = setup, .timeout = 60);
 
-/* A lane is evicted, and shows the right token before its thread has handled the eviction. */
+/* A channel is evicted, and shows the right token before its thread has handled the eviction. */
 Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
 {
     knock(KNOCKS);
     cr_assert_eq(transport.strangers.n, MAX_STRANGERS);
-    struct lane *lane = lane_waiting();
-    cr_assert(lane && lane->evicted);
-    const char *why_not = conn_take_lane(lane, conn->ours.id, conn->ours.token);
+    struct channel *channel = channel_waiting();
+    cr_assert(channel && channel->evicted);
+    const char *why_not = conn_take_channel(channel, conn->ours.id, conn->ours.token);
     cr_assert_not_null(why_not);
     cr_assert_str_eq(why_not, "it was closed to make room for others");
     cr_assert_eq(transport.strangers.n, MAX_STRANGERS, "%u", transport.strangers.n);
-    cr_assert(!lane->conn && conn->n_in == 0);
+    cr_assert(!channel->conn && conn->n_in == 0);
     leave(KNOCKS);
 }
 
 Test(stream_strangers, friend_that_is_let_in_is_no_stranger)
 {
     knock(2);
-    struct lane *lane = lane_waiting();
-    cr_assert_null(conn_take_lane(lane, conn->ours.id, conn->ours.token));
+    struct channel *channel = channel_waiting();
+    cr_assert_null(conn_take_channel(channel, conn->ours.id, conn->ours.token));
     cr_assert_eq(transport.strangers.n, 1);
-    cr_assert(lane->conn == conn && conn->n_in == 1);
-    cr_assert_not_null(conn_take_lane(lane, conn->ours.id, conn->ours.id)); /* a wrong token */
+    cr_assert(channel->conn == conn && conn->n_in == 1);
+    cr_assert_not_null(conn_take_channel(channel, conn->ours.id, conn->ours.id)); /* a wrong token */
     leave(2);
     cr_assert_eq(transport.strangers.n, 0);
 }

@@ -15,7 +15,7 @@
 #include "tests/support/backend_host.h"
 #include "tests/support/check.h"
 
-TestSuite(stream_lanes, .timeout = 120);
+TestSuite(stream_channels, .timeout = 120);
 
 #define SOON_MS 5000
 
@@ -87,7 +87,7 @@ static bool is_closed(int sock, int ms)
 /* ---- ends ---- */
 
 /* All that it says, and its end, are there before anybody listens: there is one edge for everything. */
-Test(stream_lanes, end_that_comes_with_the_last_bytes_is_seen)
+Test(stream_channels, end_that_comes_with_the_last_bytes_is_seen)
 {
     enum { BYTES = 1000, ROUNDS = 20 };
     const struct header header = {.kind = HEADER_CHUNK, .transfer = 1, .chunk = 0, .bytes = BYTES};
@@ -134,7 +134,7 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
 }
 
 /* OpenSSL would serve it for as long as it asks. */
-Test(stream_lanes, peer_that_changes_keys_is_thrown_out)
+Test(stream_channels, peer_that_changes_keys_is_thrown_out)
 {
     const struct config_pair tls[] = {{"encrypt", "always"}, {"threads", "1"}, {"dead_after", "3600"}, {NULL, NULL}};
     uint8_t hello[HELLO_BYTES], welcome[WELCOME_BYTES], memory[1000], from[1000];
@@ -221,7 +221,7 @@ static void disperse(struct crowd *crowd)
 
 /* A regression: a connection that was closed in the moment of its greeting was counted twice, until the count reached zero
  * and no connection was closed any more. */
-Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
+Test(stream_channels, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
 {
     enum { ROUNDS = 600 };
     const struct config_pair threads[] = {{"threads", "3"}, {NULL, NULL}};
@@ -264,7 +264,7 @@ Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
 }
 
 /* A connection that was accepted while the transport stopped is closed too. */
-Test(stream_lanes, stop_in_a_crowd_leaves_no_descriptor)
+Test(stream_channels, stop_in_a_crowd_leaves_no_descriptor)
 {
     enum { ROUNDS = 30 };
     const struct config_pair threads[] = {{"threads", "4"}, {NULL, NULL}};
