@@ -121,7 +121,7 @@ struct conns {
     unsigned n, n_refused, n_behind;
     uint64_t open_files; /* the most that this process may have open, and on their way in answers that nobody has read */
     uint64_t sent_fds;   /* on their way, of all connections */
-    struct list sent;    /* struct conn.sent */
+    struct list sent;    /* struct conn.fds.sent */
     struct slice settle; /* looks which of them have arrived */
     unsigned n_settle;   /* of them still to look at */
     struct log_rare refusals;

@@ -10,7 +10,7 @@
  *                          +--> client or node has ended |  handler waits for
  *
  * It owns the calls, those that it forwards to other nodes and serves for them, and the log of events for those who watch. It
- * refuses to know any request: it calls handlers (rpc->dispatch), which stand in the rooms above.
+ * refuses to know any request: it calls handlers (rpc->above.dispatch), which stand in the rooms above.
  *
  * A handler returns RDT_OK if it has answered the call or has deferred it; any other status is answered for it, with err.
  */

@@ -47,7 +47,7 @@ enum rdt_status rpc_refuse_drained(struct rdt_error *err);
 enum rdt_status rpc_hold_part(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *ref, struct rdt_error *err);
 bool rpc_holder_gone(void *arg, struct client *holder, uint64_t until_ns);
 
-/* Called by rpc->dispatch: decodes the request, checks it and calls its handler. */
+/* Called by rpc->above.dispatch: decodes the request, checks it and calls its handler. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
 
 /* ---- rpc_watch.c: what the connections and the start of the daemon need ---- */
