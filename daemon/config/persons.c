@@ -51,6 +51,7 @@ static void stamp_file(const char *path, uint64_t stamp_p[5])
     struct stat st;
 
     memset(stamp_p, 0, 5 * sizeof *stamp_p);
+    stamp_p[0] = UINT64_MAX; /* not the stamp of nothing, which has not been read yet */
     if (stat(path, &st) < 0)
         return;
     stamp_p[0] = st.st_dev;
@@ -131,18 +132,22 @@ static bool parse_user(char *text, struct line *line_p)
 /* What parse does not accept is left out; the first such line of the ranges is remembered for the log. */
 static bool read_lines(const char *path, bool (*parse)(char *, struct line *), struct reading *reading, struct lines *lines_p)
 {
-    char *text = read_text(path, reading), *rest = text, seen[64];
+    char *text = read_text(path, reading), seen[64];
+    const char *end = text ? text + strlen(text) : NULL;
     unsigned room = 1, number = 0;
 
     *lines_p = (struct lines){.text = text};
     if (!text)
         return false;
-    for (const char *c = text; (c = strchr(c, '\n')); c++)
+    for (const char *c = text; (c = memchr(c, '\n', (size_t)(end - c))); c++)
         room++;
     lines_p->all = calloc(room, sizeof *lines_p->all);
     if (!lines_p->all)
         return rdt_error_set(&reading->err, RDT_NO_MEMORY, "no memory for the lines of %s", path) == RDT_OK;
-    for (char *line; (line = strsep(&rest, "\n"));) {
+    for (char *line = text, *next; line; line = next) {
+        next = memchr(line, '\n', (size_t)(end - line));
+        if (next)
+            *next++ = '\0';
         number++;
         if (line[0] == '\0' || line[0] == '#')
             continue;

@@ -210,6 +210,7 @@ Test(persons, changed_file_is_read_again_by_a_thread)
     wait_for(&loop, 100000, 1001);
     is(200000, 1000);
     (void)unlink(subuid);
+    (void)unlink(passwd);
     persons_read_again(&persons);
     persons_read_again(&persons);
     wait_for(&loop, 100000, 100000);
