@@ -47,18 +47,12 @@ int recovery_take_held(struct map *held, uint64_t id)
 
 /* ---- writing ---- */
 
-/* The owner's, which things keep when their client has gone. */
-static struct account *owner_of(struct account *account)
-{
-    return account && account->client != 0 ? account->parent : account;
-}
-
 bool recovery_has_little(struct account *account)
 {
     return !account || account_person(account)->used[USAGE_HEAP] <= JOURNAL_FILE_BYTES / 64;
 }
 
-static void warn_of_no_room(struct recovery *recovery, const struct account *owner, enum record_kind kind)
+static void warn_of_no_room(struct recovery *recovery, const struct account *account, enum record_kind kind)
 {
     static const char *const what[] = {[RECORD_REGION] = "of memory",
                                        [RECORD_OBJECT] = "of an object",
@@ -70,8 +64,8 @@ static void warn_of_no_room(struct recovery *recovery, const struct account *own
                                        [RECORD_GROUP] = "of a group"};
     char text[320], whose[32] = "";
 
-    if (owner)
-        (void)snprintf(whose, sizeof whose, " of uid %u", owner->owner.uid);
+    if (account)
+        (void)snprintf(whose, sizeof whose, " of uid %u", account->owner.uid);
     (void)snprintf(
         text, sizeof text,
         "the journal has no room for the record %s%s, so that it will not survive a restart of rdtd (the last eighth of "
@@ -82,8 +76,8 @@ static void warn_of_no_room(struct recovery *recovery, const struct account *own
 
 void recovery_charge(struct account *account, const struct journal_slot *slot)
 {
-    if (owner_of(account))
-        account_add(owner_of(account), USAGE_HEAP, journal_record_bytes(slot->bytes));
+    if (account)
+        account_add(account_owner(account), USAGE_HEAP, journal_record_bytes(slot->bytes));
 }
 
 void recovery_remove_record(struct recovery *recovery, struct account *account, struct journal_slot *slot)
@@ -91,8 +85,8 @@ void recovery_remove_record(struct recovery *recovery, struct account *account, 
     uint64_t bytes = journal_record_bytes(slot->bytes);
 
     journal_remove(recovery->journal, slot);
-    if (owner_of(account))
-        account_give(owner_of(account), USAGE_HEAP, bytes);
+    if (account)
+        account_give(account_owner(account), USAGE_HEAP, bytes);
 }
 
 struct journal_slot *recovery_add_record(struct recovery *recovery, struct account *account, enum record_kind kind,
@@ -105,7 +99,7 @@ struct journal_slot *recovery_add_record(struct recovery *recovery, struct accou
     if (journal_has_room(recovery->journal, bytes, recovery_has_little(account)))
         slot = journal_begin(recovery->journal, bytes);
     if (!slot) {
-        warn_of_no_room(recovery, owner_of(account), kind);
+        warn_of_no_room(recovery, account, kind);
         return NULL;
     }
     (void)protobuf_c_message_pack(message, slot->payload);

@@ -262,7 +262,7 @@ static enum rdt_status check_room(const struct storage *storage, const struct ob
     if (bytes > INT64_MAX || storage->accounts->node.used[USAGE_STORED_BYTES] > INT64_MAX - bytes)
         return rdt_error_set(err, RDT_LIMIT, "the tensors have %" PRIu64 " bytes: no file system has room for that",
                              object->bytes);
-    return account_check(stored_account(object), USAGE_STORED_BYTES, bytes, err);
+    return account_check(account_owner(object->account), USAGE_STORED_BYTES, bytes, err);
 }
 
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err)

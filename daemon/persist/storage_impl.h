@@ -113,9 +113,6 @@ uint64_t storage_prune_damaged(int dir);
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation); /* NULL: it is not stored */
 
-/* Returns the account of the object's owner, which is charged for the file, because the file may outlive the client. */
-struct account *stored_account(const struct object *object);
-
 /* With the bytes charged to the owner of the object. NULL: no memory. stored_queue or stored_set_durable comes next. */
 struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes);
 void stored_queue(struct stored *stored); /* QUEUED: it will be written, and who waits for its removal is answered */

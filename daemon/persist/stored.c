@@ -91,11 +91,6 @@ static void remove_file(struct storage *storage, const char *file, struct accoun
 /* ---- one object ---- */
 
 /* The file may outlive the client, so its owner is charged for it. */
-struct account *stored_account(const struct object *object)
-{
-    return object->account->client ? object->account->parent : object->account;
-}
-
 struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
 {
     struct stored *stored = calloc(1, sizeof *stored);
@@ -107,7 +102,7 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
     stored->storage = storage;
     stored->generation = generation;
     stored->object = object;
-    stored->account = account_ref(stored_account(object));
+    stored->account = account_ref(account_owner(object->account));
     stored->bytes = bytes;
     list_init(&stored->queue);
     list_init(&stored->waiters);
