@@ -179,8 +179,8 @@ void directory_names_start(struct directory_names *all)
     map_init(&all->claims);
     map_init(&all->seeks);
     list_init(&all->sought);
-    list_init(&all->telling);
-    list_init(&all->decided);
+    list_init(&all->telling.seeks);
+    list_init(&all->telling.decided);
     list_init(&all->to_ask);
     list_init(&all->idle);
     list_init(&all->claimed);

@@ -64,6 +64,13 @@
  * names are found only through homes that have room. */
 #define NAMES_RECORDS_MAX 262144u
 
+struct names_telling { /* those who wait for homes go on in slices */
+    struct list seeks; /* struct name_seek.by_telling: its readers are told where it is, or that no home knows it */
+    struct slice tell;
+    struct list decided; /* struct claim_waiter.link: these publishers try again */
+    struct slice retry;
+};
+
 struct directory_names {
     const struct options *options;
     const struct node *node;
@@ -76,10 +83,7 @@ struct directory_names {
     struct map records, claims, seeks; /* owner and name -> struct name_record, name_claim, name_seek */
     struct list sought, to_ask;        /* struct name_seek: readers wait for it; that one is asked next, in slices */
     struct slice asking;
-    struct list telling; /* struct name_seek.by_telling: readers of it are told something, in slices */
-    struct slice tell;
-    struct list decided; /* struct claim_waiter.link: publishers that try again, in slices */
-    struct slice retry;
+    struct names_telling telling;
     uint8_t ask_only[16]; /* all of to_ask: only this node, which has come up; zero: every home */
     struct list idle;     /* struct name_record.idle: names that no node has, longest first */
     struct list claimed;  /* struct name_claim.link: the one that was registered longest ago is first */

@@ -163,16 +163,16 @@ static bool find_winner(struct name_claim *claim, unsigned granted)
 
 static bool retry_some(struct slice *slice, uint64_t until_ns)
 {
-    struct directory_names *all = container_of(slice, struct directory_names, retry);
+    struct directory_names *all = container_of(slice, struct directory_names, telling.retry);
 
-    list_drain (struct claim_waiter, waiter, &all->decided, link) {
+    list_drain (struct claim_waiter, waiter, &all->telling.decided, link) {
         list_remove(&waiter->link);
         waiter->decided = true;
         waiter->on_decided(waiter);
         if (uv_hrtime() >= until_ns)
             break;
     }
-    return list_empty(&all->decided);
+    return list_empty(&all->telling.decided);
 }
 
 /* All homes have answered, or are away. */
@@ -206,9 +206,9 @@ static void decide(struct name_claim *claim)
     if (!lost)
         names_set_floor(all->names, &claim->key.owner, claim->key.id, claim->key.id_bytes, claim->floor);
     claim->state = lost ? CLAIM_LOST : CLAIM_HELD;
-    list_splice(&all->decided, &claim->waiters);
-    all->retry.run = retry_some;
-    slice_begin(&all->deadlines->slices, &all->retry);
+    list_splice(&all->telling.decided, &claim->waiters);
+    all->telling.retry.run = retry_some;
+    slice_begin(&all->deadlines->slices, &all->telling.retry);
 }
 
 static bool is_complete(const struct name_claim *claim)
@@ -501,8 +501,8 @@ void names_claims_tick(struct directory_names *all, uint64_t now_ns)
 
 void names_claims_close(struct directory_names *all)
 {
-    slice_stop(&all->retry);
-    list_drain (struct claim_waiter, waiter, &all->decided, link)
+    slice_stop(&all->telling.retry);
+    list_drain (struct claim_waiter, waiter, &all->telling.decided, link)
         list_remove(&waiter->link);
     list_drain (struct name_claim, claim, &all->claimed, link) {
         list_for_each_safe (node, &claim->waiters)

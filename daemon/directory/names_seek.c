@@ -177,9 +177,9 @@ static bool tell_one(struct name_seek *seek)
 
 static bool tell_some(struct slice *slice, uint64_t until_ns)
 {
-    struct directory_names *all = container_of(slice, struct directory_names, tell);
+    struct directory_names *all = container_of(slice, struct directory_names, telling.tell);
 
-    list_drain (struct name_seek, seek, &all->telling, by_telling) {
+    list_drain (struct name_seek, seek, &all->telling.seeks, by_telling) {
         bool left;
         list_remove(&seek->by_telling);
         seek->busy = true;
@@ -187,12 +187,12 @@ static bool tell_some(struct slice *slice, uint64_t until_ns)
             ;
         seek->busy = false;
         if (left && list_empty(&seek->by_telling))
-            list_append(&all->telling, &seek->by_telling);
+            list_append(&all->telling.seeks, &seek->by_telling);
         settle(seek);
         if (uv_hrtime() >= until_ns)
             break;
     }
-    return list_empty(&all->telling);
+    return list_empty(&all->telling.seeks);
 }
 
 /* Thousands may look for one name. */
@@ -201,9 +201,9 @@ static void begin_telling(struct name_seek *seek)
     struct directory_names *all = seek->all;
 
     if (list_empty(&seek->by_telling))
-        list_append(&all->telling, &seek->by_telling);
-    all->tell.run = tell_some;
-    slice_begin(&all->deadlines->slices, &all->tell);
+        list_append(&all->telling.seeks, &seek->by_telling);
+    all->telling.tell.run = tell_some;
+    slice_begin(&all->deadlines->slices, &all->telling.tell);
 }
 
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place)
@@ -320,7 +320,7 @@ void names_seeks_close(struct directory_names *all)
     size_t cursor = 0;
 
     slice_stop(&all->asking);
-    slice_stop(&all->tell);
+    slice_stop(&all->telling.tell);
     while ((seek = map_next(&all->seeks, &cursor))) {
         list_splice(&seek->seekers, &seek->unaware);
         list_splice(&seek->seekers, &seek->found);

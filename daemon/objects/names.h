@@ -169,8 +169,8 @@ enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const
                            struct name_waiter *waiter, struct rdt_error *err);
 void name_waiter_remove(struct name_waiter *waiter); /* cancels a wait; does nothing if it does not wait */
 
-/* The object was freed by force: its names drop it, and their waiters wait for the next version. false: until_ns has passed; call
- * again. */
+/* The object was freed by force: its names drop it, and their waiters wait for the next version. false: until_ns has passed;
+ * call again. */
 bool names_object_freed(struct names *names, const struct object *object, uint64_t until_ns);
 
 /* Writes a hint for the error of a wait that has timed out, for a name or an object of this owner and id: there is

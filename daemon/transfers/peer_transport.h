@@ -33,8 +33,8 @@ extern const struct connection_events transfers_connection_events; /* transfer_p
  */
 enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
 
-/* The users of a connection that has closed, until slices have told them. The connection may be built anew meanwhile: they do not
- * use it (serve_is_cut_off, pull_is_cut_off). */
+/* The users of a connection that has closed, until slices have told them. The connection may be built anew meanwhile: they do
+ * not use it (serve_is_cut_off, pull_is_cut_off). */
 struct cut_off {
     struct list pulls;   /* as in struct peer_transport */
     struct list serves;  /* the same */

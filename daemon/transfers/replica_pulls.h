@@ -34,8 +34,8 @@ void replica_pulls_fini(struct replica *replica); /* it has none */
 void replica_pulls_join(struct replica *replica, struct serve *serve);
 bool replica_has_pulls(const struct replica *replica);
 
-/* More has arrived; it will not be complete: the slice pulls.tell tells its pulls. The replica may be gone afterwards, unless the
- * caller has a reference. */
+/* More has arrived; it will not be complete: the slice pulls.tell tells its pulls. The replica may be gone afterwards, unless
+ * the caller has a reference. */
 void replica_pulls_wake(struct replica *replica);
 void replica_pulls_fail(struct replica *replica);
 

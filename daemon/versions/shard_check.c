@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The check that the parts of a version cover every tensor once, and the manifest. A worker notes the boxes of one part after the
- * other, of which a part may have 65,536, and makes the manifest, because there may be a million of them. */
+/* The check that the parts of a version cover every tensor once, and the manifest. A worker notes the boxes of one part after
+ * the other, of which a part may have 65,536, and makes the manifest, because there may be a million of them. */
 #include <stdlib.h>
 #include <string.h>
 

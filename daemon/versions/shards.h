@@ -91,8 +91,8 @@ struct part_waiter {
 void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size);
 
 /* Adds the part, whose waiter is told when the version is complete or has failed. What the version's other parts and limits
- * refuse fails this part only. If the part cannot be kept (its boxes can never become a version, which a worker finds out; there is
- * no memory or room for them; it cannot be held), the whole version fails. */
+ * refuse fails this part only. If the part cannot be kept (its boxes can never become a version, which a worker finds out;
+ * there is no memory or room for them; it cannot be held), the whole version fails. */
 enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *part,
                            struct part_waiter *waiter, struct rdt_error *err);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Those who look for one name are told where it is, or that no home knows it, in slices of the loop. Nothing here measures time:
- * N of them need more than one slice on any machine. */
+/* Those who look for one name are told where it is, or that no home knows it, in slices of the loop. Nothing here measures
+ * time: N of them need more than one slice on any machine. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,7 +89,7 @@ Test(names_seek, those_who_look_for_a_name_are_told_in_slices, .init = begin, .f
     while (n_found < N - 1)
         (void)uv_run(&loop, UV_RUN_NOWAIT);
     cr_assert_eq(n_missing, n_aware, "they know better by now");
-    cr_assert(!seekers[N - 2].seek && list_empty(&all.telling));
+    cr_assert(!seekers[N - 2].seek && list_empty(&all.telling.seeks));
 }
 
 Test(names_seek, end_of_the_daemon_leaves_nobody_in_a_list, .init = begin, .fini = end)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The items of one FETCH get their memory together, however many there are: it is promised to them, and they allocate it in slices
- * of the loop. Nothing here measures time: N items need more than one slice on any machine. */
+/* The items of one FETCH get their memory together, however many there are: it is promised to them, and they allocate it in
+ * slices of the loop. Nothing here measures time: N items need more than one slice on any machine. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -43,7 +43,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    cr_assert_eq(regions.promised_bytes, 0u);
+    cr_assert_eq(regions.claims.promised_bytes, 0u);
     free(items);
     deadlines_close(&deadlines, NULL);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
@@ -55,7 +55,7 @@ TestSuite(reservation, .init = setup, .fini = teardown, .timeout = 60);
 Test(reservation, items_go_on_in_slices_and_nobody_takes_their_memory)
 {
     cr_assert(n_room > 0 && n_room < N, "%u in one turn", n_room);
-    cr_assert_eq(regions.promised_bytes, (uint64_t)(N - n_room) * BYTES);
+    cr_assert_eq(regions.claims.promised_bytes, (uint64_t)(N - n_room) * BYTES);
     cr_assert(!regions_may_give(&regions, BYTES), "all is promised");
     reservation_leave(&items[N - 1]); /* it is cancelled meanwhile */
     cr_assert(regions_may_give(&regions, BYTES), "what it does not need is anybody's");
