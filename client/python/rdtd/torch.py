@@ -167,8 +167,8 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     """Publishes a model, or a state dict, as the next version of a name; every rank calls it. Returns the version
     when all ranks have published; the tensors have been copied, and may be changed. name: a string, or a Ref with
     its node's address, which ranks on several nodes need where there is no node table. step: a number that grows
-    from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher; None:
-    torch.distributed's, or 0 of 1. Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors),
+    from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher, both or neither;
+    None: torch.distributed's, or 0 of 1. Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors),
     TypeError (a value that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank
     above 0, such as a pipeline stage's, that has no layout and is none of rank 0's."""
     load_torch()
