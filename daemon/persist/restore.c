@@ -359,6 +359,8 @@ static bool publish_again(struct restoring *restoring, struct journal_slot *slot
         (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
         return false;
     }
+    if (object->forced) /* the earlier daemon had not taken it from all of its names yet */
+        return false;
     if (record_restore_name(recovery->names, record, object, &publish, &name, err) != RDT_OK)
         return false;
     take_name(recovery, name, slot, record);

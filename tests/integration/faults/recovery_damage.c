@@ -15,6 +15,8 @@ TestSuite(recovery_damage, .timeout = SUITE_SECONDS(200));
 #define FILE_BYTES ((off_t)16 << 30)
 #define END_AT 16
 #define RECORD_REGION 1u
+#define RECORD_OBJECT 10u
+#define OBJECT_IS_FORCED 4u
 
 static struct {
     uint64_t id;
@@ -279,6 +281,39 @@ Test(recovery_damage, region_of_too_many_descriptors_is_lost_alone)
     cr_assert(node_log_has(&node, "its record is invalid: no region has 5000 descriptors"));
     conn = node_client(&node, "reader");
     must_have(conn, &ref, "whole", 100, 1);
+    rdt_close(conn);
+    node_stop(&node);
+    finish();
+}
+
+/* The daemon is killed after it has freed the object by force, and before it has taken the object from its names, of which there
+ * may be very many. A reader keeps the object; the name has none, and nothing is lost. */
+Test(recovery_damage, name_of_an_object_that_was_freed_by_force_is_not_lost)
+{
+    struct rdt_ref name = name_ref("weights");
+    int fd;
+
+    begin();
+    rdt *conn = node_client(&node, "holder");
+    struct rdt_ref ref = put_detached(conn, "forced", 100 * KIB, RDT_PUT_SNAPSHOT, 1);
+    must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    node_kill(&node, SIGKILL);
+    take_from_keeper();
+    struct journal *journal = copy_journal(&fd);
+    struct journal_slot *slot;
+    for (uint64_t cursor = 0; (slot = journal_next(journal, &cursor));)
+        if (slot->kind == RECORD_OBJECT)
+            journal_set_flags(slot, slot->flags | OBJECT_IS_FORCED);
+    journal_close(journal);
+    give_to_keeper(fd);
+    close(fd);
+    must(starts(0));
+    must_ok(rdt_ping(conn, LONG, &err));
+    cr_assert(!node_log_has(&node, "is lost"));
+    cr_assert_eq(rdt_unpublish(conn, &name, NULL), RDT_NOT_FOUND);
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 100 * KIB, 1));
+    rdt_release(object);
     rdt_close(conn);
     node_stop(&node);
     finish();
