@@ -374,7 +374,7 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
     struct name_publish publish = {.ttl_ns = record->ttl_ns};
     struct owner owner;
     struct name *name;
-    bool stays;
+    bool published, stays;
     enum rdt_status status = record_owner(record->uid, record->tenant, &owner, err);
 
     if (status != RDT_OK)
@@ -382,13 +382,16 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
     storage_name_file(key, owner_key(key, &owner, record->id.data, record->id.len), expected);
     if (strcmp(file, expected) != 0)
         return rdt_error_set(err, RDT_INVALID, "it is the record of another name");
-    if (!stored || !stored->object)
+    if (!stored)
         return rdt_error_set(err, RDT_NOT_FOUND,
                              "the file of its object, %016" PRIx64 ".safetensors, is missing or was not usable",
                              record->generation);
-    if (!owner_equal(&owner, &stored->object->account->owner))
+    if (!owner_equal(&owner, &stored->account->owner))
         return rdt_error_set(err, RDT_INVALID, "its object belongs to somebody else");
-    if (!is_published(storage, &owner, record)) {
+    published = is_published(storage, &owner, record);
+    if (!published && !stored->object) /* it was freed by force, and its name has nothing any more: the record goes, too */
+        return storage_remove_file(storage->dir, file, err);
+    if (!published) {
         stays = stored->object->detached || stored->object->published;
         status = record_restore_name(storage->names, record, stored->object, &publish, &name, err);
         storage->counts->storage_restored += status == RDT_OK && !stays;

@@ -223,13 +223,13 @@ Test(storage, keeper_and_files_fit_together)
     remove_store();
 }
 
-/* The daemon is killed after it has freed the object by force, and before the file is removed. A reader keeps the object, and
- * nobody its file, from which a later daemon would make the object again. */
-Test(storage, file_of_an_object_that_was_freed_by_force_goes_at_the_next_start)
+/* The daemon is killed after it has freed the object by force, and before the file and that of its name are removed. A reader
+ * keeps the object, and nobody its files, from which a later daemon would make both again. */
+Test(storage, files_of_an_object_that_was_freed_by_force_go_at_the_next_start)
 {
     static char flag[200];
     struct test_keeper keeper = {0};
-    char file[300], copy[400], command[800];
+    char file[300], copy[200], command[1000];
 
     keeper_start(&keeper);
     (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
@@ -237,19 +237,21 @@ Test(storage, file_of_an_object_that_was_freed_by_force_goes_at_the_next_start)
     rdt *conn = start_client("producer");
     rdt *reader = node_client(&node, "reader");
     struct rdt_ref ref = put_snapshot(conn, "forced", MIB, RDT_PUT_DETACHED | RDT_PUT_STORED, 1);
+    must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
     must_ok(rdt_store(conn, &ref, LONG, file, sizeof file, &err));
     rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
-    (void)snprintf(copy, sizeof copy, "%.100s.copy", store);
-    (void)snprintf(command, sizeof command, "cp -p '%.250s' '%.250s'", file, copy);
+    (void)snprintf(copy, sizeof copy, "%s.copy", store);
+    (void)snprintf(command, sizeof command, "cp -rp '%s' '%s'", store, copy);
     must(system(command) == 0);
     must_ok(rdt_free(conn, &ref, true, &err));
     must_be_empty();
     node_kill(&node, SIGKILL);
-    (void)snprintf(command, sizeof command, "mv '%.250s' '%.250s'", copy, file);
+    (void)snprintf(command, sizeof command, "mv '%s'/*.safetensors '%s'/*.name '%s' && rm -r '%s'", copy, copy, store, copy);
     must(system(command) == 0);
     start();
     must_be_empty();
     must_ok(rdt_ping(reader, LONG, &err));
+    cr_assert(!node_log_has(&node, "is ignored"));
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 1));
     rdt_release(object);
     rdt_close(reader);
