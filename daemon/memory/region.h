@@ -93,9 +93,10 @@ struct regions_freeing {
     struct stuck_blocks stuck; /* the same that must stay mapped for now (pool_block_free) */
 };
 
-struct regions_awaiting { /* memory that is being freed */
-    struct list works;    /* struct page_work: allocations, in order */
-    uint64_t bytes;
+struct regions_awaiting {    /* what nobody else can get */
+    struct list works;       /* struct page_work: allocations that wait for memory that is being freed, in order */
+    uint64_t bytes;          /* of these */
+    uint64_t promised_bytes; /* to requests that allocate them in a moment (regions_promise) */
 };
 
 struct region_caches {
@@ -129,7 +130,6 @@ struct regions {
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
     struct regions_freeing freeing;
     struct regions_awaiting awaiting;
-    uint64_t promised_bytes; /* to requests that allocate them in a moment (regions_promise) */
     /* Memory of the device (NULL: of the host) has been freed: allocations that wait for it may continue. It may call
      * anyone. */
     void (*on_freed)(struct regions *regions, struct memory_device *device);
@@ -267,18 +267,18 @@ bool regions_would_fit(const struct regions *regions, uint64_t bytes);
 /* Nobody else gets the last so many bytes, until the promise is taken back: just before they are allocated. */
 static inline void regions_promise(struct regions *regions, uint64_t bytes)
 {
-    regions->promised_bytes += bytes;
+    regions->awaiting.promised_bytes += bytes;
 }
 
 static inline void regions_unpromise(struct regions *regions, uint64_t bytes)
 {
-    regions->promised_bytes -= bytes;
+    regions->awaiting.promised_bytes -= bytes;
 }
 
 /* Whether an allocation leaves what is promised to others. */
 static inline bool regions_may_give(const struct regions *regions, uint64_t bytes)
 {
-    return regions->promised_bytes == 0 || regions_would_fit(regions, bytes);
+    return regions->awaiting.promised_bytes == 0 || regions_would_fit(regions, bytes);
 }
 
 /* Starts the timer that frees idle memory, if it is not running. */

@@ -40,7 +40,7 @@ uint64_t regions_used_bytes(const struct regions *regions)
 
 uint64_t regions_claimed_bytes(const struct regions *regions)
 {
-    return regions_used_bytes(regions) - regions->freeing.bytes + regions->awaiting.bytes + regions->promised_bytes;
+    return regions_used_bytes(regions) - regions->freeing.bytes + regions->awaiting.bytes + regions->awaiting.promised_bytes;
 }
 
 bool regions_would_fit(const struct regions *regions, uint64_t bytes)

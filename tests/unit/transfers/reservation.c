@@ -43,7 +43,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    cr_assert_eq(regions.claims.promised_bytes, 0u);
+    cr_assert_eq(regions.awaiting.promised_bytes, 0u);
     free(items);
     deadlines_close(&deadlines, NULL);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
@@ -55,7 +55,7 @@ TestSuite(reservation, .init = setup, .fini = teardown, .timeout = 60);
 Test(reservation, items_go_on_in_slices_and_nobody_takes_their_memory)
 {
     cr_assert(n_room > 0 && n_room < N, "%u in one turn", n_room);
-    cr_assert_eq(regions.claims.promised_bytes, (uint64_t)(N - n_room) * BYTES);
+    cr_assert_eq(regions.awaiting.promised_bytes, (uint64_t)(N - n_room) * BYTES);
     cr_assert(!regions_may_give(&regions, BYTES), "all is promised");
     reservation_leave(&items[N - 1]); /* it is cancelled meanwhile */
     cr_assert(regions_may_give(&regions, BYTES), "what it does not need is anybody's");
