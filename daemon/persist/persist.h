@@ -22,6 +22,9 @@
  *     ▼  the holds of the start end                    an object that nobody else holds has lost its producer, and ends
  *   recovery_serve, storage_serve
  *
+ * Each record and each file is restored under a guard (restore_guard.h): what does not fit into memory is left out, and what ended
+ * an earlier start is set aside.
+ *
  * The memory has what is newer, so it comes first: an object or a version of a name that it has is not made again from its file,
  * and only gets the file. */
 #ifndef DAEMON_PERSIST_H

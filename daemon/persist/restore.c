@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/restore_guard.h"
 #include "daemon/objects/transit.h"
 #include "daemon/persist/recovery_impl.h"
+#include "daemon/persist/restore_guard.h"
 #include "proto/grow.h"
 #include "proto/wire_limits.h"
 

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/restore_guard.h"
 #include "daemon/base/text.h"
 #include "daemon/memory/region_file.h"
+#include "daemon/persist/restore_guard.h"
 #include "daemon/persist/storage_impl.h"
 #include "proto/grow.h"
 #include "proto/little_endian.h"
