@@ -25,7 +25,7 @@
 #include "daemon/base/node.h"
 #include "daemon/base/process/process.h"
 #include "daemon/base/sdnotify.h"
-#include "proto/keeper.h"
+#include "daemon/persist/keeper_packet.h"
 #include "proto/std_fds.h"
 
 #define DEFAULT_SOCKET "/run/rdtd-keeper/socket"
@@ -140,45 +140,23 @@ static void hang_up(struct peer *peer)
     *peer = (struct peer){.fd = -1};
 }
 
-/* Returns whether the packet was sent. If not, the peer does not read, or is gone. */
-static bool send_packet(struct peer *peer, const struct keeper_message *message, const int *fds)
-{
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(KEEPER_MAX_IDS * sizeof(int))];
-    } control;
-    struct iovec data = {(void *)message, keeper_message_bytes(message->n)};
-    struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1};
-
-    if (fds && message->n > 0) {
-        memset(&control.header, 0, sizeof control.header);
-        header.msg_control = &control;
-        header.msg_controllen = CMSG_SPACE(message->n * sizeof(int));
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(message->n * sizeof(int));
-        memcpy(CMSG_DATA(&control.header), fds, message->n * sizeof(int));
-    }
-    return sendmsg(peer->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
-}
-
 /* Sends as much as the peer takes; an empty packet ends it. */
 static void send_held(struct peer *peer)
 {
     while (peer->fetches) {
         struct keeper_message message = {.type = KEEPER_FDS};
-        int fds[KEEPER_MAX_IDS];
+        int fds[KEEPER_MAX_IDS], error;
         size_t i = peer->fetched;
         for (; i < held.size && message.n < KEEPER_MAX_IDS; i++)
             if (held.entries[i].id != 0) {
                 message.ids[message.n] = held.entries[i].id;
                 fds[message.n++] = held.entries[i].fd;
             }
-        if (!send_packet(peer, &message, fds)) {
-            if (errno != EAGAIN && errno != ETOOMANYREFS && errno != ENOBUFS)
-                hang_up(peer);
+        error = keeper_packet_send(peer->fd, &message, fds);
+        if (error != 0 && error != EAGAIN)
+            hang_up(peer);
+        if (error != 0)
             return;
-        }
         peer->fetched = i;
         peer->fetches = message.n > 0;
     }
@@ -216,7 +194,7 @@ static void greet(struct peer *peer, const struct keeper_message *hello)
     if (peer->greets)
         log_info("process %d uses this keeper, which holds %zu descriptors", (int)peer->pid, held.n);
     reply.count = held.n;
-    (void)send_packet(peer, &reply, NULL);
+    (void)keeper_packet_send(peer->fd, &reply, NULL);
 }
 
 /* false: the peer's message makes no sense. Takes the descriptors. */
@@ -229,7 +207,7 @@ static bool handle(struct peer *peer, const struct keeper_message *message, cons
             if (!store(message->ids[i], take_fds[i]))
                 full.ids[full.n++] = message->ids[i];
         if (full.n > 0)
-            (void)send_packet(peer, &full, NULL); /* a peer that does not read is not told */
+            (void)keeper_packet_send(peer->fd, &full, NULL); /* a peer that does not read is not told */
         return true;
     }
     for (unsigned i = 0; i < n_fds; i++)
@@ -255,36 +233,18 @@ static bool handle(struct peer *peer, const struct keeper_message *message, cons
 /* Returns whether a packet came. */
 static bool receive(struct peer *peer)
 {
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(KEEPER_MAX_IDS * sizeof(int))];
-    } control;
     struct keeper_message message;
-    struct iovec data = {&message, sizeof message};
-    struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    int fds[KEEPER_MAX_IDS];
-    unsigned n = 0;
-    ssize_t bytes = recvmsg(peer->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    int fds[KEEPER_MAX_IDS], n = keeper_packet_receive(peer->fd, &message, fds);
 
-    if (bytes < 0 && (errno == EAGAIN || errno == EINTR))
+    if (n < 0 && errno == EAGAIN)
         return false;
-    for (struct cmsghdr *cmsg = bytes < 0 ? NULL : CMSG_FIRSTHDR(&header); cmsg; cmsg = CMSG_NXTHDR(&header, cmsg))
-        if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS) {
-            n = (unsigned)((cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
-        }
-    if (bytes < (ssize_t)keeper_message_bytes(0) || message.n > KEEPER_MAX_IDS ||
-        (size_t)bytes != keeper_message_bytes(message.n) || header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-        if (bytes > 0)
-            log_warn("process %d sent something that is not a message for a keeper: its connection is closed", (int)peer->pid);
-        while (n > 0)
-            (void)close(fds[--n]);
-    } else if (handle(peer, &message, fds, n)) {
+    if (n >= 0 && handle(peer, &message, fds, (unsigned)n))
         return true;
-    } else {
+    if (n >= 0)
         log_warn("process %d sent a message of type %u that is not expected here: its connection is closed", (int)peer->pid,
                  message.type);
-    }
+    else if (errno == EPROTO)
+        log_warn("process %d sent something that is not a message for a keeper: its connection is closed", (int)peer->pid);
     hang_up(peer);
     return false;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/persist/keeper_packet.h"
 
 #define START_MS 5000       /* how long the daemon's start waits for each packet of the keeper */
 #define RETRY_NS 1000000000 /* between attempts to connect, and for the keeper's greeting */
@@ -33,60 +34,12 @@ struct packet {
 
 static void go_down(struct keeper_link *link, const char *why);
 
-/* ---- packets ---- */
-
-/* 0: sent. EAGAIN: the keeper's queue is full. */
-static int send_packet(int fd, const struct keeper_message *message, const int *fds, unsigned n_fds)
-{
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(KEEPER_MAX_IDS * sizeof(int))];
-    } control;
-    struct iovec data = {(void *)message, keeper_message_bytes(message->n)};
-    struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1};
-
-    if (n_fds > 0) {
-        memset(&control.header, 0, sizeof control.header);
-        header.msg_control = &control;
-        header.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
-        control.header.cmsg_level = SOL_SOCKET;
-        control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(n_fds * sizeof(int));
-        memcpy(CMSG_DATA(&control.header), fds, n_fds * sizeof(int));
-    }
-    while (sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-        if (errno != EINTR)
-            return errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS ? EAGAIN : errno;
-    return 0;
-}
-
-/* Receives one packet. Returns its number of descriptors, which belong to the caller, or -1 with errno; EAGAIN: there is
- * none. 0 bytes, or a packet that makes no sense: EPROTO. */
+/* Receives one packet of the keeper. As keeper_packet_receive; a packet with descriptors that it should not have is EPROTO. */
 static int receive_packet(int fd, struct keeper_message *message_p, int *fds_p)
 {
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(KEEPER_MAX_IDS * sizeof(int))];
-    } control;
-    struct iovec data = {message_p, sizeof *message_p};
-    struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    struct cmsghdr *cmsg;
-    ssize_t bytes;
-    int n = 0;
+    int n = keeper_packet_receive(fd, message_p, fds_p);
 
-    do {
-        bytes = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (bytes < 0 && errno == EINTR);
-    if (bytes < 0)
-        return -1;
-    for (cmsg = CMSG_FIRSTHDR(&header); cmsg; cmsg = CMSG_NXTHDR(&header, cmsg))
-        if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS) {
-            n = (int)((cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(fds_p, CMSG_DATA(cmsg), (size_t)n * sizeof(int));
-        }
-    if ((size_t)bytes >= keeper_message_bytes(0) && message_p->n <= KEEPER_MAX_IDS &&
-        (size_t)bytes == keeper_message_bytes(message_p->n) && !(header.msg_flags & MSG_CTRUNC) &&
-        n == (message_p->type == KEEPER_FDS ? message_p->n : 0))
+    if (n < 0 || n == (message_p->type == KEEPER_FDS ? message_p->n : 0))
         return n;
     while (n > 0)
         (void)close(fds_p[--n]);
@@ -129,7 +82,7 @@ static enum rdt_status connect_keeper(struct keeper_link *link, struct rdt_error
     if (error == 0)
         status = check_server(link, err);
     if (error == 0 && status == RDT_OK)
-        error = send_packet(link->fd, &hello, NULL, 0);
+        error = keeper_packet_send(link->fd, &hello, NULL);
     if (error == 0 && status == RDT_OK)
         return RDT_OK;
     if (link->fd >= 0)
@@ -201,7 +154,7 @@ enum rdt_status keeper_link_fetch(struct keeper_link *link, void (*on_fd)(void *
                                   struct rdt_error *err)
 {
     struct keeper_message message = {.type = KEEPER_FETCH};
-    int fds[KEEPER_MAX_IDS], n, error = send_packet(link->fd, &message, NULL, 0);
+    int fds[KEEPER_MAX_IDS], n, error = keeper_packet_send(link->fd, &message, NULL);
     enum rdt_status status;
 
     if (error != 0)
@@ -261,7 +214,7 @@ static void watch(struct keeper_link *link);
 
 static void send_or_queue(struct keeper_link *link, const struct keeper_message *message, const int *fds, unsigned n_fds)
 {
-    int error = list_empty(&link->queue) ? send_packet(link->fd, message, fds, n_fds) : EAGAIN;
+    int error = list_empty(&link->queue) ? keeper_packet_send(link->fd, message, n_fds > 0 ? fds : NULL) : EAGAIN;
 
     if (error == EAGAIN) {
         queue_packet(link, message, fds, n_fds);
@@ -322,7 +275,7 @@ void keeper_link_drop(struct keeper_link *link, uint64_t id)
 static void send_queued(struct keeper_link *link)
 {
     list_drain (struct packet, packet, &link->queue, link) {
-        int error = send_packet(link->fd, packet->message, packet->fds, packet->n_fds);
+        int error = keeper_packet_send(link->fd, packet->message, packet->n_fds > 0 ? packet->fds : NULL);
         if (error == EAGAIN)
             return;
         if (error != 0) {
@@ -383,7 +336,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         if (n >= 0)
             handle(link, &message, fds, n);
         else if (errno != EAGAIN)
-            go_down(link, errno == EPROTO ? "it has closed the connection" : strerror(errno));
+            go_down(link, errno == EPROTO || errno == EPIPE ? "it has closed the connection" : strerror(errno));
     }
     if (link->fd >= 0 && (events & UV_WRITABLE))
         send_queued(link);
