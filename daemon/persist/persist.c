@@ -55,7 +55,7 @@ enum rdt_status persist_restore(struct recovery *recovery, struct storage *stora
     if (earlier)
         status = recovery_restore(recovery, held, err);
     if (status == RDT_OK)
-        recovery_begin(recovery);
+        recovery_begin(recovery, held);
     if (status == RDT_OK && storage->helper)
         status = restore_files(storage, err);
     recovery->accounts->unlimited = recovery->regions->restoring = false;
@@ -78,7 +78,7 @@ enum rdt_status persist_start(struct recovery *recovery, struct storage *storage
     if (status == RDT_OK)
         status = persist_restore(recovery, storage, earlier, &held, err);
     if (status == RDT_OK) {
-        recovery_serve(recovery, loop, &held);
+        recovery_serve(recovery, loop);
         storage_serve(storage);
     } else {
         recovery_give_up(recovery, &held);

@@ -214,9 +214,13 @@ uint64_t *recovery_session_ids(struct recovery *recovery)
     return recovery->journal ? &journal_state(recovery->journal)->next_session : NULL;
 }
 
+/* The numbers in its header go, too. */
 static void close_journal(struct recovery *recovery)
 {
     recovery->frozen = true;
+    if (recovery->regions) /* NULL: the start failed before this */
+        ids_save(&recovery->regions->ids, NULL);
+    client_save_hold_ids(NULL);
     journal_close(recovery->journal);
     recovery->journal = NULL;
 }
@@ -263,8 +267,9 @@ static void save_generations(struct recovery *recovery)
     journal_state(recovery->journal)->oldest_generation = recovery->objects->oldest_generation;
 }
 
-void recovery_begin(struct recovery *recovery)
+void recovery_begin(struct recovery *recovery, struct map *held)
 {
+    drop_rest(recovery, held);
     if (!recovery->journal)
         return;
     save_generations(recovery);
@@ -273,9 +278,8 @@ void recovery_begin(struct recovery *recovery)
     journal_state(recovery->journal)->n_attempts = 0;
 }
 
-void recovery_serve(struct recovery *recovery, uv_loop_t *loop, struct map *held)
+void recovery_serve(struct recovery *recovery, uv_loop_t *loop)
 {
-    drop_rest(recovery, held);
     if (!recovery->journal)
         return;
     save_generations(recovery); /* files may have changed them (object_table_reserve) */
@@ -335,14 +339,9 @@ void recovery_close(struct recovery *recovery)
 
 void recovery_fini(struct recovery *recovery)
 {
-    recovery->frozen = true;
-    if (recovery->regions) /* NULL: the start failed before this */
-        ids_save(&recovery->regions->ids, NULL);
-    client_save_hold_ids(NULL);
+    close_journal(recovery);
     recovery_fini_published(recovery);
     map_fini(&recovery->sessions);
     map_fini(&recovery->filling);
     map_fini(&recovery->kept_regions);
-    journal_close(recovery->journal);
-    recovery->journal = NULL;
 }

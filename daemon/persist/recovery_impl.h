@@ -147,15 +147,16 @@ bool restore_group(struct restoring *restoring, struct journal_slot *slot, struc
 /* ---- recovery.c ---- */
 
 /* Connects to the keeper, and opens its journal or makes a new one. *earlier_p: an earlier daemon's records wait to be restored;
- * *held_p: id -> struct held, what the keeper has, for recovery_serve or recovery_give_up. Errors as persist_start. */
+ * *held_p: id -> struct held, what the keeper has, for recovery_begin or recovery_give_up. Errors as persist_start. */
 enum rdt_status recovery_open(struct recovery *recovery, bool may_take_uuid, struct map *held_p, bool *earlier_p,
                               struct rdt_error *err);
 
-/* The journal has been read: from now on changes are recorded. */
-void recovery_begin(struct recovery *recovery);
+/* The journal has been read: from now on changes are recorded. The keeper drops what is left in `held`, which no record names, and
+ * whose ids may be given again. */
+void recovery_begin(struct recovery *recovery, struct map *held);
 
-/* The start is over: the keeper drops what is left in `held`, which no record names. */
-void recovery_serve(struct recovery *recovery, uv_loop_t *loop, struct map *held);
+/* The start is over. */
+void recovery_serve(struct recovery *recovery, uv_loop_t *loop);
 
 /* The start has failed for another reason than the journal, which the next start finds unchanged. */
 void recovery_give_up(struct recovery *recovery, struct map *held);

@@ -2,6 +2,7 @@
 /* A daemon with storage_dir is killed, and nothing but its directory is left: what was stored is served by the next daemon,
  * with the same ids, names, versions and bytes. A daemon that is killed while it writes leaves a whole object or none. */
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "tests/integration/faults/storage.h"
 
@@ -259,6 +260,44 @@ Test(storage, files_of_an_object_that_was_freed_by_force_go_at_the_next_start)
     node_stop(&node);
     keeper_stop(&keeper, SIGTERM);
     remove_store();
+}
+
+/* The keeper has a lot that no record names, because it has lost the journal: that takes nothing from the files. */
+Test(storage, descriptors_that_nothing_needs_are_closed_before_files_are_opened)
+{
+    enum { FILES = 200, HELD = 350, MOST = 480 };
+    static char flag[200];
+    struct test_keeper keeper = {0};
+    struct keeper_message message;
+    struct rlimit limit, few;
+    struct node_status status;
+    int link, fd = memfd_create("held", MFD_CLOEXEC);
+
+    rdt *conn = start_client("producer");
+    for (uint32_t i = 0; i < FILES; i++) {
+        struct rdt_ref ref = put_snapshot(conn, NULL, 100 * KIB, RDT_PUT_DETACHED | RDT_PUT_STORED, i);
+        must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    }
+    rdt_close(conn);
+    node_stop(&node);
+    keeper_start(&keeper);
+    link = keeper_dial(&keeper);
+    must(fd >= 0 && keeper_greet(link, &message) == KEEPER_READY);
+    for (uint64_t i = 0; i < HELD; i++)
+        keeper_send(link, KEEPER_STORE, &(uint64_t){16 + i}, &fd, 1);
+    close(link);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    more_flags[0] = flag;
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    few = (struct rlimit){MOST, MOST};
+    must(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    start();
+    status = node_now(&node);
+    cr_assert_eq(status.objects, FILES);
+    node_stop(&node);
+    keeper_stop(&keeper, SIGTERM);
+    (void)snprintf(flag, sizeof flag, "rm -r '%s'", store);
+    must(system(flag) == 0);
 }
 
 /* ---- what is refused ---- */
