@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The identity of a client as the kernel reports it: user, group and process, and the account that is charged for
- * it. A reason not to serve the client is stored in conn->refusal, with which HELLO is answered.
+ * it. A reason not to serve the client is stored in conn->greeting.refusal, with which HELLO is answered.
  *
  * Loop thread only.
  */

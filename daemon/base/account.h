@@ -51,7 +51,7 @@ struct account_limits { /* 0: no limit */
 
 /* What the connections of a person use of what all share: of the loop (conn_share.h), and of descriptors on their way. */
 struct account_share {
-    struct list link;    /* in conns->sharing, while a connection waits */
+    struct list link;    /* in conns->shares.persons, while a connection waits */
     struct list waiting; /* struct conn.waiting, in order */
     uint64_t turn;       /* the turn of the loop to which used_ns belongs */
     uint64_t used_ns;

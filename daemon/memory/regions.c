@@ -10,8 +10,8 @@ static bool reserve(void *arg, uint64_t bytes)
 {
     struct regions *regions = arg;
 
-    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes || !list_empty(&regions->awaiting.works) ||
-        !regions_may_give(regions, bytes))
+    if (bytes > regions->limit_bytes || regions->bytes > regions->limit_bytes - bytes ||
+        !list_empty(&regions->awaiting.works) || !regions_may_give(regions, bytes))
         return false;
     regions->bytes += bytes;
     return true;

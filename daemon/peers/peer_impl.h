@@ -238,7 +238,7 @@ void peers_await_key(struct peers *peers);
 void peers_stop_awaiting_key(struct peers *peers);
 
 void peer_add_listed(struct peers *peers, const struct node_entry *entry);
-bool peers_set_some(struct slice *slice, uint64_t until_ns); /* peers->set.run */
+bool peers_set_some(struct slice *slice, uint64_t until_ns); /* peers->table.take.run */
 
 /* ---- peer_listen.c ---- */
 

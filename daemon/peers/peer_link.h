@@ -37,11 +37,11 @@ struct peer_link;
 enum peer_link_state { LINK_CONNECTING, LINK_SECURING, LINK_MEETING, LINK_UP, LINK_ENDED };
 
 struct peer_link_events {
-    /* Dialled links: the host name has been looked up, and link->found has its addresses. */
+    /* Dialled links: the host name has been looked up, and link->dialling.found has its addresses. */
     void (*on_looked_up)(struct peer_link *link);
     /* The other end has proved that it holds the key. */
     void (*on_secure)(struct peer_link *link);
-    /* The first frame of the other end has arrived, decoded into link->hello. An error ends the link, and
+    /* The first frame of the other end has arrived, decoded into link->meeting.hello. An error ends the link, and
      * its sentence is sent. */
     enum rdt_status (*on_hello)(struct peer_link *link, struct rdt_error *err);
     /* Dialled links: the first frame after both hellos has arrived. The callback must call peer_link_up or

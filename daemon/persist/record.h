@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The record of an object and that of a name, from which a later daemon makes them again. They are the same in the journal and in
- * the files of storage_dir; rdt_persist.proto says which fields only one of the two places has.
+/* The record of an object and that of a name, from which a later daemon makes them again. They are the same in the journal and
+ * in the files of storage_dir; rdt_persist.proto says which fields only one of the two places has.
  *
  *   struct object ── record_of_object ──► ObjectRecord ──► the journal, with the ids of the regions where the bytes are
  *                                                     └──► the header of a file that has the bytes, with their checksums
@@ -30,9 +30,10 @@ enum rdt_status record_owner(uint32_t uid, const char *tenant, struct owner *own
 /* Its account, with a reference for the caller. NULL: err says why. */
 struct account *record_account(struct accounts *accounts, uint32_t uid, const char *tenant, struct rdt_error *err);
 
-/* Puts the object of the record again, with a hold that persist_start ends. *put has what the place knows: account, layout, regions, inline bytes, promise, producer,
- * time to live; the rest is filled here. The tensors must lie in the regions and the inline bytes, which is checked. INVALID,
- * also if no earlier daemon of this node had its generation; otherwise as object_table_put. */
+/* Puts the object of the record again, with a hold that persist_start ends. *put has what the place knows: account, layout,
+ * regions, inline bytes, promise, producer, time to live; the rest is filled here. The tensors must lie in the regions and the
+ * inline bytes, which is checked. INVALID, also if no earlier daemon of this node had its generation; otherwise as
+ * object_table_put. */
 enum rdt_status record_restore_object(struct plugins *plugins, struct object_table *objects,
                                       const Rdt__Pb__ObjectRecord *record, struct object_put *put, struct object **object_p,
                                       struct rdt_error *err);

@@ -132,8 +132,8 @@ struct restoring {
     size_t n_slots, room;
 };
 
-/* Restores the records of the journal, in the order that persist.h shows; the descriptors that are used are removed from `held`.
- * NO_MEMORY, after which nothing has been removed from the journal. */
+/* Restores the records of the journal, in the order that persist.h shows; the descriptors that are used are removed from
+ * `held`. NO_MEMORY, after which nothing has been removed from the journal. */
 enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
 
 /* Each restores a record. false: it is lost, and err says why; if err is RDT_OK, the record was no longer needed. */
@@ -146,13 +146,14 @@ bool restore_group(struct restoring *restoring, struct journal_slot *slot, struc
 
 /* ---- recovery.c ---- */
 
-/* Connects to the keeper, and opens its journal or makes a new one. *earlier_p: an earlier daemon's records wait to be restored;
- * *held_p: id -> struct held, what the keeper has, for recovery_begin or recovery_give_up. Errors as persist_start. */
+/* Connects to the keeper, and opens its journal or makes a new one. *earlier_p: an earlier daemon's records wait to be
+ * restored; *held_p: id -> struct held, what the keeper has, for recovery_begin or recovery_give_up. Errors as
+ * persist_start. */
 enum rdt_status recovery_open(struct recovery *recovery, bool may_take_uuid, struct map *held_p, bool *earlier_p,
                               struct rdt_error *err);
 
-/* The journal has been read: from now on changes are recorded. The keeper drops what is left in `held`, which no record names, and
- * whose ids may be given again. */
+/* The journal has been read: from now on changes are recorded. The keeper drops what is left in `held`, which no record names,
+ * and whose ids may be given again. */
 void recovery_begin(struct recovery *recovery, struct map *held);
 
 /* The start is over. */

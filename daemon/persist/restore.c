@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading: restores the records of the journal of an earlier daemon. A record that cannot be restored is removed, with a line in
- * the log that names it, and affects nothing else. */
+/* Reading: restores the records of the journal of an earlier daemon. A record that cannot be restored is removed, with a line
+ * in the log that names it, and affects nothing else. */
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slots of the journal: writes records there, which are charged to their owners, and reads them, also those of earlier versions.
- * Sends the descriptors that belong to them to the keeper, many in one packet, and takes them back. */
+/* Slots of the journal: writes records there, which are charged to their owners, and reads them, also those of earlier
+ * versions. Sends the descriptors that belong to them to the keeper, many in one packet, and takes them back. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

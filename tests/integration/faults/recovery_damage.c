@@ -286,8 +286,8 @@ Test(recovery_damage, region_of_too_many_descriptors_is_lost_alone)
     finish();
 }
 
-/* The daemon is killed after it has freed the object by force, and before it has taken the object from its names, of which there
- * may be very many. A reader keeps the object; the name has none, and nothing is lost. */
+/* The daemon is killed after it has freed the object by force, and before it has taken the object from its names, of which
+ * there may be very many. A reader keeps the object; the name has none, and nothing is lost. */
 Test(recovery_damage, name_of_an_object_that_was_freed_by_force_is_not_lost)
 {
     struct rdt_ref name = name_ref("weights");
