@@ -94,7 +94,7 @@ enum rdt_event_type {
     X(13, CALL_REPLY, call_reply)             \
     X(14, GOODBYE, goodbye)                   \
     X(15, PULL_KEYS, pull_keys)               \
-    X(24, PULL_PARKED, pull_parked)           \
+    X(24, PULL_ALIVE, pull_alive)             \
     X(25, REPLICAS, replicas)                 \
     X(26, PULL_TICKET, pull_ticket)           \
     X(27, HOLDS, holds)                       \

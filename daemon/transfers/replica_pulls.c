@@ -130,12 +130,12 @@ static bool can_vouch(struct serve *serve)
 /* Readers leave a node that is silent. This one may have no bytes for them, or a slow way, but is alive. */
 static void beat(struct serve *serve)
 {
-    Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
+    Rdt__Pb__PullAlive alive = RDT__PB__PULL_ALIVE__INIT;
 
     serve->beat = serve->replica->pulls.n_beats;
-    parked.transfer = serve->number;
+    alive.transfer = serve->number;
     if (can_vouch(serve))
-        (void)peer_session_send_over(serve->session, serve->epoch, RDT_PEER_PULL_PARKED, &parked.base, NULL);
+        (void)peer_session_send_over(serve->session, serve->epoch, RDT_PEER_PULL_ALIVE, &alive.base, NULL);
 }
 
 static void fail_pull(const struct replica *replica, struct serve *serve)

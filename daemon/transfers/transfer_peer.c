@@ -275,7 +275,7 @@ typedef enum rdt_status (*handler)(struct peer_session *session, const void *mes
         return RDT_OK;                                                                                    \
     }
 HANDLER(on_meta, pull_on_meta)
-HANDLER(on_parked, pull_on_parked)
+HANDLER(on_alive, pull_on_alive)
 HANDLER(on_credit, serve_on_credit)
 HANDLER(on_start, serve_on_start)
 HANDLER(on_ticket, transfer_ticket_on_message)
@@ -337,7 +337,7 @@ static const struct {
     {RDT_PEER_OFFER, &rdt__pb__offer__descriptor, on_offer},
     {RDT_PEER_PULL, &rdt__pb__pull__descriptor, on_pull},
     {RDT_PEER_PULL_META, &rdt__pb__pull_meta__descriptor, on_meta},
-    {RDT_PEER_PULL_PARKED, &rdt__pb__pull_parked__descriptor, on_parked},
+    {RDT_PEER_PULL_ALIVE, &rdt__pb__pull_alive__descriptor, on_alive},
     {RDT_PEER_PULL_CREDIT, &rdt__pb__pull_credit__descriptor, on_credit},
     {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
     {RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor, on_ticket},

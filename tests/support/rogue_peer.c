@@ -218,8 +218,8 @@ static void name_all(const struct rogue_peer *rogue_peer, uint16_t type, Protobu
         name_start(rogue_peer, (Rdt__Pb__PullStart *)message);
     else if (type == RDT_PEER_BROADCAST_RESULT)
         name_broadcast(rogue_peer, &((Rdt__Pb__BroadcastResult *)message)->broadcast);
-    else if (type == RDT_PEER_PULL_PARKED)
-        name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullParked *)message)->transfer);
+    else if (type == RDT_PEER_PULL_ALIVE)
+        name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullAlive *)message)->transfer);
     else if (type == RDT_PEER_PULL_TICKET && ((Rdt__Pb__PullTicket *)message)->from_owner)
         name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullTicket *)message)->transfer);
     else if (type == RDT_PEER_PULL_META)

@@ -370,12 +370,12 @@ static void tell_received(const struct transfer *transfer, uint64_t over_ns)
     (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &answer.base, NULL);
 }
 
-void pull_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked)
+void pull_on_alive(struct peer_session *session, const Rdt__Pb__PullAlive *alive)
 {
-    struct transfer *transfer = find(session, parked->transfer);
+    struct transfer *transfer = find(session, alive->transfer);
 
-    if (transfer && parked->over_ns > 0)
-        tell_received(transfer, parked->over_ns);
+    if (transfer && alive->over_ns > 0)
+        tell_received(transfer, alive->over_ns);
     if (transfer && transfer->pull.peer != transfer->pull.origin)
         pull_heard(transfer);
     if (!transfer || transfer->pull.answer.state == ANSWER_ARRIVED || transfer->pull.peer != transfer->pull.origin)

@@ -43,7 +43,7 @@ struct staging {
 
 /* What the node that was asked has said about the object.
  *
- *   NONE --PULL_PARKED: nobody has put it yet--> PARKED --PULL_META--> ARRIVED
+ *   NONE --PULL_ALIVE: nobody has put it yet--> PARKED --PULL_META--> ARRIVED
  *     `---------------------PULL_META----------------------------------^
  *
  *   PARKED, ARRIVED -> NONE: the pull asks again (pull_forget_answer)
@@ -203,7 +203,7 @@ void pull_reset(struct transfer *transfer);
 /* ---- the answer, memory and the end (pull.c) ---- */
 
 void pull_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
-void pull_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
+void pull_on_alive(struct peer_session *session, const Rdt__Pb__PullAlive *alive);
 void pull_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
 void pull_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
 

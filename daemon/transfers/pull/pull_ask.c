@@ -125,7 +125,7 @@ void pull_ask(struct transfer *transfer)
     pull.slice = transfer->wish.slice;
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->wish.meta_only;
-    pull.tell_parked = true;
+    pull.tell_alive = true;
     pull.keep_replica = transfer->wish.sharing != SHARES_NOTHING && transfer->pull.peer == transfer->pull.origin;
     pull.no_redirect = transfer->pull.redirect.refused;
     pull.from_replica = transfer->pull.peer != transfer->pull.origin;

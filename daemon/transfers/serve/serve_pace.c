@@ -27,12 +27,12 @@ static uint64_t usual_rate(const struct serve *serve)
 
 static void ask(struct serve *serve)
 {
-    Rdt__Pb__PullParked question = RDT__PB__PULL_PARKED__INIT;
+    Rdt__Pb__PullAlive question = RDT__PB__PULL_ALIVE__INIT;
 
     serve->pace.ask = false;
     question.transfer = serve->number;
     question.over_ns = serve->pace.over_ns;
-    (void)serve_send(serve, RDT_PEER_PULL_PARKED, &question.base, NULL);
+    (void)serve_send(serve, RDT_PEER_PULL_ALIVE, &question.base, NULL);
 }
 
 static void take_verdict(struct serve *serve, enum fanout_verdict verdict, uint64_t sent)

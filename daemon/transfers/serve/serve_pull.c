@@ -140,10 +140,10 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     } else if (park(serve, &why) != RDT_OK) {
         serve_answer_error(session, pull->transfer, &why);
         serve_end(serve);
-    } else if (pull->tell_parked) {
-        Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
-        parked.transfer = pull->transfer;
-        (void)peer_session_send(session, RDT_PEER_PULL_PARKED, &parked.base, NULL);
+    } else if (pull->tell_alive) {
+        Rdt__Pb__PullAlive alive = RDT__PB__PULL_ALIVE__INIT;
+        alive.transfer = pull->transfer;
+        (void)peer_session_send(session, RDT_PEER_PULL_ALIVE, &alive.base, NULL);
     }
     return RDT_OK;
 }

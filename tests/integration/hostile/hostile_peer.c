@@ -245,12 +245,12 @@ Test(hostile_peer, what_was_not_asked_is_passed_over)
 /* How much has come in the last `over_ns`, over all transfers: a source that finds its reader slow asks that. */
 static void ask_what_came(uint64_t number, uint64_t over_ns, unsigned n)
 {
-    Rdt__Pb__PullParked question = RDT__PB__PULL_PARKED__INIT;
+    Rdt__Pb__PullAlive question = RDT__PB__PULL_ALIVE__INIT;
     Rdt__Pb__PullCredit *answer;
 
     question.transfer = number;
     question.over_ns = over_ns;
-    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_PARKED, &question.base);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_ALIVE, &question.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_CREDIT, n));
     answer = rdt__pb__pull_credit__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_CREDIT].bytes,
                                           rogue_peer.came[RDT_PEER_PULL_CREDIT].payload);
