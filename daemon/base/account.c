@@ -217,7 +217,8 @@ static const char *const node_remedies[USAGE_COUNT] = {[USAGE_FDS] = "its limit 
                                                                       "(MemoryMax of a systemd unit)",
                                                        [USAGE_STORED_BYTES] = "storage_max",
                                                        [USAGE_MAPPINGS] = "the kernel's vm.max_map_count",
-                                                       [USAGE_MAPPED_BYTES] = "its limit of address space (LimitAS)"};
+                                                       [USAGE_MAPPED_BYTES] = "its limit of address space (LimitAS)",
+                                                       [USAGE_ORPHANS] = "the kernel's fs.inotify.max_user_watches"};
 
 /* What is left of the limit, for the person that asks. */
 static uint64_t limit_for(const struct account *at, const struct account *below, enum usage what, uint64_t n)

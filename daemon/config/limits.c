@@ -94,6 +94,7 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
                                       .uncounted_bytes = UNCOUNTED_BYTES,
                                       .node[USAGE_MAPPINGS] = max_mappings(),
                                       .node[USAGE_MAPPED_BYTES] = max_mapped_bytes(),
+                                      .node[USAGE_ORPHANS] = seven_eighths(max_watches()),
                                       .node[USAGE_STORED_BYTES] = options->storage_max_bytes};
     for (unsigned i = 0; i < USAGE_COUNT; i++) {
         limits->client[i] = options->client_max[i];

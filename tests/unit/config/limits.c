@@ -21,6 +21,7 @@ Test(limits, zero_is_derived_and_numbers_stand)
     cr_assert_eq(limits.node[USAGE_OBJECTS], 800u);
     cr_assert_eq(limits.node[USAGE_STORED_BYTES], 4096u);
     cr_assert_gt(limits.owner[USAGE_ORPHANS], 0u, "a part of what the kernel watches");
+    cr_assert_geq(limits.node[USAGE_ORPHANS], 3 * limits.owner[USAGE_ORPHANS], "and all users together have less than that");
     cr_assert_gt(limits.node[USAGE_MAPPINGS], 0u, "a part of what the kernel lets a process map");
     cr_assert_lt(limits.node[USAGE_MAPPED_BYTES], UINT64_C(1) << 47, "less than a process's address space");
     cr_assert_lt(limits.client[USAGE_MAPPED_BYTES], limits.owner[USAGE_MAPPED_BYTES]);
