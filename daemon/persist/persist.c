@@ -12,7 +12,7 @@
  * ended. */
 static void set_end(struct object *object)
 {
-    const struct journal_slot *slot = object->record; /* NULL: it comes from a file */
+    const struct journal_slot *slot = object->record; /* NULL: there is no journal, or no room in it */
 
     if (object->producer)
         return;

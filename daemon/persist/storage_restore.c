@@ -242,8 +242,12 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
         put.sum = tensor_sum_object(file->layout, facts->sums, facts->metadata.data, facts->metadata.len - facts->box_bytes);
     if (status == RDT_OK)
         status = record_restore_object(storage->plugins, storage->objects, facts, &put, object_p, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
         file->layout = NULL; /* the object has taken it */
+        if (!(*object_p)->detached)
+            (*object_p)->end = OBJECT_END_OWNER_DIED;
+        object_lasting_changed(*object_p); /* its record says that nobody has freed it */
+    }
     region_unref(region);
     account_unref(account);
     return status;

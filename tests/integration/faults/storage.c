@@ -7,6 +7,7 @@
 #include "tests/integration/faults/storage.h"
 
 #include "client/rdt_info.h"
+#include "daemon/persist/journal.h"
 #include "tests/support/keeper.h"
 
 #define STRANGER 12345
@@ -222,6 +223,39 @@ Test(storage, keeper_and_files_fit_together)
     node_stop(&node);
     keeper_stop(&keeper, SIGTERM);
     remove_store();
+}
+
+/* Nobody has freed it: its producer ended with an earlier daemon. */
+Test(storage, object_from_a_file_has_not_been_freed)
+{
+    enum { RECORD_OBJECT = 10, IS_FREED = 8 };
+    static char flag[200];
+    struct test_keeper keeper = {0};
+    struct journal *journal;
+    const struct journal_slot *slot;
+    unsigned n = 0;
+
+    rdt *conn = start_client("producer");
+    (void)publish_stored(conn, "weights", MIB, 1);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    more_flags[0] = flag;
+    start();
+    node_kill(&node, SIGKILL);
+    must_ok(journal_open(keeper_look(&keeper, 1, NULL), &journal, &err));
+    for (uint64_t cursor = 0; (slot = journal_next(journal, &cursor));) {
+        if (slot->kind != RECORD_OBJECT)
+            continue;
+        cr_assert_eq(slot->flags & IS_FREED, 0u);
+        n++;
+    }
+    cr_assert_eq(n, 1u);
+    journal_close(journal);
+    keeper_stop(&keeper, SIGTERM);
+    (void)snprintf(flag, sizeof flag, "rm -r '%s'", store);
+    must(system(flag) == 0);
 }
 
 /* The daemon is killed after it has freed the object by force, and before the file and that of its name are removed. A reader
