@@ -1,6 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/slices.h"
 
+/* A slice whose run may begin another one. */
+struct slice_run {
+    const struct slice *slice;
+    const struct slice_run *outer;
+};
+
+static bool runs(const struct slices *slices, const struct slice *slice)
+{
+    for (const struct slice_run *at = slices->running; at; at = at->outer)
+        if (at->slice == slice)
+            return true;
+    return false;
+}
+
+static bool run(struct slices *slices, struct slice *slice, uint64_t until_ns)
+{
+    const struct slice_run here = {slice, slices->running};
+    bool ended;
+
+    slices->running = &here;
+    ended = slice->run(slice, until_ns);
+    slices->running = here.outer;
+    return ended;
+}
+
 static void on_turn(uv_idle_t *turn)
 {
     struct slices *slices = turn->data;
@@ -11,7 +36,7 @@ static void on_turn(uv_idle_t *turn)
     list_splice(&now, &slices->waiting);
     list_drain (struct slice, slice, &now, link) {
         list_remove(&slice->link);
-        if (!slice->run(slice, until_ns))
+        if (!run(slices, slice, until_ns))
             slice_start(slices, slice);
         if (uv_hrtime() >= until_ns)
             break;
@@ -27,6 +52,7 @@ void slices_init(struct slices *slices, uv_loop_t *loop)
     (void)uv_idle_init(loop, &slices->turn);
     slices->turn.data = slices;
     list_init(&slices->waiting);
+    slices->running = NULL;
 }
 
 void slices_close(struct slices *slices)
@@ -53,9 +79,7 @@ void slice_start(struct slices *slices, struct slice *slice)
 
 void slice_begin(struct slices *slices, struct slice *slice)
 {
-    if (!slices)
-        slice_start(slices, slice);
-    else if (!slice_waits(slice) && !slice->run(slice, uv_hrtime() + SLICES_TURN_NS))
+    if (!slices || runs(slices, slice) || (!slice_waits(slice) && !run(slices, slice, uv_hrtime() + SLICES_TURN_NS)))
         slice_start(slices, slice);
 }
 

@@ -20,13 +20,15 @@
 struct slice {
     struct list link; /* in slices->waiting */
     /* Works until about until_ns (uv_hrtime), and at least one step. Returns true when nothing is left: then the slice
-     * has ended and may be started again, also from inside this call, or has been freed by it. */
+     * has ended and may be started again, or has been freed by it. It may be started again from inside this call, too:
+     * then it runs once more later, and never inside itself. */
     bool (*run)(struct slice *, uint64_t until_ns);
 };
 
 struct slices {
     uv_idle_t turn; /* active while a slice waits */
     struct list waiting;
+    const struct slice_run *running; /* the innermost one; NULL: none */
 };
 
 void slices_init(struct slices *slices, uv_loop_t *loop);
@@ -36,7 +38,8 @@ void slices_close(struct slices *slices); /* what still waits never runs again; 
  * a loop): runs to the end inside this call. */
 void slice_start(struct slices *slices, struct slice *slice);
 
-/* The same, but does the first part at once, which is all if there is little to do. */
+/* The same, but does the first part at once, which is all if there is little to do; inside its own run it does nothing at
+ * once. */
 void slice_begin(struct slices *slices, struct slice *slice);
 
 static inline bool slice_waits(const struct slice *slice)

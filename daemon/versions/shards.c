@@ -169,6 +169,7 @@ static bool run_slice(struct slice *slice, uint64_t until_ns)
         return true;
     if (!version_holder_fini(version, until_ns))
         return false;
+    slice_stop(&version->slice); /* it may have been begun again meanwhile */
     list_remove(&version->link);
     account_give(version->account, USAGE_HEAP, version->heap_bytes);
     account_unref(version->account);

@@ -97,3 +97,33 @@ Test(slices, little_work_is_done_at_once)
     slice_start(NULL, &many.slice);
     cr_assert_eq(many.n_left, 0u, "without a loop it is done at once");
 }
+
+struct nested {
+    struct slice slice;
+    unsigned n_left, n_inside, n_most;
+};
+
+static bool begin_itself(struct slice *slice, uint64_t until_ns)
+{
+    struct nested *at = container_of(slice, struct nested, slice);
+
+    if (at->n_left == 0)
+        return true;
+    if (++at->n_inside > at->n_most)
+        at->n_most = at->n_inside;
+    at->n_left--;
+    slice_begin(&slices, slice);
+    at->n_inside--;
+    return at->n_left == 0;
+}
+
+/* Who is told something by a slice may give it more to tell: its lists are not changed behind its back. */
+Test(slices, slice_never_runs_inside_itself)
+{
+    struct nested nested = {.slice.run = begin_itself, .n_left = 3};
+
+    slice_begin(&slices, &nested.slice);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert(nested.n_left == 0 && !slice_waits(&nested.slice));
+    cr_assert_eq(nested.n_most, 1u);
+}
