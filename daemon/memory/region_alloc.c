@@ -224,11 +224,24 @@ static void refuse(struct page_work *page)
     free(page);
 }
 
+/* What waits, the allocation itself and those behind it, does not stand in its way: only promised bytes do. */
+static bool take_room_in_turn(struct page_work *page)
+{
+    struct regions *regions = page->region->regions;
+    uint64_t waiting = regions->awaiting.bytes;
+    bool taken;
+
+    regions->awaiting.bytes = 0;
+    taken = take_room(page->region, &page->victims);
+    regions->awaiting.bytes += waiting;
+    return taken;
+}
+
 void regions_admit(struct regions *regions)
 {
     list_drain (struct page_work, page, &regions->awaiting.works, link) {
         uint64_t bytes = page->region->room;
-        if (take_room(page->region, &page->victims)) {
+        if (take_room_in_turn(page)) {
             stop_awaiting(page, bytes);
             submit(page);
         } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting.bytes, bytes)) {

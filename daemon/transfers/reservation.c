@@ -81,8 +81,12 @@ static enum rdt_status check_limit(const struct reservation_group *group, struct
 
 static void end_start(struct reservation_group *group)
 {
+    struct regions *regions = group->reservation->regions;
+
     group->starting = false;
     slice_stop(&group->start);
+    if (regions->accounts && group->err.status == RDT_OK) /* items that have ended meanwhile did not take what was promised */
+        account_room_freed(regions->accounts, USAGE_BYTES, NULL);
     unref(group->reservation);
 }
 
@@ -179,8 +183,9 @@ bool reservation_wait(struct transfer *transfer, reservation_room on_room)
     group->unknown--;
     group->n_ready++;
     transfer->move.reserve.bytes = transfer->move.stream_bytes;
-    group->bytes =
-        group->bytes + transfer->move.reserve.bytes < group->bytes ? UINT64_MAX : group->bytes + transfer->move.reserve.bytes;
+    if (transfer->move.reserve.bytes > UINT64_MAX - group->bytes) /* it is taken off again (take_out) */
+        transfer->move.reserve.bytes = UINT64_MAX - group->bytes;
+    group->bytes += transfer->move.reserve.bytes;
     transfer->move.reserve.on_room = on_room;
     list_append(&group->ready, &transfer->move.reserve.link);
     settle(group);

@@ -161,6 +161,31 @@ Test(pool, allocation_waits_for_memory_that_is_being_freed)
     cr_assert_eq(account.used[USAGE_BYTES], 0u);
 }
 
+/* What waits is not counted against itself: nobody would let it go on when the promise has been kept. */
+Test(pool, allocation_that_waits_goes_on_beside_a_promise)
+{
+    struct region *region = receive(4 * SIZE, 1);
+    struct rdt_error err = {0};
+    int fd;
+
+    fake.regions.limit_bytes = 5 * SIZE;
+    cr_assert_eq(region_export_to(region, 0, false, &fd, NULL), RDT_OK); /* it is freed, not pooled */
+    region_unref(region);
+    region = NULL;
+    cr_assert_eq(
+        region_alloc(&fake.regions, "fake", "", 3 * SIZE, REGION_ALLOCATED, &account, 1, &region, on_ready, &region, &err),
+        RDT_AGAIN, "%s", err.msg);
+    cr_assert_eq(fake.regions.awaiting.bytes, 3 * SIZE);
+    cr_assert(regions_would_fit(&fake.regions, SIZE));
+    regions_promise(&fake.regions, SIZE);
+    fake_run();
+    regions_unpromise(&fake.regions, SIZE);
+    cr_assert_not_null(region, "it waits for ever");
+    cr_assert_eq(fake.regions.awaiting.bytes, 0u);
+    drop(region);
+    cr_assert_eq(account.used[USAGE_BYTES], 0u);
+}
+
 static enum rdt_status last_status;
 
 static void on_answer(void *arg, struct region *region, const struct rdt_error *err)
