@@ -36,6 +36,7 @@ struct peer_session *peer_session_get(struct transfers *transfers, struct peer *
     list_init(&session->replicas.sums_awaited);
     list_init(&session->replicas.sums_lost);
     list_init(&session->entries.receiving);
+    list_init(&session->entries.judged);
     list_init(&session->entries.whole);
     list_init(&session->entries.lost);
     list_init(&session->entries.ending);
@@ -86,6 +87,7 @@ void peer_session_free(struct peer_session *session)
     slice_stop(&session->replicas.report);
     slice_stop(&session->replicas.lose_sums);
     slice_stop(&session->entries.end);
+    slice_stop(&session->entries.judge);
     list_each_safe (struct peer_transport, pt, &session->transports, link) {
         cut_off_stop(&pt->cut_off);
         free(pt);

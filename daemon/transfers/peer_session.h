@@ -21,13 +21,15 @@ struct session_replicas {
 /* For replica_directory.c: what that node has of this node's objects. */
 struct session_entries {
     struct list receiving; /* struct replica_entry.by_node: its replica is not whole */
-    struct list whole;     /* the same: it is */
+    struct list judged;    /* the same, until judge_some has told them the verdict */
+    struct list whole;     /* struct replica_entry.by_node: it is */
     struct list lost;      /* the same: LOST */
     struct list ending;    /* the same, after the link ended or came up: until they are lost or removed */
     struct list sums_due;  /* struct sum_due.link: checksums that it will be told */
     struct list sums_ending;
-    struct slice end;
-    uint64_t lost_until_ns; /* 0: since the link ended, the node serves none of them */
+    struct slice end, judge;
+    enum fanout_verdict verdict; /* of `judged` */
+    uint64_t lost_until_ns;      /* 0: since the link ended, the node serves none of them */
 };
 
 /* Pings of the peer. */

@@ -95,14 +95,17 @@ unsigned replica_entry_depth(const struct replica_entry *entry)
 
 void replica_entry_serve_here(struct replica_entry *entry)
 {
-    list_remove(&entry->by_node);
-    list_append(&entry->session->entries.receiving, &entry->by_node);
+    if (entry->place.whole) { /* otherwise it is in `receiving` or `judged` already */
+        list_remove(&entry->by_node);
+        list_append(&entry->session->entries.receiving, &entry->by_node);
+    }
     fanout_serve_here(&entry->place);
 }
 
 void replica_directory_fini(struct replica_directory *directory)
 {
     list_each (struct peer_session, session, &directory->transfers->sessions, link) {
+        list_splice(&session->entries.ending, &session->entries.judged);
         list_splice(&session->entries.ending, &session->entries.receiving);
         list_splice(&session->entries.ending, &session->entries.whole);
         list_splice(&session->entries.ending, &session->entries.lost);
@@ -228,6 +231,21 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const s
 
 /* ---- messages ---- */
 
+static bool judge_some(struct slice *slice, uint64_t until_ns)
+{
+    struct session_entries *entries = container_of(slice, struct session_entries, judge);
+
+    list_drain (struct replica_entry, entry, &entries->judged, by_node) {
+        list_remove(&entry->by_node);
+        list_append(&entries->receiving, &entry->by_node);
+        fanout_demote(&entry->place, entries->verdict, ask_again, NULL);
+        if (uv_hrtime() >= until_ns && !list_empty(&entries->judged))
+            return false;
+    }
+    entries->verdict = FANOUT_FAIR;
+    return true;
+}
+
 /* The verdict is about the reader's node, so it counts for all that the node receives of this one's objects. */
 static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
 {
@@ -242,8 +260,12 @@ static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
         log_debug("obj %016llx: node %s lags, so no other node reads from it",
                   (unsigned long long)entry->replicated->generation, reader->peer->name);
     }
-    list_each_safe (struct replica_entry, other, &reader->entries.receiving, by_node)
-        fanout_demote(&other->place, verdict, ask_again, NULL);
+    fanout_demote(&entry->place, verdict, ask_again, NULL);
+    if (reader->entries.verdict < verdict)
+        reader->entries.verdict = verdict;
+    list_splice(&reader->entries.judged, &reader->entries.receiving);
+    reader->entries.judge.run = judge_some;
+    slice_begin(session_slices(reader), &reader->entries.judge);
 }
 
 /* The entry of a node that receives from the source (NULL: this node); NULL: it has another source, or is done. */
@@ -303,10 +325,9 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
 
 static struct peer_session *session_of(const struct transfers *transfers, const ProtobufCBinaryData *uuid)
 {
-    list_each (struct peer_session, session, &transfers->sessions, link)
-        if (uuid->len == 16 && memcmp(session->peer->uuid, uuid->data, 16) == 0)
-            return session;
-    return NULL;
+    const struct peer *peer = uuid->len == 16 ? peers_known(transfers->peers, uuid->data) : NULL;
+
+    return peer ? peer->session : NULL;
 }
 
 void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
@@ -394,6 +415,7 @@ void replica_directory_link_down(struct peer_session *session)
     uint64_t answered_ns = transfers->closing ? 0 : session->peer->answered_ns;
 
     session->entries.lost_until_ns = answered_ns != 0 ? answered_ns + transfers->options->peer_timeout_ns : 0;
+    list_splice(&session->entries.ending, &session->entries.judged);
     list_splice(&session->entries.ending, &session->entries.receiving);
     list_splice(&session->entries.ending, &session->entries.whole);
     list_splice(&session->entries.sums_ending, &session->entries.sums_due);
@@ -410,8 +432,9 @@ bool replica_directory_may_forget(const struct peer_session *session)
 {
     const struct session_entries *entries = &session->entries;
 
-    return list_empty(&entries->receiving) && list_empty(&entries->whole) && list_empty(&entries->lost) &&
-           list_empty(&entries->ending) && list_empty(&entries->sums_due) && list_empty(&entries->sums_ending);
+    return list_empty(&entries->receiving) && list_empty(&entries->judged) && list_empty(&entries->whole) &&
+           list_empty(&entries->lost) && list_empty(&entries->ending) && list_empty(&entries->sums_due) &&
+           list_empty(&entries->sums_ending);
 }
 
 void replica_directory_object_ended(struct replica_directory *directory, const struct object *object)

@@ -49,7 +49,7 @@ struct replicated_object { /* an object of this node that has entries */
 
 struct replica_entry {
     struct list link;    /* in replicated->nodes; LOST: in replicated->lost */
-    struct list by_node; /* in session->entries: .receiving, .whole, .ending or, LOST, .lost */
+    struct list by_node; /* in session->entries: .receiving, .judged, .whole, .ending or, LOST, .lost */
     struct replicated_object *replicated;
     struct peer_session *session;
     unsigned epoch;            /* of the link on which it was made; an earlier one: it will be removed or LOST in a moment */

@@ -242,3 +242,42 @@ Test(replicas, pulls_of_a_replica_are_served_and_told_in_slices)
         if (serves[i].replica)
             replica_unserve(&serves[i]);
 }
+
+static unsigned n_slow(void)
+{
+    unsigned n = 0;
+
+    for (uint64_t generation = 1; generation <= N; generation++) {
+        struct list *cursor = NULL;
+        const struct replica_entry *entry = replica_directory_next(&transfers->directory, generation, &cursor);
+        n += entry && strstr(replica_entry_pace(entry), "SLOW") != NULL;
+    }
+    return n;
+}
+
+/* A verdict about a node is for all that the node receives. */
+Test(replicas, slow_node_is_known_for_all_that_it_receives_in_slices)
+{
+    struct object object = {.bytes = BYTES};
+    struct replica_entry *again;
+    bool is_new;
+
+    transfers->closing = false;
+    options.chunk_bytes = BYTES;
+    for (object.generation = 1; object.generation <= N; object.generation++)
+        cr_assert(replica_entry_add(&transfers->directory, session, &object, &is_new));
+    replica_directory_reader_took(&transfers->directory, N, session, 0, FANOUT_SLOW);
+    cr_assert(n_slow() > 1 && n_slow() < N / 2, "%u in one turn", n_slow());
+    cr_assert_eq(map_count(&transfers->directory.by_generation), N);
+    replica_directory_reader_took(&transfers->directory, 1, session, 0, FANOUT_LAGS); /* a second one meanwhile */
+    object.generation = N - 1;
+    again = replica_entry_add(&transfers->directory, session, &object, &is_new);
+    cr_assert(!is_new);
+    replica_entry_serve_here(again); /* it asks again meanwhile */
+    while (!list_empty(&session->entries.judged))
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+    cr_assert_eq(n_slow(), N);
+    transfers->closing = true;
+    replica_directory_link_down(session);
+    cr_assert_eq(map_count(&transfers->directory.by_generation), 0);
+}
