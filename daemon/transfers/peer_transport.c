@@ -373,18 +373,13 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
     }
 }
 
-bool peer_transport_has_users(const struct peer_transport *pt)
+void peer_transport_name(struct peer_transport **at_p, struct peer_transport *pt)
 {
-    if (!list_empty(&pt->pulls) || !list_empty(&pt->serves) || !list_empty(&pt->cut_off.serves) ||
-        !list_empty(&pt->cut_off.pulls))
-        return true;
-    list_each (const struct serve, serve, &pt->session->serves, by_session)
-        if (serve->awaits_memory == pt)
-            return true;
-    list_each (const struct serve, serve, &pt->session->lost_serves, by_session)
-        if (serve->awaits_memory == pt)
-            return true;
-    return false;
+    if (*at_p)
+        (*at_p)->n_users--;
+    if (pt)
+        pt->n_users++;
+    *at_p = pt;
 }
 
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport)

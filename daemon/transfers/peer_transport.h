@@ -33,15 +33,15 @@ extern const struct connection_events transfers_connection_events; /* transfer_p
  */
 enum peer_transport_state { PT_NONE, PT_OFFERED, PT_CONNECTED, PT_CLOSING };
 
-/* The users of a connection that has closed, until slices have told them. The connection may be built anew meanwhile: they do
- * not use it (serve_is_cut_off, pull_is_cut_off). */
+/* The users of a connection that has broken or closed, until slices have told them. The connection may be built anew meanwhile:
+ * they do not use it (serve_is_cut_off, pull_is_cut_off). */
 struct cut_off {
     struct list pulls;   /* as in struct peer_transport */
     struct list serves;  /* the same */
     struct list sending; /* the same */
     struct slice note, stop;
-    char why[192]; /* of the pulls */
-    bool noting;   /* `note` is running */
+    char why[192];    /* why it has ended */
+    unsigned running; /* of the two slices */
 };
 
 struct peer_transport {
@@ -70,6 +70,7 @@ struct peer_transport {
     struct list serves;  /* struct sending.by_connection */
     struct list sending; /* struct sending.by_sending: chunks are left to post */
     struct cut_off cut_off;
+    unsigned n_users; /* transfers that move by it, or will when the replica that they serve has memory */
     unsigned sends_in_flight;
     bool pumping; /* serve_pump is running */
 };
@@ -100,8 +101,8 @@ struct peer_transport *peer_transport_find(struct peer_session *session, const c
 /* Takes the connection down because an operation on it cannot be stopped otherwise, or has failed. */
 void peer_transport_isolate(struct peer_transport *pt, const char *why);
 
-/* Whether transfers use it, wait for it, or will use it when there is memory. */
-bool peer_transport_has_users(const struct peer_transport *pt);
+/* Sets *at_p, which is the connection of a pull or of a serve (n_users): a connection that they name is not freed. */
+void peer_transport_name(struct peer_transport **at_p, struct peer_transport *pt);
 
 /* Whether it is not connected and being rebuilt. */
 bool peer_transport_is_coming(const struct peer_transport *pt);

@@ -19,7 +19,7 @@ static const struct sm_state states[] = {
 
 static bool in_use(const struct peer_transport *pt)
 {
-    return pt->group || pt->pumping || pt->cut_off.noting || peer_transport_has_users(pt);
+    return pt->group || pt->pumping || pt->cut_off.running > 0 || pt->n_users > 0;
 }
 
 /* Frees the sides of groups that are gone and have no users any more. */
@@ -378,14 +378,5 @@ enum rdt_status transfer_group_start(struct serve *serve, const Rdt__Pb__PullSta
 
 unsigned transfers_of_group_side(const struct list *connection)
 {
-    const struct peer_transport *pt = container_of(connection, struct peer_transport, by_group);
-    unsigned n = 0;
-
-    list_for_each (transfer, &pt->pulls)
-        n++;
-    list_for_each (transfer, &pt->cut_off.pulls)
-        n++;
-    list_for_each (serve, &pt->serves)
-        n++;
-    return n;
+    return container_of(connection, struct peer_transport, by_group)->n_users;
 }

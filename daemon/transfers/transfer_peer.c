@@ -171,12 +171,8 @@ static void tell_refused(struct peer_transport *pt)
 
 static void tell_broken(struct peer_transport *pt)
 {
-    struct rdt_error err;
-
     pull_connection_failed(pt);
-    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: %s", pt->transport->name, pt->broken);
-    list_for_each_safe (node, &pt->serves)
-        serve_fail(container_of(node, struct serve, sending.by_connection), &err);
+    serve_connection_failed(pt);
 }
 
 static void check_closed(struct transfers *transfers)
@@ -196,8 +192,9 @@ static void check_closed(struct transfers *transfers)
 
 static void tell_closed(struct peer_transport *pt)
 {
+    pt->sends_in_flight = 0;
     pull_connection_failed(pt);
-    serve_connection_closed(pt);
+    serve_connection_failed(pt);
     check_closed(pt->session->transfers);
 }
 

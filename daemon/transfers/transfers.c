@@ -118,7 +118,7 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
 {
     list_each (struct peer_session, session, &transfers->sessions, link) {
         const struct peer_transport *pt = peer_transport_find(session, transport->name);
-        if (!pt || !peer_transport_has_users(pt))
+        if (!pt || pt->n_users == 0)
             continue;
         const struct list *pull = list_first(&pt->pulls) ? list_first(&pt->pulls) : list_first(&pt->cut_off.pulls);
         if (pull)
@@ -140,7 +140,7 @@ bool transfers_transport_gone(const struct transfers *transfers, const struct tr
 {
     list_each (struct peer_session, session, &transfers->sessions, link) {
         const struct peer_transport *pt = peer_transport_find(session, transport->name);
-        if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
+        if (pt && (pt->sm.state != PT_NONE || pt->n_users > 0))
             return false;
     }
     return transport->ops_active == 0 && !(transfers->groups && transfer_groups_use(transfers, transport, NULL));

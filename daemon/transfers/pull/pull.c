@@ -557,6 +557,7 @@ void pull_release(struct transfer *transfer)
     pull_free_staging(transfer);
     pull_free_chunks(transfer);
     subpulls_free(transfer);
+    peer_transport_name(&transfer->pull.path.connection, NULL);
     peer_session_name(&transfer->pull.origin, NULL);
     peer_session_name(&transfer->pull.read_from, NULL);
     if (transfer->pull.subpull.parent)

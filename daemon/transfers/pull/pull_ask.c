@@ -203,7 +203,7 @@ void pull_reset(struct transfer *transfer)
     deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
     transfer_ticket_leave(&transfer->record);
     list_remove(&transfer->pull.path.by_connection);
-    transfer->pull.path.connection = NULL;
+    peer_transport_name(&transfer->pull.path.connection, NULL);
     if (transfer->pull.replica)
         replica_unplan(transfer->pull.replica);
     transfer->pull.failure.ping = 0;

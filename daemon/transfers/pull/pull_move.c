@@ -625,7 +625,7 @@ static bool note_some(struct slice *slice, uint64_t until_ns)
 {
     struct peer_transport *pt = container_of(slice, struct peer_transport, cut_off.note);
 
-    pt->cut_off.noting = true; /* the end of a pull may end others, and a connection of a group ends with its last */
+    pt->cut_off.running++; /* the end of a pull may end others, and a connection of a group ends with its last */
     do {
         struct list *node = list_first(&pt->cut_off.pulls);
         if (!node)
@@ -634,7 +634,7 @@ static bool note_some(struct slice *slice, uint64_t until_ns)
         list_append(&pt->pulls, node);
         look(container_of(node, struct transfer, pull.path.by_connection), pt->cut_off.why);
     } while (uv_hrtime() < until_ns);
-    pt->cut_off.noting = false;
+    pt->cut_off.running--;
     return list_empty(&pt->cut_off.pulls);
 }
 

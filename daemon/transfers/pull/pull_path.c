@@ -114,6 +114,7 @@ static void take_staging(struct transfer *transfer, const struct path_candidate 
 void pull_take_path(struct transfer *transfer)
 {
     const struct path_candidate *chosen = record_chosen(&transfer->record);
+    struct peer_transport *pt;
 
     note_fall_back(transfer);
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
@@ -124,11 +125,12 @@ void pull_take_path(struct transfer *transfer)
     if (!transfer->move.is_inline && target_is_imported(transfer->move.target))
         transfer->pull.path.staged = true;
     if (!transfer->move.is_inline) {
-        transfer->pull.path.connection = peer_transport_find(transfer->pull.peer, chosen->name);
-        if (!transfer->pull.path.connection) /* The group's side was chosen a moment ago and exists. */
-            transfer->pull.path.connection = transfer_group_side(
+        pt = peer_transport_find(transfer->pull.peer, chosen->name);
+        if (!pt) /* The group's side was chosen a moment ago and exists. */
+            pt = transfer_group_side(
                 transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
-        list_append(&transfer->pull.path.connection->pulls, &transfer->pull.path.by_connection);
+        peer_transport_name(&transfer->pull.path.connection, pt);
+        list_append(&pt->pulls, &transfer->pull.path.by_connection);
     }
 }
 

@@ -165,10 +165,11 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
 void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit);
 void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
 void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *abort);
-/* All operations on it have ended: its serves stop, in slices. The connection may be built anew meanwhile. */
-void serve_connection_closed(struct peer_transport *pt);
+/* It is broken, or all operations on it have ended: its serves stop, in slices, for the reason that pull_connection_failed has
+ * noted. The connection may be built anew meanwhile. */
+void serve_connection_failed(struct peer_transport *pt);
 
-/* Whether its connection has closed since it began, so that nothing may be sent any more: it is stopped in a moment. */
+/* Whether its connection has failed since it began, so that nothing may be sent any more: it is stopped in a moment. */
 bool serve_is_cut_off(const struct serve *serve);
 void serve_link_down(struct peer_session *session);
 void serve_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */

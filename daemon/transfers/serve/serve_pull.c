@@ -234,17 +234,22 @@ void serve_link_down(struct peer_session *session)
     slice_begin(session_slices(session), &session->stop);
 }
 
-static void stop_serve(const struct peer_transport *pt, struct serve *serve)
+static void stop_serve(struct peer_transport *pt, struct serve *serve)
 {
+    bool may_be_read = pt->sm.state == PT_CLOSING && pt->remote_epoch == serve->sending.start_epoch;
     struct rdt_error err;
 
-    serve_reader_ended(serve);
+    list_remove(&serve->sending.by_connection);
+    if (may_be_read) /* until the connection has closed, when it is told again */
+        list_append(&pt->serves, &serve->sending.by_connection);
+    else
+        serve_reader_ended(serve);
     if (serve->sm.state == SERVE_ABORT) {
         serve_settle(serve);
         return;
     }
     (void)rdt_error_set(&err, RDT_TRANSPORT, "%s at the owner: %s", pt->transport->name,
-                        pt->broken[0] ? pt->broken : "the connection was taken down");
+                        pt->cut_off.why[0] ? pt->cut_off.why : "the connection was taken down");
     serve_fail(serve, &err);
 }
 
@@ -252,21 +257,20 @@ static bool stop_cut_off(struct slice *slice, uint64_t until_ns)
 {
     struct peer_transport *pt = container_of(slice, struct peer_transport, cut_off.stop);
 
-    while (!list_empty(&pt->cut_off.serves)) {
-        struct serve *serve = container_of(list_first(&pt->cut_off.serves), struct serve, sending.by_connection);
-        list_remove(&serve->sending.by_connection);
+    pt->cut_off.running++; /* the connection of a group that is gone ends with its last user */
+    list_drain (struct serve, serve, &pt->cut_off.serves, sending.by_connection) {
         stop_serve(pt, serve);
         if (uv_hrtime() >= until_ns)
-            return false;
+            break;
     }
-    return true;
+    pt->cut_off.running--;
+    return list_empty(&pt->cut_off.serves);
 }
 
-void serve_connection_closed(struct peer_transport *pt)
+void serve_connection_failed(struct peer_transport *pt)
 {
-    pt->sends_in_flight = 0;
     list_splice(&pt->cut_off.serves, &pt->serves);
     list_splice(&pt->cut_off.sending, &pt->sending);
     pt->cut_off.stop.run = stop_cut_off;
-    slice_begin(transport_is_grouped(pt->transport) ? NULL : session_slices(pt->session), &pt->cut_off.stop);
+    slice_begin(session_slices(pt->session), &pt->cut_off.stop);
 }

@@ -23,10 +23,9 @@ bool serve_is_cut_off(const struct serve *serve)
 {
     const struct peer_transport *pt = serve->sending.connection;
 
-    if (pt->sm.state != PT_CONNECTED || serve->transfers->closing)
+    if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != serve->sending.start_epoch || serve->transfers->closing)
         return true;
-    return !transport_is_grouped(pt->transport) &&
-           (pt->remote_epoch != serve->sending.start_epoch || serve->epoch != pt->session->peer->epoch);
+    return !transport_is_grouped(pt->transport) && serve->epoch != pt->session->peer->epoch;
 }
 
 /* ---- preparing ---- */
@@ -151,12 +150,12 @@ static void prepare(struct serve *serve)
 static void begin(struct serve *serve, struct peer_transport *pt)
 {
     if (serve->replica && !serve->replica->placed) {
-        serve->awaits_memory = pt;
+        peer_transport_name(&serve->awaits_memory, pt);
         return;
     }
     deadline_unset(serve->transfers->deadlines, &serve->deadline); /* The reader watches the time. */
     (void)snprintf(serve->record.path, sizeof serve->record.path, "%s", pt->transport->name);
-    serve->sending.connection = pt;
+    peer_transport_name(&serve->sending.connection, pt);
     list_append(&pt->serves, &serve->sending.by_connection);
     object_pin(serve->object);
     serve->sending.slow_owner = object_slow_owner(serve->object, serve->source);
@@ -543,8 +542,8 @@ static void begin_late(struct serve *serve)
     struct peer_transport *pt = serve->awaits_memory;
     struct rdt_error err;
 
-    serve->awaits_memory = NULL;
     if (pt->sm.state == PT_CONNECTED && pt->remote_epoch == serve->sending.start_epoch) {
+        peer_transport_name(&serve->awaits_memory, NULL);
         begin(serve, pt);
         return;
     }
