@@ -378,18 +378,23 @@ static void put_and_fetch_many(bool runs)
     size_t counts[20];
     rdt_request *requests[20];
     struct rdt_tensor tensors[MANY];
+    static struct rdt_tensor into[20][MANY];
     struct rdt_ref ref, refs[20];
     uint8_t *memory;
     struct fake fake;
 
     fake_start_raw(&fake, check_rows, &runs);
     rdt *conn = fake_connect(&fake);
-    cr_assert_eq(rdt_alloc(conn, 8 * MANY, (void **)&memory, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(rdt_alloc(conn, 21 * 8 * MANY, (void **)&memory, &err), RDT_OK, "%s", err.msg);
     for (unsigned i = 0; i < MANY; i++)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = size, .data = memory + 8 * i};
     cr_assert_eq(rdt_put(conn, tensors, MANY, NULL, &ref, &err), RDT_OK, "%s", err.msg);
     for (unsigned i = 0; i < 20; i++) {
-        targets[i] = tensors;
+        for (unsigned j = 0; j < MANY; j++) {
+            into[i][j] = tensors[j];
+            into[i][j].data = memory + 8 * ((i + 1) * MANY + j);
+        }
+        targets[i] = into[i];
         counts[i] = MANY;
         refs[i] = ref;
     }
