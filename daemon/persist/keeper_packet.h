@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packets of proto/keeper.h, as both ends send and receive them: one struct keeper_message with a descriptor for each of its
- * ids, or with none. Neither call waits. */
+/* The packets of proto/keeper.h, as both ends send and receive them: one struct keeper_message with a descriptor for
+ * each of its ids, or with none. Neither call waits. */
 #ifndef DAEMON_KEEPER_PACKET_H
 #define DAEMON_KEEPER_PACKET_H
 

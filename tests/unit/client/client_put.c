@@ -336,6 +336,7 @@ Test(client_put, ten_thousand_tensors_are_cheap)
 /* ---- many tensors ---- */
 
 #define MANY 1000u
+#define ROOM_BYTES (21 * 8 * MANY) /* of what is put, and of the targets of 20 fetches */
 
 static void answer_hello(struct fake *fake)
 {
@@ -354,7 +355,7 @@ static void check_rows(struct fake *fake)
 
     answer_hello(fake);
     fake_take(fake, RDT_MSG_ALLOC);
-    munmap(give_region(fake, 70, 8 * MANY), 8 * MANY);
+    munmap(give_region(fake, 70, ROOM_BYTES), ROOM_BYTES);
     Rdt__Pb__Put *put = take_put(fake);
     MUST(put->tensors->n_dtype == (runs ? 1 : MANY) && put->tensors->n_run == (runs ? 1 : 0) &&
          put->tensors->n_step == (runs ? 1 : 0));
@@ -385,7 +386,7 @@ static void put_and_fetch_many(bool runs)
 
     fake_start_raw(&fake, check_rows, &runs);
     rdt *conn = fake_connect(&fake);
-    cr_assert_eq(rdt_alloc(conn, 21 * 8 * MANY, (void **)&memory, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(rdt_alloc(conn, ROOM_BYTES, (void **)&memory, &err), RDT_OK, "%s", err.msg);
     for (unsigned i = 0; i < MANY; i++)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = size, .data = memory + 8 * i};
     cr_assert_eq(rdt_put(conn, tensors, MANY, NULL, &ref, &err), RDT_OK, "%s", err.msg);

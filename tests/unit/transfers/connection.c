@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pulls and serves that move by a connection are told of its end in slices of the loop, however many there are. Nothing here
- * measures time: N of them need more than one slice on any machine. */
+/* The pulls and serves that move by a connection are told of its end in slices of the loop, however many there are. Nothing
+ * here measures time: N of them need more than one slice on any machine. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
