@@ -236,8 +236,8 @@ bool peers_network_is_away(const struct options *options, char *what_p, size_t s
 /* ---- a port that the earlier daemon still has ----
  *
  * The kernel does not close the sockets of a daemon that is dying (node.h). Sockets of one user with SO_REUSEPORT may listen at
- * one port, and a filter says which of them gets a connection: the last one. All set the option, but only after bind, except
- * for a daemon whose predecessor is dying; so two daemons that live cannot have one port. */
+ * one port, and a filter says which of them gets a connection: the last one. All set the option, but only when they listen,
+ * except for a daemon whose predecessor is dying; so two daemons that live cannot have one port, even if they start at once. */
 
 /* How many sockets listen at that address: the kernel numbers them from 0. */
 static uint32_t count_listeners(const struct sockaddr *address)
@@ -280,9 +280,9 @@ static int bind_and_listen(int fd, const struct sockaddr *address, socklen_t byt
         if (!shared || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) < 0 || bind_anyway(fd, address, bytes) < 0)
             return -1;
     }
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
     if (listen(fd, BACKLOG) < 0)
         return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
     return shared ? take_connections(fd, address) : 0;
 }
 
