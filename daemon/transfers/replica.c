@@ -83,7 +83,7 @@ void replica_settle(void *arg)
         list_append(&replicas->idle, &replica->link);
     else
         list_remove(&replica->link);
-    replicas->idle_bytes += idle ? replica->bytes : -replica->bytes;
+    replicas->idle_room += idle ? replica->room : -replica->room;
 }
 
 /* ---- checksums that are promised ---- */
@@ -551,6 +551,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
     transfer->move.received->origin = REGION_COPY;
     transfer->move.received->client = 0;
     event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->move.received);
+    replica->room = transfer->move.received->room;
     replica->placed = true;
     if (replica->listed)
         replica->replicas->bytes += replica->bytes;
@@ -792,16 +793,16 @@ void replicas_on_message(struct replicas *replicas, struct peer_session *session
 
 uint64_t replicas_evict(struct replicas *replicas, uint64_t bytes)
 {
-    uint64_t idle_bytes = replicas->idle_bytes, evicted_bytes = 0;
+    uint64_t idle_room = replicas->idle_room, evicted = 0;
 
-    if (idle_bytes < bytes)
-        return idle_bytes; /* Evicting all idle replicas would not free enough memory. */
+    if (idle_room < bytes)
+        return idle_room; /* Evicting all idle replicas would not free enough memory. */
     list_drain (struct replica, replica, &replicas->idle, link) {
-        if (evicted_bytes >= bytes)
+        if (evicted >= bytes)
             break;
-        evicted_bytes += replica->bytes;
+        evicted += replica->room;
         log_debug("obj %016llx: evicting its replica", (unsigned long long)replica->ref.generation);
         drop(replica);
     }
-    return idle_bytes;
+    return idle_room;
 }

@@ -72,7 +72,7 @@ struct replicas {
     struct slice serve;
     struct map summing;  /* struct replica_sum.key -> struct replica: one of those that wait for that checksum */
     uint64_t bytes;      /* bytes of listed replicas */
-    uint64_t idle_bytes; /* of those in `idle` */
+    uint64_t idle_room;  /* that those in `idle` have under memory_limit */
 };
 
 /* The pulls of other nodes: struct serve.by_replica. A node may send very many, so they are told in slices. */
@@ -107,6 +107,7 @@ struct replica {
     Rdt__Pb__Visibility visibility;
     bool untrusted; /* as in struct pull, of the transfer that fills it or has filled it */
     uint64_t bytes;
+    uint64_t room;                 /* placed: that its memory has under memory_limit, which is at least as much */
     uint64_t rate;                 /* at which they came, in bytes for each second; 0: not whole yet */
     struct object *object;         /* with a hold */
     bool placed;                   /* memory was allocated */

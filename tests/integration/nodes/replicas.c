@@ -395,6 +395,24 @@ Test(replicas, replicas_are_freed_for_readers)
     end(NULL);
 }
 
+/* What they have under memory_limit is more than their bytes: a quarter of a MiB for each of these. */
+Test(replicas, all_room_of_replicas_is_freed_for_readers)
+{
+    static const char *const flags[] = {"--memory-limit=64MiB", NULL};
+    struct rdt_ref ref;
+    void *memory;
+
+    begin_with(2, &(struct cluster_options){.flags_of = {NULL, flags}});
+    for (unsigned i = 0; i < 40; i++) {
+        ref = put_snapshot(owner, NULL, MIB + 1, i, RDT_VISIBLE_TO_OWNER);
+        read_it(reader, &ref, RDT_FETCH_AUTO, MIB + 1, i, "ucx");
+    }
+    must(status_of(1).copies == 40);
+    must_ok(rdt_alloc(reader, 60 * MIB, &memory, &err));
+    must_ok(rdt_dealloc(reader, memory, &err));
+    end(NULL);
+}
+
 Test(replicas, replicas_max_is_kept)
 {
     static const char *const flags[] = {"--replicas-max=5MiB", NULL};

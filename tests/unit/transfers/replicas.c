@@ -130,6 +130,7 @@ static void complete(struct replica *replica)
     struct transfer transfer = {.transfers = transfers, .pull.replica = replica};
 
     replica->placed = true;
+    replica->room = replica->bytes;
     transfers->replicas.bytes += replica->bytes;
     replica->filling = NULL;
     replica_settle(replica);
