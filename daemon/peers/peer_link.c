@@ -56,6 +56,7 @@ static void on_handle_closed(uv_handle_t *handle)
 
 static void close_handles(struct peer_link *link)
 {
+    list_remove(&link->young);
     peer_wire_close(link);
     uv_close((uv_handle_t *)&link->timer, on_handle_closed);
     uv_close((uv_handle_t *)&link->turn, on_handle_closed);
@@ -117,7 +118,7 @@ static void on_deadline(uv_timer_t *timer)
 
     rdt_error_set(&why, RDT_PEER_LOST, "%s %s within %.1f s", missing[peer_link_state(link)], link->remote,
                   seconds(link->config->connect_timeout_ns));
-    end(link, &why);
+    peer_wire_fail(link, &why);
 }
 
 static void send_ping(struct peer_link *link, uint64_t now)
@@ -276,7 +277,7 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
     protobuf_c_message_pack(message, payload);
     peer_wire_count_queue(link);
     if (!link->sending.busy)
-        uv_idle_start(&link->turn, on_turn);
+        peer_wire_want_turn(link);
     return RDT_OK;
 }
 
@@ -419,6 +420,7 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
     link->config = config;
     link->upper = &wire_events;
     list_init(&link->node);
+    list_init(&link->young);
     list_init(&link->dialling.lookups);
     list_append(&config->queues->links, &link->sending.queue);
     sm_init(&link->sm, states, sizeof states / sizeof states[0], first);

@@ -62,10 +62,13 @@ struct peer_link_events {
 struct peer_link_queues {
     struct list links; /* struct peer_link.queue */
     size_t bytes, max_bytes;
+    struct list young; /* struct peer_link.young: links that are not up and have something to do, in slices */
+    struct slice turn; /* of `young` */
 };
 
 struct peer_link_config { /* shared by all links, and outlives them */
     uv_loop_t *loop;
+    struct slices *slices; /* NULL: there are few links */
     struct owner_work *owner_work;
     struct busy_poll *busy_poll;
     struct tls_context *tls;
@@ -130,6 +133,7 @@ struct peer_link {
     uv_tcp_t tcp;
     uv_timer_t timer; /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
     uv_idle_t turn;   /* active while work waits for the next iteration of the loop */
+    struct list young; /* the same before it is up: in config->queues->young */
     struct peer_dialling dialling;
 
     struct tls tls;

@@ -32,13 +32,40 @@ void peer_wire_no_answer(const struct peer_link *link, struct rdt_error *why)
     rdt_error_set(why, RDT_PEER_LOST, "no answer from %s for %.1f s", who, (double)link->config->peer_timeout_ns / 1e9);
 }
 
+static bool turn_some(struct slice *slice, uint64_t until_ns)
+{
+    struct peer_link_queues *queues = container_of(slice, struct peer_link_queues, turn);
+
+    list_drain (struct peer_link, link, &queues->young, young) {
+        list_remove(&link->young);
+        link->upper->on_turn(&link->turn);
+        if (uv_hrtime() >= until_ns)
+            break;
+    }
+    return list_empty(&queues->young);
+}
+
+void peer_wire_want_turn(struct peer_link *link)
+{
+    struct peer_link_queues *queues = link->config->queues;
+
+    if (!link->config->slices || peer_link_state(link) == LINK_UP) {
+        (void)uv_idle_start(&link->turn, link->upper->on_turn);
+        return;
+    }
+    if (list_empty(&link->young))
+        list_append(&queues->young, &link->young);
+    queues->turn.run = turn_some;
+    slice_start(link->config->slices, &queues->turn);
+}
+
 void peer_wire_fail(struct peer_link *link, const struct rdt_error *why)
 {
     if (link->failed || peer_link_state(link) == LINK_ENDED)
         return;
     link->failed = true;
     link->failure = *why;
-    uv_idle_start(&link->turn, link->upper->on_turn);
+    peer_wire_want_turn(link);
 }
 
 /* ---- out ---- */
@@ -102,7 +129,10 @@ static void lost(struct peer_link *link, int uv_error)
     struct rdt_error why;
 
     why_lost(link, uv_error, &why);
-    link->upper->on_lost(link, &why);
+    if (peer_link_state(link) == LINK_UP)
+        link->upper->on_lost(link, &why);
+    else
+        peer_wire_fail(link, &why);
 }
 
 void peer_wire_count_queue(struct peer_link *link)
@@ -150,7 +180,7 @@ static int write_out(struct peer_link *link)
     if (n == (int)link->sending.out_bytes) {
         out_sent(link);
         if (link->writer.queued_frames > 0) /* the next slice is sent in the next iteration */
-            uv_idle_start(&link->turn, link->upper->on_turn);
+            peer_wire_want_turn(link);
         return 0;
     }
     if (n < 0 && n != UV_EAGAIN)
@@ -280,9 +310,26 @@ static void take_received(struct peer_link *link)
     } else if (link->receiving.more) {
         link->receiving.stopped = true;
         (void)uv_read_stop((uv_stream_t *)&link->tcp);
-        (void)uv_idle_start(&link->turn, link->upper->on_turn);
+        peer_wire_want_turn(link);
     } else if (link->receiving.stopped) { /* uv_read_start costs two system calls even on a stream that is being read */
         link->receiving.stopped = false;
+        (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
+    }
+}
+
+/* Bytes have come: steps the handshake, and takes the frames behind it. */
+static void take(struct peer_link *link)
+{
+    struct rdt_error why = {0};
+
+    if (peer_link_state(link) == LINK_SECURING && step_handshake(link, &why) != RDT_OK) {
+        if (peer_link_state(link) == LINK_SECURING)
+            peer_wire_push_out(link); /* sends TLS's own alert, the only hint that the other end gets */
+        link->upper->on_refused(link, &why);
+    } else if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP) {
+        take_received(link);
+    } else if (link->receiving.stopped && peer_link_state(link) == LINK_SECURING) {
+        link->receiving.stopped = link->receiving.more = false;
         (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
     }
 }
@@ -292,7 +339,7 @@ void peer_wire_continue(struct peer_link *link)
     if (!link->receiving.more)
         return;
     link->last_byte_ns = uv_hrtime(); /* the silence is due to this node, which does not read */
-    take_received(link);
+    take(link);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -309,19 +356,18 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     }
     link->last_byte_ns = uv_hrtime();
     status = tls_feed(&link->tls, buf->base, (size_t)n, &why);
-    if (status == RDT_OK && peer_link_state(link) == LINK_SECURING)
-        status = step_handshake(link, &why);
-    if (status == RDT_OK) {
-        if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP)
-            take_received(link);
+    if (status != RDT_OK) {
+        link->upper->on_refused(link, &why);
+    } else if (link->config->slices && peer_link_state(link) != LINK_UP) {
+        link->receiving.more = link->receiving.stopped = true;
+        (void)uv_read_stop(stream);
+        peer_wire_want_turn(link);
+    } else {
+        take(link);
         peer_wire_pump(link);
         if (!link->receiving.more && !link->failed && !link->writer.queued_frames)
             uv_idle_stop(&link->turn); /* what was answered has been sent: no turn is needed for it */
-        return;
     }
-    if (peer_link_state(link) == LINK_SECURING)
-        peer_wire_push_out(link); /* sends TLS's own alert, the only hint that the other end gets */
-    link->upper->on_refused(link, &why);
 }
 
 /* ---- the socket ---- */

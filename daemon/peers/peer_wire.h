@@ -34,6 +34,9 @@ void peer_wire_push_out(struct peer_link *link);
 /* Handles what was received and did not fit into an earlier iteration. */
 void peer_wire_continue(struct peer_link *link);
 
+/* Calls on_turn in the next iteration. Before the link is up, which costs cryptography, all links share slices for this. */
+void peer_wire_want_turn(struct peer_link *link);
+
 /* Ends the link in the next iteration, for callers that were called by the rooms above. */
 void peer_wire_fail(struct peer_link *link, const struct rdt_error *why);
 

@@ -93,12 +93,14 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     peers->callbacks = *callbacks;
     peers->read_buf = read_buf;
     list_init(&peers->queues.links);
+    list_init(&peers->queues.young);
     peers->queues.max_bytes = options_heap_limit() / 4;
     if (peers->queues.max_bytes < 2 * (size_t)RDT_MAX_FRAME_BYTES) /* one link of several needs room for a message */
         peers->queues.max_bytes = 2 * (size_t)RDT_MAX_FRAME_BYTES;
     peers->config = (struct peer_link_config){
         .queues = &peers->queues,
         .loop = loop,
+        .slices = callbacks->slices,
         .tls = peers->tls,
         .ping_interval_ns = options->peer_timeout_ns / OPTIONS_PINGS,
         .peer_timeout_ns = options->peer_timeout_ns,
@@ -174,6 +176,7 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
         if (was_up)
             peer_lost(peer, &why);
     }
+    slice_stop(&peers->queues.turn);
     close_timers(&peers->all);
     close_timers(&peers->hidden);
     uv_close((uv_handle_t *)&peers->door.listener, on_listener_closed);

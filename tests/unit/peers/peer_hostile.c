@@ -110,6 +110,47 @@ Test(peer_hostile, crowd_is_bounded_and_passes)
     a_still_meets_b();
 }
 
+static unsigned n_links(const struct world_node *node)
+{
+    unsigned n = 0;
+
+    list_for_each (link, &node->peers->links)
+        n++;
+    return n;
+}
+
+/* Their handshakes, and the ends of their connections, cost more than a turn of the loop may take. */
+Test(peer_hostile, crowd_that_speaks_at_once_takes_turns)
+{
+    enum { CROWD = 30 };
+    struct slices slices;
+    unsigned n_turns = 0;
+    int fds[CROWD];
+
+    slices_init(&slices, &a->loop);
+    a->slices = &slices;
+    world_start(a);
+    for (int i = 0; i < CROWD; i++)
+        fds[i] = knock(a);
+    world_until(&world, n_links(a) == CROWD);
+    for (int i = 0; i < CROWD; i++)
+        cr_assert_eq(send(fds[i], "garbage", 7, MSG_NOSIGNAL), 7);
+    (void)uv_run(&a->loop, UV_RUN_NOWAIT); /* reads */
+    (void)uv_run(&a->loop, UV_RUN_NOWAIT);
+    cr_assert_gt(n_links(a), CROWD / 2u);
+    for (; n_links(a) > 0; n_turns++)
+        (void)uv_run(&a->loop, UV_RUN_NOWAIT);
+    cr_assert_gt(n_turns, 3u);
+    for (int i = 0; i < CROWD; i++) {
+        world_until(&world, is_closed(fds[i]));
+        close(fds[i]);
+    }
+    a_still_meets_b();
+    slices_close(&slices);
+    world_stop(&world, a);
+    a->slices = NULL;
+}
+
 /* ---- one that has the key ---- */
 
 struct rogue_peer {
