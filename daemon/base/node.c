@@ -257,7 +257,7 @@ enum rdt_status node_lock(const char *state_dir, struct node *node, int *lock_p,
     if (why.status == RDT_EXISTS)
         return rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s (lock: %s): give each daemon its own",
                              state_dir, why.msg);
-    rdt_error_prefix(&why, "state_dir %s", state_dir);
+    rdt_error_prefix(&why, "%s/lock", state_dir);
     add_remedy(&why);
     if (err)
         *err = why;

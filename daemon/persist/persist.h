@@ -37,8 +37,8 @@
 /* Opens both places and restores the state of an earlier daemon; the public fields of both must be set. Blocks for some
  * seconds at most, and for about 10 microseconds for each object; reads the headers of all files, and no tensor. With an empty
  * state_dir the node gets the uuid of the earlier daemon. Nothing may have been put or published before. Errors, which end
- * the start: DISCONNECTED, BUSY, PROTOCOL (the keeper); INVALID (the journal is of another node, or the directory's owner or mode);
- * BUSY (another daemon uses the directory); NO_MEMORY, SYSTEM. */
+ * the start: DISCONNECTED, BUSY, PROTOCOL (the keeper); INVALID (the journal is of another node, or the directory's owner or
+ * mode); BUSY (another daemon uses the directory); NO_MEMORY, SYSTEM. */
 enum rdt_status persist_start(struct recovery *recovery, struct storage *storage, uv_loop_t *loop, bool may_take_uuid,
                               struct rdt_error *err);
 

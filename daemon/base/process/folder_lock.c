@@ -33,12 +33,15 @@ static struct holder read_holder(int fd)
     return holder;
 }
 
-static bool write_holder(int fd)
+/* In the place of the earlier holder's, so that a restart needs no room on the disk. Where there is no room for the first one,
+ * the lock holds as well, and only a process that is dying cannot be told from one that is not. */
+static void write_holder(int fd)
 {
     char text[HOLDER_BYTES];
-    int n = snprintf(text, sizeof text, "%d %" PRIu64 "\n", (int)getpid(), process_started(getpid()));
+    int n = snprintf(text, sizeof text, "%-11d %-32" PRIu64 "\n", (int)getpid(), process_started(getpid()));
 
-    return ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
+    if (pwrite(fd, text, (size_t)n, 0) != n && ftruncate(fd, 0) != 0)
+        return;
 }
 
 static enum rdt_status taken(struct rdt_error *err, const struct holder *holder)
@@ -105,12 +108,11 @@ static enum rdt_status take_alone(int dir, const char *file, int *fd_p, pid_t *d
             dying = holder.pid;
         }
     }
-    if (status == RDT_OK && !write_holder(fd))
-        status = rdt_error_sys(err, errno ? errno : ENOSPC, "writing %s", file);
     if (status != RDT_OK) {
         (void)close(fd);
         return status;
     }
+    write_holder(fd);
     *fd_p = fd;
     *dying_p = dying;
     return RDT_OK;

@@ -73,7 +73,7 @@ static void serves(void)
 
 Test(full_disk, first_start_names_the_place_and_the_remedy)
 {
-    mount_disk("size=16k");
+    mount_disk("size=20k"); /* uuid, plugin-crashes, lock */
     fill_disk();
     refuses_to_start(state);
     refuses_to_start("node_uuid"); /* half a file is not left behind, nor taken for a whole one */
@@ -103,7 +103,7 @@ Test(full_disk, restart_needs_no_space)
 {
     char uuid[33];
 
-    mount_disk("size=16k");
+    mount_disk("size=20k"); /* uuid, plugin-crashes, lock */
     node_start(&node, &(struct node_options){.state_dir = state});
     memcpy(uuid, node.uuid, sizeof uuid);
     node_end(&node, NULL);
