@@ -341,6 +341,7 @@ void storage_init(struct storage *storage)
     map_init(&storage->by_name);
     list_init(&storage->queue);
     list_init(&storage->in_memory);
+    list_init(&storage->dropped);
 }
 
 enum rdt_status storage_open(struct storage *storage, uv_loop_t *loop, struct rdt_error *err)
@@ -452,10 +453,12 @@ void storage_fini(struct storage *storage)
         stored_drop_claims(stored);
         account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         account_unref(stored->account);
+        slice_stop(&stored->write);
         (void)map_remove_u64(&storage->stored, stored->generation);
         free(stored->damage);
         free(stored);
     }
+    storage_free_claims(storage);
     cursor = 0;
     while ((entry = map_next(&storage->by_name, &cursor)))
         free(entry);

@@ -56,6 +56,8 @@ struct storage {
     struct map by_name;       /* name of the record's file -> struct stored_name */
     struct list queue;        /* struct stored.queue */
     struct list in_memory;    /* struct stored.queue of durable objects whose memory could be given up */
+    struct list dropped;      /* struct claim.link: of objects that will not be stored; they are freed in slices */
+    struct slice drop;        /* of `dropped` */
     struct stored *writing;   /* NULL: nothing is being written */
     bool frozen;              /* the daemon starts or ends: what happens to objects and names does not touch the files */
     void (*write_again)(struct stored *stored); /* of a DURABLE object that is in memory: its file is damaged */

@@ -24,7 +24,9 @@ struct stored {
     uint64_t bytes;           /* charged to it */
     struct list queue;        /* QUEUED: in storage->queue; DURABLE: in storage->in_memory while it has memory */
     struct list waiters;      /* struct storage_waiter.link */
-    struct list claims;       /* struct claim.link: names whose version it is, and whose record does not refer to it yet */
+    struct list claims;       /* struct claim.link: names whose version it is, and whose record does not refer to it yet; those
+                               * whose record is being written are behind the others */
+    struct slice write;       /* of `claims` */
     struct list barriers;     /* struct storage_barrier.link: submitted when only a removal that has begun is left */
     bool has_sums;            /* its file has checksums */
     unsigned n_names;         /* records on the disk that refer to it */
@@ -146,8 +148,9 @@ void storage_name_changed(void *arg, struct name *name);
 bool stored_claim_names(struct stored *stored);
 
 /* The object is durable: the records of its claims are written. */
-void stored_write_claims(struct stored *stored);
-void stored_drop_claims(struct stored *stored);
+void stored_write_claims(struct stored *stored); /* in slices */
+void stored_drop_claims(struct stored *stored); /* none is being written; they are freed in slices */
+void storage_free_claims(struct storage *storage); /* those that are left, at once */
 
 /* Notes the record that was found for a name of the object. false: no memory. */
 bool stored_name_restore(struct storage *storage, const char *file, uint64_t version, struct stored *stored);

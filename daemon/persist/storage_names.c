@@ -10,8 +10,9 @@
 
 /* A version of a name whose object is stored, and whose record is to be written. */
 struct claim {
-    struct list link; /* in stored->claims */
+    struct list link; /* in stored->claims, or storage->dropped */
     struct stored *stored;
+    uint64_t generation; /* of `stored`, which may have ended */
     struct stored_name *name;
     uint64_t version;
     bool submitted;
@@ -59,7 +60,7 @@ static void claim_free(struct claim *claim)
 {
     struct stored_name *name = claim->name;
 
-    if (name->claimed == claim->stored->generation && name->claimed_version == claim->version)
+    if (name->claimed == claim->generation && name->claimed_version == claim->version)
         name->claimed = 0;
     list_remove(&claim->link);
     free(claim);
@@ -67,10 +68,36 @@ static void claim_free(struct claim *claim)
     name_settle(name);
 }
 
+static struct slices *slices_of(const struct storage *storage)
+{
+    return storage->objects->deadlines ? &storage->objects->deadlines->slices : NULL;
+}
+
+static bool drop_some(struct slice *slice, uint64_t until_ns)
+{
+    struct storage *storage = container_of(slice, struct storage, drop);
+
+    list_drain (struct claim, claim, &storage->dropped, link) {
+        claim_free(claim);
+        if (uv_hrtime() >= until_ns)
+            break;
+    }
+    return list_empty(&storage->dropped);
+}
+
 void stored_drop_claims(struct stored *stored)
 {
-    while (!list_empty(&stored->claims))
-        claim_free(container_of(list_first(&stored->claims), struct claim, link));
+    struct storage *storage = stored->storage;
+
+    list_splice(&storage->dropped, &stored->claims);
+    storage->drop.run = drop_some;
+    slice_begin(slices_of(storage), &storage->drop);
+}
+
+void storage_free_claims(struct storage *storage)
+{
+    slice_stop(&storage->drop);
+    (void)drop_some(&storage->drop, UINT64_MAX);
 }
 
 /* ---- what a record refers to ---- */
@@ -176,26 +203,57 @@ static bool submit(struct stored_name *name, struct claim *claim)
     return true;
 }
 
+static void write_claim(struct claim *claim)
+{
+    struct stored *stored = claim->stored;
+    struct stored_name *name = claim->name;
+    struct rdt_error err;
+
+    if (claim->version <= name->asked || claim->version <= name->ended) { /* a newer one was faster, or the name has ended */
+        claim_free(claim);
+    } else if (submit(name, claim)) {
+        name->asked = claim->version;
+        claim->submitted = true;
+        list_remove(&claim->link);
+        list_append(&stored->claims, &claim->link);
+    } else {
+        stored->storage->counts->stores_failed++;
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to store a name");
+        stored_fail_waiters(stored, &err);
+        claim_free(claim);
+    }
+}
+
+/* Returns true when the records of all its claims are being written. */
+static bool write_claims(struct stored *stored, uint64_t until_ns)
+{
+    list_drain (struct claim, claim, &stored->claims, link) {
+        if (claim->submitted)
+            return true;
+        if (uv_hrtime() >= until_ns)
+            return false;
+        write_claim(claim);
+    }
+    return true;
+}
+
+static bool write_some(struct slice *slice, uint64_t until_ns)
+{
+    struct stored *stored = container_of(slice, struct stored, write);
+
+    if (!write_claims(stored, until_ns))
+        return false;
+    stored_settle(stored);
+    return true;
+}
+
 void stored_write_claims(struct stored *stored)
 {
-    list_each_safe (struct claim, claim, &stored->claims, link) {
-        struct stored_name *name = claim->name;
-        struct rdt_error err;
-        if (claim->submitted)
-            continue;
-        if (claim->version <= name->asked ||
-            claim->version <= name->ended) { /* a newer one was faster, or the name has ended */
-            claim_free(claim);
-        } else if (submit(name, claim)) {
-            name->asked = claim->version;
-            claim->submitted = true;
-        } else {
-            stored->storage->counts->stores_failed++;
-            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to store a name");
-            stored_fail_waiters(stored, &err);
-            claim_free(claim);
-        }
-    }
+    struct slices *slices = slices_of(stored->storage);
+
+    stored->write.run = write_some;
+    if (!slice_waits(&stored->write) && !write_claims(stored, slices ? uv_hrtime() + SLICES_TURN_NS : UINT64_MAX))
+        slice_start(slices, &stored->write);
 }
 
 /* ---- names change ---- */
@@ -222,12 +280,13 @@ static bool claim_add(struct stored *stored, const struct name *name, const char
             name_settle(stored_name);
         return false;
     }
-    *claim = (struct claim){.stored = stored, .name = stored_name, .version = name->version, .bytes = bytes};
+    *claim = (struct claim){
+        .stored = stored, .generation = stored->generation, .name = stored_name, .version = name->version, .bytes = bytes};
     memcpy(claim->record, text, bytes);
     stored_name->refs++;
     stored_name->claimed = stored->generation;
     stored_name->claimed_version = name->version;
-    list_append(&stored->claims, &claim->link);
+    list_prepend(&stored->claims, &claim->link);
     return true;
 }
 

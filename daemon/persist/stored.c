@@ -158,6 +158,7 @@ void stored_free(struct stored *stored)
     struct storage *storage = stored->storage;
 
     release_barriers(stored);
+    slice_stop(&stored->write);
     list_remove(&stored->queue);
     if (stored->object)
         stored->object->stored = OBJECT_NOT_STORED;

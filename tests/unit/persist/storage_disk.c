@@ -88,6 +88,7 @@ Test(storage_disk, file_before_stays_when_the_next_one_cannot_be_written)
 static uv_loop_t loop;
 static struct accounts accounts;
 static struct account *account;
+static struct object_table table;
 static struct storage storage;
 static Rdt__Pb__StatusReply counts;
 static struct object *objects[4];
@@ -100,14 +101,24 @@ static void begin(void)
     must(uv_loop_init(&loop) == 0);
     accounts_init(&accounts);
     account = account_get(&accounts, &owner);
-    storage = (struct storage){.directory = path, .dir = dir, .accounts = &accounts, .counts = &counts};
+    storage = (struct storage){.directory = path, .dir = dir, .accounts = &accounts, .objects = &table, .counts = &counts};
     map_init(&storage.stored);
     map_init(&storage.by_name);
     list_init(&storage.queue);
+    list_init(&storage.dropped);
     must_ok(work_pool_create(&loop, 1, &storage.helper, &err));
     name = calloc(1, sizeof *name + OWNER_KEY_MAX_BYTES);
     *name = (struct name){.account = account, .published = true, .id_bytes = 7};
     name->key_bytes = (uint8_t)owner_key(name->key, &owner, (const uint8_t *)"weights", 7);
+}
+
+/* From here on there is a name of its own for each call. */
+static void rename_it(unsigned i)
+{
+    uint8_t id[8];
+
+    (void)snprintf((char *)id, sizeof id, "%07u", i);
+    name->key_bytes = (uint8_t)owner_key(name->key, &account->owner, id, 7);
 }
 
 static void on_closed(void *arg) {}
@@ -189,5 +200,50 @@ Test(storage_disk, version_that_could_not_be_recorded_lets_no_older_one_overtake
     stored_write_claims(late);
     settle(late);
     cr_assert_eq(recorded(), 6u);
+    end();
+}
+
+/* One object may have very many names. */
+Test(storage_disk, names_of_one_object_are_written_and_dropped_in_slices)
+{
+    enum { FEW = 1000, MANY = 30000 };
+    struct deadlines deadlines;
+    unsigned n_written = 0;
+
+    begin();
+    deadlines_init(&deadlines, &loop);
+    table.deadlines = &deadlines;
+    struct stored *stored = store(1, false);
+    for (unsigned i = 0; i < FEW; i++) {
+        rename_it(i);
+        publish(1, 1);
+    }
+    stored_set_durable(stored);
+    stored_write_claims(stored);
+    cr_assert(slice_waits(&stored->write), "the records of all names were submitted in one turn");
+    rename_it(FEW);
+    publish(1, 1); /* a name that comes meanwhile */
+    settle(stored);
+    cr_assert_eq(storage.n_names, FEW + 1u);
+
+    struct stored *failing = store(2, false);
+    for (unsigned i = 0; i < MANY; i++) {
+        rename_it(FEW + 1 + i);
+        publish(1, 2);
+    }
+    stored_drop_claims(failing);
+    cr_assert(!list_empty(&storage.dropped), "all were dropped in one turn");
+    cr_assert(list_empty(&failing->claims));
+    while (!list_empty(&storage.dropped))
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+    cr_assert_eq(map_count(&storage.by_name), FEW + 1u);
+    for (unsigned i = 0; i <= FEW; i++) {
+        char file[STORAGE_FILE_NAME_BYTES];
+        rename_it(i);
+        storage_name_file(name->key, name->key_bytes, file);
+        n_written += content_of(file)[0] != '\0';
+    }
+    cr_assert_eq(n_written, FEW + 1u);
+    deadlines_close(&deadlines, NULL);
     end();
 }
