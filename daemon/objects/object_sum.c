@@ -12,8 +12,7 @@
 
 struct summing {
     struct work work;           /* first */
-    struct list link;           /* in table->summing */
-    struct object *object;      /* held and pinned */
+    struct object *object;      /* held and pinned; in table->summing */
     struct account *slow_owner; /* whose threads compute it, because its client can hold them up; NULL: any may */
     struct list waiters;
     struct layout *own_layout; /* NULL: layout is the object's */
@@ -83,7 +82,7 @@ static void done_step(struct work *work)
     }
     if (err.status == RDT_OK && !summing->more)
         object->sum = summing->sum;
-    list_remove(&summing->link);
+    (void)map_remove_u64(&object->table->summing, object->generation);
     list_drain (struct object_sum_waiter, waiter, &summing->waiters, link) {
         list_remove(&waiter->link);
         waiter->on_sum(waiter, err.status == RDT_OK ? summing->sum : 0, &err);
@@ -119,7 +118,6 @@ static enum rdt_status prepare(struct summing *summing, struct object *object, s
 
     summing->object = object;
     list_init(&summing->waiters);
-    list_init(&summing->link);
     if (!layout && object_layout(object, NULL, &summing->own_layout, err) != RDT_OK)
         return err->status;
     layout = layout ? layout : summing->own_layout;
@@ -141,11 +139,11 @@ enum rdt_status object_sum(struct object *object, struct object_sum_waiter *wait
 
     if (object->sum)
         return RDT_OK;
-    list_each (struct summing, other, &table->summing, link)
-        if (other->object == object) {
-            list_append(&other->waiters, &waiter->link);
-            return RDT_AGAIN;
-        }
+    summing = map_get_u64(&table->summing, object->generation);
+    if (summing) {
+        list_append(&summing->waiters, &waiter->link);
+        return RDT_AGAIN;
+    }
     if (check(object, &why) != RDT_OK)
         return rdt_error_set(err, why.status, "%s", why.msg);
     summing = calloc(1, sizeof *summing);
@@ -161,7 +159,10 @@ enum rdt_status object_sum(struct object *object, struct object_sum_waiter *wait
         summing_free(summing);
         return RDT_OK;
     }
-    list_append(&table->summing, &summing->link);
+    if (!map_put_u64(&table->summing, object->generation, summing)) {
+        summing_free(summing);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the checksum of an object");
+    }
     list_append(&summing->waiters, &waiter->link);
     object_hold(object);
     object_pin(object);

@@ -39,7 +39,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     map_init(&table->transit);
     map_init(&table->by_ended);
     fair_init(&table->ended, TOMBSTONES);
-    list_init(&table->summing);
+    map_init(&table->summing);
     list_init(&table->notifies);
     list_init(&table->forced);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
@@ -90,6 +90,7 @@ void object_table_fini(struct object_table *table)
     map_fini(&table->by_name);
     map_fini(&table->detached);
     map_fini(&table->transit);
+    map_fini(&table->summing);
     list_drain (struct fair_entry, ended, &table->ended.entries, link)
         object_forget_end(table, container_of(ended, struct tombstone, entry));
     fair_fini(&table->ended);

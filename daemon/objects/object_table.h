@@ -38,7 +38,7 @@ struct object_table {
     uint64_t max_objects;
     struct map detached;  /* generation -> struct detached */
     struct map transit;   /* generation -> struct transit */
-    struct list summing;  /* snapshots whose checksums are being computed (object_sum.c) */
+    struct map summing;   /* generation -> struct summing: snapshots whose checksums are being computed (object_sum.c) */
     struct list notifies; /* struct object_notify.link: waiters that have not been told of a failure yet */
     /* set by the owner of the table; used for detached objects, holds in transit and notifications */
     struct deadlines *deadlines;
