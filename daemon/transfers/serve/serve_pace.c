@@ -6,15 +6,19 @@
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
+#define COMPARED 64u /* other serves that one is compared with */
+
 /* What a reader could take, in bytes for each second, as this node knows from other sends, from how the replica came, or from
- * another reader of the same object. 0: not known. */
+ * another reader of the same object that began at about the same time. 0: not known. */
 static uint64_t usual_rate(const struct serve *serve)
 {
+    const struct list *all = &serve->transfers->load.paced, *node = serve->by_pace.next;
     uint64_t now_ns = uv_hrtime(), usual = serve->transfers->load.usual_rate;
 
     if (serve->replica)
         return serve->replica->rate > usual ? serve->replica->rate : usual;
-    list_each (const struct serve, other, &serve->transfers->load.paced, by_pace) {
+    for (unsigned i = 0; i < COMPARED && node != &serve->by_pace; i++, node = node->next) {
+        const struct serve *other = node != all ? container_of(node, struct serve, by_pace) : serve;
         uint64_t took_ns = now_ns - other->record.began_ns, rate;
         if (other == serve || other->object != serve->object || took_ns == 0 ||
             other->record.bytes_done < FANOUT_RATE_CHUNKS * serve->sending.plan->chunks[0].bytes)
