@@ -43,6 +43,7 @@ struct batch {
     struct map by_id;                /* FIND_REPEATED: id bytes -> index + 1 of the first item with it */
     struct item *items;              /* [message->n_items] */
     struct reservation *reservation; /* memory for all items; NULL: there is only one item */
+    struct rdt_error refused;        /* not OK: no item is started, and each is answered with this */
 };
 
 static struct transfer *transfer_of(const struct batch *batch, size_t i)
@@ -91,15 +92,6 @@ static struct transfer *find_joinable(struct batch *batch, size_t i)
     return NULL;
 }
 
-/* Answers every item with the error. No item has been started. */
-static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *message, const struct rdt_error *why)
-{
-    for (size_t i = 0; i < message->n_items; i++)
-        fetch_answer_error(call->client, message->items[i]->handle, why);
-    call_reply_empty(call);
-    return RDT_OK;
-}
-
 static void serve(struct batch *batch, size_t i, struct transfer *transfer)
 {
     batch->items[i].served = true;
@@ -142,8 +134,12 @@ static bool batch_step(struct client_task *task, uint64_t until_ns)
     size_t n = batch->message->n_items;
 
     do {
-        if (batch->next == n && batch->phase == BATCH_SERVE)
+        if (batch->next == n && (batch->phase == BATCH_SERVE || batch->refused.status != RDT_OK))
             return batch_end(batch);
+        if (batch->refused.status != RDT_OK) {
+            fetch_answer_error(batch->client, batch->message->items[batch->next++]->handle, &batch->refused);
+            continue;
+        }
         if (batch->next == n) {
             batch->phase++;
             batch->next = 0;
@@ -180,30 +176,32 @@ static enum rdt_status check_runs(const Rdt__Pb__Fetch *message, struct rdt_erro
     return RDT_OK;
 }
 
+/* Why no item is started. */
+static enum rdt_status check(const struct rpc *rpc, const Rdt__Pb__Fetch *message, struct rdt_error *err)
+{
+    if (rpc->intake.draining)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    if (message->n_items > RDT_MAX_FETCH_REFS)
+        return rdt_error_set(err, RDT_LIMIT, "the fetch has %zu refs: one message may have at most %u", message->n_items,
+                             RDT_MAX_FETCH_REFS);
+    return check_runs(message, err);
+}
+
 enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Fetch *message = request;
     struct client *client = call->client;
-    struct batch *batch;
+    struct batch *batch = calloc(1, sizeof *batch);
     size_t n = message->n_items;
 
-    if (call->rpc->intake.draining) {
-        (void)rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-        return refuse_all(call, message, err);
-    }
-    if (n > RDT_MAX_FETCH_REFS) {
-        (void)rdt_error_set(err, RDT_LIMIT, "the fetch has %zu refs: one message may have at most %u", n, RDT_MAX_FETCH_REFS);
-        return refuse_all(call, message, err);
-    }
-    if (check_runs(message, err) != RDT_OK)
-        return refuse_all(call, message, err);
-    batch = calloc(1, sizeof *batch);
-    if (batch)
-        batch->items = calloc(n + 1, sizeof *batch->items);
-    if (!batch || !batch->items) {
-        free(batch);
+    if (batch && check(call->rpc, message, &batch->refused) == RDT_OK && !(batch->items = calloc(n + 1, sizeof *batch->items)))
+        (void)rdt_error_set(&batch->refused, RDT_NO_MEMORY, "no memory for the fetch");
+    if (!batch) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
-        return refuse_all(call, message, err);
+        for (size_t i = 0; i < n; i++)
+            fetch_answer_error(client, message->items[i]->handle, err);
+        call_reply_empty(call);
+        return RDT_OK;
     }
     map_init(&batch->by_id);
     batch->task = (struct client_task){.step = batch_step, .drop = batch_drop};
@@ -211,8 +209,10 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     batch->client = client;
     batch->message = message;
     batch->phase = n > 1 ? BATCH_FIND_REPEATED : BATCH_START;
-    client->transfers.n_fetch_messages++;
-    batch->reservation = n > 1 ? reservation_create(call->rpc->regions) : NULL;
+    if (batch->refused.status == RDT_OK) {
+        client->transfers.n_fetch_messages++;
+        batch->reservation = n > 1 ? reservation_create(call->rpc->regions) : NULL;
+    }
     call_take_request(call, &batch->arena);
     call_reply_empty(call); /* the items are answered one by one */
     if (n > AT_ONCE || !batch_step(&batch->task, UINT64_MAX))
