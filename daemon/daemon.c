@@ -271,6 +271,8 @@ static void init_rooms(struct daemon *daemon)
     (void)region_orphans_create(&daemon->regions, &daemon->loop);
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines);
     daemon->objects.drop_holds = drop_holds;
+    daemon->regions.left.on_no_room = objects_end_without_room;
+    daemon->regions.left.arg = &daemon->objects;
     daemon->objects.arg = daemon;
     daemon->counts = (Rdt__Pb__StatusReply)RDT__PB__STATUS_REPLY__INIT;
     daemon->transfers = (struct transfers){.loop = &daemon->loop,

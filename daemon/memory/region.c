@@ -76,6 +76,8 @@ void region_unpin(struct region *region)
     assert(region->pins > 0);
     region->pins--;
     region_settle_idle(region);
+    if (region->refs > 1)
+        region_left(region);
     region_unref(region);
 }
 

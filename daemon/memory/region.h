@@ -72,6 +72,7 @@
 #include "rdt.pb-c.h"
 
 struct region;
+struct regions;
 
 struct cached_regions {
     struct list list; /* struct region.by_client, the latest last */
@@ -109,6 +110,25 @@ struct region_caches {
     uint64_t hits;                /* how often a client's cached region was used again */
 };
 
+struct regions_kept { /* those with a record */
+    /* One ends: its record must be removed, unless a later daemon is to have the memory. */
+    void (*on_end)(void *arg, struct region *region);
+    void *arg;
+};
+
+struct regions_left {     /* imported memory that its client has left behind (region_left.c) */
+    struct map by_region; /* id -> struct left_region */
+    struct map by_key;    /* struct left_file */
+    struct list files;    /* struct left_file.link: the one that was looked at last is last */
+    struct deadline look; /* set while `files` is not empty */
+    struct log_rare said;
+    enum rdt_status (*charge)(struct regions *regions, uint64_t bytes, struct rdt_error *err); /* regions_charge */
+    /* Some of it does not fit: what uses it must end, as far as no client keeps it (region_has_no_room). It may be called
+     * anywhere, and ends nothing inside the call. */
+    void (*on_no_room)(void *arg);
+    void *arg;
+};
+
 struct regions_searches {
     struct list waits; /* struct region_wait (region_use.h) */
     struct slice slice;
@@ -122,9 +142,7 @@ struct regions {
     struct index by_id;
     struct ids ids;
     uint64_t restored_id; /* of the region that is being restored; 0: none is */
-    /* A region with a record ends: its record must be removed, unless a later daemon is to have the memory. */
-    void (*on_kept_end)(void *arg, struct region *region);
-    void *kept_arg;
+    struct regions_kept kept;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
     bool restoring;              /* what an earlier daemon had is restored, whatever limit_bytes is now */
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
@@ -137,6 +155,7 @@ struct regions {
     struct device_pool device_pool;
     struct region_caches caches;
     struct deadlines *deadlines; /* NULL: nothing is pooled or cached */
+    struct regions_left left;
     struct regions_searches searches;
     struct accounts *accounts; /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
@@ -436,6 +455,14 @@ void region_unref(struct region *region);         /* NULL is allowed */
 /* A client ended without releasing the region: its process or a child may still have it mapped, so its pages are not
  * removed before the last mapping is gone. */
 void region_mark_abandoned(struct region *region);
+
+/* Its client has released it or has ended, and something else uses it: from now on the daemon keeps the pages of imported
+ * memory, and its owner is charged for them. Does nothing with other memory, or while its client has it; it may be called
+ * again. */
+void region_left(struct region *region);
+
+/* Whether such memory does not fit its owner's limit or memory_limit: what uses it must end. */
+bool region_has_no_room(const struct region *region);
 
 /* A pin is a reference of a transfer that touches the memory. */
 void region_pin(struct region *region);

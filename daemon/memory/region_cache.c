@@ -170,7 +170,7 @@ static bool insert_sealed(struct region *region)
         region->room > regions->caches.max_bytes || !regions->deadlines || fds_are_short(region->account))
         return false;
     if (region->record)
-        regions->on_kept_end(regions->kept_arg, region);
+        regions->kept.on_end(regions->kept.arg, region);
     if (region->record)
         return false; /* a later daemon will have it */
     region_tell_readers(region);

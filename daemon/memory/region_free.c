@@ -293,7 +293,7 @@ static bool pool_on_device(struct regions *regions, struct pool_block *block, co
 static bool stays_for_later(struct region *region)
 {
     if (region->record)
-        region->regions->on_kept_end(region->regions->kept_arg, region);
+        region->regions->kept.on_end(region->regions->kept.arg, region);
     return region->record;
 }
 
@@ -339,6 +339,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         regions_uncharge(regions, region->filled_bytes);
     if (was_exported && !filled->discard && watch(region, region->room, !victims) && !victims)
         filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
+    filled->bytes += region_end_left(region);
     if ((region->origin == REGION_IMPORTED || written) && block) { /* a client can make it slow to close memory that it sent */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;

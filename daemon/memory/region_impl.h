@@ -10,7 +10,8 @@
  *   region_export > region_file         who can reach the memory
  *   region                              references
  *   region_cache                        regions that are used again as a whole
- *   region_free > region_orphans        the end of the memory; regions->on_freed lets allocations go on that wait for it
+ *   region_free                         the end of the memory; regions->on_freed lets allocations go on that wait for it
+ *   region_left > region_orphans        memory that clients have left behind, or still have
  *   region_table                        the entries, with their states, charges and mappings
  */
 #ifndef DAEMON_REGION_IMPL_H
@@ -26,6 +27,14 @@
 
 /* Runs work that touches the region's memory: on the pool, or on the threads of its owner if a client can hold it up. */
 void region_work_submit(struct region *region, struct work *take_work);
+
+/* ---- region_left.c ---- */
+
+void regions_left_init(struct regions *regions);
+void regions_look_at_left(struct regions *regions); /* charges what is there now */
+
+/* The region ends. Returns what stays charged to memory_limit for it until its memory has been freed. */
+uint64_t region_end_left(struct region *region);
 
 /* ---- region_table.c ---- */
 

@@ -51,6 +51,8 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     list_init(&regions->awaiting.works);
     list_init(&regions->searches.waits);
     regions_free_init(regions);
+    regions_left_init(regions);
+    regions->left.charge = regions_charge;
     pool_init(&regions->free_pool, pool, 0, 0);
     device_pool_init(&regions->device_pool, free_device_block);
     list_init(&regions->caches.sealed.list);
@@ -61,6 +63,8 @@ void regions_fini(struct regions *regions)
 {
     index_fini(&regions->by_id);
     map_fini(&regions->caches.clients);
+    map_fini(&regions->left.by_region);
+    map_fini(&regions->left.by_key);
     memory_room_fini(&regions->room);
 }
 
@@ -114,6 +118,7 @@ void regions_close(struct regions *regions)
     device_pool_set_idle(&regions->device_pool, 0);
     deadline_unset(regions->deadlines, &regions->sweep);
     deadline_unset(regions->deadlines, &regions->freeing.slow_late);
+    deadline_unset(regions->deadlines, &regions->left.look);
     regions_free_stuck(regions);
     regions->deadlines = NULL;
 }

@@ -234,6 +234,8 @@ void client_forget_region(struct client *client, struct region *region)
     region->client = 0; /* the client does not write there any more */
     if (client->lasting)
         client->lasting->on_region_released(client->lasting->arg, region);
+    if (region->refs > 1)
+        region_left(region);
 }
 
 /* id 0: the next one */

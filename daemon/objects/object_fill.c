@@ -15,6 +15,8 @@ static void forget_producer(struct object *object)
     object->producer->n_objects--;
     object->producer = NULL;
     list_remove(&object->by_producer);
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        region_left(object->uses[i].region);
 }
 
 static void drop_producer(struct object *object, enum object_end end)

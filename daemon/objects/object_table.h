@@ -36,7 +36,12 @@ struct object_table {
      * is not in the table has ended. */
     uint64_t oldest_generation;
     uint64_t max_objects;
-    struct map detached;  /* generation -> struct detached */
+    struct map detached; /* generation -> struct detached */
+    struct left_walk {   /* ends objects whose memory does not fit any more (objects_end_without_room) */
+        struct slice slice;
+        uint64_t next; /* the generation from which it looks further */
+        bool again;    /* from the beginning, when it has ended */
+    } left_walk;
     struct map transit;   /* generation -> struct transit */
     struct map summing;   /* generation -> struct summing: snapshots whose checksums are being computed (object_sum.c) */
     struct list notifies; /* struct object_notify.link: waiters that have not been told of a failure yet */
@@ -184,6 +189,10 @@ void object_notify_waiters(struct object *object, const struct rdt_error *why);
 
 /* Tells all remaining waiters of their failure now. */
 void object_notifies_end(struct object_table *table);
+
+/* Frees by force, in slices, the objects without a producer in imported memory that does not fit any more (region_left).
+ * table: struct object_table. */
+void objects_end_without_room(void *table);
 
 /* Drops all remaining holds of objects that were freed by force now. */
 void object_forced_end(struct object_table *table);

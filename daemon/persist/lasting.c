@@ -493,6 +493,6 @@ void recovery_record(struct recovery *recovery)
                                          .on_far_hold = on_far_hold,
                                          .on_remote_hold_end = on_remote_hold_end};
     recovery->objects->lasting = recovery->names->lasting = &recovery->lasting;
-    recovery->regions->on_kept_end = on_kept_end;
-    recovery->regions->kept_arg = recovery;
+    recovery->regions->kept.on_end = on_kept_end;
+    recovery->regions->kept.arg = recovery;
 }

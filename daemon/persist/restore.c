@@ -219,6 +219,8 @@ static void release_unused(struct recovery *recovery)
     while ((region = map_next(&recovery->kept_regions, &cursor))) {
         if (region->refs == 1)
             recovery_drop_region(recovery, region);
+        else
+            region_left(region);
         region_unref(region);
     }
 }

@@ -65,6 +65,55 @@ Test(recovery, detached_objects_survive_a_stopped_daemon)
     check_objects(SIGTERM);
 }
 
+/* Puts an object that outlives this process in memory that it imports. */
+static int leave_import(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "leaving");
+    int fd = memfd_create("left", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    uint8_t *addr;
+
+    must(fd >= 0 && ftruncate(fd, (off_t)(6 * MIB)) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    addr = mmap(NULL, 6 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(addr != MAP_FAILED);
+    fill_pattern(addr, 6 * MIB, 7);
+    must_ok(rdt_import(conn, fd, addr, 6 * MIB, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .id = "left",
+                                      .id_bytes = 4,
+                                      .metadata = "left",
+                                      .metadata_bytes = 5,
+                                      .flags = RDT_PUT_DETACHED};
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, 6 * MIB, addr), 1, &options);
+    actor_send(self, &ref, sizeof ref);
+    actor_await(self);
+    (void)arg;
+    return 0;
+}
+
+Test(recovery, imported_memory_of_an_ended_client_is_charged_by_the_next_daemon_too)
+{
+    struct actor actor;
+    struct rdt_ref ref;
+
+    begin();
+    actor_start(&actor, leave_import, NULL);
+    actor_recv(&actor, &ref, sizeof ref);
+    actor_kill(&actor, SIGKILL);
+    wait_until(LONG, node_now(&node).memory_bytes == 6 * MIB);
+    for (unsigned round = 0; round < 2; round++) {
+        again(SIGKILL);
+        wait_until(LONG, node_now(&node).memory_bytes == 6 * MIB);
+        rdt *conn = node_client(&node, "reader");
+        must_have(conn, &ref, "left", 6 * MIB, 7);
+        rdt_close(conn);
+    }
+    rdt *conn = node_client(&node, "reader");
+    must_ok(rdt_free(conn, &ref, false, &err));
+    wait_until(LONG, node_now(&node).memory_bytes == 0);
+    rdt_close(conn);
+    end();
+}
+
 /* Two tensors of one object lie in one region of the client, which other objects use as well. */
 Test(recovery, objects_that_share_a_region_come_back_in_one_region)
 {

@@ -504,7 +504,7 @@ Test(object, record_is_written_anew_before_the_old_memory_ends)
     struct region *old = fake_region(4096, 5), *next = fake_region(4096, 5);
 
     table.lasting = &lasting;
-    fake.regions.on_kept_end = on_kept_end;
+    fake.regions.kept.on_end = on_kept_end;
     object->record = &lasting;
     cr_assert_eq(object_move(object, bytes_at(0, 4096), old, NULL), RDT_OK);
     old->record = &lasting;
