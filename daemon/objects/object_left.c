@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of objects that no client keeps, in imported memory that its client has left behind and that does not fit any more. */
+/* The end of objects that no client keeps, in imported memory that its client has left behind and that does not fit. */
 #include "daemon/objects/object_table.h"
 
 static bool has_no_room(const struct object *object)
