@@ -131,8 +131,8 @@ struct peer_link {
     unsigned n_handles; /* not yet closed */
 
     uv_tcp_t tcp;
-    uv_timer_t timer; /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
-    uv_idle_t turn;   /* active while work waits for the next iteration of the loop */
+    uv_timer_t timer;  /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
+    uv_idle_t turn;    /* active while work waits for the next iteration of the loop */
     struct list young; /* the same before it is up: in config->queues->young */
     struct peer_dialling dialling;
 

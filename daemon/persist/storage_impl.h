@@ -148,8 +148,8 @@ void storage_name_changed(void *arg, struct name *name);
 bool stored_claim_names(struct stored *stored);
 
 /* The object is durable: the records of its claims are written. */
-void stored_write_claims(struct stored *stored); /* in slices */
-void stored_drop_claims(struct stored *stored); /* none is being written; they are freed in slices */
+void stored_write_claims(struct stored *stored);   /* in slices */
+void stored_drop_claims(struct stored *stored);    /* none is being written; they are freed in slices */
 void storage_free_claims(struct storage *storage); /* those that are left, at once */
 
 /* Notes the record that was found for a name of the object. false: no memory. */
