@@ -70,9 +70,9 @@ struct replicas {
     struct map expected;  /* key -> struct expected: pulls of a replica that does not exist yet */
     struct list arrived;  /* struct serve.by_replica: such pulls whose replica has come, until serve_some serves them */
     struct slice serve;
-    struct map summing;  /* struct replica_sum.key -> struct replica: one of those that wait for that checksum */
-    uint64_t bytes;      /* bytes of listed replicas */
-    uint64_t idle_room;  /* that those in `idle` have under memory_limit */
+    struct map summing; /* struct replica_sum.key -> struct replica: one of those that wait for that checksum */
+    uint64_t bytes;     /* bytes of listed replicas */
+    uint64_t idle_room; /* that those in `idle` have under memory_limit */
 };
 
 /* The pulls of other nodes: struct serve.by_replica. A node may send very many, so they are told in slices. */
