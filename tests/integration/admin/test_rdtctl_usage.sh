@@ -106,9 +106,11 @@ expect 3 '' 'DISCONNECTED' put "$dir/empty.safetensors" --socket "$nobody"
 # An answer that cannot be written is no success.
 "$rdtctl" help >/dev/full 2>/dev/null && { echo 'rdtctl help >/dev/full succeeded'; failures=$((failures + 1)); }
 
-# The reason is told once, also if it is noticed while JSON is written.
-stdbuf -o0 "$rdtctl" status --json --socket "$nobody" >/dev/full 2>"$dir/why"
-grep -q 'writing the output: No space left' "$dir/why" && (($(wc -l <"$dir/why") == 2)) ||
-  { cat "$dir/why"; failures=$((failures + 1)); }
+# The reason is told once, also if it is noticed while JSON is written. stdbuf loads a library before those of the sanitizers.
+if [[ $RDT_VARIANT == release ]]; then
+  stdbuf -o0 "$rdtctl" status --json --socket "$nobody" >/dev/full 2>"$dir/why"
+  grep -q 'writing the output: No space left' "$dir/why" && (($(wc -l <"$dir/why") == 2)) ||
+    { cat "$dir/why"; failures=$((failures + 1)); }
+fi
 
 ((failures == 0))
