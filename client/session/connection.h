@@ -147,7 +147,6 @@ struct connection_socket {
     /* The file at `path` when it was dialled; inode 0: unknown. */
     dev_t device;
     ino_t inode;
-    struct timespec made;
     int64_t look_ns; /* when a thread that waits looks again whether it is the same file */
 };
 

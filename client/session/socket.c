@@ -90,16 +90,14 @@ void socket_note_file(rdt *conn)
         return;
     conn->socket.device = st.st_dev;
     conn->socket.inode = st.st_ino;
-    conn->socket.made = st.st_mtim;
 }
 
+/* The number of the file is not used again while the process that the kernel keeps has its socket bound there. */
 bool socket_is_superseded(const rdt *conn)
 {
     struct stat st;
 
-    return conn->socket.inode != 0 && look(conn, &st) &&
-           (st.st_dev != conn->socket.device || st.st_ino != conn->socket.inode ||
-            st.st_mtim.tv_sec != conn->socket.made.tv_sec || st.st_mtim.tv_nsec != conn->socket.made.tv_nsec);
+    return conn->socket.inode != 0 && look(conn, &st) && (st.st_dev != conn->socket.device || st.st_ino != conn->socket.inode);
 }
 
 /* Returns the new socket; -1: nobody accepts, or the wrong one does, and dial_err says why. The connect does not block: if the
