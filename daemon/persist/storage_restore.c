@@ -80,14 +80,16 @@ static bool set_aside(struct restoring *restoring, const char *file)
 {
     struct storage *storage = restoring->storage;
     char aside[STORAGE_FILE_NAME_BYTES + 16];
+    bool renamed;
 
     if (strcmp(file, restoring->last) != 0 || restoring->n_ended < MAX_ENDED)
         return false;
     (void)snprintf(aside, sizeof aside, "%.*s.damaged", (int)strcspn(file, "."), file);
-    (void)renameat(storage->dir, file, storage->dir, aside);
+    renamed = renameat(storage->dir, file, storage->dir, aside) == 0;
     storage->counts->storage_bad_files++;
-    log_error("%u starts in a row ended while they restored %s/%s, which is %s now, and is not restored: please report this",
-              restoring->n_ended, storage->directory, file, aside);
+    log_error("%u starts in a row ended while they restored %s/%s, which is %s%s, and is not restored: please report this",
+              restoring->n_ended, storage->directory, file, renamed ? "now " : "left there because it cannot be renamed ",
+              aside);
     return true;
 }
 
