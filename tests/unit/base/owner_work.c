@@ -2,7 +2,7 @@
 /* daemon/base/owner_work: closes descriptors on other threads; slow closes of one owner delay only that owner. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
-#include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -83,7 +83,7 @@ Test(owner_work, descriptors_are_closed_and_nobody_is_charged)
 
 struct gate {
     struct work work;
-    pthread_mutex_t mutex; /* held by the test: run waits for it */
+    sem_t open; /* run waits for it */
     atomic_bool runs;
     bool done;
 };
@@ -93,8 +93,8 @@ static void run_gate(struct work *work)
     struct gate *gate = container_of(work, struct gate, work);
 
     gate->runs = true;
-    pthread_mutex_lock(&gate->mutex);
-    pthread_mutex_unlock(&gate->mutex);
+    while (sem_wait(&gate->open) != 0)
+        continue;
 }
 
 static void done_gate(struct work *work)
@@ -105,9 +105,7 @@ static void done_gate(struct work *work)
 static void gate_submit(struct gate *gate, struct account *account, bool open)
 {
     *gate = (struct gate){.work = {.run = run_gate, .done = done_gate}};
-    pthread_mutex_init(&gate->mutex, NULL);
-    if (!open)
-        pthread_mutex_lock(&gate->mutex);
+    (void)sem_init(&gate->open, 0, open);
     owner_work_submit(pool, &gate->work, account, true);
 }
 
@@ -145,7 +143,7 @@ Test(owner_work, slow_work_of_one_owner_delays_no_other)
     loop_until(quick.done);
     for (unsigned i = 0; i < OWNER_WORK_THREADS + 4; i++) {
         cr_assert(!slow[i].done);
-        pthread_mutex_unlock(&slow[i].mutex);
+        (void)sem_post(&slow[i].open);
     }
     end();
     for (unsigned i = 0; i < OWNER_WORK_THREADS + 4; i++)
@@ -177,7 +175,7 @@ Test(owner_work, slow_work_of_many_user_ids_of_a_person_takes_the_threads_of_one
     }
     cr_assert_eq(n_running(slow, N), OWNER_WORK_THREADS);
     for (unsigned i = 0; i < N; i++) {
-        pthread_mutex_unlock(&slow[i].mutex);
+        (void)sem_post(&slow[i].open);
         account_unref(ids[i]);
     }
     end();
@@ -200,7 +198,7 @@ Test(owner_work, slow_work_of_many_owners_delays_no_other)
     gate_submit(&quick, theirs, true);
     loop_until(quick.done);
     for (unsigned i = 0; i < N; i++)
-        pthread_mutex_unlock(&slow[i].mutex);
+        (void)sem_post(&slow[i].open);
     for (unsigned i = 0; i < OWNERS; i++)
         account_unref(owners[i]);
     end();
@@ -226,7 +224,7 @@ Test(owner_work, owner_with_many_late_descriptors_is_behind_and_charged)
     cr_assert(owner_work_is_behind(pool, mine));
     cr_assert(!owner_work_is_behind(pool, theirs));
     loop_until(mine->used[USAGE_FDS] >= OWNER_WORK_MAX - 1);
-    pthread_mutex_unlock(&slow.mutex);
+    (void)sem_post(&slow.open);
     mute_end(&fs);
     loop_until(owner_work_pending(pool) == 0);
     cr_assert(!owner_work_is_behind(pool, mine));
@@ -327,7 +325,7 @@ Test(owner_work, works_that_hang_for_many_owners_delay_no_close)
     gate_submit(&daemons, NULL, true);
     loop_until(daemons.done && sure_closes_done(&sure) && !is_open(file));
     for (unsigned i = 0; i < MANY; i++)
-        pthread_mutex_unlock(&slow[i].mutex);
+        (void)sem_post(&slow[i].open);
     (void)close(sure.pair[1]);
     many_end();
 }
