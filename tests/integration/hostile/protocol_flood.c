@@ -70,6 +70,16 @@ Test(protocol, late_reader_gets_every_answer)
     end();
 }
 
+static bool can_fetch(void)
+{
+    rdt_object *object;
+
+    if (try_fetch(bystander, &theirs, RDT_FETCH_SHARE, LONG, &object, NULL) != RDT_OK)
+        return false;
+    rdt_release(object);
+    return true;
+}
+
 /* The kernel takes as many descriptors on their way from a process without privileges as it may have open files. Neither
  * sessions that do not read their answers, nor those that have ended with unread answers, take all of them. */
 Test(protocol, unread_descriptors_of_one_user_hold_up_nobody_else)
@@ -118,6 +128,7 @@ Test(protocol, unread_descriptors_of_one_user_hold_up_nobody_else)
     raw_close(&stranger);
     for (unsigned i = 0; i < SESSIONS; i++)
         raw_close(&raws[i]);
+    wait_until(LONG, can_fetch()); /* their descriptors are this user's, until the daemon has seen the ends */
     end();
 }
 
