@@ -188,8 +188,8 @@ static void has_no_room(struct regions *regions, struct left_file *file, uint64_
     (void)snprintf(who, sizeof who, "uid %u", file->key.owner->owner.uid);
     (void)snprintf(
         text, sizeof text,
-        "%llu bytes of memory that a client imported and left behind do not fit, so the objects there that no client "
-        "keeps end: %s",
+        "%llu bytes of memory that a client imported and left behind do not fit, so rdtd frees the objects there that have no "
+        "client: %s",
         (unsigned long long)bytes, why->msg);
     if (!file->ended)
         log_warn_rarely(&regions->left.said, who, text);

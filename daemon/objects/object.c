@@ -454,11 +454,11 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
             "detached=True (RDT_PUT_DETACHED); a pickled Ref that takes longer to arrive needs put(grace=)",
             id_bytes, id);
     case OBJECT_END_NO_ROOM:
-        return rdt_error_set(err, RDT_OWNER_DIED,
-                             "object \"%.*s\" was freed, because its memory, which the client that put it had imported and has "
-                             "left behind, does "
-                             "not fit owner_max_bytes or memory_limit: raise them, or keep the client",
-                             id_bytes, id);
+        return rdt_error_set(
+            err, RDT_OWNER_DIED,
+            "object \"%.*s\" was freed: it lay in imported memory whose client has ended or released it, and that "
+            "does not fit owner_max_bytes or memory_limit. Raise the limit, or keep the client connected",
+            id_bytes, id);
     case OBJECT_END_FREED:
     default:
         return rdt_error_set(err, RDT_FREED, "object \"%.*s\" was freed", id_bytes, id);
