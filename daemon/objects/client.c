@@ -126,8 +126,8 @@ void client_drop_import(struct client *client)
 /* The client never released the hold, so it may still read the memory. */
 static void abandon(struct hold *hold)
 {
-    for (uint32_t i = 0; hold->object && i < hold->object->n_regions; i++)
-        region_mark_abandoned(hold->object->uses[i].region);
+    for (uint32_t i = 0; hold->object && i < hold->object->memory.n_regions; i++)
+        region_mark_abandoned(hold->object->memory.uses[i].region);
     for (uint32_t i = 0; i < hold->n_regions; i++)
         region_mark_abandoned(hold->regions[i]);
     if (hold->region)

@@ -252,7 +252,7 @@ static struct name *name_find(const struct names *names, const struct owner *own
         end(name, NAME_PUBLISHER_GONE);
         name = map_get(&names->by_key, key, key_bytes);
     }
-    if (name && name->object && name->object->forced)
+    if (name && name->object && name->object->access.forced)
         lose_object(name);
     return name;
 }
@@ -328,8 +328,8 @@ static void set_object(struct name *name, struct object *object, struct name_car
         object_hold(object);
         list_append(&carrier->names, &name->by_carrier);
         carrier->n++;
-        if (!object->published) {
-            object->published = true;
+        if (!object->survives.published) {
+            object->survives.published = true;
             object_lasting_changed(object);
         }
     }
@@ -342,7 +342,7 @@ static void set_object(struct name *name, struct object *object, struct name_car
     if (old_carrier->n == 0) {
         map_remove_u64(&name->names->by_object, old_carrier->generation);
         free(old_carrier);
-        old->published = false;
+        old->survives.published = false;
         object_lasting_changed(old);
     }
     object_drop(old);
@@ -392,10 +392,10 @@ static const char *const visibilities[] = {"its owner", "its owner's tenant", "e
 static enum rdt_status check_visibility(const struct name *name, const struct object *object, Rdt__Pb__Visibility visibility,
                                         struct rdt_error *err)
 {
-    if (visibility > object->visibility)
+    if (visibility > object->access.visibility)
         return rdt_error_set(err, RDT_INVALID,
                              "the name is for %s, but its object is visible only to %s: put it with that visibility",
-                             visibilities[visibility], visibilities[object->visibility]);
+                             visibilities[visibility], visibilities[object->access.visibility]);
     if (name && name->published && name->visibility != visibility)
         return rdt_error_set(
             err, RDT_INVALID, "name \"%.*s\" is published for %s, not for %s: unpublish it first to change its visibility",

@@ -25,7 +25,7 @@ static const struct sm_state states[] = {
  * events. */
 void object_event(const struct object *object, const char *what)
 {
-    if (!object->adopted)
+    if (object->kind != OBJECT_REPLICA)
         event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, what, object);
 }
 
@@ -39,15 +39,16 @@ void object_set_state(struct object *object, enum object_state state)
 
 bool object_lasts(const struct object *object)
 {
-    return object->state == OBJECT_LIVE && object->named && !object->adopted &&
-           (object->detached || object->published || object->in_transit || (object->producer && object->producer->lasting));
+    return object->state == OBJECT_LIVE && object->access.named && object->kind != OBJECT_REPLICA &&
+           (object->survives.detached || object->survives.published || object->survives.in_transit ||
+            (object->producer && object->producer->lasting));
 }
 
 void object_lasting_changed(struct object *object)
 {
     const struct lasting *lasting = object->table->lasting;
 
-    if (lasting && !object->adopted)
+    if (lasting && object->kind != OBJECT_REPLICA)
         lasting->on_object(lasting->arg, object);
 }
 
@@ -55,7 +56,7 @@ bool object_visible_to(const struct object *object, const struct owner *requeste
 {
     if (owner_equal(&object->account->owner, requester))
         return true;
-    switch (object->visibility) {
+    switch (object->access.visibility) {
     case RDT__PB__VISIBILITY__VISIBILITY_ALL:
         return true;
     case RDT__PB__VISIBILITY__VISIBILITY_TENANT:
@@ -78,52 +79,52 @@ void object_drop_uses(struct region_use *uses, uint32_t n)
 void object_charges(const struct object *object, uint64_t *want)
 {
     memset(want, 0, USAGE_COUNT * sizeof *want);
-    want[USAGE_OBJECTS] = !object->adopted;
+    want[USAGE_OBJECTS] = object->kind != OBJECT_REPLICA;
     want[USAGE_HEAP] = object->heap_bytes;
     want[USAGE_BYTES] = slab_bytes(object_piece(object));
 }
 
 uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err)
 {
-    return object->chunk ? slab_addr(object_piece(object)) : region_addr(object->uses[place].region, err);
+    return object->memory.chunk ? slab_addr(object_piece(object)) : region_addr(object->memory.uses[place].region, err);
 }
 
 enum rdt_status object_place(struct object *object, uint32_t place, struct memory_place *place_p, struct rdt_error *err)
 {
-    if (!object->chunk)
-        return memory_place_of(object->uses[place].region, place_p, err);
+    if (!object->memory.chunk)
+        return memory_place_of(object->memory.uses[place].region, place_p, err);
     *place_p = (struct memory_place){.base = slab_addr(object_piece(object))};
     return RDT_OK;
 }
 
 struct account *object_slow_owner(const struct object *object, const struct layout *layout)
 {
-    if (object->n_regions == 0) /* in a chunk, or a replica that has no memory yet */
+    if (object->memory.n_regions == 0) /* in a chunk, or a replica that has no memory yet */
         return NULL;
     for (uint32_t i = 0; i < layout->count; i++)
-        if (layout_bytes(layout, i) > 0 && region_is_by_fd(object->uses[layout->region[i]].region))
-            return object->uses[layout->region[i]].region->account;
+        if (layout_bytes(layout, i) > 0 && region_is_by_fd(object->memory.uses[layout->region[i]].region))
+            return object->memory.uses[layout->region[i]].region->account;
     return NULL;
 }
 
 struct account *object_reads_owner(const struct object *object)
 {
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (region_may_wait(object->uses[i].region))
-            return object->uses[i].region->account;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (region_may_wait(object->memory.uses[i].region))
+            return object->memory.uses[i].region->account;
     return NULL;
 }
 
 static const uint8_t *shapes(const struct object *object)
 {
-    return object_metadata(object) + object->metadata_bytes;
+    return object_metadata(object) + object->tail.metadata_bytes;
 }
 
 uint32_t object_n_tensors(const struct object *object)
 {
     if (object->state == OBJECT_AWAITED)
         return 0;
-    return object->layout ? object->layout->count : shapes_count(shapes(object));
+    return object->memory.layout ? object->memory.layout->count : shapes_count(shapes(object));
 }
 
 enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice *slice, struct layout **layout_p,
@@ -132,8 +133,8 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
     struct layout *whole;
     enum rdt_status status;
 
-    if (object->layout)
-        return layout_slice(object->layout, slice, layout_p, err);
+    if (object->memory.layout)
+        return layout_slice(object->memory.layout, slice, layout_p, err);
     whole = shapes_unpack(shapes(object));
     if (!whole)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors");
@@ -158,17 +159,17 @@ struct object *object_new(struct object_table *table, struct account *account, c
     object->table = table;
     object->account = account_ref(account);
     object->transport = "";
-    memcpy(object->tail, key, key_bytes);
-    object->key_bytes = (uint8_t)key_bytes;
-    object->id_bytes = (uint8_t)id_bytes;
-    object->metadata_bytes = (uint32_t)metadata_bytes;
-    object->box_bytes = put ? put->box_bytes : 0;
+    memcpy(object->tail_data, key, key_bytes);
+    object->tail.key_bytes = (uint8_t)key_bytes;
+    object->tail.id_bytes = (uint8_t)id_bytes;
+    object->tail.metadata_bytes = (uint32_t)metadata_bytes;
+    object->tail.box_bytes = put ? put->box_bytes : 0;
     if (separate)
-        memcpy(object->tail + key_bytes, &parts->separate, sizeof parts->separate);
+        memcpy(object->tail_data + key_bytes, &parts->separate, sizeof parts->separate);
     else if (metadata_bytes > 0)
-        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
+        memcpy(object->tail_data + key_bytes, put->metadata, metadata_bytes);
     if (!separate && rest_bytes > metadata_bytes)
-        shapes_pack(put->layout, object->tail + key_bytes + metadata_bytes);
+        shapes_pack(put->layout, object->tail_data + key_bytes + metadata_bytes);
     object->since_ns = uv_hrtime();
     object->state = OBJECT_AWAITED;
     list_init(&object->by_producer);
@@ -177,7 +178,7 @@ struct object *object_new(struct object_table *table, struct account *account, c
 
 void object_discard(struct object *object)
 {
-    object_drop_uses(object->uses, object->n_regions);
+    object_drop_uses(object->memory.uses, object->memory.n_regions);
     slab_free(object_piece(object));
     account_unref(object->account);
     free(object);
@@ -190,17 +191,17 @@ void object_unname(struct object *object)
     struct object_table *table = object->table;
     struct object *hidden_entry = object->users ? object->users->hidden_entry : NULL;
 
-    if (!object->named)
+    if (!object->access.named)
         return;
     if (hidden_entry) {
         object->users->hidden_entry = NULL;
         object_users_settle(object);
-        map_replace(&table->by_name, hidden_entry->tail, hidden_entry->key_bytes, hidden_entry);
-        hidden_entry->named = true;
+        map_replace(&table->by_name, hidden_entry->tail_data, hidden_entry->tail.key_bytes, hidden_entry);
+        hidden_entry->access.named = true;
     } else {
-        map_remove(&table->by_name, object->tail, object->key_bytes);
+        map_remove(&table->by_name, object->tail_data, object->tail.key_bytes);
     }
-    object->named = false;
+    object->access.named = false;
     object_lasting_changed(object);
     if (table->on_ended && object->generation != 0)
         table->on_ended(table->on_ended_arg, object);
@@ -249,11 +250,11 @@ static void free_large_parts(struct object *object)
 {
     struct work_pool *pool = object->table->slabs->regions->pool;
 
-    if (object->separate)
+    if (object->tail.separate)
         work_free(pool, (void *)object_metadata(object),
-                  object->metadata_bytes + (object->layout ? 0 : SHAPE_BYTES * shapes_count(shapes(object))));
-    if (object->layout)
-        work_free(pool, object->layout, layout_heap_bytes(object->layout));
+                  object->tail.metadata_bytes + (object->memory.layout ? 0 : SHAPE_BYTES * shapes_count(shapes(object))));
+    if (object->memory.layout)
+        work_free(pool, object->memory.layout, layout_heap_bytes(object->memory.layout));
 }
 
 static void object_destroy(struct object *object)
@@ -263,7 +264,7 @@ static void object_destroy(struct object *object)
     forget(object);
     object_set_state(object, OBJECT_GONE);
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
-    object_drop_uses(object->uses, object->n_regions);
+    object_drop_uses(object->memory.uses, object->memory.n_regions);
     while (object->users && !list_empty(&object->users->freed_waiters)) {
         struct object_waiter *waiter = container_of(list_first(&object->users->freed_waiters), struct object_waiter, link);
         object_waiter_remove(waiter);
@@ -280,7 +281,7 @@ static void object_destroy(struct object *object)
 
 static void tell_adopter(const struct object *object)
 {
-    if (object->adopted && object->record)
+    if (object->kind == OBJECT_REPLICA && object->record)
         object->table->on_adopted(object->record);
 }
 
@@ -412,7 +413,8 @@ void object_waiter_remove(struct object_waiter *waiter)
     object->users->n_waiters--;
     object_users_settle(object);
     if (object->state == OBJECT_AWAITED && !object->users) {
-        struct object *front = object->named ? NULL : map_get(&object->table->by_name, object->tail, object->key_bytes);
+        struct object *front =
+            object->access.named ? NULL : map_get(&object->table->by_name, object->tail_data, object->tail.key_bytes);
         if (front) {
             front->users->hidden_entry = NULL;
             object_users_settle(front);
@@ -428,8 +430,8 @@ void object_waiter_remove(struct object_waiter *waiter)
 void object_pin(struct object *object)
 {
     object->pins++;
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        region_pin(object->uses[i].region);
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        region_pin(object->memory.uses[i].region);
     tell_adopter(object);
 }
 
@@ -437,8 +439,8 @@ void object_unpin(struct object *object)
 {
     assert(object->pins > 0);
     object->pins--;
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        region_unpin(object->uses[i].region);
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        region_unpin(object->memory.uses[i].region);
     settle(object);
 }
 
@@ -467,7 +469,7 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
 
 enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err)
 {
-    int n = object->id_bytes;
+    int n = object->tail.id_bytes;
     const char *id = (const char *)object_id(object);
 
     return object_error_ended((enum object_end)object->end, id, n, err);
@@ -492,12 +494,12 @@ static bool may_show_device(const struct region *region, const struct owner *req
 
 bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p)
 {
-    if (object->chunk) {
+    if (object->memory.chunk) {
         *why_not_p = "it is in the daemon's arena for small objects, which is never shared";
         return false;
     }
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        const struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        const struct region *region = object->memory.uses[i].region;
         if (!region_is_host(region) && !may_show_device(region, requester, why_not_p))
             return false;
         if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT ||
@@ -508,8 +510,8 @@ bool object_may_show(struct object *object, const struct owner *requester, const
             return false;
         }
         if (!object->cover_known)
-            object->cover_known = region_uses_cover(object->uses, object->n_regions, object->layout);
-        if (!object->uses[i].covered) {
+            object->cover_known = region_uses_cover(object->memory.uses, object->memory.n_regions, object->memory.layout);
+        if (!object->memory.uses[i].covered) {
             *why_not_p = "its region holds other bytes of another owner, and sharing would show the whole region";
             return false;
         }

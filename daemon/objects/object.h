@@ -88,59 +88,87 @@ struct object_users {
     unsigned peer_holds; /* how many of object->holds belong to transfers to other nodes */
 };
 
+/* An object is of one kind for ever: a put object may become a manifest before anybody finds it. */
+enum object_kind {
+    OBJECT_PLAIN,
+    OBJECT_MANIFEST, /* its metadata lists the parts of a version, which are held as long as it exists (versions) */
+    OBJECT_REPLICA,  /* of another node's object: it was adopted, is in no table, and is charged to nobody */
+};
+
+/* The memory of an object is a list of places, which layout->region[] indexes: its regions, or a single piece of the arena. */
+struct object_memory {
+    struct layout *layout;    /* NULL: all bytes are in the arena, packed, and the shapes describe them */
+    struct region_use *uses;  /* [n_regions], each with one reference to its region; NULL: no regions */
+    struct slab_chunk *chunk; /* of the piece; NULL: nothing is in the arena */
+    uint32_t piece;           /* index in chunk */
+    uint32_t n_regions;
+};
+
+struct object_tail { /* what tail_data contains: the key, which is owner and id, the metadata and the shapes */
+    uint32_t metadata_bytes;
+    uint32_t box_bytes; /* the last bytes of the metadata, which are a packed Rdt__Pb__Boxes; 0: there are none */
+    uint8_t key_bytes;  /* of owner and id, which are the key in the table */
+    uint8_t id_bytes;   /* of the id, which is the end of the key */
+    bool separate : 1;  /* behind the key there is only a pointer to metadata and shapes */
+};
+
+struct object_access {  /* who may find it */
+    uint8_t visibility; /* Rdt__Pb__Visibility */
+    bool named : 1;     /* in the table under its key; false after a forced free and when gone */
+    bool forced : 1;    /* freed by force: nobody else may get it */
+};
+
+struct object_file {
+    uint8_t stored : 2; /* enum object_stored */
+    bool unchecked : 1; /* its memory is a stored file that nobody has compared with its checksums yet, or that is damaged */
+};
+
+struct object_survival { /* why it outlives its producer's session: any of these is enough */
+    bool detached : 1;   /* the producer's hold outlives the producer for a time (detached.h) */
+    bool in_transit : 1; /* a ref of it is on its way to another process (transit.h) */
+    bool published : 1;  /* at least one name holds it */
+};
+
+struct object_changes {    /* whether its bytes may change while it lives */
+    uint8_t promise : 2;   /* enum object_promise */
+    bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
+    bool notice_given : 1; /* a warning was given: the object is shared while its producer may write it */
+};
+
 /* There may be a million objects, so data that few of them need is stored elsewhere. An object is one
  * allocation with its key, metadata and, if its bytes are in the arena, its shapes. Large metadata and
- * shapes have a second allocation.
- *
- * The memory of an object is a list of places, which layout->region[] indexes: its regions, or a single
- * piece of the arena. */
+ * shapes have a second allocation. */
 struct object {
     struct object_table *table;
-    struct account *account;    /* of its owner; one reference */
-    uint64_t generation;        /* 0: awaited, or adopted */
-    struct layout *layout;      /* NULL: all bytes are in the arena, packed, and the shapes describe them */
-    struct region_use *uses;    /* [n_regions], each with one reference to its region; NULL: no regions */
-    struct slab_chunk *chunk;   /* of the piece; NULL: nothing is in the arena */
+    struct account *account; /* of its owner; one reference */
+    uint64_t generation;     /* 0: awaited, or a replica */
+    struct object_memory memory;
     struct object_users *users; /* NULL: no holders of a kind, no waiters */
     const char *transport;      /* preferred transport, "" for none; the plug-in owns the string */
     struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
     uint64_t producer_id;
     struct list by_producer;
-    /* Of lasting: a later daemon will have the object. If it is adopted: what table->on_adopted is called with.
+    /* Of lasting: a later daemon will have the object. If it is a replica: what table->on_adopted is called with.
      * NULL: neither. */
     void *record;
     uint64_t bytes; /* of all tensors */
     uint64_t sum;   /* its checksum (proto/layout.h); 0: not known yet, or it has none */
     uint64_t since_ns;
-    uint32_t piece; /* index in chunk */
-    uint32_t n_regions;
-    uint32_t metadata_bytes;
-    uint32_t box_bytes;  /* the last bytes of the metadata, which are a packed Rdt__Pb__Boxes; 0: there are none */
+    struct object_tail tail;
     uint32_t heap_bytes; /* charged to the account */
     uint32_t holds;      /* of the producer, clients, nodes, names and transfers */
     uint32_t pins;
-    uint8_t state;         /* enum object_state */
-    uint8_t end;           /* enum object_end: why the object ends, valid when the producer's hold is gone */
-    uint8_t visibility;    /* Rdt__Pb__Visibility */
-    uint8_t stored;        /* enum object_stored */
-    bool named : 1;        /* in the table under its key; false after a forced free and when gone */
-    bool forced : 1;       /* freed by force: nobody else may get it */
-    bool cover_known : 1;  /* uses[].covered has been computed */
-    bool notice_given : 1; /* a warning was given: the object is shared while its producer may write it */
-    bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
-    bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
-    bool published : 1;    /* at least one name holds it */
-    bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
-    uint8_t promise : 2;   /* enum object_promise */
-    bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
-    bool pending : 1;      /* FILLING: its bytes have not been written yet */
-    bool manifest : 1;     /* its metadata lists the parts of a version, which are held as long as it exists (versions) */
-    bool unchecked : 1;    /* its memory is a stored file that nobody has compared with its checksums yet, or that is damaged */
-    bool unkept : 1;       /* of lasting: it should have had a record, and there was no room */
-    bool separate : 1;     /* behind the key there is only a pointer to metadata and shapes */
-    uint8_t key_bytes;     /* of owner and id, which are the key in the table */
-    uint8_t id_bytes;      /* of the id, which is the end of the key */
-    uint8_t tail[];        /* key, metadata, shapes */
+    uint8_t state; /* enum object_state */
+    uint8_t end;   /* enum object_end: why the object ends, valid when the producer's hold is gone */
+    struct object_access access;
+    struct object_file file;
+    struct object_survival survives;
+    struct object_changes changes;
+    uint8_t kind : 2;     /* enum object_kind */
+    bool pending : 1;     /* FILLING: its bytes have not been written yet */
+    bool cover_known : 1; /* memory.uses[].covered has been computed */
+    bool unkept : 1;      /* of lasting: it should have had a record, and there was no room */
+    uint8_t tail_data[];
 };
 
 /* Waits for an object to become live, or to be gone. */
@@ -156,44 +184,44 @@ struct object_waiter {
 
 static inline bool object_is_constant(const struct object *object)
 {
-    return object->promise != OBJECT_MAY_CHANGE;
+    return object->changes.promise != OBJECT_MAY_CHANGE;
 }
 
 static inline const uint8_t *object_id(const struct object *object)
 {
-    return object->tail + object->key_bytes - object->id_bytes;
+    return object->tail_data + object->tail.key_bytes - object->tail.id_bytes;
 }
 
 static inline const uint8_t *object_metadata(const struct object *object)
 {
     const uint8_t *separate;
 
-    if (!object->separate)
-        return object->tail + object->key_bytes;
-    memcpy(&separate, object->tail + object->key_bytes, sizeof separate);
+    if (!object->tail.separate)
+        return object->tail_data + object->tail.key_bytes;
+    memcpy(&separate, object->tail_data + object->tail.key_bytes, sizeof separate);
     return separate;
 }
 
 static inline struct slab_piece object_piece(const struct object *object)
 {
-    return (struct slab_piece){object->chunk, object->piece};
+    return (struct slab_piece){object->memory.chunk, object->memory.piece};
 }
 
 static inline uint32_t object_n_places(const struct object *object)
 {
-    return object->chunk ? 1 : object->n_regions;
+    return object->memory.chunk ? 1 : object->memory.n_regions;
 }
 
 static inline struct region *object_region(const struct object *object, uint32_t place)
 {
-    return object->chunk ? slab_region(object_piece(object)) : object->uses[place].region;
+    return object->memory.chunk ? slab_region(object_piece(object)) : object->memory.uses[place].region;
 }
 
 /* Whether some of its memory is on devices. */
 static inline bool object_on_device(const struct object *object)
 {
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (!region_is_host(object->uses[i].region))
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (!region_is_host(object->memory.uses[i].region))
             return true;
     return false;
 }
@@ -246,7 +274,7 @@ void object_producer_ended(struct object *object);
 /* Whether the producer's hold exists, the producer's own or that of a detached object. */
 static inline bool object_has_producer_hold(const struct object *object)
 {
-    return object->producer || object->detached;
+    return object->producer || object->survives.detached;
 }
 
 /* Makes a FILLING object live with the given layout and regions, and notifies its waiters before it

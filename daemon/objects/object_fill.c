@@ -15,8 +15,8 @@ static void forget_producer(struct object *object)
     object->producer->n_objects--;
     object->producer = NULL;
     list_remove(&object->by_producer);
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        region_left(object->uses[i].region);
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        region_left(object->memory.uses[i].region);
 }
 
 static void drop_producer(struct object *object, enum object_end end)
@@ -25,9 +25,9 @@ static void drop_producer(struct object *object, enum object_end end)
         return;
     object->end = end;
     forget_producer(object);
-    if (object->detached) {
+    if (object->survives.detached) {
         detached_remove(object->table, object->generation);
-        object->detached = false;
+        object->survives.detached = false;
     }
     object_lasting_changed(object);
     object_drop(object);
@@ -100,15 +100,15 @@ void object_free(struct object *object, bool force, enum object_end end)
     struct rdt_error why;
 
     object_hold(object); /* until this function has finished with it */
-    if (object_has_producer_hold(object) || (force && !object->forced))
+    if (object_has_producer_hold(object) || (force && !object->access.forced))
         object_event(object, "freed");
     if (object->state == OBJECT_FILLING) {
         object->end = end;
         (void)object_why_ended(object, &why);
         stop_filling(object, &why);
     }
-    if (force && !object->forced) {
-        object->forced = true;
+    if (force && !object->access.forced) {
+        object->access.forced = true;
         if (object->record)
             object_lasting_changed(object);
         if (object->state == OBJECT_LIVE) {
@@ -130,7 +130,7 @@ static void on_detached_over(struct object *object)
 
 void object_producer_ended(struct object *object)
 {
-    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object, on_detached_over)) {
+    if (!object->survives.detached || object->state == OBJECT_FILLING || !detached_begin(object, on_detached_over)) {
         object_free(object, false, OBJECT_END_OWNER_DIED);
         return;
     }
@@ -154,8 +154,8 @@ static enum rdt_status use_regions(struct object *object, const struct layout *l
         uses[i].object = object;
     }
     region_uses_add(uses, n_regions, layout, NULL);
-    object->uses = uses;
-    object->n_regions = n_regions;
+    object->memory.uses = uses;
+    object->memory.n_regions = n_regions;
     return RDT_OK;
 }
 
@@ -165,16 +165,16 @@ static enum rdt_status set_memory(struct object *object, struct layout *take_lay
                                   uint32_t n_regions, struct rdt_error *err)
 {
     const struct lasting *lasting =
-        object->state == OBJECT_LIVE && object->record && !object->adopted ? object->table->lasting : NULL;
-    struct region_use *old_uses = object->uses;
-    struct layout *old_layout = object->layout;
-    uint32_t n_old = object->n_regions;
+        object->state == OBJECT_LIVE && object->record && object->kind != OBJECT_REPLICA ? object->table->lasting : NULL;
+    struct region_use *old_uses = object->memory.uses;
+    struct layout *old_layout = object->memory.layout;
+    uint32_t n_old = object->memory.n_regions;
     enum rdt_status status = use_regions(object, take_layout, regions, n_regions, err);
 
     if (status != RDT_OK)
         return status;
     object->cover_known = false;
-    object->layout = take_layout;
+    object->memory.layout = take_layout;
     if (lasting)
         lasting->on_object_moved(lasting->arg, object);
     object_drop_uses(old_uses, n_old); /* the memory that was copied may be written again */
@@ -197,17 +197,17 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
 
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
 {
-    uint8_t promise = object->promise;
-    bool loaned = object->loaned;
+    uint8_t promise = object->changes.promise;
+    bool loaned = object->changes.loaned;
     enum rdt_status status;
 
-    assert(object->state == OBJECT_LIVE && object->layout);
-    object->promise = OBJECT_SEALED; /* set_memory writes its record */
-    object->loaned = false;
+    assert(object->state == OBJECT_LIVE && object->memory.layout);
+    object->changes.promise = OBJECT_SEALED; /* set_memory writes its record */
+    object->changes.loaned = false;
     status = set_memory(object, take_layout, &region, 1, err);
     if (status != RDT_OK) {
-        object->promise = promise;
-        object->loaned = loaned;
+        object->changes.promise = promise;
+        object->changes.loaned = loaned;
     }
     return status;
 }
@@ -222,8 +222,8 @@ void object_ready(struct object *object)
 
 enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
 {
-    assert(object->n_regions == 0);
-    return use_regions(object, object->layout, regions, n_regions, err);
+    assert(object->memory.n_regions == 0);
+    return use_regions(object, object->memory.layout, regions, n_regions, err);
 }
 
 void object_fail(struct object *object, const struct rdt_error *why)

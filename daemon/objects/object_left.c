@@ -4,8 +4,8 @@
 
 static bool has_no_room(const struct object *object)
 {
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (region_has_no_room(object->uses[i].region))
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (region_has_no_room(object->memory.uses[i].region))
             return true;
     return false;
 }
@@ -18,7 +18,7 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
 
     while ((object = index_next(&table->by_generation, walk->next, &walk->next))) {
         walk->next++;
-        if (!object->producer && !object->forced && object->named && has_no_room(object)) {
+        if (!object->producer && !object->access.forced && object->access.named && has_no_room(object)) {
             object->end = OBJECT_END_NO_ROOM;
             object_free(object, true, OBJECT_END_NO_ROOM);
         }

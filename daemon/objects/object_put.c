@@ -22,8 +22,8 @@ static enum rdt_status copy_packed(struct object *object, const struct object_pu
         account_node_is_full(put->account, USAGE_BYTES, NULL);
     if (status != RDT_OK)
         return status;
-    object->chunk = piece.chunk;
-    object->piece = piece.index;
+    object->memory.chunk = piece.chunk;
+    object->memory.piece = piece.index;
     memcpy(slab_addr(piece), parts->packed, parts->packed_bytes);
     return RDT_OK;
 }
@@ -58,22 +58,22 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
     object->bytes = parts->bytes;
     if (put->n_regions == 0)
         return copy_packed(object, put, parts, err);
-    object->uses = calloc(put->n_regions + 1u, sizeof *object->uses);
-    if (!object->uses)
+    object->memory.uses = calloc(put->n_regions + 1u, sizeof *object->memory.uses);
+    if (!object->memory.uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (put->inline_bytes > 0)
         status = copy_to_region(object, put, &copy, err);
     if (status != RDT_OK)
         return status;
-    object->layout = put->layout;
-    object->n_regions = put->n_regions + (copy != NULL);
-    for (uint32_t i = 0; i < object->n_regions; i++) {
+    object->memory.layout = put->layout;
+    object->memory.n_regions = put->n_regions + (copy != NULL);
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
         /* copy_to_region has already taken the reference to the copy */
         struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy;
-        object->uses[i].region = region;
-        object->uses[i].object = object;
+        object->memory.uses[i].region = region;
+        object->memory.uses[i].object = object;
     }
-    region_uses_add(object->uses, object->n_regions, object->layout, parts->spans);
+    region_uses_add(object->memory.uses, object->memory.n_regions, object->memory.layout, parts->spans);
     return RDT_OK;
 }
 
@@ -132,7 +132,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         return status;
     }
     status = set_tensors(object, put, parts, err);
-    if (status == RDT_OK && object->chunk) {
+    if (status == RDT_OK && object->memory.chunk) {
         status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
         want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
     }
@@ -145,8 +145,8 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
     if (status == RDT_OK && awaited) {
-        map_replace(&table->by_name, object->tail, key_bytes, object);
-    } else if (status == RDT_OK && !map_put(&table->by_name, object->tail, key_bytes, object)) {
+        map_replace(&table->by_name, object->tail_data, key_bytes, object);
+    } else if (status == RDT_OK && !map_put(&table->by_name, object->tail_data, key_bytes, object)) {
         index_remove(&table->by_generation, generation);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
@@ -156,12 +156,12 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         object_discard(object);
         return status;
     }
-    object->separate = parts->separate;
+    object->tail.separate = parts->separate;
     parts->separate = NULL;
-    object->named = true;
-    object->detached = put->ttl_ns > 0;
+    object->access.named = true;
+    object->survives.detached = put->ttl_ns > 0;
     object->generation = generation;
-    object->visibility = (uint8_t)put->visibility;
+    object->access.visibility = (uint8_t)put->visibility;
     object->transport = put->transport;
     object->producer = put->producer;
     object->producer_id = put->producer ? put->producer->id : 0;
@@ -171,15 +171,15 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         put->producer->n_objects++;
     }
     object->sum = put->sum;
-    object->promise = put->promise;
-    object->loaned = put->loaned;
+    object->changes.promise = put->promise;
+    object->changes.loaned = put->loaned;
     object->pending = put->pending;
     filling = put->pending || object_put_copies(put, object);
     if (table->lasting && put->producer && put->producer->lasting)
         table->lasting->on_put(table->lasting->arg, object, put);
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
-    if (!object->layout)
+    if (!object->memory.layout)
         work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
     if (awaited) {
         object_take_over_waiters(object, awaited);
@@ -197,7 +197,7 @@ enum object_promise object_promise_of(uint32_t flags)
 /* Bytes in the arena never change, so a snapshot there needs no copy. */
 bool object_put_copies(const struct object_put *put, const struct object *object)
 {
-    return put->promise != OBJECT_MAY_CHANGE && object->layout && !put->kept;
+    return put->promise != OBJECT_MAY_CHANGE && object->memory.layout && !put->kept;
 }
 
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
@@ -225,12 +225,12 @@ enum rdt_status object_table_adopt(struct object_table *table, const struct obje
 
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a copy");
-    object->layout = put->layout;
+    object->memory.layout = put->layout;
     object->bytes = layout_total_bytes(put->layout);
-    object->visibility = (uint8_t)put->visibility;
+    object->access.visibility = (uint8_t)put->visibility;
     object->transport = put->transport;
-    object->promise = put->promise;
-    object->adopted = true;
+    object->changes.promise = put->promise;
+    object->kind = OBJECT_REPLICA;
     object->holds = 1;
     object_set_state(object, OBJECT_LIVE);
     *object_p = object;

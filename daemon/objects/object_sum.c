@@ -36,7 +36,7 @@ static uint64_t whole_sum(const struct summing *summing)
     const struct object *object = summing->object;
 
     return tensor_sum_object(summing->sums.layout, summing->sums.sums, object_metadata(object),
-                             object->metadata_bytes - object->box_bytes);
+                             object->tail.metadata_bytes - object->tail.box_bytes);
 }
 
 static void run_step(struct work *work)
@@ -54,8 +54,8 @@ static enum rdt_status check_regions(const struct object *object, struct rdt_err
 {
     enum rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-        status = region_check(object->uses[i].region, err);
+    for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++)
+        status = region_check(object->memory.uses[i].region, err);
     return status;
 }
 
@@ -94,26 +94,26 @@ static void done_step(struct work *work)
 
 static enum rdt_status check(const struct object *object, struct rdt_error *err)
 {
-    if (!object_is_constant(object) && !object->loaned)
+    if (!object_is_constant(object) && !object->changes.loaned)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "object \"%.*s\" may change and has no checksum: put it as a snapshot, or with RDT_PUT_SUM",
-                             (int)object->id_bytes, (const char *)object_id(object));
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        const struct region *region = object->uses[i].region;
+                             (int)object->tail.id_bytes, (const char *)object_id(object));
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        const struct region *region = object->memory.uses[i].region;
         if (!region_is_host(region))
             return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%.*s\" lies on a device, and has no checksum",
-                                 (int)object->id_bytes, (const char *)object_id(object));
+                                 (int)object->tail.id_bytes, (const char *)object_id(object));
         if (region->origin == REGION_IMPORTED && !region->sealed)
             return rdt_error_set(err, RDT_UNSUPPORTED,
                                  "object \"%.*s\" lies in memory of its client and has no checksum: put it with RDT_PUT_SUM",
-                                 (int)object->id_bytes, (const char *)object_id(object));
+                                 (int)object->tail.id_bytes, (const char *)object_id(object));
     }
     return RDT_OK;
 }
 
 static enum rdt_status prepare(struct summing *summing, struct object *object, struct rdt_error *err)
 {
-    const struct layout *layout = object->layout;
+    const struct layout *layout = object->memory.layout;
     uint32_t n = object_n_places(object);
 
     summing->object = object;

@@ -176,7 +176,7 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
         return rdt_error_set(err, RDT_INVALID, "the ref has no id of 1 to 128 bytes");
     if (ref->generation != 0) {
         object = object_table_by_generation(table, ref->generation);
-        same_id = object && object->id_bytes == ref->id_bytes && memcmp(object_id(object), ref->id, ref->id_bytes) == 0;
+        same_id = object && object->tail.id_bytes == ref->id_bytes && memcmp(object_id(object), ref->id, ref->id_bytes) == 0;
         visible = object && (sees_all || object_visible_to(object, requester));
         if (!object || (!visible && !same_id)) /* a guess: it tells nothing about the object that there is */
             return why_gone(table, ref, err);
@@ -219,6 +219,6 @@ void object_ref(const struct object *object, struct rdt_ref *ref_p)
     memcpy(ref_p->node, node->uuid, sizeof ref_p->node);
     memcpy(ref_p->tenant, object->account->owner.tenant, sizeof ref_p->tenant);
     memcpy(ref_p->address, node->address, sizeof ref_p->address);
-    memcpy(ref_p->id, object_id(object), object->id_bytes);
-    ref_p->id_bytes = (uint8_t)object->id_bytes;
+    memcpy(ref_p->id, object_id(object), object->tail.id_bytes);
+    ref_p->id_bytes = (uint8_t)object->tail.id_bytes;
 }

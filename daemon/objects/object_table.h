@@ -63,7 +63,7 @@ struct object_table {
      * being checked; DAMAGED, SYSTEM, NO_MEMORY: nobody may use them. Only for objects that are `unchecked`. */
     enum rdt_status (*check)(void *arg, struct object *object, struct rdt_error *err);
     void *check_arg;
-    const char *stored_dir; /* where objects with object->stored have their files; NULL: nowhere */
+    const char *stored_dir; /* where objects with object->file.stored have their files; NULL: nowhere */
 };
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
@@ -97,7 +97,7 @@ struct object_put {
     /* With a promise the object is FILLING, over the memory that is copied, until object_fill or object_fail; */
     enum object_promise promise;
     bool kept;             /* or the promise is kept already, and the object is live at once */
-    bool loaned;           /* see object->loaned */
+    bool loaned;           /* see object->changes.loaned */
     uint64_t request_id;   /* of a client whose session lasts, for its record; 0: there is none */
     const uint32_t *loans; /* [n_loans] indices of the regions that are loaned */
     size_t n_loans;

@@ -27,7 +27,7 @@ void object_take_over_waiters(struct object *object, struct object *awaited)
 {
     waiters_move(awaited, object, false);
     object_users_settle(awaited);
-    awaited->named = false;
+    awaited->access.named = false;
     if (awaited->users)
         object->users->hidden_entry = awaited;
     else
@@ -43,7 +43,8 @@ static struct object *hidden_entry_get(struct object *object)
 
     if (!users || users->hidden_entry)
         return users ? users->hidden_entry : NULL;
-    hidden_entry = object_new(object->table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, NULL);
+    hidden_entry = object_new(object->table, object->account, object->tail_data, object->tail.key_bytes, object->tail.id_bytes,
+                              NULL, NULL);
     if (hidden_entry && object_users_get(hidden_entry))
         return users->hidden_entry = hidden_entry;
     if (hidden_entry)
@@ -92,14 +93,14 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         account = account_get(table->accounts, &owner);
         object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;
         account_unref(account);
-        if (!object || !object_users_get(object) || !map_put(&table->by_name, object->tail, key_bytes, object)) {
+        if (!object || !object_users_get(object) || !map_put(&table->by_name, object->tail_data, key_bytes, object)) {
             if (object) {
                 free(object->users);
                 object_discard(object);
             }
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
         }
-        object->named = true;
+        object->access.named = true;
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
     add(object, requester, waiter);
@@ -135,7 +136,7 @@ enum rdt_status object_check(struct object *object, const struct owner *requeste
     struct object_table *table = object->table;
     enum rdt_status status;
 
-    if (!object->unchecked || !table->check)
+    if (!object->file.unchecked || !table->check)
         return RDT_OK;
     if (!object_users_get(object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the check of a stored object");
@@ -151,7 +152,7 @@ void object_checked(struct object *object, const struct rdt_error *why)
 {
     struct rdt_error ended;
 
-    object->unchecked = why != NULL;
+    object->file.unchecked = why != NULL;
     if (!why && object->state != OBJECT_LIVE && object_why_ended(object, &ended) != RDT_OK)
         why = &ended;
     object_notify_waiters(object, why);

@@ -64,8 +64,8 @@ static void run_prove(struct work *work)
 {
     struct snapshot *snapshot = (struct snapshot *)work;
 
-    for (uint32_t i = 0; i < snapshot->object->n_regions; i++) {
-        struct region *region = snapshot->object->uses[i].region;
+    for (uint32_t i = 0; i < snapshot->object->memory.n_regions; i++) {
+        struct region *region = snapshot->object->memory.uses[i].region;
         /* if the memory kind refuses, the region is copied like any other */
         if (snapshot->handed_over[i] && !region->sealed)
             snapshot->handed_over[i] = region->kind->ops.seal(region->kind->instance, &region->block, true, NULL) == RDT_OK;
@@ -85,9 +85,9 @@ static enum rdt_status prove(struct snapshot *snapshot)
     struct object *object = snapshot->object;
     uint64_t bytes = 0;
 
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        bytes += snapshot->handed_over[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
-    if (bytes == 0 || object->loaned)
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        bytes += snapshot->handed_over[i] && !object->memory.uses[i].region->sealed ? object->memory.uses[i].region->bytes : 0;
+    if (bytes == 0 || object->changes.loaned)
         return RDT_OK;
     /* Never on the loop, however few the bytes are: the kernel waits up to 155 ms for a page that somebody may still write,
      * and a client can cause that with vmsplice. */
@@ -115,23 +115,23 @@ static void take_over(struct snapshot *snapshot, struct region *region)
 static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
 {
     struct object *object = snapshot->object;
-    const struct layout *source = object->layout;
+    const struct layout *source = object->memory.layout;
     /* 1 + the index of a region that is taken over; 0: copied */
-    uint32_t *place = calloc(object->n_regions + 1u, sizeof *place);
+    uint32_t *place = calloc(object->memory.n_regions + 1u, sizeof *place);
     struct layout *layout = NULL;
     enum rdt_status status = RDT_OK;
     uint64_t ignored;
 
-    snapshot->regions = calloc(object->n_regions + PLACING_MAX, sizeof(struct region *));
+    snapshot->regions = calloc(object->memory.n_regions + PLACING_MAX, sizeof(struct region *));
     if (!place || !snapshot->regions)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
     if (status == RDT_OK)
         status = layout_packed(source, &layout, &ignored, err);
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
-        struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++) {
+        struct region *region = object->memory.uses[i].region;
         if (!snapshot->handed_over[i])
             continue;
-        if (!object->loaned)
+        if (!object->changes.loaned)
             take_over(snapshot, region);
         snapshot->regions[snapshot->n_taken++] = region;
         place[i] = snapshot->n_taken;
@@ -148,7 +148,7 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
                 layout->strides[layout->first_dim[i] + d] = source->strides[source->first_dim[i] + d];
         } else {
             uint32_t fresh;
-            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->device, layout_bytes(source, i),
+            if (!placing_add(&snapshot->placing, object->memory.uses[source->region[i]].region->device, layout_bytes(source, i),
                              &fresh, &layout->offset[i])) {
                 status = rdt_error_set(err, RDT_LIMIT, "the tensors of a snapshot may lie on at most %u devices", PLACING_MAX);
                 break;
@@ -212,8 +212,8 @@ static enum rdt_status check_regions(struct snapshot *snapshot, struct rdt_error
     const struct object *object = snapshot->object;
     enum rdt_status status = copy_check(&snapshot->copy, NULL, NULL, err); /* the daemon's own memory has all its pages */
 
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-        status = region_check(object->uses[i].region, err);
+    for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++)
+        status = region_check(object->memory.uses[i].region, err);
     return status;
 }
 
@@ -263,13 +263,13 @@ static enum rdt_status fill_places(struct snapshot *snapshot, struct rdt_error *
     uint32_t n_to = snapshot->n_taken + snapshot->n_fresh;
     enum rdt_status status = RDT_OK;
 
-    snapshot->from = calloc(object->n_regions + 1u, sizeof *snapshot->from);
+    snapshot->from = calloc(object->memory.n_regions + 1u, sizeof *snapshot->from);
     snapshot->to = calloc(n_to + 1u, sizeof *snapshot->to);
     if (!snapshot->from || !snapshot->to ||
-        !copy_init(&snapshot->copy, object->layout, object->n_regions, snapshot->layout, n_to))
+        !copy_init(&snapshot->copy, object->memory.layout, object->memory.n_regions, snapshot->layout, n_to))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
-        struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++) {
+        struct region *region = object->memory.uses[i].region;
         if (snapshot->handed_over[i])
             continue;
         snapshot->from[i].region = region;
@@ -299,7 +299,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
         return RDT_OK;
     status = fill_places(snapshot, err);
     if (status == RDT_OK)
-        status = device_copy_start(object->layout, snapshot->from, snapshot->layout, snapshot->to, NULL, false,
+        status = device_copy_start(object->memory.layout, snapshot->from, snapshot->layout, snapshot->to, NULL, false,
                                    on_device_copied, snapshot, &snapshot->device, err);
     if (status != RDT_OK)
         return status;
@@ -413,7 +413,7 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
     enum rdt_status status;
 
     object->pending = false;
-    if (!snapshot || !(snapshot->handed_over = calloc(object->n_regions + 1u, sizeof(bool)))) {
+    if (!snapshot || !(snapshot->handed_over = calloc(object->memory.n_regions + 1u, sizeof(bool)))) {
         free(snapshot);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
         if (was_pending)
@@ -423,8 +423,8 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
         return RDT_NO_MEMORY;
     }
     snapshot->was_pending = was_pending;
-    for (uint32_t i = 0; handed_over && i < object->n_regions; i++)
-        snapshot->handed_over[i] = handed_over[i] || object->loaned;
+    for (uint32_t i = 0; handed_over && i < object->memory.n_regions; i++)
+        snapshot->handed_over[i] = handed_over[i] || object->changes.loaned;
     snapshot->table = table;
     snapshot->object = object;
     snapshot->client = client;

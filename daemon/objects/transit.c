@@ -13,7 +13,7 @@ struct transit {
 
 static struct transit *transit_of(const struct object *object)
 {
-    return object->in_transit ? map_get_u64(&object->table->transit, object->generation) : NULL;
+    return object->survives.in_transit ? map_get_u64(&object->table->transit, object->generation) : NULL;
 }
 
 static void end(struct transit *transit)
@@ -24,7 +24,7 @@ static void end(struct transit *transit)
     if (object->table->deadlines)
         deadline_unset(object->table->deadlines, &transit->deadline);
     free(transit);
-    object->in_transit = false;
+    object->survives.in_transit = false;
     object_lasting_changed(object);
     object_drop(object);
 }
@@ -48,7 +48,7 @@ static struct transit *add(struct object *object)
     }
     transit->object = object;
     transit->deadline.on_passed = on_passed;
-    object->in_transit = true;
+    object->survives.in_transit = true;
     object_hold(object);
     return transit;
 }

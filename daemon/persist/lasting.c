@@ -138,8 +138,8 @@ static void object_numbers(const struct object *object, uint64_t *numbers_p)
 {
     int64_t left_ns;
 
-    numbers_p[NUMBER_DETACHED_UNTIL] = object->detached ? until(detached_left_ns(object)) : 0;
-    numbers_p[NUMBER_TRANSIT_COUNT] = object->in_transit ? transit_count(object, &left_ns) : 0;
+    numbers_p[NUMBER_DETACHED_UNTIL] = object->survives.detached ? until(detached_left_ns(object)) : 0;
+    numbers_p[NUMBER_TRANSIT_COUNT] = object->survives.in_transit ? transit_count(object, &left_ns) : 0;
     numbers_p[NUMBER_TRANSIT_UNTIL] = numbers_p[NUMBER_TRANSIT_COUNT] > 0 ? until(left_ns) : 0;
 }
 
@@ -149,15 +149,15 @@ static uint32_t object_flags(const struct object *object)
 
     flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
     flags |= !object_has_producer_hold(object) && object->end == OBJECT_END_FREED ? OBJECT_IS_FREED : 0;
-    flags |= object->manifest ? OBJECT_IS_MANIFEST : 0;
-    return flags | (object->forced || !object->named ? OBJECT_IS_FORCED : 0);
+    flags |= object->kind == OBJECT_MANIFEST ? OBJECT_IS_MANIFEST : 0;
+    return flags | (object->access.forced || !object->access.named ? OBJECT_IS_FORCED : 0);
 }
 
-/* Gives the object's regions records, and writes their ids to ids_p [object->n_regions]. */
+/* Gives the object's regions records, and writes their ids to ids_p [object->memory.n_regions]. */
 static bool keep_regions(struct recovery *recovery, const struct object *object, uint64_t *ids_p)
 {
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        struct region *region = object->memory.uses[i].region;
         if (!region->record && !keep_region(recovery, region, session_of(region)))
             return false;
         ids_p[i] = region->id;
@@ -165,7 +165,7 @@ static bool keep_regions(struct recovery *recovery, const struct object *object,
     return true;
 }
 
-/* The object as it is now. regions: [object->n_regions]. put: of the object that is being put; NULL: it is older. */
+/* The object as it is now. regions: [object->memory.n_regions]. put: of the object that is being put; NULL: it is older. */
 static void write_object(struct recovery *recovery, struct object *object, uint64_t *regions, const struct object_put *put)
 {
     Rdt__Pb__ObjectRecord record;
@@ -177,14 +177,14 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
     if (object_layout(object, NULL, &layout, NULL) != RDT_OK)
         return;
     record_of_object(object, &record);
-    if (object->chunk && layout_packed_bytes(layout, &bytes, NULL) == RDT_OK)
+    if (object->memory.chunk && layout_packed_bytes(layout, &bytes, NULL) == RDT_OK)
         record.inline_data = (ProtobufCBinaryData){bytes, slab_addr(object_piece(object))};
     layout_to_wire(layout, true, &rows, &tensors);
     record.tensors = &tensors;
     record.regions = regions;
-    record.n_regions = object->n_regions;
-    record.promise = object->promise;
-    record.loaned = object->loaned;
+    record.n_regions = object->memory.n_regions;
+    record.promise = object->changes.promise;
+    record.loaned = object->changes.loaned;
     if (put && !put->loaned) {
         record.loans = (uint32_t *)put->loans;
         record.n_loans = put->n_loans;
@@ -213,15 +213,15 @@ static void lose(struct recovery *recovery, struct object *object)
 /* Updates the records of its regions: a snapshot may have taken the regions from its client. */
 static void refresh_regions(const struct object *object)
 {
-    for (uint32_t i = 0; object_is_constant(object) && i < object->n_regions; i++) {
-        const struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; object_is_constant(object) && i < object->memory.n_regions; i++) {
+        const struct region *region = object->memory.uses[i].region;
         refresh_region(region, region->client != 0 ? session_of(region) : 0);
     }
 }
 
 static void keep_object(struct recovery *recovery, struct object *object, const struct object_put *put)
 {
-    uint64_t few[8], *ids = object->n_regions <= 8 ? few : malloc(object->n_regions * sizeof *ids);
+    uint64_t few[8], *ids = object->memory.n_regions <= 8 ? few : malloc(object->memory.n_regions * sizeof *ids);
 
     if (ids && keep_regions(recovery, object, ids))
         write_object(recovery, object, ids, put);
@@ -324,8 +324,8 @@ static void on_object(void *arg, struct object *object)
     if (object->state == OBJECT_GONE) {
         if (slot)
             forget_object(recovery, object);
-    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->promise == OBJECT_SEALED &&
-               object->layout) {
+    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE &&
+               object->changes.promise == OBJECT_SEALED && object->memory.layout) {
         write_again(recovery, object);
     } else if (slot) {
         object_numbers(object, numbers);
@@ -379,20 +379,22 @@ static void on_name(void *arg, struct name *name)
 /* Replicas of other nodes' objects are in no table: the session keeps their memory. */
 bool recovery_keep_held(struct recovery *recovery, struct object *object)
 {
-    if (!object->record && !object->adopted && object->state != OBJECT_FILLING)
+    if (!object->record && object->kind != OBJECT_REPLICA && object->state != OBJECT_FILLING)
         keep_object(recovery, object, NULL);
-    return !object->adopted && object->record;
+    return object->kind != OBJECT_REPLICA && object->record;
 }
 
 /* The regions that a hold keeps: the object's, if it is a replica, or those of a copy. NULL: no memory, or they cannot be
  * kept. */
 static uint64_t *held_regions(struct recovery *recovery, const struct hold *hold, uint32_t *n_p)
 {
-    uint32_t n = hold->region ? 1 : hold->object ? hold->object->n_regions : hold->n_regions;
+    uint32_t n = hold->region ? 1 : hold->object ? hold->object->memory.n_regions : hold->n_regions;
     uint64_t *ids = calloc(n + 1u, sizeof *ids);
 
     for (uint32_t i = 0; ids && i < n; i++) {
-        struct region *region = hold->region ? hold->region : hold->object ? hold->object->uses[i].region : hold->regions[i];
+        struct region *region = hold->region   ? hold->region
+                                : hold->object ? hold->object->memory.uses[i].region
+                                               : hold->regions[i];
         if (!keep_region(recovery, region, session_of(region))) {
             free(ids);
             return NULL;
@@ -413,7 +415,7 @@ static void on_hold(void *arg, struct hold *hold)
     if (recovery->frozen)
         return;
     record.session = hold->client->id;
-    if (hold->object && !hold->object->adopted) {
+    if (hold->object && hold->object->kind != OBJECT_REPLICA) {
         record.generation = hold->object->generation;
         if (!recovery_keep_held(recovery, hold->object))
             return;

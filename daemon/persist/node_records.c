@@ -76,7 +76,7 @@ bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, s
         (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
     else if (account && !hold)
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the hold");
-    if (hold && !object->forced && fill(hold, record, err))
+    if (hold && !object->access.forced && fill(hold, record, err))
         restored = account_take(account, USAGE_HOLDS, 1, err) == RDT_OK;
     if (restored) {
         hold->image.number = slot->key;

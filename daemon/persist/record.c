@@ -48,12 +48,12 @@ void record_of_object(const struct object *object, Rdt__Pb__ObjectRecord *record
     record_p->generation = object->generation;
     record_p->uid = object->account->owner.uid;
     record_p->tenant = object->account->owner.tenant;
-    record_p->id = (ProtobufCBinaryData){object->id_bytes, (uint8_t *)object_id(object)};
-    record_p->metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
-    record_p->box_bytes = object->box_bytes;
-    record_p->visibility = (Rdt__Pb__Visibility)object->visibility;
+    record_p->id = (ProtobufCBinaryData){object->tail.id_bytes, (uint8_t *)object_id(object)};
+    record_p->metadata = (ProtobufCBinaryData){object->tail.metadata_bytes, (uint8_t *)object_metadata(object)};
+    record_p->box_bytes = object->tail.box_bytes;
+    record_p->visibility = (Rdt__Pb__Visibility)object->access.visibility;
     record_p->transport = (char *)object->transport;
-    record_p->detached_ttl_ns = object->detached ? detached_ttl_ns(object) : 0;
+    record_p->detached_ttl_ns = object->survives.detached ? detached_ttl_ns(object) : 0;
 }
 
 enum rdt_status record_check_object(const Rdt__Pb__ObjectRecord *record, const struct layout *layout, struct rdt_error *err)

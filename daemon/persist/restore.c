@@ -257,7 +257,7 @@ static void lend_again(struct restoring *restoring, struct region **regions, con
 /* What its record says beside what was put. */
 static void finish_object(struct object *object, const struct journal_slot *slot, uint64_t now_ns)
 {
-    object->manifest = slot->flags & OBJECT_IS_MANIFEST;
+    object->kind = slot->flags & OBJECT_IS_MANIFEST ? OBJECT_MANIFEST : OBJECT_PLAIN;
     if (slot->flags & OBJECT_IS_FORCED) {
         object_free(object, true, OBJECT_END_FREED);
         return;
@@ -361,7 +361,7 @@ static bool publish_again(struct restoring *restoring, struct journal_slot *slot
         (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
         return false;
     }
-    if (object->forced) /* the earlier daemon had not taken it from all of its names yet */
+    if (object->access.forced) /* the earlier daemon had not taken it from all of its names yet */
         return false;
     if (record_restore_name(recovery->names, record, object, &publish, &name, err) != RDT_OK)
         return false;
@@ -428,7 +428,7 @@ static void restore_manifests(struct recovery *recovery)
     struct object *object;
 
     for (uint64_t at = 0; (object = index_next(&recovery->objects->by_generation, at, &at)); at++)
-        if (object->manifest && object->state == OBJECT_LIVE)
+        if (object->kind == OBJECT_MANIFEST && object->state == OBJECT_LIVE)
             recovery->restore_manifest(recovery->manifest_arg, object);
 }
 

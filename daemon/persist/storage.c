@@ -70,12 +70,12 @@ static void ended_error(const struct stored *stored, struct rdt_error *err)
 
 void storage_object_ended(struct storage *storage, const struct object *object)
 {
-    struct stored *stored = object->stored != OBJECT_NOT_STORED ? stored_get(storage, object->generation) : NULL;
+    struct stored *stored = object->file.stored != OBJECT_NOT_STORED ? stored_get(storage, object->generation) : NULL;
     struct rdt_error err;
 
     if (!stored || stored->object != object)
         return;
-    stored->object->stored = OBJECT_NOT_STORED;
+    stored->object->file.stored = OBJECT_NOT_STORED;
     stored->object = NULL;
     if (storage->frozen)
         return;
@@ -168,7 +168,7 @@ static enum rdt_status prepare(struct store_work *store, struct object *object, 
     enum rdt_status status = RDT_OK;
 
     record_of_object(object, &store->record);
-    store->layout = object->layout;
+    store->layout = object->memory.layout;
     if (!store->layout) {
         status = object_layout(object, NULL, &store->own_layout, err);
         store->layout = store->own_layout;
@@ -234,14 +234,14 @@ static enum rdt_status check(const struct storage *storage, const struct object 
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon stores no objects: set storage_dir in [daemon] of rdtd.conf");
     if (storage->frozen)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (object->state != OBJECT_LIVE || !object->named)
+    if (object->state != OBJECT_LIVE || !object->access.named)
         return rdt_error_set(err, RDT_INVALID, "the object is %s: it can be stored once it is live", object_state_name(object));
-    if (!object_is_constant(object) || (object->promise == OBJECT_BY_WORD && !object->loaned))
+    if (!object_is_constant(object) || (object->changes.promise == OBJECT_BY_WORD && !object->changes.loaned))
         return rdt_error_set(err, RDT_INVALID,
                              "the object may change, and only snapshots can be stored: put it with RDT_PUT_SNAPSHOT");
     if (object_on_device(object))
         return rdt_error_set(err, RDT_UNSUPPORTED, "the object lies on a device: copy it to host memory to store it");
-    if (object->manifest)
+    if (object->kind == OBJECT_MANIFEST)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "a version of many parts cannot be stored: fetch it (rdtctl fetch) and put it as one object");
     return RDT_OK;
@@ -251,8 +251,8 @@ static enum rdt_status check(const struct storage *storage, const struct object 
  * text. */
 static uint64_t most_bytes(const struct object *object)
 {
-    return object->bytes + STORAGE_ALIGN_BYTES + (uint64_t)object->metadata_bytes * 7 / 3 +
-           (uint64_t)(object->heap_bytes - object->metadata_bytes) * 6;
+    return object->bytes + STORAGE_ALIGN_BYTES + (uint64_t)object->tail.metadata_bytes * 7 / 3 +
+           (uint64_t)(object->heap_bytes - object->tail.metadata_bytes) * 6;
 }
 
 /* Tensors can have more bytes than there is memory, if their strides are 0. */
@@ -297,7 +297,7 @@ static void write_again(struct stored *stored)
         return;
     list_remove(&stored->queue);
     storage->n_objects--;
-    stored->object->stored = OBJECT_STORING;
+    stored->object->file.stored = OBJECT_STORING;
     stored_queue(stored);
     (void)start_next(storage, 0, NULL);
 }

@@ -142,8 +142,8 @@ static void check_free(struct check_work *check)
 /* Whether the bytes of the object are in memory, and not in its file only. */
 static bool is_in_memory(const struct object *object)
 {
-    for (uint32_t i = 0; object && i < object->n_regions; i++)
-        if (object->uses[i].region->origin == REGION_FILE)
+    for (uint32_t i = 0; object && i < object->memory.n_regions; i++)
+        if (object->memory.uses[i].region->origin == REGION_FILE)
             return false;
     return object && object->state == OBJECT_LIVE;
 }
@@ -156,10 +156,10 @@ static void name_file(const struct check_work *check, struct rdt_error *err)
         rdt_error_prefix(err,
                          "object \"%.*s\" cannot be read from %s/%016" PRIx64 ".safetensors, which is %016" PRIx64
                          ".damaged now: put the object again",
-                         object ? (int)object->id_bytes : 0, object ? (const char *)object_id(object) : "",
+                         object ? (int)object->tail.id_bytes : 0, object ? (const char *)object_id(object) : "",
                          check->storage->directory, check->generation, check->generation);
     else
-        rdt_error_prefix(err, "object \"%.*s\" in %s/%016" PRIx64 ".safetensors", object ? (int)object->id_bytes : 0,
+        rdt_error_prefix(err, "object \"%.*s\" in %s/%016" PRIx64 ".safetensors", object ? (int)object->tail.id_bytes : 0,
                          object ? (const char *)object_id(object) : "", check->storage->directory, check->generation);
 }
 
@@ -180,7 +180,7 @@ static void note_damage(struct check_work *check)
         free(stored->damage);
         stored->damage = strdup(check->err.msg);
         if (stored->object)
-            stored->object->unchecked = true; /* a scrub has found what an earlier check did not */
+            stored->object->file.unchecked = true; /* a scrub has found what an earlier check did not */
     }
 }
 
@@ -282,9 +282,9 @@ enum rdt_status storage_check(void *arg, struct object *object, struct rdt_error
         if (!check)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to check a stored file");
         /* The file that is mapped, whatever its name leads to by now. */
-        for (uint32_t i = 0; i < object->n_regions && check->fd < 0; i++)
-            if (object->uses[i].region->origin == REGION_FILE)
-                check->fd = fcntl(object->uses[i].region->block.fd, F_DUPFD_CLOEXEC, 0);
+        for (uint32_t i = 0; i < object->memory.n_regions && check->fd < 0; i++)
+            if (object->memory.uses[i].region->origin == REGION_FILE)
+                check->fd = fcntl(object->memory.uses[i].region->block.fd, F_DUPFD_CLOEXEC, 0);
         work_submit(storage->helper, &check->work);
     }
     check->object = object;

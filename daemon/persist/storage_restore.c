@@ -104,8 +104,8 @@ static void restore_damage(struct storage *storage, const char *name)
     struct rdt_error why;
     struct stat st;
 
-    if (strspn(name, "0123456789abcdef") != 16 || !object || object->n_regions == 0 ||
-        object->uses[0].region->origin != REGION_FILE || fstatat(storage->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+    if (strspn(name, "0123456789abcdef") != 16 || !object || object->memory.n_regions == 0 ||
+        object->memory.uses[0].region->origin != REGION_FILE || fstatat(storage->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return;
     stored = stored_new(storage, generation, object, (uint64_t)st.st_size);
     if (!stored) {
@@ -116,9 +116,9 @@ static void restore_damage(struct storage *storage, const char *name)
     (void)rdt_error_set(&why, RDT_DAMAGED,
                         "object \"%.*s\" cannot be read from %s/%016" PRIx64
                         ".safetensors, which is %s now: put the object again",
-                        (int)object->id_bytes, (const char *)object_id(object), storage->directory, generation, name);
+                        (int)object->tail.id_bytes, (const char *)object_id(object), storage->directory, generation, name);
     stored->damage = strdup(why.msg);
-    object->unchecked = true;
+    object->file.unchecked = true;
     stored_set_durable(stored);
 }
 
@@ -246,7 +246,7 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
         status = record_restore_object(storage->plugins, storage->objects, facts, &put, object_p, err);
     if (status == RDT_OK) {
         file->layout = NULL; /* the object has taken it */
-        if (!(*object_p)->detached)
+        if (!(*object_p)->survives.detached)
             (*object_p)->end = OBJECT_END_OWNER_DIED;
         object_lasting_changed(*object_p); /* its record says that nobody has freed it */
     }
@@ -258,7 +258,7 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
 static bool is_same(const struct object *object, const Rdt__Pb__ObjectRecord *facts)
 {
     return object_is_constant(object) && object->account->owner.uid == facts->uid &&
-           strcmp(object->account->owner.tenant, facts->tenant) == 0 && object->id_bytes == facts->id.len &&
+           strcmp(object->account->owner.tenant, facts->tenant) == 0 && object->tail.id_bytes == facts->id.len &&
            memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
 }
 
@@ -277,20 +277,20 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         status = put_again(storage, fd, file, &object, err);
         if (status != RDT_OK)
             return status;
-        storage->counts->storage_restored += object->detached; /* others end, unless a name leads to them */
+        storage->counts->storage_restored += object->survives.detached; /* others end, unless a name leads to them */
     } else if (object->sum == 0 && file->facts->n_sums > 0) {
         object->sum = tensor_sum_object(file->layout, file->facts->sums, object_metadata(object),
-                                        object->metadata_bytes - object->box_bytes);
+                                        object->tail.metadata_bytes - object->tail.box_bytes);
     }
     stored = stored_new(storage, generation, object, bytes);
     if (!stored)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
     stored->has_sums = file->facts->n_sums > 0;
     storage->counts->storage_without_sums += file->facts->n_sums == 0;
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        object->unchecked |= object->uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        object->file.unchecked |= object->memory.uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
     stored_set_durable(stored);
-    if (!object->named) /* it was freed by force, and somebody keeps it: its file goes */
+    if (!object->access.named) /* it was freed by force, and somebody keeps it: its file goes */
         storage_object_ended(storage, object);
     return RDT_OK;
 }
@@ -398,7 +398,7 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
     if (!published && !stored->object) /* it was freed by force, and its name has nothing any more: the record goes, too */
         return storage_remove_file(storage->dir, file, err);
     if (!published) {
-        stays = stored->object->detached || stored->object->published;
+        stays = stored->object->survives.detached || stored->object->survives.published;
         status = record_restore_name(storage->names, record, stored->object, &publish, &name, err);
         storage->counts->storage_restored += status == RDT_OK && !stays;
     }

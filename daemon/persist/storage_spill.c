@@ -26,12 +26,12 @@ bool stored_has_memory(const struct stored *stored)
 {
     const struct object *object = stored->object;
 
-    if (!object || !object->layout)
+    if (!object || !object->memory.layout)
         return false;
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (!region_is_charged(object->uses[i].region))
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (!region_is_charged(object->memory.uses[i].region))
             return false;
-    return object->n_regions > 0;
+    return object->memory.n_regions > 0;
 }
 
 /* The memory that the object would give up; 0: it is in use. */
@@ -42,8 +42,8 @@ static uint64_t spillable_bytes(const struct storage *storage, const struct stor
 
     if (object->state != OBJECT_LIVE || object->pins > 0)
         return 0;
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        const struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        const struct region *region = object->memory.uses[i].region;
         if (region->refs != 1 || !list_empty(&region->readers))
             return 0;
         bytes += region->room;
@@ -54,8 +54,8 @@ static uint64_t spillable_bytes(const struct storage *storage, const struct stor
 static enum rdt_status spill(struct storage *storage, struct stored *stored, struct rdt_error *err)
 {
     struct object *object = stored->object;
-    struct layout *layout = layout_dup(object->layout);
-    uint32_t *order = calloc(object->layout->count + 1u, sizeof *order);
+    struct layout *layout = layout_dup(object->memory.layout);
+    uint32_t *order = calloc(object->memory.layout->count + 1u, sizeof *order);
     char name[STORAGE_FILE_NAME_BYTES];
     struct region *region = NULL;
     enum rdt_status status = RDT_OK;
@@ -76,7 +76,7 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
             layout->offset[i] += stored->bytes - data_bytes;
         status = object_move(object, layout, region, err);
         layout = status == RDT_OK ? NULL : layout;
-        object->unchecked |= status == RDT_OK && stored->has_sums;
+        object->file.unchecked |= status == RDT_OK && stored->has_sums;
     }
     region_unref(region); /* the object has its own reference */
     if (fd >= 0)

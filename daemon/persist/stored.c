@@ -109,7 +109,7 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
     list_init(&stored->claims);
     list_init(&stored->barriers);
     account_add(stored->account, USAGE_STORED_BYTES, bytes);
-    object->stored = OBJECT_STORING;
+    object->file.stored = OBJECT_STORING;
     return stored;
 }
 
@@ -161,7 +161,7 @@ void stored_free(struct stored *stored)
     slice_stop(&stored->write);
     list_remove(&stored->queue);
     if (stored->object)
-        stored->object->stored = OBJECT_NOT_STORED;
+        stored->object->file.stored = OBJECT_NOT_STORED;
     stop_check(stored);
     free(stored->damage);
     (void)map_remove_u64(&storage->stored, stored->generation);
@@ -173,7 +173,7 @@ void stored_set_durable(struct stored *stored)
     stored->state = STORED_DURABLE;
     stored->storage->n_objects++;
     if (stored->object)
-        stored->object->stored = OBJECT_STORED;
+        stored->object->file.stored = OBJECT_STORED;
     if (stored_has_memory(stored))
         list_append(&stored->storage->in_memory, &stored->queue);
 }

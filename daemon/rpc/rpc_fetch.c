@@ -239,8 +239,8 @@ static void note_mappings_kept(struct client *client, const struct object *objec
 {
     size_t at = 0;
 
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        struct region *region = object->memory.uses[i].region;
         if (at < message->n_keep_mapped_regions && message->keep_mapped_regions[at] == region->id) {
             at++;
             mapped_keep(&client->mapped, region, message->gone_events == client->n_region_gone_events);

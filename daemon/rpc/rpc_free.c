@@ -98,7 +98,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
                              object->account->owner.uid);
     if (!message->force && !object_has_producer_hold(object))
         return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
-    if (!message->force && object->producer != call->client && !object->detached)
+    if (!message->force && object->producer != call->client && !object->survives.detached)
         return rdt_error_set(err, RDT_DENIED,
                              "object \"%s\" is held by its producer, client %llu: only that client may release it; "
                              "other clients of the same user may free it by force",
@@ -164,7 +164,7 @@ static void explain_range(const struct call *call, struct rdt_error *err)
     if (use && !object) {
         (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: a transfer still touches it", call->verb->unmet);
     } else if (object && call_may_see(call, &object->account->owner)) {
-        wire_ref_id_text(object_id(object), object->id_bytes, id);
+        wire_ref_id_text(object_id(object), object->tail.id_bytes, id);
         say_holders(call, object, who, sizeof who);
         (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: object \"%s\"%s%s", call->verb->unmet, id, who[0] ? ": " : "",
                             who);

@@ -452,7 +452,7 @@ enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_err
     if (message->status != RDT_OK) {
         (void)wire_error(message->status, 0, message->message[0] ? message->message : "its producer could not write it", &why);
         object_fail(object, &why);
-    } else if (object->promise == OBJECT_SEALED && object->layout) {
+    } else if (object->changes.promise == OBJECT_SEALED && object->memory.layout) {
         (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
     } else {
         object_ready(object);

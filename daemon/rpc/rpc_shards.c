@@ -30,9 +30,9 @@ static enum rdt_status describe(struct description *description, const struct ob
 
     object_ref(object, &description->ref);
     description->bytes = object->bytes;
-    description->boxes = object_metadata(object) + object->metadata_bytes - object->box_bytes;
-    description->box_bytes = object->box_bytes;
-    if (status == RDT_OK && object->box_bytes == 0 && description->layout->count > 0) /* a rank may have no tensors */
+    description->boxes = object_metadata(object) + object->tail.metadata_bytes - object->tail.box_bytes;
+    description->box_bytes = object->tail.box_bytes;
+    if (status == RDT_OK && object->tail.box_bytes == 0 && description->layout->count > 0) /* a rank may have no tensors */
         return rdt_error_set(
             err, RDT_INVALID,
             "object \"%s\" cannot be a part of a version: its put did not say what its tensors are boxes of (shards)",
@@ -127,7 +127,7 @@ static enum rdt_status find_object(const struct call *call, const struct rdt_ref
     if (status == RDT_OK && !call_may_see(call, &(*object_p)->account->owner))
         status = rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user may publish it", ref->id,
                                (*object_p)->account->owner.uid);
-    if (status == RDT_OK && (int)visibility > (*object_p)->visibility)
+    if (status == RDT_OK && (int)visibility > (*object_p)->access.visibility)
         status =
             rdt_error_set(err, RDT_INVALID,
                           "the version is visible to more readers than its part \"%s\": put it with that visibility", ref->id);
@@ -336,9 +336,9 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
     rdt__pb__shards_reply__init(&reply);
     if (call_may_see(call, &owner))
         status = shards_view(call->rpc->shards, &owner, &ref, &reply, err);
-    if (status == RDT_OK && object && object->manifest)
+    if (status == RDT_OK && object && object->kind == OBJECT_MANIFEST)
         status = packed_field_init(&manifest, &reply.base, MANIFEST_FIELD, object_metadata(object) + magic,
-                                   object->metadata_bytes - magic, err);
+                                   object->tail.metadata_bytes - magic, err);
     if (status == RDT_OK && object && !manifest.data)
         status = rdt_error_set(err, RDT_INVALID, "version %llu of \"%s\" is one object, not many parts: see rdtctl stat",
                                (unsigned long long)version, ref.id);

@@ -118,7 +118,8 @@ static void explain_wait(const struct call *call, struct rdt_error *err)
         names_explain_name(call->rpc->names, call->rpc->objects, owner, name_id(name), name->id_bytes, requester, missing,
                            sizeof missing);
     else if (object)
-        names_explain_object(call->rpc->names, owner, object_id(object), object->id_bytes, requester, missing, sizeof missing);
+        names_explain_object(call->rpc->names, owner, object_id(object), object->tail.id_bytes, requester, missing,
+                             sizeof missing);
     if (name && call->waits.seeker.seek)
         directory_names_explain(call->rpc->directory_names, owner, name_id(name), name->id_bytes, away, sizeof away);
     (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s%s",

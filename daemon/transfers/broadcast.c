@@ -299,7 +299,7 @@ static enum rdt_status check_object(const struct transfers *transfers, const str
                              "object \"%s\" is live: later writes of its producer would not reach the replicas; put it with "
                              "RDT_PUT_SNAPSHOT (rdtctl put --snapshot)",
                              ref->id);
-    if (object->manifest)
+    if (object->kind == OBJECT_MANIFEST)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "object \"%s\" lists the parts of a version: broadcast these, which rdtctl shards shows", ref->id);
     for (uint32_t i = 0; i < object_n_places(object); i++)

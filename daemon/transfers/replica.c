@@ -219,9 +219,9 @@ static void run_check(struct work *work)
     uint64_t arrived = check->arrived;
 
     work->again = !check->stop && tensor_sums_step_to(&check->sums, CHECK_STEP_BYTES, arrived);
-    if (!check->stop && check->sums.at == object->layout->count && check->found == 0)
-        check->found = tensor_sum_object(object->layout, check->sums.sums, object_metadata(object),
-                                         object->metadata_bytes - object->box_bytes);
+    if (!check->stop && check->sums.at == object->memory.layout->count && check->found == 0)
+        check->found = tensor_sum_object(object->memory.layout, check->sums.sums, object_metadata(object),
+                                         object->tail.metadata_bytes - object->tail.box_bytes);
 }
 
 static void end_check(struct replica *replica, const struct rdt_error *err)
@@ -299,11 +299,11 @@ static bool begin_check(struct replica *replica)
     struct object *object = replica->object;
     struct replica_check *check;
 
-    if ((replica->sum == 0 && !sum_follows(replica)) || object->n_regions != 1)
+    if ((replica->sum == 0 && !sum_follows(replica)) || object->memory.n_regions != 1)
         return false;
     check = calloc(1, sizeof *check);
-    if (!check || !(check->base = region_addr(object->uses[0].region, NULL)) ||
-        !tensor_sums_init(&check->sums, object->layout, &check->base)) {
+    if (!check || !(check->base = region_addr(object->memory.uses[0].region, NULL)) ||
+        !tensor_sums_init(&check->sums, object->memory.layout, &check->base)) {
         if (check)
             check_free(check);
         return false;
@@ -547,7 +547,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
 
     if (status != RDT_OK)
         return status;
-    region_clear_gaps(transfer->move.received, replica->object->layout, 0);
+    region_clear_gaps(transfer->move.received, replica->object->memory.layout, 0);
     transfer->move.received->origin = REGION_COPY;
     transfer->move.received->client = 0;
     event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->move.received);
@@ -633,7 +633,7 @@ void replica_whole(struct replica *replica)
         if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
             drop(replica);
         else /* Every fetch shares the memory now, so it is charged to no user's limit. */
-            region_make_common(replica->object->uses[0].region);
+            region_make_common(replica->object->memory.uses[0].region);
     }
     replica_settle(replica);
     replica_unref(replica);

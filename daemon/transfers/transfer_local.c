@@ -27,8 +27,8 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
 
     if (!transfer->move.target || bytes > transfer->wish.self_copy_bytes || transfer->move.source->count > MAX_READER_TENSORS)
         return false;
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        const struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        const struct region *region = object->memory.uses[i].region;
         /* The reader would have to map the region for each copy; or reading it may fault, which only the
          * daemon can survive. */
         if (!mapped_may_keep(region) || region_may_fault(region))
@@ -69,7 +69,7 @@ static bool overwrites(const struct transfer *transfer, const struct object *obj
     uint64_t lo, hi, target_lo, target_hi;
 
     if (layout_bytes(source, k) == 0 || layout_bytes(target, i) == 0 ||
-        object->uses[source->region[k]].region != transfer->move.target->uses[target->region[i]].region ||
+        object->memory.uses[source->region[k]].region != transfer->move.target->uses[target->region[i]].region ||
         layout_extent(source, k, &lo, &hi, NULL) != RDT_OK ||
         layout_extent(target, i, &target_lo, &target_hi, NULL) != RDT_OK || hi <= target_lo || target_hi <= lo)
         return false;
@@ -81,9 +81,9 @@ static bool share_a_range(const struct transfer *transfer, const struct object *
     const struct target *target = transfer->move.target;
 
     for (uint32_t i = 0; target && i < target->n; i++)
-        for (uint32_t k = 0; k < object->n_regions; k++)
-            if (object->uses[k].region == target->uses[i].region && object->uses[k].lo < target->uses[i].hi &&
-                target->uses[i].lo < object->uses[k].hi)
+        for (uint32_t k = 0; k < object->memory.n_regions; k++)
+            if (object->memory.uses[k].region == target->uses[i].region && object->memory.uses[k].lo < target->uses[i].hi &&
+                target->uses[i].lo < object->memory.uses[k].hi)
                 return true;
     return false;
 }
@@ -104,7 +104,7 @@ static enum rdt_status check_targets(const struct transfer *transfer, const stru
                                      "put a snapshot, or give other targets",
                                      i, k);
         own = own &&
-              object->uses[transfer->move.source->region[i]].region ==
+              object->memory.uses[transfer->move.source->region[i]].region ==
                   transfer->move.target->uses[transfer->move.target->layout->region[i]].region &&
               transfer->move.source->offset[i] == transfer->move.target->layout->offset[i];
     }
@@ -156,12 +156,12 @@ static void reply_inline(struct transfer *transfer, struct object *object)
 /* How many fds the answer needs to share the object's regions. */
 static uint32_t n_fds_of(const struct object *object)
 {
-    uint32_t n = object->n_regions;
+    uint32_t n = object->memory.n_regions;
     unsigned fds;
 
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (!region_is_host(object->uses[i].region) && region_share_fds(object->uses[i].region, &fds, NULL) == RDT_OK &&
-            fds > 1)
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (!region_is_host(object->memory.uses[i].region) &&
+            region_share_fds(object->memory.uses[i].region, &fds, NULL) == RDT_OK && fds > 1)
             n += fds - 1;
     return n;
 }
@@ -186,8 +186,8 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     bool elsewhere = false;
     enum rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; i < object->n_regions && !query->stay_why_not; i++) {
-        struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions && !query->stay_why_not; i++) {
+        struct region *region = object->memory.uses[i].region;
         unsigned fds;
         if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
             query->stay_why_not = "it is on a device, whose memory the reader's process does not map";
@@ -204,7 +204,8 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     if (!from)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
     for (uint32_t i = 0; i < source->count; i++)
-        from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->device : NULL;
+        from[i] =
+            !object->memory.chunk && layout_bytes(source, i) > 0 ? object->memory.uses[source->region[i]].region->device : NULL;
     status = destination_plan(transfer, from, false, &elsewhere, err);
     free(from);
     if (elsewhere && !query->stay_why_not)
@@ -218,7 +219,7 @@ static bool is_checked(struct transfer *transfer, struct object *object)
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (!object->unchecked || transfer->wish.meta_only)
+    if (!object->file.unchecked || transfer->wish.meta_only)
         return true;
     transfer->local.waiter.on_event = on_put;
     status = object_check(object, &transfer->account->owner, &transfer->local.waiter, &err);
@@ -270,18 +271,19 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         query.transport = ""; /* No bytes move between nodes. */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
-    if (!object_is_constant(object) && !object->loaned)
+    if (!object_is_constant(object) && !object->changes.loaned)
         query.cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
     if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
-    query.has_inline = object->chunk;
+    query.has_inline = object->memory.chunk;
     query.too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
-    query.same_client = !query.too_many_regions && object->n_regions > 0;
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
-                            object->uses[i].region->origin != REGION_RECEIVED && object->uses[i].region->state != REGION_LOANED;
+    query.same_client = !query.too_many_regions && object->memory.n_regions > 0;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        query.same_client = query.same_client && object->memory.uses[i].region->client == transfer->client->id &&
+                            object->memory.uses[i].region->origin != REGION_RECEIVED &&
+                            object->memory.uses[i].region->state != REGION_LOANED;
     if (record_decide(transfer->transfers, &transfer->record, &query, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;

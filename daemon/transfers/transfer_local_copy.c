@@ -58,8 +58,8 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
     const struct object *object = transfer->local.object;
     enum rdt_status status = target_check(transfer->move.target, err);
 
-    for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++)
-        status = region_check(object->uses[i].region, err);
+    for (uint32_t i = 0; status == RDT_OK && i < object->memory.n_regions; i++)
+        status = region_check(object->memory.uses[i].region, err);
     return status;
 }
 
@@ -135,10 +135,10 @@ static struct region *place_region(const struct local_copy *local, uint32_t i)
 {
     const struct transfer *transfer = local->transfer;
     const struct object *object = transfer->local.object;
-    uint32_t n_from = object->chunk ? 0 : object->n_regions;
+    uint32_t n_from = object->memory.chunk ? 0 : object->memory.n_regions;
 
     if (i < n_from)
-        return object->uses[i].region;
+        return object->memory.uses[i].region;
     if (transfer->move.target)
         return i - n_from < transfer->move.target->n ? transfer->move.target->uses[i - n_from].region : NULL;
     return i == n_from ? transfer->move.received : NULL;
@@ -163,7 +163,7 @@ static bool is_pinned(const struct local_copy *local)
     for (uint32_t i = 0; (region = place_region(local, i)); i++)
         if (region_is_host(region) && !region_is_pinned_for(region, kind))
             return false;
-    return kind && !local->transfer->local.object->chunk;
+    return kind && !local->transfer->local.object->memory.chunk;
 }
 
 static void note_device_copy(const struct local_copy *local)
@@ -262,8 +262,8 @@ static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_er
     if (!local->from || !local->to)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
     for (uint32_t i = 0; i < n_from; i++)
-        local->from[i] = object->chunk ? (struct device_place){.base = local->copy.from[i].at.base}
-                                       : (struct device_place){.region = object->uses[i].region};
+        local->from[i] = object->memory.chunk ? (struct device_place){.base = local->copy.from[i].at.base}
+                                              : (struct device_place){.region = object->memory.uses[i].region};
     for (uint32_t i = 0; i < n_to; i++)
         local->to[i].region = target ? target->uses[i].region : transfer->move.received;
     status = device_copy_start(transfer->move.source, local->from, local->copy.target, local->to, NULL, is_pinned(local),
@@ -279,11 +279,11 @@ static enum rdt_status fill_places(struct transfer *transfer, struct copy *copy,
     struct target *target = transfer->move.target;
     enum rdt_status status = RDT_OK;
 
-    if (object->chunk)
+    if (object->memory.chunk)
         copy->from[0] = (struct copy_place){.at.base = object_base(object, 0, err), .kind = object_region(object, 0)->kind};
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++)
-        if (region_is_host(object->uses[i].region)) /* Devices copy the rest. */
-            status = copy_from(copy, i, object->uses[i].region, err);
+    for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++)
+        if (region_is_host(object->memory.uses[i].region)) /* Devices copy the rest. */
+            status = copy_from(copy, i, object->memory.uses[i].region, err);
     for (uint32_t i = 0; target && i < target->n && status == RDT_OK; i++)
         if (region_is_host(target->uses[i].region))
             status = copy_to(copy, i, target->uses[i].region, err);

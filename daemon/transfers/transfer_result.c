@@ -225,8 +225,8 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
 /* Whether the producer can still write the object. */
 static bool may_be_written(const struct object *object)
 {
-    for (uint32_t i = 0; i < object->n_regions; i++)
-        if (object->uses[i].region->client == object->producer_id && object->uses[i].region->writable_outside)
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (object->memory.uses[i].region->client == object->producer_id && object->memory.uses[i].region->writable_outside)
             return true;
     return false;
 }
@@ -238,10 +238,10 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
 {
     struct client *producer = object->producer;
 
-    if (object_is_constant(object) || object->loaned || object->notice_given || !producer || producer == transfer->client ||
-        !may_be_written(object))
+    if (object_is_constant(object) || object->changes.loaned || object->changes.notice_given || !producer ||
+        producer == transfer->client || !may_be_written(object))
         return false;
-    object->notice_given = true;
+    object->changes.notice_given = true;
     log_at(producer->notice_given ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
            "obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
            (unsigned long long)object->generation, (unsigned long long)transfer->client->id, (unsigned long long)producer->id);
@@ -270,16 +270,16 @@ static void answer_object(struct fetch *fetch)
     result_init(&result, transfer, &transfer->ref);
     result_set_tensors(&result, transfer->answers.layout, true, fetch->client);
     result.done.tensors = &result.tensors;
-    result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
-    result.done.box_bytes = object->box_bytes;
+    result.done.metadata = (ProtobufCBinaryData){object->tail.metadata_bytes, (uint8_t *)object_metadata(object)};
+    result.done.box_bytes = object->tail.box_bytes;
     result.done.mutable_shared = transfer->answers.notice;
     result.done.to_copy = how == PATH_COPY;
     transfer->answers.notice = false;
-    if (!result_make_regions(&result, object->n_regions, object_on_device(object)) ||
+    if (!result_make_regions(&result, object->memory.n_regions, object_on_device(object)) ||
         !(hold = client_hold_object(fetch->client, object)))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", transfer->ref.id);
-    for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
-        struct region *region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++) {
+        struct region *region = object->memory.uses[i].region;
         bool cow = how == PATH_COW || (fetch->cow && how != PATH_COPY);
         enum share share = how == PATH_SAME ? SHARE_WRITE : cow ? SHARE_COW : SHARE_READ;
 
@@ -426,6 +426,6 @@ void transfer_use_metadata(struct transfer *transfer, struct object *object)
     object_hold(object);
     transfer->answers.object = object;
     transfer->metadata.bytes = object_metadata(object);
-    transfer->metadata.n_bytes = object->metadata_bytes;
-    transfer->metadata.box_bytes = object->box_bytes;
+    transfer->metadata.n_bytes = object->tail.metadata_bytes;
+    transfer->metadata.box_bytes = object->tail.box_bytes;
 }

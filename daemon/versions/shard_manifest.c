@@ -323,7 +323,7 @@ enum rdt_status version_publish(struct version *version, uint8_t *packed, size_t
     if (status != RDT_OK) {
         free(put.layout);
     } else {
-        next.object->manifest = true;
+        next.object->kind = OBJECT_MANIFEST;
         status = names_publish(shards->published, &next, number_p, err);
         if (status == RDT_OK && !object_wait_freed(next.object, &version->manifest))
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");

@@ -65,7 +65,7 @@ static enum rdt_status restore(struct shards *shards, struct object *object, con
 {
     struct shard_part first = {.step = manifest->step,
                                .of = (uint32_t)manifest->n_parts,
-                               .visibility = (Rdt__Pb__Visibility)object->visibility,
+                               .visibility = (Rdt__Pb__Visibility)object->access.visibility,
                                .name.id_bytes = (uint8_t)manifest->name.len};
     struct version *version;
     enum rdt_status status = RDT_OK;
@@ -90,8 +90,8 @@ void shards_restore(void *shards, struct object *object)
     Rdt__Pb__Manifest *manifest = NULL;
     struct rdt_error err;
 
-    if (object->metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
-        manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
+    if (object->tail.metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
+        manifest = rdt__pb__manifest__unpack(NULL, object->tail.metadata_bytes - magic, object_metadata(object) + magic);
     if (!manifest)
         log_error(
             "obj %016llx is the manifest of a version, whose parts are no longer held: it is invalid, or has the format of "

@@ -222,7 +222,7 @@ struct version *version_restore(struct shards *shards, const struct shard_part *
         version_end(version);
         return NULL;
     }
-    if (manifest->published)
+    if (manifest->survives.published)
         name->current = version;
     return version;
 }
@@ -359,7 +359,7 @@ static struct version *find_step(const struct shard_name *name, uint64_t step)
 
 bool version_is_current(const struct version *version)
 {
-    return version && version->manifest.object && version->manifest.object->published;
+    return version && version->manifest.object && version->manifest.object->survives.published;
 }
 
 static enum rdt_status check_part(const struct shard_name *name, const struct version *version, const struct shard_part *part,

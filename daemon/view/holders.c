@@ -141,7 +141,7 @@ static void add_daemons(struct holders *holders, const struct object *object)
 {
     struct row *row;
 
-    if (!holders->viewer && object->in_transit)
+    if (!holders->viewer && object->survives.in_transit)
         (void)count_one(holders, "in transit", object);
     if (!holders->viewer && object_peer_holds(object) > 0 && (row = count_one(holders, "transfer", object))) {
         row->info.count = object_peer_holds(object);

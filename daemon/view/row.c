@@ -331,7 +331,7 @@ struct row_audience row_audience(Rdt__Pb__ListKind kind, const void *thing)
 
     switch (kind) {
     case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
-        return shown(object->visibility, object->account);
+        return shown(object->access.visibility, object->account);
     case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
         return only(&((const struct region *)thing)->account->owner);
     case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:

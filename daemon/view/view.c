@@ -110,7 +110,7 @@ void object_view_fill(struct object_view *view, struct object *object)
     rdt__pb__object_info__init(info);
     object_ref(object, &ref);
     rdt_ref_to_text(&ref, view->ref);
-    wire_ref_id_text(object_id(object), object->id_bytes, view->id);
+    wire_ref_id_text(object_id(object), object->tail.id_bytes, view->id);
     info->ref = view->ref;
     info->id = view->id;
     info->generation = object->generation;
@@ -118,25 +118,25 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->tenant = object->account->owner.tenant;
     info->uid = object->account->owner.uid;
     info->producer = object->producer_id;
-    info->visibility = (char *)visibility[object->visibility];
+    info->visibility = (char *)visibility[object->access.visibility];
     info->transport = (char *)object->transport;
     info->bytes = object->bytes;
     info->snapshot = object_is_constant(object);
-    info->detached = object->detached;
-    info->kept = object->record && !object->adopted;
-    if (object->stored != OBJECT_NOT_STORED) {
+    info->detached = object->survives.detached;
+    info->kept = object->record && object->kind != OBJECT_REPLICA;
+    if (object->file.stored != OBJECT_NOT_STORED) {
         (void)snprintf(view->stored_file, sizeof view->stored_file, "%016" PRIx64 ".safetensors", object->generation);
         info->stored_dir = (char *)object->table->stored_dir;
         info->stored_file = view->stored_file;
-        info->storing = object->stored == OBJECT_STORING;
+        info->storing = object->file.stored == OBJECT_STORING;
     }
-    info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
+    info->ttl_left_ns = object->survives.detached ? detached_left_ns(object) : -1;
     info->tensors = object_n_tensors(object);
-    info->metadata_bytes = object->metadata_bytes - object->box_bytes;
+    info->metadata_bytes = object->tail.metadata_bytes - object->tail.box_bytes;
     info->holds = object->holds;
     info->pins = object->pins;
-    info->boxed = object->box_bytes > 0;
-    info->manifest = object->manifest;
+    info->boxed = object->tail.box_bytes > 0;
+    info->manifest = object->kind == OBJECT_MANIFEST;
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
 }

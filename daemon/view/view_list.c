@@ -64,7 +64,7 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
 
     if (!is_for(call, list->kind, object))
         return true;
-    if (prefix > object->id_bytes || memcmp(object_id(object), list->id_prefix, prefix) != 0)
+    if (prefix > object->tail.id_bytes || memcmp(object_id(object), list->id_prefix, prefix) != 0)
         return true;
     if (list->state[0] && strcmp(list->state, object_state_name(object)) != 0)
         return true;

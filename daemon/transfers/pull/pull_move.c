@@ -366,7 +366,7 @@ void pull_read_more(struct transfer *transfer)
 static void deliver_replica(struct transfer *transfer, struct replica *replica)
 {
     replica_whole(replica);
-    transfer_deliver_object(transfer, replica->object, replica->object->layout, PATH_SHARE);
+    transfer_deliver_object(transfer, replica->object, replica->object->memory.layout, PATH_SHARE);
 }
 
 static void deliver(struct transfer *transfer)

@@ -153,8 +153,8 @@ enum rdt_status serve_check(const struct serve *serve, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; status == RDT_OK && i < serve->object->n_regions; i++)
-        status = region_check(serve->object->uses[i].region, err);
+    for (uint32_t i = 0; status == RDT_OK && i < serve->object->memory.n_regions; i++)
+        status = region_check(serve->object->memory.uses[i].region, err);
     return status;
 }
 

@@ -208,19 +208,19 @@ void serve_answer(struct serve *serve, struct object *object)
     meta.transfer = serve->number;
     meta.ref = &ref;
     meta.version = serve->version;
-    meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
-    meta.box_bytes = object->box_bytes;
+    meta.metadata = (ProtobufCBinaryData){object->tail.metadata_bytes, (uint8_t *)object_metadata(object)};
+    meta.box_bytes = object->tail.box_bytes;
     meta.tensors = &tensors;
     meta.bytes = serve->stream_bytes;
     meta.transport = (char *)object->transport;
     meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
     /* No reader gets a key to the arena, to imported memory, or to a replica that is being filled. */
-    meta.contiguous = !object->chunk && !object_slow_owner(object, serve->source) && all_contiguous(serve->source) &&
+    meta.contiguous = !object->memory.chunk && !object_slow_owner(object, serve->source) && all_contiguous(serve->source) &&
                       !(serve->replica && serve->replica->filling);
     if (object->producer && !serve->replica && !list_empty(&serve->transfers->groups->all))
         meta.producer = object->producer->name;
     meta.snapshot = object_is_constant(object);
-    meta.visibility = object->visibility;
+    meta.visibility = object->access.visibility;
     if (places.n > 0)
         meta.memory = places.rows[0].memory;
     if (!on_device && !serve->request.select)

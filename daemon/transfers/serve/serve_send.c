@@ -34,25 +34,26 @@ static enum rdt_status send_keys(struct serve *serve, struct rdt_error *err)
 {
     Rdt__Pb__PullKeys keys = RDT__PB__PULL_KEYS__INIT;
     struct object *object = serve->object;
-    uint8_t(*blobs)[RDT_KEY_MAX_BYTES] = calloc(object->n_regions + 1u, sizeof *blobs);
-    ProtobufCBinaryData *list = calloc(object->n_regions + 1u, sizeof *list);
+    uint8_t(*blobs)[RDT_KEY_MAX_BYTES] = calloc(object->memory.n_regions + 1u, sizeof *blobs);
+    ProtobufCBinaryData *list = calloc(object->memory.n_regions + 1u, sizeof *list);
     struct transport *transport = serve->sending.connection->transport;
     Rdt__Pb__TensorList tensors;
     struct layout_rows rows;
     enum rdt_status status = blobs && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for keys");
 
-    for (uint32_t i = 0; status == RDT_OK && i < object->n_regions; i++) {
+    for (uint32_t i = 0; status == RDT_OK && i < object->memory.n_regions; i++) {
         void *handle = NULL;
-        if (!transport_moves(transport, object->uses[i].region->kind->name) || region_is_by_fd(object->uses[i].region))
+        if (!transport_moves(transport, object->memory.uses[i].region->kind->name) ||
+            region_is_by_fd(object->memory.uses[i].region))
             continue; /* None of the requested tensors lies in this region, so it was not registered. */
-        status = region_register(object->uses[i].region, transport, &handle, NULL, NULL, err);
+        status = region_register(object->memory.uses[i].region, transport, &handle, NULL, NULL, err);
         list[i].data = blobs[i];
         if (status == RDT_OK)
             status = transport->ops.pack_key(transport->instance, handle, blobs[i], &list[i].len, err);
     }
     if (status == RDT_OK) {
         keys.transfer = serve->number;
-        keys.n_keys = object->n_regions;
+        keys.n_keys = object->memory.n_regions;
         keys.keys = list;
         layout_to_wire(serve->source, true, serve->session->peer->tensor_runs ? &rows : NULL, &tensors);
         keys.tensors = &tensors;
@@ -97,10 +98,11 @@ static enum rdt_status reserve_stage(struct serve *serve, struct rdt_error *err)
             kind = object_region(object, serve->source->region[i])->kind;
     for (uint32_t i = 0; i < serve->sending.plan->n; i++)
         max_bytes = serve->sending.plan->chunks[i].bytes > max_bytes ? serve->sending.plan->chunks[i].bytes : max_bytes;
-    if (!serve->sending.slow_owner && !(serve->sending.places = calloc(object->n_regions + 1u, sizeof *serve->sending.places)))
+    if (!serve->sending.slow_owner &&
+        !(serve->sending.places = calloc(object->memory.n_regions + 1u, sizeof *serve->sending.places)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", serve->ref.id);
-    for (uint32_t i = 0; i < object->n_regions && serve->sending.places; i++)
-        serve->sending.places[i].region = object->uses[i].region;
+    for (uint32_t i = 0; i < object->memory.n_regions && serve->sending.places; i++)
+        serve->sending.places[i].region = object->memory.uses[i].region;
     return stage_create(serve->transfers->regions, kind, slots < serve->sending.plan->n ? slots : serve->sending.plan->n,
                         (max_bytes + 4095) & ~UINT64_C(4095), serve->account, on_stage, serve, err);
 }
@@ -180,7 +182,7 @@ static enum rdt_status decide_staging(struct serve *serve, const struct peer_tra
     if (!object_on_device(serve->object)) /* A replica that is being filled may have no memory yet. */
         return RDT_OK;
     for (uint32_t i = 0; i < serve->source->count; i++) {
-        const struct region *region = layout_bytes(serve->source, i) > 0 && !serve->object->chunk
+        const struct region *region = layout_bytes(serve->source, i) > 0 && !serve->object->memory.chunk
                                           ? object_region(serve->object, serve->source->region[i])
                                           : NULL;
         if (!region || region_is_host(region)) {
@@ -233,7 +235,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)
         status =
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot move the object in this way at the owner", pt->transport->name);
-    else if (start->one_sided && serve->object->chunk) /* The key would open the neighbours in the arena too. */
+    else if (start->one_sided && serve->object->memory.chunk) /* The key would open the neighbours in the arena too. */
         status =
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot read a small object of the owner's arena", pt->transport->name);
     else if (start->one_sided && serve->replica && serve->replica->filling)

@@ -319,8 +319,8 @@ Test(object, ids_are_generated)
 {
     struct object *a = put(""), *b = put("");
 
-    cr_assert(a->id_bytes > 0 && b->id_bytes > 0);
-    cr_assert(a->id_bytes != b->id_bytes || memcmp(object_id(a), object_id(b), a->id_bytes) != 0);
+    cr_assert(a->tail.id_bytes > 0 && b->tail.id_bytes > 0);
+    cr_assert(a->tail.id_bytes != b->tail.id_bytes || memcmp(object_id(a), object_id(b), a->tail.id_bytes) != 0);
     object_free(a, false, OBJECT_END_FREED);
     object_free(b, false, OBJECT_END_FREED);
 }
@@ -371,8 +371,8 @@ Test(object, may_show_own_or_covered_regions)
         struct object *object = put("a");
         const char *why_not = NULL;
 
-        object->layout->offset[0] = rows[i].offset;
-        object->layout->shape[0] = rows[i].bytes;
+        object->memory.layout->offset[0] = rows[i].offset;
+        object->memory.layout->shape[0] = rows[i].bytes;
         region->origin = rows[i].origin;
         cr_expect_eq(object_may_show(object, rows[i].requester, &why_not), rows[i].may, "row %zu", i);
         cr_expect_eq(why_not == NULL, rows[i].may, "row %zu", i);
@@ -462,7 +462,7 @@ Test(object, much_metadata_and_many_shapes_are_kept)
         struct object *object = put_parts("much", cases[i].metadata_bytes, cases[i].n_tensors, RDT_OK);
         struct layout *layout = NULL;
 
-        cr_assert_eq(object->metadata_bytes, cases[i].metadata_bytes);
+        cr_assert_eq(object->tail.metadata_bytes, cases[i].metadata_bytes);
         for (size_t k = 0; k < cases[i].metadata_bytes; k++)
             cr_assert_eq(object_metadata(object)[k], 5);
         cr_assert_eq(object_n_tensors(object), cases[i].n_tensors);
