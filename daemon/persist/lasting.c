@@ -22,7 +22,7 @@ bool recovery_add_region(struct recovery *recovery, struct region *region, struc
         return false;
     region->record = slot;
     recovery_charge(region->account, slot);
-    recovery->kept_bytes += region->room;
+    recovery->counts.bytes += region->room;
     return true;
 }
 
@@ -32,7 +32,7 @@ void recovery_drop_region(struct recovery *recovery, struct region *region)
     for (uint32_t i = 0; i < region->n_fds; i++)
         keeper_link_drop(&recovery->link, keeper_id(region->id, i));
     (void)map_remove_u64(&recovery->kept_regions, region->id);
-    recovery->kept_bytes -= region->room;
+    recovery->counts.bytes -= region->room;
     region->record = NULL;
 }
 
@@ -195,7 +195,7 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
     object_numbers(object, numbers);
     object->record =
         recovery_add_record(recovery, NULL, RECORD_OBJECT, object->generation, &record.base, object_flags(object), numbers);
-    recovery->n_objects += object->record != NULL;
+    recovery->counts.objects += object->record != NULL;
     free(layout);
 }
 
@@ -205,7 +205,7 @@ static void lose(struct recovery *recovery, struct object *object)
     if (object->unkept)
         return;
     object->unkept = true;
-    recovery->n_lost++;
+    recovery->counts.lost++;
     log_debug("obj %016llx will not survive a restart: its memory cannot be kept, or there is no memory for its record",
               (unsigned long long)object->generation);
 }
@@ -276,7 +276,7 @@ static void forget_object(struct recovery *recovery, struct object *object)
 {
     journal_remove(recovery->journal, object->record);
     object->record = NULL;
-    recovery->n_objects--;
+    recovery->counts.objects--;
 }
 
 /* Returns the request id of the PUT, which a client may send again after a restart. 0: none, or no memory to read it. */
@@ -302,7 +302,7 @@ static void write_again(struct recovery *recovery, struct object *object)
     keep_object(recovery, object, NULL);
     (void)map_remove_u64(&recovery->filling, object->generation);
     journal_remove(recovery->journal, old);
-    recovery->n_objects--;
+    recovery->counts.objects--;
 }
 
 static void on_object_moved(void *arg, struct object *object)
@@ -364,14 +364,14 @@ static void on_name(void *arg, struct name *name)
         numbers[NUMBER_NAME_REQUEST] = name->request;
         numbers[NUMBER_NAME_UNTIL] = name->ttl_ns > 0 ? until(deadline_left_ns(&name->expiry)) : 0;
         name->record = recovery_add_record(recovery, name->account, RECORD_NAME, name->version, &record.base, 0, numbers);
-        recovery->n_lost += name->record == NULL;
+        recovery->counts.lost += name->record == NULL;
     }
     if (old) {
         if (!name->record || name->version != old->key)
             recovery_remember_published(recovery, old);
         recovery_remove_record(recovery, name->account, old);
     }
-    recovery->n_names += (name->record != NULL) - (old != NULL);
+    recovery->counts.names += (name->record != NULL) - (old != NULL);
 }
 
 /* ---- holds ---- */
@@ -427,7 +427,7 @@ static void on_hold(void *arg, struct hold *hold)
     record.regions = ids;
     record.n_regions = n;
     hold->record = recovery_add_record(recovery, hold->client->account, RECORD_HOLD, hold->id, &record.base, 0, NULL);
-    recovery->n_holds += hold->record != NULL;
+    recovery->counts.holds += hold->record != NULL;
     free(ids);
 }
 
@@ -438,7 +438,7 @@ static void on_hold_end(void *arg, struct hold *hold)
     if (recovery->frozen)
         return;
     recovery_remove_record(recovery, hold->client->account, hold->record);
-    recovery->n_holds--;
+    recovery->counts.holds--;
 }
 
 static void on_remote_hold(void *arg, struct remote_hold *hold)
@@ -452,7 +452,7 @@ static void on_remote_hold(void *arg, struct remote_hold *hold)
     record.generation = hold->object->generation;
     hold->record =
         recovery_add_record(recovery, hold->client->account, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
-    recovery->n_holds += hold->record != NULL;
+    recovery->counts.holds += hold->record != NULL;
 }
 
 static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref *ref)
@@ -466,7 +466,7 @@ static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref 
     record.ref = (Rdt__Pb__Ref *)ref;
     hold->record =
         recovery_add_record(recovery, hold->client->account, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
-    recovery->n_holds += hold->record != NULL;
+    recovery->counts.holds += hold->record != NULL;
 }
 
 static void on_remote_hold_end(void *arg, struct remote_hold *hold)
@@ -476,7 +476,7 @@ static void on_remote_hold_end(void *arg, struct remote_hold *hold)
     if (recovery->frozen)
         return;
     recovery_remove_record(recovery, hold->client->account, hold->record);
-    recovery->n_holds--;
+    recovery->counts.holds--;
 }
 
 void recovery_record(struct recovery *recovery)

@@ -24,7 +24,7 @@ void *recovery_keep_node_hold(struct recovery *recovery, struct account *account
     record.tenant = (char *)image->owner.tenant;
     record.generation = object->generation;
     slot = recovery_add_record(recovery, account, RECORD_NODE_HOLD, image->number, &record.base, 0, NULL);
-    recovery->n_holds += slot != NULL;
+    recovery->counts.holds += slot != NULL;
     return slot;
 }
 
@@ -33,7 +33,7 @@ void recovery_end_node_hold(struct recovery *recovery, struct account *account, 
     if (!record || recovery->frozen)
         return;
     recovery_remove_record(recovery, account, record);
-    recovery->n_holds--;
+    recovery->counts.holds--;
 }
 
 void recovery_free_node_hold(struct node_hold_record *hold)
@@ -87,7 +87,7 @@ bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, s
         recovery_charge(account, slot);
         object_hold(object);
         list_append(&recovery->node_holds, &hold->link);
-        recovery->n_holds++;
+        recovery->counts.holds++;
     } else {
         free(hold);
     }

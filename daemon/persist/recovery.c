@@ -16,17 +16,12 @@
 
 struct recovery_counts recovery_counts(const struct recovery *recovery)
 {
-    if (!recovery->journal)
-        return (struct recovery_counts){0};
-    return (struct recovery_counts){.keeper_up = keeper_link_is_up(&recovery->link),
-                                    .objects = recovery->n_objects,
-                                    .names = recovery->n_names,
-                                    .sessions = recovery->n_sessions,
-                                    .holds = recovery->n_holds,
-                                    .bytes = recovery->kept_bytes,
-                                    .restored = recovery->n_restored,
-                                    .restored_sessions = recovery->n_restored_sessions,
-                                    .lost = recovery->n_lost};
+    return recovery->journal ? recovery->counts : (struct recovery_counts){0};
+}
+
+bool recovery_keeper_is_up(const struct recovery *recovery)
+{
+    return recovery->journal && keeper_link_is_up(&recovery->link);
 }
 
 /* ---- the keeper ---- */
@@ -135,7 +130,7 @@ static void give_up_last(struct recovery *recovery)
     state->reading = 0;
     if (!slot)
         return;
-    recovery->n_lost++;
+    recovery->counts.lost++;
     log_error("the last start ended while it restored record %016llx (%u bytes of kind %u), which is lost: please report this",
               (unsigned long long)slot->key, slot->bytes, slot->kind);
     journal_remove(recovery->journal, slot);
@@ -311,8 +306,8 @@ static void freeze(struct recovery *recovery)
         return;
     recovery->frozen = true;
     log_info("the keeper has %llu objects, %llu names and %llu sessions for the next start of rdtd",
-             (unsigned long long)recovery->n_objects, (unsigned long long)recovery->n_names,
-             (unsigned long long)recovery->n_sessions);
+             (unsigned long long)recovery->counts.objects, (unsigned long long)recovery->counts.names,
+             (unsigned long long)recovery->counts.sessions);
 }
 
 /* The start has failed before they were taken. */

@@ -100,6 +100,13 @@ struct kept_group {
     void *record;
 };
 
+struct recovery_counts {
+    uint64_t objects, names, sessions, holds; /* with a record */
+    uint64_t bytes;                           /* of regions with a record */
+    uint64_t restored, restored_sessions;     /* objects and sessions that this daemon restored at its start */
+    uint64_t lost;                            /* objects and names whose record could not be written or restored */
+};
+
 struct recovery {
     const char *keeper; /* the keeper's socket; "": nothing is kept */
     struct node *node;
@@ -129,11 +136,7 @@ struct recovery {
     struct map published;    /* session id -> struct published: the effects of the last PUBLISHes of sessions with a record */
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and of an object whose
                               * record is being written again */
-    uint64_t kept_bytes;     /* of those regions */
-    uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
-    uint64_t n_restored;                              /* objects that this daemon restored at its start */
-    uint64_t n_restored_sessions;
-    uint64_t n_lost;         /* objects and names whose record could not be written or restored */
+    struct recovery_counts counts;
     struct log_rare no_room; /* in the journal */
 };
 
@@ -177,10 +180,7 @@ void recovery_drain(struct recovery *recovery);
 void recovery_close(struct recovery *recovery);
 void recovery_fini(struct recovery *recovery);
 
-struct recovery_counts {
-    bool keeper_up;
-    uint64_t objects, names, sessions, holds, bytes, restored, restored_sessions, lost;
-};
-struct recovery_counts recovery_counts(const struct recovery *recovery);
+struct recovery_counts recovery_counts(const struct recovery *recovery); /* all 0 if nothing is kept */
+bool recovery_keeper_is_up(const struct recovery *recovery);
 
 #endif

@@ -17,7 +17,7 @@ static void lose(struct restoring *restoring, struct journal_slot *slot, const c
 {
     struct recovery *recovery = restoring->recovery;
 
-    if (why->status != RDT_OK && ++recovery->n_lost <= MAX_LOGGED)
+    if (why->status != RDT_OK && ++recovery->counts.lost <= MAX_LOGGED)
         log_error("%s %016llx of the earlier daemon is lost: %s", what, (unsigned long long)slot->key, why->msg);
     journal_remove(recovery->journal, slot);
 }
@@ -299,7 +299,7 @@ static bool put_again(struct restoring *restoring, struct journal_slot *slot, co
     note_answer(client, record->request, slot->key);
     lend_again(restoring, regions, record);
     object->record = slot;
-    recovery->n_objects++;
+    recovery->counts.objects++;
     finish_object(object, slot, now_ns);
     return true;
 }
@@ -334,7 +334,7 @@ static void take_name(struct recovery *recovery, struct name *name, struct journ
         (void)recovery_write_published(recovery, name->record);
         recovery_remove_record(recovery, name->account, name->record);
     } else {
-        recovery->n_names++;
+        recovery->counts.names++;
     }
     name->record = slot;
     recovery_charge(name->account, slot);
@@ -434,12 +434,12 @@ static void restore_manifests(struct recovery *recovery)
 
 static void say_restored(struct recovery *recovery, uint64_t began_ns)
 {
-    recovery->n_restored = recovery->n_objects;
-    recovery->n_restored_sessions = recovery->n_sessions;
+    recovery->counts.restored = recovery->counts.objects;
+    recovery->counts.restored_sessions = recovery->counts.sessions;
     log_info("restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
-             (unsigned long long)recovery->n_restored, (unsigned long long)recovery->kept_bytes,
-             (unsigned long long)recovery->n_names, (unsigned long long)recovery->n_sessions,
-             (double)(uv_hrtime() - began_ns) / 1e6, recovery->n_lost > 0 ? "; some are lost, see above" : "");
+             (unsigned long long)recovery->counts.restored, (unsigned long long)recovery->counts.bytes,
+             (unsigned long long)recovery->counts.names, (unsigned long long)recovery->counts.sessions,
+             (double)(uv_hrtime() - began_ns) / 1e6, recovery->counts.lost > 0 ? "; some are lost, see above" : "");
     if (journal_damaged(recovery->journal) > 0)
         log_error("%llu records of the journal were damaged, and what they described is lost",
                   (unsigned long long)journal_damaged(recovery->journal));

@@ -137,7 +137,7 @@ bool recovery_keep_session(struct recovery *recovery, struct client *client, con
         return false;
     }
     client->lasting = &recovery->lasting;
-    recovery->n_sessions++;
+    recovery->counts.sessions++;
     return true;
 }
 
@@ -149,7 +149,7 @@ void recovery_end_session(struct recovery *recovery, struct client *client)
     (void)map_remove_u64(&recovery->sessions, client->id);
     recovery_remove_record(recovery, client->account, client->record);
     client->record = NULL;
-    recovery->n_sessions--;
+    recovery->counts.sessions--;
 }
 
 static bool image_from(const Rdt__Pb__JournalSession *record, uint64_t id, struct session_image *image_p, struct rdt_error *err)
@@ -189,7 +189,7 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
         client->record = slot;
         recovery_charge(client->account, slot);
         client->lasting = &recovery->lasting;
-        recovery->n_sessions++;
+        recovery->counts.sessions++;
     }
     arena_fini(&arena);
     return client && err->status == RDT_OK;
@@ -238,7 +238,7 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     if (hold) {
         hold->record = slot;
         recovery_charge(client->account, slot);
-        recovery->n_holds++;
+        recovery->counts.holds++;
     }
     free(regions);
     arena_fini(&arena);
@@ -285,7 +285,7 @@ bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot,
     if (client && remote_hold_take(client, slot->key, object, &hold, err) == RDT_OK) {
         hold->record = slot;
         recovery_charge(client->account, slot);
-        recovery->n_holds++;
+        recovery->counts.holds++;
         if (record->ref)
             (void)recovery_await_far_hold(recovery, client, slot->key, record->ref);
     }

@@ -54,7 +54,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.cache_hits = rpc->regions->caches.hits;
     if (rpc->peers)
         peers_certificate_expires(rpc->peers, &reply.certificate_expires_s, &reply.crl_expires_s);
-    reply.keeper_up = kept.keeper_up;
+    reply.keeper_up = recovery_keeper_is_up(call->rpc->recovery);
     reply.shard_pending = shards_n_filling(rpc->shards);
     reply.kept_objects = kept.objects;
     reply.kept_names = kept.names;

@@ -31,10 +31,6 @@ static struct plugins *plugins;
 static struct work_pool *pool;
 static struct owner_work *owner_work;
 
-struct counts {
-    uint64_t objects, names, sessions, holds, lost;
-};
-
 /* ---- what stays from input to input ---- */
 
 static void set_up(void)
@@ -304,18 +300,18 @@ static struct journal *write_journal(const uint8_t *at, const uint8_t *end)
     return journal;
 }
 
-static struct counts restore(struct journal *journal)
+static struct recovery_counts restore(struct journal *journal)
 {
     static struct world world;
     struct recovery *recovery = &world.recovery;
     struct rdt_error err = {0};
-    struct counts counts;
+    struct recovery_counts counts;
     struct map held;
 
     world_init(&world, journal);
     keep_all(&held, journal);
     fuzz_must(persist_restore(recovery, &world.storage, true, &held, &err) == RDT_OK);
-    counts = (struct counts){recovery->n_objects, recovery->n_names, recovery->n_sessions, recovery->n_holds, recovery->n_lost};
+    counts = recovery->counts;
     drop_all(&held);
     world_fini(&world);
     return counts;
@@ -325,7 +321,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static unsigned most;
     struct journal *journal;
-    struct counts first, second;
+    struct recovery_counts first, second;
 
     set_up();
     journal = write_journal(data, data + bytes);

@@ -346,7 +346,7 @@ static void check_keeper(struct doctor *doctor)
         doctor_find(doctor, FINDING_OK, "", "No keeper is configured, so all sessions and objects end with the daemon.");
         return;
     }
-    if (!counts.keeper_up)
+    if (!recovery_keeper_is_up(recovery))
         doctor_find(doctor, FINDING_FAIL,
                     "Start it (systemctl start rdtd-keeper): the daemon then gives it everything again by itself.",
                     "The keeper at %s is not connected, so a crash of the daemon would lose %" PRIu64 " objects and %" PRIu64
