@@ -92,8 +92,8 @@ static void set_aside(struct check_work *check)
 
     storage_object_file(check->generation, ".safetensors", name);
     storage_object_file(check->generation, ".damaged", other);
-    check->aside = renameat(check->storage->dir, name, check->storage->dir, other) == 0;
-    check->damaged_bytes = storage_prune_damaged(check->storage->dir);
+    check->aside.renamed = renameat(check->storage->dir, name, check->storage->dir, other) == 0;
+    check->aside.damaged_bytes = storage_prune_damaged(check->storage->dir);
     (void)fsync(check->storage->dir);
 }
 
@@ -152,7 +152,7 @@ static void name_file(const struct check_work *check, struct rdt_error *err)
 {
     const struct object *object = check->stored ? check->stored->object : check->object;
 
-    if (check->status == RDT_DAMAGED && check->aside && !is_in_memory(object))
+    if (check->status == RDT_DAMAGED && check->aside.renamed && !is_in_memory(object))
         rdt_error_prefix(err,
                          "object \"%.*s\" cannot be read from %s/%016" PRIx64 ".safetensors, which is %016" PRIx64
                          ".damaged now: put the object again",
@@ -168,7 +168,7 @@ static void note_damage(struct check_work *check)
     struct storage *storage = check->storage;
     struct stored *stored = check->stored;
 
-    storage->counts->storage_damaged_bytes = check->damaged_bytes;
+    storage->counts->storage_damaged_bytes = check->aside.damaged_bytes;
     if (++storage->counts->storage_damaged <= STORAGE_MAX_WARNED)
         log_error("%s", check->err.msg);
     if (!stored)

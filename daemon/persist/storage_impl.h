@@ -91,8 +91,10 @@ struct check_work {
     uint32_t tensor;
     uint64_t from; /* byte of that tensor */
     uint64_t bytes;
-    bool aside;             /* the file has got its other name */
-    uint64_t damaged_bytes; /* then: of all files that are set aside */
+    struct {                    /* after the file was found to be damaged: */
+        bool renamed;           /* it has its other name */
+        uint64_t damaged_bytes; /* of all files that are set aside */
+    } aside;
     enum rdt_status status;
     struct rdt_error err;
 };
