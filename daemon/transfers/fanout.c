@@ -169,8 +169,9 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     uint64_t least = load(&fanout->direct, fanout, reader);
     struct fanout_place *best = NULL;
 
-    if (reader->compare || reader->n_left_whole >= MAX_LEFT_WHOLE) {
-        reader->compare = false;
+    if (reader->comparison == FANOUT_COMPARE_NEXT || reader->n_left_whole >= MAX_LEFT_WHOLE) {
+        if (reader->comparison == FANOUT_COMPARE_NEXT)
+            reader->comparison = FANOUT_COMPARED;
         enter(reader, NULL);
         return NULL;
     }
@@ -247,7 +248,7 @@ void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void 
 static struct fanout_place *next_to_compare(const struct fanout *fanout)
 {
     list_each (struct fanout_place, place, &fanout->places, link)
-        if (place->source && place->pace == FANOUT_FAIR && !place->whole && !place->was_compared)
+        if (place->source && place->pace == FANOUT_FAIR && !place->whole && place->comparison == FANOUT_NOT_COMPARED)
             return place;
     return NULL;
 }
@@ -264,7 +265,7 @@ void fanout_compare(struct fanout_place *first, uint64_t sent, fanout_ask_again 
         move_on(second, FANOUT_ASKED_COMPARE, ask_again, arg);
     } else if (!second && fanout->n_compared < COMPARE_TIMES &&
                sent >= fanout->compare_until + COMPARE_AFTER * fanout->chunk_bytes && (second = next_to_compare(fanout))) {
-        second->compare = second->was_compared = true;
+        second->comparison = FANOUT_COMPARE_NEXT;
         fanout->compared = second;
         fanout->n_compared++;
         fanout->compare_until = sent + COMPARE_CHUNKS * fanout->chunk_bytes;

@@ -62,6 +62,11 @@ enum fanout_verdict { FANOUT_FAIR, FANOUT_LAGS, FANOUT_SLOW };
 /* Why a reader was asked to ask again: its source lags, it lags itself, or it is compared with the first reader. */
 enum fanout_asked { FANOUT_NOT_ASKED, FANOUT_ASKED_SOURCE, FANOUT_ASKED_READER, FANOUT_ASKED_COMPARE };
 
+/* A place is compared with the first reader once at most:
+ *
+ *   NOT_COMPARED ── fanout_compare has it ask again ──► COMPARE_NEXT ── fanout_choose puts it at the owner's node ──► COMPARED */
+enum fanout_comparison { FANOUT_NOT_COMPARED, FANOUT_COMPARE_NEXT, FANOUT_COMPARED };
+
 struct fanout { /* of one object */
     uint64_t bytes;
     struct list places;            /* struct fanout_place.link, in order of arrival */
@@ -85,8 +90,8 @@ struct fanout_place {            /* of one reader */
     bool spares_owner;           /* it has come back: the owner has sent those bytes before, and another node is as good */
     const struct fanout_place *avoids; /* the source where it lagged, as that may be the one to blame; only compared */
     unsigned n_left_whole;             /* sources with all bytes that stood still or ended */
-    bool compare, was_compared;        /* its next source is the owner's node, to be compared; it was */
-    bool below;                        /* used during one call */
+    enum fanout_comparison comparison;
+    bool below; /* used during one call */
 };
 
 /* Asks the node of the place to ask again; place->asked says why. */
