@@ -176,9 +176,9 @@ static bool is_own_handle(const struct region *region, const struct client *clie
            fds == 0;
 }
 
-/* Decides where the tensors go, and notes in the query why the reader cannot have them where they are.
+/* Decides where the tensors go, and notes for the query why the reader cannot have them where they are.
  * unshared_p holds the text. */
-static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_query *query,
+static enum rdt_status place_tensors(struct transfer *transfer, struct object *object, struct path_local *local,
                                      struct rdt_error *unshared_p, struct rdt_error *err)
 {
     const struct layout *source = transfer->move.source;
@@ -186,17 +186,17 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     bool elsewhere = false;
     enum rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; i < object->memory.n_regions && !query->stay_why_not; i++) {
+    for (uint32_t i = 0; i < object->memory.n_regions && !local->stay_why_not; i++) {
         struct region *region = object->memory.uses[i].region;
         unsigned fds;
         if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
-            query->stay_why_not = "it is on a device, whose memory the reader's process does not map";
+            local->stay_why_not = "it is on a device, whose memory the reader's process does not map";
         else if (!region_is_host(region) && !client_maps_device(transfer->client, region->device))
-            query->stay_why_not = "it is on a device that the reader's process does not see";
+            local->stay_why_not = "it is on a device that the reader's process does not see";
         else if (is_own_handle(region, transfer->client))
-            query->stay_why_not = "it is the reader's own memory, whose handle its own process cannot open";
+            local->stay_why_not = "it is the reader's own memory, whose handle its own process cannot open";
         else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
-            query->stay_why_not = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
+            local->stay_why_not = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
     if (transfer->wish.memory[0] == '\0' && !object_on_device(object))
         return RDT_OK; /* All tensors are in host memory and stay there. */
@@ -208,8 +208,8 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
             !object->memory.chunk && layout_bytes(source, i) > 0 ? object->memory.uses[source->region[i]].region->device : NULL;
     status = destination_plan(transfer, from, false, &elsewhere, err);
     free(from);
-    if (elsewhere && !query->stay_why_not)
-        query->stay_why_not = "the reader wants it in other memory than it lies in";
+    if (elsewhere && !local->stay_why_not)
+        local->stay_why_not = "the reader wants it in other memory than it lies in";
     return status;
 }
 
@@ -239,13 +239,14 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {
         .same_node = true,
-        .from_replica = transfer->local.from_replica,
+        .local.from_replica = transfer->local.from_replica,
         .mode = transfer->wish.mode,
         .transport = transfer->wish.transport,
         /* Every path of one node is faster than any transport. */
         .least = plugins_transport(transfer->transfers->plugins, transfer->wish.least) ? "" : transfer->wish.least,
         .preferred = "",
         .has_target = transfer->move.target};
+    struct path_local *local = &query.local;
     struct rdt_error err = {0}, unshared = {0};
     const char *why_not = NULL;
     const struct path_candidate *chosen;
@@ -270,20 +271,20 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     if (transfer_group_is_local(transfer, object))
         query.transport = ""; /* No bytes move between nodes. */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
-        query.show_why_not = why_not;
+        local->show_why_not = why_not;
     if (!object_is_constant(object) && !object->changes.loaned)
-        query.cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
-    if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
+        local->cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
+    if (place_tensors(transfer, object, local, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
     }
     query.has_inline = object->memory.chunk;
-    query.too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
-    query.same_client = !query.too_many_regions && object->memory.n_regions > 0;
+    local->too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
+    local->same_client = !local->too_many_regions && object->memory.n_regions > 0;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
-        query.same_client = query.same_client && object->memory.uses[i].region->client == transfer->client->id &&
-                            object->memory.uses[i].region->origin != REGION_RECEIVED &&
-                            object->memory.uses[i].region->state != REGION_LOANED;
+        local->same_client = local->same_client && object->memory.uses[i].region->client == transfer->client->id &&
+                             object->memory.uses[i].region->origin != REGION_RECEIVED &&
+                             object->memory.uses[i].region->state != REGION_LOANED;
     if (record_decide(transfer->transfers, &transfer->record, &query, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
@@ -299,7 +300,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (chosen->kind == PATH_COPY) {
-        if (!query.show_why_not && !query.too_many_regions && reader_copies(transfer, object))
+        if (!local->show_why_not && !local->too_many_regions && reader_copies(transfer, object))
             let_reader_copy(transfer, object);
         else
             transfer_local_copy(transfer, object);

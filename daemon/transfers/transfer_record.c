@@ -53,7 +53,9 @@ void record_drop_decision(struct path_decision *decision)
 /* Whether the query consists of a few texts at most, so that it can be compared with the next one. */
 static bool is_common(const struct path_query *query)
 {
-    return query->same_node && !query->stay_why_not && !query->copy_why_not && !query->transport[0] && !query->least[0];
+    const struct path_local *local = &query->local;
+
+    return query->same_node && !local->stay_why_not && !local->copy_why_not && !query->transport[0] && !query->least[0];
 }
 
 static bool is_same_text(const char *a, const char *b)
@@ -72,9 +74,11 @@ static const char *keep_text(char copy[192], const char *text)
 
 static bool is_same(const struct path_query *a, const struct path_query *b)
 {
-    return a->same_client == b->same_client && a->from_replica == b->from_replica && a->has_target == b->has_target &&
-           a->too_many_regions == b->too_many_regions && a->mode == b->mode && a->has_inline == b->has_inline &&
-           is_same_text(a->show_why_not, b->show_why_not) && is_same_text(a->cow_why_not, b->cow_why_not);
+    const struct path_local *x = &a->local, *y = &b->local;
+
+    return x->same_client == y->same_client && x->from_replica == y->from_replica && a->has_target == b->has_target &&
+           x->too_many_regions == y->too_many_regions && a->mode == b->mode && a->has_inline == b->has_inline &&
+           is_same_text(x->show_why_not, y->show_why_not) && is_same_text(x->cow_why_not, y->cow_why_not);
 }
 
 enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
@@ -104,8 +108,8 @@ enum rdt_status record_decide(struct transfers *transfers, struct transfer_recor
         record_drop_decision(transfers->decided.decision);
         transfers->decided.decision = copy;
         transfers->decided.query = *query;
-        transfers->decided.query.show_why_not = keep_text(transfers->decided.show, query->show_why_not);
-        transfers->decided.query.cow_why_not = keep_text(transfers->decided.cow, query->cow_why_not);
+        transfers->decided.query.local.show_why_not = keep_text(transfers->decided.show, query->local.show_why_not);
+        transfers->decided.query.local.cow_why_not = keep_text(transfers->decided.cow, query->local.cow_why_not);
         copy->refs++;
     }
     return status;

@@ -62,13 +62,15 @@ static void reject_kinds(struct path_decision *decision, unsigned kinds, const c
 
 static void consider_local(const struct path_query *query, struct path_decision *decision)
 {
+    const struct path_local *local = &query->local;
+
     (void)add(decision, PATH_SAME, "local/same", SPEED_SAME);
     (void)add(decision, PATH_SHARE, "local/share", SPEED_SHARE);
     (void)add(decision, PATH_COW, "local/cow", SPEED_COW);
     (void)add(decision, PATH_COPY, "local/copy", SPEED_COPY);
     if (query->has_inline)
         (void)add(decision, PATH_INLINE, "inline", SPEED_REPLY);
-    reject_kinds(decision, SAME, query->same_client ? NULL : "the reader is not the actor whose memory it is");
+    reject_kinds(decision, SAME, local->same_client ? NULL : "the reader is not the actor whose memory it is");
     switch (query->mode) {
     case RDT__PB__FETCH_MODE__FETCH_MODE_COPY:
         reject_kinds(decision, SAME | SHARE | COW, "the reader asked for a copy");
@@ -83,12 +85,12 @@ static void consider_local(const struct path_query *query, struct path_decision 
         break;
     }
     reject_kinds(decision, SAME | SHARE | COW | INLINE, query->has_target ? "the reader gave target buffers" : NULL);
-    reject_kinds(decision, SAME | SHARE | COW | INLINE, query->stay_why_not);
-    reject_kinds(decision, COPY, query->copy_why_not);
+    reject_kinds(decision, SAME | SHARE | COW | INLINE, local->stay_why_not);
+    reject_kinds(decision, COPY, local->copy_why_not);
     reject_kinds(decision, SHARE | COW,
-                 query->too_many_regions ? "the object lies in more regions than one message can carry" : NULL);
-    reject_kinds(decision, SHARE | COW, query->show_why_not);
-    reject_kinds(decision, COW, query->cow_why_not);
+                 local->too_many_regions ? "the object lies in more regions than one message can carry" : NULL);
+    reject_kinds(decision, SHARE | COW, local->show_why_not);
+    reject_kinds(decision, COW, local->cow_why_not);
 }
 
 /* ---- another node ---- */
@@ -98,19 +100,19 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
 {
     bool only_reads = offer->one_sided && !offer->two_sided, reads_all;
 
-    candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->source_contiguous);
+    candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->remote.source_contiguous);
     candidate->staged_target = offer->stages_target && !offer->moves_target;
     candidate->gathered = candidate->staged_source && offer->moves_source;
-    reads_all = query->source_contiguous && !query->target_imported && !is_staged(candidate);
+    reads_all = query->remote.source_contiguous && !query->remote.target_imported && !is_staged(candidate);
     candidate->one_sided = offer->one_sided && reads_all;
     candidate->wrong_memory =
         (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
     candidate->offered_by_neither = offer->here_why_not && offer->there_why_not;
     candidate->unfit = offer->group_why_not || candidate->wrong_memory || (only_reads && !reads_all);
     if (!offer->moves_source && !candidate->staged_source)
-        reject(candidate, "it does not read %s memory", query->source_memory);
+        reject(candidate, "it does not read %s memory", query->remote.source_memory);
     if (!offer->moves_target && !candidate->staged_target)
-        reject(candidate, "it does not write %s memory", query->target_memory);
+        reject(candidate, "it does not write %s memory", query->remote.target_memory);
     if (offer->group_why_not)
         reject(candidate, "%s", offer->group_why_not);
     if (offer->here_why_not)
@@ -128,10 +130,10 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
         reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
     if (only_reads && is_staged(candidate))
         reject(candidate, "it only reads, and bytes that go through host memory must be sent");
-    if (only_reads && !query->source_contiguous)
+    if (only_reads && !query->remote.source_contiguous)
         reject(candidate,
                "it only reads contiguous memory, and the tensors at the owner have holes, or are in imported memory");
-    if (only_reads && query->target_imported)
+    if (only_reads && query->remote.target_imported)
         reject(candidate, "it only reads, and not into imported memory");
     if (candidate->possible && offer->group)
         (void)snprintf(candidate->reason, sizeof candidate->reason, "in group %s, ", offer->group);
@@ -143,10 +145,10 @@ static void consider_remote(const struct path_query *query, struct path_decision
 
     if (!query->has_inline)
         reject(in_reply, "the object is too large to travel in the reply");
-    if (strcmp(query->target_memory, "host") != 0)
-        reject(in_reply, "bytes in the reply cannot go to %s memory", query->target_memory);
-    for (unsigned i = 0; i < query->n_offers; i++) {
-        const struct path_offer *offer = &query->offers[i];
+    if (strcmp(query->remote.target_memory, "host") != 0)
+        reject(in_reply, "bytes in the reply cannot go to %s memory", query->remote.target_memory);
+    for (unsigned i = 0; i < query->remote.n_offers; i++) {
+        const struct path_offer *offer = &query->remote.offers[i];
         bool preferred = query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0;
         uint32_t speed = offer->speed < SPEED_INLINE ? offer->speed : SPEED_INLINE - 1;
         struct path_candidate *candidate;
@@ -257,12 +259,12 @@ static void explain_choice(const struct path_query *query, struct path_candidate
 
     text_copy(in_group, sizeof in_group, chosen->reason);
     (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group,
-                   query->from_replica ? "a copy is on this node: " : "",
+                   query->local.from_replica ? "a copy is on this node: " : "",
                    chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
                        ? "the producer prefers it"
                        : "the fastest that fits");
     used = strlen(chosen->reason);
-    if (query->target_imported && chosen->kind == PATH_TRANSPORT)
+    if (query->remote.target_imported && chosen->kind == PATH_TRANSPORT)
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used,
                        "; through memory of the daemon: the target is imported");
     if (!is_staged(chosen))
@@ -277,7 +279,7 @@ static void explain_choice(const struct path_query *query, struct path_candidate
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "the tensors there have holes");
     else
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "it does not move %s memory",
-                       chosen->staged_target ? query->target_memory : query->source_memory);
+                       chosen->staged_target ? query->remote.target_memory : query->remote.source_memory);
 }
 
 /* Lists every rejection, first that of the transport which the reader asked for, then those of transports that a change of the

@@ -54,25 +54,33 @@ struct path_offer {
     const char *group_why_not;                /* why no group can; NULL: one can, or none is needed */
 };
 
-struct path_query {
-    bool same_node;
-    /* same node */
+/* An object whose bytes are on this node. */
+struct path_local {
     bool same_client;         /* the reader has the object's regions already */
     bool from_replica;        /* the object is another node's, and this node has a replica */
-    bool has_target;          /* the bytes must land in memory that the reader gave */
+    bool too_many_regions;    /* more than one frame can carry */
     const char *stay_why_not; /* why the bytes cannot be used where they are; NULL: they can */
     const char *copy_why_not; /* why nothing can copy them to where the reader wants them; NULL: it can be done */
-    bool too_many_regions;    /* more than one frame can carry */
     const char *show_why_not; /* why the reader may not see the whole regions; NULL: it may */
     const char *cow_why_not;  /* why the bytes could change under a private mapping; NULL: they cannot */
-    Rdt__Pb__FetchMode mode;
-    bool has_inline; /* all bytes can ride in the reply; on the same node: they are in the arena of small objects */
-    /* other node */
+};
+
+/* An object whose bytes are on another node. */
+struct path_remote {
     const char *source_memory, *target_memory;
     bool source_contiguous;
     bool target_imported;            /* the target is memory that a client imported: the bytes arrive in memory of the daemon */
     const struct path_offer *offers; /* [n_offers] */
     unsigned n_offers;
+};
+
+struct path_query {
+    bool same_node; /* `local` says where the bytes are; otherwise `remote` does */
+    struct path_local local;
+    struct path_remote remote;
+    bool has_target; /* the bytes must land in memory that the reader gave */
+    bool has_inline; /* all bytes can ride in the reply; on the same node: they are in the arena of small objects */
+    Rdt__Pb__FetchMode mode;
     /* wishes */
     const char *transport; /* only this one; "": any */
     const char *preferred; /* the transport that the producer prefers; "": none */

@@ -20,35 +20,36 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
     /* No transport needs to move it. */
     bool nothing = transfer->move.stream_bytes == 0;
     struct path_query query = {.has_inline = has_inline,
-                               .source_memory = transfer->pull.answer.memory,
-                               .target_memory = transfer_target_memory(transfer),
-                               .source_contiguous = transfer->pull.answer.contiguous,
-                               .offers = offers,
+                               .remote = {.source_memory = transfer->pull.answer.memory,
+                                          .target_memory = transfer_target_memory(transfer),
+                                          .source_contiguous = transfer->pull.answer.contiguous,
+                                          .target_imported = target_is_imported(transfer->move.target),
+                                          .offers = offers},
                                .mode = transfer->wish.mode,
                                .transport = nothing ? "" : transfer->wish.transport,
                                .least = transfer->wish.least,
                                .preferred = transfer->pull.answer.preferred,
-                               .has_target = transfer->move.target,
-                               .target_imported = target_is_imported(transfer->move.target)};
+                               .has_target = transfer->move.target};
 
     list_each (struct peer_transport, pt, &transfer->pull.peer->transports, link) {
-        if (query.n_offers == PATH_MAX_CANDIDATES)
+        struct path_offer *offer = &offers[query.remote.n_offers];
+        if (query.remote.n_offers == PATH_MAX_CANDIDATES)
             break;
-        peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.target_memory, &offers[query.n_offers]);
+        peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.remote.target_memory, offer);
         if (soon_p && peer_transport_is_coming(pt)) {
-            offers[query.n_offers].connected = true;
+            offer->connected = true;
             /* The link is new. The other end closes the old connection first, and then offers a new one or
              * declines. */
             if (!pt->remote_known)
-                offers[query.n_offers].there_why_not = NULL;
+                offer->there_why_not = NULL;
         }
-        query.n_offers++;
+        query.remote.n_offers++;
     }
     list_each (struct transport, transport, plugins_transports(transfer->transfers->plugins), link) {
-        struct path_offer *offer = &offers[query.n_offers];
-        if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
+        struct path_offer *offer = &offers[query.remote.n_offers];
+        if (query.remote.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
             continue;
-        transfer_group_offer(transfer, transport, offer, why[query.n_offers++]);
+        transfer_group_offer(transfer, transport, offer, why[query.remote.n_offers++]);
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
             offer->connected = offer->two_sided = true;
     }

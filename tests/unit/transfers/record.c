@@ -30,27 +30,27 @@ Test(record, one_decision_serves_all_who_ask_the_same)
 {
     char show[300] = "its region holds secrets", cow[300] = "it is alive", same[300];
     struct path_query query = {
-        .same_node = true, .transport = "", .least = "", .preferred = "", .show_why_not = show, .cow_why_not = cow};
+        .same_node = true, .transport = "", .least = "", .preferred = "", .local = {.show_why_not = show, .cow_why_not = cow}};
     struct transfer_record records[6] = {0};
 
     transfers = calloc(1, sizeof *transfers);
     const struct path_decision *first = decide(&records[0], &query);
     cr_assert(says(first, "local/share", "its region holds secrets") && says(first, "local/cow", "its region holds secrets"));
     memcpy(same, show, sizeof same);
-    query.show_why_not = same;
+    query.local.show_why_not = same;
     cr_assert_eq(decide(&records[1], &query), first);
     (void)snprintf(show, sizeof show, "its region is gone"); /* the first query's text lay here */
     cr_assert_eq(decide(&records[2], &query), first);
-    query.show_why_not = show;
+    query.local.show_why_not = show;
     const struct path_decision *second = decide(&records[3], &query);
     cr_assert(second != first && says(second, "local/share", "its region is gone"));
     cr_assert(says(records[2].decision, "local/share", "its region holds secrets"), "an earlier decision has changed");
-    query.show_why_not = NULL;
+    query.local.show_why_not = NULL;
     cr_assert(says(decide(&records[4], &query), "local/cow", "it is alive"));
     (void)snprintf(cow, sizeof cow, "it moves");
     cr_assert(says(decide(&records[5], &query), "local/cow", "it moves"));
     memset(show, 'x', sizeof show - 1); /* longer than the copy that is kept */
-    query.show_why_not = show;
+    query.local.show_why_not = show;
     (void)decide(&records[0], &query);
     show[250] = 'y';
     (void)decide(&records[1], &query);

@@ -49,10 +49,10 @@ Test(path, local_table)
         struct path_decision decision;
         struct rdt_error err = {0};
 
-        query.same_client = row->same_client;
+        query.local.same_client = row->same_client;
         query.has_target = row->has_target;
-        query.too_many_regions = row->too_many_regions;
-        query.show_why_not = row->secret ? SECRET : NULL;
+        query.local.too_many_regions = row->too_many_regions;
+        query.local.show_why_not = row->secret ? SECRET : NULL;
         query.mode = row->mode;
         query.transport = row->transport ? row->transport : "";
         query.least = row->least ? row->least : "";
@@ -104,13 +104,13 @@ static void other_version(struct path_offer *fast, struct path_query *query)
 
 static void no_cuda_source(struct path_offer *fast, struct path_query *query)
 {
-    query->source_memory = "cuda";
+    query->remote.source_memory = "cuda";
     fast->moves_source = false;
 }
 
 static void no_cuda_target(struct path_offer *fast, struct path_query *query)
 {
-    query->target_memory = "cuda";
+    query->remote.target_memory = "cuda";
     fast->moves_target = false;
 }
 
@@ -127,12 +127,12 @@ static void mute(struct path_offer *fast, struct path_query *query)
 static void holes_one_sided(struct path_offer *fast, struct path_query *query)
 {
     fast->two_sided = false;
-    query->source_contiguous = false;
+    query->remote.source_contiguous = false;
 }
 
 static void holes_both_sided(struct path_offer *fast, struct path_query *query)
 {
-    query->source_contiguous = false;
+    query->remote.source_contiguous = false;
 }
 
 static void only_two_sided(struct path_offer *fast, struct path_query *query)
@@ -313,20 +313,20 @@ Test(path, cow_of_a_snapshot_else_a_copy_that_says_why)
     struct path_decision decision;
 
     query.mode = RDT__PB__FETCH_MODE__FETCH_MODE_COW;
-    query.same_client = true; /* it wants memory of its own although it has the region */
+    query.local.same_client = true; /* it wants memory of its own although it has the region */
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "local/cow");
     cr_assert_str_eq(find(&decision, "local/copy")->reason, "possible, but slower");
-    query.cow_why_not = "it is live";
+    query.local.cow_why_not = "it is live";
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "local/copy");
     cr_assert_str_eq(find(&decision, "local/cow")->reason, "it is live");
     query.least = "cow";
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);
-    query.cow_why_not = NULL;
-    query.show_why_not = SECRET;
+    query.local.cow_why_not = NULL;
+    query.local.show_why_not = SECRET;
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);
-    query.show_why_not = NULL;
+    query.local.show_why_not = NULL;
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     query.has_target = true;
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);

@@ -27,11 +27,11 @@ static inline struct path_offer offer(const char *name, uint32_t speed)
 
 static inline struct path_query remote_query(const struct path_offer *offers, unsigned n)
 {
-    return (struct path_query){.source_memory = "host",
-                               .target_memory = "host",
-                               .source_contiguous = true,
-                               .offers = offers,
-                               .n_offers = n,
+    return (struct path_query){.remote = {.source_memory = "host",
+                                          .target_memory = "host",
+                                          .source_contiguous = true,
+                                          .offers = offers,
+                                          .n_offers = n},
                                .transport = "",
                                .preferred = "",
                                .least = ""};

@@ -136,8 +136,8 @@ static void check_pair(const struct pair_row *row)
 
     for (unsigned i = 0; i < N_TRANSPORTS; i++)
         offers[i] = pair_offer(row, i);
-    query.source_memory = row->source ? row->source : "host";
-    query.target_memory = row->target ? row->target : "host";
+    query.remote.source_memory = row->source ? row->source : "host";
+    query.remote.target_memory = row->target ? row->target : "host";
     query.has_inline = row->has_inline;
     query.transport = row->transport ? row->transport : "";
     query.least = row->least ? row->least : "";
@@ -213,9 +213,9 @@ Test(path_pairs, kinds_table)
             made->stages_target = strcmp(row->target, "host") != 0 && host;
         }
         struct path_query query = remote_query(offers, n);
-        query.source_memory = row->source;
-        query.target_memory = row->target;
-        query.source_contiguous = !row->holes;
+        query.remote.source_memory = row->source;
+        query.remote.target_memory = row->target;
+        query.remote.source_contiguous = !row->holes;
         query.least = row->least ? row->least : "";
         enum rdt_status status = path_choose(&query, &decision, &err);
         if (!row->chosen) {
@@ -242,7 +242,7 @@ Test(path_pairs, transport_that_cannot_read_holes_is_not_passed_over)
     struct rdt_error err = {0};
 
     offers[1].two_sided = false;
-    query.source_contiguous = false;
+    query.remote.source_contiguous = false;
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK, "%s", err.msg);
     cr_assert_str_eq(decision.candidates[0].name, "slow");
     cr_assert_eq(decision.passed_over, -1, "%s", find(&decision, "fast")->reason);
@@ -258,7 +258,7 @@ Test(path_pairs, inline_bytes_go_to_no_device)
     query.has_inline = true;
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "inline");
-    query.target_memory = "gpu";
+    query.remote.target_memory = "gpu";
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "slow");
     cr_assert(strstr(find(&decision, "inline")->reason, "cannot go to gpu memory"), "%s", find(&decision, "inline")->reason);
