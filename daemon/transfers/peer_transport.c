@@ -336,8 +336,6 @@ static bool has_word(const char *words, const char *word)
 void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
                                   struct path_offer *offer)
 {
-    uint32_t sides = 0;
-
     *offer = (struct path_offer){.name = pt->transport->name,
                                  .speed = pt->transport->speed,
                                  .here_version = pt->transport->version,
@@ -348,17 +346,16 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
         offer->there_why_not = "it does not offer the transport";
     else if (pt->remote_why_not[0] != '\0')
         offer->there_why_not = pt->remote_why_not;
-    offer->moves_source = !pt->remote_known || has_word(pt->remote_memory, source_memory);
-    offer->moves_target = transport_moves(pt->transport, target_memory);
-    offer->stages_source = strcmp(source_memory, "host") != 0 && (!pt->remote_known || has_word(pt->remote_memory, "host"));
-    offer->stages_target = strcmp(target_memory, "host") != 0 && transport_moves(pt->transport, "host");
+    offer->source.moves = !pt->remote_known || has_word(pt->remote_memory, source_memory);
+    offer->target.moves = transport_moves(pt->transport, target_memory);
+    offer->source.stages = strcmp(source_memory, "host") != 0 && (!pt->remote_known || has_word(pt->remote_memory, "host"));
+    offer->target.stages = strcmp(target_memory, "host") != 0 && transport_moves(pt->transport, "host");
     offer->connected = pt->sm.state == PT_CONNECTED;
+    offer->sides = RDT_ONE_SIDED | RDT_TWO_SIDED;
     if (offer->connected)
-        sides = pt->transport->ops.sides(pt->conn.handle, offer->moves_target ? target_memory : "host");
-    if (offer->connected && sides == 0)
+        offer->sides = pt->transport->ops.sides(pt->conn.handle, offer->target.moves ? target_memory : "host");
+    if (offer->sides == 0)
         plugin_conn_describe(&pt->conn, offer->refusal, sizeof offer->refusal);
-    offer->one_sided = (sides & RDT_ONE_SIDED) != 0 || !offer->connected;
-    offer->two_sided = (sides & RDT_TWO_SIDED) != 0 || !offer->connected;
 }
 
 /* ---- loading and unloading while links are up ---- */

@@ -274,6 +274,12 @@ struct peer_transport *transfer_group_side(const struct transfer *transfer, stru
     return ranks_of(transfer, group, &here, &there, NULL) ? connection_of(transfer->pull.peer, group, here, there) : NULL;
 }
 
+static struct path_end path_end_of(const struct transport *transport, const char *memory)
+{
+    return (struct path_end){.moves = transport_moves(transport, memory),
+                             .stages = strcmp(memory, "host") != 0 && transport_moves(transport, "host")};
+}
+
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
                           char why_p[192])
 {
@@ -287,11 +293,8 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
                                  .speed = transport->speed,
                                  .here_version = transport->version,
                                  .there_version = transport->version,
-                                 .moves_source = transport_moves(transport, transfer->pull.answer.memory),
-                                 .moves_target = transport_moves(transport, target),
-                                 .stages_source =
-                                     strcmp(transfer->pull.answer.memory, "host") != 0 && transport_moves(transport, "host"),
-                                 .stages_target = strcmp(target, "host") != 0 && transport_moves(transport, "host")};
+                                 .source = path_end_of(transport, transfer->pull.answer.memory),
+                                 .target = path_end_of(transport, target)};
     if (!transport->available) {
         offer->here_why_not = transport->why_not;
         return;
@@ -308,15 +311,14 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
     if (group->sm.state == GROUP_READY)
         pt = connection_of(transfer->pull.peer, group, here, there);
     if (pt && pt->sm.state == PT_CONNECTED) {
-        uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
         offer->connected = true;
-        offer->two_sided = (sides & RDT_TWO_SIDED) != 0;
-        offer->one_sided = (sides & RDT_ONE_SIDED) != 0;
+        offer->sides = transport->ops.sides(pt->conn.handle, offer->target.moves ? target : "host");
     } else if (!group_will_be_ready(group)) {
         (void)snprintf(why_p, 192, "group %s is down: %.100s", group->name, group->why);
         offer->group_why_not = why_p;
     }
-    offer->two_sided |= !offer->connected;
+    if (!offer->connected)
+        offer->sides = RDT_TWO_SIDED;
 }
 
 bool transfer_group_is_local(const struct transfer *transfer, const struct object *object)

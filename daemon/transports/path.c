@@ -98,20 +98,21 @@ static void consider_local(const struct path_query *query, struct path_decision 
 /* Decides whether a transport can be used, and how. */
 static void judge_offer(const struct path_query *query, const struct path_offer *offer, struct path_candidate *candidate)
 {
-    bool only_reads = offer->one_sided && !offer->two_sided, reads_all;
+    bool reads = offer->sides & RDT_ONE_SIDED, sends = offer->sides & RDT_TWO_SIDED;
+    bool only_reads = reads && !sends, reads_all;
 
-    candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->remote.source_contiguous);
-    candidate->staged_target = offer->stages_target && !offer->moves_target;
-    candidate->gathered = candidate->staged_source && offer->moves_source;
+    candidate->staged_source = offer->source.stages && (!offer->source.moves || !query->remote.source_contiguous);
+    candidate->staged_target = offer->target.stages && !offer->target.moves;
+    candidate->gathered = candidate->staged_source && offer->source.moves;
     reads_all = query->remote.source_contiguous && !query->remote.target_imported && !is_staged(candidate);
-    candidate->one_sided = offer->one_sided && reads_all;
+    candidate->one_sided = reads && reads_all;
     candidate->wrong_memory =
-        (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
+        (!offer->source.moves && !candidate->staged_source) || (!offer->target.moves && !candidate->staged_target);
     candidate->offered_by_neither = offer->here_why_not && offer->there_why_not;
     candidate->unfit = offer->group_why_not || candidate->wrong_memory || (only_reads && !reads_all);
-    if (!offer->moves_source && !candidate->staged_source)
+    if (!offer->source.moves && !candidate->staged_source)
         reject(candidate, "it does not read %s memory", query->remote.source_memory);
-    if (!offer->moves_target && !candidate->staged_target)
+    if (!offer->target.moves && !candidate->staged_target)
         reject(candidate, "it does not write %s memory", query->remote.target_memory);
     if (offer->group_why_not)
         reject(candidate, "%s", offer->group_why_not);
@@ -126,7 +127,7 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
         reject(candidate, "group %s is being rebuilt", offer->group);
     if (!offer->connected)
         reject(candidate, "its connection to the other node is being rebuilt");
-    if (!offer->two_sided && !offer->one_sided)
+    if (!reads && !sends)
         reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
     if (only_reads && is_staged(candidate))
         reject(candidate, "it only reads, and bytes that go through host memory must be sent");

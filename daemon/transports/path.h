@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "backends/rdt_backend.h"
 #include "rdt.pb-c.h"
 #include "rdt_status.h"
 
@@ -38,6 +39,12 @@ struct path_decision {
     struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* the possible ones, best first; then the rejected ones */
 };
 
+/* What a transport does with the memory at one end of the path. */
+struct path_end {
+    bool moves;  /* whether it moves the memory kind */
+    bool stages; /* the bytes can go through host memory, which it moves */
+};
+
 /* What one transport can do between the two nodes. */
 struct path_offer {
     const char *name;
@@ -45,13 +52,12 @@ struct path_offer {
     const char *here_why_not;                 /* NULL: available on this node */
     const char *there_why_not;                /* NULL: offered by the other node */
     const char *here_version, *there_version; /* must be equal */
-    bool moves_source, moves_target;          /* whether it moves the memory kind at that end */
-    bool stages_source, stages_target;        /* at that end the bytes can go through host memory, which it moves */
-    bool one_sided, two_sided;                /* what the connection can do */
-    bool connected;                           /* false: the connection is being built or rebuilt */
-    char refusal[160];                        /* why the connection is neither one- nor two-sided; "": it does not say */
-    const char *group;                        /* the group that moves the bytes; NULL: a connection does */
-    const char *group_why_not;                /* why no group can; NULL: one can, or none is needed */
+    struct path_end source, target;
+    uint32_t sides;            /* enum rdt_sides: what the connection can do */
+    bool connected;            /* false: the connection is being built or rebuilt */
+    char refusal[160];         /* why the connection is neither one- nor two-sided; "": it does not say */
+    const char *group;         /* the group that moves the bytes; NULL: a connection does */
+    const char *group_why_not; /* why no group can; NULL: one can, or none is needed */
 };
 
 /* An object whose bytes are on this node. */

@@ -50,8 +50,10 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
             continue;
         transfer_group_offer(transfer, transport, offer, why[query.remote.n_offers++]);
-        if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not)
-            offer->connected = offer->two_sided = true;
+        if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not) {
+            offer->connected = true;
+            offer->sides |= RDT_TWO_SIDED;
+        }
     }
     return soon_p ? path_choose(&query, soon_p, err) : record_decide(transfer->transfers, &transfer->record, &query, err);
 }

@@ -105,13 +105,13 @@ static void other_version(struct path_offer *fast, struct path_query *query)
 static void no_cuda_source(struct path_offer *fast, struct path_query *query)
 {
     query->remote.source_memory = "cuda";
-    fast->moves_source = false;
+    fast->source.moves = false;
 }
 
 static void no_cuda_target(struct path_offer *fast, struct path_query *query)
 {
     query->remote.target_memory = "cuda";
-    fast->moves_target = false;
+    fast->target.moves = false;
 }
 
 static void rebuilding(struct path_offer *fast, struct path_query *query)
@@ -121,12 +121,12 @@ static void rebuilding(struct path_offer *fast, struct path_query *query)
 
 static void mute(struct path_offer *fast, struct path_query *query)
 {
-    fast->one_sided = fast->two_sided = false;
+    fast->sides = 0;
 }
 
 static void holes_one_sided(struct path_offer *fast, struct path_query *query)
 {
-    fast->two_sided = false;
+    fast->sides = RDT_ONE_SIDED;
     query->remote.source_contiguous = false;
 }
 
@@ -137,7 +137,7 @@ static void holes_both_sided(struct path_offer *fast, struct path_query *query)
 
 static void only_two_sided(struct path_offer *fast, struct path_query *query)
 {
-    fast->one_sided = false;
+    fast->sides = RDT_TWO_SIDED;
 }
 
 static void prefer_slow(struct path_offer *fast, struct path_query *query)

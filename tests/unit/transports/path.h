@@ -18,10 +18,9 @@ static inline struct path_offer offer(const char *name, uint32_t speed)
                                .speed = speed,
                                .here_version = SAME,
                                .there_version = SAME,
-                               .moves_source = true,
-                               .moves_target = true,
-                               .one_sided = true,
-                               .two_sided = true,
+                               .source.moves = true,
+                               .target.moves = true,
+                               .sides = RDT_ONE_SIDED | RDT_TWO_SIDED,
                                .connected = true};
 }
 

@@ -120,8 +120,8 @@ static struct path_offer pair_offer(const struct pair_row *row, unsigned i)
     offered.there_why_not = row->there[i];
     if (i == UCX && row->ucx_there)
         offered.there_version = row->ucx_there;
-    offered.moves_source = strcmp(row->source ? row->source : "host", moves) == 0;
-    offered.moves_target = strcmp(row->target ? row->target : "host", moves) == 0;
+    offered.source.moves = strcmp(row->source ? row->source : "host", moves) == 0;
+    offered.target.moves = strcmp(row->target ? row->target : "host", moves) == 0;
     offered.connected = !(i == UCX && row->ucx_rebuilt);
     return offered;
 }
@@ -207,10 +207,10 @@ Test(path_pairs, kinds_table)
             bool device = *at != 'a', host = *at != 'c';
             struct path_offer *made = &offers[n++];
             *made = offer(*at == 'a' ? "a" : *at == 'b' ? "b" : "c", *at == 'a' ? 100 : *at == 'b' ? 50 : 120);
-            made->moves_source = strcmp(row->source, "host") == 0 ? host : device;
-            made->moves_target = strcmp(row->target, "host") == 0 ? host : device;
-            made->stages_source = strcmp(row->source, "host") != 0 && host;
-            made->stages_target = strcmp(row->target, "host") != 0 && host;
+            made->source.moves = strcmp(row->source, "host") == 0 ? host : device;
+            made->target.moves = strcmp(row->target, "host") == 0 ? host : device;
+            made->source.stages = strcmp(row->source, "host") != 0 && host;
+            made->target.stages = strcmp(row->target, "host") != 0 && host;
         }
         struct path_query query = remote_query(offers, n);
         query.remote.source_memory = row->source;
@@ -241,7 +241,7 @@ Test(path_pairs, transport_that_cannot_read_holes_is_not_passed_over)
     struct path_decision decision;
     struct rdt_error err = {0};
 
-    offers[1].two_sided = false;
+    offers[1].sides = RDT_ONE_SIDED;
     query.remote.source_contiguous = false;
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK, "%s", err.msg);
     cr_assert_str_eq(decision.candidates[0].name, "slow");
