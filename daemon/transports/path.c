@@ -21,19 +21,22 @@ static struct path_candidate *add(struct path_decision *decision, enum path_kind
     if (decision->n == PATH_MAX_CANDIDATES)
         return NULL;
     candidate = &decision->candidates[decision->n++];
-    *candidate = (struct path_candidate){.kind = kind, .possible = true, .speed = speed};
+    *candidate = (struct path_candidate){.kind = kind, .speed = speed};
     text_copy(candidate->name, sizeof candidate->name, name);
     return candidate;
 }
 
-/* Rejects a candidate, unless it has been rejected for another reason before. */
-__attribute__((format(printf, 2, 3))) static void reject(struct path_candidate *candidate, const char *fmt, ...)
+/* Rejects a candidate. If it has been rejected before, the first reason stays, and the graver verdict. */
+__attribute__((format(printf, 3, 4))) static void reject(struct path_candidate *candidate, enum path_verdict verdict,
+                                                         const char *fmt, ...)
 {
+    enum path_verdict before = candidate->verdict;
     va_list args;
 
-    if (!candidate->possible)
+    if (verdict > before)
+        candidate->verdict = verdict;
+    if (before != PATH_POSSIBLE)
         return;
-    candidate->possible = false;
     va_start(args, fmt);
     (void)vsnprintf(candidate->reason, sizeof candidate->reason, fmt, args);
     va_end(args);
@@ -41,7 +44,7 @@ __attribute__((format(printf, 2, 3))) static void reject(struct path_candidate *
 
 static bool is_staged(const struct path_candidate *candidate)
 {
-    return candidate->staged_source || candidate->staged_target;
+    return candidate->source != PATH_DIRECT || candidate->target != PATH_DIRECT;
 }
 
 /* ---- the same node ---- */
@@ -53,9 +56,9 @@ static void reject_kinds(struct path_decision *decision, unsigned kinds, const c
 {
     for (unsigned i = 0; why && i < decision->n; i++) {
         struct path_candidate *candidate = &decision->candidates[i];
-        if (!(kinds & 1u << candidate->kind) || !candidate->possible)
+        if (!(kinds & 1u << candidate->kind) || candidate->verdict != PATH_POSSIBLE)
             continue;
-        candidate->possible = false;
+        candidate->verdict = PATH_UNFIT;
         text_copy(candidate->reason, sizeof candidate->reason, why);
     }
 }
@@ -100,43 +103,44 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
 {
     bool reads = offer->sides & RDT_ONE_SIDED, sends = offer->sides & RDT_TWO_SIDED;
     bool only_reads = reads && !sends, reads_all;
+    enum path_verdict not_here = offer->there_why_not ? PATH_NOT_OFFERED : PATH_UNAVAILABLE;
 
-    candidate->staged_source = offer->source.stages && (!offer->source.moves || !query->remote.source_contiguous);
-    candidate->staged_target = offer->target.stages && !offer->target.moves;
-    candidate->gathered = candidate->staged_source && offer->source.moves;
+    if (offer->source.stages && !offer->source.moves)
+        candidate->source = PATH_STAGED;
+    else if (offer->source.stages && !query->remote.source_contiguous)
+        candidate->source = PATH_GATHERED;
+    if (offer->target.stages && !offer->target.moves)
+        candidate->target = PATH_STAGED;
     reads_all = query->remote.source_contiguous && !query->remote.target_imported && !is_staged(candidate);
     candidate->one_sided = reads && reads_all;
-    candidate->wrong_memory =
-        (!offer->source.moves && !candidate->staged_source) || (!offer->target.moves && !candidate->staged_target);
-    candidate->offered_by_neither = offer->here_why_not && offer->there_why_not;
-    candidate->unfit = offer->group_why_not || candidate->wrong_memory || (only_reads && !reads_all);
-    if (!offer->source.moves && !candidate->staged_source)
-        reject(candidate, "it does not read %s memory", query->remote.source_memory);
-    if (!offer->target.moves && !candidate->staged_target)
-        reject(candidate, "it does not write %s memory", query->remote.target_memory);
+    if (!offer->source.moves && !offer->source.stages)
+        reject(candidate, PATH_WRONG_MEMORY, "it does not read %s memory", query->remote.source_memory);
+    if (!offer->target.moves && !offer->target.stages)
+        reject(candidate, PATH_WRONG_MEMORY, "it does not write %s memory", query->remote.target_memory);
     if (offer->group_why_not)
-        reject(candidate, "%s", offer->group_why_not);
+        reject(candidate, PATH_UNFIT, "%s", offer->group_why_not);
     if (offer->here_why_not)
-        reject(candidate, "not available on this node: %s", offer->here_why_not);
+        reject(candidate, not_here, "not available on this node: %s", offer->here_why_not);
     if (offer->there_why_not)
-        reject(candidate, "not available on the other node: %s", offer->there_why_not);
-    if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
-        reject(candidate, "the library or its settings differ: %s here, %s on the other node", offer->here_version,
-               offer->there_version);
+        reject(candidate, PATH_UNAVAILABLE, "not available on the other node: %s", offer->there_why_not);
+    if (candidate->verdict == PATH_POSSIBLE && strcmp(offer->here_version, offer->there_version) != 0)
+        reject(candidate, PATH_UNAVAILABLE, "the library or its settings differ: %s here, %s on the other node",
+               offer->here_version, offer->there_version);
     if (!offer->connected && offer->group)
-        reject(candidate, "group %s is being rebuilt", offer->group);
+        reject(candidate, PATH_UNAVAILABLE, "group %s is being rebuilt", offer->group);
     if (!offer->connected)
-        reject(candidate, "its connection to the other node is being rebuilt");
+        reject(candidate, PATH_UNAVAILABLE, "its connection to the other node is being rebuilt");
     if (!reads && !sends)
-        reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
+        reject(candidate, PATH_UNAVAILABLE, "it can neither send nor read on this connection%s%s",
+               offer->refusal[0] ? ": " : "", offer->refusal);
     if (only_reads && is_staged(candidate))
-        reject(candidate, "it only reads, and bytes that go through host memory must be sent");
+        reject(candidate, PATH_UNFIT, "it only reads, and bytes that go through host memory must be sent");
     if (only_reads && !query->remote.source_contiguous)
-        reject(candidate,
+        reject(candidate, PATH_UNFIT,
                "it only reads contiguous memory, and the tensors at the owner have holes, or are in imported memory");
     if (only_reads && query->remote.target_imported)
-        reject(candidate, "it only reads, and not into imported memory");
-    if (candidate->possible && offer->group)
+        reject(candidate, PATH_UNFIT, "it only reads, and not into imported memory");
+    if (candidate->verdict == PATH_POSSIBLE && offer->group)
         (void)snprintf(candidate->reason, sizeof candidate->reason, "in group %s, ", offer->group);
 }
 
@@ -145,9 +149,9 @@ static void consider_remote(const struct path_query *query, struct path_decision
     struct path_candidate *in_reply = add(decision, PATH_INLINE, "inline", SPEED_INLINE);
 
     if (!query->has_inline)
-        reject(in_reply, "the object is too large to travel in the reply");
+        reject(in_reply, PATH_UNFIT, "the object is too large to travel in the reply");
     if (strcmp(query->remote.target_memory, "host") != 0)
-        reject(in_reply, "bytes in the reply cannot go to %s memory", query->remote.target_memory);
+        reject(in_reply, PATH_WRONG_MEMORY, "bytes in the reply cannot go to %s memory", query->remote.target_memory);
     for (unsigned i = 0; i < query->remote.n_offers; i++) {
         const struct path_offer *offer = &query->remote.offers[i];
         bool preferred = query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0;
@@ -161,7 +165,8 @@ static void consider_remote(const struct path_query *query, struct path_decision
     }
     if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE)
         for (unsigned i = 0; i < decision->n; i++)
-            reject(&decision->candidates[i], "the reader asked for shared memory, and the object is on another node");
+            reject(&decision->candidates[i], PATH_UNFIT,
+                   "the reader asked for shared memory, and the object is on another node");
 }
 
 /* ---- the reader's wishes ---- */
@@ -207,15 +212,12 @@ static bool apply_wishes(const struct path_query *query, struct path_decision *d
         return false;
     for (unsigned i = 0; i < decision->n; i++) {
         struct path_candidate *candidate = &decision->candidates[i];
-        bool was_possible = candidate->possible, refused = direct && is_staged(candidate);
-        bool other = query->transport[0] && !names(candidate, query->transport);
-        if (refused)
-            reject(candidate, "it goes through host memory, and the reader accepts only a direct path");
-        if (other)
-            reject(candidate, "the reader asked for %s only", query->transport);
-        if (candidate->speed < least)
-            reject(candidate, "slower than %s, the least path the reader accepts", query->least);
-        candidate->unfit |= refused || other || (was_possible && !candidate->possible);
+        if (direct && is_staged(candidate))
+            reject(candidate, PATH_UNFIT, "it goes through host memory, and the reader accepts only a direct path");
+        if (query->transport[0] && !names(candidate, query->transport))
+            reject(candidate, PATH_UNFIT, "the reader asked for %s only", query->transport);
+        if (candidate->verdict == PATH_POSSIBLE && candidate->speed < least)
+            reject(candidate, PATH_UNFIT, "slower than %s, the least path the reader accepts", query->least);
     }
     return true;
 }
@@ -225,10 +227,11 @@ static bool apply_wishes(const struct path_query *query, struct path_decision *d
 static int better_first(const void *a, const void *b)
 {
     const struct path_candidate *x = a, *y = b;
+    bool x_possible = x->verdict == PATH_POSSIBLE, y_possible = y->verdict == PATH_POSSIBLE;
 
-    if (x->possible != y->possible)
-        return x->possible ? -1 : 1;
-    if (x->possible && is_staged(x) != is_staged(y))
+    if (x_possible != y_possible)
+        return x_possible ? -1 : 1;
+    if (x_possible && is_staged(x) != is_staged(y))
         return is_staged(y) ? -1 : 1;
     return x->speed > y->speed ? -1 : x->speed < y->speed;
 }
@@ -243,11 +246,11 @@ static int find_passed_over(const struct path_decision *decision)
 
     for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) { /* the fastest first */
         const struct path_candidate *candidate = &decision->candidates[i];
-        if (candidate->kind != PATH_TRANSPORT || candidate->possible || candidate->unfit || candidate->speed <= chosen->speed)
+        if (candidate->kind != PATH_TRANSPORT || candidate->speed <= chosen->speed)
             continue;
-        if (!candidate->offered_by_neither)
+        if (candidate->verdict == PATH_UNAVAILABLE)
             return (int)i;
-        if (not_offered < 0)
+        if (candidate->verdict == PATH_NOT_OFFERED && not_offered < 0)
             not_offered = (int)i;
     }
     return not_offered;
@@ -272,15 +275,15 @@ static void explain_choice(const struct path_query *query, struct path_candidate
         return;
     used = strlen(chosen->reason);
     (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "; through host memory %s: ",
-                   !chosen->staged_target   ? "on the other node"
-                   : !chosen->staged_source ? "here"
-                                            : "on both nodes");
+                   chosen->target == PATH_DIRECT   ? "on the other node"
+                   : chosen->source == PATH_DIRECT ? "here"
+                                                   : "on both nodes");
     used = strlen(chosen->reason);
-    if (chosen->gathered && !chosen->staged_target)
+    if (chosen->source == PATH_GATHERED && chosen->target == PATH_DIRECT)
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "the tensors there have holes");
     else
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "it does not move %s memory",
-                       chosen->staged_target ? query->remote.target_memory : query->remote.source_memory);
+                       chosen->target == PATH_STAGED ? query->remote.target_memory : query->remote.source_memory);
 }
 
 /* Lists every rejection, first that of the transport which the reader asked for, then those of transports that a change of the
@@ -294,7 +297,8 @@ static enum rdt_status no_path(const struct path_query *query, const struct path
             const struct path_candidate *candidate = &decision->candidates[i];
             size_t used = strlen(all);
             bool asked_for = query->transport[0] && names(candidate, query->transport);
-            if ((asked_for ? 0u : candidate->kind != PATH_TRANSPORT ? 3u : candidate->wrong_memory ? 2u : 1u) == pass)
+            bool wrong_memory = candidate->verdict == PATH_WRONG_MEMORY;
+            if ((asked_for ? 0u : candidate->kind != PATH_TRANSPORT ? 3u : wrong_memory ? 2u : 1u) == pass)
                 (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", candidate->name, candidate->reason);
         }
     return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
@@ -317,11 +321,11 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
         return rdt_error_set(err, RDT_INVALID,
                              "least path \"%s\" is no path: use share, cow, copy, inline, direct or the name of a transport",
                              query->least);
-    if (decision->n == 0 || !decision->candidates[0].possible)
+    if (decision->n == 0 || decision->candidates[0].verdict != PATH_POSSIBLE)
         return no_path(query, decision, err);
     decision->chosen = 0;
     explain_choice(query, &decision->candidates[0]);
-    for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
+    for (unsigned i = 1; i < decision->n && decision->candidates[i].verdict == PATH_POSSIBLE; i++)
         text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
     decision->passed_over = find_passed_over(decision);
     return RDT_OK;

@@ -17,18 +17,30 @@
 
 enum path_kind { PATH_SAME, PATH_SHARE, PATH_COW, PATH_COPY, PATH_INLINE, PATH_TRANSPORT };
 
+/* Whether a path can be used, and if not, what stands against it most; what comes later outweighs what comes before. */
+enum path_verdict {
+    PATH_POSSIBLE,
+    PATH_UNAVAILABLE, /* a transport that a node lacks, or whose connection is down or differs */
+    PATH_NOT_OFFERED, /* a transport that neither node offers, such as ucx where no network is trusted */
+    PATH_UNFIT,       /* rejected because of the reader's options or the memory: repairing the network would not help */
+    PATH_WRONG_MEMORY /* it does not move this kind of memory at all */
+};
+
+/* How the bytes leave or reach the memory at one end. */
+enum path_staging {
+    PATH_DIRECT,
+    PATH_STAGED,  /* through host memory, because the transport does not move that kind of memory */
+    PATH_GATHERED /* through host memory, because the tensors have holes, which the copy leaves out; only at the source */
+};
+
 struct path_candidate {
     enum path_kind kind;
-    char name[65];           /* "local/share", "inline", "ucx" */
-    bool possible;           /* false: rejected */
-    bool unfit;              /* rejected because of the reader's options or the memory: repairing the network would not help */
-    bool wrong_memory;       /* a transport that does not move this kind of memory at all */
-    bool offered_by_neither; /* a transport that neither node offers, such as ucx where no network is trusted */
+    char name[65]; /* "local/share", "inline", "ucx" */
+    enum path_verdict verdict;
     bool one_sided;
-    bool staged_source, staged_target; /* the bytes go through host memory at the owner's node, and at the reader's */
-    bool gathered;    /* staged_source only because the tensors have holes, which the copy to host memory leaves out */
-    uint32_t speed;   /* higher is better, but a staged path comes after every path that is not */
-    char reason[192]; /* why it was chosen or rejected: a sentence for people */
+    enum path_staging source, target; /* at the owner's node, and at the reader's */
+    uint32_t speed;                   /* higher is better, but a staged path comes after every path that is not */
+    char reason[192];                 /* why it was chosen or rejected: a sentence for people */
 };
 
 struct path_decision {

@@ -87,7 +87,7 @@ static void note_fall_back(struct transfer *transfer)
         return;
     better = &decision->candidates[decision->passed_over];
     transfer->pull.fell_back = true;
-    if (!better->offered_by_neither) {
+    if (better->verdict != PATH_NOT_OFFERED) {
         session->fell_back.n++;
         transfer->transfers->counts->fell_back++;
     }
@@ -106,10 +106,10 @@ static void take_staging(struct transfer *transfer, const struct path_candidate 
     bool from_device = strcmp(transfer->pull.answer.memory, "host") != 0,
          to_device = strcmp(transfer_target_memory(transfer), "host") != 0;
 
-    transfer->pull.path.staged = chosen->staged_target;
-    transfer->pull.path.single = (to_device && !transfer->pull.path.staged) || (from_device && !chosen->staged_source);
+    transfer->pull.path.staged = chosen->target != PATH_DIRECT;
+    transfer->pull.path.single = (to_device && !transfer->pull.path.staged) || (from_device && chosen->source == PATH_DIRECT);
     (void)snprintf(transfer->record.path, sizeof transfer->record.path, "%.56s%s", chosen->name,
-                   transfer->pull.path.staged || chosen->staged_source ? "/staged" : "");
+                   transfer->pull.path.staged || chosen->source != PATH_DIRECT ? "/staged" : "");
     text_copy(transfer->record.from, sizeof transfer->record.from, transfer->pull.answer.memory);
     text_copy(transfer->record.to, sizeof transfer->record.to, transfer_target_memory(transfer));
 }

@@ -58,8 +58,9 @@ static inline void check_order(const struct path_decision *decision)
         cr_assert(candidate->reason[0] != '\0' || decision->chosen < 0, "%s has no reason", candidate->name);
         if (i == 0)
             continue;
-        cr_assert(!candidate->possible || candidate[-1].possible, "%s before %s", candidate[-1].name, candidate->name);
-        if (candidate->possible == candidate[-1].possible)
+        bool possible = candidate->verdict == PATH_POSSIBLE, possible_before = candidate[-1].verdict == PATH_POSSIBLE;
+        cr_assert(!possible || possible_before, "%s before %s", candidate[-1].name, candidate->name);
+        if (possible == possible_before)
             cr_assert(candidate->speed <= candidate[-1].speed, "%s before %s", candidate[-1].name, candidate->name);
     }
     if (decision->chosen >= 0)

@@ -173,7 +173,7 @@ static const struct kind_row {
     bool holes;         /* the tensors at the owner have holes */
     const char *least;
     const char *chosen; /* NULL: no path */
-    bool staged_source, staged_target;
+    enum path_staging source_staging, target_staging;
     const char *because; /* a part of the chosen one's reason, or of the refusal */
 } kind_rows[] = {
     {"host to host", "host", "host", "abc", .chosen = "a", .because = "fastest"},
@@ -181,17 +181,17 @@ static const struct kind_row {
     {"device to device, the one that moves both", "gpu", "gpu", "ab", .chosen = "b", .because = "fastest"},
     {"device to host, direct", "gpu", "host", "abc", .chosen = "b", .because = "fastest"},
     {"host to device, direct", "host", "gpu", "abc", .chosen = "b", .because = "fastest"},
-    {"device to device, staged", "gpu", "gpu", "a", .chosen = "a", .staged_source = true, .staged_target = true,
+    {"device to device, staged", "gpu", "gpu", "a", .chosen = "a", .source_staging = PATH_STAGED, .target_staging = PATH_STAGED,
      .because = "through host memory on both nodes: it does not move gpu memory"},
-    {"device to host, staged", "gpu", "host", "a", .chosen = "a", .staged_source = true,
+    {"device to host, staged", "gpu", "host", "a", .chosen = "a", .source_staging = PATH_STAGED,
      .because = "through host memory on the other node: it does not move gpu memory"},
-    {"host to device, staged", "host", "gpu", "a", .chosen = "a", .staged_target = true,
+    {"host to device, staged", "host", "gpu", "a", .chosen = "a", .target_staging = PATH_STAGED,
      .because = "through host memory here: it does not move gpu memory"},
     {"staged, but only direct is wished", "gpu", "gpu", "a", .least = "direct", .because = "accepts only a direct path"},
     {"direct is wished and there", "gpu", "gpu", "ab", .least = "direct", .chosen = "b", .because = "fastest"},
     {"one end that moves no host memory", "gpu", "host", "c", .because = "it does not write host memory"},
-    {"holes are gathered on the way to host memory", "gpu", "gpu", "b", .holes = true, .chosen = "b", .staged_source = true,
-     .because = "through host memory on the other node: the tensors there have holes"},
+    {"holes are gathered on the way to host memory", "gpu", "gpu", "b", .holes = true, .chosen = "b",
+     .source_staging = PATH_GATHERED, .because = "through host memory on the other node: the tensors there have holes"},
 };
 
 Test(path_pairs, kinds_table)
@@ -225,10 +225,10 @@ Test(path_pairs, kinds_table)
         }
         cr_assert_eq(status, RDT_OK, "%s: %s", row->what, err.msg);
         cr_assert_str_eq(decision.candidates[0].name, row->chosen, "%s", row->what);
-        cr_assert_eq(decision.candidates[0].staged_source, row->staged_source, "%s", row->what);
-        cr_assert_eq(decision.candidates[0].staged_target, row->staged_target, "%s", row->what);
+        cr_assert_eq(decision.candidates[0].source, row->source_staging, "%s", row->what);
+        cr_assert_eq(decision.candidates[0].target, row->target_staging, "%s", row->what);
         cr_assert(strstr(decision.candidates[0].reason, row->because), "%s: %s", row->what, decision.candidates[0].reason);
-        if (row->staged_source || row->staged_target)
+        if (row->source_staging != PATH_DIRECT || row->target_staging != PATH_DIRECT)
             cr_assert(!decision.candidates[0].one_sided, "%s", row->what);
     }
 }
