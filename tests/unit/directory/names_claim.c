@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The names that are published on a node, where it is its own home. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
+#include "tests/unit/directory/only_home.h"
 
-#include "daemon/directory/names_impl.h"
-#include "daemon/peers/peer_impl.h"
-
-TestSuite(names_claim, .timeout = 60);
+TestSuite(names_claim, .init = only_home_begin, .fini = only_home_end, .timeout = 60);
 
 #define N 1000u
 
@@ -26,54 +21,8 @@ static void on_decided(struct claim_waiter *waiter)
     cr_assert(false, "the answer of the only home comes at once");
 }
 
-static bool check_requester(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
-{
-    (void)arg;
-    (void)err;
-    *owner_p = (struct owner){.uid = requester->uid};
-    return true;
-}
-
-static struct options options;
-static struct peers peers;
-static struct names names;
-static struct deadlines deadlines;
-static struct directory_names all;
-static uv_loop_t loop;
-
-static void begin(void)
-{
-    static const struct node here = {.uuid = {1}};
-
-    options = (struct options){.names = (char *)"nodes", .nodes = (char *)"/nodes"};
-    all = (struct directory_names){.options = &options,
-                                   .node = &here,
-                                   .peers = &peers,
-                                   .names = &names,
-                                   .deadlines = &deadlines,
-                                   .check_requester = check_requester};
-    list_init(&peers.all);
-    map_init(&names.by_key);
-    index_init(&names.published, 1);
-    list_init(&names.observers);
-    cr_assert_eq(uv_loop_init(&loop), 0);
-    deadlines_init(&deadlines, &loop);
-    directory_names_start(&all);
-}
-
-static void end(void)
-{
-    directory_names_close(&all);
-    map_fini(&names.by_key);
-    index_fini(&names.published);
-    deadlines_close(&deadlines, NULL);
-    (void)uv_run(&loop, UV_RUN_DEFAULT);
-    cr_assert_eq(uv_loop_close(&loop), 0);
-}
-
 static void claim_names(void)
 {
-    static const struct owner owner = {.uid = 1000};
     static struct claim_waiter waiter = {.on_decided = on_decided};
     struct rdt_error err;
 
@@ -93,7 +42,7 @@ static void pass(struct deadline *deadline)
     deadline->on_passed(deadline);
 }
 
-Test(names_claim, homes_are_told_of_many_names_in_many_turns, .init = begin, .fini = end)
+Test(names_claim, homes_are_told_of_many_names_in_many_turns)
 {
     unsigned turns = 0;
 
@@ -109,9 +58,8 @@ Test(names_claim, homes_are_told_of_many_names_in_many_turns, .init = begin, .fi
 }
 
 /* Whatever a home says, this node can publish: the name, and those that are new here, which begin above it. */
-Test(names_claim, floor_learned_from_a_home_leaves_versions_to_count_on_with, .init = begin, .fini = end)
+Test(names_claim, floor_learned_from_a_home_leaves_versions_to_count_on_with)
 {
-    static const struct owner owner = {.uid = 1000};
     static struct claim_waiter waiter = {.on_decided = on_decided};
     struct name_place place = {.version = RDT_MAX_NUMBER}, known;
     struct name_key key;
@@ -124,20 +72,20 @@ Test(names_claim, floor_learned_from_a_home_leaves_versions_to_count_on_with, .i
     cr_assert_eq(names_next_version(&names, &owner, (const uint8_t *)"other", 5), RDT_MAX_LEARNED + 1);
 }
 
-Test(names_claim, message_with_an_impossible_version_or_epoch_is_ignored, .init = begin, .fini = end)
+Test(names_claim, message_with_an_impossible_version_or_epoch_is_ignored)
 {
     const struct {
         uint64_t version, epoch;
         unsigned n_records;
     } cases[] = {{RDT_MAX_NUMBER + 1, 1, 0}, {UINT64_C(1) << 61, 1, 0}, {UINT64_MAX, 1, 0}, {1, UINT64_MAX, 0}, {1, 1, 1}};
-    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     Rdt__Pb__Name name = RDT__PB__NAME__INIT;
     struct peer peer = {.peers = &peers};
     uint8_t packed[256];
 
-    owner.uid = 1000;
-    owner.tenant = (char *)"";
-    name.owner = &owner;
+    requester.uid = 1000;
+    requester.tenant = (char *)"";
+    name.owner = &requester;
     name.name = (ProtobufCBinaryData){1, (uint8_t *)"w"};
     name.address = (char *)"127.0.0.1:1";
     name.act = RDT__PB__NAME_ACT__NAME_ACT_REGISTER;
