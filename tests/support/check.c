@@ -67,6 +67,14 @@ int64_t now_ns(void)
     return now.tv_sec * SEC + now.tv_nsec;
 }
 
+uint64_t cpu_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)(now.tv_sec * SEC + now.tv_nsec);
+}
+
 int64_t patience(int64_t ns)
 {
     const char *variant = getenv("RDT_VARIANT");

@@ -61,6 +61,7 @@ void need_root(void);
 
 /* Times. `patience` makes a limit longer under sanitizers. */
 int64_t now_ns(void);
+uint64_t cpu_ns(void); /* of this thread: others on the machine do not count */
 int64_t patience(int64_t ns);
 /* A suite's limit, for those whose tests wait out deadlines: patience() makes them longer. */
 #ifdef __SANITIZE_THREAD__

@@ -4,10 +4,10 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/objects/object_table.h"
 #include "daemon/peers/holds_impl.h"
+#include "tests/support/check.h"
 
 enum { N = 100000 };
 
@@ -22,14 +22,6 @@ static struct peer peer;
 static struct account *account;
 static struct object *object;
 static uint64_t taken_ns; /* for N holds */
-
-static uint64_t cpu_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void setup(void)
 {

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
 #include "daemon/peers/peer_impl.h"
 #include "daemon/peers/tls.h"
+#include "tests/support/check.h"
 #include "tests/support/peer_world.h"
 
 static struct world world;
@@ -468,14 +468,6 @@ Test(peer_hostile, queues_of_nodes_that_do_not_read_make_room_for_others)
 }
 
 /* ---- where nodes are ---- */
-
-static uint64_t cpu_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static const uint8_t *source_of(unsigned host)
 {

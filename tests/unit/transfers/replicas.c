@@ -4,11 +4,11 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "tests/support/check.h"
 
 enum { N = 50000, BYTES = 64 };
 
@@ -47,14 +47,6 @@ static void on_unwanted(struct transfer *filling) {}
 
 static const struct replica_events counted = {
     .on_found = on_found, .on_arrived = on_arrived, .on_failed = on_failed, .on_unwanted = on_unwanted};
-
-static uint64_t cpu_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void setup(void)
 {

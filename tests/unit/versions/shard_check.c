@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/memory/region.h"
 #include "daemon/versions/shards_impl.h"
@@ -26,14 +25,6 @@ static struct rdt_error told;
 static uint32_t told_rank;
 static size_t manifest_bytes;
 static bool ended;
-
-static uint64_t cpu_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void on_checked(struct version *of, uint8_t *packed, size_t bytes, struct rdt_error *why)
 {
