@@ -6,11 +6,11 @@ TestSuite(names_claim, .init = only_home_begin, .fini = only_home_end, .timeout 
 
 #define N 1000u
 
-static unsigned n_dirty(const struct directory_names *all)
+static unsigned n_dirty(void)
 {
     unsigned n = 0;
 
-    list_for_each (node, &all->dirty)
+    list_for_each (node, &all.dirty)
         n++;
     return n;
 }
@@ -33,7 +33,7 @@ static void claim_names(void)
         cr_assert_eq(directory_names_claim(&all, &owner, (const uint8_t *)id, n, &waiter, &err), RDT_OK);
         cr_assert(directory_names_use(&all, &owner, (const uint8_t *)id, n));
     }
-    cr_assert_eq(n_dirty(&all), 0);
+    cr_assert_eq(n_dirty(), 0);
 }
 
 static void pass(struct deadline *deadline)
