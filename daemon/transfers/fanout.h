@@ -64,7 +64,7 @@ enum fanout_asked { FANOUT_NOT_ASKED, FANOUT_ASKED_SOURCE, FANOUT_ASKED_READER, 
 
 /* A place is compared with the first reader once at most:
  *
- *   NOT_COMPARED ── fanout_compare has it ask again ──► COMPARE_NEXT ── fanout_choose puts it at the owner's node ──► COMPARED */
+ *   NOT_COMPARED ── fanout_compare has it ask again ──► COMPARE_NEXT ── fanout_choose puts it at the owner ──► COMPARED */
 enum fanout_comparison { FANOUT_NOT_COMPARED, FANOUT_COMPARE_NEXT, FANOUT_COMPARED };
 
 struct fanout { /* of one object */
