@@ -17,8 +17,10 @@ enum rdt_status memory_place_of(struct region *region, struct memory_place *plac
 {
     struct rdt_error why = {0};
 
-    *place_p = (struct memory_place){
-        .by_fd = region_is_by_fd(region), .fd = region->block.fd, .offset = region->offset, .writing = &region->writing};
+    *place_p = (struct memory_place){.by_fd = region_is_by_fd(region),
+                                     .fd = region->block.fd,
+                                     .offset = region->imported.offset,
+                                     .writing = &region->imported.writing};
     if (!place_p->by_fd)
         place_p->base = region_addr(region, err ? err : &why);
     return place_p->by_fd || place_p->base ? RDT_OK : err ? err->status : why.status;

@@ -44,7 +44,8 @@ void mapped_stop(struct mapped *mapped)
 
 bool mapped_may_keep(const struct region *region)
 {
-    return region->origin == REGION_ALLOCATED && region_is_host(region) && !region->sealed && region->kind->ops.discard;
+    return region->origin == REGION_ALLOCATED && region_is_host(region) && !region_is_sealed(region) &&
+           region->kind->ops.discard;
 }
 
 static void drop(struct reader *reader)

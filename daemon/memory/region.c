@@ -30,8 +30,8 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
         region_end_empty(region);
         return status;
     }
-    region->writable_outside = true;
-    region->offset = import->offset;
+    region->reach.writable_outside = true;
+    region->imported.offset = import->offset;
     *region_p = region;
     return RDT_OK;
 }
@@ -62,7 +62,7 @@ void region_unref(struct region *region)
 
 void region_mark_abandoned(struct region *region)
 {
-    region->abandoned = true;
+    region->reach.abandoned = true;
 }
 
 void region_pin(struct region *region)

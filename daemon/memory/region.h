@@ -75,7 +75,7 @@ struct region;
 struct regions;
 
 struct cached_regions {
-    struct list list; /* struct region.by_client, the latest last */
+    struct list list; /* struct region.reuse.by_client, the latest last */
     unsigned n;
     uint64_t bytes;
 };
@@ -104,7 +104,7 @@ struct region_caches {
     struct map clients;           /* client id -> struct region_cache */
     struct cached_regions sealed; /* of no client */
     uint64_t sealed_hits;         /* how often one of them was used again */
-    struct list by_age;           /* struct region.by_age: all cached regions, the oldest first */
+    struct list by_age;           /* struct region.reuse.by_age: all cached regions, the oldest first */
     uint64_t bytes;               /* of all of them */
     uint64_t max_bytes;           /* the limit for one client, and for sealed regions */
     uint64_t hits;                /* how often a client's cached region was used again */
@@ -193,9 +193,46 @@ enum region_state { REGION_USED, REGION_LOANED, REGION_COMMON, REGION_RETURNED, 
 enum region_exposure {
     REGION_UNEXPOSED, /* none */
     REGION_PRIVATE,   /* none, and it was allocated in a way that cannot be exported */
-    REGION_EXPOSED,   /* region->exported_to only */
-    REGION_BOUND,     /* region->exported_to only, which may still write to it: nobody else may get it */
+    REGION_EXPOSED,   /* region->reach.exported_to only */
+    REGION_BOUND,     /* region->reach.exported_to only, which may still write to it: nobody else may get it */
     REGION_SHARED,    /* several, or the daemon does not know which */
+};
+
+/* Who can write the memory from now on:
+ *
+ *   UNSEALED --- the daemon has not mapped it ---> SEALED
+ *            `-- the daemon has mapped it -------> REFILLABLE
+ */
+enum region_seal {
+    REGION_UNSEALED,
+    REGION_SEALED,     /* no new descriptor or mapping can write it */
+    REGION_REFILLABLE, /* the same, but the daemon's own mapping can still write it */
+};
+
+/* The processes beside the daemon that can reach the memory. */
+struct region_reach {
+    uint8_t exposure;      /* enum region_exposure */
+    uint8_t seal;          /* enum region_seal */
+    uint64_t exported_to;  /* the first client that had a descriptor of it; 0: none */
+    bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
+    bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
+    bool one_audience;     /* all clients that ever had a descriptor of it are of one owner: audience */
+    struct owner audience;
+};
+
+/* Memory that a client imported. */
+struct region_imported {
+    uint64_t offset;         /* of the region in its file */
+    uint64_t filled_bytes;   /* the missing pages that the daemon creates and is charged for (region_fill.h) */
+    uint64_t unmade_bytes;   /* of them: charged, and not created yet by a copy, as far as the daemon knows */
+    pthread_mutex_t writing; /* region_is_by_fd: who writes has it, and knows so which pages it creates */
+};
+
+/* The region's time in a region cache (region_cache.c). */
+struct region_reuse {
+    bool keep_mapped; /* reach.exported_to will keep it mapped after its release, for its next allocation or fetch */
+    struct list by_client, by_age; /* in cached_regions.list and in regions->caches.by_age */
+    uint64_t cached_since_ns;
 };
 
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
@@ -206,41 +243,29 @@ struct region {
     struct memory_kind *kind;
     struct memory_device *device; /* NULL: host memory. If not, only the plug-in touches it: block.addr is in the device */
     struct rdt_block block;
-    int guard;               /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
-    uint64_t bytes;          /* the size that was requested */
-    uint64_t room;           /* the size that is charged and mapped: whole pages, or its size class */
-    uint64_t offset;         /* imported memory: of the region in its file */
-    uint64_t filled_bytes;   /* imported memory: the missing pages that the daemon creates and is charged for (region_fill.h) */
-    uint64_t unmade_bytes;   /* of them: charged, and not created yet by a copy, as far as the daemon knows */
-    pthread_mutex_t writing; /* region_is_by_fd: who writes has it, and knows so which pages it creates */
+    int guard;      /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
+    uint64_t bytes; /* the size that was requested */
+    uint64_t room;  /* the size that is charged and mapped: whole pages, or its size class */
+    struct region_imported imported;
     enum region_origin origin;
     struct account *account; /* a reference */
     uint64_t client;         /* the session that allocated it, imported it or fetched into it; 0 after it released it */
     uint64_t creator;        /* the same session, never reset */
     unsigned n_fds;          /* descriptors charged to the account while it exists */
     unsigned refs;
-    unsigned pins;         /* transfers that touch it now; each pin is also a reference */
-    uint8_t state;         /* enum region_state */
-    uint8_t exposure;      /* enum region_exposure */
-    uint64_t exported_to;  /* the first client that had a descriptor of it; 0: none */
-    bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
-    bool unwritten;        /* it shows bytes of others until region_written: it is neither exported nor pooled */
-    bool sealed;           /* no new descriptor or mapping can write it */
-    bool refillable;       /* it is sealed, but the daemon's own mapping can still write it */
-    bool one_audience;     /* all clients that ever had a descriptor of it are of one owner: audience */
-    struct owner audience;
-    bool mapped;      /* it is charged for the daemon's mapping of it */
-    bool abandoned;   /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
-    bool read_ahead;  /* of FILE: its bytes are being read from the disk, or have been */
-    bool keep_mapped; /* exported_to will keep it mapped after its release, for its next allocation or fetch */
+    unsigned pins; /* transfers that touch it now; each pin is also a reference */
+    uint8_t state; /* enum region_state */
+    struct region_reach reach;
+    bool unwritten;  /* it shows bytes of others until region_written: it is neither exported nor pooled */
+    bool mapped;     /* it is charged for the daemon's mapping of it */
+    bool read_ahead; /* of FILE: its bytes are being read from the disk, or have been */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct pinned pinned;
-    unsigned device_copies;        /* from and to devices, of host memory that is not pinned */
-    struct list uses;              /* struct region_use (region_use.h) */
-    struct list readers;           /* struct region_reader.by_region: clients that keep it mapped without a hold */
-    struct list by_client, by_age; /* for region_cache.c: in cached_regions.list and in regions->caches.by_age */
-    uint64_t cached_since_ns;
+    unsigned device_copies; /* from and to devices, of host memory that is not pinned */
+    struct list uses;       /* struct region_use (region_use.h) */
+    struct list readers;    /* struct region_reader.by_region: clients that keep it mapped without a hold */
+    struct region_reuse reuse;
     void *record; /* the keeper has its descriptor, and a later daemon will have it (recovery.h); NULL: it has no record */
 };
 
@@ -406,6 +431,11 @@ static inline bool region_is_host(const struct region *region)
     return !region->device;
 }
 
+static inline bool region_is_sealed(const struct region *region)
+{
+    return region->reach.seal != REGION_UNSEALED;
+}
+
 /* Whether the daemon reads and writes the memory by its descriptor, and never maps it (imported.h). */
 static inline bool region_is_by_fd(const struct region *region)
 {
@@ -416,7 +446,7 @@ static inline bool region_is_by_fd(const struct region *region)
  * pages, which takes long where thousands of mappings show them. So the loop and the worker pool do not touch it. */
 static inline bool region_may_wait(const struct region *region)
 {
-    return !region->device && region->block.fd >= 0 && region->writable_outside && !region->sealed;
+    return !region->device && region->block.fd >= 0 && region->reach.writable_outside && !region_is_sealed(region);
 }
 
 /* "" for host memory. */

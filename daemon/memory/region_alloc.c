@@ -23,7 +23,7 @@ static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
 
     if (region->origin == REGION_STAGING && ops->alloc_private &&
         ops->alloc_private(instance, region->room, &region->block, NULL) == RDT_OK) {
-        region->exposure = REGION_PRIVATE;
+        region->reach.exposure = REGION_PRIVATE;
         return RDT_OK;
     }
     return ops->alloc(instance, "", region->room, &region->block, err);
@@ -393,7 +393,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
     }
     region->client = 0;
     region_expose(region, client); /* the client may still have it open */
-    region->sealed = true;
+    region->reach.seal = REGION_SEALED;
     *region_p = region;
     return RDT_OK;
 }

@@ -21,8 +21,8 @@ void region_cache_start(struct region_cache *cache, struct regions *regions, uin
 
 static void unlist(struct cached_regions *cached, struct region *region)
 {
-    list_remove(&region->by_client);
-    list_remove(&region->by_age);
+    list_remove(&region->reuse.by_client);
+    list_remove(&region->reuse.by_age);
     cached->n--;
     cached->bytes -= region->room;
     region->regions->caches.bytes -= region->room;
@@ -40,14 +40,15 @@ static void end_reference(struct region_cache *cache, struct region *region)
 static void drop(struct region *region, struct list *victims)
 {
     struct regions *regions = region->regions;
-    struct region_cache *cache = region->sealed ? NULL : map_get_u64(&regions->caches.clients, region->exported_to);
+    struct region_cache *cache =
+        region_is_sealed(region) ? NULL : map_get_u64(&regions->caches.clients, region->reach.exported_to);
     uint64_t id = region->id;
     bool was_loaned = region->state == REGION_RETURNED;
 
     unlist(cache ? &cache->cached : &regions->caches.sealed, region);
     if (was_loaned)
         end_reference(cache, region);
-    region_retire(region, !region->sealed, victims); /* the kernel removes no pages of sealed memory */
+    region_retire(region, !region_is_sealed(region), victims); /* the kernel removes no pages of sealed memory */
     if (was_loaned)
         cache->ops->on_returned(cache, id, true);
     else if (cache)
@@ -67,7 +68,7 @@ void region_cache_stop(struct region_cache *cache)
         return;
     map_remove_u64(&cache->regions->caches.clients, cache->client);
     device_pool_forget_client(&cache->regions->device_pool, cache->client);
-    list_drain (struct region, region, &cache->cached.list, by_client) {
+    list_drain (struct region, region, &cache->cached.list, reuse.by_client) {
         unlist(&cache->cached, region);
         if (region->state == REGION_RETURNED)
             end_reference(cache, region);
@@ -82,13 +83,13 @@ static void insert(struct cached_regions *cached, struct region *region, enum re
     struct regions *regions = region->regions;
 
     while (cached->n >= MAX_REGIONS || cached->bytes + region->room > regions->caches.max_bytes)
-        drop(container_of(list_first(&cached->list), struct region, by_client), NULL);
+        drop(container_of(list_first(&cached->list), struct region, reuse.by_client), NULL);
     if (region->state != REGION_COMMON)
         region_uncharge_use(region);
     region_set_state(region, state);
-    region->cached_since_ns = uv_hrtime();
-    list_append(&cached->list, &region->by_client);
-    list_append(&regions->caches.by_age, &region->by_age);
+    region->reuse.cached_since_ns = uv_hrtime();
+    list_append(&cached->list, &region->reuse.by_client);
+    list_append(&regions->caches.by_age, &region->reuse.by_age);
     cached->n++;
     cached->bytes += region->room;
     regions->caches.bytes += region->room;
@@ -98,8 +99,8 @@ static void insert(struct cached_regions *cached, struct region *region, enum re
 bool region_may_be_cached(const struct region *region, uint64_t client)
 {
     return region_is_host(region) && region->regions->caches.max_bytes > 0 && region->origin != REGION_IMPORTED &&
-           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside && !region->sealed &&
-           list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
+           region->reach.exported_to == client && region->reach.exposure != REGION_SHARED && region->reach.writable_outside &&
+           !region_is_sealed(region) && list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
 }
 
 static enum rdt_status use_again(struct cached_regions *cached, struct region *region, struct rdt_error *err)
@@ -166,8 +167,9 @@ static bool insert_sealed(struct region *region)
 {
     struct regions *regions = region->regions;
 
-    if (!region->refillable || !region->one_audience || region->writable_outside || region->abandoned ||
-        region->room > regions->caches.max_bytes || !regions->deadlines || fds_are_short(region->account))
+    if (region->reach.seal != REGION_REFILLABLE || !region->reach.one_audience || region->reach.writable_outside ||
+        region->reach.abandoned || region->room > regions->caches.max_bytes || !regions->deadlines ||
+        fds_are_short(region->account))
         return false;
     if (region->record)
         regions->kept.on_end(regions->kept.arg, region);
@@ -186,9 +188,9 @@ bool region_cache_insert(struct region *region)
     struct regions *regions = region->regions;
     struct region_cache *cache;
 
-    if (region->sealed)
+    if (region_is_sealed(region))
         return insert_sealed(region);
-    cache = region->keep_mapped ? map_get_u64(&regions->caches.clients, region->exported_to) : NULL;
+    cache = region->reuse.keep_mapped ? map_get_u64(&regions->caches.clients, region->reach.exported_to) : NULL;
     if (!cache)
         return false;
     if (!region_may_be_cached(region, cache->client) || region->room > regions->caches.max_bytes || !region_map(region, NULL)) {
@@ -199,7 +201,7 @@ bool region_cache_insert(struct region *region)
     }
     insert(&cache->cached, region, REGION_CACHED);
     region->generation++; /* a request that names the old generation finds no region */
-    region->exposure = REGION_BOUND;
+    region->reach.exposure = REGION_BOUND;
     return true;
 }
 
@@ -213,7 +215,7 @@ void region_cache_return(struct region *region)
         return; /* its client has released it, or is gone */
     region_unlist(region);
     /* Abandoned: a process that never released it may still read it, so nobody may write to it. */
-    if (region->abandoned || sigbus_guard_is_broken(region->guard) || regions->evicted ||
+    if (region->reach.abandoned || sigbus_guard_is_broken(region->guard) || regions->evicted ||
         region->room > regions->caches.max_bytes || region->block.page_bytes > 0 || fds_are_short(region->account)) {
         end_reference(cache, region);
         region_retire(region, false, regions->evicted);
@@ -236,10 +238,10 @@ static struct region *best_of(const struct cached_regions *cached, uint64_t byte
 {
     struct region *best = NULL;
 
-    list_each (struct region, region, &cached->list, by_client) {
+    list_each (struct region, region, &cached->list, reuse.by_client) {
         if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
             region->state == REGION_CACHED &&
-            (!audience || (owner_equal(&region->audience, audience) && is_soon_clear(region, bytes))))
+            (!audience || (owner_equal(&region->reach.audience, audience) && is_soon_clear(region, bytes))))
             best = region;
     }
     return best;
@@ -258,7 +260,7 @@ struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enu
     best->refs = 1;
     best->origin = origin;
     /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
-    best->exposure = origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
+    best->reach.exposure = origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
     best->client = cache->client;
     return best;
 }
@@ -290,7 +292,7 @@ void region_clear_gaps(struct region *region, const struct layout *layout, uint3
     uint8_t *base = region->block.addr;
     uint64_t end = 0;
 
-    if (!region->sealed || !region_is_host(region))
+    if (!region_is_sealed(region) || !region_is_host(region))
         return; /* it came zeroed */
     for (uint32_t i = 0; i < layout->count; i++) {
         uint64_t bytes = layout_bytes(layout, i);
@@ -309,7 +311,7 @@ void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *vi
     uint64_t given = 0;
 
     while (given < bytes && !list_empty(&regions->caches.by_age)) {
-        struct region *region = container_of(list_first(&regions->caches.by_age), struct region, by_age);
+        struct region *region = container_of(list_first(&regions->caches.by_age), struct region, reuse.by_age);
         given += region->room;
         drop(region, victims);
     }
@@ -320,8 +322,8 @@ bool region_cache_sweep(struct regions *regions, uint64_t now_ns, bool *more_p)
     unsigned n = 0;
 
     *more_p = false;
-    list_drain (struct region, region, &regions->caches.by_age, by_age) {
-        if (now_ns - region->cached_since_ns < regions->free_pool.idle_ns)
+    list_drain (struct region, region, &regions->caches.by_age, reuse.by_age) {
+        if (now_ns - region->reuse.cached_since_ns < regions->free_pool.idle_ns)
             return true;
         if (n++ == SWEPT_AT_ONCE) {
             *more_p = true;

@@ -5,7 +5,7 @@
  * The region cache of a client has regions that no other client ever had. After their release they stay mapped at both ends
  * and serve the client's next fetch or allocation of about the same size.
  *
- * The last unref of a region inserts it if its client keeps it mapped (region->keep_mapped). No other client ever gets
+ * The last unref of a region inserts it if its client keeps it mapped (region->reuse.keep_mapped). No other client ever gets
  * its memory. Cached regions are charged to memory_limit and bounded for each client. They are freed when they have been
  * unused for idle_ns, when other requests need room, or with their client.
  *

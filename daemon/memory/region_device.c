@@ -275,10 +275,10 @@ static bool adopt(struct region *region, struct pool_block *take_block)
 
     region_adopt(region, take_block);
     if (client != 0) {
-        region->exported_to = client;
-        region->writable_outside = true;
+        region->reach.exported_to = client;
+        region->reach.writable_outside = true;
         /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
-        region->exposure = is_allocation(region) ? REGION_EXPOSED : REGION_BOUND;
+        region->reach.exposure = is_allocation(region) ? REGION_EXPOSED : REGION_BOUND;
     }
     return known && region->origin >= REGION_RECEIVED; /* all of it is about to be written */
 }
@@ -412,7 +412,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
             region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
     if (status != RDT_OK)
         return status;
-    region->writable_outside = true;
+    region->reach.writable_outside = true;
     creation = work_new(on_ready, arg, &why);
     if (creation && (creation->import = import_copy(import, region, &why)))
         return start(creation, region);

@@ -42,18 +42,18 @@ void region_expose(struct region *region, uint64_t client)
 {
     const struct region_cache *cache = client != 0 ? map_get_u64(&region->regions->caches.clients, client) : NULL;
 
-    if (region->exposure < REGION_EXPOSED) {
-        region->one_audience = cache;
+    if (region->reach.exposure < REGION_EXPOSED) {
+        region->reach.one_audience = cache;
         if (cache)
-            region->audience = cache->owner;
-    } else if (!cache || !owner_equal(&region->audience, &cache->owner)) {
-        region->one_audience = false;
+            region->reach.audience = cache->owner;
+    } else if (!cache || !owner_equal(&region->reach.audience, &cache->owner)) {
+        region->reach.one_audience = false;
     }
-    if (region->exposure < REGION_EXPOSED && client != 0) {
-        region->exposure = REGION_EXPOSED;
-        region->exported_to = client;
-    } else if (client == 0 || region->exported_to != client) {
-        region->exposure = REGION_SHARED;
+    if (region->reach.exposure < REGION_EXPOSED && client != 0) {
+        region->reach.exposure = REGION_EXPOSED;
+        region->reach.exported_to = client;
+    } else if (client == 0 || region->reach.exported_to != client) {
+        region->reach.exposure = REGION_SHARED;
     }
 }
 
@@ -64,11 +64,11 @@ static enum rdt_status check_reach(const struct region *region, uint64_t client,
     if (region->unwritten)
         return rdt_error_set(err, RDT_INTERNAL, "region %llu has not been written yet, and must not be passed to a client",
                              (unsigned long long)region->id);
-    if (region->exposure != REGION_BOUND || region->exported_to == client)
+    if (region->reach.exposure != REGION_BOUND || region->reach.exported_to == client)
         return RDT_OK;
     return rdt_error_set(err, RDT_INTERNAL,
                          "region %llu has memory that client %llu had before, and must not be passed to another client",
-                         (unsigned long long)region->id, (unsigned long long)region->exported_to);
+                         (unsigned long long)region->id, (unsigned long long)region->reach.exported_to);
 }
 
 /* ---- descriptors of host memory ---- */
@@ -77,13 +77,13 @@ enum rdt_status region_seal(struct region *region, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
-    if (region->sealed)
+    if (region_is_sealed(region))
         return RDT_OK;
     if (!region->kind->ops.seal)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be sealed", region->kind->name);
     status = region->kind->ops.seal(region->kind->instance, &region->block, false, err);
-    region->sealed = status == RDT_OK;
-    region->refillable = region->sealed && region->block.addr; /* it stays mapped as it is */
+    if (status == RDT_OK)
+        region->reach.seal = region->block.addr ? REGION_REFILLABLE : REGION_SEALED; /* it stays mapped as it is */
     return status;
 }
 
@@ -104,7 +104,7 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
         return status;
     if (region->origin == REGION_FILE)
         region_file_read_ahead(region);
-    region->writable_outside |= writable;
+    region->reach.writable_outside |= writable;
     region_expose(region, client);
     return RDT_OK;
 }
@@ -168,7 +168,7 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     message->kind = (Rdt__Pb__RegionKind)exported.kind;
     message->offset = exported.offset;
     handle_kind(exported.kind)->show(&exported, share_p);
-    region->writable_outside = true;
+    region->reach.writable_outside = true;
     region_expose(region, client);
     *n_p = n;
     return RDT_OK;

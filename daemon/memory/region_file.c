@@ -25,7 +25,7 @@ enum rdt_status region_open_file(struct regions *regions, int take_fd, uint64_t 
         region_cancel(region);
         return status;
     }
-    region->sealed = true;
+    region->reach.seal = REGION_SEALED;
     *region_p = region;
     return RDT_OK;
 }

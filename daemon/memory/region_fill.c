@@ -142,7 +142,7 @@ static uint64_t count_missing(const struct region *region, const struct range *r
     for (uint32_t i = 0; i < n; i++)
         for (uint64_t lo = ranges[i].lo, hi; lo < ranges[i].hi && !atomic_load(&region->regions->ending); lo = hi) {
             hi = ranges[i].hi - lo > STEP_BYTES ? lo + STEP_BYTES : ranges[i].hi;
-            missing += missing_in_file(fd, region->offset + lo, region->offset + hi, &data);
+            missing += missing_in_file(fd, region->imported.offset + lo, region->imported.offset + hi, &data);
         }
     (void)close(fd);
     return missing;
@@ -163,8 +163,9 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     uint64_t want[USAGE_COUNT] = {0}, page = page_bytes(region), all = (region->room + page - 1) / page * page;
     enum rdt_status status;
 
-    if (bytes > all - region->filled_bytes)
-        bytes = all - region->filled_bytes; /* the rest has been charged for a transfer that touches the same pages now */
+    /* the rest has been charged for a transfer that touches the same pages now */
+    if (bytes > all - region->imported.filled_bytes)
+        bytes = all - region->imported.filled_bytes;
     if (bytes == 0)
         return RDT_OK;
     want[USAGE_BYTES] = bytes;
@@ -175,7 +176,7 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
             account_undo(region->account, want);
     }
     if (status == RDT_OK)
-        region->filled_bytes += bytes;
+        region->imported.filled_bytes += bytes;
     else
         prefix_cause(region, err);
     return status;
@@ -183,9 +184,9 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
 
 enum rdt_status region_fill_charge(struct region *region, uint64_t bytes, struct rdt_error *err)
 {
-    uint64_t expected = bytes < region->unmade_bytes ? bytes : region->unmade_bytes;
+    uint64_t expected = bytes < region->imported.unmade_bytes ? bytes : region->imported.unmade_bytes;
 
-    region->unmade_bytes -= expected;
+    region->imported.unmade_bytes -= expected;
     return charge(region, bytes - expected, err);
 }
 
@@ -212,7 +213,7 @@ static void done_fill(struct work *work)
     const struct rdt_error *err = NULL;
 
     if (filling->err.status == RDT_OK && charge(region, filling->missing, &filling->err) == RDT_OK)
-        region->unmade_bytes += filling->missing;
+        region->imported.unmade_bytes += filling->missing;
     if (filling->err.status != RDT_OK)
         err = &filling->err;
     filling->on_ready(filling->arg, err ? NULL : region, err);

@@ -314,36 +314,37 @@ void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
     bool host = region_is_host(region), imported = !region_is_charged(region); /* or a file */
-    bool was_exported = !imported && host && region->exposure >= REGION_EXPOSED;
+    bool was_exported = !imported && host && region->reach.exposure >= REGION_EXPOSED;
     bool kept = stays_for_later(region);
-    bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed && !kept && !region->unwritten;
+    bool for_anyone =
+        !imported && region->reach.exposure == REGION_UNEXPOSED && !region_is_sealed(region) && !kept && !region->unwritten;
     /* A client that had this memory mapped may have put it under another name, as an import. So device memory is not
      * reused while anything is imported on its device. */
-    bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->abandoned &&
-                      (region->exposure == REGION_EXPOSED || region->exposure == REGION_BOUND);
+    bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->reach.abandoned &&
+                      (region->reach.exposure == REGION_EXPOSED || region->reach.exposure == REGION_BOUND);
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
-    bool discards = (discard || (was_exported && !region->sealed)) && !region->abandoned && !kept;
+    bool discards = (discard || (was_exported && !region_is_sealed(region))) && !region->reach.abandoned && !kept;
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
      * a write whose bytes come from a file system that does not answer. To unmap it is to wait while a client removes pages. */
-    bool written = !imported && region->writable_outside &&
+    bool written = !imported && region->reach.writable_outside &&
                    ((discards && region->kind->ops.discard) || (region_may_wait(region) && region->block.addr && !kept));
     bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !region->pinned.kind && !victims &&
                   !imported && !written;
-    uint64_t client = region->exported_to;
+    uint64_t client = region->reach.exported_to;
     struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
 
     region_tell_readers(region);
     fill_block(filled, region, discards && (block || !written));
-    if (region->filled_bytes > 0 && !watch(region, region->filled_bytes, true))
-        regions_uncharge(regions, region->filled_bytes);
+    if (region->imported.filled_bytes > 0 && !watch(region, region->imported.filled_bytes, true))
+        regions_uncharge(regions, region->imported.filled_bytes);
     if (was_exported && !filled->discard && watch(region, region->room, !victims) && !victims)
         filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
     filled->bytes += region_end_left(region);
     if ((region->origin == REGION_IMPORTED || written) && block) { /* a client can make it slow to close memory that it sent */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;
-        block->to_be_mapped = region->abandoned && regions->ending;
+        block->to_be_mapped = region->reach.abandoned && regions->ending;
     }
     region_leave(region);
     region_set_state(region, REGION_ENDED);

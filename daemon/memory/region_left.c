@@ -68,13 +68,13 @@ static struct left_file *file_of(const struct region *region)
 /* The file's charge includes the pages that the daemon has created for this region. */
 static void take_over_filled(struct left_file *file, struct region *region)
 {
-    const uint64_t had[USAGE_COUNT] = {[USAGE_BYTES] = region->filled_bytes};
+    const uint64_t had[USAGE_COUNT] = {[USAGE_BYTES] = region->imported.filled_bytes};
 
     account_undo(region->account, had);
-    account_add(file->key.owner, USAGE_BYTES, region->filled_bytes);
-    file->bytes += region->filled_bytes;
-    file->filled_bytes += region->filled_bytes;
-    region->filled_bytes = region->unmade_bytes = 0;
+    account_add(file->key.owner, USAGE_BYTES, region->imported.filled_bytes);
+    file->bytes += region->imported.filled_bytes;
+    file->filled_bytes += region->imported.filled_bytes;
+    region->imported.filled_bytes = region->imported.unmade_bytes = 0;
 }
 
 static struct left_region *find(const struct region *region)

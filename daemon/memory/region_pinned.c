@@ -89,7 +89,8 @@ enum rdt_status region_pin_for(struct region *region, struct memory_kind *kind, 
 
 void region_note_device_copy(struct region *region, struct memory_kind *kind)
 {
-    if (!may_be_pinned(region, kind) || region->origin == REGION_IMPORTED || region->sealed || region->room < PIN_MIN_BYTES)
+    if (!may_be_pinned(region, kind) || region->origin == REGION_IMPORTED || region_is_sealed(region) ||
+        region->room < PIN_MIN_BYTES)
         return;
     if (region->device_copies++ == 1) /* asked for once: what the plug-in refuses stays as it is */
         (void)region_pin_for(region, kind, NULL, NULL, NULL);
@@ -108,7 +109,7 @@ bool regions_forget_pins(struct regions *regions, const struct memory_kind *kind
     if (*cursor == 0) {
         pool_forget_pins(&regions->free_pool, kind);
         list_for_each (node, &regions->caches.by_age) {
-            region = container_of(node, struct region, by_age);
+            region = container_of(node, struct region, reuse.by_age);
             if (region_is_pinned_for(region, kind))
                 unpin(regions, &region->pinned);
         }

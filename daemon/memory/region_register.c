@@ -133,7 +133,7 @@ bool regions_forget_transport(struct regions *regions, const struct transport *t
         pool_forget_transport(&regions->free_pool, transport);
         device_pool_forget_transport(&regions->device_pool, transport);
         list_for_each (node, &regions->caches.by_age)
-            unregister_from(container_of(node, struct region, by_age), transport);
+            unregister_from(container_of(node, struct region, reuse.by_age), transport);
         *cursor = 1;
     }
     for (unsigned i = 0; i < REGIONS_AT_ONCE; i++) {

@@ -27,7 +27,7 @@ bool region_kept_fds(const struct region *region, const int **fds_p, uint32_t *n
 {
     struct rdt_export exported;
 
-    if (!region->kind->ops.restore || region->exposure == REGION_PRIVATE || !origin_lasts(region))
+    if (!region->kind->ops.restore || region->reach.exposure == REGION_PRIVATE || !origin_lasts(region))
         return false;
     if (region_is_host(region)) {
         *fds_p = &region->block.fd;
@@ -54,7 +54,7 @@ struct region_image region_image(const struct region *region)
                                  .id = region->id,
                                  .bytes = region->bytes,
                                  .room = region->room,
-                                 .offset = region->offset,
+                                 .offset = region->imported.offset,
                                  .generation = region->generation,
                                  .client = region->client,
                                  .creator = region->creator,
@@ -168,11 +168,11 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     region->generation = image->generation;
     region->creator = image->creator ? image->creator : image->client; /* older daemons did not write it */
     region->room = image->room;
-    region->offset = device ? 0 : image->offset;
-    region->sealed = image->origin != REGION_IMPORTED && region->block.read_only;
-    region->writable_outside = !region->sealed;
-    region->exposure = REGION_SHARED;
-    region->abandoned = true;
+    region->imported.offset = device ? 0 : image->offset;
+    region->reach.seal = image->origin != REGION_IMPORTED && region->block.read_only ? REGION_SEALED : REGION_UNSEALED;
+    region->reach.writable_outside = !region_is_sealed(region);
+    region->reach.exposure = REGION_SHARED;
+    region->reach.abandoned = true;
     if (device && region_is_charged(region))
         device->memory.used_bytes += region->room;
     else if (region_is_charged(region))

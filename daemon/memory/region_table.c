@@ -83,7 +83,7 @@ static void charges(const struct region *region, uint64_t *want)
     want[USAGE_FDS] = region->n_fds;
     want[USAGE_REGIONS] = is_used;
     want[region->device ? USAGE_DEVICE_BYTES : USAGE_BYTES] =
-        is_used && region_is_charged(region) ? region->bytes : region->filled_bytes;
+        is_used && region_is_charged(region) ? region->bytes : region->imported.filled_bytes;
     want[USAGE_MAPPINGS] = region->mapped;
     want[USAGE_MAPPED_BYTES] = region->mapped ? region->room : 0;
 }
@@ -137,11 +137,11 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     region->account = account_ref(account);
     region->client = region->creator = client;
     region->refs = 1;
-    (void)pthread_mutex_init(&region->writing, NULL);
+    (void)pthread_mutex_init(&region->imported.writing, NULL);
     list_init(&region->uses);
     list_init(&region->readers);
-    list_init(&region->by_client);
-    list_init(&region->by_age);
+    list_init(&region->reuse.by_client);
+    list_init(&region->reuse.by_age);
     region->n_fds = n_fds;
     charges(region, want);
     status = account_check(account, USAGE_ORPHANS, 1, err); /* only regions become orphans */
@@ -172,7 +172,7 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
 
 void region_destroy(struct region *region)
 {
-    (void)pthread_mutex_destroy(&region->writing);
+    (void)pthread_mutex_destroy(&region->imported.writing);
     free(region);
 }
 
@@ -243,25 +243,25 @@ void region_settle(struct region *region, const struct stat *st)
 {
     uint64_t there = (uint64_t)st->st_blocks * 512;
 
-    region->unmade_bytes = 0;
-    if (there >= region->filled_bytes)
+    region->imported.unmade_bytes = 0;
+    if (there >= region->imported.filled_bytes)
         return;
-    account_give(region->account, USAGE_BYTES, region->filled_bytes - there);
-    regions_uncharge(region->regions, region->filled_bytes - there);
-    region->filled_bytes = there;
+    account_give(region->account, USAGE_BYTES, region->imported.filled_bytes - there);
+    regions_uncharge(region->regions, region->imported.filled_bytes - there);
+    region->imported.filled_bytes = there;
 }
 
 void region_settle_idle(struct region *region)
 {
     struct stat st;
 
-    if (region->filled_bytes > 0 && region->pins == 0 && fstat(region->block.fd, &st) == 0)
+    if (region->imported.filled_bytes > 0 && region->pins == 0 && fstat(region->block.fd, &st) == 0)
         region_settle(region, &st);
 }
 
 bool region_may_fault(const struct region *region)
 {
-    return region->block.page_bytes > 0 && (region->writable_outside || region->origin == REGION_FILE);
+    return region->block.page_bytes > 0 && (region->reach.writable_outside || region->origin == REGION_FILE);
 }
 
 void region_note_mapped(struct region *region)

@@ -103,7 +103,7 @@ static enum rdt_status check(const struct object *object, struct rdt_error *err)
         if (!region_is_host(region))
             return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%.*s\" lies on a device, and has no checksum",
                                  (int)object->tail.id_bytes, (const char *)object_id(object));
-        if (region->origin == REGION_IMPORTED && !region->sealed)
+        if (region->origin == REGION_IMPORTED && !region_is_sealed(region))
             return rdt_error_set(err, RDT_UNSUPPORTED,
                                  "object \"%.*s\" lies in memory of its client and has no checksum: put it with RDT_PUT_SUM",
                                  (int)object->tail.id_bytes, (const char *)object_id(object));

@@ -67,7 +67,7 @@ static void run_prove(struct work *work)
     for (uint32_t i = 0; i < snapshot->object->memory.n_regions; i++) {
         struct region *region = snapshot->object->memory.uses[i].region;
         /* if the memory kind refuses, the region is copied like any other */
-        if (snapshot->handed_over[i] && !region->sealed)
+        if (snapshot->handed_over[i] && !region_is_sealed(region))
             snapshot->handed_over[i] = region->kind->ops.seal(region->kind->instance, &region->block, true, NULL) == RDT_OK;
     }
 }
@@ -86,7 +86,9 @@ static enum rdt_status prove(struct snapshot *snapshot)
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
-        bytes += snapshot->handed_over[i] && !object->memory.uses[i].region->sealed ? object->memory.uses[i].region->bytes : 0;
+        bytes += snapshot->handed_over[i] && !region_is_sealed(object->memory.uses[i].region)
+                     ? object->memory.uses[i].region->bytes
+                     : 0;
     if (bytes == 0 || object->changes.loaned)
         return RDT_OK;
     /* Never on the loop, however few the bytes are: the kernel waits up to 155 ms for a page that somebody may still write,
@@ -102,12 +104,13 @@ static enum rdt_status prove(struct snapshot *snapshot)
 static void take_over(struct snapshot *snapshot, struct region *region)
 {
     region->origin = REGION_SNAPSHOT;
-    if (!region->sealed)
+    if (!region_is_sealed(region)) {
         event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
-    region->sealed = true;
-    region->writable_outside = region->keep_mapped = false;
-    if (region->exposure == REGION_BOUND)
-        region->exposure = REGION_EXPOSED;
+        region->reach.seal = REGION_SEALED;
+    }
+    region->reach.writable_outside = region->reuse.keep_mapped = false;
+    if (region->reach.exposure == REGION_BOUND)
+        region->reach.exposure = REGION_EXPOSED;
 }
 
 /* Tensors in regions that are taken over, or loaned, stay where they are. The others are packed into new regions, one

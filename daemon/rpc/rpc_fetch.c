@@ -259,7 +259,7 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);
     if (message->keep_mapped && hold->region) {
         if (region_may_be_cached(hold->region, call->client->id))
-            hold->region->keep_mapped = true;
+            hold->region->reuse.keep_mapped = true;
         else
             call->client->cache.ops->on_drop(&call->client->cache, hold->region->id); /* the client has not been told yet */
     }

@@ -21,8 +21,8 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
     reply.generation = region->generation;
     reply.bytes = region->room;
     reply.device = (char *)region_device_uuid(region);
-    if (region->keep_mapped) {
-        region->keep_mapped = false;
+    if (region->reuse.keep_mapped) {
+        region->reuse.keep_mapped = false;
         reply.cacheable = true;
     } else if (to_map && !region_is_host(region)) {
         reply.share = &share.message;
@@ -254,8 +254,8 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
     }
     client_forget_region(call->client, region);
     /* A region that an object or a transfer uses is not cached, because others may still read it. */
-    region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_be_cached(region, call->client->id);
-    reply.keep_mapped = region->keep_mapped;
+    region->reuse.keep_mapped = message->keep_mapped && region->refs == 1 && region_may_be_cached(region, call->client->id);
+    reply.keep_mapped = region->reuse.keep_mapped;
     region_unref(region);
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;

@@ -192,7 +192,7 @@ static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_
     unsigned all = 0;
 
     for (uint32_t i = 0; i < destination->n_ready; i++) {
-        unsigned n = destination->regions[i]->keep_mapped ? 0 : 1;
+        unsigned n = destination->regions[i]->reuse.keep_mapped ? 0 : 1;
         enum rdt_status status =
             region_is_host(destination->regions[i]) ? RDT_OK : region_share_fds(destination->regions[i], &n, err);
         if (status != RDT_OK)

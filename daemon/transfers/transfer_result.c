@@ -61,8 +61,8 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
     entry->writable = how == SHARE_WRITE;
     entry->cow = how == SHARE_COW;
     entry->fd_index = -1;
-    if (with_fd && region->keep_mapped && region->exported_to == client) {
-        region->keep_mapped = false; /* The client has mapped the region since it last got it. */
+    if (with_fd && region->reuse.keep_mapped && region->reach.exported_to == client) {
+        region->reuse.keep_mapped = false; /* The client has mapped the region since it last got it. */
         entry->cacheable = true;
     } else if (with_fd && !region_is_host(region)) {
         unsigned n;
@@ -226,7 +226,8 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
 static bool may_be_written(const struct object *object)
 {
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
-        if (object->memory.uses[i].region->client == object->producer_id && object->memory.uses[i].region->writable_outside)
+        if (object->memory.uses[i].region->client == object->producer_id &&
+            object->memory.uses[i].region->reach.writable_outside)
             return true;
     return false;
 }

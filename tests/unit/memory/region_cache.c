@@ -56,7 +56,7 @@ Test(region_cache, region_with_lost_pages_is_not_cached)
     cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
     region->guard = broken_slot();
     cr_assert(!region_may_be_cached(region, 1));
-    region->keep_mapped = true; /* it had all its pages when its client released it */
+    region->reuse.keep_mapped = true; /* it had all its pages when its client released it */
     drop(region);
     cr_assert_eq(fake.regions.caches.bytes, 0u);
     cr_assert_eq(n_dropped, 1u, "its client was told");
@@ -71,7 +71,7 @@ static uint64_t cache_region(uint64_t bytes, uint64_t client)
     int fd;
 
     cr_assert_eq(region_export_to(region, client, true, &fd, NULL), RDT_OK);
-    region->keep_mapped = true;
+    region->reuse.keep_mapped = true;
     drop(region);
     return id;
 }
@@ -140,7 +140,7 @@ Test(region_cache, cache_of_a_client_stays_below_its_limit)
         for (unsigned j = 0; j < 2; j++) {
             regions[j] = receive(SIZE, 1);
             cr_assert_eq(region_export_to(regions[j], 1, true, &fd, NULL), RDT_OK);
-            regions[j]->keep_mapped = true;
+            regions[j]->reuse.keep_mapped = true;
         }
         drop(regions[0]);
         drop(regions[1]);
@@ -438,7 +438,7 @@ Test(region_cache, memory_that_may_be_read_or_written_outside_is_not_used_again)
     cr_assert_eq(fake.regions.caches.bytes, 0u, "a writable descriptor is out");
     region = snapshot_of(SIZE, &account);
     show_to(region, 1, false);
-    region->refillable = false; /* as if a client had created it */
+    region->reach.seal = REGION_SEALED; /* as if a client had created it */
     drop(region);
     cr_assert_eq(fake.regions.caches.bytes, 0u);
     stop_readers();
