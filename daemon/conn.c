@@ -155,7 +155,7 @@ void conn_close(struct conn *conn, const char *why)
     if (conn->closing)
         return;
     conn->closing = true;
-    client->gone = true;
+    client->conn.gone = true;
     conn->conns->n_behind -= conn->fds.behind;
     deadline_unset(conn->rpc->deadlines, &conn->greeting.deadline);
     list_remove(&conn->unflushed);
@@ -164,7 +164,7 @@ void conn_close(struct conn *conn, const char *why)
     if (conn->greeting.done) {
         log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                   (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
-                  client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
+                  client->n_objects, map_count(&client->holds.by_id) + map_count(&client->holds.remote),
                   map_count(&client->transfers.fetches));
         conn->conns->on_end(conn);
         list_remove(&client->link);
@@ -618,11 +618,11 @@ void conn_list(struct conn *conn)
     struct conns *conns = conn->conns;
 
     conn->client.owner_work = conns->rpc->owner_work;
-    conn->client.send = send_message;
-    conn->client.send_event = send_event;
-    conn->client.queued_bytes = queued_bytes;
-    conn->client.bytes_received = bytes_received;
-    conn->client.want_turn = want_turn;
+    conn->client.conn.send = send_message;
+    conn->client.conn.send_event = send_event;
+    conn->client.conn.queued_bytes = queued_bytes;
+    conn->client.conn.bytes_received = bytes_received;
+    conn->client.conn.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
     conn_start_sink(conn);

@@ -95,7 +95,7 @@ static void welcome(struct conn *conn, uint64_t request_id, const uint8_t *token
         reply.session_token = (ProtobufCBinaryData){SESSION_TOKEN_BYTES, (uint8_t *)token};
         reply.restart_grace_ns = (int64_t)rpc->options->restart_grace_ns;
     }
-    client->send(client, RDT_MSG_HELLO, FRAME_REPLY, request_id, &reply.base, NULL, 0);
+    client->conn.send(client, RDT_MSG_HELLO, FRAME_REPLY, request_id, &reply.base, NULL, 0);
 }
 
 void conn_hello(struct conn *conn, struct frame *frame)

@@ -66,7 +66,7 @@ bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
         return false;
     image.started = process_started(client->pid);
     memcpy(image.token_sha256, conn->session.token_hash, sizeof conn->session.token_hash);
-    memcpy(client->session, conn->session.token_hash, sizeof client->session);
+    memcpy(client->session.id, conn->session.token_hash, sizeof client->session.id);
     if (recovery_keep_session(recovery, client, &image))
         return true;
     (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
@@ -75,10 +75,12 @@ bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
 
 void conn_session_end(struct conn *conn)
 {
-    if (!conn->client.lasting)
+    if (!conn->client.session.lasting)
         return;
-    conn->rpc->clients.n_waiting -= conn->client.waiting;
-    conn->client.waiting = false;
+    if (conn->client.session.state == CLIENT_SESSION_WAITING) {
+        conn->rpc->clients.n_waiting--;
+        conn->client.session.state = CLIENT_SESSION_LAPSED;
+    }
     deadline_unset(conn->rpc->deadlines, &conn->session.grace);
     (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
     recovery_end_session(conn->rpc->recovery, &conn->client);
@@ -105,10 +107,9 @@ enum rdt_status conn_session_move(struct conn *waiting, struct conn *from, struc
     if (sock < 0)
         return rdt_error_sys(err, errno, "no descriptor for the session's socket");
     deadline_unset(waiting->rpc->deadlines, &waiting->session.grace);
-    waiting->client.waiting = false;
     waiting->rpc->clients.n_waiting--;
     waiting->rpc->counts->resumed_sessions++;
-    waiting->client.was_resumed = waiting->client.must_resume = true;
+    waiting->client.session.state = CLIENT_SESSION_RETURNED;
     waiting->client.pid = from->client.pid;
     from->session.moved = true;
     conn_attach(waiting, sock, pidfd);
@@ -130,7 +131,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     ids_above(&conns->ids, image->id); /* the journal says so, too, but it may be wrong */
     client->account = account_get_client(conns->rpc->objects->accounts, &image->owner, image->id);
     memcpy(conn->session.token_hash, image->token_sha256, sizeof conn->session.token_hash);
-    memcpy(client->session, conn->session.token_hash, sizeof client->session);
+    memcpy(client->session.id, conn->session.token_hash, sizeof client->session.id);
     if (!client->account || !list_token(conn)) {
         account_unref(client->account);
         free(conn);
@@ -146,7 +147,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     text_copy(client->name, sizeof client->name, image->name);
     find_process(conn, image);
     conn_list(conn);
-    client->waiting = true;
+    client->session.state = CLIENT_SESSION_WAITING;
     conns->rpc->clients.n_waiting++;
     conn_serve(conn);
     return client;

@@ -112,7 +112,7 @@ void shares_close(struct conns *conns)
         list_remove(&share->link);
         list_drain (struct conn, conn, &share->waiting, turn.waiting) {
             list_remove(&conn->turn.waiting);
-            conn->client.want_turn(&conn->client);
+            conn->client.conn.want_turn(&conn->client);
         }
     }
     conns->shares.n_persons = 0;

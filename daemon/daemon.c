@@ -146,7 +146,7 @@ static bool has_client(void *arg, const struct owner *owner, const char *name)
     const struct daemon *daemon = arg;
 
     list_each (const struct client, client, &daemon->rpc.clients.all, link)
-        if (!client->gone && strcmp(client->name, name) == 0 && owner_equal(&client->account->owner, owner))
+        if (!client->conn.gone && strcmp(client->name, name) == 0 && owner_equal(&client->account->owner, owner))
             return true;
     return false;
 }

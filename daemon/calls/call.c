@@ -124,7 +124,7 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
 void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds)
 {
     if (call->client && call->request_id != 0) {
-        call->client->send(call->client, call->type, FRAME_REPLY, call->request_id, reply, take_fds, n_fds);
+        call->client->conn.send(call->client, call->type, FRAME_REPLY, call->request_id, reply, take_fds, n_fds);
     } else {
         for (unsigned i = 0; i < n_fds; i++)
             (void)close(take_fds[i]);

@@ -228,8 +228,8 @@ static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt
         return rdt_error_set(err, RDT_CANCELLED, "the client has ended its hold meanwhile");
     }
     status = holds_taken(call->rpc->holds, peer, call->forwarded.number, client, id, err);
-    if (status == RDT_OK && client->lasting && ref)
-        client->lasting->on_far_hold(client->lasting->arg, remote_hold_find(client, id), ref);
+    if (status == RDT_OK && client->session.lasting && ref)
+        client->session.lasting->on_far_hold(client->session.lasting->arg, remote_hold_find(client, id), ref);
     return status;
 }
 

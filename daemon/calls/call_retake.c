@@ -159,7 +159,7 @@ static void on_failure(struct call *call, const struct rdt_error *err)
     struct far_record *record = record_of(call->client, call->hold.retakes);
     struct rpc *rpc = call->rpc;
 
-    if (!record || call->client->gone)
+    if (!record || call->client->conn.gone)
         return;
     if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retakes.until_ns) {
         lose(rpc, call->client, call->hold.retakes, err);

@@ -33,15 +33,15 @@ void client_init(struct client *client, uint64_t id)
     list_init(&client->wakes);
     list_init(&client->read_barriers);
     map_init(&client->regions);
-    map_init(&client->holds);
-    map_init(&client->remote_holds);
+    map_init(&client->holds.by_id);
+    map_init(&client->holds.remote);
     map_init(&client->transfers.fetches);
-    map_init(&client->resumed);
+    map_init(&client->session.answers);
 }
 
 bool client_returns(const struct client *client, const struct rdt_error *err)
 {
-    return client->lasting && client->lasting->ending && err->status == RDT_SHUTTING_DOWN;
+    return client->session.lasting && client->session.lasting->ending && err->status == RDT_SHUTTING_DOWN;
 }
 
 void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err)
@@ -51,7 +51,7 @@ void client_send_error(struct client *client, uint16_t type, uint64_t request_id
     reply.status = err->status;
     reply.sys_errno = err->sys_errno;
     reply.message = (char *)err->msg;
-    client->send(client, type, FRAME_REPLY | FRAME_ERROR, request_id, &reply.base, NULL, 0);
+    client->conn.send(client, type, FRAME_REPLY | FRAME_ERROR, request_id, &reply.base, NULL, 0);
 }
 
 static void tell_gone(struct client *client, uint64_t region)
@@ -61,7 +61,7 @@ static void tell_gone(struct client *client, uint64_t region)
     client->n_region_gone_events++;
     gone.n_regions = 1;
     gone.regions = &region;
-    client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
+    client->conn.send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
 }
 
 static void on_drop(struct region_cache *cache, uint64_t region)
@@ -77,7 +77,7 @@ static void on_returned(struct region_cache *cache, uint64_t region, bool gone)
     back.n_regions = 1;
     back.regions = &region;
     back.gone = gone;
-    client->send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
+    client->conn.send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
 }
 
 static void forget_region(struct region_cache *cache, uint64_t region)
@@ -145,12 +145,12 @@ bool client_fini(struct client *client, uint64_t until_ns)
     mapped_stop(&client->mapped);
     /* before the releases below, so that their regions are not cached for this client again */
     region_cache_stop(&client->cache);
-    while ((hold = map_next(&client->holds, &client->reaped_holds))) {
+    while ((hold = map_next(&client->holds.by_id, &client->holds.reaped))) {
         abandon(hold);
         if (uv_hrtime() >= until_ns)
             return false;
     }
-    while ((remote_hold = map_next(&client->remote_holds, &client->reaped_remote_holds))) {
+    while ((remote_hold = map_next(&client->holds.remote, &client->holds.reaped_remote))) {
         remote_hold_end(remote_hold);
         if (uv_hrtime() >= until_ns)
             return false;
@@ -164,24 +164,24 @@ bool client_fini(struct client *client, uint64_t until_ns)
         if (uv_hrtime() >= until_ns)
             return false;
     }
-    map_fini(&client->holds);
-    map_fini(&client->remote_holds);
+    map_fini(&client->holds.by_id);
+    map_fini(&client->holds.remote);
     map_fini(&client->regions);
     map_fini(&client->transfers.fetches);
     free(client->transfers.mapped_devices);
-    map_fini(&client->resumed);
+    map_fini(&client->session.answers);
     return true;
 }
 
 void client_wake(struct client *client, struct client_wake *wake)
 {
     list_append(&client->wakes, &wake->link);
-    client->want_turn(client);
+    client->conn.want_turn(client);
 }
 
 enum rdt_status client_read_barrier_add(struct client *client, struct client_read_barrier *barrier)
 {
-    barrier->after_bytes = client->bytes_received(client);
+    barrier->after_bytes = client->conn.bytes_received(client);
     if (barrier->after_bytes == 0)
         return RDT_OK;
     list_append(&client->read_barriers, &barrier->link);
@@ -223,8 +223,8 @@ bool client_add_region(struct client *client, struct region *take_region)
 {
     if (!map_put_u64(&client->regions, take_region->id, take_region))
         return false;
-    if (client->lasting)
-        client->lasting->on_region(client->lasting->arg, client, take_region);
+    if (client->session.lasting)
+        client->session.lasting->on_region(client->session.lasting->arg, client, take_region);
     return true;
 }
 
@@ -232,8 +232,8 @@ void client_forget_region(struct client *client, struct region *region)
 {
     (void)map_remove_u64(&client->regions, region->id);
     region->client = 0; /* the client does not write there any more */
-    if (client->lasting)
-        client->lasting->on_region_released(client->lasting->arg, region);
+    if (client->session.lasting)
+        client->session.lasting->on_region_released(client->session.lasting->arg, region);
     if (region->refs > 1)
         region_left(region);
 }
@@ -248,7 +248,7 @@ static struct hold *hold_new(struct client *client, uint64_t id)
     hold->id = id ? id : ids_next(hold_ids(), client->account);
     hold->client = client;
     list_init(&hold->by_object);
-    if (!map_put_u64(&client->holds, hold->id, hold)) {
+    if (!map_put_u64(&client->holds.by_id, hold->id, hold)) {
         free(hold);
         return NULL;
     }
@@ -270,8 +270,8 @@ static struct hold *hold_object(struct client *client, uint64_t id, struct objec
 
 static struct hold *record(struct hold *hold)
 {
-    if (hold && hold->client->lasting)
-        hold->client->lasting->on_hold(hold->client->lasting->arg, hold);
+    if (hold && hold->client->session.lasting)
+        hold->client->session.lasting->on_hold(hold->client->session.lasting->arg, hold);
     return hold;
 }
 
@@ -323,7 +323,7 @@ struct hold *client_hold_regions(struct client *client, struct region *const *re
 struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
                                  uint32_t n_regions)
 {
-    if (map_get_u64(&client->holds, id))
+    if (map_get_u64(&client->holds.by_id, id))
         return NULL;
     ids_above(hold_ids(), id); /* the journal says so, too, but it may be wrong */
     return object ? hold_object(client, id, object) : hold_regions(client, id, regions, n_regions);
@@ -332,7 +332,7 @@ struct hold *client_restore_hold(struct client *client, uint64_t id, struct obje
 void client_set_copying(struct hold *hold, uint64_t bytes)
 {
     hold->copying_bytes = bytes;
-    hold->client->copying_bytes += bytes;
+    hold->client->holds.copying_bytes += bytes;
 }
 
 void client_release(struct hold *hold)
@@ -343,9 +343,9 @@ void client_release(struct hold *hold)
     struct region *region = hold->region;
 
     if (hold->record)
-        hold->client->lasting->on_hold_end(hold->client->lasting->arg, hold);
-    map_remove_u64(&hold->client->holds, hold->id);
-    hold->client->copying_bytes -= hold->copying_bytes;
+        hold->client->session.lasting->on_hold_end(hold->client->session.lasting->arg, hold);
+    map_remove_u64(&hold->client->holds.by_id, hold->id);
+    hold->client->holds.copying_bytes -= hold->copying_bytes;
     if (object)
         object_drop_by(object, HOLDER_READER, &hold->by_object);
     free(hold);

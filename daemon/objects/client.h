@@ -73,49 +73,42 @@ struct client_rpc {
     struct watch *watch;            /* of rpc_watch.c; NULL: the client watches nothing */
 };
 
-struct client {
-    uint64_t id;
-    struct account *account; /* one reference */
-    gid_t gid;
-    pid_t pid;
-    bool admin;        /* root or the daemon's own uid: it sees and may free everything */
-    bool gone;         /* its connection has ended: no frame can be sent */
-    bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
-    bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
-    char name[65];
-    uint64_t since_ns;
-    const struct lasting *lasting; /* its session survives this process, and has records; NULL: it does not */
-    void *record;                  /* of lasting: the session's own */
-    uint8_t session[16];           /* of lasting: tells it from every other session of every node */
-    struct map resumed;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
-    bool waiting;                  /* the session is an earlier daemon's, and its client has not come back yet */
-    bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */
-    struct list link;              /* in the list of all clients */
-    uint64_t number;               /* their order there */
-    struct list objects;           /* struct object.by_producer: objects that it put and has not freed */
-    unsigned n_objects;
-    struct list leases;            /* struct name.by_publisher: names that end with the client */
-    struct map regions;            /* region id -> struct region, one reference each: the regions that it may name */
-    struct map holds;              /* hold id -> struct hold */
-    struct map remote_holds;       /* request id -> struct remote_hold */
-    uint64_t copying_bytes;        /* bytes of held objects that the client is copying out by itself */
-    struct owner_work *owner_work; /* set by conn.c */
-    struct import_parts *import;   /* NULL: no import is incomplete */
-    struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
-    struct mapped mapped;          /* regions of others that it keeps mapped for reading */
-    unsigned n_lost_holds;         /* of remote_holds: struct remote_hold.lost */
-    uint64_t freed_hold;           /* the latest of remote_holds whose object was freed by force; 0: none */
-    uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
-    struct list wakes;             /* struct client_wake.link */
-    struct list read_barriers;     /* struct client_read_barrier.link */
-    struct client_task *task;
-    /* how far client_fini has walked each map */
-    size_t reaped_holds, reaped_remote_holds, reaped_regions;
-    struct client_transfers transfers;
-    struct client_rpc rpc;
+/* Where a session is on its way from an earlier daemon to this one.
+ *
+ *   NEW
+ *   WAITING --- its client connects ---> RETURNED --- RESUME ---> RESUMED
+ *      `------- it ends before that ---> LAPSED
+ */
+enum client_session_state {
+    CLIENT_SESSION_NEW,      /* it began at this daemon */
+    CLIENT_SESSION_WAITING,  /* it is an earlier daemon's, and its client has not come back yet */
+    CLIENT_SESSION_RETURNED, /* its client has come back, and has not sent RESUME since */
+    CLIENT_SESSION_RESUMED,
+    CLIENT_SESSION_LAPSED,
+};
 
-    /* The next five are set by conn.c. send packs and queues one frame. It takes ownership of the fds in
-     * any case, and sends nothing once the client is gone. */
+/* The session beyond the life of one daemon. */
+struct client_session {
+    const struct lasting *lasting; /* it survives this process, and has records; NULL: it does not */
+    void *record;                  /* of lasting: the session's own */
+    uint8_t id[16];                /* of lasting: tells it from every other session of every node */
+    enum client_session_state state;
+    struct map answers; /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
+};
+
+struct client_holds {
+    struct map by_id;             /* hold id -> struct hold */
+    struct map remote;            /* request id -> struct remote_hold */
+    uint64_t copying_bytes;       /* bytes of held objects that the client is copying out by itself */
+    unsigned n_lost;              /* of remote: struct remote_hold.lost */
+    uint64_t freed;               /* the latest of remote whose object was freed by force; 0: none */
+    size_t reaped, reaped_remote; /* how far client_fini has walked by_id and remote */
+};
+
+/* What conn.c does for the client. */
+struct client_conn {
+    bool gone; /* the connection has ended: no frame can be sent */
+    /* Packs and queues one frame. It takes ownership of the fds in any case, and sends nothing once the client is gone. */
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
                  const int *take_fds, unsigned n_fds);
     /* Queues an event whose packed message is `head` followed by `rest`. */
@@ -127,6 +120,44 @@ struct client {
     uint64_t (*bytes_received)(const struct client *);
     void (*want_turn)(struct client *); /* The client has work to do in a turn. */
 };
+
+struct client {
+    uint64_t id;
+    struct account *account; /* one reference */
+    gid_t gid;
+    pid_t pid;
+    bool admin;        /* root or the daemon's own uid: it sees and may free everything */
+    bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
+    bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
+    char name[65];
+    uint64_t since_ns;
+    struct client_session session;
+    struct list link;    /* in the list of all clients */
+    uint64_t number;     /* their order there */
+    struct list objects; /* struct object.by_producer: objects that it put and has not freed */
+    unsigned n_objects;
+    struct list leases;    /* struct name.by_publisher: names that end with the client */
+    struct map regions;    /* region id -> struct region, one reference each: the regions that it may name */
+    size_t reaped_regions; /* how far client_fini has walked that map */
+    struct client_holds holds;
+    struct owner_work *owner_work; /* set by conn.c */
+    struct import_parts *import;   /* NULL: no import is incomplete */
+    struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
+    struct mapped mapped;          /* regions of others that it keeps mapped for reading */
+    uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
+    struct list wakes;             /* struct client_wake.link */
+    struct list read_barriers;     /* struct client_read_barrier.link */
+    struct client_task *task;
+    struct client_transfers transfers;
+    struct client_rpc rpc;
+    struct client_conn conn;
+};
+
+/* Whether the client has come back to a session that it had at an earlier daemon. */
+static inline bool client_has_returned(const struct client *client)
+{
+    return client->session.state == CLIENT_SESSION_RETURNED || client->session.state == CLIENT_SESSION_RESUMED;
+}
 
 /* A read barrier: runs when everything that the client has sent up to now has been handled, a cancel among
  * it. */

@@ -34,7 +34,7 @@ struct lasting {
     /* The name was published, has a new version, has lost its object, or has ended; name_lasts says whether it survives. */
     void (*on_name)(void *arg, struct name *name);
 
-    /* Of clients whose session lasts (client->lasting): */
+    /* Of clients whose session lasts (client->session.lasting): */
     void (*on_region)(void *arg, struct client *client, struct region *region); /* the client may name it from now on */
     void (*on_region_released)(void *arg, struct region *region);               /* and from now on not any more */
     void (*on_hold)(void *arg, struct hold *hold);

@@ -248,7 +248,7 @@ static struct name *name_find(const struct names *names, const struct owner *own
     struct name *name = map_get(&names->by_key, key, key_bytes);
 
     if (name && name->publisher &&
-        name->publisher->gone) { /* the ends of its names take several turns, which others must not notice */
+        name->publisher->conn.gone) { /* the ends of its names take several turns, which others must not notice */
         end(name, NAME_PUBLISHER_GONE);
         name = map_get(&names->by_key, key, key_bytes);
     }
@@ -417,7 +417,7 @@ static void set_lease(struct name *name, struct client *publisher, int64_t ttl_n
 
 bool name_lasts(const struct name *name)
 {
-    return name->published && name->object && (!name->publisher || name->publisher->lasting);
+    return name->published && name->object && (!name->publisher || name->publisher->session.lasting);
 }
 
 /* version 0: the next one */
@@ -692,7 +692,7 @@ static const struct name *find_published(const struct names *names, const struct
     uint8_t key[OWNER_KEY_MAX_BYTES];
     const struct name *name = map_get(&names->by_key, key, owner_key(key, owner, id, id_bytes));
 
-    return name && name->published && !(name->publisher && name->publisher->gone) ? name : NULL;
+    return name && name->published && !(name->publisher && name->publisher->conn.gone) ? name : NULL;
 }
 
 void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,

@@ -53,7 +53,7 @@ struct name_carrier;
 /* Why nothing is published under a name any more. */
 enum name_end { NAME_UNPUBLISHED, NAME_PUBLISHER_GONE, NAME_EXPIRED };
 
-#define NAME_REPEAT_BYTES 24u /* struct client.session, and the number of the request */
+#define NAME_REPEAT_BYTES 24u /* struct client.session.id, and the number of the request */
 
 struct name {
     struct fair_entry remembered;

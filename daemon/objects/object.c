@@ -41,7 +41,7 @@ bool object_lasts(const struct object *object)
 {
     return object->state == OBJECT_LIVE && object->access.named && object->kind != OBJECT_REPLICA &&
            (object->survives.detached || object->survives.published || object->survives.in_transit ||
-            (object->producer && object->producer->lasting));
+            (object->producer && object->producer->session.lasting));
 }
 
 void object_lasting_changed(struct object *object)

@@ -175,7 +175,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     object->changes.loaned = put->loaned;
     object->pending = put->pending;
     filling = put->pending || object_put_copies(put, object);
-    if (table->lasting && put->producer && put->producer->lasting)
+    if (table->lasting && put->producer && put->producer->session.lasting)
         table->lasting->on_put(table->lasting->arg, object, put);
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;

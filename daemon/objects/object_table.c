@@ -102,7 +102,7 @@ void object_table_fini(struct object_table *table)
  * its objects meanwhile. */
 static bool producer_has_ended(const struct object *object)
 {
-    return object && object->producer && object->producer->gone;
+    return object && object->producer && object->producer->conn.gone;
 }
 
 struct object *object_table_by_generation(struct object_table *table, uint64_t generation)

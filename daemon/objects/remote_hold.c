@@ -12,14 +12,14 @@ enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, str
     struct remote_hold *hold;
     enum rdt_status status;
 
-    if (request_id == 0 || map_get_u64(&client->remote_holds, request_id))
+    if (request_id == 0 || map_get_u64(&client->holds.remote, request_id))
         return rdt_error_set(err, RDT_INVALID, "request id %llu cannot name a hold: it is %s", (unsigned long long)request_id,
                              request_id ? "that of another hold" : "not a valid id");
     status = account_take(client->account, USAGE_HOLDS, 1, err);
     if (status != RDT_OK)
         return status;
     hold = calloc(1, sizeof *hold);
-    if (!hold || !map_put_u64(&client->remote_holds, request_id, hold)) {
+    if (!hold || !map_put_u64(&client->holds.remote, request_id, hold)) {
         free(hold);
         account_give(client->account, USAGE_HOLDS, 1);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
@@ -32,8 +32,8 @@ enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, str
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     }
     hold->object = object;
-    if (object && client->lasting)
-        client->lasting->on_remote_hold(client->lasting->arg, hold);
+    if (object && client->session.lasting)
+        client->session.lasting->on_remote_hold(client->session.lasting->arg, hold);
     *remote_hold_p = hold;
     return RDT_OK;
 }
@@ -41,9 +41,9 @@ enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, str
 void remote_hold_end(struct remote_hold *hold)
 {
     if (hold->record)
-        hold->client->lasting->on_remote_hold_end(hold->client->lasting->arg, hold);
-    (void)map_remove_u64(&hold->client->remote_holds, hold->request_id);
-    hold->client->n_lost_holds -= hold->lost != RDT_OK;
+        hold->client->session.lasting->on_remote_hold_end(hold->client->session.lasting->arg, hold);
+    (void)map_remove_u64(&hold->client->holds.remote, hold->request_id);
+    hold->client->holds.n_lost -= hold->lost != RDT_OK;
     account_give(hold->client->account, USAGE_HOLDS, 1);
     if (hold->far)
         hold->release_far(hold->far);
@@ -58,7 +58,7 @@ static void tell_lost(const struct remote_hold *hold, const struct rdt_error *wh
 
     reply.status = hold->lost;
     reply.message = (char *)why->msg;
-    hold->client->send(hold->client, RDT_EVENT_HOLD_LOST, FRAME_EVENT, hold->request_id, &reply.base, NULL, 0);
+    hold->client->conn.send(hold->client, RDT_EVENT_HOLD_LOST, FRAME_EVENT, hold->request_id, &reply.base, NULL, 0);
 }
 
 void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why)
@@ -67,7 +67,7 @@ void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why)
         hold->release_far(hold->far);
     hold->far = NULL;
     hold->lost = why->status;
-    hold->client->n_lost_holds++;
+    hold->client->holds.n_lost++;
     tell_lost(hold, why);
 }
 
@@ -82,7 +82,7 @@ void remote_holds_tell_lost(struct client *client)
     struct rdt_error why;
     size_t cursor = 0;
 
-    while (client->n_lost_holds > 0 && (hold = map_next(&client->remote_holds, &cursor)))
+    while (client->holds.n_lost > 0 && (hold = map_next(&client->holds.remote, &cursor)))
         if (hold->lost != RDT_OK) {
             (void)remote_hold_why_lost(hold, &why);
             tell_lost(hold, &why);
@@ -91,7 +91,7 @@ void remote_holds_tell_lost(struct client *client)
 
 struct remote_hold *remote_hold_find(const struct client *client, uint64_t request_id)
 {
-    return map_get_u64(&client->remote_holds, request_id);
+    return map_get_u64(&client->holds.remote, request_id);
 }
 
 bool remote_holds_object_freed(struct object *object, uint64_t until_ns)
@@ -101,7 +101,7 @@ bool remote_holds_object_freed(struct object *object, uint64_t until_ns)
     while ((first = list_first(object_holders(object, HOLDER_REMOTE)))) {
         struct remote_hold *hold = container_of(first, struct remote_hold, by_object);
         hold->object = NULL;
-        hold->client->freed_hold = hold->request_id;
+        hold->client->holds.freed = hold->request_id;
         object_drop_by(object, HOLDER_REMOTE, first);
         if (uv_hrtime() >= until_ns)
             return false;

@@ -518,7 +518,7 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
         struct far_hold *far = map_get_u64(&node->there, message->lost[i]);
         if (far) {
             far->lost = true;
-            far->hold->client->freed_hold = far->hold->request_id;
+            far->hold->client->holds.freed = far->hold->request_id;
         }
     }
     if (message->first || message->last || message->n_current > 0)

@@ -145,7 +145,7 @@ static void object_numbers(const struct object *object, uint64_t *numbers_p)
 
 static uint32_t object_flags(const struct object *object)
 {
-    uint32_t flags = object->producer && object->producer->lasting ? OBJECT_HAS_PRODUCER : 0;
+    uint32_t flags = object->producer && object->producer->session.lasting ? OBJECT_HAS_PRODUCER : 0;
 
     flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
     flags |= !object_has_producer_hold(object) && object->end == OBJECT_END_FREED ? OBJECT_IS_FREED : 0;
@@ -189,7 +189,7 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
         record.loans = (uint32_t *)put->loans;
         record.n_loans = put->n_loans;
     }
-    if (object->producer && object->producer->lasting)
+    if (object->producer && object->producer->session.lasting)
         record.session = object->producer->id;
     record.request = (uintptr_t)map_get_u64(&recovery->filling, object->generation);
     object_numbers(object, numbers);

@@ -91,8 +91,8 @@ static struct account *account_for(struct restoring *restoring, uint64_t session
  * the first counts. */
 static void note_answer(struct client *client, uint64_t request, uint64_t answer)
 {
-    if (client && request != 0 && !map_get_u64(&client->resumed, request))
-        (void)map_put_u64(&client->resumed, request, (void *)(uintptr_t)answer);
+    if (client && request != 0 && !map_get_u64(&client->session.answers, request))
+        (void)map_put_u64(&client->session.answers, request, (void *)(uintptr_t)answer);
 }
 
 /* ---- regions ---- */

@@ -95,7 +95,8 @@ bool restore_published(struct restoring *restoring, struct journal_slot *slot, s
 {
     struct client *client = map_get_u64(&restoring->recovery->sessions, slot->numbers[NUMBER_PUBLISHED_SESSION]);
     uint64_t request = slot->numbers[NUMBER_PUBLISHED_REQUEST];
-    uint64_t version = client ? (uintptr_t)map_get_u64(&client->resumed, request) : 0; /* perhaps from the name's own record */
+    uint64_t version =
+        client ? (uintptr_t)map_get_u64(&client->session.answers, request) : 0; /* perhaps from the name's own record */
 
     if (!client) /* the session ended a moment before the earlier daemon did */
         return false;
@@ -108,7 +109,7 @@ bool restore_published(struct restoring *restoring, struct journal_slot *slot, s
         return false;
     }
     if (version == 0)
-        (void)map_put_u64(&client->resumed, request, (void *)(uintptr_t)slot->key);
+        (void)map_put_u64(&client->session.answers, request, (void *)(uintptr_t)slot->key);
     return true;
 }
 
@@ -128,27 +129,27 @@ bool recovery_keep_session(struct recovery *recovery, struct client *client, con
     record.started = image->started;
     record.name = client->name;
     record.tensor_runs = client->tensor_runs;
-    client->record = recovery_add_record(recovery, client->account, RECORD_SESSION, client->id, &record.base, 0, NULL);
-    if (!client->record)
+    client->session.record = recovery_add_record(recovery, client->account, RECORD_SESSION, client->id, &record.base, 0, NULL);
+    if (!client->session.record)
         return false;
     if (!map_put_u64(&recovery->sessions, client->id, client)) {
-        recovery_remove_record(recovery, client->account, client->record);
-        client->record = NULL;
+        recovery_remove_record(recovery, client->account, client->session.record);
+        client->session.record = NULL;
         return false;
     }
-    client->lasting = &recovery->lasting;
+    client->session.lasting = &recovery->lasting;
     recovery->counts.sessions++;
     return true;
 }
 
 void recovery_end_session(struct recovery *recovery, struct client *client)
 {
-    if (!client->record || recovery->frozen)
+    if (!client->session.record || recovery->frozen)
         return;
     forget_published(recovery, client->id);
     (void)map_remove_u64(&recovery->sessions, client->id);
-    recovery_remove_record(recovery, client->account, client->record);
-    client->record = NULL;
+    recovery_remove_record(recovery, client->account, client->session.record);
+    client->session.record = NULL;
     recovery->counts.sessions--;
 }
 
@@ -186,9 +187,9 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session, or another session has the same token");
     }
     if (client && err->status == RDT_OK) {
-        client->record = slot;
+        client->session.record = slot;
         recovery_charge(client->account, slot);
-        client->lasting = &recovery->lasting;
+        client->session.lasting = &recovery->lasting;
         recovery->counts.sessions++;
     }
     arena_fini(&arena);

@@ -253,7 +253,7 @@ static void note_mappings_kept(struct client *client, const struct object *objec
 enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Release *message = request;
-    struct hold *hold = map_get_u64(&call->client->holds, message->hold);
+    struct hold *hold = map_get_u64(&call->client->holds.by_id, message->hold);
 
     if (!hold)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);

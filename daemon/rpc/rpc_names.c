@@ -32,9 +32,9 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__Publish *messag
     uint8_t repeat[NAME_REPEAT_BYTES];
 
     marked.repeat = (ProtobufCBinaryData){0, NULL};
-    if (call->client && call->client->lasting && call->request_id != 0) {
-        memcpy(repeat, call->client->session, sizeof call->client->session);
-        memcpy(repeat + sizeof call->client->session, &call->request_id, sizeof call->request_id);
+    if (call->client && call->client->session.lasting && call->request_id != 0) {
+        memcpy(repeat, call->client->session.id, sizeof call->client->session.id);
+        memcpy(repeat + sizeof call->client->session.id, &call->request_id, sizeof call->request_id);
         marked.repeat = (ProtobufCBinaryData){sizeof repeat, repeat};
     }
     return call_forward(call, ref, &marked.base, -1, err);
@@ -72,13 +72,13 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
                                    .ttl_ns = message->ttl_ns,
                                    .repeat =
                                        call->peer && message->repeat.len == NAME_REPEAT_BYTES ? message->repeat.data : NULL,
-                                   .session = call->client && call->client->lasting ? call->client->id : 0,
-                                   .request = call->client && call->client->lasting ? call->request_id : 0};
+                                   .session = call->client && call->client->session.lasting ? call->client->id : 0,
+                                   .request = call->client && call->client->session.lasting ? call->request_id : 0};
     struct rdt_ref ref;
     enum rdt_status status;
 
     /* an earlier daemon recorded this version, and its answer was lost with that daemon */
-    reply.version = call->client ? (uintptr_t)map_get_u64(&call->client->resumed, call->request_id) : 0;
+    reply.version = call->client ? (uintptr_t)map_get_u64(&call->client->session.answers, call->request_id) : 0;
     if (reply.version != 0) {
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;

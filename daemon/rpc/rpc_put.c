@@ -158,7 +158,7 @@ static void answer(struct call *call, struct object *object)
 /* Answers a PUT whose object an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */
 static bool answer_again(struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
-    uint64_t generation = (uintptr_t)map_get_u64(&call->client->resumed, call->request_id);
+    uint64_t generation = (uintptr_t)map_get_u64(&call->client->session.answers, call->request_id);
     struct object *object = generation != 0 ? index_get(&call->rpc->objects->by_generation, generation) : NULL;
 
     if (generation == 0)
@@ -193,7 +193,7 @@ static void on_snapshot(void *arg, struct object *object, const struct rdt_error
 
 static void on_end(struct call *call)
 {
-    snapshot_abandon(call->waiting, call->client->gone ? OBJECT_END_OWNER_DIED : OBJECT_END_FREED);
+    snapshot_abandon(call->waiting, call->client->conn.gone ? OBJECT_END_OWNER_DIED : OBJECT_END_FREED);
 }
 
 static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, struct object *object, const bool *given,
@@ -362,7 +362,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     bool *given;
 
     call->put.stores = message->flags & RDT_PUT_STORED;
-    if (map_count(&call->client->resumed) > 0 && answer_again(call, message, err))
+    if (map_count(&call->client->session.answers) > 0 && answer_again(call, message, err))
         return err->status;
     if (message->id.len > RDT_MAX_ID_BYTES)
         return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes: at most %u are allowed", message->id.len,

@@ -84,12 +84,12 @@ static void done_read(struct work *work)
     call->request.frame = &reading->frame;
     call->request.arena = &reading->arena;
     call->request.digest = reading->err.status == RDT_OK && call->type == RDT_MSG_PUT ? &reading->digest : NULL;
-    if (client->gone)
+    if (client->conn.gone)
         call_drop(call);
     else
         reading->on_read(reading);
     reading_end(reading, rpc);
-    client->want_turn(client);
+    client->conn.want_turn(client);
 }
 
 /* The client's turns have nothing to do for it, because done_read continues. */

@@ -36,7 +36,7 @@ static const uint64_t *ids_of(const struct resuming *resuming, enum kind kind, s
 
 static struct map *map_of(struct client *client, enum kind kind)
 {
-    return kind == HOLDS ? &client->holds : kind == REMOTE_HOLDS ? &client->remote_holds : &client->regions;
+    return kind == HOLDS ? &client->holds.by_id : kind == REMOTE_HOLDS ? &client->holds.remote : &client->regions;
 }
 
 static void release_region(struct client *client, struct region *region)
@@ -83,7 +83,7 @@ static bool note(struct resuming *resuming, uint64_t id)
 static void free_abandoned(struct resuming *resuming)
 {
     for (size_t i = 0; i < resuming->message->n_abandoned_puts; i++) {
-        uint64_t generation = (uintptr_t)map_get_u64(&resuming->client->resumed, resuming->message->abandoned_puts[i]);
+        uint64_t generation = (uintptr_t)map_get_u64(&resuming->client->session.answers, resuming->message->abandoned_puts[i]);
         struct object *object = index_get(&resuming->rpc->objects->by_generation, generation);
         if (object && object->producer == resuming->client)
             object_free(object, false, OBJECT_END_FREED);
@@ -110,7 +110,7 @@ static void answer(struct resuming *resuming)
     reply.n_remote_holds = resuming->n_missing[REMOTE_HOLDS];
     reply.regions = resuming->missing[REGIONS];
     reply.n_regions = resuming->n_missing[REGIONS];
-    client->send(client, RDT_MSG_RESUME, FRAME_REPLY, resuming->request_id, &reply.base, NULL, 0);
+    client->conn.send(client, RDT_MSG_RESUME, FRAME_REPLY, resuming->request_id, &reply.base, NULL, 0);
 }
 
 static bool fail(struct resuming *resuming)
@@ -173,7 +173,7 @@ enum rdt_status rpc_resume(struct call *call, const void *request, struct rdt_er
     struct resuming *resuming;
     bool room = true;
 
-    if (!client->must_resume)
+    if (client->session.state != CLIENT_SESSION_RETURNED)
         return rdt_error_set(err, RDT_INVALID,
                              "this connection has not just resumed a session, so there is nothing to compare");
     resuming = calloc(1, sizeof *resuming);
@@ -192,12 +192,12 @@ enum rdt_status rpc_resume(struct call *call, const void *request, struct rdt_er
     }
     map_init(&resuming->listed);
     call_take_request(call, &resuming->arena);
-    client->must_resume = false;
+    client->session.state = CLIENT_SESSION_RESUMED;
     if (!room) {
         (void)fail(resuming);
     } else {
         client->task = &resuming->task;
-        client->want_turn(client);
+        client->conn.want_turn(client);
     }
     call_drop(call); /* the task answers */
     return RDT_OK;

@@ -217,7 +217,7 @@ static bool answer_hold_again(struct call *call, const Rdt__Pb__Hold *message)
     Rdt__Pb__HoldReply reply = RDT__PB__HOLD_REPLY__INIT;
     struct rdt_error err;
 
-    if (!hold || !call->client->was_resumed)
+    if (!hold || !client_has_returned(call->client))
         return false;
     reply.ref = message->ref;
     if (hold->lost != RDT_OK) {

@@ -26,7 +26,7 @@ static bool has_room(struct event_watcher *watcher)
 {
     struct client *client = client_of(watcher);
 
-    return client->queued_bytes(client) <= UNREAD_MAX;
+    return client->conn.queued_bytes(client) <= UNREAD_MAX;
 }
 
 static void send_event(struct event_watcher *watcher, const uint8_t *rest, size_t bytes)
@@ -37,7 +37,7 @@ static void send_event(struct event_watcher *watcher, const uint8_t *rest, size_
 
     numbers.sequence = watcher->sequence;
     numbers.lost = watcher->lost;
-    client->send_event(client, RDT_EVENT_WATCHED, packed, rdt__pb__event__pack(&numbers, packed), rest, bytes);
+    client->conn.send_event(client, RDT_EVENT_WATCHED, packed, rdt__pb__event__pack(&numbers, packed), rest, bytes);
 }
 
 void watch_end(struct rpc *rpc, struct client *client)

@@ -336,7 +336,7 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
     done.status = err->status;
     done.sys_errno = err->sys_errno;
     done.message = (char *)err->msg;
-    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, handle, &done.base, NULL, 0);
+    client->conn.send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, handle, &done.base, NULL, 0);
 }
 
 /* Answers the fetch, and frees it. */

@@ -42,7 +42,7 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
             return false;
         loop_copies = loop_copies && !region_may_wait(region);
     }
-    return !loop_copies && transfer->client->copying_bytes <= READERS_SHARE * transfer->transfers->load.copying_bytes;
+    return !loop_copies && transfer->client->holds.copying_bytes <= READERS_SHARE * transfer->transfers->load.copying_bytes;
 }
 
 static void let_reader_copy(struct transfer *transfer, struct object *object)

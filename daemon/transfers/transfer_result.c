@@ -218,7 +218,7 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
     result->n_fds = 0; /* send() takes the fds. */
     note_fds(fetch, result);
     client->transfers.fetched_bytes += fetch->transfer->record.bytes;
-    client->send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
+    client->conn.send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
     fetch_detach(fetch);
 }
 

@@ -40,7 +40,7 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
         const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
         lose_part(part, (enum rdt_status)reply->status, reply->message);
     }
-    if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->gone || !part)
+    if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->conn.gone || !part)
         return;
     if (flags & FRAME_ERROR) {
         const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
@@ -74,10 +74,10 @@ void version_holder_init(struct version *version)
     holder->account = account_ref(version->account);
     (void)snprintf(holder->name, sizeof holder->name, "step %llu of %.*s", (unsigned long long)version->step,
                    version->name->id_bytes < 32 ? version->name->id_bytes : 32, shard_name_id(version->name));
-    holder->send = on_hold_answer;
-    holder->queued_bytes = no_bytes;
-    holder->bytes_received = all_received;
-    holder->want_turn = no_turn;
+    holder->conn.send = on_hold_answer;
+    holder->conn.queued_bytes = no_bytes;
+    holder->conn.bytes_received = all_received;
+    holder->conn.want_turn = no_turn;
 }
 
 bool version_holder_fini(struct version *version, uint64_t until_ns)
@@ -110,7 +110,7 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
 
 enum rdt_status version_check_held(const struct version *version, struct rdt_error *err)
 {
-    uint64_t freed = version->holder.freed_hold; /* the others are held: otherwise version->why says so */
+    uint64_t freed = version->holder.holds.freed; /* the others are held: otherwise version->why says so */
 
     return freed ? rdt_error_set(err, RDT_FREED, "the part of rank %u was freed", (unsigned)freed - 1) : RDT_OK;
 }

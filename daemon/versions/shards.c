@@ -196,7 +196,7 @@ void version_end(struct version *version)
     object_waiter_remove(&version->manifest);
     deadline_unset(version->shards->deadlines, &version->settle);
     version_check_fini(version);
-    version->holder.gone = true;
+    version->holder.conn.gone = true;
     version->state = VERSION_ENDED;
     version->name = NULL;
     list_remove(&version->link);

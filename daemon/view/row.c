@@ -69,11 +69,14 @@ Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client
     info->pid = client->pid;
     info->objects = client->n_objects;
     info->regions = (uint32_t)map_count(&client->regions);
-    info->holds = (uint32_t)(map_count(&client->holds) + map_count(&client->remote_holds));
+    info->holds = (uint32_t)(map_count(&client->holds.by_id) + map_count(&client->holds.remote));
     info->requests = (uint32_t)map_count(&client->transfers.fetches) + client->rpc.n_calls;
-    info->queued_bytes = client->queued_bytes(client);
+    info->queued_bytes = client->conn.queued_bytes(client);
     info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);
-    info->session = (char *)(client->waiting ? "waiting" : client->was_resumed ? "resumed" : client->lasting ? "kept" : "");
+    info->session = (char *)(client->session.state == CLIENT_SESSION_WAITING ? "waiting"
+                             : client_has_returned(client)                   ? "resumed"
+                             : client->session.lasting                       ? "kept"
+                                                                             : "");
     info->n_usage = add_usage(arena, client->account, &info->usage);
     info->requests_total = client->rpc.n_requests;
     info->put_bytes = client->rpc.put_bytes;

@@ -448,7 +448,7 @@ enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_e
     }
     if (!explain_step(&explaining->task, uv_hrtime() + PAGE_NS)) {
         client->task = &explaining->task;
-        client->want_turn(client);
+        client->conn.want_turn(client);
     }
     return RDT_OK;
 }

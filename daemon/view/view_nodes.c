@@ -154,7 +154,7 @@ enum rdt_status rpc_nodes(struct call *call, const void *request, struct rdt_err
     self->listed_age_ns = -1;
     if (!listing_step(&listing->task, uv_hrtime() + FIRST_NS)) {
         client->task = &listing->task;
-        client->want_turn(client);
+        client->conn.want_turn(client);
     }
     return RDT_OK;
 }

@@ -122,7 +122,7 @@ static struct client *restore_session_here(void *arg, const struct session_image
     client_init(&session->client, image->id);
     session->client.account = account_get_client(&world->accounts, &image->owner, image->id);
     session->client.owner_work = owner_work;
-    session->client.send = send_nothing;
+    session->client.conn.send = send_nothing;
     fuzz_must(session->client.account && memchr(image->name, '\0', sizeof image->name));
     list_append(&world->sessions, &session->link);
     return &session->client;

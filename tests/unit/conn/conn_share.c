@@ -45,7 +45,7 @@ static void setup(void)
         struct owner owner = {.uid = i == N ? 2 : 1};
         (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", i == N + 1 ? "other" : "");
         all[i].conns = &conns;
-        all[i].client.want_turn = want_turn;
+        all[i].client.conn.want_turn = want_turn;
         all[i].client.account = account_get_client(&accounts, &owner, i + 1);
         cr_assert(all[i].client.account);
         list_init(&all[i].turn.waiting);

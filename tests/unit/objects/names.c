@@ -333,7 +333,7 @@ Test(names, name_with_a_lease_ends_with_its_publisher)
     cr_assert_eq(publish_until("v", RDT__PB__VISIBILITY__VISIBILITY_OWNER, &trainer, 0), 1u);
     cr_assert_eq(publish_until("v", RDT__PB__VISIBILITY__VISIBILITY_OWNER, &next, 0), 2u);
     wait_as(&waiting[1], "v", 2, &me);
-    trainer.gone = true;
+    trainer.conn.gone = true;
     names_explain_name(&names, &table, &me, (const uint8_t *)"w", 1, &me, text, sizeof text);
     cr_assert_eq(waiting[0].told, 0u, "a wait that is being explained must not end meanwhile");
     cr_assert_eq(look("w", 0, &version), RDT_AGAIN, "it has ended although its turn has not come");

@@ -403,7 +403,7 @@ Test(object, nobody_finds_what_an_ended_client_leaves)
         held = object;
     }
     object_hold(held);
-    ended.gone = true;
+    ended.conn.gone = true;
     cr_assert_eq(find_as("first", generations[0], &me), RDT_OWNER_DIED);
     cr_assert_eq(find_as("second", 0, &me), RDT_AGAIN, "as if nobody charged put it");
     cr_assert_eq(find_as("held", generations[2], &me), RDT_OK, "somebody holds it");

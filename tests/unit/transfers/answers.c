@@ -42,7 +42,7 @@ static void setup(void)
     client_init(&one, 2);
     many.account = account_get(&accounts, &me);
     one.account = account_get(&accounts, &me);
-    many.send = one.send = on_send;
+    many.conn.send = one.conn.send = on_send;
     transfers = calloc(1, sizeof *transfers);
     transfers->counts = calloc(1, sizeof *transfers->counts);
     transfers_init(transfers);
