@@ -5,7 +5,7 @@
  * moment it becomes known until peers_close; and the holds that clients of one node have on objects of
  * another (holds.h).
  *
- * Public headers: peer.h and holds.h. All other headers are private. Two fields of struct peer, session and calls, belong
+ * Public headers: peer.h and holds.h. All other headers are private. Two fields of struct peer, remote and calls, belong
  * to rooms above.
  *
  * Refuses: to believe anything before both ends have proved that they hold the key (tls.h), and a first frame
@@ -57,7 +57,7 @@ struct options;
 struct node;
 struct node_entry;
 struct peers;
-struct peer_session;
+struct remote;
 struct holds_node;
 struct tls_context;
 
@@ -98,16 +98,16 @@ struct peer {
     uint64_t patience_ns; /* how long the peer waits without hearing from this node before it ends the link */
     /* when this node last answered a ping of the peer; 0: never on this link, or the link has ended */
     uint64_t answered_ns;
-    char last_error[192];         /* why it is not up: peer_why_away */
-    bool last_error_secret;       /* it is about an address that only requests named */
-    bool tensor_runs;             /* of the last link: the node understands lists of tensors in runs */
-    bool names;                   /* of the last link: the node understands RDT_PEER_NAME */
-    unsigned epoch;               /* number of links that came up */
-    struct peer_calls calls;      /* for calls/call_remote.c */
-    struct peer_session *session; /* for transfers/, which owns it: struct peer_session that survives links */
-    struct holds_node *holds;     /* for holds.c, which owns it: struct holds_node that survives links */
-    struct peer_link *link_up;    /* private to peer*.c: the link in use; NULL unless UP */
-    struct peer_dial *dial;       /* private to peer*.c: what is known for dialling */
+    char last_error[192];      /* why it is not up: peer_why_away */
+    bool last_error_secret;    /* it is about an address that only requests named */
+    bool tensor_runs;          /* of the last link: the node understands lists of tensors in runs */
+    bool names;                /* of the last link: the node understands RDT_PEER_NAME */
+    unsigned epoch;            /* number of links that came up */
+    struct peer_calls calls;   /* for calls/call_remote.c */
+    struct remote *remote;     /* for transfers/, which owns it: struct remote that survives links */
+    struct holds_node *holds;  /* for holds.c, which owns it: struct holds_node that survives links */
+    struct peer_link *link_up; /* private to peer*.c: the link in use; NULL unless UP */
+    struct peer_dial *dial;    /* private to peer*.c: what is known for dialling */
 };
 
 struct peers_callbacks {
@@ -127,7 +127,7 @@ struct peers_callbacks {
      * move to `into`, and on_down follows for the others. May be NULL. */
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
     /* Whether nothing above refers to the peer any more. If so, the rooms above have freed what they keep
-     * for it (session, holds), and the peer is freed. NULL: peers are never forgotten. */
+     * for it (remote, holds), and the peer is freed. NULL: peers are never forgotten. */
     bool (*may_forget)(void *arg, struct peer *peer);
     /* The node has answered the last peer_probe. May be NULL. */
     void (*on_answer)(void *arg, struct peer *peer);

@@ -186,7 +186,7 @@ static bool forget(struct peer *peer)
     }
     if (!peers->callbacks.may_forget || !peers->callbacks.may_forget(peers->callbacks.arg, peer))
         return false;
-    assert(!peer->session && !peer->holds);
+    assert(!peer->remote && !peer->holds);
     if (peer_is_known(peer) && map_get(&peers->by_uuid, peer->uuid, 16) == peer)
         map_remove(&peers->by_uuid, peer->uuid, 16);
     leave_tables(peer);

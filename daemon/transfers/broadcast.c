@@ -6,7 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/transfers/broadcast.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"
 
@@ -16,7 +16,7 @@
 /* A node of the group that is not this one. */
 struct receiver {
     uint8_t uuid[16];
-    struct peer_session *session; /* NULL: not found yet */
+    struct remote *remote; /* NULL: not found yet */
     bool asked;
     bool done; /* the node has its replica, or has failed */
 };
@@ -64,7 +64,7 @@ static void call_off(struct broadcast *broadcast)
     word.from_root = true;
     for (uint32_t i = 0; i < broadcast->n_receivers; i++)
         if (broadcast->receivers[i].asked && !broadcast->receivers[i].done)
-            (void)peer_session_send(broadcast->receivers[i].session, RDT_PEER_BROADCAST_RESULT, &word.base, NULL);
+            (void)remote_send(broadcast->receivers[i].remote, RDT_PEER_BROADCAST_RESULT, &word.base, NULL);
     broadcast_free(broadcast);
 }
 
@@ -116,7 +116,7 @@ static void ask(struct broadcast *broadcast, struct receiver *receiver)
     message.ref = &ref;
     message.owner = &owner;
     receiver->asked = true;
-    if (peer_session_send(receiver->session, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
+    if (remote_send(receiver->remote, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
         receiver_failed(broadcast, receiver, &err);
 }
 
@@ -140,7 +140,7 @@ static void ask_all(struct broadcast *broadcast)
         status = peers_find(transfers->peers, receiver->uuid, group->members[k].address, NULL, &peer, &err);
         if (status == RDT_OK && peer->state == PEER_BACKOFF)
             status = peer_away(peer, broadcast->account, &err);
-        if (status == RDT_OK && !(receiver->session = peer_session_get(transfers, peer)))
+        if (status == RDT_OK && !(receiver->remote = remote_get(transfers, peer)))
             status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
         if (status != RDT_OK)
             receiver_failed(broadcast, receiver, &err);
@@ -169,25 +169,25 @@ static void on_poll(struct deadline *deadline)
 
 /* ---- messages and events at the root ---- */
 
-static struct receiver *find_receiver(struct broadcast *broadcast, const struct peer_session *session)
+static struct receiver *find_receiver(struct broadcast *broadcast, const struct remote *remote)
 {
     for (uint32_t i = 0; i < broadcast->n_receivers; i++)
-        if (broadcast->receivers[i].session == session)
+        if (broadcast->receivers[i].remote == remote)
             return &broadcast->receivers[i];
     return NULL;
 }
 
-static void on_answer(struct peer_session *session, const Rdt__Pb__BroadcastResult *result)
+static void on_answer(struct remote *remote, const Rdt__Pb__BroadcastResult *result)
 {
-    list_each_safe (struct broadcast, broadcast, &session->transfers->broadcasts, link) {
-        struct receiver *receiver = broadcast->number == result->broadcast ? find_receiver(broadcast, session) : NULL;
+    list_each_safe (struct broadcast, broadcast, &remote->transfers->broadcasts, link) {
+        struct receiver *receiver = broadcast->number == result->broadcast ? find_receiver(broadcast, remote) : NULL;
         struct rdt_error why;
         if (!receiver || !receiver->asked || receiver->done)
             continue;
         receiver->done = true;
         if (result->status != RDT_OK) {
             (void)wire_error(result->status, 0, result->message, &why);
-            rdt_error_prefix(&why, "node %s", session->peer->name);
+            rdt_error_prefix(&why, "node %s", remote->peer->name);
             receiver_failed(broadcast, receiver, &why);
         }
         settle(broadcast);
@@ -195,10 +195,10 @@ static void on_answer(struct peer_session *session, const Rdt__Pb__BroadcastResu
     }
 }
 
-void broadcasts_peer_up(struct peer_session *session)
+void broadcasts_peer_up(struct remote *remote)
 {
-    list_each_safe (struct broadcast, broadcast, &session->transfers->broadcasts, link) {
-        struct receiver *receiver = find_receiver(broadcast, session);
+    list_each_safe (struct broadcast, broadcast, &remote->transfers->broadcasts, link) {
+        struct receiver *receiver = find_receiver(broadcast, remote);
         if (!receiver || receiver->asked || receiver->done)
             continue;
         ask(broadcast, receiver);
@@ -206,20 +206,20 @@ void broadcasts_peer_up(struct peer_session *session)
     }
 }
 
-bool broadcasts_name_session(struct peer_session *session)
+bool broadcasts_name_remote(struct remote *remote)
 {
-    list_each (struct broadcast, broadcast, &session->transfers->broadcasts, link)
-        if (find_receiver(broadcast, session))
+    list_each (struct broadcast, broadcast, &remote->transfers->broadcasts, link)
+        if (find_receiver(broadcast, remote))
             return true;
     return false;
 }
 
-void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into)
+void broadcasts_peer_merged(struct remote *from, struct remote *into)
 {
     list_each (struct broadcast, broadcast, &from->transfers->broadcasts, link) {
         struct receiver *receiver = find_receiver(broadcast, from);
         if (receiver)
-            receiver->session = into;
+            receiver->remote = into;
     }
     if (into->peer->state == PEER_UP)
         broadcasts_peer_up(into);
@@ -364,9 +364,9 @@ void broadcast_leave(struct broadcast *broadcast, char what[192])
     if (broadcast->group)
         (void)snprintf(what, 192, "group %.64s was not ready in time", broadcast->group->name);
     for (uint32_t i = broadcast->n_receivers; i-- > 0;)
-        if (broadcast->receivers[i].session && !broadcast->receivers[i].done)
+        if (broadcast->receivers[i].remote && !broadcast->receivers[i].done)
             (void)snprintf(what, 192, "the replica on node %s was not complete in time",
-                           broadcast->receivers[i].session->peer->name);
+                           broadcast->receivers[i].remote->peer->name);
     call_off(broadcast);
 }
 
@@ -374,14 +374,14 @@ void broadcast_leave(struct broadcast *broadcast, char what[192])
 
 struct broadcast_member {
     struct list link; /* in root->members */
-    struct peer_session *root;
+    struct remote *root;
     uint64_t number;
     struct account *account; /* the owner's: a reference, charged for one transfer */
     struct rdt_ref ref;
     struct fetch *fetch;
 };
 
-static void report(struct peer_session *root, uint64_t number, const struct rdt_error *why, bool declined)
+static void report(struct remote *root, uint64_t number, const struct rdt_error *why, bool declined)
 {
     Rdt__Pb__BroadcastResult word = RDT__PB__BROADCAST_RESULT__INIT;
 
@@ -392,7 +392,7 @@ static void report(struct peer_session *root, uint64_t number, const struct rdt_
         word.message = (char *)why->msg;
         log_debug("broadcast %llu of node %s: no replica here: %s", (unsigned long long)number, root->peer->name, why->msg);
     }
-    (void)peer_session_send(root, RDT_PEER_BROADCAST_RESULT, &word.base, NULL); /* Link down: the root knows. */
+    (void)remote_send(root, RDT_PEER_BROADCAST_RESULT, &word.base, NULL); /* Link down: the root knows. */
 }
 
 static void member_free(struct broadcast_member *member)
@@ -427,7 +427,7 @@ static void on_fetched(void *arg, const struct rdt_error *err)
     member_free(member);
 }
 
-static struct broadcast_member *find_member(const struct peer_session *root, uint64_t number)
+static struct broadcast_member *find_member(const struct remote *root, uint64_t number)
 {
     list_each (struct broadcast_member, member, &root->members, link)
         if (member->number == number)
@@ -435,7 +435,7 @@ static struct broadcast_member *find_member(const struct peer_session *root, uin
     return NULL;
 }
 
-static enum rdt_status member_new(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
+static enum rdt_status member_new(struct remote *root, const Rdt__Pb__GroupBroadcast *message,
                                   struct broadcast_member **member_p, struct group **group_p, struct rdt_error *err)
 {
     struct transfers *transfers = root->transfers;
@@ -480,7 +480,7 @@ static enum rdt_status member_new(struct peer_session *root, const Rdt__Pb__Grou
     return RDT_OK;
 }
 
-enum rdt_status broadcast_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err)
+enum rdt_status broadcast_on_ask(struct remote *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err)
 {
     struct broadcast_member *member = NULL;
     struct group *group = NULL;
@@ -509,24 +509,24 @@ enum rdt_status broadcast_on_ask(struct peer_session *root, const Rdt__Pb__Group
     return RDT_OK;
 }
 
-void broadcast_on_result(struct peer_session *session, const Rdt__Pb__BroadcastResult *result)
+void broadcast_on_result(struct remote *remote, const Rdt__Pb__BroadcastResult *result)
 {
-    struct broadcast_member *member = result->from_root ? find_member(session, result->broadcast) : NULL;
+    struct broadcast_member *member = result->from_root ? find_member(remote, result->broadcast) : NULL;
     struct rdt_error why;
 
     (void)rdt_error_set(&why, RDT_CANCELLED, "the broadcast was cancelled");
     if (member)
         fetch_fail(member->fetch, &why);
     else if (!result->from_root)
-        on_answer(session, result);
+        on_answer(remote, result);
 }
 
-void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why)
+void broadcasts_link_down(struct remote *remote, const struct rdt_error *why)
 {
-    while (!list_empty(&session->members))
-        fetch_fail(container_of(list_first(&session->members), struct broadcast_member, link)->fetch, why);
-    list_each_safe (struct broadcast, broadcast, &session->transfers->broadcasts, link) {
-        struct receiver *receiver = find_receiver(broadcast, session);
+    while (!list_empty(&remote->members))
+        fetch_fail(container_of(list_first(&remote->members), struct broadcast_member, link)->fetch, why);
+    list_each_safe (struct broadcast, broadcast, &remote->transfers->broadcasts, link) {
+        struct receiver *receiver = find_receiver(broadcast, remote);
         if (!receiver || receiver->done)
             continue;
         receiver_failed(broadcast, receiver, why);

@@ -23,7 +23,7 @@
 #include "daemon/transfers/transfer.h"
 
 struct broadcast;
-struct peer_session;
+struct remote;
 
 /* Starts to broadcast the object to the group. on_done is called once, later, with the first failure, or
  * NULL. *broadcast_p is NULL if no other node is in the group; then on_done is not called. Errors: as
@@ -37,12 +37,12 @@ void broadcast_leave(struct broadcast *broadcast, char what_p[192]);
 
 /* ---- events ---- */
 
-enum rdt_status broadcast_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
-void broadcast_on_result(struct peer_session *session, const Rdt__Pb__BroadcastResult *result);
-void broadcasts_peer_up(struct peer_session *session);
-bool broadcasts_name_session(struct peer_session *session); /* whether a broadcast refers to the session */
-void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into);
-void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why);
+enum rdt_status broadcast_on_ask(struct remote *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
+void broadcast_on_result(struct remote *remote, const Rdt__Pb__BroadcastResult *result);
+void broadcasts_peer_up(struct remote *remote);
+bool broadcasts_name_remote(struct remote *remote); /* whether a broadcast refers to the remote */
+void broadcasts_peer_merged(struct remote *from, struct remote *into);
+void broadcasts_link_down(struct remote *remote, const struct rdt_error *why);
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change);
 void broadcasts_close(struct transfers *transfers, const struct rdt_error *why);
 

@@ -7,7 +7,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
@@ -490,9 +490,9 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     return RDT_OK;
 }
 
-enum rdt_status fetch_for_node(struct peer_session *owner, struct account *account, const struct rdt_ref *ref,
-                               const char *group, uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err),
-                               void *arg, struct fetch **fetch_p, struct rdt_error *err)
+enum rdt_status fetch_for_node(struct remote *owner, struct account *account, const struct rdt_ref *ref, const char *group,
+                               uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err), void *arg,
+                               struct fetch **fetch_p, struct rdt_error *err)
 {
     struct transfers *transfers = owner->transfers;
     struct replica *replica = replica_find(&transfers->replicas, ref->node, ref->generation);
@@ -520,7 +520,7 @@ enum rdt_status fetch_for_node(struct peer_session *owner, struct account *accou
     text_copy(transfer->wish.group, sizeof transfer->wish.group, group);
     transfer->record.direction = "in";
     text_copy(transfer->record.peer, sizeof transfer->record.peer, owner->peer->name);
-    peer_session_name(&transfer->pull.origin, owner);
+    remote_name(&transfer->pull.origin, owner);
     pull_pull_from(transfer, owner);
     return RDT_OK;
 }

@@ -6,8 +6,8 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/serve/serve.h"
 
 #define RETRY_MIN_NS 50000000ll
@@ -24,7 +24,7 @@ static void peer_transport_open(struct peer_transport *pt);
 
 static bool link_is_up(const struct peer_transport *pt)
 {
-    return pt->session->peer->state == PEER_UP;
+    return pt->remote->peer->state == PEER_UP;
 }
 
 /* Whether a connection can be built: neither end has said that it will not take part. */
@@ -43,7 +43,7 @@ static void close_connection(struct peer_transport *pt, const char *why)
 
 void peer_transport_isolate(struct peer_transport *pt, const char *why)
 {
-    char who[sizeof pt->session->peer->name + 80], line[512];
+    char who[sizeof pt->remote->peer->name + 80], line[512];
 
     if (pt->sm.state != PT_CONNECTED && pt->sm.state != PT_OFFERED)
         return;
@@ -51,9 +51,9 @@ void peer_transport_isolate(struct peer_transport *pt, const char *why)
         group_break(pt->group, why);
         return;
     }
-    (void)snprintf(who, sizeof who, "%s to node %s", pt->transport->name, pt->session->peer->name);
+    (void)snprintf(who, sizeof who, "%s to node %s", pt->transport->name, pt->remote->peer->name);
     (void)snprintf(line, sizeof line, "connection taken down and rebuilt: %s", why);
-    log_warn_rarely(&pt->session->rebuilt_lines, who, line);
+    log_warn_rarely(&pt->remote->rebuilt_lines, who, line);
     pt->failures++;
     close_connection(pt, why);
 }
@@ -79,15 +79,15 @@ static void on_closed(struct plugin_conn *conn)
     plugin_conn_destroy(conn);
     sm_move(&pt->sm, PT_NONE);
     pt->remote_epoch = 0;
-    closing = pt->session->transfers->closing;
+    closing = pt->remote->transfers->closing;
     /* while the daemon closes its transfers, `pt` may be gone now */
-    pt->session->transfers->connections->on_closed(pt);
+    pt->remote->transfers->connections->on_closed(pt);
     if (!closing && may_open(pt)) {
         int64_t wait = RETRY_MIN_NS << (pt->failures < 8 ? pt->failures : 8);
         if (pt->failures <= 1)
             peer_transport_open(pt);
         else
-            (void)deadline_set(pt->session->transfers->deadlines, &pt->retry, wait < RETRY_MAX_NS ? wait : RETRY_MAX_NS);
+            (void)deadline_set(pt->remote->transfers->deadlines, &pt->retry, wait < RETRY_MAX_NS ? wait : RETRY_MAX_NS);
     }
 }
 
@@ -95,12 +95,12 @@ static void on_closed(struct plugin_conn *conn)
 static void take_down(struct peer_transport *pt)
 {
     pt->blob_epoch = 0;
-    deadline_unset(pt->session->transfers->deadlines, &pt->retry);
+    deadline_unset(pt->remote->transfers->deadlines, &pt->retry);
     if (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED) {
-        log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->session->peer->name, pt->remote_why_not);
+        log_debug("%s to node %s is taken down: %s", pt->transport->name, pt->remote->peer->name, pt->remote_why_not);
         close_connection(pt, pt->remote_why_not);
     }
-    pt->session->transfers->connections->on_refused(pt);
+    pt->remote->transfers->connections->on_refused(pt);
 }
 
 static void on_retry(struct deadline *deadline)
@@ -119,7 +119,7 @@ static bool versions_agree(struct peer_transport *pt)
 
     if (!agree && !pt->difference_logged)
         log_warn("%s is not used with node %s: the library or its settings differ: %s here, %s there", pt->transport->name,
-                 pt->session->peer->name, pt->transport->version, pt->remote_version);
+                 pt->remote->peer->name, pt->transport->version, pt->remote_version);
     pt->difference_logged = !agree;
     return agree;
 }
@@ -138,7 +138,7 @@ static void use_blob(struct peer_transport *pt)
     }
     pt->broken[0] = '\0';
     sm_move(&pt->sm, PT_CONNECTED);
-    pt->session->transfers->connections->on_connected(pt);
+    pt->remote->transfers->connections->on_connected(pt);
 }
 
 /* Sends an offer; without a blob, the reason why there is none; without either, only that the offer will come
@@ -157,8 +157,8 @@ static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_byt
     offer.memory = memory;
     for (const char *const *kind = pt->transport->ops.memory_kinds; kind && *kind && offer.n_memory < 8; kind++)
         memory[offer.n_memory++] = (char *)*kind;
-    if (peer_session_send(pt->session, RDT_PEER_OFFER, &offer.base, &err) != RDT_OK)
-        log_debug("offer of %s to node %s: %s", pt->transport->name, pt->session->peer->name, err.msg);
+    if (remote_send(pt->remote, RDT_PEER_OFFER, &offer.base, &err) != RDT_OK)
+        log_debug("offer of %s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
 }
 
 static void peer_transport_open(struct peer_transport *pt)
@@ -167,22 +167,22 @@ static void peer_transport_open(struct peer_transport *pt)
     size_t bytes = 0;
     struct rdt_error err = {0};
 
-    deadline_unset(pt->session->transfers->deadlines, &pt->retry);
+    deadline_unset(pt->remote->transfers->deadlines, &pt->retry);
     if (!pt->transport->available) {
         send_offer(pt, NULL, 0, pt->transport->why_not);
         return;
     }
     pt->conn.on_failed = on_failed;
     pt->conn.on_closed = on_closed;
-    if (plugin_conn_create(&pt->conn, pt->transport, pt->session->peer->uuid, &err) != RDT_OK) {
-        log_warn("%s to node %s: %s", pt->transport->name, pt->session->peer->name, err.msg);
+    if (plugin_conn_create(&pt->conn, pt->transport, pt->remote->peer->uuid, &err) != RDT_OK) {
+        log_warn("%s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
         send_offer(pt, NULL, 0, err.msg);
         return;
     }
     pt->epoch++;
     sm_move(&pt->sm, PT_OFFERED);
     if (pt->transport->ops.offer(pt->conn.handle, blob, &bytes, &err) != RDT_OK) {
-        log_warn("%s to node %s: %s", pt->transport->name, pt->session->peer->name, err.msg);
+        log_warn("%s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
         plugin_conn_destroy(&pt->conn);
         sm_move(&pt->sm, PT_NONE);
         send_offer(pt, NULL, 0, err.msg);
@@ -192,24 +192,24 @@ static void peer_transport_open(struct peer_transport *pt)
     use_blob(pt);
 }
 
-struct peer_transport *peer_transport_find(struct peer_session *session, const char *name)
+struct peer_transport *peer_transport_find(struct remote *remote, const char *name)
 {
-    list_each (struct peer_transport, pt, &session->transports, link)
+    list_each (struct peer_transport, pt, &remote->transports, link)
         if (strcasecmp(pt->transport->name, name) == 0)
             return pt;
     return NULL;
 }
 
-static struct peer_transport *peer_transport_get(struct peer_session *session, struct transport *transport)
+static struct peer_transport *peer_transport_get(struct remote *remote, struct transport *transport)
 {
-    struct peer_transport *pt = peer_transport_find(session, transport->name);
+    struct peer_transport *pt = peer_transport_find(remote, transport->name);
 
     if (pt)
         return pt;
     pt = calloc(1, sizeof *pt);
     if (!pt)
         return NULL;
-    pt->session = session;
+    pt->remote = remote;
     pt->transport = transport;
     pt->retry.on_passed = on_retry;
     sm_init(&pt->sm, states, sizeof states / sizeof states[0], PT_NONE);
@@ -217,14 +217,14 @@ static struct peer_transport *peer_transport_get(struct peer_session *session, s
     list_init(&pt->serves);
     list_init(&pt->sending);
     cut_off_init(&pt->cut_off);
-    list_append(&session->transports, &pt->link);
+    list_append(&remote->transports, &pt->link);
     return pt;
 }
 
-void peer_transports_up(struct peer_session *session)
+void peer_transports_up(struct remote *remote)
 {
-    list_each (struct transport, transport, plugins_transports(session->transfers->plugins), link) {
-        struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(session, transport);
+    list_each (struct transport, transport, plugins_transports(remote->transfers->plugins), link) {
+        struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(remote, transport);
         if (!pt)
             continue;
         pt->failures = 0;
@@ -236,20 +236,20 @@ void peer_transports_up(struct peer_session *session)
     }
 }
 
-void peer_transports_down(struct peer_session *session)
+void peer_transports_down(struct remote *remote)
 {
-    list_each (struct peer_transport, pt, &session->transports, link) {
+    list_each (struct peer_transport, pt, &remote->transports, link) {
         pt->remote_known = false;
         pt->blob_epoch = 0;
-        deadline_unset(session->transfers->deadlines, &pt->retry);
+        deadline_unset(remote->transfers->deadlines, &pt->retry);
         if (pt->sm.state == PT_OFFERED || pt->sm.state == PT_CONNECTED)
             close_connection(pt, "the link to the node ended");
     }
 }
 
-bool peer_transports_closed(const struct peer_session *session)
+bool peer_transports_closed(const struct remote *remote)
 {
-    list_for_each (node, &session->transports) {
+    list_for_each (node, &remote->transports) {
         if (container_of(node, struct peer_transport, link)->sm.state != PT_NONE)
             return false;
     }
@@ -257,23 +257,23 @@ bool peer_transports_closed(const struct peer_session *session)
 }
 
 /* Declines the offer of a transport that this node does not have, so that the other node closes its end. */
-static void decline(struct peer_session *session, const char *transport)
+static void decline(struct remote *remote, const char *transport)
 {
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
 
     offer.transport = (char *)transport;
     offer.why_not = (char *)"it is not loaded there";
-    (void)peer_session_send(session, RDT_PEER_OFFER, &offer.base, NULL);
+    (void)remote_send(remote, RDT_PEER_OFFER, &offer.base, NULL);
 }
 
-enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt__Pb__Offer *offer, struct rdt_error *err)
+enum rdt_status peer_transport_on_offer(struct remote *remote, const Rdt__Pb__Offer *offer, struct rdt_error *err)
 {
-    struct peer_transport *pt = peer_transport_find(session, offer->transport);
+    struct peer_transport *pt = peer_transport_find(remote, offer->transport);
 
     if (!pt) { /* The transport is not loaded here. */
-        log_debug("node %s offers %s, which is not loaded here", session->peer->name, offer->transport);
+        log_debug("node %s offers %s, which is not loaded here", remote->peer->name, offer->transport);
         if (offer->why_not[0] == '\0')
-            decline(session, offer->transport);
+            decline(remote, offer->transport);
         return RDT_OK;
     }
     if (offer->blob.len > RDT_OFFER_MAX_BYTES || strlen(offer->version) > 64)
@@ -362,9 +362,9 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 
 void transfers_transport_loaded(struct transfers *transfers, struct transport *transport)
 {
-    list_each (struct peer_session, session, &transfers->sessions, link) {
+    list_each (struct remote, remote, &transfers->remotes, link) {
         struct peer_transport *pt =
-            session->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(session, transport) : NULL;
+            remote->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(remote, transport) : NULL;
         if (pt && pt->sm.state == PT_NONE)
             peer_transport_open(pt);
     }
@@ -381,8 +381,8 @@ void peer_transport_name(struct peer_transport **at_p, struct peer_transport *pt
 
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
 {
-    list_each (struct peer_session, session, &transfers->sessions, link) {
-        struct peer_transport *pt = peer_transport_find(session, transport->name);
+    list_each (struct remote, remote, &transfers->remotes, link) {
+        struct peer_transport *pt = peer_transport_find(remote, transport->name);
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);
@@ -395,8 +395,8 @@ void transfers_transport_leave(struct transfers *transfers, struct transport *tr
 
 void transfers_transport_cut(struct transfers *transfers, const struct transport *transport)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_session, link), transport->name);
+    list_for_each (node, &transfers->remotes) {
+        struct peer_transport *pt = peer_transport_find(container_of(node, struct remote, link), transport->name);
         if (pt && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED))
             close_connection(pt, "the transport is being unloaded");
     }
@@ -404,8 +404,8 @@ void transfers_transport_cut(struct transfers *transfers, const struct transport
 
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_transport *pt = peer_transport_find(container_of(node, struct peer_session, link), transport->name);
+    list_for_each (node, &transfers->remotes) {
+        struct peer_transport *pt = peer_transport_find(container_of(node, struct remote, link), transport->name);
         if (!pt)
             continue;
         deadline_unset(transfers->deadlines, &pt->retry);

@@ -9,7 +9,7 @@
 
 #include "daemon/memory/device_copy.h"
 #include "daemon/transfers/chunk_op.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 
 struct peer_transport;
 struct serve;
@@ -45,8 +45,8 @@ struct cut_off {
 };
 
 struct peer_transport {
-    struct list link; /* in session->transports, or session->in_groups */
-    struct peer_session *session;
+    struct list link; /* in remote->transports, or remote->in_groups */
+    struct remote *remote;
     struct group *group;  /* it is a side of this group, and has its epoch; NULL: it is none, or the group is gone */
     struct list by_group; /* in group->connections */
     uint32_t rank_here, rank_there;
@@ -89,14 +89,14 @@ static inline void cut_off_stop(struct cut_off *cut_off)
 }
 
 /* The link is up: offers every transport. It is down: takes all connections down. */
-void peer_transports_up(struct peer_session *session);
-void peer_transports_down(struct peer_session *session);
+void peer_transports_up(struct remote *remote);
+void peer_transports_down(struct remote *remote);
 
-/* Whether every connection of the session is in state NONE. */
-bool peer_transports_closed(const struct peer_session *session);
+/* Whether every connection of the remote is in state NONE. */
+bool peer_transports_closed(const struct remote *remote);
 
-enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt__Pb__Offer *offer, struct rdt_error *err);
-struct peer_transport *peer_transport_find(struct peer_session *session, const char *name);
+enum rdt_status peer_transport_on_offer(struct remote *remote, const Rdt__Pb__Offer *offer, struct rdt_error *err);
+struct peer_transport *peer_transport_find(struct remote *remote, const char *name);
 
 /* Takes the connection down because an operation on it cannot be stopped otherwise, or has failed. */
 void peer_transport_isolate(struct peer_transport *pt, const char *why);

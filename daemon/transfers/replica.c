@@ -6,7 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/memory/region_cache.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica_pulls.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -43,7 +43,7 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
 
 /* ---- messages to the owner's node ---- */
 
-static void send_copies(struct peer_session *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
+static void send_copies(struct remote *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
                         size_t n_invalidated)
 {
     Rdt__Pb__Replicas copies = RDT__PB__REPLICAS__INIT;
@@ -55,10 +55,10 @@ static void send_copies(struct peer_session *origin, uint64_t *whole, size_t n_w
     copies.invalidated = invalidated;
     copies.n_invalidated = n_invalidated;
     /* Link down: the owner's node has dropped its entry already. */
-    (void)peer_session_send(origin, RDT_PEER_REPLICAS, &copies.base, NULL);
+    (void)remote_send(origin, RDT_PEER_REPLICAS, &copies.base, NULL);
 }
 
-void replica_decline(struct peer_session *origin, uint64_t generation)
+void replica_decline(struct remote *origin, uint64_t generation)
 {
     send_copies(origin, NULL, 0, &generation, NULL, 0);
 }
@@ -89,7 +89,7 @@ void replica_settle(void *arg)
 /* ---- checksums that are promised ---- */
 
 /* Writes promised->key. */
-static void name_sum(struct replica_sum *promised, const struct peer_session *origin, uint64_t generation)
+static void name_sum(struct replica_sum *promised, const struct remote *origin, uint64_t generation)
 {
     replica_key(origin->peer->uuid, generation, promised->key);
     memcpy(promised->key + sizeof promised->key - sizeof origin->peer->epoch, &origin->peer->epoch, sizeof origin->peer->epoch);
@@ -157,7 +157,7 @@ static void unlist(struct replica *replica)
     replica->listed = false;
     replica_settle(replica);
     map_remove(&replica->replicas->by_origin, replica->key, sizeof replica->key);
-    list_remove(&replica->by_session);
+    list_remove(&replica->by_remote);
     if (replica->placed)
         replica->replicas->bytes -= replica->bytes;
     replica_unref(replica);
@@ -377,7 +377,7 @@ static void stop_check(struct replica *replica)
 
 static bool lose_some_sums(struct slice *slice, uint64_t until_ns)
 {
-    struct session_replicas *replicas = container_of(slice, struct session_replicas, lose_sums);
+    struct remote_replicas *replicas = container_of(slice, struct remote_replicas, lose_sums);
 
     list_drain (struct replica, replica, &replicas->sums_lost, by_sum) {
         replica_take_sum(replica, 0, false); /* the end of a check may drop this replica and others */
@@ -387,15 +387,15 @@ static bool lose_some_sums(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
-void replicas_link_down(struct peer_session *session)
+void replicas_link_down(struct remote *remote)
 {
-    struct session_replicas *replicas = &session->replicas;
+    struct remote_replicas *replicas = &remote->replicas;
 
     slice_stop(&replicas->report);
     list_splice(&replicas->listed, &replicas->to_report);
     list_splice(&replicas->sums_lost, &replicas->sums_awaited);
     replicas->lose_sums.run = lose_some_sums;
-    slice_begin(session_slices(session), &replicas->lose_sums);
+    slice_begin(remote_slices(remote), &replicas->lose_sums);
 }
 
 /* ---- filling ---- */
@@ -483,7 +483,7 @@ bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     }
     replica->object->record = replica;
     replica->origin->replicas.n++;
-    list_append(&replica->origin->replicas.listed, &replica->by_session);
+    list_append(&replica->origin->replicas.listed, &replica->by_remote);
     replica->listed = true;
     replica->filling = transfer;
     replica->refs = 2;
@@ -707,15 +707,15 @@ void replica_unserve(struct serve *serve)
 /* Reports replicas, and drops those of an earlier daemon. */
 static bool report_some(struct slice *slice, uint64_t until_ns)
 {
-    struct session_replicas *replicas = container_of(slice, struct session_replicas, report);
-    struct peer_session *session = container_of(replicas, struct peer_session, replicas);
+    struct remote_replicas *replicas = container_of(slice, struct remote_replicas, report);
+    struct remote *remote = container_of(replicas, struct remote, replicas);
     uint64_t generations[REPLICAS_MAX_GENERATIONS];
     size_t n = 0;
 
     while (!list_empty(&replicas->to_report) && n < REPLICAS_MAX_GENERATIONS) {
-        struct replica *replica = container_of(list_first(&replicas->to_report), struct replica, by_session);
-        list_remove(&replica->by_session);
-        list_append(&replicas->listed, &replica->by_session);
+        struct replica *replica = container_of(list_first(&replicas->to_report), struct replica, by_remote);
+        list_remove(&replica->by_remote);
+        list_append(&replicas->listed, &replica->by_remote);
         if (is_stale(replica))
             unlist(replica);
         else if (!replica->filling) /* it is reported when it is complete */
@@ -724,17 +724,17 @@ static bool report_some(struct slice *slice, uint64_t until_ns)
             break;
     }
     if (n > 0)
-        send_copies(session, generations, n, NULL, NULL, 0);
+        send_copies(remote, generations, n, NULL, NULL, 0);
     return list_empty(&replicas->to_report);
 }
 
-void replicas_peer_up(struct peer_session *session)
+void replicas_peer_up(struct remote *remote)
 {
-    struct session_replicas *replicas = &session->replicas;
+    struct remote_replicas *replicas = &remote->replicas;
 
     list_splice(&replicas->to_report, &replicas->listed);
     replicas->report.run = report_some;
-    slice_begin(session_slices(session), &replicas->report);
+    slice_begin(remote_slices(remote), &replicas->report);
 }
 
 static const char *why_again(Rdt__Pb__AskAgainWhy why)
@@ -752,7 +752,7 @@ static const char *why_again(Rdt__Pb__AskAgainWhy why)
 }
 
 /* The object may have been freed by force meanwhile: then its replica is not listed. */
-static void take_due_sum(struct peer_session *origin, uint64_t generation, uint64_t sum)
+static void take_due_sum(struct remote *origin, uint64_t generation, uint64_t sum)
 {
     struct replica_sum promised;
     struct replica *replica;
@@ -763,30 +763,30 @@ static void take_due_sum(struct peer_session *origin, uint64_t generation, uint6
         replica_take_sum(replica, sum, false);
 }
 
-void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message)
+void replicas_on_message(struct replicas *replicas, struct remote *remote, const Rdt__Pb__Replicas *message)
 {
     for (size_t i = 0; i < message->n_valid; i++) {
-        struct replica *replica = replica_find(replicas, session->peer->uuid, message->valid[i]);
+        struct replica *replica = replica_find(replicas, remote->peer->uuid, message->valid[i]);
         if (replica)
-            replica->epoch = session->peer->epoch;
+            replica->epoch = remote->peer->epoch;
         else /* The replica was dropped while the message was under way. */
-            replica_decline(session, message->valid[i]);
+            replica_decline(remote, message->valid[i]);
     }
     for (size_t i = 0; i < message->n_invalid; i++) {
-        struct replica *replica = replica_find(replicas, session->peer->uuid, message->invalid[i]);
+        struct replica *replica = replica_find(replicas, remote->peer->uuid, message->invalid[i]);
         if (replica)
             unlist(replica);
     }
     for (size_t i = 0; i < message->n_summed && i < message->n_sums; i++)
-        take_due_sum(session, message->summed[i], message->sums[i]);
+        take_due_sum(remote, message->summed[i], message->sums[i]);
     for (size_t i = 0; i < message->n_ask_again; i++) {
-        struct replica *replica = replica_find(replicas, session->peer->uuid, message->ask_again[i]);
+        struct replica *replica = replica_find(replicas, remote->peer->uuid, message->ask_again[i]);
         if (replica && replica->filling)
             replicas->events->on_ask_again(replica->filling,
                                            why_again(i < message->n_ask_again_why ? message->ask_again_why[i] : 0));
     }
     if (message->n_invalid > 0)
-        send_copies(session, NULL, 0, NULL, message->invalid, message->n_invalid);
+        send_copies(remote, NULL, 0, NULL, message->invalid, message->n_invalid);
 }
 
 /* ---- memory ---- */

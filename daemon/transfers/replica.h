@@ -41,7 +41,7 @@
 #include "rdt_peer.pb-c.h"
 
 struct serve;
-struct peer_session;
+struct remote;
 struct transfer;
 struct transfers;
 
@@ -97,13 +97,13 @@ struct replica {
     unsigned refs; /* of the list, its transfer and each pull */
     bool listed;
     struct rdt_ref ref;
-    struct peer_session *origin; /* the owner's node */
-    struct list by_session;      /* listed: in origin->replicas.listed or .to_report */
-    struct list by_sum;          /* in origin->replicas.sums_awaited or .sums_lost, if its checksum is promised */
-    uint8_t boot_id[16];         /* the boot id of that node when the replica was created */
-    unsigned epoch;              /* of the link on which that node created the entry for this replica */
-    char tenant[33];             /* the tenant that the owner's node was asked for */
-    struct account *account;     /* of the object's owner: a reference */
+    struct remote *origin;   /* the owner's node */
+    struct list by_remote;   /* listed: in origin->replicas.listed or .to_report */
+    struct list by_sum;      /* in origin->replicas.sums_awaited or .sums_lost, if its checksum is promised */
+    uint8_t boot_id[16];     /* the boot id of that node when the replica was created */
+    unsigned epoch;          /* of the link on which that node created the entry for this replica */
+    char tenant[33];         /* the tenant that the owner's node was asked for */
+    struct account *account; /* of the object's owner: a reference */
     Rdt__Pb__Visibility visibility;
     bool untrusted; /* as in struct pull, of the transfer that fills it or has filled it */
     uint64_t bytes;
@@ -168,7 +168,7 @@ void replica_take_sum(struct replica *replica, uint64_t sum, bool follows);
 void replica_forget_bytes(struct replica *replica);
 
 /* The link to that node is down: checksums that it has promised will not come. */
-void replicas_link_down(struct peer_session *session);
+void replicas_link_down(struct remote *remote);
 
 /* All chunks have arrived and are right. From now on readers may hold replica->object. */
 void replica_whole(struct replica *replica);
@@ -187,7 +187,7 @@ void replica_serve(struct replicas *replicas, struct serve *serve);
 void replica_unserve(struct serve *serve); /* the pull ends */
 
 /* A node that pulls the replica lags or is slow: tells the owner's node. */
-void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict);
+void replica_reader_is_slow(const struct replica *replica, const struct remote *reader, enum fanout_verdict verdict);
 
 /* Whether any bytes from this offset on have arrived. */
 bool replica_reaches(const struct replica *replica, uint64_t offset);
@@ -198,11 +198,11 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 /* ---- messages from and to the owner's node ---- */
 
 /* The link to that node is up: reports the replicas of its objects to it. */
-void replicas_peer_up(struct peer_session *session);
-void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message);
+void replicas_peer_up(struct remote *remote);
+void replicas_on_message(struct replicas *replicas, struct remote *remote, const Rdt__Pb__Replicas *message);
 
 /* Tells a node that answered PULL with `keep` that this node keeps no replica. */
-void replica_decline(struct peer_session *origin, uint64_t generation);
+void replica_decline(struct remote *origin, uint64_t generation);
 
 /* ---- memory ---- */
 

@@ -4,8 +4,8 @@
 
 #include "daemon/base/log.h"
 #include "daemon/objects/object_sum.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica_directory.h"
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers)
@@ -45,8 +45,8 @@ static void replica_entry_free(struct replica_entry *entry)
 /* A node waits for a checksum that is being computed, even if it has no entry any more. */
 struct sum_due {
     struct object_sum_waiter waiter;
-    struct list link; /* in session->entries.sums_due or .sums_ending */
-    struct peer_session *session;
+    struct list link; /* in remote->entries.sums_due or .sums_ending */
+    struct remote *remote;
     uint64_t generation;
 };
 
@@ -66,21 +66,21 @@ static void on_sum(struct object_sum_waiter *waiter, uint64_t sum, const struct 
     message.summed = &due->generation;
     message.sums = &sum;
     message.n_summed = message.n_sums = 1;
-    (void)peer_session_send(due->session, RDT_PEER_REPLICAS, &message.base, NULL);
+    (void)remote_send(due->remote, RDT_PEER_REPLICAS, &message.base, NULL);
     sum_due_free(due);
 }
 
-void replica_directory_sum(struct peer_session *session, struct object *object, uint64_t *sum_p, bool *follows_p)
+void replica_directory_sum(struct remote *remote, struct object *object, uint64_t *sum_p, bool *follows_p)
 {
     struct sum_due *due = object->sum == 0 ? calloc(1, sizeof *due) : NULL;
 
     *follows_p = false;
     if (due) {
         due->waiter.on_sum = on_sum;
-        due->session = session;
+        due->remote = remote;
         due->generation = object->generation;
         list_init(&due->waiter.link);
-        list_append(&session->entries.sums_due, &due->link);
+        list_append(&remote->entries.sums_due, &due->link);
         *follows_p = object_sum(object, &due->waiter, NULL) == RDT_AGAIN;
         if (!*follows_p)
             sum_due_free(due);
@@ -97,19 +97,19 @@ void replica_entry_serve_here(struct replica_entry *entry)
 {
     if (entry->place.whole) { /* otherwise it is in `receiving` or `judged` already */
         list_remove(&entry->by_node);
-        list_append(&entry->session->entries.receiving, &entry->by_node);
+        list_append(&entry->remote->entries.receiving, &entry->by_node);
     }
     fanout_serve_here(&entry->place);
 }
 
 void replica_directory_fini(struct replica_directory *directory)
 {
-    list_each (struct peer_session, session, &directory->transfers->sessions, link) {
-        list_splice(&session->entries.ending, &session->entries.judged);
-        list_splice(&session->entries.ending, &session->entries.receiving);
-        list_splice(&session->entries.ending, &session->entries.whole);
-        list_splice(&session->entries.ending, &session->entries.lost);
-        list_drain (struct replica_entry, entry, &session->entries.ending, by_node)
+    list_each (struct remote, remote, &directory->transfers->remotes, link) {
+        list_splice(&remote->entries.ending, &remote->entries.judged);
+        list_splice(&remote->entries.ending, &remote->entries.receiving);
+        list_splice(&remote->entries.ending, &remote->entries.whole);
+        list_splice(&remote->entries.ending, &remote->entries.lost);
+        list_drain (struct replica_entry, entry, &remote->entries.ending, by_node)
             replica_entry_free(entry);
     }
     map_fini(&directory->by_generation);
@@ -117,10 +117,10 @@ void replica_directory_fini(struct replica_directory *directory)
 
 /* ---- adding entries ---- */
 
-static struct replica_entry *find(const struct replicated_object *replicated, const struct peer_session *session)
+static struct replica_entry *find(const struct replicated_object *replicated, const struct remote *remote)
 {
     list_each (struct replica_entry, entry, &replicated->nodes, link)
-        if (entry->session == session && entry->epoch == session->peer->epoch)
+        if (entry->remote == remote && entry->epoch == remote->peer->epoch)
             return entry;
     return NULL;
 }
@@ -148,11 +148,11 @@ static struct replicated_object *replicated_object_get(struct replica_directory 
     return replicated;
 }
 
-struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
-                                        const struct object *object, bool *is_new_p)
+struct replica_entry *replica_entry_add(struct replica_directory *directory, struct remote *remote, const struct object *object,
+                                        bool *is_new_p)
 {
     struct replicated_object *replicated = replicated_object_get(directory, object);
-    struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
+    struct replica_entry *entry = replicated ? find(replicated, remote) : NULL;
 
     *is_new_p = !entry;
     if (!replicated || entry)
@@ -164,18 +164,18 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
         return NULL;
     }
     entry->replicated = replicated;
-    entry->session = session;
-    entry->epoch = session->peer->epoch;
-    fanout_join(&replicated->fanout, &entry->place, session->slow_until_ns > uv_hrtime());
+    entry->remote = remote;
+    entry->epoch = remote->peer->epoch;
+    fanout_join(&replicated->fanout, &entry->place, remote->slow_until_ns > uv_hrtime());
     list_append(&replicated->nodes, &entry->link);
-    list_append(&session->entries.receiving, &entry->by_node);
+    list_append(&remote->entries.receiving, &entry->by_node);
     return entry;
 }
 
 /* ---- fan-out ---- */
 
 /* Whether both nodes offer the same transport, as far as this node knows. */
-static bool share_transport(struct peer_session *a, struct peer_session *b)
+static bool share_transport(struct remote *a, struct remote *b)
 {
     list_each (const struct peer_transport, one, &a->transports, link) {
         const struct peer_transport *other = peer_transport_find(b, one->transport->name);
@@ -189,8 +189,8 @@ static bool share_transport(struct peer_session *a, struct peer_session *b)
 static bool can_read(const struct fanout_place *reader, const struct fanout_place *source, void *requester)
 {
     const struct replica_entry *entry = container_of(source, struct replica_entry, place);
-    struct peer_session *here = container_of(reader, struct replica_entry, place)->session;
-    struct peer_session *there = entry->session;
+    struct remote *here = container_of(reader, struct replica_entry, place)->remote;
+    struct remote *there = entry->remote;
 
     return there->peer->state == PEER_UP && entry->epoch == there->peer->epoch && there->peer->address[0] &&
            (share_transport(there, here) ||
@@ -209,15 +209,15 @@ static void ask_again(struct fanout_place *place, void *arg)
     message.n_ask_again = 1;
     message.ask_again_why = &why;
     message.n_ask_again_why = 1;
-    (void)peer_session_send(entry->session, RDT_PEER_REPLICAS, &message.base, NULL);
+    (void)remote_send(entry->remote, RDT_PEER_REPLICAS, &message.base, NULL);
 }
 
-struct peer_session *replica_entry_redirect(struct replica_entry *entry, const struct owner *requester, const uint8_t *left)
+struct remote *replica_entry_redirect(struct replica_entry *entry, const struct owner *requester, const uint8_t *left)
 {
     struct replica_directory *directory = entry->replicated->directory;
     struct fanout_place *source = entry->place.source;
 
-    if (left && source && memcmp(container_of(source, struct replica_entry, place)->session->peer->uuid, left, 16) != 0)
+    if (left && source && memcmp(container_of(source, struct replica_entry, place)->remote->peer->uuid, left, 16) != 0)
         entry->place.asked = FANOUT_ASKED_SOURCE; /* It had not begun at this source. */
     if (left)
         fanout_left(&entry->place, ask_again, NULL);
@@ -226,14 +226,14 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const s
         return NULL;
     directory->transfers->counts->redirected++;
     directory->transfers->counts->redirected_again += left != NULL;
-    return container_of(source, struct replica_entry, place)->session;
+    return container_of(source, struct replica_entry, place)->remote;
 }
 
 /* ---- messages ---- */
 
 static bool judge_some(struct slice *slice, uint64_t until_ns)
 {
-    struct session_entries *entries = container_of(slice, struct session_entries, judge);
+    struct remote_entries *entries = container_of(slice, struct remote_entries, judge);
 
     list_drain (struct replica_entry, entry, &entries->judged, by_node) {
         list_remove(&entry->by_node);
@@ -249,7 +249,7 @@ static bool judge_some(struct slice *slice, uint64_t until_ns)
 /* The verdict is about the reader's node, so it counts for all that the node receives of this one's objects. */
 static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
 {
-    struct peer_session *reader = entry->session;
+    struct remote *reader = entry->remote;
 
     if (verdict == FANOUT_SLOW && entry->place.pace != FANOUT_SLOW) {
         log_info("node %s takes bytes slowly: for %u s only slow nodes read from it", reader->peer->name,
@@ -265,23 +265,23 @@ static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
         reader->entries.verdict = verdict;
     list_splice(&reader->entries.judged, &reader->entries.receiving);
     reader->entries.judge.run = judge_some;
-    slice_begin(session_slices(reader), &reader->entries.judge);
+    slice_begin(remote_slices(reader), &reader->entries.judge);
 }
 
 /* The entry of a node that receives from the source (NULL: this node); NULL: it has another source, or is done. */
-static struct replica_entry *find_reader(struct replica_directory *directory, uint64_t generation,
-                                         const struct peer_session *reader, const struct peer_session *source)
+static struct replica_entry *find_reader(struct replica_directory *directory, uint64_t generation, const struct remote *reader,
+                                         const struct remote *source)
 {
     struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
     struct replica_entry *entry = replicated ? find(replicated, reader) : NULL;
     const struct fanout_place *from = entry ? entry->place.source : NULL;
 
-    if (!entry || entry->place.whole || (from ? container_of(from, struct replica_entry, place)->session : NULL) != source)
+    if (!entry || entry->place.whole || (from ? container_of(from, struct replica_entry, place)->remote : NULL) != source)
         return NULL;
     return entry;
 }
 
-void replica_directory_reader_took(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
+void replica_directory_reader_took(struct replica_directory *directory, uint64_t generation, struct remote *reader,
                                    uint64_t sent, enum fanout_verdict verdict)
 {
     struct replica_entry *entry = find_reader(directory, generation, reader, NULL);
@@ -292,7 +292,7 @@ void replica_directory_reader_took(struct replica_directory *directory, uint64_t
         fanout_compare(&entry->place, sent, ask_again, NULL);
 }
 
-static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
+static void send_copies(struct remote *remote, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
     Rdt__Pb__Replicas copies = RDT__PB__REPLICAS__INIT;
 
@@ -302,11 +302,11 @@ static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_
     copies.n_invalid = n_invalid;
     /* Link down: the entry is LOST, or will be at once. */
     if (n_valid + n_invalid > 0)
-        (void)peer_session_send(session, RDT_PEER_REPLICAS, &copies.base, NULL);
+        (void)remote_send(remote, RDT_PEER_REPLICAS, &copies.base, NULL);
 }
 
 /* The node has a complete replica. Returns false if the object is gone. */
-static bool note_whole(struct replica_directory *directory, struct peer_session *session, uint64_t generation)
+static bool note_whole(struct replica_directory *directory, struct remote *remote, uint64_t generation)
 {
     const struct object *object = index_get(&directory->transfers->objects->by_generation, generation);
     struct replica_entry *entry;
@@ -314,24 +314,23 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
 
     if (!object || object->state != OBJECT_LIVE || !object_is_constant(object))
         return false;
-    entry = replica_entry_add(directory, session, object, &is_new);
+    entry = replica_entry_add(directory, remote, object, &is_new);
     if (!entry)
         return false;
     fanout_set_whole(&entry->place);
     list_remove(&entry->by_node);
-    list_append(&session->entries.whole, &entry->by_node);
+    list_append(&remote->entries.whole, &entry->by_node);
     return true;
 }
 
-static struct peer_session *session_of(const struct transfers *transfers, const ProtobufCBinaryData *uuid)
+static struct remote *remote_of(const struct transfers *transfers, const ProtobufCBinaryData *uuid)
 {
     const struct peer *peer = uuid->len == 16 ? peers_known(transfers->peers, uuid->data) : NULL;
 
-    return peer ? peer->session : NULL;
+    return peer ? peer->remote : NULL;
 }
 
-void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
-                                  const Rdt__Pb__Replicas *message)
+void replica_directory_on_message(struct replica_directory *directory, struct remote *remote, const Rdt__Pb__Replicas *message)
 {
     uint64_t *lists = malloc((2 * message->n_whole + 1) * sizeof *lists);
     size_t n_valid = 0, n_invalid = 0;
@@ -339,24 +338,24 @@ void replica_directory_on_message(struct replica_directory *directory, struct pe
     for (size_t i = 0; i < message->n_dropped + message->n_invalidated; i++) {
         uint64_t generation = i < message->n_dropped ? message->dropped[i] : message->invalidated[i - message->n_dropped];
         struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
-        struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
+        struct replica_entry *entry = replicated ? find(replicated, remote) : NULL;
         if (entry)
             replica_entry_free(entry);
     }
     for (size_t i = 0; i < message->n_slow; i++) {
-        struct peer_session *reader = session_of(directory->transfers, &message->slow[i]->node);
-        struct replica_entry *entry = reader ? find_reader(directory, message->slow[i]->generation, reader, session) : NULL;
+        struct remote *reader = remote_of(directory->transfers, &message->slow[i]->node);
+        struct replica_entry *entry = reader ? find_reader(directory, message->slow[i]->generation, reader, remote) : NULL;
         if (entry)
             demote(entry, message->slow[i]->lags ? FANOUT_LAGS : FANOUT_SLOW);
     }
     for (size_t i = 0; lists && i < message->n_whole; i++) {
-        if (note_whole(directory, session, message->whole[i]))
+        if (note_whole(directory, remote, message->whole[i]))
             lists[n_valid++] = message->whole[i];
         else
             lists[message->n_whole + n_invalid++] = message->whole[i];
     }
     if (lists) /* If there is no memory for the lists, the other node asks. */
-        send_copies(session, lists, n_valid, lists + message->n_whole, n_invalid);
+        send_copies(remote, lists, n_valid, lists + message->n_whole, n_invalid);
     free(lists);
 }
 
@@ -374,7 +373,7 @@ static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
     list_remove(&entry->link);
     list_remove(&entry->by_node);
     list_append(&replicated->lost, &entry->link);
-    list_append(&entry->session->entries.lost, &entry->by_node);
+    list_append(&entry->remote->entries.lost, &entry->by_node);
     entry->over.on_passed = on_over;
     /* Without memory for the deadline, the entry stays LOST until the link is up. */
     (void)deadline_set(replicated->directory->transfers->deadlines, &entry->over, left_ns);
@@ -383,8 +382,8 @@ static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
 /* Of an earlier link: while there is none, the node may serve the replica for some time. Now it has asked, or will. */
 static bool end_some(struct slice *slice, uint64_t until_ns)
 {
-    struct session_entries *entries = container_of(slice, struct session_entries, end);
-    struct peer_session *session = container_of(entries, struct peer_session, entries);
+    struct remote_entries *entries = container_of(slice, struct remote_entries, end);
+    struct remote *remote = container_of(entries, struct remote, entries);
 
     list_drain (struct sum_due, due, &entries->sums_ending, link) {
         sum_due_free(due);
@@ -393,7 +392,7 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
     }
     list_drain (struct replica_entry, entry, &entries->ending, by_node) {
         uint64_t now = uv_hrtime();
-        if (session->peer->state != PEER_UP && now < entries->lost_until_ns)
+        if (remote->peer->state != PEER_UP && now < entries->lost_until_ns)
             replica_entry_lose(entry, (int64_t)(entries->lost_until_ns - now));
         else
             replica_entry_free(entry);
@@ -403,34 +402,34 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
-static void end_entries(struct peer_session *session)
+static void end_entries(struct remote *remote)
 {
-    session->entries.end.run = end_some;
-    slice_begin(session_slices(session), &session->entries.end);
+    remote->entries.end.run = end_some;
+    slice_begin(remote_slices(remote), &remote->entries.end);
 }
 
-void replica_directory_link_down(struct peer_session *session)
+void replica_directory_link_down(struct remote *remote)
 {
-    const struct transfers *transfers = session->transfers;
-    uint64_t answered_ns = transfers->closing ? 0 : session->peer->answered_ns;
+    const struct transfers *transfers = remote->transfers;
+    uint64_t answered_ns = transfers->closing ? 0 : remote->peer->answered_ns;
 
-    session->entries.lost_until_ns = answered_ns != 0 ? answered_ns + transfers->options->peer_timeout_ns : 0;
-    list_splice(&session->entries.ending, &session->entries.judged);
-    list_splice(&session->entries.ending, &session->entries.receiving);
-    list_splice(&session->entries.ending, &session->entries.whole);
-    list_splice(&session->entries.sums_ending, &session->entries.sums_due);
-    end_entries(session);
+    remote->entries.lost_until_ns = answered_ns != 0 ? answered_ns + transfers->options->peer_timeout_ns : 0;
+    list_splice(&remote->entries.ending, &remote->entries.judged);
+    list_splice(&remote->entries.ending, &remote->entries.receiving);
+    list_splice(&remote->entries.ending, &remote->entries.whole);
+    list_splice(&remote->entries.sums_ending, &remote->entries.sums_due);
+    end_entries(remote);
 }
 
-void replica_directory_link_up(struct peer_session *session)
+void replica_directory_link_up(struct remote *remote)
 {
-    list_splice(&session->entries.ending, &session->entries.lost);
-    end_entries(session);
+    list_splice(&remote->entries.ending, &remote->entries.lost);
+    end_entries(remote);
 }
 
-bool replica_directory_may_forget(const struct peer_session *session)
+bool replica_directory_may_forget(const struct remote *remote)
 {
-    const struct session_entries *entries = &session->entries;
+    const struct remote_entries *entries = &remote->entries;
 
     return list_empty(&entries->receiving) && list_empty(&entries->judged) && list_empty(&entries->whole) &&
            list_empty(&entries->lost) && list_empty(&entries->ending) && list_empty(&entries->sums_due) &&
@@ -446,7 +445,7 @@ void replica_directory_object_ended(struct replica_directory *directory, const s
         return;
     replicated->ended = true;
     list_for_each_safe (node, &replicated->nodes)
-        send_copies(container_of(node, struct replica_entry, link)->session, NULL, 0, &generation, 1);
+        send_copies(container_of(node, struct replica_entry, link)->remote, NULL, 0, &generation, 1);
 }
 
 bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter)
@@ -461,12 +460,12 @@ bool replica_directory_wait(struct replica_directory *directory, uint64_t genera
 
 const struct peer *replica_entry_peer(const struct replica_entry *entry)
 {
-    return entry->session->peer;
+    return entry->remote->peer;
 }
 
 const struct peer *replica_entry_source(const struct replica_entry *entry)
 {
-    return entry->place.source ? container_of(entry->place.source, struct replica_entry, place)->session->peer : NULL;
+    return entry->place.source ? container_of(entry->place.source, struct replica_entry, place)->remote->peer : NULL;
 }
 
 const char *replica_entry_pace(const struct replica_entry *entry)

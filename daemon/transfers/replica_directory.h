@@ -34,7 +34,7 @@
 struct replica_directory;
 struct object;
 struct peer;
-struct peer_session;
+struct remote;
 struct transfers;
 
 struct replicated_object { /* an object of this node that has entries */
@@ -49,9 +49,9 @@ struct replicated_object { /* an object of this node that has entries */
 
 struct replica_entry {
     struct list link;    /* in replicated->nodes; LOST: in replicated->lost */
-    struct list by_node; /* in session->entries: .receiving, .judged, .whole, .ending or, LOST, .lost */
+    struct list by_node; /* in remote->entries: .receiving, .judged, .whole, .ending or, LOST, .lost */
     struct replicated_object *replicated;
-    struct peer_session *session;
+    struct remote *remote;
     unsigned epoch;            /* of the link on which it was made; an earlier one: it will be removed or LOST in a moment */
     struct fanout_place place; /* LOST: in no fan-out */
     struct deadline over;      /* LOST */
@@ -71,32 +71,31 @@ void replica_directory_init(struct replica_directory *directory, struct transfer
 void replica_directory_fini(struct replica_directory *directory);
 
 /* Adds an entry: the node will keep a replica of what it pulls. NULL: no memory. */
-struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
-                                        const struct object *object, bool *is_new_p);
+struct replica_entry *replica_entry_add(struct replica_directory *directory, struct remote *remote, const struct object *object,
+                                        bool *is_new_p);
 
 /* Whether the checksum of the object, which that node compares its replica with, is known: *sum_p. Otherwise the node gets it
  * in a message later, if *follows_p. */
-void replica_directory_sum(struct peer_session *session, struct object *object, uint64_t *sum_p, bool *follows_p);
+void replica_directory_sum(struct remote *remote, struct object *object, uint64_t *sum_p, bool *follows_p);
 
 /* The node that the entry's node should pull from for this user, noted in the entry; NULL: this one. `left` is the uuid of the
  * node that it has come back from; NULL: it is new. */
-struct peer_session *replica_entry_redirect(struct replica_entry *entry, const struct owner *requester, const uint8_t *left);
+struct remote *replica_entry_redirect(struct replica_entry *entry, const struct owner *requester, const uint8_t *left);
 
 /* The number of nodes between this entry's node and this one. */
 unsigned replica_entry_depth(const struct replica_entry *entry);
 
 /* This node serves the object to the reader, has sent so many bytes of it, and has found how fast the reader takes them. */
-void replica_directory_reader_took(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
+void replica_directory_reader_took(struct replica_directory *directory, uint64_t generation, struct remote *reader,
                                    uint64_t sent, enum fanout_verdict verdict);
 
 /* Notes that the entry's node receives from this one. */
 void replica_entry_serve_here(struct replica_entry *entry);
 
-void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
-                                  const Rdt__Pb__Replicas *message);
-void replica_directory_link_down(struct peer_session *session);
-void replica_directory_link_up(struct peer_session *session);
-bool replica_directory_may_forget(const struct peer_session *session); /* nothing refers to the session */
+void replica_directory_on_message(struct replica_directory *directory, struct remote *remote, const Rdt__Pb__Replicas *message);
+void replica_directory_link_down(struct remote *remote);
+void replica_directory_link_up(struct remote *remote);
+bool replica_directory_may_forget(const struct remote *remote); /* nothing refers to the remote */
 
 /* The object has ended: tells the nodes that have entries. */
 void replica_directory_object_ended(struct replica_directory *directory, const struct object *object);

@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica_pulls.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer.h"
@@ -135,7 +135,7 @@ static void beat(struct serve *serve)
     serve->beat = serve->replica->pulls.n_beats;
     alive.transfer = serve->number;
     if (can_vouch(serve))
-        (void)peer_session_send_over(serve->session, serve->epoch, RDT_PEER_PULL_ALIVE, &alive.base, NULL);
+        (void)remote_send_over(serve->remote, serve->epoch, RDT_PEER_PULL_ALIVE, &alive.base, NULL);
 }
 
 static void fail_pull(const struct replica *replica, struct serve *serve)
@@ -215,7 +215,7 @@ void replica_pulls_join(struct replica *replica, struct serve *serve)
         (void)deadline_set(replica->replicas->transfers->deadlines, &replica->pulls.beat, FANOUT_BEAT_NS);
 }
 
-void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict)
+void replica_reader_is_slow(const struct replica *replica, const struct remote *reader, enum fanout_verdict verdict)
 {
     Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
     Rdt__Pb__SlowReader slow = RDT__PB__SLOW_READER__INIT, *list = &slow;
@@ -225,7 +225,7 @@ void replica_reader_is_slow(const struct replica *replica, const struct peer_ses
     slow.lags = verdict == FANOUT_LAGS;
     message.slow = &list;
     message.n_slow = 1;
-    (void)peer_session_send(replica->origin, RDT_PEER_REPLICAS, &message.base, NULL);
+    (void)remote_send(replica->origin, RDT_PEER_REPLICAS, &message.base, NULL);
 }
 
 bool replica_reaches(const struct replica *replica, uint64_t offset)

@@ -9,8 +9,8 @@
 struct reservation_group {
     struct list link; /* in reservation->groups */
     struct reservation *reservation;
-    struct peer_session *peer; /* used for comparison only */
-    unsigned unknown;          /* transfers that have joined and whose size is not known yet */
+    struct remote *peer; /* used for comparison only */
+    unsigned unknown;    /* transfers that have joined and whose size is not known yet */
     unsigned n_ready;
     uint64_t bytes;    /* needed by the transfers that wait */
     struct list ready; /* struct move.reserve.link */
@@ -142,7 +142,7 @@ void reservation_seal(struct reservation *reservation)
     unref(reservation);
 }
 
-static struct reservation_group *group_of(struct reservation *reservation, struct peer_session *peer)
+static struct reservation_group *group_of(struct reservation *reservation, struct remote *peer)
 {
     struct reservation_group *group;
 
@@ -159,7 +159,7 @@ static struct reservation_group *group_of(struct reservation *reservation, struc
     return group;
 }
 
-void reservation_join(struct transfer *transfer, struct peer_session *peer)
+void reservation_join(struct transfer *transfer, struct remote *peer)
 {
     struct reservation *reservation = transfer->move.reserve.message;
 

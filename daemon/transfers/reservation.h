@@ -15,7 +15,7 @@
 #include "daemon/memory/region.h"
 #include "proto/list.h"
 
-struct peer_session;
+struct remote;
 struct reservation;
 struct reservation_group;
 struct transfer;
@@ -40,7 +40,7 @@ struct reservation *reservation_create(struct regions *regions);
 void reservation_seal(struct reservation *reservation);
 
 /* Puts a transfer that has a reservation into the group of this node (NULL: our own), until it waits or leaves. */
-void reservation_join(struct transfer *transfer, struct peer_session *peer);
+void reservation_join(struct transfer *transfer, struct remote *peer);
 
 /* The transfer needs stream_bytes and nothing else. true: on_room is called, perhaps at once; false: it is in
  * no group and may go on. */

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"

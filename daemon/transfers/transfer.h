@@ -208,8 +208,8 @@ struct transfers {
     struct decided decided;
     Rdt__Pb__StatusReply *counts; /* where everything is counted that STATUS shows */
     struct list broadcasts;       /* struct broadcast.link: of this node's objects (broadcast.h) */
-    /* struct peer_session.link: one for each node that was ever asked or served */
-    struct list sessions;
+    /* struct remote.link: one for each node that was ever asked or served */
+    struct list remotes;
     bool refuse_parked; /* the daemon takes no more puts, so nothing may wait for one */
     bool closing;
     struct transfers_ends ends;
@@ -281,7 +281,7 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into);
 
-/* Frees the session of a peer that is going to be forgotten. Returns false if something refers to it. */
+/* Frees the remote of a peer that is going to be forgotten. Returns false if something refers to it. */
 bool transfers_forget_peer(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* the answer to peer_probe has come */

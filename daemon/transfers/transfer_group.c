@@ -23,9 +23,9 @@ static bool in_use(const struct peer_transport *pt)
 }
 
 /* Frees the sides of groups that are gone and have no users any more. */
-static void sweep(struct peer_session *session)
+static void sweep(struct remote *remote)
 {
-    list_each_safe (struct peer_transport, pt, &session->in_groups, link) {
+    list_each_safe (struct peer_transport, pt, &remote->in_groups, link) {
         if (in_use(pt))
             continue;
         list_remove(&pt->link);
@@ -43,9 +43,9 @@ bool transfer_groups_use(const struct transfers *transfers, const struct transpo
                             transport->name, group->name, group->owner.uid);
         return true;
     }
-    list_each (struct peer_session, session, &transfers->sessions, link) {
-        sweep(session);
-        list_for_each (pt_node, &session->in_groups)
+    list_each (struct remote, remote, &transfers->remotes, link) {
+        sweep(remote);
+        list_for_each (pt_node, &remote->in_groups)
             if (container_of(pt_node, struct peer_transport, link)->transport == transport) {
                 (void)rdt_error_set(err, RDT_BUSY,
                                     "transport %s is in use: transfers of a group that was destroyed have not ended",
@@ -70,7 +70,7 @@ static void connect_side(struct peer_transport *pt)
 }
 
 /* The connection between two ranks of the group, created if necessary. NULL: no memory. */
-static struct peer_transport *connection_of(struct peer_session *session, struct group *group, const struct group_rank *here,
+static struct peer_transport *connection_of(struct remote *remote, struct group *group, const struct group_rank *here,
                                             const struct group_rank *there)
 {
     uint32_t rank_here = (uint32_t)(here - group->ranks), rank_there = (uint32_t)(there - group->ranks);
@@ -78,14 +78,14 @@ static struct peer_transport *connection_of(struct peer_session *session, struct
 
     list_for_each (node, &group->connections) {
         pt = container_of(node, struct peer_transport, by_group);
-        if (pt->session == session && pt->rank_here == rank_here && pt->rank_there == rank_there)
+        if (pt->remote == remote && pt->rank_here == rank_here && pt->rank_there == rank_there)
             return pt;
     }
-    sweep(session);
+    sweep(remote);
     pt = calloc(1, sizeof *pt);
     if (!pt)
         return NULL;
-    pt->session = session;
+    pt->remote = remote;
     pt->group = group;
     pt->rank_here = rank_here;
     pt->rank_there = rank_there;
@@ -95,7 +95,7 @@ static struct peer_transport *connection_of(struct peer_session *session, struct
     list_init(&pt->serves);
     list_init(&pt->sending);
     cut_off_init(&pt->cut_off);
-    list_append(&session->in_groups, &pt->link);
+    list_append(&remote->in_groups, &pt->link);
     list_append(&group->connections, &pt->by_group);
     connect_side(pt);
     return pt;
@@ -133,7 +133,7 @@ static void broken(struct peer_transport *pt)
 {
     if (pt->sm.state == PT_CONNECTED)
         sm_move(&pt->sm, PT_CLOSING);
-    pt->session->transfers->connections->on_broken(pt);
+    pt->remote->transfers->connections->on_broken(pt);
 }
 
 /* The group is destroyed: transfers that wait for it will not be served. */
@@ -141,7 +141,7 @@ static void gone(struct peer_transport *pt)
 {
     list_remove(&pt->by_group);
     pt->group = NULL;
-    pt->session->transfers->connections->on_group_gone(pt);
+    pt->remote->transfers->connections->on_group_gone(pt);
 }
 
 static void closed(struct peer_transport *pt)
@@ -149,7 +149,7 @@ static void closed(struct peer_transport *pt)
     sm_move(&pt->sm, PT_NONE);
     pt->conn.handle = NULL; /* The handle belongs to the group, which is destroyed next. */
     pt->remote_epoch = 0;
-    pt->session->transfers->connections->on_closed(pt);
+    pt->remote->transfers->connections->on_closed(pt);
 }
 
 /* Tells every transfer that waits for the group, whether it has a side of it or not yet. */
@@ -157,10 +157,10 @@ static void wake(struct transfers *transfers, struct group *group)
 {
     const struct group_rank *here = group_rank_here(group);
 
-    list_each_safe (struct peer_session, session, &transfers->sessions, link) {
-        const struct group_rank *there = group_rank_for(group, session->peer->uuid, "", NULL);
+    list_each_safe (struct remote, remote, &transfers->remotes, link) {
+        const struct group_rank *there = group_rank_for(group, remote->peer->uuid, "", NULL);
         if (here && there)
-            (void)connection_of(session, group, here, there);
+            (void)connection_of(remote, group, here, there);
     }
     list_for_each_safe (node, &group->connections)
         transfers->connections->on_connected(container_of(node, struct peer_transport, by_group));
@@ -353,13 +353,13 @@ enum rdt_status transfer_group_start(struct serve *serve, const Rdt__Pb__PullSta
     if (!group || group->sm.state == GROUP_ENDING)
         return rdt_error_set(err, RDT_TRANSPORT, "%.64s: the group has ended", start->transport);
     /* The object's owner may broadcast what no member has produced. */
-    if (!owner_equal(&group->owner, &serve->account->owner) || !group_has(group, serve->session->peer->uuid, NULL, NULL) ||
+    if (!owner_equal(&group->owner, &serve->account->owner) || !group_has(group, serve->remote->peer->uuid, NULL, NULL) ||
         !group_has(group, transfers->node->uuid, start->broadcast ? NULL : producer, NULL))
         return rdt_error_set(err, RDT_DENIED,
                              "the reader's node and the producer of object \"%s\" are not both in group \"%s\"", serve->ref.id,
                              group->name);
     if (!group->ranks || start->reader_rank >= group->n_ranks || start->owner_rank >= group->n_ranks ||
-        memcmp(group->ranks[start->reader_rank].node, serve->session->peer->uuid, 16) != 0 ||
+        memcmp(group->ranks[start->reader_rank].node, serve->remote->peer->uuid, 16) != 0 ||
         !group->ranks[start->owner_rank].here)
         return rdt_error_set(err, RDT_PROTOCOL, "ranks %u and %u of group \"%s\" are not on these two nodes",
                              start->reader_rank, start->owner_rank, group->name);
@@ -374,7 +374,7 @@ enum rdt_status transfer_group_start(struct serve *serve, const Rdt__Pb__PullSta
             return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
                                  start->owner_rank, group->name, here->device, serve->ref.id, region_device_uuid(region));
     }
-    *pt_p = connection_of(serve->session, group, here, &group->ranks[start->reader_rank]);
+    *pt_p = connection_of(serve->remote, group, here, &group->ranks[start->reader_rank]);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }
 

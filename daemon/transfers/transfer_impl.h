@@ -14,7 +14,7 @@
  *   result       transfer_result
  *   core         transfer                                                    -> transfer_kind: local, pull
  *   replicas     replica > replica_pulls, replica_directory, coalescer                   -> replica_events: pull, serve
- *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
+ *   connections  transfer_group > peer_transport > remote              -> connection_events: pull, serve
  *   parts        transfer_record, transfer_destination > chunk_op, reservation > fanout
  *
  * `serve` is the owner's side of a pull, `pull` the reader's. A pull that starts again goes back from moving to asking. It
@@ -289,9 +289,9 @@ void transfer_find_client(struct transfer *transfer); /* sets transfer->client *
  * that fills one, or pulls. The bytes come by any path, by the transport of that group of the account's owner too, in which
  * both nodes are. on_done is called once, with NULL or why there is no replica, unless this function fails: NO_MEMORY. It may
  * be called before this function returns, after *fetch_p was set. fetch_fail ends the fetch. */
-enum rdt_status fetch_for_node(struct peer_session *owner, struct account *account, const struct rdt_ref *ref,
-                               const char *group, uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err),
-                               void *arg, struct fetch **fetch_p, struct rdt_error *err);
+enum rdt_status fetch_for_node(struct remote *owner, struct account *account, const struct rdt_ref *ref, const char *group,
+                               uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err), void *arg,
+                               struct fetch **fetch_p, struct rdt_error *err);
 
 /* The account whose threads must copy into the target, because its client can hold them up (region_may_wait). NULL, also for a
  * NULL target: any thread may. */

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "daemon/transfers/broadcast.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve/serve.h"
@@ -28,33 +28,33 @@ static struct transfer *take_over(struct list *from, struct list *to)
 
 /* The link is up: asks for every transfer that waits for it. A transfer that is queued behind another one
  * goes on when that one has been answered. */
-static void ask_pending(struct peer_session *session)
+static void ask_pending(struct remote *remote)
 {
     struct list now;
     struct transfer *transfer;
 
     list_init(&now);
-    list_splice(&now, &session->pending);
-    while ((transfer = take_over(&now, &session->pending))) {
+    list_splice(&now, &remote->pending);
+    while ((transfer = take_over(&now, &remote->pending))) {
         if (transfer->sm.state != TRANSFER_LINK)
             continue;
         list_remove(&transfer->pull.by_peer);
-        list_append(&session->pulls, &transfer->pull.by_peer);
+        list_append(&remote->pulls, &transfer->pull.by_peer);
         pull_ask(transfer);
     }
 }
 
 void transfers_peer_up(struct transfers *transfers, struct peer *peer)
 {
-    struct peer_session *session = peer_session_get(transfers, peer);
+    struct remote *remote = remote_get(transfers, peer);
 
-    if (!session || transfers->closing)
+    if (!remote || transfers->closing)
         return;
-    peer_transports_up(session);
-    replica_directory_link_up(session);
-    replicas_peer_up(session);
-    broadcasts_peer_up(session);
-    ask_pending(session);
+    peer_transports_up(remote);
+    replica_directory_link_up(remote);
+    replicas_peer_up(remote);
+    broadcasts_peer_up(remote);
+    ask_pending(remote);
 }
 
 /* Two addresses have turned out to be one node: transfers that wait for the link of `from` wait for the link
@@ -64,44 +64,44 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
     static const uint8_t nobody[16];
     /* false: another node has taken its address */
     bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0;
-    struct peer_session *old_session = from->session, *session = old_session ? peer_session_get(transfers, into) : NULL;
+    struct remote *old_remote = from->remote, *remote = old_remote ? remote_get(transfers, into) : NULL;
     struct list none;
 
     list_init(&none);
-    list_each_safe (struct transfer, transfer, session ? &old_session->pending : &none, pull.by_peer) {
+    list_each_safe (struct transfer, transfer, remote ? &old_remote->pending : &none, pull.by_peer) {
         if (from_is_known && memcmp(transfer->ref.node, nobody, sizeof nobody) != 0)
             continue; /* The transfer wants that node, whoever has its address now. */
         list_remove(&transfer->pull.by_peer);
-        list_append(&session->pending, &transfer->pull.by_peer);
-        transfer->pull.peer = session;
-        if (transfer->pull.origin == old_session)
-            peer_session_name(&transfer->pull.origin, session);
+        list_append(&remote->pending, &transfer->pull.by_peer);
+        transfer->pull.peer = remote;
+        if (transfer->pull.origin == old_remote)
+            remote_name(&transfer->pull.origin, remote);
         (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
-        old_session->counts.n_pulls--;
-        session->counts.n_pulls++;
+        old_remote->counts.n_pulls--;
+        remote->counts.n_pulls++;
     }
-    if (session && !from_is_known) /* The nodes of a group are known by their uuids. */
-        broadcasts_peer_merged(old_session, session);
-    if (session && into->state == PEER_UP)
-        ask_pending(session);
+    if (remote && !from_is_known) /* The nodes of a group are known by their uuids. */
+        broadcasts_peer_merged(old_remote, remote);
+    if (remote && into->state == PEER_UP)
+        ask_pending(remote);
 }
 
 /* Fails transfers after the end of the link. Those that wait for the rest of their reservation group fail first, because the
  * end of the rest would let them go on. */
 static bool fail_some(struct slice *slice, uint64_t until_ns)
 {
-    struct peer_session *session = container_of(slice, struct peer_session, fail);
+    struct remote *remote = container_of(slice, struct remote, fail);
     struct transfer *transfer;
 
-    while ((transfer = take_over(&session->failing[0], &session->failing[1]))) {
+    while ((transfer = take_over(&remote->failing[0], &remote->failing[1]))) {
         if (!list_empty(&transfer->move.reserve.link))
-            transfer_fail_err(transfer, &session->why_lost);
+            transfer_fail_err(transfer, &remote->why_lost);
         if (uv_hrtime() >= until_ns)
             return false;
     }
-    while ((transfer = take_over(&session->failing[1], &session->pulls))) { /* it may have operations that must end */
-        if (session->transfers->closing || !pull_is_checked(transfer))      /* otherwise it needs nothing of that node */
-            transfer_fail_err(transfer, &session->why_lost);
+    while ((transfer = take_over(&remote->failing[1], &remote->pulls))) { /* it may have operations that must end */
+        if (remote->transfers->closing || !pull_is_checked(transfer))     /* otherwise it needs nothing of that node */
+            transfer_fail_err(transfer, &remote->why_lost);
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -109,64 +109,64 @@ static bool fail_some(struct slice *slice, uint64_t until_ns)
 }
 
 /* A connection has changed, or a ping was answered, since the transfer was looked at last. */
-static void look(struct peer_session *session, struct transfer *transfer)
+static void look(struct remote *remote, struct transfer *transfer)
 {
     const struct peer_transport *pt = transfer->pull.path.connection;
 
-    if (transfer->pull.failure.ping != 0 && transfer->pull.failure.ping <= session->ping.answered)
+    if (transfer->pull.failure.ping != 0 && transfer->pull.failure.ping <= remote->ping.answered)
         pull_fail_noted(transfer);
-    else if (transfer->sm.state == TRANSFER_CONNECT && (pt ? pt->sm.state == PT_CONNECTED : session->connected))
+    else if (transfer->sm.state == TRANSFER_CONNECT && (pt ? pt->sm.state == PT_CONNECTED : remote->connected))
         pull_connected(transfer, pt);
-    else if (transfer->sm.state == TRANSFER_CONNECT && (pt ? pt->remote_why_not[0] != '\0' : session->refused))
+    else if (transfer->sm.state == TRANSFER_CONNECT && (pt ? pt->remote_why_not[0] != '\0' : remote->refused))
         pull_refused(transfer, pt);
 }
 
 static bool look_some(struct slice *slice, uint64_t until_ns)
 {
-    struct peer_session *session = container_of(slice, struct peer_session, look);
+    struct remote *remote = container_of(slice, struct remote, look);
     struct transfer *transfer;
 
-    while ((transfer = take_over(&session->looked, &session->pulls))) {
-        look(session, transfer);
+    while ((transfer = take_over(&remote->looked, &remote->pulls))) {
+        look(remote, transfer);
         if (uv_hrtime() >= until_ns)
             return false;
     }
-    session->connected = session->refused = false;
+    remote->connected = remote->refused = false;
     return true;
 }
 
-static void look_again(struct peer_session *session)
+static void look_again(struct remote *remote)
 {
-    list_splice(&session->looked, &session->pulls);
-    session->look.run = look_some;
-    slice_begin(session_slices(session), &session->look);
+    list_splice(&remote->looked, &remote->pulls);
+    remote->look.run = look_some;
+    slice_begin(remote_slices(remote), &remote->look);
 }
 
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
 {
-    struct peer_session *session = peer->session;
+    struct remote *remote = peer->remote;
 
-    if (!session || transfers->closing)
+    if (!remote || transfers->closing)
         return;
-    session->ping.due = false;
-    session->ping.answered = session->ping.asked;
-    if (session->ping.ask_again) { /* for the failures that were noted meanwhile */
-        session->ping.ask_again = false;
-        peer_session_ping(session);
+    remote->ping.due = false;
+    remote->ping.answered = remote->ping.asked;
+    if (remote->ping.ask_again) { /* for the failures that were noted meanwhile */
+        remote->ping.ask_again = false;
+        remote_ping(remote);
     }
-    look_again(session);
+    look_again(remote);
 }
 
 static void tell_connected(struct peer_transport *pt)
 {
-    pt->session->connected = true;
-    look_again(pt->session);
+    pt->remote->connected = true;
+    look_again(pt->remote);
 }
 
 static void tell_refused(struct peer_transport *pt)
 {
-    pt->session->refused = true;
-    look_again(pt->session);
+    pt->remote->refused = true;
+    look_again(pt->remote);
 }
 
 static void tell_broken(struct peer_transport *pt)
@@ -181,8 +181,8 @@ static void check_closed(struct transfers *transfers)
 
     if (!transfers->closing || !transfers->ends.on_closed)
         return;
-    list_for_each (node, &transfers->sessions) {
-        if (!peer_transports_closed(container_of(node, struct peer_session, link)))
+    list_for_each (node, &transfers->remotes) {
+        if (!peer_transports_closed(container_of(node, struct remote, link)))
             return;
     }
     on_closed = transfers->ends.on_closed;
@@ -195,7 +195,7 @@ static void tell_closed(struct peer_transport *pt)
     pt->sends_in_flight = 0;
     pull_connection_failed(pt);
     serve_connection_failed(pt);
-    check_closed(pt->session->transfers);
+    check_closed(pt->remote->transfers);
 }
 
 const struct connection_events transfers_connection_events = {.on_connected = tell_connected,
@@ -204,44 +204,44 @@ const struct connection_events transfers_connection_events = {.on_connected = te
                                                               .on_closed = tell_closed,
                                                               .on_group_gone = pull_connection_failed};
 
-static void session_fail(struct peer_session *session, const struct rdt_error *why)
+static void remote_fail(struct remote *remote, const struct rdt_error *why)
 {
-    session->ping.due = session->ping.ask_again = false;
-    peer_transports_down(session);
-    list_splice(&session->failing[0], &session->pending);
-    list_splice(&session->failing[0], &session->looked);
-    list_splice(&session->failing[0], &session->pulls);
-    session->why_lost = *why;
-    session->fail.run = fail_some;
-    slice_begin(session_slices(session), &session->fail);
-    broadcasts_link_down(session, why);
-    serve_link_down(session);
-    replicas_link_down(session);
-    replica_directory_link_down(session);
+    remote->ping.due = remote->ping.ask_again = false;
+    peer_transports_down(remote);
+    list_splice(&remote->failing[0], &remote->pending);
+    list_splice(&remote->failing[0], &remote->looked);
+    list_splice(&remote->failing[0], &remote->pulls);
+    remote->why_lost = *why;
+    remote->fail.run = fail_some;
+    slice_begin(remote_slices(remote), &remote->fail);
+    broadcasts_link_down(remote, why);
+    serve_link_down(remote);
+    replicas_link_down(remote);
+    replica_directory_link_down(remote);
 }
 
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why)
 {
-    struct peer_session *session = peer->session;
+    struct remote *remote = peer->remote;
 
-    if (session)
-        session_fail(session, why);
+    if (remote)
+        remote_fail(remote, why);
 }
 
 bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
 {
-    struct peer_session *session = peer->session;
+    struct remote *remote = peer->remote;
 
-    if (!session)
+    if (!remote)
         return true;
-    if (transfers->closing || session->n_named > 0 || session->counts.n_pulls > 0 || session->counts.n_serves > 0 ||
-        session->replicas.n > 0 || map_count(&session->by_number) > 0 || !list_empty(&session->pending) ||
-        !list_empty(&session->pulls) || !list_empty(&session->looked) || !list_empty(&session->in_groups) ||
-        !list_empty(&session->members) || !replica_directory_may_forget(session) || !peer_transports_closed(session) ||
-        broadcasts_name_session(session))
+    if (transfers->closing || remote->n_named > 0 || remote->counts.n_pulls > 0 || remote->counts.n_serves > 0 ||
+        remote->replicas.n > 0 || map_count(&remote->by_number) > 0 || !list_empty(&remote->pending) ||
+        !list_empty(&remote->pulls) || !list_empty(&remote->looked) || !list_empty(&remote->in_groups) ||
+        !list_empty(&remote->members) || !replica_directory_may_forget(remote) || !peer_transports_closed(remote) ||
+        broadcasts_name_remote(remote))
         return false;
-    peer_session_free(session);
-    peer->session = NULL;
+    remote_free(remote);
+    peer->remote = NULL;
     return true;
 }
 
@@ -255,21 +255,21 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
     transfers->closing = true;
     transfers->ends.on_closed = on_closed;
     transfers->ends.closed_arg = arg;
-    list_for_each (node, &transfers->sessions)
-        session_fail(container_of(node, struct peer_session, link), &err);
+    list_for_each (node, &transfers->remotes)
+        remote_fail(container_of(node, struct remote, link), &err);
     replicas_close(&transfers->replicas);
     check_closed(transfers);
 }
 
-typedef enum rdt_status (*handler)(struct peer_session *session, const void *message, struct rdt_error *err);
+typedef enum rdt_status (*handler)(struct remote *remote, const void *message, struct rdt_error *err);
 
 /* Defines the handler of a message that cannot be refused. */
-#define HANDLER(name, take)                                                                               \
-    static enum rdt_status name(struct peer_session *session, const void *message, struct rdt_error *err) \
-    {                                                                                                     \
-        (void)err;                                                                                        \
-        take(session, message);                                                                           \
-        return RDT_OK;                                                                                    \
+#define HANDLER(name, take)                                                                        \
+    static enum rdt_status name(struct remote *remote, const void *message, struct rdt_error *err) \
+    {                                                                                              \
+        (void)err;                                                                                 \
+        take(remote, message);                                                                     \
+        return RDT_OK;                                                                             \
     }
 HANDLER(on_meta, pull_on_meta)
 HANDLER(on_alive, pull_on_alive)
@@ -280,28 +280,28 @@ HANDLER(on_keys, pull_on_keys)
 HANDLER(on_abort, serve_on_abort)
 HANDLER(on_broadcast_result, broadcast_on_result)
 
-static enum rdt_status on_offer(struct peer_session *session, const void *message, struct rdt_error *err)
+static enum rdt_status on_offer(struct remote *remote, const void *message, struct rdt_error *err)
 {
-    return peer_transport_on_offer(session, message, err);
+    return peer_transport_on_offer(remote, message, err);
 }
 
-static enum rdt_status on_pull(struct peer_session *session, const void *message, struct rdt_error *err)
+static enum rdt_status on_pull(struct remote *remote, const void *message, struct rdt_error *err)
 {
-    return serve_on_pull(session, message, err);
+    return serve_on_pull(remote, message, err);
 }
 
-static enum rdt_status on_end(struct peer_session *session, const void *message, struct rdt_error *err)
+static enum rdt_status on_end(struct remote *remote, const void *message, struct rdt_error *err)
 {
     const Rdt__Pb__PullEnd *end = message;
 
     if (end->from_owner)
-        pull_on_end(session, end);
+        pull_on_end(remote, end);
     else
-        serve_on_end(session, end);
+        serve_on_end(remote, end);
     return RDT_OK;
 }
 
-static enum rdt_status on_copies(struct peer_session *session, const void *message, struct rdt_error *err)
+static enum rdt_status on_copies(struct remote *remote, const void *message, struct rdt_error *err)
 {
     const Rdt__Pb__Replicas *copies = message;
     const struct {
@@ -315,15 +315,15 @@ static enum rdt_status on_copies(struct peer_session *session, const void *messa
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         if (lists[i].n > lists[i].most)
             return rdt_error_set(err, RDT_PROTOCOL, "node %s names %zu replicas in a list of a message: at most %u are allowed",
-                                 session->peer->name, lists[i].n, lists[i].most);
-    replica_directory_on_message(&session->transfers->directory, session, message);
-    replicas_on_message(&session->transfers->replicas, session, message);
+                                 remote->peer->name, lists[i].n, lists[i].most);
+    replica_directory_on_message(&remote->transfers->directory, remote, message);
+    replicas_on_message(&remote->transfers->replicas, remote, message);
     return RDT_OK;
 }
 
-static enum rdt_status on_broadcast(struct peer_session *session, const void *message, struct rdt_error *err)
+static enum rdt_status on_broadcast(struct remote *remote, const void *message, struct rdt_error *err)
 {
-    return broadcast_on_ask(session, message, err);
+    return broadcast_on_ask(remote, message, err);
 }
 
 static const struct {
@@ -349,9 +349,9 @@ static const struct {
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err)
 {
-    struct peer_session *session = peer_session_get(transfers, peer);
+    struct remote *remote = remote_get(transfers, peer);
 
-    if (!session)
+    if (!remote)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     if (transfers->closing || frame->type == RDT_PEER_PULL_ABORTED)
         return RDT_OK;
@@ -366,7 +366,7 @@ enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *p
         status = arena_unpack(&arena, handlers[i].descriptor, frame->payload, frame->length, handlers[i].descriptor->short_name,
                               &message, err);
         if (status == RDT_OK)
-            status = handlers[i].on_message(session, message, err);
+            status = handlers[i].on_message(remote, message, err);
         else
             rdt_error_prefix(err, "node %s", peer->name);
         arena_fini(&arena);

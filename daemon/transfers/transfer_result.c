@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"

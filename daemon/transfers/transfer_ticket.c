@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_ticket.h"
@@ -145,9 +145,9 @@ static void send_ticket(struct transfer_ticket *end, enum ticket_message word, c
     if (word == TICKET_READY || word == TICKET_TAKEN)
         watch(end);
     if (end->transfer)
-        status = peer_session_send(end->transfer->pull.peer, RDT_PEER_PULL_TICKET, &message.base, &err);
+        status = remote_send(end->transfer->pull.peer, RDT_PEER_PULL_TICKET, &message.base, &err);
     else
-        status = peer_session_send_over(end->serve->session, end->serve->epoch, RDT_PEER_PULL_TICKET, &message.base, &err);
+        status = remote_send_over(end->serve->remote, end->serve->epoch, RDT_PEER_PULL_TICKET, &message.base, &err);
     if (status == RDT_OK || status == RDT_PEER_LOST || word == TICKET_WAITING)
         return; /* If the link is down, it ends the transfer soon. */
     if (end->transfer)
@@ -274,7 +274,7 @@ void transfer_ticket_leave(struct transfer_record *record)
 static enum rdt_status begin(struct transfer_ticket **end_p, struct transfer *transfer, struct serve *serve,
                              const struct peer_transport *pt, const struct queue_names *names, struct rdt_error *err)
 {
-    struct transfers *transfers = pt->session->transfers;
+    struct transfers *transfers = pt->remote->transfers;
     struct transfer_ticket *end;
     enum rdt_status status;
 
@@ -288,7 +288,7 @@ static enum rdt_status begin(struct transfer_ticket **end_p, struct transfer *tr
     end->transfer = transfer;
     end->serve = serve;
     status = ticket_init(&end->ticket, &transfers->tickets.all, &events, serve,
-                         ticket_is_first(transfers->node->uuid, pt->session->peer->uuid), pt->transport->name, names->name,
+                         ticket_is_first(transfers->node->uuid, pt->remote->peer->uuid), pt->transport->name, names->name,
                          names->n, err);
     if (status != RDT_OK) {
         free(end);
@@ -395,13 +395,13 @@ static void receive_turn(struct transfer_ticket *end, const Rdt__Pb__PullTicket 
         fail(end, &err); /* Otherwise the transfer may have ended. */
 }
 
-void transfer_ticket_on_message(struct peer_session *session, const Rdt__Pb__PullTicket *message)
+void transfer_ticket_on_message(struct remote *remote, const Rdt__Pb__PullTicket *message)
 {
-    struct transfer *transfer = message->from_owner ? transfers_find(session->transfers, message->transfer) : NULL;
-    struct serve *serve = message->from_owner ? NULL : map_get_u64(&session->by_number, message->transfer);
-    struct transfer_ticket *end = transfer && transfer->kind->pulls && transfer->pull.peer == session ? transfer->record.ticket
-                                  : serve                                                             ? serve->record.ticket
-                                                                                                      : NULL;
+    struct transfer *transfer = message->from_owner ? transfers_find(remote->transfers, message->transfer) : NULL;
+    struct serve *serve = message->from_owner ? NULL : map_get_u64(&remote->by_number, message->transfer);
+    struct transfer_ticket *end = transfer && transfer->kind->pulls && transfer->pull.peer == remote ? transfer->record.ticket
+                                  : serve                                                            ? serve->record.ticket
+                                                                                                     : NULL;
 
     if (end && is_active(end))
         receive_turn(end, message);

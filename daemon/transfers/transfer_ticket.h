@@ -44,6 +44,6 @@ void transfer_ticket_leave(struct transfer_record *record);
 
 /* Whether the transfer waits behind others in a queue. */
 bool transfer_ticket_waits_behind(const struct transfer_record *record);
-void transfer_ticket_on_message(struct peer_session *session, const Rdt__Pb__PullTicket *message);
+void transfer_ticket_on_message(struct remote *remote, const Rdt__Pb__PullTicket *message);
 
 #endif

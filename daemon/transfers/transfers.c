@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve/serve.h"
@@ -28,7 +28,7 @@ void transfers_init(struct transfers *transfers)
     list_init(&transfers->under_way.active);
     list_init(&transfers->under_way.serves);
     list_init(&transfers->load.paced);
-    list_init(&transfers->sessions);
+    list_init(&transfers->remotes);
     list_init(&transfers->broadcasts);
     index_init(&transfers->under_way.by_id, 1);
     map_init(&transfers->coalesced_requests);
@@ -45,8 +45,8 @@ void transfers_fini(struct transfers *transfers)
     tickets_fini(&transfers->tickets.all);
     replica_directory_fini(&transfers->directory);
     replicas_fini(&transfers->replicas);
-    list_for_each_safe (node, &transfers->sessions)
-        peer_session_free(container_of(node, struct peer_session, link));
+    list_for_each_safe (node, &transfers->remotes)
+        remote_free(container_of(node, struct remote, link));
     index_fini(&transfers->under_way.by_id);
     map_fini(&transfers->coalesced_requests);
     for (unsigned i = 0; i < TRANSFER_HISTORY; i++) {
@@ -116,17 +116,17 @@ void transfers_refuse_parked(struct transfers *transfers)
 enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
                                          struct rdt_error *err)
 {
-    list_each (struct peer_session, session, &transfers->sessions, link) {
-        const struct peer_transport *pt = peer_transport_find(session, transport->name);
+    list_each (struct remote, remote, &transfers->remotes, link) {
+        const struct peer_transport *pt = peer_transport_find(remote, transport->name);
         if (!pt || pt->n_users == 0)
             continue;
         const struct list *pull = list_first(&pt->pulls) ? list_first(&pt->pulls) : list_first(&pt->cut_off.pulls);
         if (pull)
             return rdt_error_set(err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
                                  (unsigned long long)container_of(pull, struct transfer, pull.path.by_connection)->id,
-                                 session->peer->name);
+                                 remote->peer->name);
         return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s uses it", transport->name,
-                             session->peer->name);
+                             remote->peer->name);
     }
     if (transfers->groups && transfer_groups_use(transfers, transport, err))
         return RDT_BUSY;
@@ -138,8 +138,8 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
 
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
 {
-    list_each (struct peer_session, session, &transfers->sessions, link) {
-        const struct peer_transport *pt = peer_transport_find(session, transport->name);
+    list_each (struct remote, remote, &transfers->remotes, link) {
+        const struct peer_transport *pt = peer_transport_find(remote, transport->name);
         if (pt && (pt->sm.state != PT_NONE || pt->n_users > 0))
             return false;
     }
@@ -188,17 +188,17 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
 
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary)
 {
-    const struct peer_session *session = peer->session;
+    const struct remote *remote = peer->remote;
 
     *summary = (struct peer_summary){0};
-    if (!session)
+    if (!remote)
         return;
-    summary->n_pulls = session->counts.n_pulls;
-    summary->n_serves = session->counts.n_serves;
-    summary->bytes_pulled = session->counts.bytes_pulled;
-    summary->bytes_served = session->counts.bytes_served;
-    summary->fell_back = session->fell_back.n;
-    list_each (const struct peer_transport, pt, &session->transports, link) {
+    summary->n_pulls = remote->counts.n_pulls;
+    summary->n_serves = remote->counts.n_serves;
+    summary->bytes_pulled = remote->counts.bytes_pulled;
+    summary->bytes_served = remote->counts.bytes_served;
+    summary->fell_back = remote->fell_back.n;
+    list_each (const struct peer_transport, pt, &remote->transports, link) {
         if (pt->remote_known && summary->n_versions < PATH_MAX_CANDIDATES &&
             strcmp(pt->transport->version, pt->remote_version) != 0)
             (void)snprintf(summary->versions[summary->n_versions++], sizeof summary->versions[0], "%s %.64s here, %s there",

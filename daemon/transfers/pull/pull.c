@@ -9,8 +9,8 @@
 #include "daemon/base/text.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/coalescer.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -23,11 +23,11 @@
 static void reserve_next(struct transfer *transfer);
 static void find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
-static struct transfer *find(struct peer_session *session, uint64_t id)
+static struct transfer *find(struct remote *remote, uint64_t id)
 {
-    struct transfer *transfer = transfers_find(session->transfers, id);
+    struct transfer *transfer = transfers_find(remote->transfers, id);
 
-    return transfer && transfer->kind->pulls && transfer->pull.peer == session ? transfer : NULL;
+    return transfer && transfer->kind->pulls && transfer->pull.peer == remote ? transfer : NULL;
 }
 
 /* ---- the answer ---- */
@@ -279,7 +279,7 @@ void pull_connected(struct transfer *transfer, const struct peer_transport *pt)
 
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
-    struct peer_session *session;
+    struct remote *remote;
     struct rdt_error err = {0};
     enum rdt_status status;
 
@@ -292,9 +292,9 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer->record.began_ns = uv_hrtime();
     status = read_meta(transfer, meta, &err);
     if (status == RDT_OK && meta->redirect_node.len > 0) {
-        session = pull_replica_redirected(transfer, meta);
-        if (session)
-            pull_pull_from(transfer, session);
+        remote = pull_replica_redirected(transfer, meta);
+        if (remote)
+            pull_pull_from(transfer, remote);
         return;
     }
     if (status == RDT_OK && transfer->wish.meta_only) {
@@ -341,20 +341,20 @@ static void leave_coalesced(struct transfer *transfer)
         resume(next);
 }
 
-void pull_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta)
+void pull_on_meta(struct remote *remote, const Rdt__Pb__PullMeta *meta)
 {
-    struct transfer *transfer = find(session, meta->transfer), *next;
+    struct transfer *transfer = find(remote, meta->transfer), *next;
     uint64_t id;
 
     if (!transfer || transfer->sm.state != TRANSFER_ASKED) {
         if (meta->replica_noted && meta->ref &&
-            !replica_find(&session->transfers->replicas, session->peer->uuid, meta->ref->generation))
-            replica_decline(session, meta->ref->generation);
+            !replica_find(&remote->transfers->replicas, remote->peer->uuid, meta->ref->generation))
+            replica_decline(remote, meta->ref->generation);
         return; /* The reader has ended. */
     }
     id = coalescer_close(transfer);
     take_answer(transfer, meta);
-    next = id ? transfers_find(session->transfers, id) : NULL;
+    next = id ? transfers_find(remote->transfers, id) : NULL;
     if (next)
         resume(next);
 }
@@ -367,12 +367,12 @@ static void tell_received(const struct transfer *transfer, uint64_t over_ns)
     answer.transfer = transfer->id;
     answer.over_ns = over_ns;
     answer.received = fanout_received_in(&transfer->transfers->load.intake, uv_hrtime(), &answer.over_ns);
-    (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &answer.base, NULL);
+    (void)remote_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &answer.base, NULL);
 }
 
-void pull_on_alive(struct peer_session *session, const Rdt__Pb__PullAlive *alive)
+void pull_on_alive(struct remote *remote, const Rdt__Pb__PullAlive *alive)
 {
-    struct transfer *transfer = find(session, alive->transfer);
+    struct transfer *transfer = find(remote, alive->transfer);
 
     if (transfer && alive->over_ns > 0)
         tell_received(transfer, alive->over_ns);
@@ -416,9 +416,9 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
     return RDT_OK;
 }
 
-void pull_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys)
+void pull_on_keys(struct remote *remote, const Rdt__Pb__PullKeys *keys)
 {
-    struct transfer *transfer = find(session, keys->transfer);
+    struct transfer *transfer = find(remote, keys->transfer);
     struct rdt_error err = {0};
 
     if (!transfer || transfer->sm.state != TRANSFER_MOVE || !transfer->pull.path.one_sided || transfer->pull.keys.keys)
@@ -519,9 +519,9 @@ void pull_settled(struct transfer *transfer)
         pull_ask_owner(transfer);
 }
 
-void pull_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
+void pull_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
 {
-    struct transfer *transfer = find(session, end->transfer);
+    struct transfer *transfer = find(remote, end->transfer);
     struct rdt_error err;
 
     if (!transfer || transfer->sm.state == TRANSFER_ABORT)
@@ -558,8 +558,8 @@ void pull_release(struct transfer *transfer)
     pull_free_chunks(transfer);
     subpulls_free(transfer);
     peer_transport_name(&transfer->pull.path.connection, NULL);
-    peer_session_name(&transfer->pull.origin, NULL);
-    peer_session_name(&transfer->pull.read_from, NULL);
+    remote_name(&transfer->pull.origin, NULL);
+    remote_name(&transfer->pull.read_from, NULL);
     if (transfer->pull.subpull.parent)
         subpull_ended(transfer);
 }
@@ -574,7 +574,7 @@ static bool pickles_trusted(const struct transfer *transfer)
 {
     const struct pull *pull = &transfer->pull;
 
-    return pull->origin && !pull->untrusted && pull->peer && session_pickles_trusted(pull->origin);
+    return pull->origin && !pull->untrusted && pull->peer && remote_pickles_trusted(pull->origin);
 }
 
 bool pull_wanted(const struct transfer *transfer)

@@ -26,7 +26,7 @@
 struct chunk_ground;
 struct chunk_op;
 struct coalesced;
-struct peer_session;
+struct remote;
 struct peer_transport;
 struct replica;
 struct subpulls;
@@ -122,7 +122,7 @@ struct pull_failure {
     bool is_here;           /* this node's own failure, for which no source is to blame */
     enum rdt_status status; /* the first failure of an operation of this attempt */
     char text[192];
-    /* the number (peer_session.asked) of the ping whose answer decides about the failure; 0: none */
+    /* the number (remote.asked) of the ping whose answer decides about the failure; 0: none */
     uint64_t ping;
 };
 
@@ -137,10 +137,10 @@ struct subpull {
 
 /* The part of a transfer that only a pull uses, which includes sub-pulls. */
 struct pull {
-    struct peer_session *peer;   /* the node that is asked: the owner's, or one with a replica; NULL: no node is */
-    struct list by_peer;         /* in peer->pending or peer->pulls */
-    struct peer_session *origin; /* the node of the object */
-    bool untrusted;              /* it has asked a node that trusted_pickles does not list */
+    struct remote *peer;   /* the node that is asked: the owner's, or one with a replica; NULL: no node is */
+    struct list by_peer;   /* in peer->pending or peer->pulls */
+    struct remote *origin; /* the node of the object */
+    bool untrusted;        /* it has asked a node that trusted_pickles does not list */
     struct pull_answer answer;
     struct coalesced *coalesced; /* its requests, until they are answered; NULL: no other fetch can join (coalescer.h) */
     struct deadline resume;      /* QUEUED: set when the transfer before it has been answered */
@@ -155,7 +155,7 @@ struct pull {
     struct pull_chunks chunks;
     struct pull_keys keys;
     /* a node that was left while reads of its memory were under way, and the number of that pull; NULL: none */
-    struct peer_session *read_from;
+    struct remote *read_from;
     uint64_t read_id;
 
     struct pull_failure failure;
@@ -176,7 +176,7 @@ struct pull {
 enum rdt_status pull_start(struct transfer *transfer, struct rdt_error *err);
 
 /* Asks that node as soon as its link is up. */
-void pull_pull_from(struct transfer *transfer, struct peer_session *session);
+void pull_pull_from(struct transfer *transfer, struct remote *remote);
 
 /* Sends PULL: the link is up, and no other transfer asks for the same. */
 void pull_ask(struct transfer *transfer);
@@ -202,10 +202,10 @@ void pull_reset(struct transfer *transfer);
 
 /* ---- the answer, memory and the end (pull.c) ---- */
 
-void pull_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
-void pull_on_alive(struct peer_session *session, const Rdt__Pb__PullAlive *alive);
-void pull_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
-void pull_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
+void pull_on_meta(struct remote *remote, const Rdt__Pb__PullMeta *meta);
+void pull_on_alive(struct remote *remote, const Rdt__Pb__PullAlive *alive);
+void pull_on_keys(struct remote *remote, const Rdt__Pb__PullKeys *keys);
+void pull_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end);
 
 /* CONNECT, in other states nothing: the connection stands. */
 void pull_connected(struct transfer *transfer, const struct peer_transport *pt);
@@ -333,7 +333,7 @@ bool pull_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *m
 
 /* The owner has redirected the transfer. Returns the node to ask now: the owner's again if that cannot be done. NULL: as above,
  * or the transfer has failed. */
-struct peer_session *pull_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+struct remote *pull_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's
  * node again. */

@@ -7,8 +7,8 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -41,7 +41,7 @@ enum rdt_status pull_start(struct transfer *transfer, struct rdt_error *err)
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, err);
     if (status != RDT_OK)
         return status;
-    peer_session_name(&transfer->pull.origin, peer_session_get(transfers, peer));
+    remote_name(&transfer->pull.origin, remote_get(transfers, peer));
     if (!transfer->pull.origin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
@@ -72,18 +72,18 @@ void pull_leave_peer(struct transfer *transfer)
     transfer->pull.peer = NULL;
 }
 
-void pull_pull_from(struct transfer *transfer, struct peer_session *session)
+void pull_pull_from(struct transfer *transfer, struct remote *remote)
 {
     pull_leave_peer(transfer);
     transfer->pull.stall.on_passed = pull_on_stall;
-    transfer->pull.peer = session;
-    session->counts.n_pulls++;
-    if (session->peer->state == PEER_UP) {
-        list_append(&session->pulls, &transfer->pull.by_peer);
+    transfer->pull.peer = remote;
+    remote->counts.n_pulls++;
+    if (remote->peer->state == PEER_UP) {
+        list_append(&remote->pulls, &transfer->pull.by_peer);
         pull_ask(transfer);
         return;
     }
-    list_append(&session->pending, &transfer->pull.by_peer);
+    list_append(&remote->pending, &transfer->pull.by_peer);
     transfer_set_state(transfer, TRANSFER_LINK);
 }
 
@@ -110,7 +110,7 @@ void pull_ask(struct transfer *transfer)
     struct rdt_error err = {0};
 
     /* The node's name and certificate are known only when its link is up. */
-    transfer->pull.untrusted |= !session_pickles_trusted(transfer->pull.peer);
+    transfer->pull.untrusted |= !remote_pickles_trusted(transfer->pull.peer);
     if (transfer->pull.replica && transfer->pull.untrusted)
         transfer->pull.replica->untrusted = true;
     pull_move_answer(transfer, ANSWER_NONE);
@@ -144,16 +144,16 @@ void pull_ask(struct transfer *transfer)
         pull.tensors = transfer->pull.subpull.select;
         pull.n_tensors = transfer->pull.subpull.n_select;
     }
-    if (peer_session_send(transfer->pull.peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
+    if (remote_send(transfer->pull.peer, RDT_PEER_PULL, &pull.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
 
-static void send_abort(struct peer_session *session, uint64_t id)
+static void send_abort(struct remote *remote, uint64_t id)
 {
     Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
 
     abort_message.transfer = id;
-    (void)peer_session_send(session, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* Link down: that node knows. */
+    (void)remote_send(remote, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* Link down: that node knows. */
 }
 
 void pull_send_abort(struct transfer *transfer)
@@ -166,7 +166,7 @@ void pull_reads_ended(struct transfer *transfer)
 {
     if (transfer->pull.read_from)
         send_abort(transfer->pull.read_from, transfer->pull.read_id);
-    peer_session_name(&transfer->pull.read_from, NULL);
+    remote_name(&transfer->pull.read_from, NULL);
 }
 
 /* ---- starting again ---- */
@@ -238,7 +238,7 @@ bool pull_ask_anew(struct transfer *transfer)
     if (!index_put(&transfers->under_way.by_id, id, &transfer->record))
         return false;
     if (transfer->pull.path.one_sided && transfer->move.n_ops > 0) {
-        peer_session_name(&transfer->pull.read_from, transfer->pull.peer);
+        remote_name(&transfer->pull.read_from, transfer->pull.peer);
         transfer->pull.read_id = transfer->id;
     } else {
         pull_send_abort(transfer);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
@@ -46,7 +46,7 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
               msg && msg[0] ? msg : "the transport cancelled an operation that the daemon had not cancelled");
     if (transfer->sm.state == TRANSFER_TICKET)
         transfer_ticket_leave(&transfer->record); /* The transfer has posted nothing. */
-    peer_session_verify(transfer);
+    remote_verify(transfer);
 }
 
 /* Whether the transport has operations of the transfer. */
@@ -208,7 +208,7 @@ void pull_ask_start(struct transfer *transfer)
                                                                                           : transfer->pull.chunks.plan->n;
     if (transfer->pull.path.connection->group && transfer->pull.peer == transfer->pull.origin)
         start.broadcast = transfer->pull.broadcast;
-    if (peer_session_send(transfer->pull.peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
+    if (remote_send(transfer->pull.peer, RDT_PEER_PULL_START, &start.base, &err) != RDT_OK)
         transfer_fail_err(transfer, &err);
 }
 
@@ -403,7 +403,7 @@ static void finish(struct transfer *transfer)
     if (transfer->pull.path.one_sided) {
         Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
         end.transfer = transfer->id;
-        (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
+        (void)remote_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
     }
     if (!transfer->pull.replica) {
         deliver(transfer);
@@ -432,7 +432,7 @@ static void receive_more(struct transfer *transfer)
     credit.transfer = transfer->id;
     credit.chunks = transfer->pull.chunks.next;
     if (transfer->pull.chunks.next > had)
-        (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
+        (void)remote_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &credit.base, NULL);
 }
 
 static void chunk_arrived(struct transfer *transfer, uint32_t index)
@@ -643,5 +643,5 @@ void pull_connection_failed(struct peer_transport *pt)
     text_copy(pt->cut_off.why, sizeof pt->cut_off.why, pt->broken);
     list_splice(&pt->cut_off.pulls, &pt->pulls);
     pt->cut_off.note.run = note_some;
-    slice_begin(session_slices(pt->session), &pt->cut_off.note);
+    slice_begin(remote_slices(pt->remote), &pt->cut_off.note);
 }

@@ -79,25 +79,24 @@ static void note_fall_back(struct transfer *transfer)
 {
     const struct path_decision *decision = transfer->record.decision;
     const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
-    struct peer_session *session = transfer->pull.peer;
-    char what[sizeof session->fell_back.to], line[sizeof what + sizeof better->reason + 32],
-        who[sizeof session->peer->name + 8];
+    struct remote *remote = transfer->pull.peer;
+    char what[sizeof remote->fell_back.to], line[sizeof what + sizeof better->reason + 32], who[sizeof remote->peer->name + 8];
 
     if (transfer->pull.fell_back || decision->passed_over < 0)
         return;
     better = &decision->candidates[decision->passed_over];
     transfer->pull.fell_back = true;
     if (better->verdict != PATH_NOT_OFFERED) {
-        session->fell_back.n++;
+        remote->fell_back.n++;
         transfer->transfers->counts->fell_back++;
     }
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
-    if (strcmp(what, session->fell_back.to) != 0) {
+    if (strcmp(what, remote->fell_back.to) != 0) {
         (void)snprintf(line, sizeof line, "objects arrive by %s: %s", what, better->reason);
-        (void)snprintf(who, sizeof who, "node %s", session->peer->name);
-        log_rarely(LOG_LEVEL_INFO, &session->fell_back.lines, who, line);
+        (void)snprintf(who, sizeof who, "node %s", remote->peer->name);
+        log_rarely(LOG_LEVEL_INFO, &remote->fell_back.lines, who, line);
     }
-    (void)snprintf(session->fell_back.to, sizeof session->fell_back.to, "%s", what);
+    (void)snprintf(remote->fell_back.to, sizeof remote->fell_back.to, "%s", what);
 }
 
 /* Notes for a sub-pull which of its ends go through host memory. */

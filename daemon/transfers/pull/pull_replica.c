@@ -6,7 +6,7 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -82,7 +82,7 @@ static void use_replica(struct transfer *transfer, struct replica *replica)
     transfer_free_metadata(transfer);
     transfer->move.stream_bytes = 0;
     transfer->local.from_replica = true;
-    transfer->local.pickles_trusted = !replica->untrusted && session_pickles_trusted(replica->origin);
+    transfer->local.pickles_trusted = !replica->untrusted && remote_pickles_trusted(replica->origin);
     transfer->ref = replica->ref;
     transfer->record.ref = replica->ref;
     transfer->record.direction = "local";
@@ -192,11 +192,11 @@ static void on_patience(struct deadline *deadline)
                   (double)max * FANOUT_BEAT_NS / 1e9);
 }
 
-static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta,
-                                       struct peer_session **session_p, struct rdt_error *err)
+static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct remote **remote_p,
+                                       struct rdt_error *err)
 {
     struct transfers *transfers = transfer->transfers;
-    struct peer_session *session;
+    struct remote *remote;
     struct peer *peer;
     enum rdt_status status = peers_find(transfers->peers, meta->redirect_node.data, meta->redirect_address, NULL, &peer, err);
 
@@ -204,8 +204,8 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
         return status;
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, transfer->account, err);
-    session = peer_session_get(transfers, peer);
-    if (!session)
+    remote = remote_get(transfers, peer);
+    if (!remote)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     transfer->pull.redirect.patience.on_passed = on_patience;
     transfer->pull.redirect.silent_beats = 0;
@@ -213,13 +213,13 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
     (void)deadline_set(transfers->deadlines, &transfer->pull.redirect.patience, FANOUT_BEAT_NS);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
     log_debug("xfer %llu is redirected to the replica on node %s", (unsigned long long)transfer->id, peer->name);
-    *session_p = session;
+    *remote_p = remote;
     return RDT_OK;
 }
 
-struct peer_session *pull_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+struct remote *pull_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
-    struct peer_session *session = transfer->pull.origin;
+    struct remote *remote = transfer->pull.origin;
     struct rdt_error err = {0};
 
     if (transfer->wish.sharing == SHARES_NOTHING || transfer->pull.redirect.refused ||
@@ -240,13 +240,13 @@ struct peer_session *pull_replica_redirected(struct transfer *transfer, const Rd
     if (is_useless(transfer, meta))
         return NULL;
     if (err.status == RDT_OK)
-        (void)follow_redirect(transfer, meta, &session, &err);
+        (void)follow_redirect(transfer, meta, &remote, &err);
     pull_forget_answer(transfer); /* The node that is asked next sends an answer of its own. */
     if (err.status != RDT_OK) {
         log_debug("xfer %llu is not redirected to a replica: %s", (unsigned long long)transfer->id, err.msg);
         transfer->pull.redirect.refused = true;
     }
-    return session;
+    return remote;
 }
 
 /* Asks the owner's node again, under a new number: the bytes of the old one may still be under way. */

@@ -13,7 +13,7 @@
 #include <strings.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
@@ -120,7 +120,7 @@ static void finish(struct transfer *whole)
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
     end.transfer = whole->id;
-    (void)peer_session_send(whole->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
+    (void)remote_send(whole->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
     if (!whole->record.path[0])
         text_copy(whole->record.path, sizeof whole->record.path, "metadata");
     transfer_deliver_received(whole);
@@ -251,7 +251,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     text_copy(child->wish.least, sizeof child->wish.least, whole->wish.least);
     text_copy(child->wish.group, sizeof child->wish.group, whole->wish.group);
     text_copy(child->record.peer, sizeof child->record.peer, whole->record.peer);
-    peer_session_name(&child->pull.origin, whole->pull.origin);
+    remote_name(&child->pull.origin, whole->pull.origin);
     list_init(&child->pull.subpull.link);
     list_append(&whole->pull.subpulls->list, &child->pull.subpull.link);
     whole->move.n_ops++;

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_record.h"
@@ -99,17 +99,17 @@ void serve_end(struct serve *serve)
     deadline_unset(transfers->deadlines, &serve->deadline);
     object_waiter_remove(&serve->waiter);
     name_waiter_remove(&serve->named);
-    if (map_get_u64(&serve->session->by_number, serve->number) == serve)
-        map_remove_u64(&serve->session->by_number, serve->number);
+    if (map_get_u64(&serve->remote->by_number, serve->number) == serve)
+        map_remove_u64(&serve->remote->by_number, serve->number);
     (void)index_remove(&transfers->under_way.by_id, serve->record.id);
     list_remove(&serve->record.link);
     transfers->under_way.n--;
     transfers->load.serving_bytes -= serve->stream_bytes;
-    list_remove(&serve->by_session);
+    list_remove(&serve->by_remote);
     list_remove(&serve->sending.by_connection);
     list_remove(&serve->sending.by_sending);
     transfer_ticket_leave(&serve->record);
-    serve->session->counts.n_serves--;
+    serve->remote->counts.n_serves--;
     if (serve->sending.connection)
         object_unpin(serve->object);
     peer_transport_name(&serve->sending.connection, NULL);
@@ -169,17 +169,17 @@ static Rdt__Pb__PullMeta refusal(uint64_t number, const struct rdt_error *err)
     return meta;
 }
 
-void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err)
+void serve_answer_error(struct remote *remote, uint64_t number, const struct rdt_error *err)
 {
     Rdt__Pb__PullMeta meta = refusal(number, err);
 
-    (void)peer_session_send(session, RDT_PEER_PULL_META, &meta.base, NULL);
+    (void)remote_send(remote, RDT_PEER_PULL_META, &meta.base, NULL);
 }
 
 enum rdt_status serve_send(struct serve *serve, enum rdt_peer_message type, const ProtobufCMessage *message,
                            struct rdt_error *err)
 {
-    return peer_session_send_over(serve->session, serve->epoch, type, message, err);
+    return remote_send_over(serve->remote, serve->epoch, type, message, err);
 }
 
 static void send_end(struct serve *serve, const struct rdt_error *err)
@@ -286,10 +286,10 @@ static void on_deadline(struct deadline *deadline)
     serve_fail(serve, &err);
 }
 
-struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+struct serve *serve_new(struct remote *remote, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                         const struct owner *requester, struct rdt_error *err)
 {
-    struct transfers *transfers = session->transfers;
+    struct transfers *transfers = remote->transfers;
     struct serve *serve = calloc(1, sizeof *serve);
 
     if (!serve || !(serve->account = account_get(transfers->objects->accounts, requester))) {
@@ -303,8 +303,8 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
         return NULL;
     }
     serve->transfers = transfers;
-    serve->session = session;
-    serve->epoch = session->peer->epoch;
+    serve->remote = remote;
+    serve->epoch = remote->peer->epoch;
     serve->number = pull->transfer;
     serve->ref = *ref;
     serve->request.wish = pull->meta_only ? WISH_METADATA : pull->keep_replica ? WISH_REPLICA : WISH_BYTES;
@@ -323,11 +323,11 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     list_init(&serve->by_pace);
     sm_init(&serve->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);
     record_start(&serve->record, ids_next(&transfers->ids, serve->account), requester, ref, "out", "parked");
-    text_copy(serve->record.peer, sizeof serve->record.peer, session->peer->name);
+    text_copy(serve->record.peer, sizeof serve->record.peer, remote->peer->name);
     record_stage_at(transfers, &serve->record, serve->record.since_ns);
     if ((pull->slice && !(serve->request.slice = slice_dup(pull->slice))) ||
         !index_put(&transfers->under_way.by_id, serve->record.id, &serve->record) ||
-        !map_put_u64(&session->by_number, serve->number, serve)) {
+        !map_put_u64(&remote->by_number, serve->number, serve)) {
         if (index_get(&transfers->under_way.by_id, serve->record.id) == &serve->record)
             (void)index_remove(&transfers->under_way.by_id, serve->record.id);
         if (serve->request.slice)
@@ -340,8 +340,8 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     }
     list_append(&transfers->under_way.serves, &serve->record.link);
     transfers->under_way.n++;
-    list_append(&session->serves, &serve->by_session);
-    session->counts.n_serves++;
+    list_append(&remote->serves, &serve->by_remote);
+    remote->counts.n_serves++;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &serve->record);
     (void)deadline_set(transfers->deadlines, &serve->deadline,
                        pull->timeout_ns < 0 || pull->timeout_ns > INT64_MAX - READER_LATE_NS

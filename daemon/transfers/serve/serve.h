@@ -74,8 +74,8 @@ struct sending {
 
 struct serve {
     struct transfers *transfers;
-    struct peer_session *session;
-    struct list by_session;  /* in session->serves or .lost_serves */
+    struct remote *remote;
+    struct list by_remote;   /* in remote->serves or .lost_serves */
     unsigned epoch;          /* of the link over which the pull came; nothing about it is sent over a later one */
     uint64_t number;         /* the reader's number of this pull */
     struct sm sm;            /* enum serve_state */
@@ -108,9 +108,9 @@ struct serve {
 
 /* ---- life (serve.c) ---- */
 
-/* Creates the serve of this pull, PARKED and in session->by_number. The caller sets the events of `waiter` and
+/* Creates the serve of this pull, PARKED and in remote->by_number. The caller sets the events of `waiter` and
  * `named`. NULL: err says why. */
-struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
+struct serve *serve_new(struct remote *remote, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                         const struct owner *requester, struct rdt_error *err);
 void serve_set_mode(struct serve *serve, enum sending_mode mode);
 void serve_set_state(struct serve *serve, enum serve_state state);
@@ -136,7 +136,7 @@ enum rdt_status serve_send(struct serve *serve, enum rdt_peer_message type, cons
                            struct rdt_error *err);
 
 /* Answers a pull for which there is no serve. */
-void serve_answer_error(struct peer_session *session, uint64_t number, const struct rdt_error *err);
+void serve_answer_error(struct remote *remote, uint64_t number, const struct rdt_error *err);
 
 /* ---- sending (serve_send.c) ---- */
 
@@ -144,7 +144,7 @@ void serve_answer_error(struct peer_session *session, uint64_t number, const str
 void serve_go_on(struct serve *serve);
 void serve_send_in_order(struct serve *serve); /* TICKET: both ends have their tickets: sends */
 void serve_pump(struct peer_transport *pt);    /* posts chunks of all serves on the connection in rotation */
-void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *start);
+void serve_on_start(struct remote *remote, const Rdt__Pb__PullStart *start);
 
 /* ---- how fast the reader takes bytes (serve_pace.c) ---- */
 
@@ -161,17 +161,17 @@ void serve_answer(struct serve *serve, struct object *object);
 
 /* ---- messages and events (serve_pull.c) ---- */
 
-enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull *pull, struct rdt_error *err);
-void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit);
-void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
-void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *abort);
+enum rdt_status serve_on_pull(struct remote *remote, const Rdt__Pb__Pull *pull, struct rdt_error *err);
+void serve_on_credit(struct remote *remote, const Rdt__Pb__PullCredit *credit);
+void serve_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end);
+void serve_on_abort(struct remote *remote, const Rdt__Pb__PullAbort *abort);
 /* It is broken, or all operations on it have ended: its serves stop, in slices, for the reason that pull_connection_failed has
  * noted. The connection may be built anew meanwhile. */
 void serve_connection_failed(struct peer_transport *pt);
 
 /* Whether its connection has failed since it began, so that nothing may be sent any more: it is stopped in a moment. */
 bool serve_is_cut_off(const struct serve *serve);
-void serve_link_down(struct peer_session *session);
+void serve_link_down(struct remote *remote);
 void serve_shut_down(struct transfers *transfers, const struct rdt_error *why); /* tells each reader */
 void serve_refuse_parked(struct transfers *transfers);                          /* there will be no more puts */
 

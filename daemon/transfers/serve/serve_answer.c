@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_record.h"
@@ -52,7 +52,7 @@ static enum rdt_status gather_inline(struct serve *serve, Rdt__Pb__PullMeta *met
     meta->has_inline = true;
     meta->inline_data = (ProtobufCBinaryData){serve->stream_bytes, data};
     serve->transfers->counts->bytes_out += serve->stream_bytes;
-    serve->session->counts.bytes_served += serve->stream_bytes;
+    serve->remote->counts.bytes_served += serve->stream_bytes;
     serve->record.bytes_done = serve->stream_bytes;
     return RDT_OK;
 }
@@ -75,18 +75,18 @@ static bool should_redirect(const struct serve *serve)
 static void add_replica_entry(struct serve *serve, struct object *object, Rdt__Pb__PullMeta *meta)
 {
     struct transfers *transfers = serve->transfers;
-    struct peer_session *elsewhere = NULL;
+    struct remote *elsewhere = NULL;
     struct replica_entry *entry = NULL;
     bool is_new, follows;
     uint64_t sum;
 
     if (serve->request.wish == WISH_REPLICA && object_is_constant(object) && !serve->replica && !serve->request.slice &&
         !meta->has_inline)
-        entry = replica_entry_add(&transfers->directory, serve->session, object, &is_new);
+        entry = replica_entry_add(&transfers->directory, serve->remote, object, &is_new);
     meta->replica_noted = entry != NULL;
     if (!entry)
         return;
-    replica_directory_sum(serve->session, object, &sum, &follows);
+    replica_directory_sum(serve->remote, object, &sum, &follows);
     meta->sum = sum;
     meta->sum_follows = follows;
     if ((is_new || (serve->request.came_back && !entry->place.whole)) && should_redirect(serve))
@@ -204,7 +204,7 @@ void serve_answer(struct serve *serve, struct object *object)
         return;
     }
     wire_ref_from(&serve->ref, &ref);
-    layout_to_wire(serve->packed, false, serve->session->peer->tensor_runs ? &rows : NULL, &tensors);
+    layout_to_wire(serve->packed, false, serve->remote->peer->tensor_runs ? &rows : NULL, &tensors);
     meta.transfer = serve->number;
     meta.ref = &ref;
     meta.version = serve->version;

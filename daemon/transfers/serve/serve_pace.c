@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether the reader of a snapshot takes bytes more slowly than it could have them. Only its source can find this out
  * (fanout.h); the owner's node, which may be this one, then gives the reader and its own readers other places. */
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -46,9 +46,9 @@ static void take_verdict(struct serve *serve, enum fanout_verdict verdict, uint6
         serve->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
     }
     if (serve->replica && verdict != FANOUT_FAIR)
-        replica_reader_is_slow(serve->replica, serve->session, verdict);
+        replica_reader_is_slow(serve->replica, serve->remote, verdict);
     else if (!serve->replica && (verdict != FANOUT_FAIR || serve->transfers->load.usual_rate == 0))
-        replica_directory_reader_took(&serve->transfers->directory, serve->object->generation, serve->session, sent, verdict);
+        replica_directory_reader_took(&serve->transfers->directory, serve->object->generation, serve->remote, sent, verdict);
 }
 
 static uint64_t sent_of(const struct serve *serve)

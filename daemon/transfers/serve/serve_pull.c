@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_record.h"
@@ -75,10 +75,10 @@ static bool take_selection(struct serve *serve, const Rdt__Pb__Pull *pull)
 
 /* Finds the object of a sub-pull: another pull has been answered about the whole object, and holds it for its
  * sub-pulls. */
-static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct owner *requester,
+static enum rdt_status find_whole(struct remote *remote, const Rdt__Pb__Pull *pull, const struct owner *requester,
                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
-    const struct serve *whole = map_get_u64(&session->by_number, pull->part_of);
+    const struct serve *whole = map_get_u64(&remote->by_number, pull->part_of);
 
     *version_p = 0;
     if (!whole || whole->sm.state != SERVE_OFFERED || !whole->object || whole->replica)
@@ -89,9 +89,9 @@ static enum rdt_status find_whole(struct peer_session *session, const Rdt__Pb__P
     return RDT_OK;
 }
 
-enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull *pull, struct rdt_error *err)
+enum rdt_status serve_on_pull(struct remote *remote, const Rdt__Pb__Pull *pull, struct rdt_error *err)
 {
-    struct transfers *transfers = session->transfers;
+    struct transfers *transfers = remote->transfers;
     struct rdt_error why = {0};
     struct owner requester;
     struct object *object;
@@ -100,31 +100,31 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     uint64_t version;
     enum rdt_status status;
 
-    if (map_get_u64(&session->by_number, pull->transfer))
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", session->peer->name,
+    if (map_get_u64(&remote->by_number, pull->transfer))
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", remote->peer->name,
                              (unsigned long long)pull->transfer);
     status = wire_ref_to(pull->ref, &ref, &why);
     if (status == RDT_OK && !transfers_check_requester(transfers, pull->requester, &requester, &why))
         status = why.status;
-    if (status == RDT_OK && map_count(&session->by_number) >= MAX_PULLS)
-        status = rdt_error_set(&why, RDT_LIMIT, "node %s already has %u transfers under way from this node",
-                               session->peer->name, MAX_PULLS);
+    if (status == RDT_OK && map_count(&remote->by_number) >= MAX_PULLS)
+        status = rdt_error_set(&why, RDT_LIMIT, "node %s already has %u transfers under way from this node", remote->peer->name,
+                               MAX_PULLS);
     if (status == RDT_OK && pull->from_replica && (pull->slice || pull->meta_only || ref.generation == 0))
         status = rdt_error_set(&why, RDT_UNSUPPORTED, "a replica serves the whole object only, not a slice or its metadata");
     else if (status == RDT_OK && pull->part_of != 0)
-        status = find_whole(session, pull, &requester, &object, &version, &why);
+        status = find_whole(remote, pull, &requester, &object, &version, &why);
     else if (status == RDT_OK && !pull->from_replica)
         status = find_object(transfers, &ref, &requester, &object, &version, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
         status =
             rdt_error_set(&why, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: its daemon is shutting down", ref.id);
     if (status != RDT_OK && status != RDT_AGAIN) {
-        serve_answer_error(session, pull->transfer, &why);
+        serve_answer_error(remote, pull->transfer, &why);
         return RDT_OK;
     }
-    serve = serve_new(session, pull, &ref, &requester, &why);
+    serve = serve_new(remote, pull, &ref, &requester, &why);
     if (!serve) {
-        serve_answer_error(session, pull->transfer, &why);
+        serve_answer_error(remote, pull->transfer, &why);
         return RDT_OK;
     }
     serve->waiter.on_event = on_put;
@@ -138,21 +138,21 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
         serve->version = version;
         serve_answer(serve, object);
     } else if (park(serve, &why) != RDT_OK) {
-        serve_answer_error(session, pull->transfer, &why);
+        serve_answer_error(remote, pull->transfer, &why);
         serve_end(serve);
     } else if (pull->tell_alive) {
         Rdt__Pb__PullAlive alive = RDT__PB__PULL_ALIVE__INIT;
         alive.transfer = pull->transfer;
-        (void)peer_session_send(session, RDT_PEER_PULL_ALIVE, &alive.base, NULL);
+        (void)remote_send(remote, RDT_PEER_PULL_ALIVE, &alive.base, NULL);
     }
     return RDT_OK;
 }
 
 /* ---- later messages of the reader ---- */
 
-void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
+void serve_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
 {
-    struct serve *serve = map_get_u64(&session->by_number, end->transfer);
+    struct serve *serve = map_get_u64(&remote->by_number, end->transfer);
 
     if (!serve)
         return;
@@ -160,7 +160,7 @@ void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
     if (serve->sm.state == SERVE_SENDING && serve_is_one_sided(serve) && end->status == RDT_OK) {
         serve->record.bytes_done = serve->stream_bytes;
         serve->transfers->counts->bytes_out += serve->stream_bytes;
-        session->counts.bytes_served += serve->stream_bytes;
+        remote->counts.bytes_served += serve->stream_bytes;
         if (serve->sending.connection)
             record_lanes(&serve->record, &serve->sending.connection->conn);
         serve_end(serve);
@@ -172,9 +172,9 @@ void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
         serve_stop(serve);
 }
 
-void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *credit)
+void serve_on_credit(struct remote *remote, const Rdt__Pb__PullCredit *credit)
 {
-    struct serve *serve = map_get_u64(&session->by_number, credit->transfer);
+    struct serve *serve = map_get_u64(&remote->by_number, credit->transfer);
 
     if (serve && credit->over_ns > 0)
         serve_take_answer(serve, credit);
@@ -185,9 +185,9 @@ void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *cr
         serve_go_on(serve);
 }
 
-void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *message)
+void serve_on_abort(struct remote *remote, const Rdt__Pb__PullAbort *message)
 {
-    struct serve *serve = map_get_u64(&session->by_number, message->transfer);
+    struct serve *serve = map_get_u64(&remote->by_number, message->transfer);
     struct rdt_error why;
 
     if (!serve)
@@ -209,13 +209,13 @@ void serve_shut_down(struct transfers *transfers, const struct rdt_error *why)
 
 static bool stop_some(struct slice *slice, uint64_t until_ns)
 {
-    struct peer_session *session = container_of(slice, struct peer_session, stop);
+    struct remote *remote = container_of(slice, struct remote, stop);
     struct rdt_error why;
 
     (void)rdt_error_set(&why, RDT_PEER_LOST, "the link to the reader's node is down");
-    while (!list_empty(&session->lost_serves)) {
-        struct serve *serve = container_of(list_first(&session->lost_serves), struct serve, by_session);
-        list_remove(&serve->by_session);
+    while (!list_empty(&remote->lost_serves)) {
+        struct serve *serve = container_of(list_first(&remote->lost_serves), struct serve, by_remote);
+        list_remove(&serve->by_remote);
         record_fail(&serve->record, &why);
         serve_stop(serve);
         if (uv_hrtime() >= until_ns)
@@ -224,14 +224,14 @@ static bool stop_some(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
-void serve_link_down(struct peer_session *session)
+void serve_link_down(struct remote *remote)
 {
     /* The reader's node may come back and count from one again. */
-    map_fini(&session->by_number);
-    map_init(&session->by_number);
-    list_splice(&session->lost_serves, &session->serves);
-    session->stop.run = stop_some;
-    slice_begin(session_slices(session), &session->stop);
+    map_fini(&remote->by_number);
+    map_init(&remote->by_number);
+    list_splice(&remote->lost_serves, &remote->serves);
+    remote->stop.run = stop_some;
+    slice_begin(remote_slices(remote), &remote->stop);
 }
 
 static void stop_serve(struct peer_transport *pt, struct serve *serve)
@@ -272,5 +272,5 @@ void serve_connection_failed(struct peer_transport *pt)
     list_splice(&pt->cut_off.serves, &pt->serves);
     list_splice(&pt->cut_off.sending, &pt->sending);
     pt->cut_off.stop.run = stop_cut_off;
-    slice_begin(session_slices(pt->session), &pt->cut_off.stop);
+    slice_begin(remote_slices(pt->remote), &pt->cut_off.stop);
 }

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve/serve.h"
@@ -25,7 +25,7 @@ bool serve_is_cut_off(const struct serve *serve)
 
     if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != serve->sending.start_epoch || serve->transfers->closing)
         return true;
-    return !transport_is_grouped(pt->transport) && serve->epoch != pt->session->peer->epoch;
+    return !transport_is_grouped(pt->transport) && serve->epoch != pt->remote->peer->epoch;
 }
 
 /* ---- preparing ---- */
@@ -55,7 +55,7 @@ static enum rdt_status send_keys(struct serve *serve, struct rdt_error *err)
         keys.transfer = serve->number;
         keys.n_keys = object->memory.n_regions;
         keys.keys = list;
-        layout_to_wire(serve->source, true, serve->session->peer->tensor_runs ? &rows : NULL, &tensors);
+        layout_to_wire(serve->source, true, serve->remote->peer->tensor_runs ? &rows : NULL, &tensors);
         keys.tensors = &tensors;
         status = serve_send(serve, RDT_PEER_PULL_KEYS, &keys.base, err);
     }
@@ -206,10 +206,10 @@ static enum rdt_status decide_staging(struct serve *serve, const struct peer_tra
     return RDT_OK;
 }
 
-void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *start)
+void serve_on_start(struct remote *remote, const Rdt__Pb__PullStart *start)
 {
-    struct serve *serve = map_get_u64(&session->by_number, start->transfer);
-    struct peer_transport *pt = start->group.len == 0 ? peer_transport_find(session, start->transport) : NULL;
+    struct serve *serve = map_get_u64(&remote->by_number, start->transfer);
+    struct peer_transport *pt = start->group.len == 0 ? peer_transport_find(remote, start->transport) : NULL;
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
 
@@ -219,7 +219,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
         end.status = RDT_TRANSPORT;
         end.message = (char *)"the owner's side of the transfer has ended";
         end.from_owner = true;
-        (void)peer_session_send(session, RDT_PEER_PULL_END, &end.base, NULL);
+        (void)remote_send(remote, RDT_PEER_PULL_END, &end.base, NULL);
         return;
     }
     if (serve->sm.state != SERVE_OFFERED || serve->awaits_memory) /* The reader has sent PULL_START before. */
@@ -314,7 +314,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         serve->sending.n_done++;
         serve->record.bytes_done += bytes;
         serve->transfers->counts->bytes_out += bytes;
-        serve->session->counts.bytes_served += bytes;
+        serve->remote->counts.bytes_served += bytes;
         if (serve->sending.n_done == serve->sending.plan->n) {
             record_lanes(&serve->record, &pt->conn);
             serve_end(serve);
@@ -567,7 +567,7 @@ void serve_go_on(struct serve *serve)
 /* Chunks that are smaller than configured, as those of a fan-out, are posted in larger numbers, up to the same bytes. */
 static bool may_post(const struct peer_transport *pt)
 {
-    const struct options *options = pt->session->transfers->options;
+    const struct options *options = pt->remote->transfers->options;
     const struct serve *serve = container_of(list_first(&pt->sending), struct serve, sending.by_sending);
     uint64_t bytes = serve->sending.plan->chunks[serve->sending.next].bytes, many = options->chunk_bytes / (bytes ? bytes : 1);
 

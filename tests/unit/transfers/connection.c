@@ -29,8 +29,8 @@ static void setup(void)
     transfers->deadlines = &deadlines;
     transfers->options = &options;
     transfers_init(transfers);
-    pt = (struct peer_transport){.session = peer_session_get(transfers, &peer), .epoch = 1};
-    pt.session->ping.due = true; /* a ping is under way: no other is sent */
+    pt = (struct peer_transport){.remote = remote_get(transfers, &peer), .epoch = 1};
+    pt.remote->ping.due = true; /* a ping is under way: no other is sent */
     pt.sm.state = PT_CONNECTED;
     list_init(&pt.pulls);
     list_init(&pt.serves);
@@ -40,7 +40,7 @@ static void setup(void)
     for (unsigned i = 0; i < N; i++) {
         pulls[i].transfers = transfers;
         pulls[i].sm.state = i % 2 ? TRANSFER_MOVE : TRANSFER_RESERVE;
-        pulls[i].pull.peer = pt.session;
+        pulls[i].pull.peer = pt.remote;
         pulls[i].pull.path.connection = &pt;
         pulls[i].pull.path.epoch = pt.epoch;
         list_append(&pt.pulls, &pulls[i].pull.path.by_connection);
@@ -96,7 +96,7 @@ static void begin_serves(void)
     serves = calloc(N, sizeof *serves);
     for (unsigned i = 0; i < N; i++) {
         serves[i].transfers = transfers;
-        serves[i].session = pt.session;
+        serves[i].remote = pt.remote;
         serves[i].sm.state = SERVE_ABORT;
         serves[i].sending.mode = SENDING_READ;
         serves[i].sending.n_ops = 1; /* they do not end here */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "tests/support/check.h"
@@ -21,7 +21,7 @@ static struct object_table objects;
 static struct options options;
 static struct peer peer;
 static struct transfers *transfers;
-static struct peer_session *session;
+static struct remote *remote;
 static struct account *account;
 static struct layout *layout;
 static struct replica *replicas[N];
@@ -65,7 +65,7 @@ static void setup(void)
     transfers->objects = &objects;
     transfers_init(transfers);
     transfers->closing = true; /* nothing is sent: there is no link */
-    session = peer_session_get(transfers, &peer);
+    remote = remote_get(transfers, &peer);
     account = account_get(&accounts, &me);
     layout = layout_create(1, 1);
     layout->dtype[0] = RDT_U8;
@@ -110,7 +110,7 @@ static struct replica *create(uint32_t i, bool sum_follows)
     transfer.account = account;
     transfer.ref = ref_of(i);
     transfer.move.source = layout;
-    transfer.pull.origin = session;
+    transfer.pull.origin = remote;
     meta.sum_follows = sum_follows;
     cr_assert(replica_create(&transfer, &meta));
     return transfer.pull.replica;
@@ -177,17 +177,17 @@ Test(replicas, checksum_that_comes_is_not_looked_for_among_all_that_are_awaited)
             generations[at] = replicas[i - 1]->ref.generation;
             sums[at] = i;
         }
-        replicas_on_message(&transfers->replicas, session, &message);
+        replicas_on_message(&transfers->replicas, remote, &message);
     }
     cr_assert_lt(cpu_ns() - began_ns, created_ns, "each checksum was looked for among all");
     cr_assert(replicas[N - 1]->sum == N && replicas[N - 100]->sum == N - 99 && replicas[0]->sum == 0);
-    replicas_link_down(session);
+    replicas_link_down(remote);
     cr_assert_eq(map_count(&transfers->replicas.summing), 0u);
 }
 
 static void pull(uint32_t i)
 {
-    serves[i] = (struct serve){.transfers = transfers, .session = session, .epoch = 1, .account = account, .ref = ref_of(0)};
+    serves[i] = (struct serve){.transfers = transfers, .remote = remote, .epoch = 1, .account = account, .ref = ref_of(0)};
     list_init(&serves[i].by_replica);
     replica_serve(&transfers->replicas, &serves[i]);
 }
@@ -258,19 +258,19 @@ Test(replicas, slow_node_is_known_for_all_that_it_receives_in_slices)
     transfers->closing = false;
     options.chunk_bytes = BYTES;
     for (object.generation = 1; object.generation <= N; object.generation++)
-        cr_assert(replica_entry_add(&transfers->directory, session, &object, &is_new));
-    replica_directory_reader_took(&transfers->directory, N, session, 0, FANOUT_SLOW);
+        cr_assert(replica_entry_add(&transfers->directory, remote, &object, &is_new));
+    replica_directory_reader_took(&transfers->directory, N, remote, 0, FANOUT_SLOW);
     cr_assert(n_slow() > 1 && n_slow() < N / 2, "%u in one turn", n_slow());
     cr_assert_eq(map_count(&transfers->directory.by_generation), N);
-    replica_directory_reader_took(&transfers->directory, 1, session, 0, FANOUT_LAGS); /* a second one meanwhile */
+    replica_directory_reader_took(&transfers->directory, 1, remote, 0, FANOUT_LAGS); /* a second one meanwhile */
     object.generation = N - 1;
-    again = replica_entry_add(&transfers->directory, session, &object, &is_new);
+    again = replica_entry_add(&transfers->directory, remote, &object, &is_new);
     cr_assert(!is_new);
     replica_entry_serve_here(again); /* it asks again meanwhile */
-    while (!list_empty(&session->entries.judged))
+    while (!list_empty(&remote->entries.judged))
         (void)uv_run(&loop, UV_RUN_NOWAIT);
     cr_assert_eq(n_slow(), N);
     transfers->closing = true;
-    replica_directory_link_down(session);
+    replica_directory_link_down(remote);
     cr_assert_eq(map_count(&transfers->directory.by_generation), 0);
 }

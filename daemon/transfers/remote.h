@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The session of a peer: the state of transfers about one node that was ever asked or served. peer->session
+/* The remote of a peer: the state of transfers about one node that was ever asked or served. peer->remote
  * points to it. */
-#ifndef DAEMON_PEER_SESSION_H
-#define DAEMON_PEER_SESSION_H
+#ifndef DAEMON_REMOTE_H
+#define DAEMON_REMOTE_H
 
 #include "daemon/base/log.h"
 #include "daemon/peers/peer.h"
 #include "daemon/transfers/transfer.h"
 
 /* For replica.c: what this node has of that node's objects. */
-struct session_replicas {
+struct remote_replicas {
     unsigned n;               /* replicas, also those that only their readers have */
-    struct list listed;       /* struct replica.by_session */
+    struct list listed;       /* struct replica.by_remote */
     struct list to_report;    /* the same, after a link came up: until they were reported, or dropped */
     struct list sums_awaited; /* struct replica.by_sum: that node has promised their checksum */
     struct list sums_lost;    /* the same, after the link on which it had */
@@ -19,7 +19,7 @@ struct session_replicas {
 };
 
 /* For replica_directory.c: what that node has of this node's objects. */
-struct session_entries {
+struct remote_entries {
     struct list receiving; /* struct replica_entry.by_node: its replica is not whole */
     struct list judged;    /* the same, until judge_some has told them the verdict */
     struct list whole;     /* struct replica_entry.by_node: it is */
@@ -33,26 +33,26 @@ struct session_entries {
 };
 
 /* Pings of the peer. */
-struct session_ping {
+struct remote_ping {
     uint64_t asked, answered; /* the numbers of the last peer_probe, and of the last that was answered */
     bool due;                 /* the peer has not answered that ping yet */
     bool ask_again;           /* a transfer waits for a later one */
 };
 
 /* Transfers by slower transports than both nodes have. */
-struct session_fell_back {
+struct remote_fell_back {
     uint64_t n;
     struct log_rare lines;
     char to[140]; /* what was logged last about that: "stream instead of ucx" */
 };
 
-struct session_counts {
+struct remote_counts {
     unsigned n_pulls, n_serves; /* active transfers from and to that node */
     uint64_t bytes_pulled, bytes_served;
 };
 
-struct peer_session {
-    struct list link; /* in transfers->sessions */
+struct remote {
+    struct list link; /* in transfers->remotes */
     struct transfers *transfers;
     struct peer *peer;
     struct list pending;       /* struct transfer.pull.by_peer: in state LINK or QUEUED */
@@ -60,55 +60,55 @@ struct peer_session {
     struct list looked;        /* the same, while look_some has not looked at them after an event of a connection or a ping */
     struct list failing[2];    /* the same, after the end of the link: before fail_some has looked at them, and after */
     struct map by_number;      /* the reader's number of its pull -> struct serve, of the present link */
-    struct list serves;        /* struct serve.by_session: the same */
-    struct list lost_serves;   /* struct serve.by_session: of an earlier link, until stop_some stops them */
+    struct list serves;        /* struct serve.by_remote: the same */
+    struct list lost_serves;   /* struct serve.by_remote: of an earlier link, until stop_some stops them */
     struct slice fail, stop;   /* after the end of a link */
     struct slice look;         /* at `looked` */
     bool connected, refused;   /* with `look`: what connections to that node have reported */
     struct rdt_error why_lost; /* why it has ended */
-    struct session_replicas replicas;
-    struct session_entries entries;
+    struct remote_replicas replicas;
+    struct remote_entries entries;
     struct list transports; /* struct peer_transport.link */
     struct list in_groups;  /* struct peer_transport.link: sides of groups with that node */
     struct list members;    /* struct broadcast_member.link: what this node fetches for that node's broadcasts */
     unsigned n_members;
-    struct session_counts counts;
-    unsigned n_named;       /* struct transfer.pull.origin and .read_from that are this session */
+    struct remote_counts counts;
+    unsigned n_named;       /* struct transfer.pull.origin and .read_from that are this remote */
     uint64_t slow_until_ns; /* until then it is a leaf of every fan-out (fanout.h); 0: it was never slow */
-    struct session_fell_back fell_back;
+    struct remote_fell_back fell_back;
     struct log_rare rebuilt_lines; /* users can cause them */
-    struct session_ping ping;
+    struct remote_ping ping;
 };
 
-/* Where walks about the session take turns; NULL, which means at once: the daemon closes its transfers. */
-struct slices *session_slices(const struct peer_session *session);
+/* Where walks about the remote take turns; NULL, which means at once: the daemon closes its transfers. */
+struct slices *remote_slices(const struct remote *remote);
 
-/* Finds or creates the session of a peer. NULL: no memory. */
-struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer);
+/* Finds or creates the remote of a peer. NULL: no memory. */
+struct remote *remote_get(struct transfers *transfers, struct peer *peer);
 
-/* Frees a session that nothing uses any more. Its peer may have been freed already. */
-void peer_session_free(struct peer_session *session);
+/* Frees a remote that nothing uses any more. Its peer may have been freed already. */
+void remote_free(struct remote *remote);
 
-/* Sets *at_p, which is pull.origin or pull.read_from of a transfer: a session that they name is not freed. */
-void peer_session_name(struct peer_session **at_p, struct peer_session *session);
+/* Sets *at_p, which is pull.origin or pull.read_from of a transfer: a remote that they name is not freed. */
+void remote_name(struct remote **at_p, struct remote *remote);
 
 /* Sends by peer_send. SHUTTING_DOWN while the daemon closes its transfers, since the peer may not exist any more. */
-enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
-                                  struct rdt_error *err);
+enum rdt_status remote_send(struct remote *remote, enum rdt_peer_message type, const ProtobufCMessage *message,
+                            struct rdt_error *err);
 
 /* The same for what belongs to the link of that epoch. PEER_LOST: that link has ended. */
-enum rdt_status peer_session_send_over(struct peer_session *session, unsigned epoch, enum rdt_peer_message type,
-                                       const ProtobufCMessage *message, struct rdt_error *err);
+enum rdt_status remote_send_over(struct remote *remote, unsigned epoch, enum rdt_peer_message type,
+                                 const ProtobufCMessage *message, struct rdt_error *err);
 
 /* Pings the peer by peer_probe and counts the ping in ping.asked. One ping is under way at a time: a failure
  * that is found meanwhile needs the next ping, because the node may have ended since it answered. */
-void peer_session_ping(struct peer_session *session);
+void remote_ping(struct remote *remote);
 
-bool session_pickles_trusted(const struct peer_session *session); /* whether the option trusted_pickles lists the node */
+bool remote_pickles_trusted(const struct remote *remote); /* whether the option trusted_pickles lists the node */
 
 /* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure
  * (pull.failure). It ends with that failure when the peer has answered a ping, or with PEER_LOST if the link
  * goes down instead. */
-void peer_session_verify(struct transfer *transfer);
+void remote_verify(struct transfer *transfer);
 
 #endif
