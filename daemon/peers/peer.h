@@ -104,7 +104,7 @@ struct peer {
     bool names;                /* of the last link: the node understands RDT_PEER_NAME */
     unsigned epoch;            /* number of links that came up */
     struct peer_calls calls;   /* for calls/call_remote.c */
-    struct remote *remote;     /* for transfers/, which owns it: struct remote that survives links */
+    struct remote *remote;     /* for transfers/, which owns it; it survives links */
     struct holds_node *holds;  /* for holds.c, which owns it: struct holds_node that survives links */
     struct peer_link *link_up; /* private to peer*.c: the link in use; NULL unless UP */
     struct peer_dial *dial;    /* private to peer*.c: what is known for dialling */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The remotes of peers: what transfers know of each node that was ever asked or served, and sending to it. */
+/* Remotes: what transfers know of each other node that was ever asked or served, and sending to it. */
 #include <stdlib.h>
 #include <string.h>
 

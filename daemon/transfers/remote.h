@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The remote of a peer: the state of transfers about one node that was ever asked or served. peer->remote
- * points to it. */
+/* A remote: the state of all transfers from and to one other node, from the first one until the node is forgotten.
+ * peer->remote points to it. */
 #ifndef DAEMON_REMOTE_H
 #define DAEMON_REMOTE_H
 
@@ -80,10 +80,10 @@ struct remote {
     struct remote_ping ping;
 };
 
-/* Where walks about the remote take turns; NULL, which means at once: the daemon closes its transfers. */
+/* Where walks over the lists of the remote take turns. NULL: the daemon closes its transfers, so they run at once. */
 struct slices *remote_slices(const struct remote *remote);
 
-/* Finds or creates the remote of a peer. NULL: no memory. */
+/* Finds or creates the peer's remote. NULL: no memory. */
 struct remote *remote_get(struct transfers *transfers, struct peer *peer);
 
 /* Frees a remote that nothing uses any more. Its peer may have been freed already. */

@@ -281,7 +281,7 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into);
 
-/* Frees the remote of a peer that is going to be forgotten. Returns false if something refers to it. */
+/* Frees the peer's remote because the peer is going to be forgotten. Returns false if something refers to it. */
 bool transfers_forget_peer(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* the answer to peer_probe has come */
