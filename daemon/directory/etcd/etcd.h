@@ -23,7 +23,7 @@
  * The files, from the top down; each calls only those on lower lines:
  *
  *   main.c                      the loop, and the socket to rdtd
- *   session.c                   reaching the phase UP, and staying there
+ *   membership.c                reaching the phase UP, and staying there
  *   facts.c, http.c             the content of the keys; requests
  *   value.c, tell.c             the form of keys and values; messages to rdtd
  *
@@ -98,15 +98,15 @@ json_t *value_of_int(int64_t number);
 bool value_hex(const char *text, uint8_t out_p[16]); /* 32 digits */
 void value_to_hex(const uint8_t bytes[16], char text_p[33]);
 
-/* ---- session.c ---- */
+/* ---- membership.c ---- */
 
 enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP };
 
-void session_begin(struct etcd *etcd);
-void session_tick(struct etcd *etcd); /* does everything that is due */
-void session_fail(struct etcd *etcd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void session_leave(struct etcd *etcd);
-int64_t session_due_ms(const struct etcd *etcd); /* from now until session_tick has something to do */
+void membership_begin(struct etcd *etcd);
+void membership_tick(struct etcd *etcd); /* does everything that is due */
+void membership_fail(struct etcd *etcd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void membership_leave(struct etcd *etcd);
+int64_t membership_due_ms(const struct etcd *etcd); /* from now until membership_tick has something to do */
 
 /* ---- facts.c: the content of the keys ---- */
 

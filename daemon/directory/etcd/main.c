@@ -31,9 +31,9 @@ static void take(struct frame *frame)
         if (!is_whole(etcd.config))
             etcd.done = true;
         else
-            session_begin(&etcd);
+            membership_begin(&etcd);
     } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_LEAVE && etcd.config) {
-        session_leave(&etcd);
+        membership_leave(&etcd);
     }
 }
 
@@ -96,7 +96,7 @@ static int run(void)
             return 1;
         requests_read(&etcd);
         if (etcd.config && !etcd.leaving) {
-            session_tick(&etcd);
+            membership_tick(&etcd);
             facts_tick(&etcd);
             facts_send(&etcd);
             tell_state();
@@ -107,7 +107,7 @@ static int run(void)
         wait.events = (short)(CURL_WAIT_POLLIN | (etcd.writer.queued_frames > 0 ? CURL_WAIT_POLLOUT : 0));
         wait.revents = 0;
         if (curl_multi_poll(etcd.multi, etcd.leaving ? NULL : &wait, etcd.leaving ? 0 : 1,
-                            etcd.config ? (int)session_due_ms(&etcd) : 1000, NULL) != CURLM_OK)
+                            etcd.config ? (int)membership_due_ms(&etcd) : 1000, NULL) != CURLM_OK)
             return 1;
         if (wait.revents & CURL_WAIT_POLLIN)
             read_socket();

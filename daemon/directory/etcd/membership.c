@@ -32,7 +32,7 @@ static void leave_phase(struct etcd *etcd, enum phase phase)
 }
 
 /* Growing pauses, but every other endpoint is tried at once. */
-void session_fail(struct etcd *etcd, const char *fmt, ...)
+void membership_fail(struct etcd *etcd, const char *fmt, ...)
 {
     int64_t now = now_ms();
     size_t used;
@@ -75,7 +75,7 @@ void session_fail(struct etcd *etcd, const char *fmt, ...)
 
 static void out_of_memory(struct etcd *etcd)
 {
-    session_fail(etcd, "no memory for a request");
+    membership_fail(etcd, "no memory for a request");
 }
 
 /* ---- user and password ---- */
@@ -85,10 +85,11 @@ static void on_token(struct etcd *etcd, struct answer *answer)
     const char *token = json_string_value(json_object_get(answer->json, "token"));
 
     if (!answer->ok || !token)
-        session_fail(etcd, "user %.60s is refused: %s", etcd->config->user, answer->ok ? "there is no token" : answer->error);
+        membership_fail(etcd, "user %.60s is refused: %s", etcd->config->user,
+                        answer->ok ? "there is no token" : answer->error);
     else if (strlen(token) > TOKEN_BYTES)
-        session_fail(etcd, "the token of user %.60s has %zu bytes: it may have %d", etcd->config->user, strlen(token),
-                     TOKEN_BYTES);
+        membership_fail(etcd, "the token of user %.60s has %zu bytes: it may have %d", etcd->config->user, strlen(token),
+                        TOKEN_BYTES);
     else if (!(etcd->token = strdup(token)))
         out_of_memory(etcd);
     else
@@ -102,7 +103,7 @@ static void authenticate(struct etcd *etcd)
     FILE *file = fopen(path, "re");
 
     if (!file || !fgets(password, sizeof password, file)) {
-        session_fail(etcd, "the password in %.200s cannot be read: %s", path, file ? "it is empty" : strerror(errno));
+        membership_fail(etcd, "the password in %.200s cannot be read: %s", path, file ? "it is empty" : strerror(errno));
     } else {
         password[strcspn(password, "\r\n")] = '\0';
         if (!request_send(etcd, "auth/authenticate", REQUEST_LEASE,
@@ -125,7 +126,7 @@ static void on_registered(struct etcd *etcd, struct answer *answer)
         return;
     }
     if (!answer->ok) {
-        session_fail(etcd, "cannot register this node: %s", answer->error);
+        membership_fail(etcd, "cannot register this node: %s", answer->error);
         return;
     }
     etcd->own_key.revision = value_int(json_object_get(answer->json, "header"), "revision");
@@ -186,7 +187,7 @@ static void on_granted(struct etcd *etcd, struct answer *answer)
     int64_t id = answer->ok ? value_int(answer->json, "ID") : 0;
 
     if (id <= 0) {
-        session_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
+        membership_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
         return;
     }
     etcd->lease.id = id;
@@ -205,7 +206,7 @@ static void grant(struct etcd *etcd)
 static void on_alive(struct etcd *etcd, struct answer *answer)
 {
     if (!answer->ok) {
-        session_fail(etcd, "cannot renew the lease: %s", answer->error);
+        membership_fail(etcd, "cannot renew the lease: %s", answer->error);
     } else if (value_int(json_object_get(answer->json, "result"), "TTL") > 0) {
         etcd->lease.due_ms = now_ms() + etcd->lease.ttl_ms / 3;
         lease_done(etcd);
@@ -257,7 +258,7 @@ static void on_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bo
 
 static void on_watch_end(struct etcd *etcd, struct answer *answer)
 {
-    session_fail(etcd, "the watch has ended: %s", answer->error);
+    membership_fail(etcd, "the watch has ended: %s", answer->error);
 }
 
 static void relist(struct etcd *etcd)
@@ -265,7 +266,7 @@ static void relist(struct etcd *etcd)
     int64_t now = now_ms();
 
     if (now - etcd->cluster.listed_ms < 1000) {
-        session_fail(etcd, "its watch is cancelled again and again");
+        membership_fail(etcd, "its watch is cancelled again and again");
         return;
     }
     requests_drop(etcd);
@@ -282,15 +283,15 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     size_t i;
 
     if (!line) {
-        session_fail(etcd, "the watch sends what is not JSON");
+        membership_fail(etcd, "the watch sends what is not JSON");
         return;
     }
     if (!json_is_object(result) || !json_is_object(header)) {
         const char *why = json_string_value(json_object_get(error, "message"));
-        session_fail(etcd, "the watch fails: %.200s",
-                     why                        ? why
-                     : json_string_value(error) ? json_string_value(error)
-                                                : "no reason");
+        membership_fail(etcd, "the watch fails: %.200s",
+                        why                        ? why
+                        : json_string_value(error) ? json_string_value(error)
+                                                   : "no reason");
         return;
     }
     if (json_is_true(json_object_get(result, "canceled"))) {
@@ -298,7 +299,7 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
             etcd->state.compactions++;
             relist(etcd);
         } else {
-            session_fail(etcd, "it has cancelled the watch");
+            membership_fail(etcd, "it has cancelled the watch");
         }
         return;
     }
@@ -309,13 +310,14 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     if (json_array_size(events) == 0)
         return;
     if (!revision_is_valid(revision)) {
-        session_fail(etcd, "the revision %" PRId64 " of its watch is no number that etcd counts to", revision);
+        membership_fail(etcd, "the revision %" PRId64 " of its watch is no number that etcd counts to", revision);
         return;
     }
     if (revision < etcd->cluster.watch_revision) {
         if (etcd->cluster.rewound_ms == 0)
             etcd->cluster.rewound_ms = now_ms();
-        session_fail(etcd, "its watch goes back from revision %" PRId64 " to %" PRId64, etcd->cluster.watch_revision, revision);
+        membership_fail(etcd, "its watch goes back from revision %" PRId64 " to %" PRId64, etcd->cluster.watch_revision,
+                        revision);
         return;
     }
     etcd->cluster.watch_revision = revision;
@@ -362,7 +364,7 @@ static void on_page(struct etcd *etcd, struct answer *answer)
     size_t i;
 
     if (!answer->ok) {
-        session_fail(etcd, "cannot list the keys below %.100s: %s", etcd->config->prefix, answer->error);
+        membership_fail(etcd, "cannot list the keys below %.100s: %s", etcd->config->prefix, answer->error);
         return;
     }
     if (etcd->cluster.list_revision == 0)
@@ -370,7 +372,7 @@ static void on_page(struct etcd *etcd, struct answer *answer)
     json_array_foreach(kvs, i, kv) facts_take(etcd, kv, false, NULL);
     if (json_is_true(json_object_get(answer->json, "more"))) {
         if (json_array_size(kvs) == 0 || !keep_next_key(etcd, json_array_get(kvs, json_array_size(kvs) - 1)))
-            session_fail(etcd, "its list of keys does not continue");
+            membership_fail(etcd, "its list of keys does not continue");
         else
             next_page(etcd);
         return;
@@ -415,16 +417,16 @@ static void attempt(struct etcd *etcd)
     }
 }
 
-void session_begin(struct etcd *etcd)
+void membership_begin(struct etcd *etcd)
 {
     etcd->lease.ttl_ms = etcd->config->ttl_ns / 1000000;
     etcd->at_endpoint = (unsigned)rand() % (unsigned)etcd->config->n_endpoints; /* the nodes spread over the endpoints */
     etcd->phase = WAITING;
     etcd->retry_ms = now_ms();
-    session_tick(etcd);
+    membership_tick(etcd);
 }
 
-void session_tick(struct etcd *etcd)
+void membership_tick(struct etcd *etcd)
 {
     int64_t now = now_ms();
 
@@ -432,7 +434,7 @@ void session_tick(struct etcd *etcd)
         attempt(etcd);
     if (etcd->own_key.proof_until_ms > 0 && etcd->phase >= WATCHING && now >= etcd->own_key.proof_until_ms) {
         etcd->own_key.proof_until_ms = 0;
-        session_fail(etcd, "its watch is silent");
+        membership_fail(etcd, "its watch is silent");
     }
     if (etcd->phase == UP && etcd->state.bad_keys > 0 && now - etcd->cluster.listed_ms > PROOF_MS)
         relist(etcd); /* somebody may have removed them */
@@ -442,7 +444,7 @@ void session_tick(struct etcd *etcd)
     }
 }
 
-int64_t session_due_ms(const struct etcd *etcd)
+int64_t membership_due_ms(const struct etcd *etcd)
 {
     int64_t now = now_ms(), due = now + 1000;
 
@@ -460,7 +462,7 @@ static void on_revoked(struct etcd *etcd, struct answer *answer)
     etcd->done = true;
 }
 
-void session_leave(struct etcd *etcd)
+void membership_leave(struct etcd *etcd)
 {
     etcd->leaving = true;
     if (etcd->phase < LISTING ||
