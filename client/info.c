@@ -452,7 +452,7 @@ static size_t fill_transports(const Rdt__Pb__PeerInfo *from, struct rdt_node_tra
 
     for (size_t i = 0; i < from->n_transports && n < TRANSPORTS_MAX; i++)
         transports[n++] = (struct rdt_node_transport){
-            .name = from->transports[i], .usable = true, .path = i < from->n_lanes ? from->lanes[i] : "", .why = ""};
+            .name = from->transports[i], .usable = true, .path = i < from->n_routes ? from->routes[i] : "", .why = ""};
     for (size_t i = 0; i < from->n_unusable && n < TRANSPORTS_MAX; i++) {
         char *colon = strstr(from->unusable[i], ": ");
 

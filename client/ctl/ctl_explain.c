@@ -69,7 +69,7 @@ static void print(const Rdt__Pb__TransferInfo *t)
     printf(", %s\n", ctl_plain(t->state, state, sizeof state));
     ctl_line("  moved:     %s of %s in %s (%s)%s%s%s%s", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
              ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate), *t->path ? " by " : "", t->path,
-             *t->lanes ? " over " : "", t->lanes);
+             *t->route ? " over " : "", t->route);
     if (*t->from_memory || t->part_of)
         ctl_line("  part:      of transfer %" PRIu64 ", %s memory there to %s memory here", t->part_of, t->from_memory,
                  t->to_memory);

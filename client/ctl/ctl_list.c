@@ -199,9 +199,9 @@ static void add_transports(struct ctl_table *table, const Rdt__Pb__PeerInfo *p)
     size_t used = 0;
 
     for (size_t i = 0; i < p->n_transports && used + 1 < sizeof text; i++) {
-        bool known = i < p->n_lanes && *p->lanes[i];
+        bool known = i < p->n_routes && *p->routes[i];
         int n = snprintf(text + used, sizeof text - used, "%s%s%s%s%s", i ? "," : "", p->transports[i], known ? " (" : "",
-                         known ? ctl_plain(p->lanes[i], plain, sizeof plain) : "", known ? ")" : "");
+                         known ? ctl_plain(p->routes[i], plain, sizeof plain) : "", known ? ")" : "");
 
         used += n > 0 ? (size_t)n : 0;
     }

@@ -108,7 +108,7 @@ struct transfer_record {
     char peer[65];
     const char *state;
     char path[65];
-    char lanes[64]; /* the path of the bytes in the words of the transport; "": unknown */
+    char route[64]; /* the route of the bytes in the words of the transport; "": unknown */
     uint64_t bytes, bytes_done;
     struct transfer_source *sources; /* [n_sources] that the fetch has left, in order; owned */
     unsigned n_sources;
@@ -336,7 +336,7 @@ struct peer_summary {
     unsigned n_pulls, n_serves;
     uint64_t bytes_pulled, bytes_served;
     const char *transports[PATH_MAX_CANDIDATES]; /* connected */
-    char lanes[PATH_MAX_CANDIDATES][160];        /* what each transport says about its path there */
+    char routes[PATH_MAX_CANDIDATES][160];       /* what each transport says about its route there */
     unsigned n_transports;
     uint64_t fell_back;
     char unusable[PATH_MAX_CANDIDATES][320]; /* the other transports, and why each is not usable */

@@ -120,18 +120,18 @@ const struct path_candidate *record_chosen(const struct transfer_record *record)
     return &record->decision->candidates[record->decision->chosen];
 }
 
-void record_lanes(struct transfer_record *record, const struct plugin_conn *conn)
+void record_route(struct transfer_record *record, const struct plugin_conn *conn)
 {
-    if (!record->lanes[0])
-        plugin_conn_describe(conn, record->lanes, sizeof record->lanes);
+    if (!record->route[0])
+        plugin_conn_describe(conn, record->route, sizeof record->route);
 }
 
 void record_devices(struct transfer_record *record, const struct memory_device *from, const struct memory_device *to)
 {
     const struct memory_kind *kind = from->kind;
 
-    if (!record->lanes[0] && kind->ops.describe_copy)
-        kind->ops.describe_copy(kind->instance, from->uuid, to->uuid, record->lanes, sizeof record->lanes);
+    if (!record->route[0] && kind->ops.describe_copy)
+        kind->ops.describe_copy(kind->instance, from->uuid, to->uuid, record->route, sizeof record->route);
 }
 
 void record_fail(struct transfer_record *record, const struct rdt_error *err)

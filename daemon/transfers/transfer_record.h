@@ -22,7 +22,7 @@ const struct path_candidate *record_chosen(const struct transfer_record *record)
 void record_drop_decision(struct path_decision *decision);
 
 /* Notes the path of the bytes, once, in the words of the connection's transport. */
-void record_lanes(struct transfer_record *record, const struct plugin_conn *conn);
+void record_route(struct transfer_record *record, const struct plugin_conn *conn);
 
 /* Notes, once, how bytes went from one device to another of the kind, in the words of its plug-in. */
 void record_devices(struct transfer_record *record, const struct memory_device *from, const struct memory_device *to);

@@ -173,7 +173,7 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
     info->peer = (char *)record->peer;
     info->state = (char *)record->state;
     info->path = (char *)record->path;
-    info->lanes = (char *)record->lanes;
+    info->route = (char *)record->route;
     info->bytes = record->bytes;
     info->bytes_done = record->bytes_done;
     info->age_ns = (int64_t)(uv_hrtime() - record->since_ns);
@@ -212,7 +212,7 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
         }
         if (summary->n_transports == PATH_MAX_CANDIDATES)
             continue;
-        plugin_conn_describe(&pt->conn, summary->lanes[summary->n_transports], sizeof summary->lanes[0]);
+        plugin_conn_describe(&pt->conn, summary->routes[summary->n_transports], sizeof summary->routes[0]);
         summary->transports[summary->n_transports++] = pt->transport->name;
     }
 }

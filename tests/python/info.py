@@ -88,7 +88,7 @@ def test_what_is_listed_is_what_rdtctl_lists():
                    for what in ("objects", "names", "peers", "status")}
 
         names = {"visibility": "visible", "lease_client": "lease", "uid": "owner", "tenant": "owner", "peers_up": "nodes_up",
-                 "peers_known": "nodes_known", "lanes": "transports", "unusable": "transports"}
+                 "peers_known": "nodes_known", "routes": "transports", "unusable": "transports"}
 
         def keys(row, **more):
             return {{**names, **more}.get(key, key.removesuffix("_ns")) for key in row}

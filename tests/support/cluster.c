@@ -264,7 +264,7 @@ static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_vie
     (void)snprintf(view->direction, sizeof view->direction, "%s", info->direction);
     (void)snprintf(view->state, sizeof view->state, "%s", info->state);
     (void)snprintf(view->path, sizeof view->path, "%s", info->path);
-    (void)snprintf(view->lanes, sizeof view->lanes, "%s", info->lanes);
+    (void)snprintf(view->route, sizeof view->route, "%s", info->route);
     (void)snprintf(view->error, sizeof view->error, "%s", info->error);
     (void)snprintf(view->waits, sizeof view->waits, "%s", info->waits);
     (void)snprintf(view->peer, sizeof view->peer, "%s", info->peer);
@@ -390,7 +390,7 @@ bool peer_seen(const struct test_node *node, const struct test_node *other, stru
             if (strcmp(info->transports[t], "ucx") != 0)
                 continue;
             view->ucx = true;
-            (void)snprintf(view->ucx_lanes, sizeof view->ucx_lanes, "%s", t < info->n_lanes ? info->lanes[t] : "");
+            (void)snprintf(view->ucx_route, sizeof view->ucx_route, "%s", t < info->n_routes ? info->routes[t] : "");
         }
     }
     protobuf_c_message_free_unpacked(&reply->base, NULL);

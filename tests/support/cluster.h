@@ -63,7 +63,7 @@ void cluster_end(struct cluster *cluster, const char *const *declared);
 struct transfer_view {
     uint64_t id, client, bytes, bytes_done;
     int64_t elapsed_ns; /* 0: not ended */
-    char direction[8], state[16], path[65], lanes[64], error[256], waits[192], peer[65];
+    char direction[8], state[16], path[65], route[64], error[256], waits[192], peer[65];
     unsigned n_candidates;
     struct {
         char path[65], reason[192];
@@ -98,7 +98,7 @@ struct peer_view {
     char state[16], last_error[192], boot_id[33], name[65];
     int64_t retry_in_ns;
     bool loopback, ucx, stream; /* connected */
-    char ucx_lanes[161];        /* its description of the connection */
+    char ucx_route[161];        /* its description of the connection */
     unsigned transfers_in, transfers_out;
 };
 /* How `node` sees `other`; false: it does not know it. */

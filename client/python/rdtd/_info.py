@@ -35,7 +35,7 @@ def _owned(row: dict[str, Any]) -> dict[str, Any]:
 
 def _node(row: dict[str, Any]) -> dict[str, Any]:
     made = _row(row)
-    paths, unusable = made.pop("lanes"), made.pop("unusable")
+    paths, unusable = made.pop("routes"), made.pop("unusable")
     made["transports"] = [{"name": name, "usable": True, "path": path, "why": ""}
                           for name, path in zip(made["transports"], paths + [""] * len(made["transports"]))]
     for text in unusable:  # "ucx: why"

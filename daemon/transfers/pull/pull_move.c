@@ -372,7 +372,7 @@ static void deliver_replica(struct transfer *transfer, struct replica *replica)
 static void deliver(struct transfer *transfer)
 {
     transfer->pull.path.connection->failures = 0;
-    record_lanes(&transfer->record, &transfer->pull.path.connection->conn);
+    record_route(&transfer->record, &transfer->pull.path.connection->conn);
     if (transfer->pull.replica)
         deliver_replica(transfer, transfer->pull.replica);
     else

@@ -162,7 +162,7 @@ void serve_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
         serve->transfers->counts->bytes_out += serve->stream_bytes;
         remote->counts.bytes_served += serve->stream_bytes;
         if (serve->sending.connection)
-            record_lanes(&serve->record, &serve->sending.connection->conn);
+            record_route(&serve->record, &serve->sending.connection->conn);
         serve_end(serve);
         return;
     }

@@ -316,7 +316,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         serve->transfers->counts->bytes_out += bytes;
         serve->remote->counts.bytes_served += bytes;
         if (serve->sending.n_done == serve->sending.plan->n) {
-            record_lanes(&serve->record, &pt->conn);
+            record_route(&serve->record, &pt->conn);
             serve_end(serve);
         } else if (serve->sending.mode == SENDING_IN_ORDER) {
             send_in_order(serve);

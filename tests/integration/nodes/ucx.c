@@ -56,15 +56,15 @@ Test(ucx, lanes_are_shown)
     rdt_ref_to_text(&ref, ref_text);
     object = fetch_by(&ref, "ucx");
     view = transfer_numbered(&c.node[1], info_of(object).transfer);
-    must_say(strncmp(view.lanes, "tcp/", 4) == 0, "the transfer went over '%s'", view.lanes);
+    must_say(strncmp(view.route, "tcp/", 4) == 0, "the transfer went over '%s'", view.route);
     (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
-    expect_ctl(1, view.lanes, "explain", number);
-    expect_ctl(0, view.lanes, "explain", ref_text);
+    expect_ctl(1, view.route, "explain", number);
+    expect_ctl(0, view.route, "explain", ref_text);
     for (unsigned i = 0; i < 2; i++) {
         must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
-        must_say(strcmp(peer.ucx_lanes, view.lanes) == 0, "node %u says '%s'", i, peer.ucx_lanes);
-        expect_ctl(i, view.lanes, "peers", NULL);
-        expect_ctl(i, "\"lanes\"", "peers", "--json");
+        must_say(strcmp(peer.ucx_route, view.route) == 0, "node %u says '%s'", i, peer.ucx_route);
+        expect_ctl(i, view.route, "peers", NULL);
+        expect_ctl(i, "\"routes\"", "peers", "--json");
     }
     rdt_release(object);
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -106,7 +106,7 @@ Test(ucx, memory_of_the_machine_is_a_lane)
     owner = node_client(&c.node[0], "owner");
     reader = node_client(&c.node[1], "reader");
     must(peer_seen(&c.node[1], &c.node[0], &peer));
-    must_say(strstr(peer.ucx_lanes, "cma/memory"), "ucx says '%s'", peer.ucx_lanes);
+    must_say(strstr(peer.ucx_route, "cma/memory"), "ucx says '%s'", peer.ucx_route);
     for (size_t bytes = KIB; bytes <= 64 * MIB; bytes *= 4) {
         struct rdt_ref ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
 
@@ -150,7 +150,7 @@ Test(ucx, memory_of_the_machine_is_read_one_sided)
         fetch_pattern(reader, &ref, bytes + 1, (uint32_t)bytes, bytes > 64 * KIB ? "ucx" : NULL);
         must(transfers_of(&c.node[1], &view, 1) == 1);
         if (bytes > 64 * KIB)
-            must_say(strstr(view.lanes, "cma/memory, one-sided"), "the transfer went over '%s'", view.lanes);
+            must_say(strstr(view.route, "cma/memory, one-sided"), "the transfer went over '%s'", view.route);
         must_ok(rdt_free(owner, &ref, false, &err));
     }
     end(NULL);
@@ -228,6 +228,6 @@ Test(ucx, other_version_on_both_nodes_works)
         must_ok(rdt_free(owner, &ref, false, &err));
     }
     must(peer_seen(&c.node[1], &c.node[0], &peer));
-    must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0, "ucx says '%s'", peer.ucx_lanes);
+    must_say(strncmp(peer.ucx_route, "tcp/", 4) == 0, "ucx says '%s'", peer.ucx_route);
     end(NULL);
 }
