@@ -3,11 +3,11 @@
  * (daemon/transfers/fanout.h) decides who reads from whom and who is slow. No daemon runs, and no byte moves.
  *
  *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r] [-d DEATHS] [-z FROZEN]
- *            [-a LATE] [-c BUSY] [-t LANES] [-x SEED]
+ *            [-a LATE] [-c BUSY] [-t CHANNELS] [-x SEED]
  *
  * Time passes in steps of half a chunk. In each step a node shares its upward bandwidth among the nodes that it sends to, and
  * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. Between two
- * nodes there are LANES connections, as the transport "stream" has them, which share that bandwidth at random. Each carries one
+ * nodes there are CHANNELS connections, as the transport "stream" has them, which share that bandwidth at random. Each carries one
  * chunk at a time, and one that is free takes the next chunk that the source has. A node passes a chunk on when it has all of
  * it and HOP_NS have passed. What is simulated besides:
  *
@@ -37,7 +37,7 @@
 #define REVIEW_NS 1000000.0
 #define LOSS_BYTES 524288.0
 #define PENDING 32
-#define MAX_LANES 4u
+#define MAX_CHANNELS 4u
 
 enum { MISSING, RECEIVED, VISIBLE }; /* a chunk at a node: a VISIBLE one can be passed on */
 
@@ -46,7 +46,7 @@ struct flow { /* one object on its way to one node */
     unsigned object;
     struct node *node, *source; /* source NULL: it asks */
     uint8_t *chunks;            /* [n_chunks] MISSING ... */
-    bool *taken;                /* [n_chunks] received from this source or in a lane; true below `next`, too */
+    bool *taken;                /* [n_chunks] received from this source or in a channel; true below `next`, too */
     unsigned next;              /* the first chunk that is not taken */
     unsigned n_received, n_visible, visible_end;
     unsigned had_all; /* it had taken all when its source had so many */
@@ -54,11 +54,11 @@ struct flow { /* one object on its way to one node */
     double asks_at;   /* 0: it does not ask */
     double began;     /* at its source */
     unsigned began_chunks;
-    struct lane {
+    struct channel {
         bool busy;
         unsigned chunk;
         double left, weight, stalled_until;
-    } lanes[MAX_LANES];
+    } channels[MAX_CHANNELS];
     struct {
         double at;
         unsigned chunk;
@@ -86,7 +86,7 @@ struct node {
 static unsigned n_nodes = 8, n_objects = 1, n_slow_of, n_deaths, n_frozen, n_late_of, n_busy_of, seed = 1, loss_of;
 static double size = 4294967296.0, bandwidth = 1.25e9;
 static bool remembered;
-static unsigned n_lanes = 1, n_chunks;
+static unsigned n_channels = 1, n_chunks;
 
 static struct node *nodes; /* [n_nodes + 1]; the last is the owner */
 static struct node *owner;
@@ -126,8 +126,8 @@ static void ask_at(struct flow *flow, double at)
     if (flow->done || flow->node->dead || (flow->asks_at > 0 && flow->asks_at <= at))
         return;
     flow->source = NULL;
-    for (unsigned i = 0; i < n_lanes; i++)
-        flow->lanes[i] = (struct lane){0};
+    for (unsigned i = 0; i < n_channels; i++)
+        flow->channels[i] = (struct channel){0};
     flow->asks_at = at;
 }
 
@@ -303,24 +303,24 @@ static void review(void)
 
 /* ---- one step ---- */
 
-/* Gives each lane that is free a chunk. False: no lane moves. */
-static bool fill_lanes(struct flow *flow)
+/* Gives each channel that is free a chunk. False: no channel moves. */
+static bool fill_channels(struct flow *flow)
 {
     bool moves = false;
 
-    for (unsigned i = 0; i < n_lanes; i++) {
-        struct lane *lane = &flow->lanes[i];
-        if (!lane->busy) {
+    for (unsigned i = 0; i < n_channels; i++) {
+        struct channel *channel = &flow->channels[i];
+        if (!channel->busy) {
             unsigned next = next_chunk(flow);
             if (next == n_chunks)
                 continue;
             flow->taken[next] = true;
-            lane->busy = true;
-            lane->chunk = next;
-            lane->left = next == n_chunks - 1 ? object_bytes - chunk * (n_chunks - 1) : chunk;
-            lane->weight = 0.5 + chance();
+            channel->busy = true;
+            channel->chunk = next;
+            channel->left = next == n_chunks - 1 ? object_bytes - chunk * (n_chunks - 1) : chunk;
+            channel->weight = 0.5 + chance();
         }
-        moves = moves || lane->stalled_until <= now_ns;
+        moves = moves || channel->stalled_until <= now_ns;
     }
     return moves;
 }
@@ -328,7 +328,7 @@ static bool fill_lanes(struct flow *flow)
 static bool can_move(struct flow *flow)
 {
     return flow->source && !flow->done && !flow->source->dead && !flow->node->dead && !flow->source->away &&
-           !flow->node->away && fill_lanes(flow);
+           !flow->node->away && fill_channels(flow);
 }
 
 /* Each connection carries one chunk at a time, of its objects in turn. */
@@ -355,47 +355,47 @@ static double wants(const struct flow *flow)
     return flow->node->down / flow->node->n_in;
 }
 
-static void chunk_arrived(struct flow *flow, struct lane *lane)
+static void chunk_arrived(struct flow *flow, struct channel *channel)
 {
-    lane->busy = false;
+    channel->busy = false;
     flow->node->turn = (flow->object + 1) % n_objects;
     if (loss_of > 0 && chance() * loss_of * LOSS_BYTES < chunk)
-        lane->stalled_until = now_ns + LOSS_NS;
+        channel->stalled_until = now_ns + LOSS_NS;
     flow->n_received++;
-    if (flow->chunks[lane->chunk] == MISSING) {
-        flow->chunks[lane->chunk] = RECEIVED;
+    if (flow->chunks[channel->chunk] == MISSING) {
+        flow->chunks[channel->chunk] = RECEIVED;
         if (flow->n_pending == PENDING)
             exit(3);
-        flow->pending[flow->n_pending].at = now_ns + HOP_NS + (lane->stalled_until > now_ns ? LOSS_NS : 0);
-        flow->pending[flow->n_pending++].chunk = lane->chunk;
+        flow->pending[flow->n_pending].at = now_ns + HOP_NS + (channel->stalled_until > now_ns ? LOSS_NS : 0);
+        flow->pending[flow->n_pending++].chunk = channel->chunk;
     }
     if (flow->n_received == n_chunks)
         finish(flow);
 }
 
-/* Lanes share what the flow gets. */
+/* Channels share what the flow gets. */
 static void arrive(struct flow *flow, double bytes)
 {
-    while (bytes > 0.5 && !flow->done && fill_lanes(flow)) {
+    while (bytes > 0.5 && !flow->done && fill_channels(flow)) {
         double weights = 0, part = bytes;
-        for (unsigned i = 0; i < n_lanes; i++)
-            if (flow->lanes[i].busy && flow->lanes[i].stalled_until <= now_ns)
-                weights += flow->lanes[i].weight;
-        for (unsigned i = 0; i < n_lanes; i++) /* until the first of them has its chunk */
-            if (flow->lanes[i].busy && flow->lanes[i].stalled_until <= now_ns &&
-                flow->lanes[i].left * weights / flow->lanes[i].weight < part)
-                part = flow->lanes[i].left * weights / flow->lanes[i].weight;
+        for (unsigned i = 0; i < n_channels; i++)
+            if (flow->channels[i].busy && flow->channels[i].stalled_until <= now_ns)
+                weights += flow->channels[i].weight;
+        for (unsigned i = 0; i < n_channels; i++) /* until the first of them has its chunk */
+            if (flow->channels[i].busy && flow->channels[i].stalled_until <= now_ns &&
+                flow->channels[i].left * weights / flow->channels[i].weight < part)
+                part = flow->channels[i].left * weights / flow->channels[i].weight;
         bytes -= part;
         flow->source->sent += part;
         flow->sent += part;
         fanout_received(flow->node->intake, (uint64_t)now_ns, (uint64_t)part);
-        for (unsigned i = 0; i < n_lanes && !flow->done; i++) {
-            struct lane *lane = &flow->lanes[i];
-            if (!lane->busy || lane->stalled_until > now_ns)
+        for (unsigned i = 0; i < n_channels && !flow->done; i++) {
+            struct channel *channel = &flow->channels[i];
+            if (!channel->busy || channel->stalled_until > now_ns)
                 continue;
-            lane->left -= part * lane->weight / weights;
-            if (lane->left < 0.5)
-                chunk_arrived(flow, lane);
+            channel->left -= part * channel->weight / weights;
+            if (channel->left < 0.5)
+                chunk_arrived(flow, channel);
         }
     }
 }
@@ -564,8 +564,8 @@ static void set_up(void)
 static const struct {
     char letter;
     unsigned *number;
-} options[] = {{'n', &n_nodes},  {'k', &n_objects}, {'l', &loss_of},   {'w', &n_slow_of}, {'d', &n_deaths},
-               {'z', &n_frozen}, {'a', &n_late_of}, {'c', &n_busy_of}, {'t', &n_lanes},   {'x', &seed}};
+} options[] = {{'n', &n_nodes},  {'k', &n_objects}, {'l', &loss_of},   {'w', &n_slow_of},  {'d', &n_deaths},
+               {'z', &n_frozen}, {'a', &n_late_of}, {'c', &n_busy_of}, {'t', &n_channels}, {'x', &seed}};
 
 int main(int argc, char **argv)
 {
