@@ -40,12 +40,12 @@ enum cuda_way { /* what streams do. UP: from the host to the device; PAGED: memo
 #define CUDA_TURNS 2u /* streams for each way, which copies take in turn: one copies while the next copy of the other begins */
 
 enum cuda_worker_name { WORKER_QUICK, WORKER_ACROSS, WORKER_PAGED_UP, WORKER_PAGED_DOWN, N_WORKERS };
-#define CUDA_LANE_EVENTS 32u
+#define CUDA_WORKER_EVENTS 32u
 
 struct cuda_worker {
     struct cuda_card *card;
     unsigned turn; /* this and the events: the thread's, and those of whoever leaves the context, when no copy is under way */
-    CUevent events[CUDA_LANE_EVENTS];
+    CUevent events[CUDA_WORKER_EVENTS];
     unsigned n_events;     /* that are in no use */
     pthread_mutex_t mutex; /* protects all fields below. Never held in a call of the driver */
     pthread_cond_t more;   /* signalled when a copy is given or the thread is to end */

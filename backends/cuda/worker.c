@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lanes: the threads that queue copies of a GPU and notice their ends. See cuda.h.
+/* Workers: the threads that queue copies of a GPU and notice their ends. See cuda.h.
  *
  *      copy_start (loop)        the worker's thread                        the GPU
  *         │ given ──────────────►│ pieces into a stream, then an event ──►│
@@ -63,7 +63,7 @@ static CUresult take_event(struct cuda_worker *worker, CUevent *event_p)
 
 static void give_event(struct cuda_worker *worker, CUevent event)
 {
-    if (worker->n_events < CUDA_LANE_EVENTS)
+    if (worker->n_events < CUDA_WORKER_EVENTS)
         worker->events[worker->n_events++] = event;
     else
         (void)driver_of(worker)->cuEventDestroy(event);
