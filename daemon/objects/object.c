@@ -148,11 +148,11 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
 }
 
 struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
-                          size_t id_bytes, const struct object_put *put, struct object_parts *parts)
+                          size_t id_bytes, const struct object_put *put, struct object_content *content)
 {
-    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (parts ? parts->shapes_bytes : 0);
-    bool separate = parts && parts->separate;
-    struct object *object = calloc(1, sizeof *object + key_bytes + (separate ? sizeof parts->separate : rest_bytes));
+    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (content ? content->shapes_bytes : 0);
+    bool separate = content && content->separate;
+    struct object *object = calloc(1, sizeof *object + key_bytes + (separate ? sizeof content->separate : rest_bytes));
 
     if (!object)
         return NULL;
@@ -165,7 +165,7 @@ struct object *object_new(struct object_table *table, struct account *account, c
     object->tail.metadata_bytes = (uint32_t)metadata_bytes;
     object->tail.box_bytes = put ? put->box_bytes : 0;
     if (separate)
-        memcpy(object->tail_data + key_bytes, &parts->separate, sizeof parts->separate);
+        memcpy(object->tail_data + key_bytes, &content->separate, sizeof content->separate);
     else if (metadata_bytes > 0)
         memcpy(object->tail_data + key_bytes, put->metadata, metadata_bytes);
     if (!separate && rest_bytes > metadata_bytes)
@@ -246,7 +246,7 @@ static void forget(struct object *object)
 }
 
 /* Frees metadata, shapes and layout on the worker pool, because they may have megabytes. */
-static void free_large_parts(struct object *object)
+static void free_large_memory(struct object *object)
 {
     struct work_pool *pool = object->table->slabs->regions->pool;
 
@@ -275,7 +275,7 @@ static void object_destroy(struct object *object)
     account_give_all(object->account, charged);
     slab_free(object_piece(object));
     account_unref(object->account);
-    free_large_parts(object);
+    free_large_memory(object);
     free(object);
 }
 

@@ -6,7 +6,7 @@
  * everything that it holds.
  *
  * Public headers: object.h (one object: tensors, visibility, holds, pins), object_table.h (putting, finding and waiting for
- * objects), object_parts.h (the expensive part of a put, for any thread), snapshot.h, names.h, client.h, remote_hold.h
+ * objects), object_content.h (the expensive part of a put, for any thread), snapshot.h, names.h, client.h, remote_hold.h
  * (holds without bytes), detached.h, and transit.h (holds in transit).
  *
  * Refuses: to know requests, transfers, peers and sockets. They act on objects through holds and pins, and are told of

@@ -9,22 +9,22 @@
 #include "rdt_put_flags.h"
 
 /* Moves all bytes to the arena, packed. From then on the shapes describe them. */
-static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_parts *parts,
+static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_content *content,
                                    struct rdt_error *err)
 {
     struct slab_piece piece;
     enum rdt_status status;
 
-    if (parts->packed_bytes == 0)
+    if (content->packed_bytes == 0)
         return RDT_OK;
-    status = slab_alloc(object->table->slabs, parts->packed_bytes, &piece, err);
+    status = slab_alloc(object->table->slabs, content->packed_bytes, &piece, err);
     if (status == RDT_NO_MEMORY) /* the arena is charged to the daemon's own account, which waits for nothing */
         account_node_is_full(put->account, USAGE_BYTES, NULL);
     if (status != RDT_OK)
         return status;
     object->memory.chunk = piece.chunk;
     object->memory.piece = piece.index;
-    memcpy(slab_addr(piece), parts->packed, parts->packed_bytes);
+    memcpy(slab_addr(piece), content->packed, content->packed_bytes);
     return RDT_OK;
 }
 
@@ -49,15 +49,15 @@ static enum rdt_status copy_to_region(struct object *object, const struct object
     return RDT_OK;
 }
 
-static enum rdt_status set_tensors(struct object *object, const struct object_put *put, const struct object_parts *parts,
+static enum rdt_status set_tensors(struct object *object, const struct object_put *put, const struct object_content *content,
                                    struct rdt_error *err)
 {
     struct region *copy = NULL;
     enum rdt_status status = RDT_OK;
 
-    object->bytes = parts->bytes;
+    object->bytes = content->bytes;
     if (put->n_regions == 0)
-        return copy_packed(object, put, parts, err);
+        return copy_packed(object, put, content, err);
     object->memory.uses = calloc(put->n_regions + 1u, sizeof *object->memory.uses);
     if (!object->memory.uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
@@ -73,7 +73,7 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
         object->memory.uses[i].region = region;
         object->memory.uses[i].object = object;
     }
-    region_uses_add(object->memory.uses, object->memory.n_regions, object->memory.layout, parts->spans);
+    region_uses_add(object->memory.uses, object->memory.n_regions, object->memory.layout, content->spans);
     return RDT_OK;
 }
 
@@ -83,8 +83,8 @@ static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
                       put->n_regions * sizeof(struct region_use) + 24 * put->layout->count + 16 * put->layout->n_dims);
 }
 
-static enum rdt_status put_parts(struct object_table *table, const struct object_put *put, struct object_parts *parts,
-                                 struct object **object_p, struct rdt_error *err)
+static enum rdt_status put_content(struct object_table *table, const struct object_put *put, struct object_content *content,
+                                   struct object **object_p, struct rdt_error *err)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
     char generated[33];
@@ -117,11 +117,11 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
                              (int)id_bytes, (const char *)id);
     heap = heap_bytes(put, key_bytes);
     if (table->lasting) {
-        status = table->lasting->check_put(table->lasting->arg, put, heap + parts->packed_bytes, &record, err);
+        status = table->lasting->check_put(table->lasting->arg, put, heap + content->packed_bytes, &record, err);
         if (status != RDT_OK)
             return status;
     }
-    object = object_new(table, put->account, key, key_bytes, id_bytes, put, parts);
+    object = object_new(table, put->account, key, key_bytes, id_bytes, put, content);
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     object->heap_bytes = (uint32_t)(heap + record);
@@ -131,7 +131,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         object_discard(object);
         return status;
     }
-    status = set_tensors(object, put, parts, err);
+    status = set_tensors(object, put, content, err);
     if (status == RDT_OK && object->memory.chunk) {
         status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
         want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
@@ -156,8 +156,8 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         object_discard(object);
         return status;
     }
-    object->tail.separate = parts->separate;
-    parts->separate = NULL;
+    object->tail.separate = content->separate;
+    content->separate = NULL;
     object->access.named = true;
     object->survives.detached = put->ttl_ns > 0;
     object->generation = generation;
@@ -203,16 +203,16 @@ bool object_put_copies(const struct object_put *put, const struct object *object
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err)
 {
-    struct object_parts own;
+    struct object_content own;
     enum rdt_status status;
 
-    if (put->parts)
-        return put_parts(table, put, put->parts, object_p, err);
-    status = object_parts_init(&own, put, err);
+    if (put->content)
+        return put_content(table, put, put->content, object_p, err);
+    status = object_content_init(&own, put, err);
     if (status != RDT_OK)
         return status;
-    status = put_parts(table, put, &own, object_p, err);
-    object_parts_fini(&own);
+    status = put_content(table, put, &own, object_p, err);
+    object_content_fini(&own);
     return status;
 }
 

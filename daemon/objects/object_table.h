@@ -73,7 +73,7 @@ void object_table_fini(struct object_table *table);
 /* Puts an object. It becomes live, or filling if put->promise or put->pending says so. On success the
  * table takes the layout and one reference of each region, and whoever waited for the id has been notified
  * if the object is live. id_bytes 0: the table generates an id. Errors: EXISTS, LIMIT, NO_MEMORY. */
-struct object_parts;
+struct object_content;
 struct object_put {
     struct account *account; /* of the owner; the object takes its own reference */
     const uint8_t *id;
@@ -101,8 +101,8 @@ struct object_put {
     uint64_t request_id;   /* of a client whose session lasts, for its record; 0: there is none */
     const uint32_t *loans; /* [n_loans] indices of the regions that are loaned */
     size_t n_loans;
-    uint64_t sum;               /* its checksum, from the client; 0: none */
-    struct object_parts *parts; /* the result of object_parts_init for this put; NULL: the put computes it */
+    uint64_t sum;                   /* its checksum, from the client; 0: none */
+    struct object_content *content; /* the result of object_content_init for this put; NULL: the put computes it */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);

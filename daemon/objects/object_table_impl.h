@@ -10,12 +10,12 @@
 #ifndef DAEMON_OBJECT_TABLE_IMPL_H
 #define DAEMON_OBJECT_TABLE_IMPL_H
 
-#include "daemon/objects/object_parts.h"
+#include "daemon/objects/object_content.h"
 #include "daemon/objects/object_table.h"
 
-/* Creates an object, which is in no table yet. put NULL: an awaited entry. parts NULL: the object stores no shapes. */
+/* Creates an object, which is in no table yet. put NULL: an awaited entry. content NULL: the object stores no shapes. */
 struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
-                          size_t id_bytes, const struct object_put *put, struct object_parts *parts);
+                          size_t id_bytes, const struct object_put *put, struct object_content *content);
 
 /* Frees an object that is in no table and that nobody refers to. */
 void object_discard(struct object *object);

@@ -15,7 +15,7 @@
 #define MAX_REGIONS 4096u
 #define DETACHED_TTL_NS UINT64_C(600000000000) /* time to live of a detached object whose put does not say one */
 
-/* ---- layout and parts, on any thread ---- */
+/* ---- layout and content, on any thread ---- */
 
 /* The number of regions. A sealed memfd that came with the message is the last one. */
 static uint32_t count_regions(const Rdt__Pb__Put *message)
@@ -40,13 +40,13 @@ void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
         digest->status = boxes_check(message->metadata.data + message->metadata.len - message->box_bytes, message->box_bytes,
                                      digest->layout, &digest->err);
     if (digest->status == RDT_OK)
-        digest->status = object_parts_init(&digest->parts, &put, &digest->err);
+        digest->status = object_content_init(&digest->content, &put, &digest->err);
 }
 
 void put_digest_fini(struct put_digest *digest)
 {
     free(digest->layout);
-    object_parts_fini(&digest->parts);
+    object_content_fini(&digest->content);
 }
 
 /* ---- checks ---- */
@@ -304,7 +304,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .pending = message->flags & RDT_PUT_PENDING,
                              .sum = message->sum,
                              .layout = digest->layout,
-                             .parts = &digest->parts,
+                             .content = &digest->content,
                              .promise = object_promise_of(message->flags),
                              .kept = object_promise_of(message->flags) == OBJECT_BY_WORD
                                          ? !may_be_given_up(message)
@@ -324,7 +324,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     if (status == RDT_OK && digest->status != RDT_OK)
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
-        status = check_places(message, digest->parts.spans, regions, err);
+        status = check_places(message, digest->content.spans, regions, err);
     /* the answer waits until the bytes have been copied */
     if (status == RDT_OK && put.promise != OBJECT_MAY_CHANGE && !put.kept && put.n_regions > 0 && !call_may_wait(call, err))
         status = RDT_LIMIT;

@@ -11,14 +11,14 @@
 #define DAEMON_RPC_READ_H
 
 #include "daemon/calls/call.h"
-#include "daemon/objects/object_parts.h"
+#include "daemon/objects/object_content.h"
 
 /* The part of a PUT that needs no table of the daemon. The struct must not be moved. */
 struct put_digest {
     enum rdt_status status; /* whether the tensors are valid; err says why they are not */
     struct rdt_error err;
     struct layout *layout;
-    struct object_parts parts;
+    struct object_content content;
 };
 void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message); /* from any thread */
 void put_digest_fini(struct put_digest *digest);                              /* frees what no object has taken */

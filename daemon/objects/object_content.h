@@ -2,15 +2,15 @@
 /* The parts of a put whose size grows with its tensors, metadata and inline bytes, in the form in which
  * the object stores them. They use no table, so any thread may compute them, and an object of many tensors
  * delays nobody else (rpc_read.h). */
-#ifndef DAEMON_OBJECT_PARTS_H
-#define DAEMON_OBJECT_PARTS_H
+#ifndef DAEMON_OBJECT_CONTENT_H
+#define DAEMON_OBJECT_CONTENT_H
 
 #include "daemon/objects/object_table.h"
 
 /* metadata and shapes of more bytes than this get an allocation of their own */
 #define OBJECT_SEPARATE_BYTES (16u << 10)
 
-struct object_parts {          /* must not be moved in memory */
+struct object_content {        /* must not be moved in memory */
     struct region_span *spans; /* of the layout: one for each region, and one for the inline bytes */
     struct region_span few_spans[3];
     uint64_t bytes;  /* of all tensors */
@@ -20,12 +20,12 @@ struct object_parts {          /* must not be moved in memory */
     uint8_t *separate;   /* metadata, then shapes; NULL: they fit into the object. The object takes it. */
 };
 
-/* Computes the parts from the put's layout, n_regions, metadata and inline bytes. Errors: INVALID names
+/* Computes the content from the put's layout, n_regions, metadata and inline bytes. Errors: INVALID names
  * the tensor that lies in no region, begins before its region, or ends beyond the inline bytes (the caller
  * checks the ends of regions); LIMIT: too many inline bytes; NO_MEMORY. */
-enum rdt_status object_parts_init(struct object_parts *parts, const struct object_put *put, struct rdt_error *err);
+enum rdt_status object_content_init(struct object_content *content, const struct object_put *put, struct rdt_error *err);
 
 /* frees what no object has taken; a zeroed struct is allowed */
-void object_parts_fini(struct object_parts *parts);
+void object_content_fini(struct object_content *content);
 
 #endif
