@@ -90,11 +90,11 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 static void on_resumed(rdt *conn, struct pending *pending)
 {
     struct waiting *waiting = container_of(pending, struct waiting, pending);
-    bool is_part = waiting->verb->type == RDT_MSG_IMPORT && ((const Rdt__Pb__Import *)waiting->request)->number != 0;
+    bool in_many = waiting->verb->type == RDT_MSG_IMPORT && ((const Rdt__Pb__Import *)waiting->request)->number != 0;
     enum rdt_status status = repeat_allowed(waiting->verb, waiting->sent_on, &waiting->err);
 
-    if (status == RDT_OK && is_part) /* the parts before it have ended with the daemon */
-        status = rdt_error_set(&waiting->err, RDT_RESTARTED, "rdtd restarted while memory was imported in parts");
+    if (status == RDT_OK && in_many) /* the messages before it have ended with the daemon */
+        status = rdt_error_set(&waiting->err, RDT_RESTARTED, "rdtd restarted while memory was imported in several messages");
     if (status == RDT_OK)
         status = repeat_message(conn, waiting->verb->type, pending->id, waiting->request, waiting->start_ns, waiting->send_fds,
                                 waiting->n_send, &waiting->err);

@@ -93,8 +93,8 @@ static enum rdt_status check_shared(const struct rdt_shared *shared, const void 
 }
 
 /* Sends the chunks in as many messages as it takes. The last one is answered with the region. */
-static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, uint64_t number, int64_t deadline_ns,
-                                  ProtobufCMessage **answer_p, struct rdt_error *err)
+static enum rdt_status send_chunks(rdt *conn, const struct rdt_shared *shared, uint64_t number, int64_t deadline_ns,
+                                   ProtobufCMessage **answer_p, struct rdt_error *err)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
     bool chunks = shared->kind == RDT_SHARED_VMM;
@@ -130,7 +130,7 @@ static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, ui
 }
 
 /* Makes the daemon drop the chunks that it has received so far, because the rest will not come. */
-static void drop_parts(rdt *conn, const struct rdt_shared *shared)
+static void drop_chunks(rdt *conn, const struct rdt_shared *shared)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
 
@@ -145,8 +145,8 @@ static void drop_parts(rdt *conn, const struct rdt_shared *shared)
 
 /* The daemon gathers the chunks of only one import of a client at a time. The next import waits here until its own
  * deadline. */
-static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *number_p, uint64_t *n_sockets_p,
-                                   struct rdt_error *err)
+static enum rdt_status begin_chunks(rdt *conn, int64_t deadline_ns, uint64_t *number_p, uint64_t *n_sockets_p,
+                                    struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
@@ -169,8 +169,8 @@ static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *num
     return status;
 }
 
-/* Returns true if another daemon has gone on with the session since begin_parts: it knows none of the parts before. */
-static bool end_parts(rdt *conn, uint64_t n_sockets)
+/* Returns true if another daemon has gone on with the session since begin_chunks: it knows none of the chunks before. */
+static bool end_chunks(rdt *conn, uint64_t n_sockets)
 {
     bool moved;
 
@@ -191,15 +191,15 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
     bool again;
 
     if (shared->kind != RDT_SHARED_VMM || shared->n_fds <= RDT_MAX_FRAME_FDS)
-        return send_parts(conn, shared, 0, deadline_ns, answer_p, err);
+        return send_chunks(conn, shared, 0, deadline_ns, answer_p, err);
     do {
-        status = begin_parts(conn, deadline_ns, &number, &n_sockets, err);
+        status = begin_chunks(conn, deadline_ns, &number, &n_sockets, err);
         if (status != RDT_OK)
             return status;
-        status = send_parts(conn, shared, number, deadline_ns, answer_p, err);
+        status = send_chunks(conn, shared, number, deadline_ns, answer_p, err);
         if (status != RDT_OK)
-            drop_parts(conn, shared);
-        again = end_parts(conn, n_sockets) && status != RDT_OK && status != RDT_TIMED_OUT;
+            drop_chunks(conn, shared);
+        again = end_chunks(conn, n_sockets) && status != RDT_OK && status != RDT_TIMED_OUT;
     } while (again);
     return status;
 }

@@ -111,16 +111,16 @@ enum rdt_status client_region(struct client *client, uint64_t id, uint64_t gener
 
 void client_drop_import(struct client *client)
 {
-    struct import_parts *parts = client->import;
+    struct import_chunks *chunks = client->import;
 
     client->import = NULL;
-    if (!parts)
+    if (!chunks)
         return;
-    for (uint32_t i = 0; i < parts->n; i++)
-        if (parts->fds[i] >= 0)
-            owner_work_close_fd(client->owner_work, parts->fds[i], client->account);
-    account_give(client->account, USAGE_FDS, parts->charged);
-    free(parts);
+    for (uint32_t i = 0; i < chunks->n; i++)
+        if (chunks->fds[i] >= 0)
+            owner_work_close_fd(client->owner_work, chunks->fds[i], client->account);
+    account_give(client->account, USAGE_FDS, chunks->charged);
+    free(chunks);
 }
 
 /* The client never released the hold, so it may still read the memory. */

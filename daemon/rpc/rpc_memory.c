@@ -132,32 +132,32 @@ static bool comes_in_chunks(const Rdt__Pb__Import *message)
 static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
 {
     struct client *client = call->client;
-    struct import_parts *parts;
+    struct import_chunks *chunks;
     uint32_t n = call->request.frame->nfds;
 
     if (message->first_chunk == 0)
         client_drop_import(client);
     if (message->first_chunk == 0 && message->more && n == 0)
         return RDT_OK;
-    parts = client->import;
+    chunks = client->import;
     if (!comes_in_chunks(message) || n == 0)
         return rdt_error_set(
             err, RDT_INVALID,
             "a message with %u fds continues an import: only the chunks of VMM memory may come in several messages", n);
-    if (message->first_chunk != (parts ? parts->n : 0) || (parts && parts->number != message->number))
+    if (message->first_chunk != (chunks ? chunks->n : 0) || (chunks && chunks->number != message->number))
         return rdt_error_set(err, RDT_INVALID, "chunk %u of import %llu does not follow the chunks that have arrived",
                              message->first_chunk, (unsigned long long)message->number);
-    if ((parts ? parts->n : 0) + n > RDT_EXPORT_MAX_FDS)
+    if ((chunks ? chunks->n : 0) + n > RDT_EXPORT_MAX_FDS)
         return rdt_error_set(err, RDT_LIMIT, "an import may have at most %u chunks", RDT_EXPORT_MAX_FDS);
-    if (!parts && !(parts = client->import = calloc(1, sizeof *parts)))
+    if (!chunks && !(chunks = client->import = calloc(1, sizeof *chunks)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an import");
     if (account_take(client->account, USAGE_FDS, n, err) != RDT_OK)
         return RDT_LIMIT;
-    parts->number = message->number;
-    parts->charged += n;
-    for (uint32_t i = 0; i < n; i++, parts->n++) {
-        parts->fds[parts->n] = frame_take_fd(call->request.frame, i);
-        parts->chunk_bytes[parts->n] = message->chunk_bytes[i];
+    chunks->number = message->number;
+    chunks->charged += n;
+    for (uint32_t i = 0; i < n; i++, chunks->n++) {
+        chunks->fds[chunks->n] = frame_take_fd(call->request.frame, i);
+        chunks->chunk_bytes[chunks->n] = message->chunk_bytes[i];
     }
     return RDT_OK;
 }
@@ -165,8 +165,8 @@ static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *m
 static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *message, struct rdt_import *import,
                                      struct rdt_error *err)
 {
-    bool is_part = message->more || message->first_chunk > 0;
-    struct import_parts *parts;
+    bool has_more = message->more || message->first_chunk > 0;
+    struct import_chunks *chunks;
     struct alloc_wait *wait;
     enum rdt_status status = RDT_OK;
 
@@ -175,31 +175,31 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
     if (message->n_chunk_bytes != call->request.frame->nfds)
         status =
             rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->request.frame->nfds);
-    else if (is_part)
+    else if (has_more)
         status = gather_chunks(call, message, err);
     if (status == RDT_OK && message->more) {
         Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
     }
-    parts = is_part ? call->client->import : NULL;
+    chunks = has_more ? call->client->import : NULL;
     wait = status == RDT_OK ? calloc(1, sizeof *wait) : NULL;
     if (status == RDT_OK && !wait)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
-    if (status == RDT_OK && parts) {
-        import->fds = parts->fds;
-        import->n_fds = parts->n;
-        import->chunk_bytes = parts->chunk_bytes;
+    if (status == RDT_OK && chunks) {
+        import->fds = chunks->fds;
+        import->n_fds = chunks->n;
+        import->chunk_bytes = chunks->chunk_bytes;
         /* from now on the region is charged for the fds */
-        account_give(call->client->account, USAGE_FDS, parts->charged);
-        parts->charged = 0;
+        account_give(call->client->account, USAGE_FDS, chunks->charged);
+        chunks->charged = 0;
     }
     if (status == RDT_OK) {
         *wait = (struct alloc_wait){.call = call, .imported = true};
         status = region_import_device(call->rpc->regions, message->memory, message->device, import, call->account,
                                       call->client->id, on_allocated, wait, err);
     }
-    if (is_part)
+    if (has_more)
         client_drop_import(call->client);
     if (status != RDT_AGAIN) {
         free(wait);

@@ -78,7 +78,7 @@ Test(device_hostile, import_columns_of_other_lengths_are_refused)
     end(declared);
 }
 
-static Rdt__Pb__Import part(uint64_t number, uint32_t first, bool more, const uint64_t *sizes)
+static Rdt__Pb__Import import_message(uint64_t number, uint32_t first, bool more, const uint64_t *sizes)
 {
     Rdt__Pb__Import message =
         MESSAGE(import, .memory = (char *)"fake", .device = (char *)"FAKE-0", .kind = RDT__PB__REGION_KIND__REGION_KIND_VMM,
@@ -105,29 +105,30 @@ Test(device_hostile, parts_that_do_not_follow_are_refused_and_dropped)
     begin();
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    for (unsigned i = 0; i < 4; i++) { /* without a first part; of another import; after a gap; of an import that was dropped */
+    for (unsigned i = 0; i < 4;
+         i++) { /* without a first message; of another import; after a gap; of an import that was dropped */
         if (i == 1 || i == 2) {
-            message = part(7, 0, true, sizes);
+            message = import_message(7, 0, true, sizes);
             takes(&raw, &message, fds);
         }
-        message = part(i == 1 ? 8 : 7, i == 2 ? 3 : 2, false, sizes);
+        message = import_message(i == 1 ? 8 : 7, i == 2 ? 3 : 2, false, sizes);
         (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
         refuses(&raw, RDT_INVALID, "does not follow");
     }
-    message = part(7, 0, true, sizes);
+    message = import_message(7, 0, true, sizes);
     takes(&raw, &message, fds);
-    message = part(9, 0, true, sizes); /* another import begins */
+    message = import_message(9, 0, true, sizes); /* another import begins */
     takes(&raw, &message, fds);
-    message = part(9, 2, false, sizes);
+    message = import_message(9, 2, false, sizes);
     takes(&raw, &message, fds);
     must(atomic_load(&gpu.control->imports) == 1);
-    message = part(10, 0, true, sizes);
+    message = import_message(10, 0, true, sizes);
     takes(&raw, &message, fds);
-    message = part(0, 0, false, sizes); /* an import in one message does not affect those that are incomplete */
+    message = import_message(0, 0, false, sizes); /* an import in one message does not affect those that are incomplete */
     message.bytes = 3 * 4096;
     (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
     refuses(&raw, RDT_INVALID, "2 chunks");
-    message = part(10, 2, false, sizes);
+    message = import_message(10, 2, false, sizes);
     message.bytes = 4 * 4096;
     takes(&raw, &message, fds);
     raw_close(&raw);
@@ -238,7 +239,7 @@ static int import_and_release(struct actor *self, void *arg)
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
     for (unsigned i = 0; i < SLOW_IMPORTS; i++) {
-        Rdt__Pb__Import message = part(0, 0, false, sizes);
+        Rdt__Pb__Import message = import_message(0, 0, false, sizes);
         (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
     }
     for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
