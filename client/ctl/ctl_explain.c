@@ -36,12 +36,12 @@ static void print_candidates(const Rdt__Pb__TransferInfo *t)
         }
     }
     if (t->n_candidates == 0 && strchr(t->path, '/') && strcmp(t->direction, "in") == 0)
-        printf("  moved in parts, one for each kind of memory: explain the transfer of each part\n");
+        printf("  moved by one sub-pull for each kind of memory: explain each of these transfers\n");
     else if (t->n_candidates == 0)
         printf("  the choice was not recorded on this node\n");
 }
 
-/* Who sent which part, in order. A part that came twice, because it was under way when its node was left, counts twice. */
+/* Who sent which bytes, in order. Bytes that came twice, because they were under way when their node was left, count twice. */
 static void print_sources(const Rdt__Pb__TransferInfo *t)
 {
     char bytes[CTL_HUMAN_BYTES];
@@ -70,8 +70,8 @@ static void print(const Rdt__Pb__TransferInfo *t)
     ctl_line("  moved:     %s of %s in %s (%s)%s%s%s%s", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
              ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate), *t->path ? " by " : "", t->path,
              *t->route ? " over " : "", t->route);
-    if (*t->from_memory || t->part_of)
-        ctl_line("  part:      of transfer %" PRIu64 ", %s memory there to %s memory here", t->part_of, t->from_memory,
+    if (*t->from_memory || t->parent)
+        ctl_line("  sub-pull:  of transfer %" PRIu64 ", %s memory there to %s memory here", t->parent, t->from_memory,
                  t->to_memory);
     if (*t->waits)
         ctl_line("  waits:     %s", t->waits);

@@ -99,7 +99,7 @@ struct transfer_source {
 struct transfer_record {
     struct list link; /* in transfers->under_way until the transfer ends */
     uint64_t id;
-    uint64_t part_of;      /* the id of the transfer that this sub-pull belongs to; 0: none */
+    uint64_t parent;       /* the id of the transfer that this sub-pull belongs to; 0: none */
     char from[40], to[40]; /* memory kinds of source and target; "": not known, or several */
     uint64_t client;
     struct owner requester;

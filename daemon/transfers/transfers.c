@@ -180,7 +180,7 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
     info->elapsed_ns = (int64_t)record->elapsed_ns;
     info->error = (char *)record->error;
     info->client = record->client;
-    info->part_of = record->part_of;
+    info->parent = record->parent;
     info->reader = (char *)(record->reader ? record->reader : "");
     info->from_memory = (char *)record->from;
     info->to_memory = (char *)record->to;

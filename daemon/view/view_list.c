@@ -228,7 +228,7 @@ static bool passes(const struct call *call, const struct record_filter *filter, 
 {
     if (!is_for(call, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, record))
         return false;
-    if (filter->transfer != 0 && filter->transfer != record->id && filter->transfer != record->part_of)
+    if (filter->transfer != 0 && filter->transfer != record->id && filter->transfer != record->parent)
         return false;
     if (filter->client != 0 && filter->client != record->client)
         return false;

@@ -583,7 +583,7 @@ bool pull_wanted(const struct transfer *transfer)
 }
 
 const struct transfer_kind transfer_pull_kind = {.pulls = true,
-                                                 .part = &transfer_subpull_kind,
+                                                 .sub_pull = &transfer_subpull_kind,
                                                  .init = init,
                                                  .pickles_trusted = pickles_trusted,
                                                  .start = start,
@@ -594,7 +594,7 @@ const struct transfer_kind transfer_pull_kind = {.pulls = true,
                                                  .wanted = pull_wanted,
                                                  .answered = pull_replica_answered};
 
-static void start_part(struct transfer *transfer)
+static void start_subpull(struct transfer *transfer)
 {
     pull_pull_from(transfer, transfer->pull.subpull.parent->pull.peer);
 }
@@ -602,7 +602,7 @@ static void start_part(struct transfer *transfer)
 const struct transfer_kind transfer_subpull_kind = {.pulls = true,
                                                     .init = init,
                                                     .pickles_trusted = pickles_trusted,
-                                                    .start = start_part,
+                                                    .start = start_subpull,
                                                     .abort = pull_abort,
                                                     .settled = pull_settled,
                                                     .recover = subpull_failed,

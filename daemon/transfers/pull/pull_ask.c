@@ -136,11 +136,11 @@ void pull_ask(struct transfer *transfer)
         pull.inline_max_bytes = 0;
     else if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
         pull.inline_max_bytes = pull_inline_max(transfer);
-    pull.parts = true;
+    pull.sub_pulls = true;
     if (transfer->pull.subpull.parent || subpulls_wanted_here(transfer))
         pull.inline_max_bytes = 0;
     if (transfer->pull.subpull.parent) {
-        pull.part_of = transfer->pull.subpull.parent->id;
+        pull.parent = transfer->pull.subpull.parent->id;
         pull.tensors = transfer->pull.subpull.select;
         pull.n_tensors = transfer->pull.subpull.n_select;
     }

@@ -73,7 +73,7 @@ bool subpulls_wanted_here(const struct transfer *transfer)
 
 bool subpulls_needed(const struct transfer *transfer)
 {
-    return transfer->kind->part && !transfer->pull.subpulls && transfer->move.source &&
+    return transfer->kind->sub_pull && !transfer->pull.subpulls && transfer->move.source &&
            layout_total_bytes(transfer->move.source) > 0 && (transfer->pull.placement || subpulls_wanted_here(transfer));
 }
 
@@ -200,8 +200,8 @@ static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
 
 /* The regions of the whole's target that the selected tensors need, as a target of their own that uses the
  * same memory. */
-static enum rdt_status target_part(const struct transfer *whole, const uint32_t *select, uint32_t n, struct target **target_p,
-                                   struct rdt_error *err)
+static enum rdt_status target_of_tensors(const struct transfer *whole, const uint32_t *select, uint32_t n,
+                                         struct target **target_p, struct rdt_error *err)
 {
     struct target *from = whole->move.target, *target = calloc(1, sizeof *target);
     uint32_t *index = calloc(from->n + 1u, sizeof *index); /* 1 + index in the new target */
@@ -234,7 +234,7 @@ static enum rdt_status target_part(const struct transfer *whole, const uint32_t 
 
 static enum rdt_status create(struct transfer *whole, const uint32_t *select, uint32_t n, struct rdt_error *err)
 {
-    struct transfer *child = transfer_new(whole->transfers, whole->kind->part, whole->client, whole->account, &whole->ref);
+    struct transfer *child = transfer_new(whole->transfers, whole->kind->sub_pull, whole->client, whole->account, &whole->ref);
     enum rdt_status status;
 
     if (!child)
@@ -246,7 +246,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     child->wish.mode = whole->wish.mode;
     child->pull.redirect.refused = true;
     child->record.direction = "in";
-    child->record.part_of = whole->id;
+    child->record.parent = whole->id;
     text_copy(child->wish.transport, sizeof child->wish.transport, whole->wish.transport);
     text_copy(child->wish.least, sizeof child->wish.least, whole->wish.least);
     text_copy(child->wish.group, sizeof child->wish.group, whole->wish.group);
@@ -255,7 +255,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     list_init(&child->pull.subpull.link);
     list_append(&whole->pull.subpulls->list, &child->pull.subpull.link);
     whole->move.n_ops++;
-    status = child->pull.subpull.select ? target_part(whole, select, n, &child->move.target, err)
+    status = child->pull.subpull.select ? target_of_tensors(whole, select, n, &child->move.target, err)
                                         : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
     if (child->pull.subpull.select)
         memcpy(child->pull.subpull.select, select, n * sizeof *select);

@@ -78,7 +78,7 @@ static bool take_selection(struct serve *serve, const Rdt__Pb__Pull *pull)
 static enum rdt_status find_whole(struct remote *remote, const Rdt__Pb__Pull *pull, const struct owner *requester,
                                   struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
-    const struct serve *whole = map_get_u64(&remote->by_number, pull->part_of);
+    const struct serve *whole = map_get_u64(&remote->by_number, pull->parent);
 
     *version_p = 0;
     if (!whole || whole->sm.state != SERVE_OFFERED || !whole->object || whole->replica)
@@ -111,7 +111,7 @@ enum rdt_status serve_on_pull(struct remote *remote, const Rdt__Pb__Pull *pull, 
                                MAX_PULLS);
     if (status == RDT_OK && pull->from_replica && (pull->slice || pull->meta_only || ref.generation == 0))
         status = rdt_error_set(&why, RDT_UNSUPPORTED, "a replica serves the whole object only, not a slice or its metadata");
-    else if (status == RDT_OK && pull->part_of != 0)
+    else if (status == RDT_OK && pull->parent != 0)
         status = find_whole(remote, pull, &requester, &object, &version, &why);
     else if (status == RDT_OK && !pull->from_replica)
         status = find_object(transfers, &ref, &requester, &object, &version, &why);
@@ -129,7 +129,7 @@ enum rdt_status serve_on_pull(struct remote *remote, const Rdt__Pb__Pull *pull, 
     }
     serve->waiter.on_event = on_put;
     serve->named.on_event = on_published;
-    if (pull->part_of != 0 && !take_selection(serve, pull)) {
+    if (pull->parent != 0 && !take_selection(serve, pull)) {
         (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve tensors of object \"%s\"", ref.id);
         serve_refuse(serve, &why);
     } else if (pull->from_replica) {
