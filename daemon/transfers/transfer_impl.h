@@ -177,9 +177,9 @@ struct fetch {
  *   sub-pull the part of a pull that moves between two kinds of memory    pull.c
  */
 struct transfer_kind {
-    bool pulls;                           /* the bytes come from another node: the transfer has `pull`, otherwise `local` */
-    const struct transfer_kind *sub_pull; /* the kind of its sub-pulls; NULL: it has none */
-    void (*init)(struct transfer *);      /* of `pull` or `local`, which is all zero */
+    bool pulls;                          /* the bytes come from another node: the transfer has `pull`, otherwise `local` */
+    const struct transfer_kind *subpull; /* the kind of its sub-pulls; NULL: it has none */
+    void (*init)(struct transfer *);     /* of `pull` or `local`, which is all zero */
     /* Begins a transfer, once; NULL: the file of the kind begins its transfers itself. May end the transfer. */
     void (*start)(struct transfer *);
     /* Nobody waits any more, and the transfer has begun to use memory (ASKED and later). Moves it to ABORT;

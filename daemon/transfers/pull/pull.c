@@ -583,7 +583,7 @@ bool pull_wanted(const struct transfer *transfer)
 }
 
 const struct transfer_kind transfer_pull_kind = {.pulls = true,
-                                                 .sub_pull = &transfer_subpull_kind,
+                                                 .subpull = &transfer_subpull_kind,
                                                  .init = init,
                                                  .pickles_trusted = pickles_trusted,
                                                  .start = start,

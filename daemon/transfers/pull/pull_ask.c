@@ -136,7 +136,7 @@ void pull_ask(struct transfer *transfer)
         pull.inline_max_bytes = 0;
     else if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
         pull.inline_max_bytes = pull_inline_max(transfer);
-    pull.sub_pulls = true;
+    pull.subpulls = true;
     if (transfer->pull.subpull.parent || subpulls_wanted_here(transfer))
         pull.inline_max_bytes = 0;
     if (transfer->pull.subpull.parent) {

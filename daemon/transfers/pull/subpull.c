@@ -73,7 +73,7 @@ bool subpulls_wanted_here(const struct transfer *transfer)
 
 bool subpulls_needed(const struct transfer *transfer)
 {
-    return transfer->kind->sub_pull && !transfer->pull.subpulls && transfer->move.source &&
+    return transfer->kind->subpull && !transfer->pull.subpulls && transfer->move.source &&
            layout_total_bytes(transfer->move.source) > 0 && (transfer->pull.placement || subpulls_wanted_here(transfer));
 }
 
@@ -234,7 +234,7 @@ static enum rdt_status target_of_tensors(const struct transfer *whole, const uin
 
 static enum rdt_status create(struct transfer *whole, const uint32_t *select, uint32_t n, struct rdt_error *err)
 {
-    struct transfer *child = transfer_new(whole->transfers, whole->kind->sub_pull, whole->client, whole->account, &whole->ref);
+    struct transfer *child = transfer_new(whole->transfers, whole->kind->subpull, whole->client, whole->account, &whole->ref);
     enum rdt_status status;
 
     if (!child)
