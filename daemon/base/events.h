@@ -15,7 +15,7 @@ struct events {
     void *arg;
 };
 
-/* `thing` is the struct of that table: object, region, client, peer, plugin_roles (with one part),
+/* `thing` is the struct of that table: object, region, client, peer, plugin_roles (with one role),
  * transfer_record, name, account, group. events NULL: nobody ever watches. */
 static inline void event(const struct events *events, Rdt__Pb__ListKind kind, const char *what, const void *thing)
 {

@@ -243,7 +243,7 @@ static void go_on(struct device_copy *copy)
 }
 
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
-                                  const struct device_place *to, const struct device_part *part, bool pinned,
+                                  const struct device_place *to, const struct device_range *range, bool pinned,
                                   device_copy_done on_done, void *arg, struct device_copy **copy_p, struct rdt_error *err)
 {
     struct device_copy *copy = calloc(1, sizeof *copy);
@@ -261,10 +261,10 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
                                  .arg = arg,
                                  .remaining = UINT64_MAX,
                                  .pinned = pinned};
-    if (part) {
-        copy->tensor = part->first;
-        copy->at = part->at;
-        copy->remaining = part->bytes;
+    if (range) {
+        copy->tensor = range->first;
+        copy->at = range->at;
+        copy->remaining = range->bytes;
     }
     status = check(copy, &any, err);
     if (status != RDT_OK || !any) {
@@ -276,7 +276,7 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
         *copy_p = copy;
         return RDT_OK;
     }
-    /* Either the part has no tensor to copy, or the first batch failed to start. */
+    /* Either the range has no tensor to copy, or the first batch failed to start. */
     status = copy->failure.status == RDT_OK ? RDT_OK : rdt_error_set(err, copy->failure.status, "%s", copy->failure.msg);
     free(copy);
     return status;

@@ -29,19 +29,19 @@ struct device_copy;
 typedef void (*device_copy_done)(void *arg, const struct rdt_error *err);
 
 /* A range of the packed stream of a layout: `bytes` bytes from byte `at` of tensor `first` on. */
-struct device_part {
+struct device_range {
     uint32_t first;
     uint64_t at, bytes;
 };
 
-/* Starts to copy the tensors of source to those of target, which has the same shapes and is row-major. part: copies
+/* Starts to copy the tensors of source to those of target, which has the same shapes and is row-major. range: copies
  * only that range; NULL: all. pinned: the host memory at either end is pinned for the device's kind. The layouts and
  * places are borrowed until on_done, and the memory that they name must stay pinned until then. on_done is called
  * later, exactly once. *copy_p is NULL if there is nothing to copy; on_done is not called then. Errors, after which
  * on_done is not called: UNSUPPORTED (a tensor would go from a device of one kind to one of another), NO_MEMORY, or
  * what the plug-in returned for the first batch. */
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
-                                  const struct device_place *to, const struct device_part *part, bool pinned,
+                                  const struct device_place *to, const struct device_range *range, bool pinned,
                                   device_copy_done on_done, void *arg, struct device_copy **copy_p, struct rdt_error *err);
 
 /* Starts no further batches: on_done is called when the running ones have ended. */

@@ -120,7 +120,7 @@ static enum rdt_status open_all(struct plugins *plugins, const struct options *o
     return RDT_OK;
 }
 
-static struct plugin_roles parts_of(struct plugin *plugin)
+static struct plugin_roles roles_of(struct plugin *plugin)
 {
     return (struct plugin_roles){.plugin = plugin, .kind = plugin->kind, .transport = plugin->instance};
 }
@@ -133,7 +133,7 @@ static void close_instances(struct plugins *plugins)
         transport->opened = false;
     }
     list_for_each (plugin_node, &plugins->files) {
-        struct plugin_roles roles = parts_of(container_of(plugin_node, struct plugin, link));
+        struct plugin_roles roles = roles_of(container_of(plugin_node, struct plugin, link));
         plugin_close(&roles);
     }
 }
@@ -141,7 +141,7 @@ static void close_instances(struct plugins *plugins)
 static void plugins_free(struct plugins *plugins)
 {
     list_each_safe (struct plugin, plugin, &plugins->files, link) {
-        struct plugin_roles roles = parts_of(plugin);
+        struct plugin_roles roles = roles_of(plugin);
         plugin_parts_free(&roles);
         plugin_unload(plugin, true);
     }
@@ -338,7 +338,7 @@ enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct p
     for (unsigned pass = 0; pass < 3; pass++)
         list_each (struct plugin, plugin, &plugins->files, link) {
             if (has_name(plugin, name, pass)) {
-                *roles_p = parts_of(plugin);
+                *roles_p = roles_of(plugin);
                 return RDT_OK;
             }
             if (pass == 0 && used < sizeof names)

@@ -163,7 +163,7 @@ enum rdt_status plugins_load(struct plugins *plugins, const struct options *opti
     return start(change, on_changed, arg, err);
 }
 
-static enum rdt_status change_parts(struct plugins *plugins, const struct options *options, const struct plugin_roles *roles,
+static enum rdt_status change_roles(struct plugins *plugins, const struct options *options, const struct plugin_roles *roles,
                                     plugins_changed on_changed, void *arg, struct rdt_error *err)
 {
     struct plugin_change *change = calloc(1, sizeof(*change));
@@ -178,11 +178,11 @@ static enum rdt_status change_parts(struct plugins *plugins, const struct option
 enum rdt_status plugins_open_again(struct plugins *plugins, const struct options *options, const struct plugin_roles *roles,
                                    plugins_changed on_changed, void *arg, struct rdt_error *err)
 {
-    return change_parts(plugins, options, roles, on_changed, arg, err);
+    return change_roles(plugins, options, roles, on_changed, arg, err);
 }
 
 enum rdt_status plugins_unload(struct plugins *plugins, const struct plugin_roles *roles, plugins_changed on_changed, void *arg,
                                struct rdt_error *err)
 {
-    return change_parts(plugins, NULL, roles, on_changed, arg, err);
+    return change_roles(plugins, NULL, roles, on_changed, arg, err);
 }

@@ -33,7 +33,7 @@ struct plugins {
 
 /* ---- plugin.c ---- */
 
-/* EXISTS: another backend has the name of this one or of a part of it. INVALID: a section of the
+/* EXISTS: another backend has the name of this one or of a role of it. INVALID: a section of the
  * configuration has its name. */
 enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err);
 

@@ -96,7 +96,7 @@ static struct transport *transport_new(struct plugins *plugins, struct plugin *p
 }
 
 /* Interprets the status of an open operation. Returns true if it succeeded. Returns false with OK in
- * *status_p if the part stays loaded as not available. */
+ * *status_p if the role stays loaded as not available. */
 static bool open_result(enum rdt_status *status_p, const struct plugin *plugin, const struct rdt_error *why, char why_not[192],
                         struct rdt_error *err)
 {

@@ -77,7 +77,7 @@ static bool set_row(struct arena *arena, Rdt__Pb__ListKind kind, const void *thi
     case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
         return (message->name = row_name(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
-        return (message->backend = row_part(arena, thing)) != NULL;
+        return (message->backend = row_role(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
         return (message->owner = row_owner(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:

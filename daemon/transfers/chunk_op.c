@@ -74,16 +74,16 @@ struct chunk_op *chunk_op_create(const struct chunk *chunk, const struct chunk_g
     return created;
 }
 
-struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
+struct device_range chunk_range(const struct chunk *chunk, const struct layout *packed)
 {
-    struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};
+    struct device_range range = {.first = chunk->first, .bytes = chunk->bytes};
 
     if (chunk->count == 1) {
-        part.at = chunk->offset - packed->offset[chunk->first];
-        return part;
+        range.at = chunk->offset - packed->offset[chunk->first];
+        return range;
     }
-    part.bytes = 0;
+    range.bytes = 0;
     for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++)
-        part.bytes += layout_bytes(packed, i);
-    return part;
+        range.bytes += layout_bytes(packed, i);
+    return range;
 }

@@ -51,7 +51,7 @@ bool chunk_is_in_place(const struct chunk *chunk, const struct chunk_ground *gro
  * caller adds the address of a buffer of chunk->bytes in host memory. */
 struct chunk_op *chunk_op_create(const struct chunk *chunk, const struct chunk_ground *ground);
 
-/* Which part of the tensors the chunk holds, for device copies. */
-struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
+/* Which range of the tensors the chunk holds, for device copies. */
+struct device_range chunk_range(const struct chunk *chunk, const struct layout *packed);
 
 #endif

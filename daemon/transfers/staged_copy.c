@@ -98,20 +98,20 @@ static void run_read(struct work *work)
 {
     struct staged_chunk *chunk = (struct staged_chunk *)work;
     const struct staged_copy *copy = chunk->copy;
-    struct device_part part = chunk_part(chunk->chunk, copy->packed);
+    struct device_range range = chunk_range(chunk->chunk, copy->packed);
 
-    chunk->failed = memory_place_gather(memory_of(copy, &copy->from, part.first), copy->from.layout, part.first, part.at,
-                                        part.bytes, chunk->slot);
+    chunk->failed = memory_place_gather(memory_of(copy, &copy->from, range.first), copy->from.layout, range.first, range.at,
+                                        range.bytes, chunk->slot);
 }
 
 static void run_write(struct work *work)
 {
     struct staged_chunk *chunk = (struct staged_chunk *)work;
     const struct staged_copy *copy = chunk->copy;
-    struct device_part part = chunk_part(chunk->chunk, copy->packed);
+    struct device_range range = chunk_range(chunk->chunk, copy->packed);
 
-    chunk->failed = memory_place_scatter(memory_of(copy, &copy->to, part.first), copy->to.layout, part.first, part.at,
-                                         part.bytes, chunk->slot);
+    chunk->failed = memory_place_scatter(memory_of(copy, &copy->to, range.first), copy->to.layout, range.first, range.at,
+                                         range.bytes, chunk->slot);
 }
 
 static void done_write(struct work *work)
@@ -156,17 +156,17 @@ static void on_device_read(void *arg, const struct rdt_error *err)
 static void start_device(struct staged_chunk *chunk, bool to_device)
 {
     struct staged_copy *copy = chunk->copy;
-    struct device_part part = chunk_part(chunk->chunk, copy->packed);
+    struct device_range range = chunk_range(chunk->chunk, copy->packed);
     bool pinned = stage_is_pinned(copy->stage);
     struct rdt_error err = {0};
     enum rdt_status status;
 
     chunk->place.base = chunk->slot - chunk->chunk->offset;
     if (to_device)
-        status = device_copy_start(copy->packed, &chunk->place, copy->to.layout, copy->to.regions, &part, pinned,
+        status = device_copy_start(copy->packed, &chunk->place, copy->to.layout, copy->to.regions, &range, pinned,
                                    on_device_written, chunk, &chunk->device, &err);
     else
-        status = device_copy_start(copy->from.layout, copy->from.regions, copy->packed, &chunk->place, &part, pinned,
+        status = device_copy_start(copy->from.layout, copy->from.regions, copy->packed, &chunk->place, &range, pinned,
                                    on_device_read, chunk, &chunk->device, &err);
     if (status == RDT_OK && !chunk->device)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");

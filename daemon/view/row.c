@@ -231,9 +231,9 @@ Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport 
     return info;
 }
 
-Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_roles *part)
+Rdt__Pb__BackendInfo *row_role(struct arena *arena, const struct plugin_roles *roles)
 {
-    return part->kind ? row_memory(arena, part->kind) : row_transport(arena, part->transport);
+    return roles->kind ? row_memory(arena, roles->kind) : row_transport(arena, roles->transport);
 }
 
 /* The nodes that the fetch has left, and the present one. */

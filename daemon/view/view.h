@@ -40,7 +40,7 @@ Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name);
 Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool admin);
 Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind);
 Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport);
-Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_roles *part); /* the one that is not NULL */
+Rdt__Pb__BackendInfo *row_role(struct arena *arena, const struct plugin_roles *roles); /* the one that is not NULL */
 Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group);
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record);
 

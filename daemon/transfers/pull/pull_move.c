@@ -520,14 +520,14 @@ static void scatter_to_device(struct chunk_op *op)
 {
     struct transfer *transfer = op->transfer;
     const struct chunk *chunk = &transfer->pull.chunks.plan->chunks[op->chunk];
-    struct device_part part = chunk_part(chunk, transfer->move.packed);
+    struct device_range range = chunk_range(chunk, transfer->move.packed);
     struct rdt_error err = {0};
     enum rdt_status status;
 
     op->place.base = op->staging - chunk->offset;
     status =
         device_copy_start(transfer->move.packed, &op->place, transfer->move.target->layout, transfer->pull.chunks.to_places,
-                          &part, stage_is_pinned(transfer->pull.chunks.stage), on_device_scattered, op, &op->copy, &err);
+                          &range, stage_is_pinned(transfer->pull.chunks.stage), on_device_scattered, op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");
     if (status != RDT_OK)

@@ -399,7 +399,7 @@ static void gather_from_device(struct chunk_op *op)
 {
     struct serve *serve = op->serve;
     const struct chunk *chunk = &serve->sending.plan->chunks[op->chunk];
-    struct device_part part = chunk_part(chunk, serve->packed);
+    struct device_range range = chunk_range(chunk, serve->packed);
     struct rdt_error err = {0};
     enum rdt_status status;
 
@@ -407,7 +407,7 @@ static void gather_from_device(struct chunk_op *op)
     if (chunk->count > 1)
         memset(op->staging, 0, chunk->bytes); /* The gaps between tensors must not carry old bytes. */
     serve->sending.gathering = serve->sending.mode == SENDING_IN_ORDER;
-    status = device_copy_start(serve->source, serve->sending.places, serve->packed, &op->place, &part,
+    status = device_copy_start(serve->source, serve->sending.places, serve->packed, &op->place, &range,
                                stage_is_pinned(serve->sending.stage), on_device_gathered, op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");
