@@ -76,12 +76,12 @@ static bool read_small(struct channel *channel, size_t bytes)
 }
 
 /* Fills iov_p with the memory for the chunk's next bytes and, behind the last one, for its trailer and the next header. Returns
- * the number of parts. */
-static unsigned parts_of(struct channel *channel, uint64_t rest, struct iovec iov_p[MAX_PARTS])
+ * the number of iovecs. */
+static unsigned iovecs_of(struct channel *channel, uint64_t rest, struct iovec iov_p[MAX_IOVECS])
 {
-    uint64_t most = rest < PART_BYTES ? rest : PART_BYTES, bytes = 0;
+    uint64_t most = rest < CALL_BYTES ? rest : CALL_BYTES, bytes = 0;
     struct pieces memory;
-    unsigned max = channel->tls.ssl ? 1 : MAX_PARTS - 1, n = 0; /* OpenSSL reads into one place */
+    unsigned max = channel->tls.ssl ? 1 : MAX_IOVECS - 1, n = 0; /* OpenSSL reads into one place */
 
     if (channel->chunk.memory.list)
         (void)pieces_at(&channel->chunk.memory, channel->chunk.at);
@@ -103,9 +103,9 @@ static unsigned parts_of(struct channel *channel, uint64_t rest, struct iovec io
 static size_t read_bytes(struct channel *channel)
 {
     uint64_t rest = channel->chunk.bytes - channel->chunk.at;
-    struct iovec iov[MAX_PARTS];
-    unsigned parts = parts_of(channel, rest, iov);
-    ssize_t n = channel_read(channel, iov, parts);
+    struct iovec iov[MAX_IOVECS];
+    unsigned n_iovecs = iovecs_of(channel, rest, iov);
+    ssize_t n = channel_read(channel, iov, n_iovecs);
 
     if (n < 0) {
         channel_fail(channel, NULL, 0);

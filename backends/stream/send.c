@@ -5,8 +5,8 @@
  * MSG_ZEROCOPY, splice and sendfile would read the memory again with every retransmission, long after that; sendfile was not
  * faster on loopback either (0.86 times).
  *
- * PART_BYTES was measured with chunks of 4 MiB between two daemons, each on a core of its own, against a plain socket that
- * does nothing else: with 256 KiB for each call 0.75 times its speed, with 512 KiB 0.9, with 1 MiB 1.0 to 1.2. Shorter parts
+ * CALL_BYTES was measured with chunks of 4 MiB between two daemons, each on a core of its own, against a plain socket that
+ * does nothing else: with 256 KiB for each call 0.75 times its speed, with 512 KiB 0.9, with 1 MiB 1.0 to 1.2. Shorter calls
  * at only one of the two ends are as slow.
  */
 #include <string.h>
@@ -51,7 +51,7 @@ static bool start_next(struct channel *channel)
 }
 
 /* Returns what is to be sent from byte `at` on, as far as it lies in one place. memory: of the channel, or a copy of that. */
-static struct iovec part_at(struct channel *channel, struct pieces *memory, uint64_t at)
+static struct iovec iovec_at(struct channel *channel, struct pieces *memory, uint64_t at)
 {
     uint64_t end = HEADER_BYTES + channel->chunk.bytes;
 
@@ -64,18 +64,18 @@ static struct iovec part_at(struct channel *channel, struct pieces *memory, uint
     return (struct iovec){(uint8_t *)(uintptr_t)zeros, end - at < sizeof zeros ? end - at : sizeof zeros};
 }
 
-/* Fills iov_p with what follows channel->chunk.at, as much as one system call sends. Returns the number of parts. */
-static unsigned parts_of(struct channel *channel, struct iovec iov_p[MAX_PARTS])
+/* Fills iov_p with what follows channel->chunk.at, as much as one system call sends. Returns the number of iovecs. */
+static unsigned iovecs_of(struct channel *channel, struct iovec iov_p[MAX_IOVECS])
 {
-    uint64_t at = channel->chunk.at, most = at + HEADER_BYTES + PART_BYTES + TRAILER_BYTES,
+    uint64_t at = channel->chunk.at, most = at + HEADER_BYTES + CALL_BYTES + TRAILER_BYTES,
              end = total(channel) < most ? total(channel) : most;
     struct pieces memory;
     unsigned n = 0;
 
-    (void)part_at(channel, &channel->chunk.memory, at);
+    (void)iovec_at(channel, &channel->chunk.memory, at);
     memory = channel->chunk.memory; /* a copy runs ahead of what is sent */
-    for (; at < end && n < MAX_PARTS; n++) {
-        iov_p[n] = part_at(channel, &memory, at);
+    for (; at < end && n < MAX_IOVECS; n++) {
+        iov_p[n] = iovec_at(channel, &memory, at);
         if (iov_p[n].iov_len > end - at)
             iov_p[n].iov_len = end - at;
         at += iov_p[n].iov_len;
@@ -88,15 +88,15 @@ static unsigned parts_of(struct channel *channel, struct iovec iov_p[MAX_PARTS])
 static struct iovec record(struct channel *channel)
 {
     uint64_t rest = total(channel) - channel->chunk.at, n = rest < RECORD_BYTES ? rest : RECORD_BYTES, at = 0;
-    struct iovec part = part_at(channel, &channel->chunk.memory, channel->chunk.at);
+    struct iovec piece = iovec_at(channel, &channel->chunk.memory, channel->chunk.at);
 
-    if (part.iov_len >= n)
-        return (struct iovec){part.iov_base, n};
-    for (; at < n; at += part.iov_len) {
-        part = part_at(channel, &channel->chunk.memory, channel->chunk.at + at);
-        if (part.iov_len > n - at)
-            part.iov_len = n - at;
-        memcpy(channel->thread->staging + at, part.iov_base, part.iov_len);
+    if (piece.iov_len >= n)
+        return (struct iovec){piece.iov_base, n};
+    for (; at < n; at += piece.iov_len) {
+        piece = iovec_at(channel, &channel->chunk.memory, channel->chunk.at + at);
+        if (piece.iov_len > n - at)
+            piece.iov_len = n - at;
+        memcpy(channel->thread->staging + at, piece.iov_base, piece.iov_len);
     }
     return (struct iovec){channel->thread->staging, n};
 }
@@ -134,7 +134,7 @@ void send_run(struct channel *channel)
     size_t budget = BUDGET_BYTES;
 
     while (channel->ready.writable && channel->state == CHANNEL_READY) {
-        struct iovec iov[MAX_PARTS];
+        struct iovec iov[MAX_IOVECS];
         unsigned n_iov = 1;
         ssize_t n;
 
@@ -150,7 +150,7 @@ void send_run(struct channel *channel)
         if (channel->tls.ssl && !channel->tls.in_kernel)
             iov[0] = record(channel);
         else
-            n_iov = parts_of(channel, iov);
+            n_iov = iovecs_of(channel, iov);
         n = channel_write(channel, iov, n_iov);
         thread_yield(channel->thread);
         if (n < 0) {

@@ -59,8 +59,8 @@
 #define MAX_STRANGERS 128u               /* accepted channels that have not greeted yet */
 #define MAX_STRANGERS_OF_SOURCE 96u      /* ... from one address: a node may open many channels at once */
 #define RECORD_BYTES 16384               /* largest payload of a TLS record */
-#define PART_BYTES ((size_t)1 << 20)     /* largest number of bytes that one system call moves; see send.c */
-#define MAX_PARTS 256u                   /* ... and in how many places of memory they lie */
+#define CALL_BYTES ((size_t)1 << 20)     /* largest number of bytes that one system call moves; see send.c */
+#define MAX_IOVECS 256u                  /* ... and in how many places of memory they lie */
 #define GATHER_BYTES ((size_t)256 << 10) /* buffer for the TLS records that one system call sends; see channel_io.c */
 
 struct settings {
