@@ -253,7 +253,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for an object");
     object->conn = conn;
     object->to_copy = done->to_copy;
-    object->part = sliced || content == FETCHED_METADATA;
+    object->partial = sliced || content == FETCHED_METADATA;
     list_init(&object->link);
     status = fill_info(object, done, err);
     if (status == RDT_OK && content != FETCHED_IN_TARGETS)

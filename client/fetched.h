@@ -23,7 +23,7 @@ struct rdt_object {
     size_t metadata_bytes;
     Rdt__Pb__Boxes *boxes;   /* NULL: the tensors are no boxes of larger ones, or slices */
     uint32_t *first_box_dim; /* with boxes: [layout->count] the index of a tensor's first dimension there */
-    bool part;               /* it has slices of the tensors, or no bytes */
+    bool partial;            /* it has slices of the tensors, or no bytes */
     bool pickles_trusted;    /* see rdt_object_pickles_trusted */
     bool to_copy;            /* the daemon shares the object only for being copied into the targets */
     struct targets *targets; /* if not NULL, it owns layout and data */

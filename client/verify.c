@@ -15,7 +15,7 @@ static enum rdt_status check(const rdt_object *object, struct rdt_error *err)
 {
     const char *id = object->info.ref.id, *memory;
 
-    if (object->part)
+    if (object->partial)
         return rdt_error_set(err, RDT_INVALID, "object \"%s\" was not fetched whole: only all of it has a checksum", id);
     for (uint32_t i = 0; i < object->layout->count; i++)
         if (rdt_object_place(object, i, &memory, NULL, err) != RDT_OK)

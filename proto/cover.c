@@ -128,8 +128,8 @@ static enum rdt_status compare_all(struct checker *checker, uint32_t lo, uint32_
                 return RDT_EXISTS;
             }
     }
-    checker->region.in_part = elems < box_elems(ndim, checker->region.count);
-    return checker->region.in_part ? RDT_NOT_FOUND : RDT_OK;
+    checker->region.some_covered = elems < box_elems(ndim, checker->region.count);
+    return checker->region.some_covered ? RDT_NOT_FOUND : RDT_OK;
 }
 
 /* Checks that the boxes of [lo, hi) fill the region: cuts it wherever no box is in the way, then looks at each piece. The

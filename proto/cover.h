@@ -26,7 +26,7 @@ void box_text(uint32_t ndim, const uint64_t *start, const uint64_t *count, char 
 /* The reason why boxes do not fill a tensor. */
 struct cover_fault {
     uint64_t start[32], count[32]; /* NOT_FOUND: a region that boxes do not cover, or not all of it */
-    bool in_part;                  /* boxes cover some of that region */
+    bool some_covered;             /* boxes cover some of that region */
     uint32_t box, other;           /* EXISTS: indices of two boxes that overlap */
 };
 

@@ -107,20 +107,20 @@ static void grid_of(const struct rdt_tensor *tensor, struct grid *grid_p)
 
 enum answer { APART, SHARE, UNKNOWN };
 
-struct part { /* of a grid: the axes from `axis` on, from an address on */
+struct subgrid { /* of a grid: the axes from `axis` on, from an address on */
     const struct grid *grid;
     uint32_t axis;
     int64_t at;
 };
 
-static struct part inside(const struct part *part, int64_t at)
+static struct subgrid inside(const struct subgrid *grid, int64_t at)
 {
-    return (struct part){part->grid, part->axis + 1, at};
+    return (struct subgrid){grid->grid, grid->axis + 1, at};
 }
 
-static int64_t stride_in(const struct part *part)
+static int64_t stride_in(const struct subgrid *grid)
 {
-    return part->axis < part->grid->n ? part->grid->axis[part->axis].stride : 0;
+    return grid->axis < grid->grid->n ? grid->grid->axis[grid->axis].stride : 0;
 }
 
 static int64_t max(int64_t a, int64_t b)
@@ -140,7 +140,7 @@ static int64_t floor_div(int64_t a, int64_t b) /* b > 0 */
 
 /* Tries the rows of `a` that reach into `b`. In axes with equal strides, what counts is only how many rows lie between the
  * row of `a` and that of `b`. */
-static enum answer compare(const struct part *a, const struct part *b, uint64_t *steps)
+static enum answer compare(const struct subgrid *a, const struct subgrid *b, uint64_t *steps)
 {
     int64_t reach_a = a->grid->reach[a->axis], reach_b = b->grid->reach[b->axis], stride = stride_in(a), first = 0, last;
     bool both = stride > 0 && stride == stride_in(b);
@@ -163,7 +163,7 @@ static enum answer compare(const struct part *a, const struct part *b, uint64_t 
     first = max(first, floor_div(b->at - a->at - reach_a, stride) + 1);
     last = min(last, floor_div(b->at + reach_b - a->at - 1, stride));
     for (int64_t row = first; row <= last; row++) {
-        struct part one = inside(a, a->at + row * stride), other = both ? inside(b, b->at) : *b;
+        struct subgrid one = inside(a, a->at + row * stride), other = both ? inside(b, b->at) : *b;
         enum answer answer = compare(&one, &other, steps);
 
         if (answer != APART)
@@ -193,7 +193,7 @@ static enum rdt_status compare_all(const struct span *spans, size_t n, uint64_t 
         grid_of(spans[i].tensor, &grids[i]);
         for (size_t k = 0; k < n_open && status == RDT_OK; k++) {
             const struct span *before = &spans[open[k]];
-            struct part one = {&grids[open[k]], 0, before->from}, other = {&grids[i], 0, spans[i].from};
+            struct subgrid one = {&grids[open[k]], 0, before->from}, other = {&grids[i], 0, spans[i].from};
             enum answer answer;
 
             if (before->to <= spans[i].from)

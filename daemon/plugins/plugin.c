@@ -142,7 +142,7 @@ static void plugins_free(struct plugins *plugins)
 {
     list_each_safe (struct plugin, plugin, &plugins->files, link) {
         struct plugin_roles roles = roles_of(plugin);
-        plugin_parts_free(&roles);
+        plugin_roles_free(&roles);
         plugin_unload(plugin, true);
     }
     list_for_each_safe (name_node, &plugins->names)

@@ -131,9 +131,10 @@ static void note_range(uintptr_t lo, uintptr_t hi, int owner)
 static int note_library(struct dl_phdr_info *info, size_t bytes, void *owner)
 {
     for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        if (part->p_type == PT_LOAD && part->p_flags & PF_X)
-            note_range(info->dlpi_addr + part->p_vaddr, info->dlpi_addr + part->p_vaddr + part->p_memsz, *(const int *)owner);
+        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+        if (segment->p_type == PT_LOAD && segment->p_flags & PF_X)
+            note_range(info->dlpi_addr + segment->p_vaddr, info->dlpi_addr + segment->p_vaddr + segment->p_memsz,
+                       *(const int *)owner);
     }
     return 0;
 }

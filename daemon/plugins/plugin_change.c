@@ -49,7 +49,7 @@ static enum rdt_status open_available(struct plugin_change *change, struct plugi
     rdt_error_set(err, RDT_UNSUPPORTED, "backend %s is not available: %s", plugin->path,
                   roles.transport ? roles.transport->why_not : roles.kind->why_not);
     plugin_close(&roles);
-    plugin_parts_free(&roles);
+    plugin_roles_free(&roles);
     return RDT_UNSUPPORTED;
 }
 
@@ -119,10 +119,10 @@ static void deliver(struct plugin_event *event)
     }
     change->on_changed(change->arg, replaced ? &change->fresh : &change->roles, change->status != RDT_OK ? &change->err : NULL);
     if (replaced)
-        plugin_parts_free(&change->roles);
+        plugin_roles_free(&change->roles);
     if (unloaded) {
         struct plugin *plugin = change->roles.plugin;
-        plugin_parts_free(&change->roles);
+        plugin_roles_free(&change->roles);
         plugin_unload(plugin, false);
     }
     change_free(change);

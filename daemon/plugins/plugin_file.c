@@ -80,9 +80,9 @@ static enum rdt_status check_whole(int fd, uint64_t file_bytes, struct rdt_error
         head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof(Elf64_Phdr))
         return RDT_OK;
     for (unsigned i = 0; i < head.e_phnum; i++) {
-        Elf64_Phdr part;
-        bool readable = head.e_phoff <= file_bytes && read_at(fd, &part, sizeof part, head.e_phoff + i * sizeof part);
-        if (!readable || part.p_offset > file_bytes || part.p_filesz > file_bytes - part.p_offset)
+        Elf64_Phdr segment;
+        bool readable = head.e_phoff <= file_bytes && read_at(fd, &segment, sizeof segment, head.e_phoff + i * sizeof segment);
+        if (!readable || segment.p_offset > file_bytes || segment.p_filesz > file_bytes - segment.p_offset)
             return rdt_error_set(err, RDT_INVALID, "is truncated: it has %llu bytes, fewer than its headers say",
                                  (unsigned long long)file_bytes);
     }

@@ -56,8 +56,8 @@ void plugin_link(struct plugins *plugins, struct plugin_roles *roles);
 void plugin_unlink(struct plugin_roles *roles);
 
 /* plugin_close closes the transport before the memory kind, whose memory it may use. Any thread.
- * plugin_parts_free frees the instances, not the plug-in. */
+ * plugin_roles_free frees the instances, not the plug-in. */
 void plugin_close(const struct plugin_roles *roles);
-void plugin_parts_free(struct plugin_roles *roles);
+void plugin_roles_free(struct plugin_roles *roles);
 
 #endif

@@ -187,7 +187,7 @@ enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, cons
     plugin->options = NULL;
     if (status != RDT_OK) {
         plugin_close(&roles);
-        plugin_parts_free(&roles);
+        plugin_roles_free(&roles);
         return status;
     }
     *roles_p = roles;
@@ -251,7 +251,7 @@ void plugin_close(const struct plugin_roles *roles)
         roles->kind->ops.close(roles->kind->instance);
 }
 
-void plugin_parts_free(struct plugin_roles *roles)
+void plugin_roles_free(struct plugin_roles *roles)
 {
     transport_free(roles->transport);
     memory_kind_free(roles->kind);

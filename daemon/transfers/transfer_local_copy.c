@@ -63,7 +63,7 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
     return status;
 }
 
-static void part_ended(struct local_copy *local);
+static void half_ended(struct local_copy *local);
 
 static uint64_t copied(const struct local_copy *local)
 {
@@ -106,11 +106,11 @@ static void job_done(struct work *work)
     if (--local->n_jobs > 0)
         atomic_store(&local->copy.stop, true); /* No step is left, or nobody wants the copy any more. */
     else
-        part_ended(local);
+        half_ended(local);
 }
 
-/* The pool's or the devices' part of the copy has ended. The copy ends when both have. */
-static void part_ended(struct local_copy *local)
+/* The pool's or the devices' half of the copy has ended. The copy ends when both have. */
+static void half_ended(struct local_copy *local)
 {
     struct transfer *transfer = local->transfer;
     struct rdt_error failure = local->failure;
@@ -206,7 +206,7 @@ static void on_staged_copied(void *arg, const struct rdt_error *err)
     local->staged = NULL;
     note_device_failure(local, err);
     local->transfer->move.n_ops--;
-    part_ended(local);
+    half_ended(local);
 }
 
 static void on_device_copied(void *arg, const struct rdt_error *err)
@@ -221,7 +221,7 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
     local->device = NULL;
     note_device_failure(local, err);
     local->transfer->move.n_ops--;
-    part_ended(local);
+    half_ended(local);
 }
 
 static struct memory_place *source_memory(void *arg, uint32_t index)

@@ -79,8 +79,9 @@ enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t s
     return create(packed, stream_bytes, chunk_bytes, 0, plan_p, err);
 }
 
-/* Finds the part of tensor i in the chunk: from byte *from_p of the tensor on, at byte *at_p of the chunk. Returns its size. */
-static uint64_t part(const struct chunk *chunk, const struct layout *packed, uint32_t i, uint64_t *from_p, uint64_t *at_p)
+/* Finds the bytes of tensor i in the chunk: from byte *from_p of the tensor on, at byte *at_p of the chunk. Returns its size. */
+static uint64_t bytes_in_chunk(const struct chunk *chunk, const struct layout *packed, uint32_t i, uint64_t *from_p,
+                               uint64_t *at_p)
 {
     uint64_t bytes = layout_bytes(packed, i);
 
@@ -105,7 +106,7 @@ int chunk_gather(const struct chunk *chunk, const struct layout *packed, const s
         uint64_t from, at, bytes;
         if (layout_bytes(packed, i) == 0)
             continue;
-        bytes = part(chunk, packed, i, &from, &at);
+        bytes = bytes_in_chunk(chunk, packed, i, &from, &at);
         memset(stream_p + end, 0, at - end); /* no old bytes may leave the daemon as padding */
         failed = memory_place_gather(&places[layout->region[i]], layout, i, from, bytes, stream_p + at);
         end = at + bytes;
@@ -122,7 +123,7 @@ int chunk_scatter(const struct chunk *chunk, const struct layout *packed, const 
         uint64_t from, at, bytes;
         if (layout_bytes(packed, i) == 0)
             continue;
-        bytes = part(chunk, packed, i, &from, &at);
+        bytes = bytes_in_chunk(chunk, packed, i, &from, &at);
         failed = memory_place_scatter(&places[layout->region[i]], layout, i, from, bytes, stream + at);
     }
     return failed;
@@ -171,7 +172,7 @@ uint32_t chunk_runs(const struct chunk *chunk, const struct layout *packed, cons
         bool fits;
         if (layout_bytes(packed, i) == 0)
             continue;
-        bytes = part(chunk, packed, i, &from, &at);
+        bytes = bytes_in_chunk(chunk, packed, i, &from, &at);
         list.region = layout->region[i];
         fits = at == end || add_run(&list, CHUNK_PADDING, 0, at - end);
         if (fits && layout_is_contiguous(layout, i))

@@ -171,7 +171,7 @@ static enum rdt_status hole(const struct shard_tensor *tensor, const struct cove
 
     box_text(tensor->ndim, fault->start, fault->count, text);
     return rdt_error_set(err, RDT_INVALID, "tensor \"%s\": no rank has published %sthe box %.200s", tensor->key,
-                         fault->in_part ? "all of " : "", text);
+                         fault->some_covered ? "all of " : "", text);
 }
 
 static enum rdt_status overlap(const struct shard_tensor *tensor, const struct cover_fault *fault, struct rdt_error *err)

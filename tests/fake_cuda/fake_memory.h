@@ -33,19 +33,19 @@ struct mapping {
     struct mapping *next;
 };
 
-struct part { /* an allocation of cuMemAlloc: all or a part of a range */
+struct suballocation { /* an allocation of cuMemAlloc: all or a part of a range */
     CUdeviceptr base;
     size_t bytes;
-    struct part *next;
+    struct suballocation *next;
 };
 
 struct range { /* addresses that nobody may touch; the fake reads and writes the memory at `alias` */
     char *base, *alias;
     size_t bytes;
-    struct mapping *mappings; /* in order of offset */
-    struct part *parts;       /* of cuMemAlloc */
-    size_t filled;            /* by parts, also by those that were freed */
-    char handle[64];          /* of an open legacy handle */
+    struct mapping *mappings;             /* in order of offset */
+    struct suballocation *suballocations; /* of cuMemAlloc */
+    size_t filled;                        /* by suballocations, also by those that were freed */
+    char handle[64];                      /* of an open legacy handle */
     bool opened;
     struct range *next;
 };

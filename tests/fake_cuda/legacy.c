@@ -50,20 +50,20 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
     CUdevice device = fake_current();
     size_t room = (bytes + FAKE_GRANULE - 1) & ~(FAKE_GRANULE - 1);
     bool shares = bytes <= SHARED_BYTES && fake_unkind("FAKE_CUDA_SHARED_BLOCKS");
-    struct part *part = calloc(1, sizeof *part);
+    struct suballocation *suballocation = calloc(1, sizeof *suballocation);
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe()) {
-        free(part);
+        free(suballocation);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     if (fake_broken() != CUDA_SUCCESS) {
-        free(part);
+        free(suballocation);
         return fake_broken();
     }
-    if (device < 0 || !bytes || !part) {
-        free(part);
+    if (device < 0 || !bytes || !suballocation) {
+        free(suballocation);
         return fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
     }
     pthread_mutex_lock(&fake_mutex);
@@ -72,13 +72,13 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
         range = block_new(device, room);
     if (range) {
         *address_p = (CUdeviceptr)range->base + range->filled;
-        *part = (struct part){*address_p, bytes, range->parts};
-        range->parts = part;
+        *suballocation = (struct suballocation){*address_p, bytes, range->suballocations};
+        range->suballocations = suballocation;
         range->filled += (bytes + 511) & ~(size_t)511;
         if (shares)
             shared_block[device] = range;
     } else {
-        free(part);
+        free(suballocation);
     }
     pthread_mutex_unlock(&fake_mutex);
     return range ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -97,7 +97,7 @@ static void block_free(struct range *range)
 CUresult cuMemFree(CUdeviceptr address)
 {
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
-    struct part **at, *part;
+    struct suballocation **at, *suballocation;
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -110,13 +110,13 @@ CUresult cuMemFree(CUdeviceptr address)
     fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_range_at(address);
-    for (at = range ? &range->parts : NULL; at && *at && (*at)->base != address;)
+    for (at = range ? &range->suballocations : NULL; at && *at && (*at)->base != address;)
         at = &(*at)->next;
     if (at && *at) {
-        part = *at;
-        *at = part->next;
-        free(part);
-        if (!range->parts)
+        suballocation = *at;
+        *at = suballocation->next;
+        free(suballocation);
+        if (!range->suballocations)
             block_free(range);
         result = CUDA_SUCCESS;
     }

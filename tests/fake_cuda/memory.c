@@ -200,14 +200,14 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr 
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
     struct mapping *mapping = fake_mapping_at(address, &range);
-    const struct part *part = mapping ? range->parts : NULL;
-    while (part && (address < part->base || address >= part->base + part->bytes))
-        part = part->next;
-    if (mapping && !part && range->parts)
+    const struct suballocation *suballocation = mapping ? range->suballocations : NULL;
+    while (suballocation && (address < suballocation->base || address >= suballocation->base + suballocation->bytes))
+        suballocation = suballocation->next;
+    if (mapping && !suballocation && range->suballocations)
         mapping = NULL; /* between the allocations of a block */
     if (mapping) {
-        *base_p = part ? part->base : (CUdeviceptr)range->base + mapping->offset;
-        *bytes_p = part ? part->bytes : mapping->bytes;
+        *base_p = suballocation ? suballocation->base : (CUdeviceptr)range->base + mapping->offset;
+        *bytes_p = suballocation ? suballocation->bytes : mapping->bytes;
     }
     pthread_mutex_unlock(&fake_mutex);
     return mapping ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

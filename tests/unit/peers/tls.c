@@ -89,7 +89,7 @@ static void meet(struct pair *pair, struct tls_context *client, struct tls_conte
     shake(pair, step);
 }
 
-static void part(struct pair *pair)
+static void close_pair(struct pair *pair)
 {
     tls_fini(&pair->client);
     tls_fini(&pair->server);
@@ -120,7 +120,7 @@ Test(tls, same_key_talks_both_ways)
     cr_assert_str_eq(SSL_get_cipher_name(pair.client.ssl), "TLS_AES_128_GCM_SHA256");
     expect(&pair.client, &pair.server, "there");
     expect(&pair.server, &pair.client, "and back");
-    part(&pair);
+    close_pair(&pair);
     tls_context_destroy(a);
     tls_context_destroy(b);
 }
@@ -134,7 +134,7 @@ Test(tls, byte_by_byte_is_the_same)
     cr_assert_eq(pair.client_status, RDT_OK);
     cr_assert_eq(pair.server_status, RDT_OK);
     expect(&pair.client, &pair.server, "there");
-    part(&pair);
+    close_pair(&pair);
     tls_context_destroy(context);
 }
 
@@ -146,7 +146,7 @@ Test(tls, white_space_behind_the_key_does_not_count)
     meet(&pair, a, b, 4096);
     cr_assert_eq(pair.client_status, RDT_OK);
     cr_assert_eq(pair.server_status, RDT_OK);
-    part(&pair);
+    close_pair(&pair);
     tls_context_destroy(a);
     tls_context_destroy(b);
 }
@@ -160,7 +160,7 @@ Test(tls, other_key_denied_at_both_ends)
     cr_assert_eq(pair.server_status, RDT_DENIED);
     cr_assert_eq(pair.client_status, RDT_DENIED);
     cr_assert_not_null(strstr(pair.client_err.msg, "another key"), "%s", pair.client_err.msg);
-    part(&pair);
+    close_pair(&pair);
     tls_context_destroy(a);
     tls_context_destroy(b);
 }
@@ -203,7 +203,7 @@ Test(tls, tls_1_2_denied)
     cr_assert_eq(tls_init(&pair.server, context, true, NULL), RDT_OK);
     shake(&pair, 4096);
     cr_assert_eq(pair.server_status, RDT_DENIED);
-    part(&pair);
+    close_pair(&pair);
     SSL_CTX_free(old);
     tls_context_destroy(context);
 }
@@ -218,7 +218,7 @@ Test(tls, client_without_key_denied)
     cr_assert_eq(tls_init(&pair.server, context, true, NULL), RDT_OK);
     shake(&pair, 4096);
     cr_assert_eq(pair.server_status, RDT_DENIED);
-    part(&pair);
+    close_pair(&pair);
     SSL_CTX_free(stranger);
     tls_context_destroy(context);
 }
@@ -243,7 +243,7 @@ Test(tls, server_with_certificate_instead_of_key_denied)
     cr_assert_eq(tls_init(&pair.client, context, false, NULL), RDT_OK);
     shake(&pair, 4096);
     cr_assert_eq(pair.client_status, RDT_DENIED, "%s", rdt_status_name(pair.client_status));
-    part(&pair);
+    close_pair(&pair);
     X509_free(certificate);
     EVP_PKEY_free(key);
     SSL_CTX_free(stranger);
@@ -265,7 +265,7 @@ Test(tls, damaged_record_is_noticed)
     record[n - 1] ^= 1;
     cr_assert_eq(tls_feed(&pair.server, record, n, NULL), RDT_OK);
     cr_assert_eq(tls_read(&pair.server, buf, sizeof buf, &got, &err), RDT_PROTOCOL);
-    part(&pair);
+    close_pair(&pair);
     tls_context_destroy(context);
 }
 
@@ -287,7 +287,7 @@ Test(tls, large_data_arrives_whole)
         done += n;
     cr_assert_eq(done, BYTES);
     cr_assert_eq(memcmp(sent, got, BYTES), 0);
-    part(&pair);
+    close_pair(&pair);
     free(sent);
     free(got);
     tls_context_destroy(context);
@@ -303,7 +303,7 @@ Test(tls, keys_change_before_they_wear_out)
     expect(&pair.client, &pair.server, "under a new key");
     cr_assert_eq(pair.client.records, 1);
     expect(&pair.server, &pair.client, "and back");
-    part(&pair);
+    close_pair(&pair);
     tls_context_destroy(context);
 }
 
