@@ -81,7 +81,7 @@ class DeltaPublisher:
         except BaseException:
             ref.free()
             raise
-        self.delta_bytes = None if delta is None else sum(len(part) for part in delta.values())
+        self.delta_bytes = None if delta is None else sum(len(tensor) for tensor in delta.values())
         before, self._last = self._last, (ref, values)
         if before is not None:
             before[0].free()

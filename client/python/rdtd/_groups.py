@@ -46,10 +46,10 @@ def _members(listed: Any) -> list[tuple[str, Optional[str], Optional[str]]]:
         raise TypeError(f"members must be a list of members, not {shown(listed)}")
     found = []
     for i, one in enumerate(listed):
-        parts = (one,) if isinstance(one, str) else one
-        if not isinstance(parts, tuple) or not 1 <= len(parts) <= 3:
+        fields = (one,) if isinstance(one, str) else one
+        if not isinstance(fields, tuple) or not 1 <= len(fields) <= 3:
             raise TypeError(f"members[{i}] must be a Member, a tuple with its fields, or a client's name, not {shown(one)}")
-        made = Member(*parts)
+        made = Member(*fields)
         for field, text in made._asdict().items():
             if text is not None or field == "client":
                 a_text(text, f"{field} of members[{i}]")

@@ -3,8 +3,8 @@
 
 Lists, dicts with keys of text, numbers, text, True, False and None are JSON's own. Everything else is a dict with
 the single key "$", "$list", "$tuple", "$dict", "$ordered" or "$ref", or {"$": [WHAT, ...]} with the words of
-_Reader. (Earlier versions raise TypeError for the last kind.) A part that occurs in several places is written once, as
-{"$": ["def", NUMBER, PART]}, and elsewhere as {"$": ["use", NUMBER]}.
+_Reader. (Earlier versions raise TypeError for the last kind.) A value that occurs in several places is written once, as
+{"$": ["def", NUMBER, VALUE]}, and elsewhere as {"$": ["use", NUMBER]}.
 
 Dataclasses, named tuples and enums are written with the name of their class. The reader finds the class among the
 modules that it has imported, without running any code: it looks into their dictionaries only, calls no __init__ and no
@@ -30,8 +30,8 @@ from ._arrays import kind_of
 from ._errors import Error, Invalid, Mismatch, NotFound
 from ._shared import Leaves, dressed, viewed
 
-_DEEPEST = 100  # parts within parts; a reader has to go as deep, whatever called it
-_LARGEST_KEY = 10000  # parts of a key of a dict or set
+_DEEPEST = 100  # values within values; a reader has to go as deep, whatever called it
+_LARGEST_KEY = 10000  # values in a key of a dict or set
 _SAME_HASH = 100  # keys of a dict or set that have one hash: Python compares each with all of them
 _BIG = 1 << 10000  # longer integers are written in base 16, which Python reads and writes in linear time
 _LISTED = 100  # times that a reader lists the tensors; a writer lists each once
@@ -42,7 +42,7 @@ _HASHABLE = _KEYS | frozenset((bytes, complex, range, datetime.date, datetime.ti
 
 
 class NotPlain(Exception):
-    """A part of the value needs a pickle. `what` says which part, `where` is the expression that names it."""
+    """An inner value needs a pickle. `what` says which one, `where` is the expression that names it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -241,15 +241,15 @@ def _of_library(value: Any) -> Optional[list[Any]]:
 
 
 class Writer:
-    """Turns a value into the plain form. With `shared`, the parts that occur in several places are known."""
+    """Turns a value into the plain form. With `shared`, the values that occur in several places are known."""
 
     def __init__(self, leaves: Leaves, shared: Optional[set[int]] = None) -> None:
         self._leaves = leaves
         self._seen: set[int] = set()
-        self.shared: set[int] = shared or set()  # ids of the parts that have occurred twice
+        self.shared: set[int] = shared or set()  # ids of the values that have occurred twice
         self._known = shared is not None
         self._numbers: dict[int, int] = {}
-        self._open: set[int] = set()  # immutable parts that are being written
+        self._open: set[int] = set()  # immutable values that are being written
         self._depth = 0
         self._classes: dict[type, str] = {}  # how they are written
 
@@ -262,15 +262,15 @@ class Writer:
         if cls in _FREE:
             return value if value == value else _nan(value)
         if cls in _WRITERS:
-            return self._part(value, cls)
+            return self._child(value, cls)
         kind = kind_of(value)
         if kind:
             return {"$": self._leaves.take(value, kind)}
         if cls in _ATOMS:
             return {"$": _ATOMS[cls](value)}
-        return self._part(value, cls)
+        return self._child(value, cls)
 
-    def _part(self, value: Any, cls: Any) -> Any:
+    def _child(self, value: Any, cls: Any) -> Any:
         write = _WRITERS.get(cls)
         if write is None:
             if isinstance(value, enum.Enum):
@@ -415,18 +415,18 @@ _WRITERS: dict[type, Callable[[Writer, Any], Any]] = {
 
 def is_key(key: Any) -> bool:
     """Whether a dict or a set can be read with this key: hashing it runs only code of Python's own, and of enums, and does not
-    take long. Parts that a tuple has several times are hashed several times."""
+    take long. Values that a tuple has several times are hashed several times."""
     return _room_after(key, _LARGEST_KEY) >= 0
 
 
 def _room_after(key: Any, room: int) -> int:
-    """How many parts of a key may follow this one; below 0: it is no key."""
+    """How many values in a key may follow this one; below 0: it is no key."""
     cls = type(key)
     if cls in _HASHABLE or isinstance(key, enum.Enum):
         return room - 1
     if cls is tuple or cls is frozenset:
-        for part in key:
-            room = _room_after(part, room)
+        for child in key:
+            room = _room_after(child, room)
             if room < 0:
                 return room
         return room - 1
@@ -448,7 +448,7 @@ class Reader:
         self._leaves = leaves
         self._ref = ref
         self._may_import = may_import
-        self._parts: dict[int, Any] = {}
+        self._defined: dict[int, Any] = {}
         self._classes: dict[str, type] = {}
         self._listed = 0  # tensors of all "$list"
 
@@ -475,10 +475,10 @@ class Reader:
                         return self._leaf(inner)
                     if type(inner) is list:
                         if inner[0] == "def":
-                            _, number, part = inner
-                            if type(number) is not int or number in self._parts:
-                                raise ValueError("a part has two definitions")
-                            return self._read(part, number)
+                            _, number, child = inner
+                            if type(number) is not int or number in self._defined:
+                                raise ValueError("a value has two definitions")
+                            return self._read(child, number)
                         return self._done(self._special(inner[0], inner[1:], number), number)
                 elif key == "$list":
                     first, count = inner
@@ -497,14 +497,14 @@ class Reader:
                 raise ValueError(f"{key[:20]!r} means nothing")
         made: dict[Any, Any] = {}
         if number is not None:
-            self._parts[number] = made
+            self._defined[number] = made
         for key, item in node.items():
             made[key] = self._read(item, None)
         return made
 
     def _done(self, made: Any, number: Optional[int]) -> Any:
         if number is not None:
-            self._parts[number] = made
+            self._defined[number] = made
         return made
 
     def _leaf(self, number: int) -> Any:
@@ -514,7 +514,7 @@ class Reader:
 
     def _fill_list(self, made: list[Any], nodes: list[Any], number: Optional[int]) -> Any:
         if number is not None:
-            self._parts[number] = made
+            self._defined[number] = made
         for node in nodes:
             made.append(self._read(node, None))
         return made
@@ -533,7 +533,7 @@ class Reader:
 
     def _fill_dict(self, made: Any, pairs: list[Any], number: Optional[int]) -> Any:
         if number is not None:
-            self._parts[number] = made
+            self._defined[number] = made
         keys = self._keys(node for node, _ in pairs)
         for _, item in pairs:
             key = next(keys)
@@ -573,7 +573,7 @@ class Reader:
             raise Mismatch(f"the object contains a {where!r}, which is no plain dataclass in this process")
         made = object.__new__(cls)
         if number is not None:
-            self._parts[number] = made
+            self._defined[number] = made
         for name, node in nodes.items():
             if name not in fields:
                 raise Mismatch(f"the object contains a {where!r} with the field {name!r}, which the class of this process "
@@ -617,7 +617,7 @@ class Reader:
     def _set(self, rest: list[Any], number: Optional[int]) -> Any:
         made: set[Any] = set()
         if number is not None:
-            self._parts[number] = made
+            self._defined[number] = made
         made.update(self._keys(rest[0]))
         return made
 
@@ -685,7 +685,7 @@ def _time(cls: Any, rest: list[Any]) -> Any:
 
 
 _READERS: dict[str, Callable[[Reader, list[Any], Optional[int]], Any]] = {
-    "use": lambda r, rest, n: r._parts[rest[0]],
+    "use": lambda r, rest, n: r._defined[rest[0]],
     "view": Reader._view,
     "same": lambda r, rest, n: dressed(r._leaf(rest[0]), rest[1], True),
     "object": Reader._object,
@@ -697,7 +697,7 @@ _READERS: dict[str, Callable[[Reader, list[Any], Optional[int]], Any]] = {
     "slice": Reader._slice,
     "str": lambda r, rest, n: bytes.fromhex(rest[0]).decode("utf-32-le", "surrogatepass"),
     "int": lambda r, rest, n: int(rest[0], 16),
-    "complex": lambda r, rest, n: complex(*[r._read(part, None) for part in rest]),
+    "complex": lambda r, rest, n: complex(*[r._read(child, None) for child in rest]),
     "nan": lambda r, rest, n: _read_nan(*rest),
     "range": lambda r, rest, n: range(*[r._read(node, None) for node in rest]),
     "date": lambda r, rest, n: datetime.date(*rest),

@@ -46,7 +46,7 @@ class Encoded(NamedTuple):
 
 
 def encode(value: Any, allow_pickle: bool) -> Encoded:
-    """Encodes a value. Raises TypeError, which names the part, if it needs a pickle and allow_pickle is
+    """Encodes a value. Raises TypeError, which names the inner value, if it needs a pickle and allow_pickle is
     False."""
     kind = kind_of(value)
     if kind == "t":
@@ -76,8 +76,8 @@ def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
     except Error:
         raise
     except Exception as error:
-        where, part = _unpicklable(value, "value", set())
-        what = f"{where}, a {type_name(part)}"
+        where, child = _unpicklable(value, "value", set())
+        what = f"{where}, a {type_name(child)}"
         raise TypeError(f"put: {what}, is not a tensor and cannot be pickled: {error}") from error
 
 
@@ -117,8 +117,8 @@ def _encode_pickle(value: Any, why: str) -> Encoded:
     return _pack("pickle", out.getvalue(), pickler.leaves, _notes(pickler.leaves), pickler.buffers, why)
 
 
-def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """The direct parts of a value, each with the expression that names it."""
+def _children(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The direct children of a value, each with the expression that names it."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield f"{where}[{key!r}]", item
@@ -131,15 +131,15 @@ def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unpicklable(value: Any, where: str, seen: set[int]) -> tuple[str, Any]:
-    """The innermost part that cannot be pickled."""
+    """The innermost child that cannot be pickled."""
     seen.add(id(value))
-    for inner, part in _parts(value, where):
-        if id(part) in seen:
+    for inner, child in _children(value, where):
+        if id(child) in seen:
             continue
         try:
-            _Pickler(io.BytesIO(), Leaves()).dump(part)
+            _Pickler(io.BytesIO(), Leaves()).dump(child)
         except Exception:
-            return _unpicklable(part, inner, seen)
+            return _unpicklable(child, inner, seen)
     return where, value
 
 
@@ -149,8 +149,8 @@ def _place_of(leaf: Any, value: Any, where: str, seen: set[int]) -> Optional[str
     if id(value) in seen or len(seen) > 100000:
         return None
     seen.add(id(value))
-    return next((found for inner, part in _parts(value, where)
-                 if (found := _place_of(leaf, part, inner, seen)) is not None), None)
+    return next((found for inner, child in _children(value, where)
+                 if (found := _place_of(leaf, child, inner, seen)) is not None), None)
 
 
 def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
@@ -162,9 +162,9 @@ def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
     layout = str(getattr(leaf, "layout", "torch.strided"))
     why = found[2]
     if getattr(leaf, "is_nested", False):
-        why = "it is a nested tensor: put its parts, which unbind() returns"
+        why = "it is a nested tensor: put the tensors that unbind() returns"
     elif layout != "torch.strided":
-        why = f"it has the layout {layout}: put its parts, or its to_dense()"
+        why = f"it has the layout {layout}: put the tensors that it consists of, or its to_dense()"
     elif not isinstance(error, (TypeError, ValueError)):
         return error
     place = _place_of(leaf, value, "value", set()) or "inside a pickle"
@@ -254,7 +254,7 @@ def _encode_flat(value: Any) -> Optional[Encoded]:
 
 
 def _attributes_of(value: Any) -> Optional[str]:
-    """The plain form of the attributes of an OrderedDict; None: they have tensors or parts that occur twice, or no plain form."""
+    """The plain form of the attributes of an OrderedDict; None: they have tensors or values that occur twice, or no plain form."""
     leaves = Leaves()
     writer = Writer(leaves)
     try:

@@ -16,7 +16,7 @@ _IN_ORDER = "pass as_=\"list\" and a list of targets in the order of the tensors
 _NUMBER = re.compile(r"(?:^|(?<=: ))(?:fetch: )?(?:ref \d+: )?(?:the targets: )?(?:target )?tensor (\d+)(?=[:, ])")
 
 
-def _parts(value: Any) -> Optional[Iterator[tuple[Any, Any]]]:
+def _children(value: Any) -> Optional[Iterator[tuple[Any, Any]]]:
     """The items of a dict, list or tuple, with their keys; None: it is none."""
     if isinstance(value, dict):
         return iter(value.items())
@@ -26,14 +26,14 @@ def _parts(value: Any) -> Optional[Iterator[tuple[Any, Any]]]:
 def places(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     """The tensors of a nested value in the order of put, and the expressions that name them. Raises TypeError if the value
     contains anything else."""
-    parts = None if kind_of(value) else _parts(value)
+    children = None if kind_of(value) else _children(value)
     if kind_of(value):
         yield where, value
-    elif parts is None:
+    elif children is None:
         raise TypeError(f"{where} is a {type_name(value).removeprefix('builtins.')}, and tensors in dicts, lists and tuples "
                         "are wanted")
     else:
-        for key, item in parts:
+        for key, item in children:
             yield from places(item, f"{where}[{key!r}]")
 
 
@@ -45,8 +45,8 @@ def flatten(value: Any, where: str) -> list[Any]:
         if kind_of(item):
             found.append(item)
             return True
-        parts = _parts(item)
-        return parts is not None and all([walk(part) for _, part in parts])
+        children = _children(item)
+        return children is not None and all([walk(child) for _, child in children])
 
     try:
         return found if walk(value) else [leaf for _, leaf in places(value, where)]
@@ -151,12 +151,12 @@ class Targets:
             if not isinstance(put, (list, tuple)):
                 raise Mismatch(f"{where} is a {type(into).__name__}, but the object has {_described(put)} "
                                f"there: give it that structure, or {_IN_ORDER}")
-            parts = [item for item in put if _has_tensors(item)]
-            if len(parts) != len(into):
+            children = [item for item in put if _has_tensors(item)]
+            if len(children) != len(into):
                 raise Mismatch(f"{where} has {len(into)} targets, but the object has {_described(put)} there, "
-                               f"with tensors in {len(parts)} of its items")
-            for i, (item, part) in enumerate(zip(into, parts)):
-                self._match(item, part, f"{where}[{i}]")
+                               f"with tensors in {len(children)} of its items")
+            for i, (item, child) in enumerate(zip(into, children)):
+                self._match(item, child, f"{where}[{i}]")
 
     def _place(self, number: int, leaf: Any, where: str) -> None:
         """The leaf is a target of that tensor."""
@@ -248,7 +248,7 @@ def check_memory(all_targets: Sequence[Optional[Targets]]) -> None:
 
 
 def _has_tensors(put: Any, seen: Optional[set[int]] = None) -> bool:
-    """Whether a value, which may contain itself, has a tensor besides those parts that were seen."""
+    """Whether a value, which may contain itself, has a tensor besides those that were seen."""
     if isinstance(put, _Place):
         return True
     if not isinstance(put, (dict, list, tuple)):
@@ -257,7 +257,7 @@ def _has_tensors(put: Any, seen: Optional[set[int]] = None) -> bool:
     if id(put) in seen:
         return False
     seen.add(id(put))
-    return any(_has_tensors(part, seen) for part in (put.values() if isinstance(put, dict) else put))
+    return any(_has_tensors(child, seen) for child in (put.values() if isinstance(put, dict) else put))
 
 
 def _described(put: Any) -> str:
