@@ -78,7 +78,7 @@ uint64_t sdnotify_watchdog_ns(void)
     return usec * 1000 / 2;
 }
 
-static void read_names(const char *text)
+static void read_fd_names(const char *text)
 {
     free(fd_names);
     fd_names = text ? strdup(text) : NULL;
@@ -101,7 +101,7 @@ int sdnotify_listen_fds(void)
          * other files. */
         while (n_fds < (int)n && fcntl(FIRST_FD + n_fds, F_SETFD, FD_CLOEXEC) == 0)
             n_fds++;
-        read_names(getenv("LISTEN_FDNAMES"));
+        read_fd_names(getenv("LISTEN_FDNAMES"));
     }
     unsetenv("LISTEN_PID");
     unsetenv("LISTEN_FDS");

@@ -60,14 +60,14 @@ static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
 {
     if (!err)
         return RDT_INVALID;
-    char names[64][FLAG_BYTES];
+    char flags[64][FLAG_BYTES];
     struct suggest nearest;
     suggest_init(&nearest, word);
     for (size_t i = 0; i < N_SPECIALS; i++)
         suggest_try(&nearest, specials[i].name);
-    for (size_t i = 0; i < n_option_keys && i < sizeof names / sizeof names[0]; i++) {
-        flag_name(&option_keys[i], names[i]);
-        suggest_try(&nearest, names[i]);
+    for (size_t i = 0; i < n_option_keys && i < sizeof flags / sizeof flags[0]; i++) {
+        flag_name(&option_keys[i], flags[i]);
+        suggest_try(&nearest, flags[i]);
     }
     char hint[96];
     suggest_hint(&nearest, "--", hint, sizeof hint);

@@ -273,7 +273,7 @@ enum rdt_status group_check_new(const struct groups *groups, const struct owner 
                                 struct rdt_error *err)
 {
     struct transport *transport = plugins_transport(groups->plugins, transport_name);
-    char names[192];
+    char loaded[192];
 
     if (groups->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
@@ -283,8 +283,9 @@ enum rdt_status group_check_new(const struct groups *groups, const struct owner 
         return rdt_error_set(err, n_members < 2 ? RDT_INVALID : RDT_LIMIT, "group \"%s\" has %zu members: it must have 2 to %u",
                              name, n_members, RDT_MAX_GROUP_MEMBERS);
     if (!transport) {
-        plugins_transport_names(groups->plugins, names, sizeof names);
-        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded here; loaded: %s", transport_name, names);
+        plugins_transport_names(groups->plugins, loaded, sizeof loaded);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded here; loaded: %s", transport_name,
+                             loaded);
     }
     if (!transport->ops.group_create)
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s needs no group: it connects any two nodes by itself",

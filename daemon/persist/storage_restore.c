@@ -29,8 +29,8 @@ struct restoring {
     struct storage *storage;
     uint64_t *generations; /* [n_objects], ascending: the generations of the files of objects */
     size_t n_objects, room_objects;
-    char (*names)[STORAGE_FILE_NAME_BYTES]; /* [n_names]: the files of records */
-    size_t n_names, room_names;
+    char (*files)[STORAGE_FILE_NAME_BYTES]; /* [n_files]: the files of records */
+    size_t n_files, room_files;
     struct restore_guard guard;
     int note;                           /* of RESTORING; -1: it cannot be written */
     char last[STORAGE_FILE_NAME_BYTES]; /* the file that the start before this one was restoring when it ended; "": none */
@@ -137,11 +137,11 @@ static bool add_file(struct restoring *restoring, const char *name)
         restoring->generations = grown;
         restoring->generations[restoring->n_objects++] = generation;
     } else if (storage_is_name_file(name)) {
-        grown = array_grow(restoring->names, restoring->n_names, &restoring->room_names, sizeof *restoring->names);
+        grown = array_grow(restoring->files, restoring->n_files, &restoring->room_files, sizeof *restoring->files);
         if (!grown)
             return false;
-        restoring->names = grown;
-        text_copy(restoring->names[restoring->n_names++], STORAGE_FILE_NAME_BYTES, name);
+        restoring->files = grown;
+        text_copy(restoring->files[restoring->n_files++], STORAGE_FILE_NAME_BYTES, name);
     } else if (length > 4 && strcmp(name + length - 4, ".tmp") == 0 && length < STORAGE_FILE_NAME_BYTES) {
         (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this file */
     } else if (length > 8 && strcmp(name + length - 8, ".damaged") == 0) {
@@ -426,11 +426,11 @@ static enum rdt_status restore_name_file(struct restoring *restoring, const char
 
 static void restore_names(struct restoring *restoring)
 {
-    for (size_t i = 0; i < restoring->n_names; i++) {
+    for (size_t i = 0; i < restoring->n_files; i++) {
         struct rdt_error why = {0};
 
-        if (!set_aside(restoring, restoring->names[i]) && restore_name_file(restoring, restoring->names[i], &why) != RDT_OK)
-            bad(restoring->storage, restoring->names[i], &why);
+        if (!set_aside(restoring, restoring->files[i]) && restore_name_file(restoring, restoring->files[i], &why) != RDT_OK)
+            bad(restoring->storage, restoring->files[i], &why);
     }
 }
 
@@ -450,6 +450,6 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
         end_notes(&restoring);
     }
     free(restoring.generations);
-    free(restoring.names);
+    free(restoring.files);
     return status;
 }

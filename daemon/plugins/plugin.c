@@ -145,7 +145,7 @@ static void plugins_free(struct plugins *plugins)
         plugin_roles_free(&roles);
         plugin_unload(plugin, true);
     }
-    list_for_each_safe (name_node, &plugins->names)
+    list_for_each_safe (name_node, &plugins->transport_names)
         free(container_of(name_node, struct plugin_name, link));
     free(plugins);
 }
@@ -159,7 +159,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
     list_init(&plugins->files);
     list_init(&plugins->memory_kinds);
     list_init(&plugins->transports);
-    list_init(&plugins->names);
+    list_init(&plugins->transport_names);
 
     enum rdt_status status = load_dir(plugins, options->backend_dir, err);
     if (status == RDT_OK)

@@ -20,7 +20,7 @@ struct plugins {
     struct plugin_events events;
     struct list files; /* struct plugin.link */
     struct list memory_kinds, transports;
-    struct list names; /* struct plugin_name.link: of every transport that was ever loaded */
+    struct list transport_names; /* struct plugin_name.link: of every transport that was ever loaded */
     /* NULL: no change is running. During a change only its thread reads files, and nobody changes the
      * lists. */
     struct plugin_change *change;

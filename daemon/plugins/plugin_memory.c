@@ -72,16 +72,18 @@ struct memory_device *memory_kind_device(const struct memory_kind *kind, const c
 {
     struct memory_device *device = NULL;
     struct rdt_device now;
-    char names[320];
+    char devices[320];
 
     for (unsigned i = 0; i < kind->n_devices && !device; i++)
         if (strcasecmp(kind->devices[i].uuid, uuid) == 0 || (uuid[0] == '\0' && kind->n_devices == 1))
             device = &kind->devices[i];
-    list_devices(kind, names, sizeof names);
+    list_devices(kind, devices, sizeof devices);
     if (!device && uuid[0] == '\0' && kind->n_devices > 1)
-        (void)rdt_error_set(err, RDT_INVALID, "this node has %s memory on several devices: name one of %s", kind->name, names);
+        (void)rdt_error_set(err, RDT_INVALID, "this node has %s memory on several devices: name one of %s", kind->name,
+                            devices);
     else if (!device)
-        (void)rdt_error_set(err, RDT_UNSUPPORTED, "this node has no %s device \"%.64s\"; it has: %s", kind->name, uuid, names);
+        (void)rdt_error_set(err, RDT_UNSUPPORTED, "this node has no %s device \"%.64s\"; it has: %s", kind->name, uuid,
+                            devices);
     if (!device)
         return NULL;
     now = memory_device_now(device);

@@ -198,14 +198,14 @@ static void intern_name(struct plugins *plugins, struct transport *transport)
 {
     struct plugin_name *fresh = transport->own_name;
     transport->own_name = NULL;
-    list_each (struct plugin_name, name, &plugins->names, link) {
+    list_each (struct plugin_name, name, &plugins->transport_names, link) {
         if (strcmp(name->text, fresh->text) == 0) {
             transport->name = name->text;
             free(fresh);
             return;
         }
     }
-    list_append(&plugins->names, &fresh->link);
+    list_append(&plugins->transport_names, &fresh->link);
 }
 
 static void insert_by_speed(struct list *transports, struct transport *transport)

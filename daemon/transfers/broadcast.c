@@ -206,7 +206,7 @@ void broadcasts_peer_up(struct remote *remote)
     }
 }
 
-bool broadcasts_name_remote(struct remote *remote)
+bool broadcasts_use_remote(struct remote *remote)
 {
     list_each (struct broadcast, broadcast, &remote->transfers->broadcasts, link)
         if (find_receiver(broadcast, remote))

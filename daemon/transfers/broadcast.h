@@ -40,7 +40,7 @@ void broadcast_leave(struct broadcast *broadcast, char what_p[192]);
 enum rdt_status broadcast_on_ask(struct remote *root, const Rdt__Pb__GroupBroadcast *message, struct rdt_error *err);
 void broadcast_on_result(struct remote *remote, const Rdt__Pb__BroadcastResult *result);
 void broadcasts_peer_up(struct remote *remote);
-bool broadcasts_name_remote(struct remote *remote); /* whether a broadcast refers to the remote */
+bool broadcasts_use_remote(struct remote *remote); /* whether a broadcast refers to the remote */
 void broadcasts_peer_merged(struct remote *from, struct remote *into);
 void broadcasts_link_down(struct remote *remote, const struct rdt_error *why);
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change);

@@ -356,7 +356,7 @@ static enum rdt_status note_devices(struct client *client, const Rdt__Pb__Fetch 
 
 static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__Fetch *message, struct rdt_error *err)
 {
-    char names[256];
+    char loaded[256];
 
     if (strlen(message->transport) > 64 || strlen(message->least_path) > 64 || strlen(message->group) > 64)
         return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
@@ -369,9 +369,9 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
         strcasecmp(message->transport, "inline") != 0 && strncmp(message->transport, "local", 5) != 0 &&
         strcmp(message->transport, "share") != 0 && strcmp(message->transport, "cow") != 0 &&
         strcmp(message->transport, "copy") != 0) {
-        plugins_transport_names(transfers->plugins, names, sizeof names);
+        plugins_transport_names(transfers->plugins, loaded, sizeof loaded);
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%s\" is not loaded here; loaded: %s", message->transport,
-                             names);
+                             loaded);
     }
     return RDT_OK;
 }
@@ -520,7 +520,7 @@ enum rdt_status fetch_for_node(struct remote *owner, struct account *account, co
     text_copy(transfer->wish.group, sizeof transfer->wish.group, group);
     transfer->record.direction = "in";
     text_copy(transfer->record.peer, sizeof transfer->record.peer, owner->peer->name);
-    remote_name(&transfer->pull.origin, owner);
+    remote_use(&transfer->pull.origin, owner);
     pull_pull_from(transfer, owner);
     return RDT_OK;
 }

@@ -370,7 +370,7 @@ void transfers_transport_loaded(struct transfers *transfers, struct transport *t
     }
 }
 
-void peer_transport_name(struct peer_transport **at_p, struct peer_transport *pt)
+void peer_transport_use(struct peer_transport **at_p, struct peer_transport *pt)
 {
     if (*at_p)
         (*at_p)->n_users--;

@@ -101,8 +101,8 @@ struct peer_transport *peer_transport_find(struct remote *remote, const char *na
 /* Takes the connection down because an operation on it cannot be stopped otherwise, or has failed. */
 void peer_transport_isolate(struct peer_transport *pt, const char *why);
 
-/* Sets *at_p, which is the connection of a pull or of a serve (n_users): a connection that they name is not freed. */
-void peer_transport_name(struct peer_transport **at_p, struct peer_transport *pt);
+/* Sets *at_p, which is the connection of a pull or of a serve (n_users): a connection in use is not freed. */
+void peer_transport_use(struct peer_transport **at_p, struct peer_transport *pt);
 
 /* Whether it is not connected and being rebuilt. */
 bool peer_transport_is_coming(const struct peer_transport *pt);

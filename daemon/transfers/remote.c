@@ -53,12 +53,12 @@ struct slices *remote_slices(const struct remote *remote)
     return remote->transfers->closing ? NULL : &remote->transfers->deadlines->slices;
 }
 
-void remote_name(struct remote **at_p, struct remote *remote)
+void remote_use(struct remote **at_p, struct remote *remote)
 {
     if (*at_p)
-        (*at_p)->n_named--;
+        (*at_p)->n_users--;
     if (remote)
-        remote->n_named++;
+        remote->n_users++;
     *at_p = remote;
 }
 

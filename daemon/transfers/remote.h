@@ -73,7 +73,7 @@ struct remote {
     struct list members;    /* struct broadcast_member.link: what this node fetches for that node's broadcasts */
     unsigned n_members;
     struct remote_counts counts;
-    unsigned n_named;       /* struct transfer.pull.origin and .read_from that are this remote */
+    unsigned n_users;       /* struct transfer.pull.origin and .read_from that are this remote */
     uint64_t slow_until_ns; /* until then it is a leaf of every fan-out (fanout.h); 0: it was never slow */
     struct remote_fell_back fell_back;
     struct log_rare rebuilt_lines; /* users can cause them */
@@ -89,8 +89,8 @@ struct remote *remote_get(struct transfers *transfers, struct peer *peer);
 /* Frees a remote that nothing uses any more. Its peer may have been freed already. */
 void remote_free(struct remote *remote);
 
-/* Sets *at_p, which is pull.origin or pull.read_from of a transfer: a remote that they name is not freed. */
-void remote_name(struct remote **at_p, struct remote *remote);
+/* Sets *at_p, which is pull.origin or pull.read_from of a transfer: a remote in use is not freed. */
+void remote_use(struct remote **at_p, struct remote *remote);
 
 /* Sends by peer_send. SHUTTING_DOWN while the daemon closes its transfers, since the peer may not exist any more. */
 enum rdt_status remote_send(struct remote *remote, enum rdt_peer_message type, const ProtobufCMessage *message,

@@ -75,7 +75,7 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
         list_append(&remote->pending, &transfer->pull.by_peer);
         transfer->pull.peer = remote;
         if (transfer->pull.origin == old_remote)
-            remote_name(&transfer->pull.origin, remote);
+            remote_use(&transfer->pull.origin, remote);
         (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", into->name);
         old_remote->counts.n_pulls--;
         remote->counts.n_pulls++;
@@ -234,11 +234,11 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
 
     if (!remote)
         return true;
-    if (transfers->closing || remote->n_named > 0 || remote->counts.n_pulls > 0 || remote->counts.n_serves > 0 ||
+    if (transfers->closing || remote->n_users > 0 || remote->counts.n_pulls > 0 || remote->counts.n_serves > 0 ||
         remote->replicas.n > 0 || map_count(&remote->by_number) > 0 || !list_empty(&remote->pending) ||
         !list_empty(&remote->pulls) || !list_empty(&remote->looked) || !list_empty(&remote->in_groups) ||
         !list_empty(&remote->members) || !replica_directory_may_forget(remote) || !peer_transports_closed(remote) ||
-        broadcasts_name_remote(remote))
+        broadcasts_use_remote(remote))
         return false;
     remote_free(remote);
     peer->remote = NULL;

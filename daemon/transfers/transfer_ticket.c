@@ -49,57 +49,57 @@ static const struct transfer_record *record_of(const struct transfer_ticket *end
 
 /* ---- queues ---- */
 
-struct queue_names {
+struct queue_list {
     const char *name[TICKET_MAX_QUEUES];
     unsigned n;
     bool too_many;
 };
 
-static void names_add(struct queue_names *names, const struct peer_transport *pt, const struct region *region)
+static void queues_add(struct queue_list *queues, const struct peer_transport *pt, const struct region *region)
 {
     const char *name = region ? plugin_conn_queue(&pt->conn, region->kind->name, region_device_uuid(region)) : NULL;
 
     if (!name)
         return;
-    for (unsigned i = 0; i < names->n; i++)
-        if (strcmp(names->name[i], name) == 0)
+    for (unsigned i = 0; i < queues->n; i++)
+        if (strcmp(queues->name[i], name) == 0)
             return;
-    if (names->n == TICKET_MAX_QUEUES || strlen(name) > QUEUE_BYTES)
-        names->too_many = true;
+    if (queues->n == TICKET_MAX_QUEUES || strlen(name) > QUEUE_BYTES)
+        queues->too_many = true;
     else
-        names->name[names->n++] = name;
+        queues->name[queues->n++] = name;
 }
 
 /* transfer->move.received is NULL before it is allocated, and with a target. */
-static void names_of_reader(struct queue_names *names, const struct transfer *transfer, const struct peer_transport *pt)
+static void queues_of_reader(struct queue_list *queues, const struct transfer *transfer, const struct peer_transport *pt)
 {
     const struct target *target = transfer->move.target;
 
     for (uint32_t i = 0; target && i < target->n; i++)
-        names_add(names, pt, target->uses[i].region);
-    names_add(names, pt, target ? NULL : transfer->move.received);
+        queues_add(queues, pt, target->uses[i].region);
+    queues_add(queues, pt, target ? NULL : transfer->move.received);
 }
 
 bool transfer_ticket_wanted(const struct transfer *transfer, const struct peer_transport *pt)
 {
-    struct queue_names names = {.n = 0};
+    struct queue_list queues = {.n = 0};
 
-    names_of_reader(&names, transfer, pt);
-    return names.n > 0 || names.too_many || plugin_conn_queue(&pt->conn, transfer->pull.answer.memory, "");
+    queues_of_reader(&queues, transfer, pt);
+    return queues.n > 0 || queues.too_many || plugin_conn_queue(&pt->conn, transfer->pull.answer.memory, "");
 }
 
-static void names_of_owner(struct queue_names *names, const struct serve *serve, const struct peer_transport *pt)
+static void queues_of_owner(struct queue_list *queues, const struct serve *serve, const struct peer_transport *pt)
 {
     for (uint32_t i = 0; i < object_n_places(serve->object); i++)
-        names_add(names, pt, object_region(serve->object, i));
+        queues_add(queues, pt, object_region(serve->object, i));
 }
 
 bool transfer_ticket_needed(const struct serve *serve, const struct peer_transport *pt)
 {
-    struct queue_names names = {.n = 0};
+    struct queue_list queues = {.n = 0};
 
-    names_of_owner(&names, serve, pt);
-    return names.n > 0 || names.too_many;
+    queues_of_owner(&queues, serve, pt);
+    return queues.n > 0 || queues.too_many;
 }
 
 /* ---- the exchange ---- */
@@ -272,13 +272,13 @@ void transfer_ticket_leave(struct transfer_record *record)
 }
 
 static enum rdt_status begin(struct transfer_ticket **end_p, struct transfer *transfer, struct serve *serve,
-                             const struct peer_transport *pt, const struct queue_names *names, struct rdt_error *err)
+                             const struct peer_transport *pt, const struct queue_list *queues, struct rdt_error *err)
 {
     struct transfers *transfers = pt->remote->transfers;
     struct transfer_ticket *end;
     enum rdt_status status;
 
-    if (names->too_many)
+    if (queues->too_many)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "%s: the memory is in more than %u ordered queues, or the name of one is too long",
                              pt->transport->name, TICKET_MAX_QUEUES);
@@ -288,8 +288,8 @@ static enum rdt_status begin(struct transfer_ticket **end_p, struct transfer *tr
     end->transfer = transfer;
     end->serve = serve;
     status = ticket_init(&end->ticket, &transfers->tickets.all, &events, serve,
-                         ticket_is_first(transfers->node->uuid, pt->remote->peer->uuid), pt->transport->name, names->name,
-                         names->n, err);
+                         ticket_is_first(transfers->node->uuid, pt->remote->peer->uuid), pt->transport->name, queues->name,
+                         queues->n, err);
     if (status != RDT_OK) {
         free(end);
         return status;
@@ -302,18 +302,18 @@ static enum rdt_status begin(struct transfer_ticket **end_p, struct transfer *tr
 
 enum rdt_status transfer_ticket_begin_pull(struct transfer *transfer, struct rdt_error *err)
 {
-    struct queue_names names = {.n = 0};
+    struct queue_list queues = {.n = 0};
 
-    names_of_reader(&names, transfer, transfer->pull.path.connection);
-    return begin(&transfer->record.ticket, transfer, NULL, transfer->pull.path.connection, &names, err);
+    queues_of_reader(&queues, transfer, transfer->pull.path.connection);
+    return begin(&transfer->record.ticket, transfer, NULL, transfer->pull.path.connection, &queues, err);
 }
 
 enum rdt_status transfer_ticket_begin_serve(struct serve *serve, struct rdt_error *err)
 {
-    struct queue_names names = {.n = 0};
+    struct queue_list queues = {.n = 0};
 
-    names_of_owner(&names, serve, serve->sending.connection);
-    return begin(&serve->record.ticket, NULL, serve, serve->sending.connection, &names, err);
+    queues_of_owner(&queues, serve, serve->sending.connection);
+    return begin(&serve->record.ticket, NULL, serve, serve->sending.connection, &queues, err);
 }
 
 void transfer_ticket_queue_serve(struct serve *serve)

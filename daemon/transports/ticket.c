@@ -94,7 +94,7 @@ static void free_places(struct ticket *ticket)
 }
 
 enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, const struct ticket_events *events, bool owner,
-                            bool first, const char *transport, const char *const *names, unsigned n, struct rdt_error *err)
+                            bool first, const char *transport, const char *const *queues, unsigned n, struct rdt_error *err)
 {
     *ticket = (struct ticket){.tickets = tickets, .events = events, .owner = owner, .first = first};
     assert(n <= TICKET_MAX_QUEUES);
@@ -103,7 +103,7 @@ enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, cons
         struct ticket_place *place = &ticket->places[ticket->n_places];
         place->ticket = ticket;
         list_init(&place->link);
-        place->queue = queue_get(tickets, transport, names[ticket->n_places]);
+        place->queue = queue_get(tickets, transport, queues[ticket->n_places]);
         if (!place->queue)
             break;
         ticket->n_places++;

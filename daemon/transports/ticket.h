@@ -89,10 +89,10 @@ void tickets_run(struct tickets *tickets);  /* moves on every ticket that has co
 /* Returns whether, of a transfer between these two nodes, `here` takes its ticket first. */
 bool ticket_is_first(const uint8_t here[16], const uint8_t there[16]);
 
-/* Initialises a ticket. names: [n] queues of this node, each once; n is 0 if the operations of this end are in no
+/* Initialises a ticket. queues: [n], of this node, each once; n is 0 if the operations of this end are in no
  * ordered queue. The ticket ends with ticket_leave. NO_MEMORY. */
 enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, const struct ticket_events *events, bool owner,
-                            bool first, const char *transport, const char *const *names, unsigned n, struct rdt_error *err);
+                            bool first, const char *transport, const char *const *queues, unsigned n, struct rdt_error *err);
 
 /* The owner calls it when its memory is ready. */
 void ticket_begin(struct ticket *ticket);

@@ -557,9 +557,9 @@ void pull_release(struct transfer *transfer)
     pull_free_staging(transfer);
     pull_free_chunks(transfer);
     subpulls_free(transfer);
-    peer_transport_name(&transfer->pull.path.connection, NULL);
-    remote_name(&transfer->pull.origin, NULL);
-    remote_name(&transfer->pull.read_from, NULL);
+    peer_transport_use(&transfer->pull.path.connection, NULL);
+    remote_use(&transfer->pull.origin, NULL);
+    remote_use(&transfer->pull.read_from, NULL);
     if (transfer->pull.subpull.parent)
         subpull_ended(transfer);
 }

@@ -41,7 +41,7 @@ enum rdt_status pull_start(struct transfer *transfer, struct rdt_error *err)
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, err);
     if (status != RDT_OK)
         return status;
-    remote_name(&transfer->pull.origin, remote_get(transfers, peer));
+    remote_use(&transfer->pull.origin, remote_get(transfers, peer));
     if (!transfer->pull.origin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
@@ -166,7 +166,7 @@ void pull_reads_ended(struct transfer *transfer)
 {
     if (transfer->pull.read_from)
         send_abort(transfer->pull.read_from, transfer->pull.read_id);
-    remote_name(&transfer->pull.read_from, NULL);
+    remote_use(&transfer->pull.read_from, NULL);
 }
 
 /* ---- starting again ---- */
@@ -203,7 +203,7 @@ void pull_reset(struct transfer *transfer)
     deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
     transfer_ticket_leave(&transfer->record);
     list_remove(&transfer->pull.path.by_connection);
-    peer_transport_name(&transfer->pull.path.connection, NULL);
+    peer_transport_use(&transfer->pull.path.connection, NULL);
     if (transfer->pull.replica)
         replica_unplan(transfer->pull.replica);
     transfer->pull.failure.ping = 0;
@@ -238,7 +238,7 @@ bool pull_ask_anew(struct transfer *transfer)
     if (!index_put(&transfers->under_way.by_id, id, &transfer->record))
         return false;
     if (transfer->pull.path.one_sided && transfer->move.n_ops > 0) {
-        remote_name(&transfer->pull.read_from, transfer->pull.peer);
+        remote_use(&transfer->pull.read_from, transfer->pull.peer);
         transfer->pull.read_id = transfer->id;
     } else {
         pull_send_abort(transfer);

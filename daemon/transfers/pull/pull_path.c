@@ -131,7 +131,7 @@ void pull_take_path(struct transfer *transfer)
         if (!pt) /* The group's side was chosen a moment ago and exists. */
             pt = transfer_group_side(
                 transfer, transfer_group_of(transfer, plugins_transport(transfer->transfers->plugins, chosen->name), NULL));
-        peer_transport_name(&transfer->pull.path.connection, pt);
+        peer_transport_use(&transfer->pull.path.connection, pt);
         list_append(&pt->pulls, &transfer->pull.path.by_connection);
     }
 }

@@ -251,7 +251,7 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     text_copy(child->wish.least, sizeof child->wish.least, whole->wish.least);
     text_copy(child->wish.group, sizeof child->wish.group, whole->wish.group);
     text_copy(child->record.peer, sizeof child->record.peer, whole->record.peer);
-    remote_name(&child->pull.origin, whole->pull.origin);
+    remote_use(&child->pull.origin, whole->pull.origin);
     list_init(&child->pull.subpull.link);
     list_append(&whole->pull.subpulls->list, &child->pull.subpull.link);
     whole->move.n_ops++;

@@ -112,8 +112,8 @@ void serve_end(struct serve *serve)
     serve->remote->counts.n_serves--;
     if (serve->sending.connection)
         object_unpin(serve->object);
-    peer_transport_name(&serve->sending.connection, NULL);
-    peer_transport_name(&serve->awaits_memory, NULL);
+    peer_transport_use(&serve->sending.connection, NULL);
+    peer_transport_use(&serve->awaits_memory, NULL);
     if (serve->object)
         object_peer_drop(serve->object);
     replica_unserve(serve);

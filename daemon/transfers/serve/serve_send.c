@@ -152,12 +152,12 @@ static void prepare(struct serve *serve)
 static void begin(struct serve *serve, struct peer_transport *pt)
 {
     if (serve->replica && !serve->replica->placed) {
-        peer_transport_name(&serve->awaits_memory, pt);
+        peer_transport_use(&serve->awaits_memory, pt);
         return;
     }
     deadline_unset(serve->transfers->deadlines, &serve->deadline); /* The reader watches the time. */
     (void)snprintf(serve->record.path, sizeof serve->record.path, "%s", pt->transport->name);
-    peer_transport_name(&serve->sending.connection, pt);
+    peer_transport_use(&serve->sending.connection, pt);
     list_append(&pt->serves, &serve->sending.by_connection);
     object_pin(serve->object);
     serve->sending.slow_owner = object_slow_owner(serve->object, serve->source);
@@ -545,7 +545,7 @@ static void begin_late(struct serve *serve)
     struct rdt_error err;
 
     if (pt->sm.state == PT_CONNECTED && pt->remote_epoch == serve->sending.start_epoch) {
-        peer_transport_name(&serve->awaits_memory, NULL);
+        peer_transport_use(&serve->awaits_memory, NULL);
         begin(serve, pt);
         return;
     }

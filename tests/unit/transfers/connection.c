@@ -101,7 +101,7 @@ static void begin_serves(void)
         serves[i].sending.mode = SENDING_READ;
         serves[i].sending.n_ops = 1; /* they do not end here */
         serves[i].sending.start_epoch = pt.remote_epoch;
-        peer_transport_name(&serves[i].sending.connection, &pt);
+        peer_transport_use(&serves[i].sending.connection, &pt);
         list_init(&serves[i].sending.by_sending);
         list_append(&pt.serves, &serves[i].sending.by_connection);
     }

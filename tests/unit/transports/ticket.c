@@ -49,18 +49,18 @@ static void teardown(void)
 
 TestSuite(ticket, .init = setup, .fini = teardown);
 
-static void make(struct end *end, bool owner, bool first, const char *const *names, unsigned n)
+static void make(struct end *end, bool owner, bool first, const char *const *queues, unsigned n)
 {
     memset(end, 0, sizeof *end);
-    cr_assert_eq(ticket_init(&end->ticket, &tickets, &events, owner, first, "t", names, n, &err), RDT_OK);
+    cr_assert_eq(ticket_init(&end->ticket, &tickets, &events, owner, first, "t", queues, n, &err), RDT_OK);
 }
 
 static const char *const a[] = {"a"}, *const b[] = {"b"}, *const ab[] = {"a", "b"};
 
 /* An owner on the first node, which queues at once. */
-static void queue_up(struct end *end, const char *const *names, unsigned n)
+static void queue_up(struct end *end, const char *const *queues, unsigned n)
 {
-    make(end, true, true, names, n);
+    make(end, true, true, queues, n);
     ticket_begin(&end->ticket);
 }
 
@@ -496,13 +496,13 @@ static void model_begin(uint64_t seed, bool without_tickets, bool ring)
         sides[0]->node = roll(NODES);
         sides[1]->node = (sides[0]->node + 1 + (ring ? 0 : roll(NODES - 1))) % NODES;
         for (unsigned k = 0; k < 2; k++) {
-            const char *names[QUEUES];
+            const char *queues[QUEUES];
             sides[k]->move = &m.moves[i];
             sides[k]->owner = k == 1;
             sides[k]->n_queues = 1 + roll(QUEUES);
             for (unsigned q = 0; q < sides[k]->n_queues; q++) {
                 sides[k]->queues[q] = q == 0 ? roll(QUEUES) : 1 - sides[k]->queues[0];
-                names[q] = sides[k]->queues[q] ? "b" : "a";
+                queues[q] = sides[k]->queues[q] ? "b" : "a";
             }
             if (!without_tickets)
                 cr_assert_eq(ticket_init(&sides[k]->ticket, &m.tickets[sides[k]->node], &model_events, k == 1,
