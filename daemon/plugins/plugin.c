@@ -333,7 +333,7 @@ static bool has_name(const struct plugin *plugin, const char *name, unsigned pas
 
 enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct plugin_roles *roles_p, struct rdt_error *err)
 {
-    char names[256] = "none";
+    char loaded[256] = "none";
     size_t used = 0;
     for (unsigned pass = 0; pass < 3; pass++)
         list_each (struct plugin, plugin, &plugins->files, link) {
@@ -341,8 +341,8 @@ enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct p
                 *roles_p = roles_of(plugin);
                 return RDT_OK;
             }
-            if (pass == 0 && used < sizeof names)
-                used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", plugin->name);
+            if (pass == 0 && used < sizeof loaded)
+                used += (size_t)snprintf(loaded + used, sizeof loaded - used, "%s%s", used > 0 ? ", " : "", plugin->name);
         }
-    return rdt_error_set(err, RDT_NOT_FOUND, "no backend \"%.64s\" is loaded; loaded: %s", name, names);
+    return rdt_error_set(err, RDT_NOT_FOUND, "no backend \"%.64s\" is loaded; loaded: %s", name, loaded);
 }

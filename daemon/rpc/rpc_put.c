@@ -75,15 +75,15 @@ static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__P
 {
     const char *name = message->transport;
     struct transport *transport;
-    char names[192];
+    char loaded[192];
 
     *name_p = "";
     if (name[0] == '\0')
         return RDT_OK;
     transport = plugins_transport(call->rpc->plugins, name);
     if (!transport) {
-        plugins_transport_names(call->rpc->plugins, names, sizeof names);
-        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded; loaded: %s", name, names);
+        plugins_transport_names(call->rpc->plugins, loaded, sizeof loaded);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded; loaded: %s", name, loaded);
     }
     for (size_t i = 0; i < message->n_regions; i++)
         if (!transport_moves(transport, regions[i]->kind->name))
