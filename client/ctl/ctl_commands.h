@@ -86,9 +86,9 @@ struct ctl;
       "a name in the nodes file, or a uuid), in rank order. MEMBER,DEVICE has its tensors on the device with\n"         \
       "that uuid (`rdtctl backends` shows it). create returns when all nodes of the members are ready.")                \
     X(broadcast, "REF GROUP", "copies a snapshot to every other node of a group",                                       \
-      "The copies serve fetches on their nodes. Only the object's owner may do it, on the object's node, and\n"         \
-      "the object must be a snapshot (`rdtctl put --snapshot`). Returns when every copy is complete, or after\n"        \
-      "--timeout (a minute). The first failure names its node; nodes whose copy is complete by then keep it.")          \
+      "The replicas serve fetches on their nodes. Only the object's owner may do it, on the object's node, and\n"       \
+      "the object must be a snapshot (`rdtctl put --snapshot`). Returns when every replica is complete, or after\n"     \
+      "--timeout (a minute). The first failure names its node; nodes whose replica is complete by then keep it.")       \
     X(watch, "[KIND ...]", "prints changes in the daemon, one line each",                                               \
       "Ends when it is interrupted, after --count events, or after --timeout. KIND is objects, regions,\n"              \
       "clients, peers, backends, transfers, names, owners or groups; without one, all kinds are watched. If the\n"      \

@@ -242,7 +242,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch it (owner)", &put.visibility},
         {0, "transport", CTL_TEXT, "NAME", "transport that is preferred between nodes", &put.transport},
         {0, "publish", CTL_TEXT, "NAME", "put a snapshot as the next version of NAME; the name holds it", &put.publish},
-        {0, "snapshot", CTL_FLAG, NULL, "the object never changes, so nodes may keep copies of it", &put.snapshot},
+        {0, "snapshot", CTL_FLAG, NULL, "the object never changes, so nodes may keep replicas of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "the object outlives this command, which ends at once", &put.detached},
         {0, "stored", CTL_FLAG, NULL, "store it in the daemon's storage_dir, and wait until it is there", &put.stored},
         {0, "ttl", CTL_DURATION, "TIME", "with --detached: how long the object outlives this command (10m)", &put.ttl_ns},

@@ -179,7 +179,7 @@ enum region_origin {
     REGION_SNAPSHOT,  /* a snapshot that was put */
     REGION_STAGING,   /* bytes on their way from a transport; never exported */
     REGION_ARENA,     /* small objects (slab.h); never exported */
-    REGION_COPY,      /* a replica of another node's snapshot */
+    REGION_REPLICA,   /* a replica of another node's snapshot */
     REGION_WRITTEN,   /* a client's allocation of device memory, all of which the client writes */
     REGION_FILE,      /* a file of the daemon's own, which never changes; its bytes are not charged as memory (region_file.h) */
     REGION_STAGE,     /* slots between a device and a transport (stage.h); never exported, and pooled with its pin */

@@ -276,7 +276,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return region_alloc_device(regions, kind, device, bytes, origin, account, client, region_p, on_ready, arg, err);
     if (bytes > limit_of(regions))
         return no_room(regions, bytes, err);
-    if ((origin == REGION_SNAPSHOT || origin == REGION_COPY) && !must_wait && regions_may_give(regions, bytes) &&
+    if ((origin == REGION_SNAPSHOT || origin == REGION_REPLICA) && !must_wait && regions_may_give(regions, bytes) &&
         (*region_p = region_cache_take_sealed(regions, bytes, origin, account)))
         return RDT_OK;
     status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);

@@ -96,7 +96,7 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
     if (!region->kind->ops.share)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be shared", region->kind->name);
     /* A snapshot is sealed no earlier than this, because sealed memory cannot be pooled. */
-    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)
+    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_REPLICA)
         status = region_seal(region, err);
     if (status == RDT_OK)
         status = region->kind->ops.share(region->kind->instance, &region->block, writable, fd_p, err);

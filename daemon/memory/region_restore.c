@@ -10,7 +10,7 @@ static bool origin_lasts(const struct region *region)
 {
     if (region->origin == REGION_FILE)
         return region_is_host(region);
-    return region->origin <= REGION_SNAPSHOT || region->origin == REGION_COPY || region->origin == REGION_WRITTEN;
+    return region->origin <= REGION_SNAPSHOT || region->origin == REGION_REPLICA || region->origin == REGION_WRITTEN;
 }
 
 static bool is_imported_device(const struct region *region)
@@ -44,7 +44,7 @@ bool region_kept_fds(const struct region *region, const int **fds_p, uint32_t *n
 /* The next daemon does not know whose replica it was, and nobody's writing can be awaited any more. */
 static enum region_origin lasting_origin(enum region_origin origin)
 {
-    return origin == REGION_COPY ? REGION_SNAPSHOT : origin == REGION_WRITTEN ? REGION_ALLOCATED : origin;
+    return origin == REGION_REPLICA ? REGION_SNAPSHOT : origin == REGION_WRITTEN ? REGION_ALLOCATED : origin;
 }
 
 struct region_image region_image(const struct region *region)

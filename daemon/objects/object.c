@@ -483,7 +483,7 @@ const char *object_state_name(const struct object *object)
 /* A process that has mapped device memory may write it. */
 static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
 {
-    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)
+    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_REPLICA)
         *why_not_p = "it is a snapshot on a device, where whoever maps memory may write it";
     else if (!owner_equal(&region->account->owner, requester))
         *why_not_p = "it is on a device, whose memory cannot be shared read-only, and belongs to another owner";
@@ -503,7 +503,7 @@ bool object_may_show(struct object *object, const struct owner *requester, const
         if (!region_is_host(region) && !may_show_device(region, requester, why_not_p))
             return false;
         if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT ||
-            region->origin == REGION_COPY || region->origin == REGION_FILE)
+            region->origin == REGION_REPLICA || region->origin == REGION_FILE)
             continue;
         if (region->origin == REGION_IMPORTED) {
             *why_not_p = "it lies in imported memory, which cannot be shared read-only, and belongs to another owner";

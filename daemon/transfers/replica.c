@@ -43,24 +43,24 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
 
 /* ---- messages to the owner's node ---- */
 
-static void send_copies(struct remote *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
-                        size_t n_invalidated)
+static void send_replicas(struct remote *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
+                          size_t n_invalidated)
 {
-    Rdt__Pb__Replicas copies = RDT__PB__REPLICAS__INIT;
+    Rdt__Pb__Replicas replicas = RDT__PB__REPLICAS__INIT;
 
-    copies.whole = whole;
-    copies.n_whole = n_whole;
-    copies.dropped = dropped;
-    copies.n_dropped = dropped ? 1 : 0;
-    copies.invalidated = invalidated;
-    copies.n_invalidated = n_invalidated;
+    replicas.whole = whole;
+    replicas.n_whole = n_whole;
+    replicas.dropped = dropped;
+    replicas.n_dropped = dropped ? 1 : 0;
+    replicas.invalidated = invalidated;
+    replicas.n_invalidated = n_invalidated;
     /* Link down: the owner's node has dropped its entry already. */
-    (void)remote_send(origin, RDT_PEER_REPLICAS, &copies.base, NULL);
+    (void)remote_send(origin, RDT_PEER_REPLICAS, &replicas.base, NULL);
 }
 
 void replica_decline(struct remote *origin, uint64_t generation)
 {
-    send_copies(origin, NULL, 0, &generation, NULL, 0);
+    send_replicas(origin, NULL, 0, &generation, NULL, 0);
 }
 
 /* ---- life ---- */
@@ -548,7 +548,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
     if (status != RDT_OK)
         return status;
     region_clear_gaps(transfer->move.received, replica->object->memory.layout, 0);
-    transfer->move.received->origin = REGION_COPY;
+    transfer->move.received->origin = REGION_REPLICA;
     transfer->move.received->client = 0;
     event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->move.received);
     replica->room = transfer->move.received->room;
@@ -628,7 +628,7 @@ void replica_whole(struct replica *replica)
     replica->plan = NULL;
     replica_pulls_wake(replica);
     if (replica->listed) {
-        send_copies(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
+        send_replicas(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
         make_room(replicas);
         if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
             drop(replica);
@@ -724,7 +724,7 @@ static bool report_some(struct slice *slice, uint64_t until_ns)
             break;
     }
     if (n > 0)
-        send_copies(remote, generations, n, NULL, NULL, 0);
+        send_replicas(remote, generations, n, NULL, NULL, 0);
     return list_empty(&replicas->to_report);
 }
 
@@ -786,7 +786,7 @@ void replicas_on_message(struct replicas *replicas, struct remote *remote, const
                                            why_again(i < message->n_ask_again_why ? message->ask_again_why[i] : 0));
     }
     if (message->n_invalid > 0)
-        send_copies(remote, NULL, 0, NULL, message->invalid, message->n_invalid);
+        send_replicas(remote, NULL, 0, NULL, message->invalid, message->n_invalid);
 }
 
 /* ---- memory ---- */

@@ -292,17 +292,17 @@ void replica_directory_reader_took(struct replica_directory *directory, uint64_t
         fanout_compare(&entry->place, sent, ask_again, NULL);
 }
 
-static void send_copies(struct remote *remote, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
+static void send_replicas(struct remote *remote, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
-    Rdt__Pb__Replicas copies = RDT__PB__REPLICAS__INIT;
+    Rdt__Pb__Replicas replicas = RDT__PB__REPLICAS__INIT;
 
-    copies.valid = valid;
-    copies.n_valid = n_valid;
-    copies.invalid = invalid;
-    copies.n_invalid = n_invalid;
+    replicas.valid = valid;
+    replicas.n_valid = n_valid;
+    replicas.invalid = invalid;
+    replicas.n_invalid = n_invalid;
     /* Link down: the entry is LOST, or will be at once. */
     if (n_valid + n_invalid > 0)
-        (void)remote_send(remote, RDT_PEER_REPLICAS, &copies.base, NULL);
+        (void)remote_send(remote, RDT_PEER_REPLICAS, &replicas.base, NULL);
 }
 
 /* The node has a complete replica. Returns false if the object is gone. */
@@ -355,7 +355,7 @@ void replica_directory_on_message(struct replica_directory *directory, struct re
             lists[message->n_whole + n_invalid++] = message->whole[i];
     }
     if (lists) /* If there is no memory for the lists, the other node asks. */
-        send_copies(remote, lists, n_valid, lists + message->n_whole, n_invalid);
+        send_replicas(remote, lists, n_valid, lists + message->n_whole, n_invalid);
     free(lists);
 }
 
@@ -445,7 +445,7 @@ void replica_directory_object_ended(struct replica_directory *directory, const s
         return;
     replicated->ended = true;
     list_for_each_safe (node, &replicated->nodes)
-        send_copies(container_of(node, struct replica_entry, link)->remote, NULL, 0, &generation, 1);
+        send_replicas(container_of(node, struct replica_entry, link)->remote, NULL, 0, &generation, 1);
 }
 
 bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter)

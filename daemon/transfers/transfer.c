@@ -114,7 +114,7 @@ enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_
     if (transfer->move.received)
         return RDT_OK;
     return region_alloc(transfer->transfers->regions, "host", "", transfer->move.stream_bytes,
-                        shared ? REGION_COPY : REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0,
+                        shared ? REGION_REPLICA : REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0,
                         &transfer->move.received, on_ready, transfer, err);
 }
 

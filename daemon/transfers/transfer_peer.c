@@ -301,16 +301,16 @@ static enum rdt_status on_end(struct remote *remote, const void *message, struct
     return RDT_OK;
 }
 
-static enum rdt_status on_copies(struct remote *remote, const void *message, struct rdt_error *err)
+static enum rdt_status on_replicas(struct remote *remote, const void *message, struct rdt_error *err)
 {
-    const Rdt__Pb__Replicas *copies = message;
+    const Rdt__Pb__Replicas *replicas = message;
     const struct {
         size_t n;
         unsigned most;
-    } lists[] = {{copies->n_whole, REPLICAS_MAX_GENERATIONS},       {copies->n_dropped, REPLICAS_MAX_GENERATIONS},
-                 {copies->n_invalidated, REPLICAS_MAX_GENERATIONS}, {copies->n_valid, REPLICAS_MAX_GENERATIONS},
-                 {copies->n_invalid, REPLICAS_MAX_GENERATIONS},     {copies->n_slow, REPLICAS_MAX_SINGLE},
-                 {copies->n_ask_again, REPLICAS_MAX_SINGLE},        {copies->n_summed, REPLICAS_MAX_SINGLE}};
+    } lists[] = {{replicas->n_whole, REPLICAS_MAX_GENERATIONS},       {replicas->n_dropped, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_invalidated, REPLICAS_MAX_GENERATIONS}, {replicas->n_valid, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_invalid, REPLICAS_MAX_GENERATIONS},     {replicas->n_slow, REPLICAS_MAX_SINGLE},
+                 {replicas->n_ask_again, REPLICAS_MAX_SINGLE},        {replicas->n_summed, REPLICAS_MAX_SINGLE}};
 
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         if (lists[i].n > lists[i].most)
@@ -341,7 +341,7 @@ static const struct {
     {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
     {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
     {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
-    {RDT_PEER_REPLICAS, &rdt__pb__replicas__descriptor, on_copies},
+    {RDT_PEER_REPLICAS, &rdt__pb__replicas__descriptor, on_replicas},
     {RDT_PEER_BROADCAST, &rdt__pb__group_broadcast__descriptor, on_broadcast},
     {RDT_PEER_BROADCAST_RESULT, &rdt__pb__broadcast_result__descriptor, on_broadcast_result},
 };

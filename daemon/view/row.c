@@ -14,7 +14,7 @@ Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object)
 }
 
 static const char *const origins[] = {"allocated", "imported", "received",  "snapshot", "staging",
-                                      "arena",     "copy",     "allocated", "file",     "staging"};
+                                      "arena",     "replica",  "allocated", "file",     "staging"};
 
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {

@@ -258,7 +258,7 @@ static unsigned count_staying(bool arenas)
     reply = ask(RDT_MSG_LIST, &list.base, &rdt__pb__list_reply__descriptor);
     fuzz_must(reply);
     for (size_t i = 0; i < reply->n_regions; i++)
-        n += strcmp(reply->regions[i]->origin, "copy") == 0 || (arenas && strcmp(reply->regions[i]->origin, "arena") == 0);
+        n += strcmp(reply->regions[i]->origin, "replica") == 0 || (arenas && strcmp(reply->regions[i]->origin, "arena") == 0);
     rdt__pb__list_reply__free_unpacked(reply, NULL);
     return n;
 }

@@ -245,7 +245,7 @@ static void check_regions(void)
     must_ok(call(reader, RDT_MSG_LIST, &request.base, LONG, &reply, &err));
     const Rdt__Pb__ListReply *list = (const Rdt__Pb__ListReply *)reply;
     for (size_t i = 0; i < list->n_regions; i++)
-        found = found || (strcmp(list->regions[i]->origin, "copy") == 0 && list->regions[i]->bytes == MIB);
+        found = found || (strcmp(list->regions[i]->origin, "replica") == 0 && list->regions[i]->bytes == MIB);
     must(found);
     protobuf_c_message_free_unpacked(reply, NULL);
 }
