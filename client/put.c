@@ -4,7 +4,7 @@
  * Tensors in memory that the daemon knows (rdt_alloc, rdt_import) are put where they lie. The bytes of all others,
  * n in total, are copied once. choose() says where to, by the first row that fits:
  *
- *     n                 the put is                     way        copied into                            messages
+ *     n                 the put is                     method     copied into                            messages
  *     0                                                NOTHING                                           PUT
  *     <= 32 KiB                                        INLINE     the message PUT                        PUT
  *     <= sealed_max     a snapshot of contiguous       SEALED     a memfd that this process creates      PUT + fd
@@ -42,7 +42,7 @@
 #define COPY_BYTES ((uint64_t)64 << 20) /* what is copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
 
-enum way { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
+enum method { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
 
 struct put {
     rdt *conn;
@@ -58,7 +58,7 @@ struct put {
 
     bool device;  /* a tensor lies on a device */
     uint64_t sum; /* with RDT_PUT_SUM */
-    enum way way;
+    enum method method;
     uint64_t copied_bytes; /* packed, with padding between tensors */
     uint32_t copy_index;   /* the copy's region in the message; n_regions for INLINE and SEALED, which have none */
     uint8_t *inline_data;  /* INLINE */
@@ -185,7 +185,7 @@ static bool is_copied(const struct put *put, uint32_t i)
     return put->how[i] == RDT_MEMORY_COPIED && layout_elems(put->layout, i) > 0;
 }
 
-/* ---- choosing the way ---- */
+/* ---- choosing the method ---- */
 
 static bool may_seal(const struct put *put)
 {
@@ -207,7 +207,7 @@ static bool may_loan(const struct put *put)
            ((flags == 0 && put->conn->can.loans) || (flags == RDT_PUT_IMMUTABLE && put->conn->can.immutable_loans));
 }
 
-static enum way choose(const struct put *put)
+static enum method choose(const struct put *put)
 {
     const struct rdt_put_options *options = put->options;
 
@@ -294,21 +294,21 @@ static int64_t room_ns(const struct put *put)
     return put->deadline_ns == CLOCK_NEVER ? 0 : clock_remaining_ns(put->deadline_ns);
 }
 
-/* Creates the memory of the chosen way, all but SEALED. *base_p is its address. */
+/* Creates the memory for the chosen method, all but SEALED. *base_p is its address. */
 static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, struct rdt_error *err)
 {
-    bool write = put->way == GIVEN && sealed_may_write(put->copied_bytes);
+    bool write = put->method == GIVEN && sealed_may_write(put->copied_bytes);
     struct mapping *mapping = NULL;
     enum rdt_status status;
 
     put->copy_index = put->n_regions;
-    if (put->way == INLINE) {
+    if (put->method == INLINE) {
         *base_p = put->inline_data = calloc(1, put->copied_bytes); /* zeroes: the padding is sent too */
         return put->inline_data ? RDT_OK
                                 : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %llu bytes of tensors",
                                                 (unsigned long long)put->copied_bytes);
     }
-    if (put->way == LOANED) {
+    if (put->method == LOANED) {
         status = loans_take(put->conn, put->copied_bytes, fresh, room_ns(put), put->answer_ns, &put->loan, err);
         mapping = status == RDT_OK ? put->loan->mapping : NULL;
     } else {
@@ -338,12 +338,12 @@ static enum rdt_status copy_all(struct put *put, bool fresh, struct rdt_error *e
 {
     uint8_t *base = NULL;
     uint64_t at = 0;
-    enum rdt_status status = put->way == NOTHING ? RDT_OK : make_room(put, fresh, &base, err);
+    enum rdt_status status = put->method == NOTHING ? RDT_OK : make_room(put, fresh, &base, err);
 
     for (uint32_t i = 0; i < put->layout->count && status == RDT_OK; i++)
         if (is_copied(put, i))
             status = copy_in(put, i, base, &at, err);
-    if (status == RDT_OK && put->way == GIVEN) {
+    if (status == RDT_OK && put->method == GIVEN) {
         give(put, put->copy);
         put->copy = NULL;
     }
@@ -392,14 +392,14 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
         request.loaned = (uint32_t *)&put->copy_index;
         request.n_loaned = 1;
     }
-    if (put->way == SEALED)
+    if (put->method == SEALED)
         request.sealed_bytes = put->copied_bytes;
     /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A live object in a region that is
      * loaned again does not wait for room either: a new region may need less. */
     if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused && options->flags == 0))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
-    status =
-        call_fds(put->conn, RDT_MSG_PUT, &request.base, put->way == SEALED ? put->fd : -1, put->answer_ns, &answer, NULL, err);
+    status = call_fds(put->conn, RDT_MSG_PUT, &request.base, put->method == SEALED ? put->fd : -1, put->answer_ns, &answer,
+                      NULL, err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -526,11 +526,11 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
 
     if (status == RDT_OK) {
         choose_flags(&put, &own);
-        put.way = choose(&put);
-        sealed = put.way == SEALED;
+        put.method = choose(&put);
+        sealed = put.method == SEALED;
         status = sealed ? put_sealed(&put, tensors, &refused, ref_p, err) : RDT_AGAIN;
         if (sealed && status == RDT_AGAIN)
-            put.way = GIVEN;
+            put.method = GIVEN;
     }
     if (status == RDT_AGAIN) {
         status = copy_all(&put, fresh, err);
