@@ -20,7 +20,7 @@
 #define ADDRESS_MAX_BYTES (sizeof(((struct rdt_ref *)0)->address) - 1)
 #define TENANT_MAX_BYTES (sizeof(((struct rdt_ref *)0)->tenant) - 1)
 
-/* Everything but the escaped parts: scheme, node, names and digits of the parameters, the final 0. */
+/* Everything but the escaped fields: scheme, node, names and digits of the parameters, the final 0. */
 #define TEXT_FIXED_BYTES (sizeof TEXT_SCHEME - 1 + 32 + 1 + 3 + 20 + 3 + 3 + 10 + 3 + 1)
 _Static_assert(TEXT_FIXED_BYTES + 3 * (128 + 64 + 32) <= RDT_REF_TEXT_BYTES, "the longest ref fits as text");
 _Static_assert(PACKED_FIXED_BYTES + 128 + 64 + 32 <= RDT_REF_PACKED_BYTES, "the longest ref fits as bytes");
@@ -192,7 +192,7 @@ static int hex_value(char c)
     return at ? (int)(at - hex_digits) : -1;
 }
 
-/* Decodes the text up to `end` into at most `most` bytes and a final 0. `what` names the part in errors. */
+/* Decodes the text up to `end` into at most `most` bytes and a final 0. `what` names the field in errors. */
 static enum rdt_status get_escaped(const char *text, const char *end, char *out, size_t most, size_t *n_p, const char *what,
                                    struct rdt_error *err)
 {
@@ -260,8 +260,8 @@ static enum rdt_status get_parameter(const char *text, const char *end, struct r
     unsigned bit;
 
     if (!name)
-        return rdt_error_set(err, RDT_INVALID, "the ref has an unknown part \"%.*s\"", end - text < 32 ? (int)(end - text) : 32,
-                             text);
+        return rdt_error_set(err, RDT_INVALID, "the ref has an unknown field \"%.*s\"",
+                             end - text < 32 ? (int)(end - text) : 32, text);
     bit = 1u << (name - names);
     if (*seen & bit)
         return rdt_error_set(err, RDT_INVALID, "the ref has \"%c=\" twice", *name);
@@ -359,7 +359,7 @@ size_t rdt_ref_pack(const struct rdt_ref *ref, uint8_t *packed_p)
 
 enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref *ref_p, struct rdt_error *err)
 {
-    const uint8_t *in = packed, *parts = in + PACKED_FIXED_BYTES;
+    const uint8_t *in = packed, *fields = in + PACKED_FIXED_BYTES;
     struct rdt_ref ref = {0};
     size_t id, address, tenant;
 
@@ -379,9 +379,9 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
         return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes: at most %zu are allowed", tenant,
                              TENANT_MAX_BYTES);
     if (bytes != PACKED_FIXED_BYTES + id + address + tenant)
-        return rdt_error_set(err, RDT_INVALID, "the ref has %zu bytes, but its parts have %zu", bytes,
+        return rdt_error_set(err, RDT_INVALID, "the ref has %zu bytes, but its fields have %zu", bytes,
                              PACKED_FIXED_BYTES + id + address + tenant);
-    if (memchr(parts + id, 0, address + tenant))
+    if (memchr(fields + id, 0, address + tenant))
         return rdt_error_set(err, RDT_INVALID, "the ref's address or tenant has a zero byte in it");
     if (in[29] > 1 || (in[29] == 1 && (tenant > 0 || get_le(in + 25, 4) != 0)))
         return rdt_error_set(err, RDT_INVALID, "the ref has an owner, and also says that its owner may be any");
@@ -392,9 +392,9 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
     ref.uid = (uint32_t)get_le(in + 25, 4);
     ref.any_owner = in[29];
     ref.id_bytes = (uint8_t)id;
-    memcpy(ref.id, parts, id);
-    memcpy(ref.address, parts + id, address);
-    memcpy(ref.tenant, parts + id + address, tenant);
+    memcpy(ref.id, fields, id);
+    memcpy(ref.address, fields + id, address);
+    memcpy(ref.tenant, fields + id + address, tenant);
     *ref_p = ref;
     return RDT_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl doctor: checks the installation. The checks of the way to the daemon, and of what is the same for all processes of
+/* rdtctl doctor: checks the installation. The checks of the socket's path, and of what is the same for all processes of
  * this machine, are made here; the others are the daemon's (daemon/view/doctor/rpc_doctor.c), and are shown as it sends
  * them. */
 #include <errno.h>
@@ -70,7 +70,7 @@ static void find(struct report *report, const char *id, const char *name, int st
     add(report, id, name, status, text, remedy);
 }
 
-/* ---- the way to the daemon ---- */
+/* ---- the path of the socket ---- */
 
 static bool check_socket(struct report *report)
 {
@@ -111,7 +111,7 @@ static bool check_socket(struct report *report)
     return true;
 }
 
-/* Whoever may write to a folder on the way can put a socket of his own there. */
+/* Whoever may write to a folder of that path can put a socket of his own there. */
 static void check_permissions(struct report *report)
 {
     static const char id[] = "RDT002", name[] = "permissions";

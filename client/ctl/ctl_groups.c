@@ -9,7 +9,7 @@
 #include "ctl_json.h"
 #include "ctl_table.h"
 
-/* Cuts "CLIENT@NODE,DEVICE" into its parts. */
+/* Cuts "CLIENT@NODE,DEVICE" into its fields. */
 static struct rdt_member member_of(char *text)
 {
     char *at = strrchr(text, '@'), *comma = strrchr(at ? at : text, ',');

@@ -22,7 +22,7 @@
  *
  * A person may have thousands of user ids, and be an owner with each of them. So what is kept for others, or shared equally, is
  * kept for and shared by persons: the last eighth of each limit of the node, which is reserved for persons that use at most a
- * 64th of it; the turns of those who wait for room; parts of a turn of the loop (conn_share.h); threads (owner_work.h). Then
+ * 64th of it; the turns of those who wait for room; shares of a turn of the loop (conn_share.h); threads (owner_work.h). Then
  * one or a few persons cannot take everything from the others. Limits that are configured are for clients and owners.
  *
  * What the daemon needs to remember a thing is heap of its owner, too: account.c says how much for each kind.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of an object, its holds, pins and waiters, and its end. */
+/* The memory of an object, its holds, pins and waiters, and its end. */
 #include "daemon/objects/object.h"
 
 #include <assert.h>

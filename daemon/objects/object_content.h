@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of a put whose size grows with its tensors, metadata and inline bytes, in the form in which
- * the object stores them. They use no table, so any thread may compute them, and an object of many tensors
+/* The content of a put, whose size grows with its tensors, metadata and inline bytes, in the form in which
+ * the object stores it. It uses no table, so any thread may compute it, and an object of many tensors
  * delays nobody else (rpc_read.h). */
 #ifndef DAEMON_OBJECT_CONTENT_H
 #define DAEMON_OBJECT_CONTENT_H

@@ -15,7 +15,7 @@
  *   core         transfer                                                    -> transfer_kind: local, pull
  *   replicas     replica > replica_pulls, replica_directory, coalescer                   -> replica_events: pull, serve
  *   connections  transfer_group > peer_transport > remote              -> connection_events: pull, serve
- *   parts        transfer_record, transfer_destination > chunk_op, reservation > fanout
+ *   basis        transfer_record, transfer_destination > chunk_op, reservation > fanout
  *
  * `serve` is the owner's side of a pull, `pull` the reader's. A pull that starts again goes back from moving to asking. It
  * does so by the table too: when its last operation has ended, the core calls `settled` of its kind. */

@@ -175,7 +175,7 @@ static void note_device_copy(const struct local_copy *local)
         region_note_device_copy(region, kind);
 }
 
-/* Between two GPUs the bytes may have gone through host memory, many times slower, so the record says which way they went. */
+/* Between two GPUs the bytes may have gone through host memory, many times slower, so the record says which route they took. */
 static void note_path(const struct local_copy *local)
 {
     const struct layout *source = local->transfer->move.source, *target = local->copy.target;

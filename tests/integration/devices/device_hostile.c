@@ -95,7 +95,7 @@ static void takes(struct raw *raw, const Rdt__Pb__Import *message, const int *fd
     protobuf_c_message_free_unpacked(reply, NULL);
 }
 
-Test(device_hostile, parts_that_do_not_follow_are_refused_and_dropped)
+Test(device_hostile, chunks_that_do_not_follow_are_refused_and_dropped)
 {
     static const uint64_t sizes[2] = {4096, 4096};
     int fds[2] = {chunk_fd(), chunk_fd()};

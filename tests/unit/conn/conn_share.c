@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/conn_share: connections of one owner share its part of a turn of the loop, in order, and delay no other owner. A turn
+/* daemon/conn_share: connections of one owner divide its share of a turn of the loop, in order, and delay no other owner. A turn
  * here takes longer than an owner's share, however slow the machine is. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -100,8 +100,8 @@ static uint32_t person_of(void *arg, uint32_t uid)
     return uid >= 100000 ? 1000 : uid;
 }
 
-/* Somebody with thousands of subordinate user ids gets the part of one. */
-Test(conn_share, user_ids_of_one_person_share_its_part)
+/* Somebody with thousands of subordinate user ids gets the share of one. */
+Test(conn_share, user_ids_of_one_person_divide_its_share)
 {
     accounts.person_of = person_of;
     for (unsigned i = 0; i < 3; i++) {
@@ -119,7 +119,7 @@ Test(conn_share, user_ids_of_one_person_share_its_part)
 }
 
 /* There may be thousands of users. They take turns, and a turn of the loop stays short. */
-Test(conn_share, owners_take_turns_when_all_have_had_their_part)
+Test(conn_share, owners_take_turns_when_all_have_had_their_share)
 {
     turn_of(0);
     turn_of(1);
