@@ -506,7 +506,7 @@ static void model_begin(uint64_t seed, bool without_tickets, bool ring)
             }
             if (!without_tickets)
                 cr_assert_eq(ticket_init(&sides[k]->ticket, &m.tickets[sides[k]->node], &model_events, k == 1,
-                                         sides[k]->node < sides[1 - k]->node, "t", names, sides[k]->n_queues, &err),
+                                         sides[k]->node < sides[1 - k]->node, "t", queues, sides[k]->n_queues, &err),
                              RDT_OK);
         }
     }
