@@ -149,7 +149,7 @@ Test(watch_lists, events_give_what_the_lists_show)
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, MIB, addr), 1, &options, &ref, &err));
     must_ok(rdt_publish(owner, "weights", &ref, NULL, NULL, &err));
     rdt_release(fetch_one(reader, &ref, RDT_FETCH_AUTO));
-    ALL_AGREE_THAT(at[0].n[2] == 1 && at[1].n[0] == 0 && at[1].n[1] == 1 && strcmp(at[1].known[1][0].state, "copy") == 0);
+    ALL_AGREE_THAT(at[0].n[2] == 1 && at[1].n[0] == 0 && at[1].n[1] == 1 && strcmp(at[1].known[1][0].state, "replica") == 0);
     must_ok(rdt_free(owner, &ref, true, &err));
     ALL_AGREE_THAT(at[1].n[1] == 0);
     must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
