@@ -85,6 +85,7 @@ Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
     static const int64_t turned[2] = {300, 100}, strides[2] = {1, 300};
     struct rdt_fetch_options options = to(NULL, NULL);
     struct rdt_put_options put = RDT_INIT(put);
+    struct program program = {0};
     rdt_object *object;
 
     begin_with(&(struct cluster_options){.stream = true});
@@ -118,8 +119,12 @@ Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
                      info_of(object).path);
         expect_explained(object, round == 0 ? "through host memory on the other node: it does not move fake memory"
                                             : "through host memory on both nodes: it does not move fake memory");
+        expect_explained(object, "  sub-pull:  of transfer ");
         rdt_release(object);
     }
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[1].socket, "transfers", "--json", NULL}, NULL);
+    must_say(strstr(program.out, "\"parent\"") && strstr(program.out, "\"route\""), "%s", program.out);
+    program_free(&program);
     options = to("fake", "THERE-1");
     options.least_path = "direct";
     must_refuse(RDT_NO_PATH, "accepts only a direct path", rdt_fetch(reader, &ref, 1, &options, &object, &err));
