@@ -73,201 +73,174 @@ struct client_rpc {
     struct watch *watch;            /* of rpc_watch.c; NULL: the client watches nothing */
 };
 
+/* Where a session is on its way from an earlier daemon to this one.
+ *
+ *   NEW
+ *   WAITING --- its client connects ---> RETURNED --- RESUME ---> RESUMED
+ *      `------- it ends before that ---> LAPSED
+ */
+enum client_session_state {
+    CLIENT_SESSION_NEW,      /* it began at this daemon */
+    CLIENT_SESSION_WAITING,  /* it is an earlier daemon's, and its client has not come back yet */
+    CLIENT_SESSION_RETURNED, /* its client has come back, and has not sent RESUME since */
+    CLIENT_SESSION_RESUMED,
+    CLIENT_SESSION_LAPSED,
+};
+
+/* The session beyond the life of one daemon. */
+struct client_session {
+    const struct lasting *lasting; /* it survives this process, and has records; NULL: it does not */
+    void *record;                  /* of lasting: the session's own */
+    uint8_t id[16];                /* of lasting: tells it from every other session of every node */
+    enum client_session_state state;
+    struct map answers; /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
+};
+
+struct client_holds {
+    struct map by_id;             /* hold id -> struct hold */
+    struct map remote;            /* request id -> struct remote_hold */
+    uint64_t copying_bytes;       /* bytes of held objects that the client is copying out by itself */
+    unsigned n_lost;              /* of remote: struct remote_hold.lost */
+    uint64_t freed;               /* the latest of remote whose object was freed by force; 0: none */
+    size_t reaped, reaped_remote; /* how far client_fini has walked by_id and remote */
+};
+
+/* What conn.c does for the client. */
+struct client_conn {
+    bool gone; /* the connection has ended: no frame can be sent */
+    /* Packs and queues one frame. It takes ownership of the fds in any case, and sends nothing once the client is gone. */
+    void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
+                 const int *take_fds, unsigned n_fds);
+    /* Queues an event whose packed message is `head` followed by `rest`. */
+    void (*send_event)(struct client *, uint16_t type, const uint8_t *head, size_t head_bytes, const uint8_t *rest,
+                       size_t rest_bytes);
+    size_t (*queued_bytes)(const struct client *);
+    /* The number of bytes that the client has sent so far, including bytes that the daemon has not read
+     * yet. 0: all of them have been handled. */
+    uint64_t (*bytes_received)(const struct client *);
+    void (*want_turn)(struct client *); /* The client has work to do in a turn. */
+};
+
 struct client {
     uint64_t id;
     struct account *account; /* one reference */
     gid_t gid;
     pid_t pid;
     bool admin;        /* root or the daemon's own uid: it sees and may free everything */
-    bool gone;         /* its connection has ended: no frame can be sent */
     bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
     bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
     char name[65];
     uint64_t since_ns;
-    const struct lasting *lasting; /* its session survives this process, and has records; NULL: it does not */
-    void *record;                  /* of lasting: the session's own */
-    uint8_t session[16];           /* of lasting: tells it from every other session of every node */
-    struct map resumed;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
-    bool waiting;                  /* the session is an earlier daemon's, and its client has not come back yet */
-    bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */
-    struct list link;              /* in the list of all clients */
-    uint64_t number;               /* their order there */
-    struct list objects;           /* struct object.by_producer: objects that it put and has not freed */
+    struct client_session session;
+    struct list link;    /* in the list of all clients */
+    uint64_t number;     /* their order there */
+    struct list objects; /* struct object.by_producer: objects that it put and has not freed */
     unsigned n_objects;
-    struct list leases;            /* struct name.by_publisher: names that end with the client */
-    struct map regions;            /* region id -> struct region, one reference each: the regions that it may name */
-    struct map holds;              /* hold id -> struct hold */
-    struct map remote_holds;       /* request id -> struct remote_hold */
-    uint64_t copying_bytes;        /* bytes of held objects that the client is copying out by itself */
+    struct list leases;    /* struct name.by_publisher: names that end with the client */
+    struct map regions;    /* region id -> struct region, one reference each: the regions that it may name */
+    size_t reaped_regions; /* how far client_fini has walked that map */
+    struct client_holds holds;
     struct owner_work *owner_work; /* set by conn.c */
     struct import_chunks *import;  /* NULL: no import is incomplete */
     struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
     struct mapped mapped;          /* regions of others that it keeps mapped for reading */
-    unsigned n_lost_holds;         /* of remote_holds: struct remote_hold.lost */
-    uint64_t freed_hold;           /* the latest of remote_holds whose object was freed by force; 0: none */
     uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
     struct list wakes;             /* struct client_wake.link */
     struct list read_barriers;     /* struct client_read_barrier.link */
     struct client_task *task;
-    /* how far client_fini has walked each map */
-    size_t reaped_holds, reaped_remote_holds, reaped_regions;
     struct client_transfers transfers;
     struct client_rpc rpc;
+    struct client_conn conn;
+};
 
-    /* The session beyond the life of one daemon. */
-    struct client_session {
-        const struct lasting *lasting; /* it survives this process, and has records; NULL: it does not */
-        void *record;                  /* of lasting: the session's own */
-        uint8_t id[16];                /* of lasting: tells it from every other session of every node */
-        enum client_session_state state;
-        struct map answers; /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
-    };
+/* Whether the client has come back to a session that it had at an earlier daemon. */
+static inline bool client_has_returned(const struct client *client)
+{
+    return client->session.state == CLIENT_SESSION_RETURNED || client->session.state == CLIENT_SESSION_RESUMED;
+}
 
-    struct client_holds {
-        struct map by_id;             /* hold id -> struct hold */
-        struct map remote;            /* request id -> struct remote_hold */
-        uint64_t copying_bytes;       /* bytes of held objects that the client is copying out by itself */
-        unsigned n_lost;              /* of remote: struct remote_hold.lost */
-        uint64_t freed;               /* the latest of remote whose object was freed by force; 0: none */
-        size_t reaped, reaped_remote; /* how far client_fini has walked by_id and remote */
-    };
-
-    /* What conn.c does for the client. */
-    struct client_conn {
-        bool gone; /* the connection has ended: no frame can be sent */
-        /* Packs and queues one frame. It takes ownership of the fds in any case, and sends nothing once the client is gone. */
-        void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
-                     const int *take_fds, unsigned n_fds);
-        /* Queues an event whose packed message is `head` followed by `rest`. */
-        void (*send_event)(struct client *, uint16_t type, const uint8_t *head, size_t head_bytes, const uint8_t *rest,
-                           size_t rest_bytes);
-        size_t (*queued_bytes)(const struct client *);
-        /* The number of bytes that the client has sent so far, including bytes that the daemon has not read
-     * yet. 0: all of them have been handled. */
-        uint64_t (*bytes_received)(const struct client *);
-        void (*want_turn)(struct client *); /* The client has work to do in a turn. */
-    };
-
-    struct client {
-        uint64_t id;
-        struct account *account; /* one reference */
-        gid_t gid;
-        pid_t pid;
-        bool admin;        /* root or the daemon's own uid: it sees and may free everything */
-        bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
-        bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
-        char name[65];
-        uint64_t since_ns;
-        struct client_session session;
-        struct list link;    /* in the list of all clients */
-        uint64_t number;     /* their order there */
-        struct list objects; /* struct object.by_producer: objects that it put and has not freed */
-        unsigned n_objects;
-        struct list leases;    /* struct name.by_publisher: names that end with the client */
-        struct map regions;    /* region id -> struct region, one reference each: the regions that it may name */
-        size_t reaped_regions; /* how far client_fini has walked that map */
-        struct client_holds holds;
-        struct owner_work *owner_work; /* set by conn.c */
-        struct import_parts *import;   /* NULL: no import is incomplete */
-        struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
-        struct mapped mapped;          /* regions of others that it keeps mapped for reading */
-        uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
-        struct list wakes;             /* struct client_wake.link */
-        struct list read_barriers;     /* struct client_read_barrier.link */
-        struct client_task *task;
-        struct client_transfers transfers;
-        struct client_rpc rpc;
-        struct client_conn conn;
-    };
-
-    /* Whether the client has come back to a session that it had at an earlier daemon. */
-    static inline bool client_has_returned(const struct client *client)
-    {
-        return client->session.state == CLIENT_SESSION_RETURNED || client->session.state == CLIENT_SESSION_RESUMED;
-    }
-
-    /* A read barrier: runs when everything that the client has sent up to now has been handled, a cancel among
+/* A read barrier: runs when everything that the client has sent up to now has been handled, a cancel among
  * it. */
-    struct client_read_barrier {
-        struct list link;
-        uint64_t after_bytes;
-        /* is called after the barrier was removed from its list, and never inside client_read_barrier_add */
-        void (*run)(struct client_read_barrier *);
-    };
+struct client_read_barrier {
+    struct list link;
+    uint64_t after_bytes;
+    /* is called after the barrier was removed from its list, and never inside client_read_barrier_add */
+    void (*run)(struct client_read_barrier *);
+};
 
-    /* A hold of a reader, which keeps memory alive: a hold on an object, or references to regions that contain
+/* A hold of a reader, which keeps memory alive: a hold on an object, or references to regions that contain
  * a private copy. (struct remote_hold is a hold that gives no access to the bytes.) */
-    struct hold {
-        uint64_t id;
-        struct client *client;
-        void *record;          /* of lasting; NULL: it has none */
-        struct object *object; /* NULL: this hold is on regions with a copy */
-        struct list by_object; /* in object->users->holders */
-        /* one reference to the only region of a copy; NULL: the hold is on an object, or on `regions` */
-        struct region *region;
-        uint64_t copying_bytes;  /* bytes of the object that the client copies before it releases the hold */
-        struct region **regions; /* [n_regions], one reference each: a copy in several regions */
-        uint32_t n_regions;
-    };
+struct hold {
+    uint64_t id;
+    struct client *client;
+    void *record;          /* of lasting; NULL: it has none */
+    struct object *object; /* NULL: this hold is on regions with a copy */
+    struct list by_object; /* in object->users->holders */
+    /* one reference to the only region of a copy; NULL: the hold is on an object, or on `regions` */
+    struct region *region;
+    uint64_t copying_bytes;  /* bytes of the object that the client copies before it releases the hold */
+    struct region **regions; /* [n_regions], one reference each: a copy in several regions */
+    uint32_t n_regions;
+};
 
-    void client_init(struct client *client, uint64_t id);
+void client_init(struct client *client, uint64_t id);
 
-    /* Starts the caches of regions for this client. From now on a released region may be reused by the client,
+/* Starts the caches of regions for this client. From now on a released region may be reused by the client,
  * which is told of those that will not be. */
-    void client_start_caches(struct client *client, struct regions *regions);
+void client_start_caches(struct client *client, struct regions *regions);
 
-    /* Releases the client's holds, remote holds and regions. The client did not release them itself and may
+/* Releases the client's holds, remote holds and regions. The client did not release them itself and may
  * still have them mapped, so their memory is orphaned (region.h). The callers of conn.c have ended its
  * objects, fetches and calls before. Returns false when until_ns has passed before the end: call it again. */
-    bool client_fini(struct client *client, uint64_t until_ns);
+bool client_fini(struct client *client, uint64_t until_ns);
 
-    /* Whether the answer is left out, because the daemon ends and the client repeats the request at the next one. */
-    bool client_returns(const struct client *client, const struct rdt_error *err);
+/* Whether the answer is left out, because the daemon ends and the client repeats the request at the next one. */
+bool client_returns(const struct client *client, const struct rdt_error *err);
 
-    /* Answers the request with an error. */
-    void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err);
+/* Answers the request with an error. */
+void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err);
 
-    /* Finds a region that the client may name, and takes it out of its region cache if it was there. The
+/* Finds a region that the client may name, and takes it out of its region cache if it was there. The
  * region is borrowed. Errors: NOT_FOUND, and those of region_cache_resume. */
-    enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,
-                                  struct rdt_error *err);
+enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,
+                              struct rdt_error *err);
 
-    /* Closes the descriptors of an incomplete import. Does nothing without one. */
-    void client_drop_import(struct client *client);
+/* Closes the descriptors of an incomplete import. Does nothing without one. */
+void client_drop_import(struct client *client);
 
-    /* Queues the wake for the client's next turn. list_remove cancels it. */
-    void client_wake(struct client *client, struct client_wake *wake);
+/* Queues the wake for the client's next turn. list_remove cancels it. */
+void client_wake(struct client *client, struct client_wake *wake);
 
-    /* OK: everything that the client sent has been handled, and run is not called. AGAIN: run will be called,
+/* OK: everything that the client sent has been handled, and run is not called. AGAIN: run will be called,
  * unless list_remove cancels the barrier. */
-    enum rdt_status client_read_barrier_add(struct client *client, struct client_read_barrier *barrier);
+enum rdt_status client_read_barrier_add(struct client *client, struct client_read_barrier *barrier);
 
-    /* For conn.c: runs the barriers that wait for no more than the first `bytes` bytes that the client sent. */
-    void client_read_barriers_run(struct client *client, uint64_t bytes);
+/* For conn.c: runs the barriers that wait for no more than the first `bytes` bytes that the client sent. */
+void client_read_barriers_run(struct client *client, uint64_t bytes);
 
-    /* Runs the wakes, then the task. Returns false if work remains. */
-    bool client_work(struct client *client, uint64_t until_ns);
+/* Runs the wakes, then the task. Returns false if work remains. */
+bool client_work(struct client *client, uint64_t until_ns);
 
-    /* Sets where the first unused hold id is stored, and reads it; NULL: nowhere. */
-    void client_save_hold_ids(uint64_t *next_p);
+/* Sets where the first unused hold id is stored, and reads it; NULL: nowhere. */
+void client_save_hold_ids(uint64_t *next_p);
 
-    /* The client may name the region from now on: takes a reference that the caller has. false: out of memory, and nothing has
+/* The client may name the region from now on: takes a reference that the caller has. false: out of memory, and nothing has
  * changed. client_forget_region gives the reference back to the caller. */
-    bool client_add_region(struct client *client, struct region *take_region);
-    void client_forget_region(struct client *client, struct region *region);
+bool client_add_region(struct client *client, struct region *take_region);
+void client_forget_region(struct client *client, struct region *region);
 
-    /* Restores a hold of an earlier daemon: on the object, or on the regions. NULL: out of memory, or the id is in use. */
-    struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
-                                     uint32_t n_regions);
+/* Restores a hold of an earlier daemon: on the object, or on the regions. NULL: out of memory, or the id is in use. */
+struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
+                                 uint32_t n_regions);
 
-    /* Each creates a hold of the client, with one hold on the object or one reference to each region. NULL:
+/* Each creates a hold of the client, with one hold on the object or one reference to each region. NULL:
  * out of memory. client_release ends the hold. */
-    struct hold *client_hold_object(struct client *client, struct object *object);
-    struct hold *client_hold_region(struct client *client, struct region *region);
-    struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
-    void client_release(struct hold *hold);
+struct hold *client_hold_object(struct client *client, struct object *object);
+struct hold *client_hold_region(struct client *client, struct region *region);
+struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
+void client_release(struct hold *hold);
 
-    /* The client will copy that many bytes out of the held object by itself. */
-    void client_set_copying(struct hold *hold, uint64_t bytes);
+/* The client will copy that many bytes out of the held object by itself. */
+void client_set_copying(struct hold *hold, uint64_t bytes);
 
 #endif

@@ -212,15 +212,12 @@ static bool apply_wishes(const struct path_query *query, struct path_decision *d
         return false;
     for (unsigned i = 0; i < decision->n; i++) {
         struct path_candidate *candidate = &decision->candidates[i];
-        bool was_possible = candidate->possible, refused = direct && is_staged(candidate);
-        bool other = query->transport[0] && !is_named_by(candidate, query->transport);
-        if (refused)
-            reject(candidate, "it goes through host memory, and the reader accepts only a direct path");
-        if (other)
-            reject(candidate, "the reader asked for %s only", query->transport);
-        if (candidate->speed < least)
-            reject(candidate, "slower than %s, the least path the reader accepts", query->least);
-        candidate->unfit |= refused || other || (was_possible && !candidate->possible);
+        if (direct && is_staged(candidate))
+            reject(candidate, PATH_UNFIT, "it goes through host memory, and the reader accepts only a direct path");
+        if (query->transport[0] && !is_named_by(candidate, query->transport))
+            reject(candidate, PATH_UNFIT, "the reader asked for %s only", query->transport);
+        if (candidate->verdict == PATH_POSSIBLE && candidate->speed < least)
+            reject(candidate, PATH_UNFIT, "slower than %s, the least path the reader accepts", query->least);
     }
     return true;
 }
@@ -300,7 +297,8 @@ static enum rdt_status no_path(const struct path_query *query, const struct path
             const struct path_candidate *candidate = &decision->candidates[i];
             size_t used = strlen(all);
             bool asked_for = query->transport[0] && is_named_by(candidate, query->transport);
-            if ((asked_for ? 0u : candidate->kind != PATH_TRANSPORT ? 3u : candidate->wrong_memory ? 2u : 1u) == pass)
+            bool wrong_memory = candidate->verdict == PATH_WRONG_MEMORY;
+            if ((asked_for ? 0u : candidate->kind != PATH_TRANSPORT ? 3u : wrong_memory ? 2u : 1u) == pass)
                 (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", candidate->name, candidate->reason);
         }
     return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
