@@ -7,6 +7,7 @@
 
 #include "call.h"
 #include "options.h"
+#include "proto/verb.h"
 #include "rdt.pb-c.h"
 #include "rdt_info.h"
 #include "session/connection.h"
@@ -612,15 +613,31 @@ static enum rdt_status list_json(rdt *conn, const char *what, const struct rdt_l
         fputs(rows.any ? "]" : "[]", out);
         return status;
     }
-    return rdt_error_set(err, RDT_INVALID, "\"%.32s\" is none of stat, status, objects, names, peers and groups", what);
+    return rdt_error_set(err, RDT_INVALID,
+                         "\"%.32s\" is neither stat, objects, names, peers, groups nor a request that shows "
+                         "something, such as status",
+                         what);
+}
+
+/* Sends a request without fields. The caller frees *answer_p. */
+static enum rdt_status ask(rdt *conn, const struct verb *verb, ProtobufCMessage **answer_p, struct rdt_error *err)
+{
+    ProtobufCMessage *request = protobuf_c_message_unpack(verb->request, NULL, 0, (const uint8_t *)"");
+    enum rdt_status status;
+
+    if (!request)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the request");
+    status = call(conn, (enum rdt_message)verb->type, request, CALL_TIMEOUT_NS, answer_p, err);
+    protobuf_c_message_free_unpacked(request, NULL);
+    return status;
 }
 
 enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err)
 {
-    Rdt__Pb__Status request = RDT__PB__STATUS__INIT;
     enum rdt_status status = connection_check(conn, err);
     ProtobufCMessage *answer = NULL;
+    const struct verb *shows;
     char *text = NULL;
     size_t bytes;
     FILE *out;
@@ -634,8 +651,8 @@ enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref 
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
     if (strcmp(what, "stat") == 0)
         status = ask_stat(conn, ref, &answer, err);
-    else if (strcmp(what, "status") == 0)
-        status = call(conn, RDT_MSG_STATUS, &request.base, CALL_TIMEOUT_NS, &answer, err);
+    else if ((shows = verb_that_shows(what)) != NULL)
+        status = ask(conn, shows, &answer, err);
     else
         status = list_json(conn, what, options, out, err);
     if (status == RDT_OK && answer) {

@@ -211,9 +211,10 @@ struct rdt_daemon_status {
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */
 enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
 
-/* Writes the same as JSON, with every field that rdtctl --json shows: what is "status", an object; "objects", "names", "peers"
- * (the other nodes) or "groups", an array of the rows that options (NULL: all) let through; or, with a ref, "stat", an object
- * with its holders. ref is NULL for the others. A number above 2^63 - 1 is a string. The caller frees *text_p with free().
+/* Writes the same as JSON, with every field that rdtctl --json shows: what is "status", "metrics" (further counters), "doctor"
+ * (the checks that the daemon makes) or "nodes" (the node table), an object; "objects", "names", "peers" (the other nodes) or
+ * "groups", an array of the rows that options (NULL: all) let through; or, with a ref, "stat", an object with its holders. ref
+ * is NULL for the others. A number above 2^63 - 1 is a string. The caller frees *text_p with free().
  * Errors also: INVALID (what is none of these), those of rdt_stat. */
 enum rdt_status rdt_info_json(rdt *rdt, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err);

@@ -15,7 +15,7 @@
  * - unmet: what had not happened when the request timed out; "" for a request that is answered at once. */
 #define RDT_REQUEST_MAP(X)                                                                                                     \
     X(2, PING, ping, ping, VERB_REPEATABLE, "")                                                                                \
-    X(3, STATUS, status, status_reply, VERB_REPEATABLE, "")                                                                    \
+    X(3, STATUS, status, status_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                       \
     X(4, ALLOC, alloc, region_reply, VERB_REPEATABLE, "the memory was not allocated")                                          \
     X(5, IMPORT, import, region_reply, VERB_REPEATABLE, "")                                                                    \
     X(6, RELEASE_REGION, release_region, region_released, VERB_REPEATABLE, "")                                                 \
@@ -35,8 +35,8 @@
     X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                   \
     X(20, WATCH, watch, empty, VERB_REPEATABLE, "")                                                                            \
     X(21, HOLD, hold, hold_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE, "the object was not put")  \
-    X(22, METRICS, metrics, metrics_reply, VERB_REPEATABLE, "")                                                                \
-    X(23, DOCTOR, doctor, doctor_reply, VERB_REPEATABLE, "")                                                                   \
+    X(22, METRICS, metrics, metrics_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                   \
+    X(23, DOCTOR, doctor, doctor_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                      \
     X(24, TRACE, trace, trace_reply, VERB_REPEATABLE, "")                                                                      \
     X(30, GROUP_CREATE, group_create, empty, VERB_NOT_DRAINING, "the group was not formed")                                    \
     X(31, GROUP_DESTROY, group_destroy, empty, 0, "the group did not end")                                                     \
@@ -49,7 +49,7 @@
     X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
     X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
     X(52, CLOSE, close, empty, VERB_REPEATABLE, "")                                                                            \
-    X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE, "")                                                                      \
+    X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \
     X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \

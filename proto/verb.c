@@ -3,6 +3,7 @@
 #include "proto/verb.h"
 
 #include <stddef.h>
+#include <strings.h>
 
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
@@ -17,4 +18,12 @@ static const struct verb verbs[] = {
 const struct verb *verb_find(unsigned type)
 {
     return type < sizeof verbs / sizeof verbs[0] && verbs[type].name ? &verbs[type] : NULL;
+}
+
+const struct verb *verb_that_shows(const char *what)
+{
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        if (verbs[i].properties & VERB_SHOWS && strcasecmp(verbs[i].name, what) == 0)
+            return &verbs[i];
+    return NULL;
 }

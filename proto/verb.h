@@ -16,6 +16,7 @@ enum verb_property {
     /* Sent again with the same id after the session was resumed at another daemon, if the answer was lost: it changes nothing,
      * or the daemon recognises what the first one has done. Any other request then ends with RESTARTED. */
     VERB_REPEATABLE = 1 << 6,
+    VERB_SHOWS = 1 << 7, /* it only shows something and has no fields: rdt_info_json sends it, and so does Python */
 };
 
 struct verb {
@@ -28,5 +29,8 @@ struct verb {
 
 /* The row of a type number, HELLO's included; NULL if there is no such request. */
 const struct verb *verb_find(unsigned type);
+
+/* The row of VERB_SHOWS with that name in lower case, such as "status"; NULL if there is none. */
+const struct verb *verb_that_shows(const char *what);
 
 #endif

@@ -361,10 +361,14 @@ Test(info, json_has_what_the_rows_have)
     cr_assert_eq(in_json("peers", NULL, NULL, "uuid"), 0);
     cr_assert_eq(in_json("groups", NULL, NULL, "name"), 0);
     cr_assert_eq(in_json("status", NULL, NULL, "\"version\":\"" RDT_VERSION "\""), 1);
+    cr_assert_eq(in_json("metrics", NULL, NULL, "\"verb\":\"STATUS\""), 1);
+    cr_assert_eq(in_json("doctor", NULL, NULL, "\"id\":\"RDT016\""), 1);
+    cr_assert_eq(in_json("nodes", NULL, NULL, "\"source\":\"self\""), 1);
     cr_assert_eq(in_json("stat", &ref, NULL, "\"kind\":\"producer\""), 1);
     cr_assert_eq(in_json("stat", &ref, NULL, "\"id\":\"quote\\\"and\\\\\""), 1);
     must_be(RDT_INVALID, rdt_info_json(conn, "stat", NULL, NULL, &text, &err));
     must_be(RDT_INVALID, rdt_info_json(conn, "clients", NULL, NULL, &text, &err));
+    must_be(RDT_INVALID, rdt_info_json(conn, "close", NULL, NULL, &text, &err));
     must_be(RDT_INVALID, rdt_info_json(conn, NULL, NULL, NULL, &text, &err));
     must_be(RDT_INVALID, rdt_info_json(conn, "status", NULL, NULL, NULL, &err));
     options.state = "live";

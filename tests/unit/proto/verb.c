@@ -43,3 +43,18 @@ Test(verb, other_nodes_may_send_nothing_that_only_the_administrator_may)
     RDT_MESSAGE_MAP(X)
 #undef X
 }
+
+/* rdt_info_json sends such a request empty, and waits as long as for any answer that comes at once. */
+Test(verb, requests_that_show_something_have_no_fields_and_change_nothing)
+{
+    cr_expect_eq(verb_that_shows("status"), verb_find(RDT_MSG_STATUS));
+    cr_expect_null(verb_that_shows("close"));
+    cr_expect_null(verb_that_shows(""));
+#define X(number, NAME, request, reply, properties, unmet)                                   \
+    if ((properties)&VERB_SHOWS) {                                                           \
+        cr_expect_eq(verb_find(number)->request->n_fields, 0, "%s", #NAME);                  \
+        cr_expect_eq((properties) & ~VERB_ADMIN, VERB_SHOWS | VERB_REPEATABLE, "%s", #NAME); \
+    }
+    RDT_MESSAGE_MAP(X)
+#undef X
+}
