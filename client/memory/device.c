@@ -10,6 +10,7 @@
 #include "client/options.h"
 #include "client/session/clock.h"
 
+#define MAX_HANDLE_BYTES 64u
 #define MAX_CHUNKS 65536u
 
 /* The mapper belongs to the connection. NULL: there is none, and *err says so. */
@@ -69,19 +70,21 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
 
 /* ---- the caller's memory ---- */
 
+/* Which kind of handle needs chunks and which one bytes is the daemon's to say: librdt sends whichever there is. */
 static enum rdt_status check_shared(const struct rdt_shared *shared, const void *addr, struct rdt_error *err)
 {
     uint64_t all = 0;
 
     if (!addr || shared->bytes == 0 || shared->bytes > UINTPTR_MAX - (uintptr_t)addr)
         return rdt_error_set(err, RDT_INVALID, "[%p, +%llu) is not a range of memory", addr, (unsigned long long)shared->bytes);
-    if (!shared->memory || (shared->kind != RDT_SHARED_VMM && shared->kind != RDT_SHARED_LEGACY_IPC))
-        return rdt_error_set(err, RDT_INVALID, "memory on a device is imported as chunks or by a legacy handle");
-    if (shared->kind == RDT_SHARED_LEGACY_IPC)
-        return shared->handle && shared->handle_bytes > 0 && shared->handle_bytes <= 64
+    if (!shared->memory || shared->kind == RDT_SHARED_MEMFD || (shared->n_fds > 0) == (shared->handle_bytes > 0))
+        return rdt_error_set(err, RDT_INVALID, "memory on a device is imported either as chunks or by a handle");
+    if (shared->n_fds == 0)
+        return shared->handle && shared->handle_bytes <= MAX_HANDLE_BYTES
                    ? RDT_OK
-                   : rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to 64 bytes, not %zu", shared->handle_bytes);
-    if (!shared->fds || !shared->chunk_bytes || shared->n_fds == 0 || shared->n_fds > MAX_CHUNKS)
+                   : rdt_error_set(err, RDT_INVALID, "a handle has 1 to %u bytes, not %zu", MAX_HANDLE_BYTES,
+                                   shared->handle_bytes);
+    if (!shared->fds || !shared->chunk_bytes || shared->n_fds > MAX_CHUNKS)
         return rdt_error_set(err, RDT_INVALID, "there are %zu chunks: give 1 to %u, each with an fd and its bytes",
                              shared->n_fds, MAX_CHUNKS);
     for (size_t i = 0; i < shared->n_fds; i++)
@@ -97,8 +100,7 @@ static enum rdt_status send_chunks(rdt *conn, const struct rdt_shared *shared, u
                                    ProtobufCMessage **answer_p, struct rdt_error *err)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
-    bool chunks = shared->kind == RDT_SHARED_VMM;
-    size_t sent = 0, n_fds = chunks ? shared->n_fds : 0;
+    size_t sent = 0;
     enum rdt_status status;
     struct call_got got;
 
@@ -108,16 +110,16 @@ static enum rdt_status send_chunks(rdt *conn, const struct rdt_shared *shared, u
     request.bytes = shared->bytes;
     request.offset = shared->offset;
     request.number = number;
-    if (!chunks)
+    if (shared->n_fds == 0)
         request.handle = (ProtobufCBinaryData){shared->handle_bytes, (uint8_t *)(uintptr_t)shared->handle};
     for (;;) {
-        unsigned n = n_fds - sent < RDT_MAX_FRAME_FDS ? (unsigned)(n_fds - sent) : RDT_MAX_FRAME_FDS;
+        unsigned n = shared->n_fds - sent < RDT_MAX_FRAME_FDS ? (unsigned)(shared->n_fds - sent) : RDT_MAX_FRAME_FDS;
 
-        request.more = sent + n < n_fds;
+        request.more = sent + n < shared->n_fds;
         request.first_chunk = (uint32_t)sent;
-        request.chunk_bytes = chunks ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
+        request.chunk_bytes = n > 0 ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
         request.n_chunk_bytes = n;
-        status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n, deadline_ns, answer_p,
+        status = call_many(conn, RDT_MSG_IMPORT, &request.base, n > 0 ? shared->fds + sent : NULL, n, deadline_ns, answer_p,
                            &got, err);
         if (status != RDT_OK)
             return status;
@@ -136,7 +138,7 @@ static void drop_chunks(rdt *conn, const struct rdt_shared *shared)
 
     request.memory = (char *)shared->memory;
     request.device = (char *)(shared->device ? shared->device : "");
-    request.kind = RDT__PB__REGION_KIND__REGION_KIND_VMM;
+    request.kind = (Rdt__Pb__RegionKind)shared->kind;
     request.more = true;
     connection_lock(conn);
     (void)connection_send(conn, RDT_MSG_IMPORT, 0, &request.base, true, NULL);
@@ -190,8 +192,8 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
     enum rdt_status status;
     bool again;
 
-    if (shared->kind != RDT_SHARED_VMM || shared->n_fds <= RDT_MAX_FRAME_FDS)
-        return send_chunks(conn, shared, 0, deadline_ns, answer_p, err);
+    if (shared->n_fds <= RDT_MAX_FRAME_FDS)
+        return send_parts(conn, shared, 0, deadline_ns, answer_p, err);
     do {
         status = begin_chunks(conn, deadline_ns, &number, &n_sockets, err);
         if (status != RDT_OK)

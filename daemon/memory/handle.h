@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kinds of handles by which device memory travels between processes. A new kind is a value of enum rdt_import_kind
- * (rdt_backend.h), the same value of RegionKind (rdt.proto), a row of the table in handle.c, and a plug-in that knows it: all
- * else, the journal included, goes by the row. */
+ * (rdt_backend.h), the same value of RegionKind (rdt.proto) and of enum rdt_shared_kind (rdt_devices.h), and a row of the table
+ * in handle.c, for a plug-in and a mapper that know it. All else goes by the row: librdt passes on what there is, and the
+ * journal records the kind. */
 #ifndef DAEMON_HANDLE_H
 #define DAEMON_HANDLE_H
 

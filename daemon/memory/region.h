@@ -380,7 +380,7 @@ struct region_image {
 };
 
 /* Returns the descriptors from which a later daemon could restore the memory, borrowed; none, if a client imported it by a
- * legacy handle. false: it could not be restored. */
+ * handle without them. false: it could not be restored. */
 bool region_kept_fds(const struct region *region, const int **fds_p, uint32_t *n_p);
 struct region_image region_image(const struct region *region);
 

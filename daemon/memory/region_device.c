@@ -382,9 +382,10 @@ enum rdt_status region_check_import(const struct memory_kind *kind, const struct
 
     if (!kind->ops.import)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
+    if (import->kind == RDT_IMPORT_MEMFD)
+        return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a handle, not by a memfd", kind->name);
     if (!handle)
-        return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a legacy handle, not by a memfd",
-                             kind->name);
+        return rdt_error_set(err, RDT_INVALID, "rdtd knows no handles of kind %d", (int)import->kind);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
     if (import->offset > UINT64_MAX - import->bytes)

@@ -67,6 +67,7 @@ static void fill_device(const struct region_image *image, Rdt__Pb__JournalRegion
         record_p->chunk_bytes = image->exported.chunk_bytes[0];
         return;
     }
+    record_p->handle_kind = image->exported.kind;
     record_p->offset = image->exported.offset;
     record_p->chunks = (uint64_t *)image->exported.chunk_bytes;
     record_p->n_chunks = image->exported.n_fds;

@@ -100,7 +100,8 @@ static void note_answer(struct client *client, uint64_t request, uint64_t answer
 static struct rdt_export exported_of(const Rdt__Pb__JournalRegion *record)
 {
     bool imported = record->n_chunks > 0 || record->handle.len > 0;
-    struct rdt_export exported = {.kind = record->handle.len > 0 ? RDT_IMPORT_LEGACY_IPC : RDT_IMPORT_VMM,
+    int unnamed = record->handle.len > 0 ? RDT_IMPORT_LEGACY_IPC : RDT_IMPORT_VMM; /* the daemon's own, or an earlier record */
+    struct rdt_export exported = {.kind = (enum rdt_import_kind)(record->handle_kind ? (int)record->handle_kind : unnamed),
                                   .offset = imported ? record->offset : 0,
                                   .n_fds = imported ? (uint32_t)record->n_chunks : 1,
                                   .chunk_bytes = imported ? record->chunks : &record->chunk_bytes};

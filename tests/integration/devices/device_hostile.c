@@ -70,7 +70,7 @@ Test(device_hostile, import_columns_of_other_lengths_are_refused)
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 65, 64, "65 chunk sizes for 64 fds");
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 0, 0, "its 0 chunks");
     REFUSED(99, 1, 64, "1 chunk sizes for 64 fds");
-    REFUSED(99, 64, 64, "chunks or by a legacy handle");
+    REFUSED(99, 64, 64, "no handles of kind 99");
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_MEMFD, 1, 1, "not by a memfd");
     raw_close(&raw);
     (void)close(fd);
@@ -191,6 +191,24 @@ Test(device_hostile, threads_that_import_at_once_get_their_own_memory)
         must_say(threads[i].err.status == RDT_OK, "thread %u: %s", i, threads[i].err.msg);
         fake_device_free(&threads[i].own);
     }
+    end(NULL);
+}
+
+/* librdt has no list of the kinds: it passes on what its caller describes. */
+Test(device_hostile, unknown_kind_of_handle_is_refused_by_the_daemon)
+{
+    struct fake_memory_own own;
+
+    begin();
+    fake_device_malloc(&own, 1, 4 * KIB);
+    struct rdt_shared shared = fake_device_handle(&own, "FAKE-0");
+    shared.kind = (enum rdt_shared_kind)99;
+    must_refuse(RDT_INVALID, "rdtd knows no handles of kind 99", rdt_import_shared(a, &shared, own.addr, &err));
+    shared.fds = own.fds;
+    shared.n_fds = 1;
+    must_refuse(RDT_INVALID, "either as chunks or by a handle", rdt_import_shared(a, &shared, own.addr, &err));
+    fake_device_free(&own);
+    works(a);
     end(NULL);
 }
 
