@@ -193,7 +193,7 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
     bool again;
 
     if (shared->n_fds <= RDT_MAX_FRAME_FDS)
-        return send_parts(conn, shared, 0, deadline_ns, answer_p, err);
+        return send_chunks(conn, shared, 0, deadline_ns, answer_p, err);
     do {
         status = begin_chunks(conn, deadline_ns, &number, &n_sockets, err);
         if (status != RDT_OK)

@@ -144,7 +144,7 @@ static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *m
         return rdt_error_set(err, RDT_INVALID,
                              "a message with %u fds continues an import: only memory in chunks may come in several messages",
                              n);
-    if (message->first_chunk != (parts ? parts->n : 0) || (parts && parts->number != message->number))
+    if (message->first_chunk != (chunks ? chunks->n : 0) || (chunks && chunks->number != message->number))
         return rdt_error_set(err, RDT_INVALID, "chunk %u of import %llu does not follow the chunks that have arrived",
                              message->first_chunk, (unsigned long long)message->number);
     if ((chunks ? chunks->n : 0) + n > RDT_EXPORT_MAX_FDS)
