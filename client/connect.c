@@ -306,9 +306,6 @@ static enum rdt_status say_hello(rdt *conn, int64_t deadline_ns, struct rdt_erro
         conn->can.inline_max_bytes = RDT_INLINE_MAX_BYTES;
     conn->can.tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
     conn->can.loans = ((const Rdt__Pb__HelloReply *)answer)->loans;
-    conn->can.sealed_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->sealed_max_bytes;
-    if (conn->can.sealed_max_bytes > RDT_SEALED_MAX_BYTES)
-        conn->can.sealed_max_bytes = RDT_SEALED_MAX_BYTES;
     busy_poll_ns = ((const Rdt__Pb__HelloReply *)answer)->busy_poll_ns;
     poll_rule_init(&conn->waiters.rule, busy_poll_ns < RDT_BUSY_POLL_MAX_NS ? (int64_t)busy_poll_ns : RDT_BUSY_POLL_MAX_NS);
     protobuf_c_message_free_unpacked(answer, NULL);

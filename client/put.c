@@ -7,8 +7,6 @@
  *     n                 the put is                     method     copied into                            messages
  *     0                                                NOTHING                                           PUT
  *     <= 32 KiB                                        INLINE     the message PUT                        PUT
- *     <= sealed_max     a snapshot of contiguous       SEALED     a memfd that this process creates      PUT + fd
- *                       tensors                                   and seals
  *     any               a snapshot                     GIVEN      a region that this process unmaps,     ALLOC, PUT
  *                                                                 so that the daemon can seal it
  *     any               without flags, for its owner   LOANED     a region that the next such put        PUT (ALLOC before,
@@ -16,20 +14,18 @@
  *     any               any other                      RELEASED   a region of this put alone             ALLOC, PUT,
  *                                                                                                        RELEASE_REGION
  *
- * SEALED falls back to GIVEN: the daemon can wait for room for a region, but not for a memfd that exists already.
  * LOANED tries once more with a new region if the daemon has dropped the idle one meanwhile.
  */
 #include "put.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "call.h"
 #include "memory/alloc.h"
 #include "memory/loans.h"
-#include "memory/sealed_memfd.h"
 #include "options.h"
 #include "proto/grow.h"
 #include "proto/wire_limits.h"
@@ -42,7 +38,7 @@
 #define COPY_BYTES ((uint64_t)64 << 20) /* what is copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
 
-enum method { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
+enum method { NOTHING, INLINE, GIVEN, LOANED, RELEASED };
 
 struct put {
     rdt *conn;
@@ -60,9 +56,9 @@ struct put {
     uint64_t sum; /* with RDT_PUT_SUM */
     enum method method;
     uint64_t copied_bytes; /* packed, with padding between tensors */
-    uint32_t copy_index;   /* the copy's region in the message; n_regions for INLINE and SEALED, which have none */
+    uint32_t copy_index;   /* the copy's region in the message; n_regions for INLINE, which has none */
     uint8_t *inline_data;  /* INLINE */
-    int fd;                /* SEALED: the memfd; GIVEN: the region's fd if nobody has mapped it before; else -1 */
+    int fd;                /* GIVEN: the region's fd if nobody has mapped it before; else -1 */
     struct mapping *copy;  /* GIVEN, RELEASED: one reference, until the put ends or the region is given */
     struct loan *loan;     /* LOANED */
     bool given;            /* regions[copy_index] is unmapped, and becomes the snapshot */
@@ -187,17 +183,6 @@ static bool is_copied(const struct put *put, uint32_t i)
 
 /* ---- choosing the method ---- */
 
-static bool may_seal(const struct put *put)
-{
-    if (put->copied_bytes > put->conn->can.sealed_max_bytes ||
-        atomic_load_explicit(&put->conn->refuses_sealed, memory_order_relaxed))
-        return false;
-    for (uint32_t i = 0; i < put->layout->count; i++)
-        if (is_copied(put, i) && !layout_is_contiguous(put->layout, i))
-            return false;
-    return true;
-}
-
 /* A loaned region is used again, so only its owner may have seen it, and its end must be known to this session. */
 static bool may_loan(const struct put *put)
 {
@@ -216,7 +201,7 @@ static enum method choose(const struct put *put)
     if (put->copied_bytes <= put->conn->can.inline_max_bytes)
         return INLINE;
     if (options->flags & RDT_PUT_SNAPSHOT)
-        return may_seal(put) ? SEALED : GIVEN;
+        return GIVEN;
     return may_loan(put) ? LOANED : RELEASED;
 }
 
@@ -240,6 +225,14 @@ static void choose_flags(const struct put *put, struct rdt_put_options *own)
 }
 
 /* ---- copying ---- */
+
+/* Whether RLIMIT_FSIZE lets this process write a file of `bytes`. Writing more would raise SIGXFSZ. */
+static bool may_write(uint64_t bytes)
+{
+    struct rlimit limit;
+
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur);
+}
 
 /* Writing by pwrite takes half the time of writing through a mapping that has no pages yet, since there is no fault for
  * each page. False if the kernel refuses it, as it does for huge pages: then the bytes are copied. */
@@ -294,10 +287,10 @@ static int64_t room_ns(const struct put *put)
     return put->deadline_ns == CLOCK_NEVER ? 0 : clock_remaining_ns(put->deadline_ns);
 }
 
-/* Creates the memory for the chosen method, all but SEALED. *base_p is its address. */
+/* Creates the memory for the chosen method. *base_p is its address. */
 static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, struct rdt_error *err)
 {
-    bool write = put->method == GIVEN && sealed_may_write(put->copied_bytes);
+    bool write = put->method == GIVEN && may_write(put->copied_bytes);
     struct mapping *mapping = NULL;
     enum rdt_status status;
 
@@ -392,14 +385,11 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
         request.loaned = (uint32_t *)&put->copy_index;
         request.n_loaned = 1;
     }
-    if (put->method == SEALED)
-        request.sealed_bytes = put->copied_bytes;
     /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A live object in a region that is
      * loaned again does not wait for room either: a new region may need less. */
     if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused && options->flags == 0))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
-    status = call_fds(put->conn, RDT_MSG_PUT, &request.base, put->method == SEALED ? put->fd : -1, put->answer_ns, &answer,
-                      NULL, err);
+    status = call_fds(put->conn, RDT_MSG_PUT, &request.base, -1, put->answer_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -409,41 +399,6 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
         status = err ? (err->status = RDT_PROTOCOL) : RDT_PROTOCOL;
     }
     protobuf_c_message_free_unpacked(answer, NULL);
-    return status;
-}
-
-/* Puts by SEALED. AGAIN: this process cannot create the memfd, or the daemon refused it, and nothing has changed but
- * *refused_p: true if it refused for another reason than room. */
-static enum rdt_status put_sealed(struct put *put, const struct rdt_tensor *tensors, bool *refused_p, struct rdt_ref *ref_p,
-                                  struct rdt_error *err)
-{
-    struct rdt_error why = {0};
-    enum rdt_status status;
-    uint64_t at = 0;
-
-    put->fd = sealed_memory(put->layout, put->how, put->copied_bytes);
-    if (put->fd < 0)
-        return RDT_AGAIN;
-    put->copy_index = put->n_regions;
-    for (uint32_t i = 0; i < put->layout->count; i++) {
-        if (!is_copied(put, i))
-            continue;
-        set_place(put, i, at = align_up(at));
-        at += layout_bytes(put->layout, i);
-    }
-    status = send_put(put, ref_p, &why);
-    if (status == RDT_LIMIT || status == RDT_NO_MEMORY || status == RDT_INVALID || status == RDT_UNSUPPORTED ||
-        status == RDT_SYSTEM) {
-        (void)close(put->fd);
-        put->fd = -1;
-        for (uint32_t i = 0; i < put->layout->count; i++)
-            if (is_copied(put, i))
-                put->layout->offset[i] = (uintptr_t)tensors[i].data;
-        *refused_p = status != RDT_LIMIT && status != RDT_NO_MEMORY;
-        return RDT_AGAIN;
-    }
-    if (status != RDT_OK && err)
-        *err = why;
     return status;
 }
 
@@ -522,23 +477,14 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
                       .answer_ns = clock_after_answer_ns(deadline_ns, options->timeout_ns),
                       .fd = -1};
     enum rdt_status status = put_init(&put, tensors, count, err);
-    bool refused = false, sealed = false;
 
     if (status == RDT_OK) {
         choose_flags(&put, &own);
         put.method = choose(&put);
-        sealed = put.method == SEALED;
-        status = sealed ? put_sealed(&put, tensors, &refused, ref_p, err) : RDT_AGAIN;
-        if (sealed && status == RDT_AGAIN)
-            put.method = GIVEN;
-    }
-    if (status == RDT_AGAIN) {
         status = copy_all(&put, fresh, err);
-        if (status == RDT_OK)
-            status = send_put(&put, ref_p, err);
-        if (status == RDT_OK && refused)
-            atomic_store_explicit(&conn->refuses_sealed, true, memory_order_relaxed);
     }
+    if (status == RDT_OK)
+        status = send_put(&put, ref_p, err);
     if (status == RDT_OK && options->how)
         memcpy(options->how, put.how, count * sizeof *options->how);
     if ((status == RDT_NOT_FOUND || status == RDT_LIMIT) && put.loan && put.loan->reused)

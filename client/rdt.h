@@ -122,9 +122,9 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  *   IMPORTED  the caller's memfd, offered by rdt_import: no copy; readers of other owners get copies
  *   COPIED    any other memory: rdt_put copies it once, and later writes are not seen
  * If all tensors of an object are copied and have at most 32 KiB together, their bytes travel in the message: the put takes
- * one round trip, and nothing is mapped. Every reader gets a copy, and a fetch with RDT_FETCH_SHARE fails with NO_PATH. A
- * larger snapshot of at most sealed_max (4 MiB) is written to a memfd that this process creates and hands over, also in one
- * round trip. The daemon counts its pages under its limits; the system charges them to this process's control group.
+ * one round trip, and nothing is mapped. Every reader gets a copy, and a fetch with RDT_FETCH_SHARE fails with NO_PATH. More
+ * bytes are copied into memory of the daemon. It counts that memory under its limits, and the system charges the pages to the
+ * daemon's control group.
  */
 enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
 

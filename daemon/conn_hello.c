@@ -86,7 +86,6 @@ static void welcome(struct conn *conn, uint64_t request_id, const uint8_t *token
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
     reply.inline_max_bytes = RDT_INLINE_MAX_BYTES;
     reply.tensor_runs = true;
-    reply.sealed_max_bytes = regions_take_max(rpc->regions, rpc->options->sealed_max_bytes);
     reply.busy_poll_ns = rpc->options->busy_poll_ns;
     reply.loans = rpc->regions->caches.max_bytes > 0 && client->cache.regions;
     reply.immutable_loans = reply.loans;

@@ -24,7 +24,6 @@
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                    /* rows of one list reply */
-#define RDT_SEALED_MAX_BYTES (1u << 30)       /* sealed memfd of one snapshot: the daemon's sealed_max is lower */
 #define RDT_BUSY_POLL_MAX_NS 1000000u         /* polling of either end before it sleeps */
 #define RDT_INLINE_MAX_BYTES (32u << 10)      /* an object up to this size travels in messages to and from a client */
 #define RDT_PEER_INLINE_MAX_BYTES (64u << 10) /* an object up to this size travels in the reply of its owner's daemon */

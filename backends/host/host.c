@@ -22,15 +22,12 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* since Linux 6.3 */
 #endif
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
-#endif
 
 enum origin {
     ALLOCATED,
     ALLOCATED_PRIVATE, /* on huge_tmpfs, and never shared */
     IMPORTED,          /* a client's */
-    TAKEN,             /* imported by host_take: nobody can write it any more, and its descriptor is our own */
+    TAKEN,             /* restored: nobody can write it any more, and its descriptor is our own */
 };
 
 /* block->priv */
@@ -277,123 +274,6 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
     return block_fill(block_p, fd, import->bytes, &values, err);
 }
 
-/* ---- taking memory that nobody can write any more ---- */
-
-static enum rdt_status check_immutable(int fd, struct rdt_error *err)
-{
-    static const struct {
-        int seal;
-        const char *name;
-    } wanted[] = {{F_SEAL_WRITE, "F_SEAL_WRITE"}, {F_SEAL_SHRINK, "F_SEAL_SHRINK"}, {F_SEAL_GROW, "F_SEAL_GROW"}};
-    int flags = fcntl(fd, F_GETFL), seals;
-
-    if (flags < 0)
-        return rdt_error_sys(err, errno, "examining the memory created for a snapshot");
-    if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH)) /* the client must be allowed to read it */
-        return rdt_error_set(err, RDT_INVALID, "the descriptor of the memory created for a snapshot cannot be read");
-    seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0)
-        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot is not a memfd");
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
-        if (!(seals & wanted[i].seal))
-            return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot lacks %s", wanted[i].name);
-    return RDT_OK;
-}
-
-static uint64_t present_bytes(const struct stat *st)
-{
-    return (uint64_t)st->st_blocks * 512;
-}
-
-/* The file has the size and the number of the whole pages for `bytes`. With the seals that check_immutable found, its size
- * stays so, and pages appear only in holes, which readers fill. */
-static enum rdt_status check_complete(int fd, uint64_t bytes, struct rdt_error *err)
-{
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), expected, present;
-    struct statfs fs;
-    struct stat st;
-
-    if (fstat(fd, &st) || fstatfs(fd, &fs))
-        return rdt_error_sys(err, errno, "examining the memory created for a snapshot");
-    if (fs.f_type != TMPFS_MAGIC)
-        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot consists of huge pages");
-    expected = round_up(bytes, page);
-    if ((uint64_t)st.st_size != expected) /* readers map whole pages */
-        return rdt_error_set(err, RDT_INVALID,
-                             "the memory created for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
-                             (unsigned long long)st.st_size, (unsigned long long)expected, (unsigned long long)bytes);
-    present = present_bytes(&st);
-    if (present != expected)
-        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has pages of %llu bytes %s",
-                             (unsigned long long)present, present < expected ? "and holes" : "but is shorter");
-    return RDT_OK;
-}
-
-/* A file with the right number of pages has holes if some of its pages lie beyond its end. This fills the holes and counts
- * again. lseek(SEEK_HOLE) would wait for the lock of the file, which before Linux 6.15 a client can hold for ever: by a
- * write(2) that the seals are about to refuse, whose bytes come from a file system that does not answer. */
-static enum rdt_status check_no_holes(int fd, uint64_t bytes, struct rdt_error *err)
-{
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), expected = round_up(bytes, page);
-    void *addr = mmap(NULL, expected, PROT_READ, MAP_SHARED, fd, 0);
-    struct stat st;
-    int error = 0;
-
-    if (addr == MAP_FAILED)
-        return rdt_error_sys(err, errno, "mapping the memory created for a snapshot");
-    if (madvise(addr, expected, MADV_POPULATE_READ) != 0)
-        error = errno;
-    if (error == EINVAL) { /* an older kernel */
-        error = 0;
-        for (uint64_t at = 0; at < expected; at += page)
-            (void)*((volatile const uint8_t *)addr + at);
-    }
-    (void)munmap(addr, expected);
-    if (error != 0 || fstat(fd, &st))
-        return rdt_error_sys(err, error ? error : errno, "examining the memory created for a snapshot");
-    if (present_bytes(&st) != expected)
-        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has holes");
-    return RDT_OK;
-}
-
-/* The file is opened anew for reading, because the client's descriptor may be writable, and older kernels do not map such a
- * descriptor shared once the file is sealed. It is opened now and never again, because the file's owner may change its
- * mode. O_NONBLOCK: the owner may have a lease on it, for which open would wait. */
-static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
-{
-    struct host_block values = {.mapped_bytes = bytes, .origin = TAKEN, .read_only = true};
-    char path[32];
-    int own;
-    enum rdt_status status;
-
-    (void)memory;
-    if (!bytes || bytes > INT64_MAX)
-        return rdt_error_set(err, RDT_INVALID, "cannot take %llu bytes for a snapshot", (unsigned long long)bytes);
-    status = check_immutable(fd, err);
-    if (status == RDT_OK)
-        status = check_complete(fd, bytes, err);
-    if (status != RDT_OK)
-        return status;
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (own < 0 && errno == EACCES)
-        return rdt_error_set(err, RDT_INVALID,
-                             "the memory created for a snapshot cannot be opened by the daemon: leave the mode "
-                             "that memfd_create gives it");
-    if (own < 0 && errno == EAGAIN)
-        return rdt_error_set(err, RDT_INVALID, "somebody has a lease on the memory created for a snapshot");
-    if (own < 0 && (errno == EMFILE || errno == ENFILE))
-        return rdt_error_set(err, RDT_LIMIT, "no descriptor is left for the memory created for a snapshot");
-    if (own < 0)
-        return rdt_error_sys(err, errno, "opening the memory created for a snapshot, %s", path);
-    status = check_no_holes(own, bytes, err);
-    if (status != RDT_OK) {
-        (void)close(own);
-        return status;
-    }
-    return block_fill(block_p, own, bytes, &values, err);
-}
-
 /* ---- restoring blocks of an earlier daemon ---- */
 
 /* A file of the daemon's own, such as a stored object. Its pages are in the page cache, and come from the disk. */
@@ -602,7 +482,6 @@ static const struct rdt_memory_ops memory_ops = {
     .seal = host_seal,
     .round = host_round,
     .alloc_private = host_alloc_private,
-    .take = host_take,
     .restore = host_restore,
 };
 

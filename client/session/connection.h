@@ -21,8 +21,7 @@
  *     8  call fetched                one request and its reply; one fetched object
  *     7  note                        requests whose answer nobody waits for
  *     6  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
- *     5  options overlap sealed_memfd shards tensor  options structs; targets that share memory; memfds; boxes of a put; checks
- *                                     of tensors
+ *     5  options overlap shards tensor  options structs; targets that share memory; boxes of a put; checks of tensors
  *     client/session/
  *     5  events                      events that have not been taken yet
  *     4  connection                  this header: the lock, who reads the socket, and its loss
@@ -96,11 +95,9 @@ enum connection_state { CONNECTION_UP, CONNECTION_AWAY, CONNECTION_GREETING, CON
 
 /* What the daemon can do. All but immutable_loans never changes after rdt_connect, so it is read without the lock. */
 struct connection_can {
-    uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
-    uint64_t
-        sealed_max_bytes; /* a snapshot of up to this many bytes may lie in a memfd of this process, unless refuses_sealed */
-    bool tensor_runs;     /* it reads lists of tensors in runs */
-    bool loans;           /* it understands Put.loaned */
+    uint64_t inline_max_bytes;   /* tensors of up to this many bytes travel in the message */
+    bool tensor_runs;            /* it reads lists of tensors in runs */
+    bool loans;                  /* it understands Put.loaned */
     atomic_bool immutable_loans; /* also with RDT_PUT_IMMUTABLE; the next daemon may be older */
 };
 
@@ -196,7 +193,6 @@ struct rdt {
     char name[RDT_MAX_NAME_BYTES + 1]; /* of this client, as HELLO says it */
     uint32_t daemon_uid;               /* that may serve the socket, beside those of server.h; 0: none was named */
     struct connection_can can;
-    atomic_bool refuses_sealed; /* the daemon refused such a memfd, and then took the same bytes in its own region */
     struct connection_events on;
 
     pthread_mutex_t lock;

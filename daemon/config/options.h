@@ -97,7 +97,6 @@ struct options {
     /* [transfer] */
     uint64_t chunk_bytes;        /* 4 MiB */
     uint32_t chunks_in_flight;   /* 4 per peer and direction */
-    uint64_t sealed_max_bytes;   /* 4 MiB */
     uint64_t quiesce_grace_ns;   /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns;   /* 30s without progress fails a transfer */
     uint64_t replicas_max_bytes; /* 4 GiB of replicas of other nodes' snapshots; 0: none */

@@ -71,7 +71,7 @@ static enum rdt_status unknown_flag(const char *word, struct rdt_error *err)
     }
     char hint[96];
     suggest_hint(&nearest, "--", hint, sizeof hint);
-    return rdt_error_set(err, RDT_INVALID, "no such flag%s", hint);
+    return option_key_unknown(word, "flag", hint, err);
 }
 
 /* Reads the flag at argv[i]. On error flag_p->next is the argument to continue with. */

@@ -460,10 +460,6 @@ const struct option_key option_keys[] = {
     {ROW("transfer", "chunks_in_flight", OPTION_UINT, chunks_in_flight, 1, 1024), .fallback = "4",
      .help = "The most operations at one time for each peer and direction.",
      .why = "Raise it on links with a large product of bandwidth and delay."},
-    {ROW("transfer", "sealed_max", OPTION_BYTES, sealed_max_bytes, 0, RDT_SEALED_MAX_BYTES), .fallback = "4MiB",
-     .help = "Snapshots up to this size may arrive in a memfd that their client has created and sealed, and that is charged "
-             "to the client's control group. 0 means that the daemon always allocates the memory.",
-     .why = "Set it to 0 if the memory of all objects must be charged to the daemon's control group."},
     {ROW("transfer", "quiesce_grace", OPTION_DURATION, quiesce_grace_ns, 0, HOUR), .reload = RELOAD_ALWAYS, .fallback = "2s",
      .help = "How long the operations of an aborted transfer may take to end before the daemon closes their connection.",
      .why = "Raise it for a transport that cancels slowly."},
@@ -485,6 +481,27 @@ const struct option_key option_keys[] = {
 #undef ROW
 
 const size_t n_option_keys = sizeof option_keys / sizeof option_keys[0];
+
+/* Flags have - for _. */
+static bool is_name(const char *name, const char *key)
+{
+    for (; *key && (*name == *key || (*name == '-' && *key == '_')); key++)
+        name++;
+    return *key == 0 && *name == 0;
+}
+
+enum rdt_status option_key_unknown(const char *name, const char *what, const char *hint, struct rdt_error *err)
+{
+    static const struct {
+        const char *name, *instead;
+    } removed[] = {
+        {"sealed_max", "delete it; all snapshots of ordinary memory above 32 KiB lie in memory that the daemon allocates"}};
+
+    for (size_t i = 0; i < sizeof removed / sizeof removed[0]; i++)
+        if (is_name(name, removed[i].name))
+            return rdt_error_set(err, RDT_INVALID, "it was removed: %s", removed[i].instead);
+    return rdt_error_set(err, RDT_INVALID, "no such %s%s", what, hint);
+}
 
 static void *field(const struct options *options, const struct option_key *key)
 {

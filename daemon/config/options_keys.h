@@ -46,6 +46,9 @@ extern const size_t n_option_sections;
 extern const struct option_key option_keys[];
 extern const size_t n_option_keys;
 
+/* The error of a key or flag that does not exist: `what`, and the hint; of a key that was removed: what to do instead. */
+enum rdt_status option_key_unknown(const char *name, const char *what, const char *hint, struct rdt_error *err);
+
 /* Where plug-ins and the configuration are installed. The Makefile sets both when it compiles options_keys.c. */
 extern const char option_backend_dir[], option_config_file[];
 

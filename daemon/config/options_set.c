@@ -107,7 +107,7 @@ static enum rdt_status unknown_key(const char *section, const char *name, struct
             suggest_try(&nearest, option_keys[i].name);
     }
     suggest_hint(&nearest, "", hint, sizeof hint);
-    return rdt_error_set(err, RDT_INVALID, "no such key%s", hint);
+    return option_key_unknown(name, "key", hint, err);
 }
 
 enum rdt_status option_set(struct options *options, const char *section, const char *name, const char *text,

@@ -353,15 +353,6 @@ void region_written(struct region *region);
 enum rdt_status region_alloc_now(struct regions *regions, const char *kind, uint64_t bytes, enum region_origin origin,
                                  struct account *account, struct region **region_p, struct rdt_error *err);
 
-/* The largest size, up to `most`, that clients should hand over with region_take. 0: none. Larger allocations lie on huge
- * pages, which a client's memfd does not have. */
-uint64_t regions_take_max(struct regions *regions, uint64_t most);
-
-/* Takes over a memfd that a client has filled and sealed for one snapshot; fd is borrowed. It is charged like memory that
- * the daemon allocates. One reference for the caller. INVALID (the descriptor), LIMIT, NO_MEMORY, UNSUPPORTED. */
-enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, struct account *account, uint64_t client,
-                            struct region **region_p, struct rdt_error *err);
-
 /* Imports host memory of a client; the plug-in duplicates the descriptors. One reference for the caller. INVALID,
  * UNSUPPORTED, LIMIT, NO_MEMORY, SYSTEM. */
 enum rdt_status region_import(struct regions *regions, const char *kind, const struct rdt_import *import,

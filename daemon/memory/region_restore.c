@@ -65,7 +65,7 @@ struct region_image region_image(const struct region *region)
     return image;
 }
 
-/* Memory that a client created is a snapshot that cannot be written by anybody. */
+/* An older daemon took snapshots in memory that a client had created and sealed: nobody can write it. */
 static enum rdt_restore made_by(const struct region_image *image, int fd)
 {
     int flags = fcntl(fd, F_GETFL);

@@ -46,8 +46,8 @@ static int64_t wait_limit_ns(const struct call *call, const void *request)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    /* memory that came with the request has been used, so the put cannot be tried again */
-    if (call->type != RDT_MSG_PUT || call->put.handed_over || put->sealed_bytes > 0)
+    /* memory that was handed over belongs to the daemon, so the put cannot be tried again */
+    if (call->type != RDT_MSG_PUT || call->put.handed_over)
         return 0;
     return put->timeout_ns;
 }

@@ -17,17 +17,11 @@
 
 /* ---- layout and content, on any thread ---- */
 
-/* The number of regions. A sealed memfd that came with the message is the last one. */
-static uint32_t count_regions(const Rdt__Pb__Put *message)
-{
-    return (uint32_t)message->n_regions + (message->sealed_bytes > 0);
-}
-
 void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
 {
     struct object_put put = {.metadata = message->metadata.data,
                              .metadata_bytes = message->metadata.len,
-                             .n_regions = count_regions(message),
+                             .n_regions = (uint32_t)message->n_regions,
                              .inline_data = message->inline_data.data,
                              .inline_bytes = message->inline_data.len};
 
@@ -55,11 +49,6 @@ void put_digest_fini(struct put_digest *digest)
 static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct region_span *spans, struct region **regions,
                                     struct rdt_error *err)
 {
-    const struct region_span *sealed = message->sealed_bytes > 0 ? &spans[message->n_regions] : NULL;
-
-    if (sealed && sealed->hi > message->sealed_bytes)
-        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the sealed memfd, which has %llu", sealed->last,
-                             (unsigned long long)sealed->hi, (unsigned long long)message->sealed_bytes);
     for (size_t i = 0; i < message->n_regions; i++)
         if (spans[i].hi > regions[i]->bytes)
             return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", spans[i].last,
@@ -68,8 +57,8 @@ static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct re
     return RDT_OK;
 }
 
-/* Checks that the preferred transport is loaded and moves the memory of every tensor. Tensors inside the message, or in its
- * sealed memfd, are in host memory. */
+/* Checks that the preferred transport is loaded and moves the memory of every tensor. Tensors inside the message are
+ * in host memory. */
 static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__Put *message, struct region **regions,
                                        const char **name_p, struct rdt_error *err)
 {
@@ -89,7 +78,7 @@ static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__P
         if (!transport_moves(transport, regions[i]->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move %s memory", transport->name,
                                  regions[i]->kind->name);
-    if (message->inline_data.len + message->sealed_bytes > 0 && !transport_moves(transport, "host"))
+    if (message->inline_data.len > 0 && !transport_moves(transport, "host"))
         return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move host memory", transport->name);
     *name_p = transport->name;
     return RDT_OK;
@@ -210,7 +199,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
         region_unref(region);
     }
     status = snapshot_start(call->rpc->regions, object, given,
-                            message->timeout_ns > 0 && count_regions(message) > 0 ? call->client : NULL, on_snapshot, call,
+                            message->timeout_ns > 0 && message->n_regions > 0 ? call->client : NULL, on_snapshot, call,
                             &snapshot, err);
     if (status == RDT_OK)
         answer(call, object);
@@ -266,23 +255,18 @@ static enum rdt_status check_stored(const struct call *call, const Rdt__Pb__Put 
     return RDT_OK;
 }
 
-static enum rdt_status check_sealed_memfd(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+/* Older clients sent a memfd that they had filled and sealed (field 12 of Put). After this answer they put the same tensors in
+ * another way. */
+static enum rdt_status check_no_fds(const struct call *call, struct rdt_error *err)
 {
-    uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->sealed_max_bytes);
     unsigned n = call->request.frame ? call->request.frame->nfds : 0;
 
-    if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
-        return rdt_error_set(err, RDT_INVALID, "a sealed memfd is only for a SNAPSHOT that is not PENDING");
-    if (message->inline_data.len > 0)
-        return rdt_error_set(err, RDT_INVALID, "tensors may be in the message or in a sealed memfd, not in both");
-    if (message->n_given > 0)
-        return rdt_error_set(err, RDT_INVALID, "a message with a sealed memfd must not hand over regions");
-    if (n != 1)
-        return rdt_error_set(err, RDT_INVALID, "a sealed memfd needs one fd, not %u", n);
-    if (message->sealed_bytes > most)
-        return rdt_error_set(err, RDT_LIMIT, "the sealed memfd has %llu bytes, more than sealed_max of %llu",
-                             (unsigned long long)message->sealed_bytes, (unsigned long long)most);
-    return RDT_OK;
+    if (n == 0)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_INVALID,
+                         "a PUT carries no descriptors, and this one has %u: the tensors lie in the message, or in regions of "
+                         "ALLOC or IMPORT",
+                         n);
 }
 
 static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct put_digest *digest, struct region **regions,
@@ -295,7 +279,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .metadata_bytes = message->metadata.len,
                              .box_bytes = message->box_bytes,
                              .regions = regions,
-                             .n_regions = count_regions(message),
+                             .n_regions = (uint32_t)message->n_regions,
                              .inline_data = message->inline_data.data,
                              .inline_bytes = message->inline_data.len,
                              .visibility = message->visibility,
@@ -306,14 +290,11 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .layout = digest->layout,
                              .content = &digest->content,
                              .promise = object_promise_of(message->flags),
-                             .kept = object_promise_of(message->flags) == OBJECT_BY_WORD
-                                         ? !may_be_given_up(message)
-                                         : message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
+                             .kept = object_promise_of(message->flags) == OBJECT_BY_WORD && !may_be_given_up(message),
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,
                              .loans = message->loaned,
                              .n_loans = message->n_loaned};
-    struct region *sealed = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
 
@@ -332,16 +313,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         return status;
     for (size_t i = 0; i < message->n_given; i++)
         given[message->given[i]] = snapshot_may_take_over(regions[message->given[i]]);
-    if (message->sealed_bytes > 0) {
-        status = region_take(call->rpc->regions, call->request.frame->fds[0], message->sealed_bytes, call->account,
-                             call->client->id, &sealed, err);
-        if (status != RDT_OK)
-            return status;
-        regions[message->n_regions] = sealed;
-        given[message->n_regions] = true;
-    }
     status = object_table_put(call->rpc->objects, &put, &object, err);
-    region_unref(sealed); /* the object has its own reference */
     if (status != RDT_OK)
         return status;
     digest->layout = NULL; /* the object has taken it */
@@ -393,8 +365,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     status = check_ttl(call, message, err);
     if (status == RDT_OK)
         status = check_stored(call, message, err);
-    if (status == RDT_OK && message->sealed_bytes > 0)
-        status = check_sealed_memfd(call, message, err);
+    if (status == RDT_OK)
+        status = check_no_fds(call, err);
     if (status != RDT_OK)
         return status;
     regions = calloc(message->n_regions + 1, sizeof *regions);

@@ -396,41 +396,6 @@ MEMORY_CHECK(imported_memory_is_the_clients)
     ops->free(memory, &block);
 }
 
-MEMORY_CHECK(what_a_client_made_is_taken_once_nobody_writes_it)
-{
-    static const int seals[] = {0, F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_WRITE | F_SEAL_GROW, F_SEAL_WRITE | F_SEAL_SHRINK,
-                                F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW};
-    uint8_t *data = malloc(MIB), *out;
-    struct rdt_block block;
-    int fd;
-
-    if (!HAS_OP(ops, take))
-        check_skip("it takes none");
-    must_not_null(data, "no memory");
-    pattern_fill(data, MIB, 6);
-    for (unsigned i = 0; i < 5; i++) {
-        fd = memfd(0, 0);
-        must_eq(write(fd, data, MIB), (ssize_t)MIB);
-        must_eq(fcntl(fd, F_ADD_SEALS, seals[i]), 0);
-        block = (struct rdt_block){.fd = -1};
-        if (i < 4)
-            must_neq(ops->take(memory, fd, MIB, &block, &err), RDT_OK, "memory that can still change is taken");
-        else
-            must_eq(ops->take(memory, fd, MIB, &block, &err), RDT_OK, "%s", err.msg);
-        (void)close(fd); /* the descriptor is still the caller's */
-    }
-    must(block.read_only, "it does not say that it is for reading");
-    fd = shared(&block, false);
-    must_eq(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED, "what was taken is mapped writable");
-    (void)close(fd);
-    must_eq(ops->map(memory, &block, false, &err), RDT_OK, "%s", err.msg);
-    out = copied_out(&block, MIB);
-    must(pattern_holds(out, MIB, 6), "it holds something else");
-    free(out);
-    free(data);
-    ops->free(memory, &block);
-}
-
 MEMORY_CHECK(hostile_imports_are_refused)
 {
     static const struct {

@@ -29,7 +29,6 @@ ABLATIONS = {
     "as configured": (),
     "no region cache": ("daemon.cache_max=4KiB",),
     "no region cache, no pool": ("daemon.cache_max=4KiB", "daemon.pool_idle=1ms"),
-    "no sealed memfds": ("transfer.sealed_max=0",),
     "no busy polling": ("daemon.busy_poll=0s",),
     "no replicas, no fan-out": ("transfer.replicas_max=0", "transfer.fanout_min=0"),
     "with TLS": ("network.trusted_network=no",),

@@ -166,7 +166,7 @@ static unsigned choose_fds(unsigned kinds, int *fds_p)
         made[2] = pipes[0];
         made[3] = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         made[4] = open("/dev/null", O_RDWR | O_CLOEXEC);
-        made[5] = memfd_create("whole", MFD_CLOEXEC | MFD_ALLOW_SEALING); /* for a snapshot */
+        made[5] = memfd_create("whole", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         fuzz_must(fallocate(made[5], 0, 0, MEMORY_BYTES) == 0 &&
                   fcntl(made[5], F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) == 0);
     }

@@ -171,7 +171,7 @@ static void use(void)
             (void)fetch_and_look(reader, &small, RDT_FETCH_AUTO, SMALL, false);
             (void)fetch_and_look(owner, &small, RDT_FETCH_AUTO, SMALL, true);
         }
-        if (put(owner, LARGE, false, RDT_PUT_SNAPSHOT, &ref)) { /* a put with a sealed memfd */
+        if (put(owner, LARGE, false, RDT_PUT_SNAPSHOT, &ref)) { /* a region that is handed over */
             (void)fetch_and_look(owner, &ref, RDT_FETCH_COW, LARGE, false);
             bears("free", rdt_free(owner, &ref, false, &err), &err);
         }

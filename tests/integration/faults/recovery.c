@@ -14,7 +14,7 @@ static const struct {
 } objects[] = {
     {"inline", 100, 0},
     {"inline snapshot", 20 * KIB, RDT_PUT_SNAPSHOT},
-    {"handed over", MIB, RDT_PUT_SNAPSHOT}, /* a memfd that the client created and sealed */
+    {"handed over", MIB, RDT_PUT_SNAPSHOT}, /* a region that the client filled */
     {"live", 3 * MIB + 5, 0},
     {"snapshot", 9 * MIB, RDT_PUT_SNAPSHOT},
 };

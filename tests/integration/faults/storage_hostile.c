@@ -2,6 +2,7 @@
 /* Users who store more than there is room for, and objects that are freed while they are written. */
 #include <sys/mman.h>
 
+#include "proto/wire_ref.h"
 #include "tests/integration/faults/storage.h"
 #include "tests/support/raw.h"
 
@@ -123,13 +124,13 @@ Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_store
 static void put_huge(struct raw *raw, const char *id)
 {
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
-    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     uint32_t dtype = RDT_U8, ndim = 1, region = 0;
+    Rdt__Pb__RegionUse use = MESSAGE(region_use, .region = 0), *uses = &use;
     uint64_t shape = HUGE, offset = 0, request;
-    static const uint8_t page[PAGE];
+    uint32_t given = 0;
     int64_t stride = 0;
 
-    must(fd >= 0 && write(fd, page, PAGE) == PAGE && fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    use.region = raw_alloc(raw, PAGE, NULL, &use.generation);
     list.n_dtype = list.n_ndim = list.n_shape = list.n_strides = list.n_offset = list.n_region_index = 1;
     list.dtype = &dtype;
     list.ndim = &ndim;
@@ -138,10 +139,9 @@ static void put_huge(struct raw *raw, const char *id)
     list.offset = &offset;
     list.region_index = &region;
     Rdt__Pb__Put put = MESSAGE(put, .id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id}, .tensors = &list,
-                               .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED, .sealed_bytes = PAGE);
-    request = raw_send(raw, RDT_MSG_PUT, &put.base, &fd, 1);
+                               .flags = RDT_PUT_SNAPSHOT, .n_regions = 1, .regions = &uses, .n_given = 1, .given = &given);
+    request = raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0);
     protobuf_c_message_free_unpacked(raw_reply(raw, request, &rdt__pb__put_reply__descriptor), NULL);
-    (void)close(fd);
 }
 
 /* Four times 2^62 bytes are as many as none. */
@@ -150,18 +150,24 @@ Test(storage_hostile, bytes_that_no_number_counts_are_refused)
     static const char *const declared[] = {"the object stays in memory", NULL};
     static const char *const ids[] = {"a", "b", "c", "d", "e"};
     struct rdt_ref refs[5];
+    Rdt__Pb__Ref name;
+    Rdt__Pb__Store store_message = MESSAGE(store, .ref = &name, .timeout_ns = LONG);
     struct raw raw;
 
     rdt *conn = start_client("client");
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    if (!node_hold_workers(&node))
-        cr_skip_test("this process may not hold the daemon's threads");
     for (unsigned i = 0; i < 5; i++) {
         put_huge(&raw, ids[i]);
         refs[i] = ref_named(ids[i]);
     }
-    must_refuse(RDT_LIMIT, "no file system has room", rdt_store(conn, &refs[4], LONG, NULL, 0, &err));
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not hold the daemon's threads");
+    wire_ref_from(&refs[0], &name);
+    (void)raw_send(&raw, RDT_MSG_STORE, &store_message.base, NULL, 0); /* a thread would write it */
+    barrier(&raw);
+    for (unsigned i = 1; i < 5; i++)
+        must_refuse(RDT_LIMIT, "no file system has room", rdt_store(conn, &refs[i], LONG, NULL, 0, &err));
     node_release_workers(&node);
     must(rdt_store(conn, &refs[0], LONG, NULL, 0, NULL) != RDT_OK); /* it was written in vain */
     raw_close(&raw);

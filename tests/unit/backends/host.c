@@ -4,14 +4,11 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/backend_host.h"
@@ -208,112 +205,6 @@ Test(memory, seal_with_proof_is_refused_while_somebody_may_write)
     cr_assert(pattern_holds(block.addr, MIB, 4));
     (void)close(fd);
     ops->free(memory, &block);
-}
-
-/* ---- taking memory that a client created ---- */
-
-#define CLIENT_BYTES ((uint64_t)128 << 10)
-
-static int immutable_memfd(uint64_t bytes)
-{
-    int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    uint8_t *data = malloc(bytes);
-
-    pattern_fill(data, bytes, 7);
-    cr_assert_eq(write(fd, data, bytes), (ssize_t)bytes);
-    cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
-    free(data);
-    return fd;
-}
-
-static enum rdt_status take(int fd, uint64_t bytes, struct rdt_block *block)
-{
-    memset(block, 0, sizeof *block);
-    memset(&err, 0, sizeof err);
-    return ops->take(memory, fd, bytes, block, &err);
-}
-
-Test(memory, what_is_taken_is_ours_to_read_whatever_becomes_of_its_mode)
-{
-    int fd = immutable_memfd(CLIENT_BYTES), out;
-    struct rdt_block block;
-
-    if (!ops->take)
-        cr_skip_test("this memory takes none");
-    cr_assert_eq(take(fd, CLIENT_BYTES, &block), RDT_OK, "%s", err.msg);
-    cr_assert(block.read_only);
-    cr_assert_eq(fchmod(fd, 0), 0);
-    (void)close(fd); /* it was borrowed */
-    cr_assert_eq(ops->share(memory, &block, true, &out, &err), RDT_UNSUPPORTED);
-    cr_assert_eq(ops->share(memory, &block, false, &out, &err), RDT_OK, "%s", err.msg);
-    cr_assert_eq(fcntl(out, F_GETFL) & O_ACCMODE, O_RDONLY);
-    cr_assert_neq(fcntl(out, F_GETFD) & FD_CLOEXEC, 0);
-    cr_assert_neq(mmap(NULL, CLIENT_BYTES, PROT_READ, MAP_SHARED, out, 0), MAP_FAILED);
-    (void)close(out);
-    cr_assert_eq(ops->map(memory, &block, true, &err), RDT_OK, "%s", err.msg);
-    cr_assert(pattern_holds(block.addr, CLIENT_BYTES, 7));
-    ops->free(memory, &block);
-}
-
-/* Returns the status of take in a process whose uid differs from the client's. */
-static int take_as_nobody(int fd)
-{
-    struct rdt_block block;
-    int status;
-    pid_t child = fork();
-
-    if (child == 0) {
-        if (setresuid(12345, 12345, 12345) || prctl(PR_SET_DUMPABLE, 1))
-            _exit(99);
-        _exit(-take(fd, CLIENT_BYTES, &block));
-    }
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status));
-    return -WEXITSTATUS(status);
-}
-
-Test(memory, another_users_is_taken_if_others_may_read_it)
-{
-    int fd = immutable_memfd(CLIENT_BYTES);
-
-    if (!ops->take || geteuid() != 0)
-        cr_skip_test("needs root, to become another user, and memory that takes some");
-    cr_assert_eq(take_as_nobody(fd), RDT_OK);
-    cr_assert_eq(fchmod(fd, 0600), 0);
-    cr_assert_eq(take_as_nobody(fd), RDT_INVALID);
-    (void)close(fd);
-}
-
-/* The file has as many pages as it needs, but all of them lie beyond its end. */
-Test(memory, pages_that_are_elsewhere_are_holes)
-{
-    int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    struct rdt_block block;
-
-    if (!ops->take)
-        cr_skip_test("this memory takes none");
-    cr_assert_eq(ftruncate(fd, (off_t)MIB), 0);
-    cr_assert_eq(fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)MIB, (off_t)MIB), 0);
-    cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
-    cr_assert_eq(take(fd, MIB, &block), RDT_INVALID);
-    cr_assert_not_null(strstr(err.msg, "holes"), "%s", err.msg);
-    (void)close(fd);
-}
-
-/* The kernel makes an open wait for the holder of a lease on the file; the daemon must not wait. */
-Test(memory, file_lease_delays_nobody)
-{
-    int fd = immutable_memfd(CLIENT_BYTES);
-    struct rdt_block block;
-
-    if (!ops->take)
-        cr_skip_test("this memory takes none");
-    (void)signal(SIGIO, SIG_IGN);
-    if (fcntl(fd, F_SETLEASE, F_WRLCK))
-        cr_skip_test("no lease on a memfd here");
-    cr_assert_eq(take(fd, CLIENT_BYTES, &block), RDT_INVALID);
-    cr_assert_not_null(strstr(err.msg, "lease"), "%s", err.msg);
-    (void)close(fd);
 }
 
 /* ---- importing ---- */

@@ -176,6 +176,51 @@ static void refuse_put(struct fake *fake)
     fake_serve(fake);
 }
 
+/* ---- snapshots ---- */
+
+static void offers_to_take_memfds(struct fake *fake)
+{
+    static uint8_t most[] = {0x80, 0x80, 0x40}; /* 1 MiB */
+    ProtobufCMessageUnknownField field = {.tag = 14, .len = sizeof most, .data = most};
+    size_t bytes = 60032 + 30000;
+    uint8_t *view;
+
+    fake_take(fake, RDT_MSG_HELLO);
+    Rdt__Pb__HelloReply hello = MESSAGE(hello_reply, .inline_max_bytes = 32768);
+    hello.base.n_unknown_fields = 1;
+    hello.base.unknown_fields = &field;
+    fake_welcome(fake, hello);
+    fake_take(fake, RDT_MSG_ALLOC);
+    view = give_region(fake, 70, bytes);
+    Rdt__Pb__Put *put = take_put(fake);
+    MUST(fake->frame.nfds == 0 && put->base.n_unknown_fields == 0);
+    MUST(put->n_regions == 1 && put->regions[0]->region == 70 && put->n_given == 1 && put->given[0] == 0);
+    MUST(put->tensors->n_offset == 2 && put->tensors->offset[0] == 0 && put->tensors->offset[1] == 60032);
+    MUST(view[0] == 1 && view[59999] == 1 && view[60032] == 2 && view[90031] == 2);
+    munmap(view, bytes);
+    fake_free(put);
+    fake_serve(fake);
+}
+
+/* An older daemon also took snapshots in memfds that their client had sealed. */
+Test(client_put, snapshot_lies_in_the_daemons_memory_whatever_else_it_offers)
+{
+    static const int64_t sizes[2][1] = {{60000}, {30000}};
+    static uint8_t a[60000], b[30000];
+    struct rdt_tensor tensors[2] = {{.dtype = RDT_U8, .ndim = 1, .shape = sizes[0], .data = a},
+                                    {.dtype = RDT_U8, .ndim = 1, .shape = sizes[1], .data = b}};
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT};
+    struct rdt_ref ref;
+    struct fake fake;
+
+    memset(a, 1, sizeof a);
+    memset(b, 2, sizeof b);
+    fake_start_raw(&fake, offers_to_take_memfds, NULL);
+    rdt *conn = fake_connect(&fake);
+    assert_status(RDT_OK, rdt_put(conn, tensors, 2, &options, &ref, &err));
+    fake_end(&fake, conn);
+}
+
 Test(client_put, failed_put_gives_its_memory_back)
 {
     struct rdt_tensor tensor = {.dtype = RDT_I64, .data = (void *)"12345678"};

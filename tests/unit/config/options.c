@@ -247,6 +247,14 @@ Test(options, unknown_names_get_suggestions)
     expect_fault(load_text("[daemon]\nlisten = 127.0.0.1:1\n"), "belongs in section [network]");
 }
 
+Test(options, removed_key_says_what_to_do_instead)
+{
+    expect_fault(load_text("[transfer]\nsealed_max = 4MiB\n"),
+                 "rdtd.conf:2: [transfer] sealed_max = 4MiB: it was removed: delete it");
+    expect_fault(LOAD("--sealed-max", "0", NULL), "--sealed-max: it was removed: delete it");
+    expect_fault(LOAD("--set", "transfer.sealed_max=0", NULL), "--set transfer.sealed_max=0: it was removed: delete it");
+}
+
 Test(options, environment_faults_name_the_variable)
 {
     setenv("RDTD_MAX_CLIENTS", "many", 1);
