@@ -208,7 +208,7 @@ struct call {
     struct client *client;   /* NULL: the call comes from another node */
     struct peer *peer;       /* NULL: the call comes from a client */
     unsigned peer_epoch;     /* of the link on which it came */
-    struct account *account; /* of the requester, a reference; NULL: the node may not act for this requester */
+    struct account *account; /* of the requester, a reference; NULL: refused before any handler has it */
     bool admin;
     uint16_t type;           /* enum rdt_message, or an unknown number */
     const struct verb *verb; /* the row of the type; NULL: there is none */

@@ -211,7 +211,7 @@ void peer_describe(const struct peer *peer, char *text_p);
  * requests have named. */
 const char *peer_why_away(const struct peer *peer, bool admin);
 
-/* For a peer in back-off: returns PEER_LOST, with a sentence for this requester (NULL: an administrator) that names the
+/* For a peer in back-off: returns PEER_LOST, with a sentence for this requester (as in peers_find) that names the
  * node, why it cannot be reached and when it is dialled next. */
 enum rdt_status peer_away(const struct peer *peer, const struct account *account, struct rdt_error *err);
 

@@ -139,7 +139,7 @@ struct peers {
 /* ---- peer_entry.c ---- */
 
 bool peer_is_known(const struct peer *peer);          /* returns whether its uuid is known */
-bool account_is_admin(const struct account *account); /* NULL: an administrator's */
+bool account_is_admin(const struct account *account); /* NULL: the daemon itself or another node asks, so yes */
 bool peer_has_been_met(const struct peer *peer);      /* or the nodes file lists it */
 bool peer_can_be_dialled(const struct peer *peer);    /* returns whether an address of it is known */
 

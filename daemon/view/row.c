@@ -13,8 +13,12 @@ Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object)
     return &view->info;
 }
 
-static const char *const origins[] = {"allocated", "imported", "received",  "snapshot", "staging",
-                                      "arena",     "replica",  "allocated", "file",     "staging"};
+static const char *const origins[] = {
+    [REGION_ALLOCATED] = "allocated", [REGION_IMPORTED] = "imported", [REGION_RECEIVED] = "received",
+    [REGION_SNAPSHOT] = "snapshot",   [REGION_STAGING] = "staging",   [REGION_ARENA] = "arena",
+    [REGION_REPLICA] = "replica",     [REGION_WRITTEN] = "allocated", [REGION_FILE] = "file",
+    [REGION_STAGE] = "staging",
+};
 
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {
