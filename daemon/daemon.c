@@ -525,7 +525,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
         status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
     sigbus_guard_install();
     if (status == RDT_OK)
-        status = owner_work_create(&daemon->loop, &daemon->owner_work, err);
+        status = owner_work_create(&daemon->loop, options->worker_threads, &daemon->owner_work, err);
     if (status == RDT_OK)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
     if (status != RDT_OK) {

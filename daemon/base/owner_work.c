@@ -22,7 +22,7 @@
 #include "proto/list.h"
 
 #define SURE_THREADS 128u
-#define MAX_THREADS (SURE_THREADS + 4u * OWNER_WORK_SHARED_THREADS)
+#define MAX_THREADS (SURE_THREADS + 6u * OWNER_WORK_SHARED_THREADS)
 #define STACK_BYTES ((size_t)256 << 10)
 #define IDLE_S 2      /* a thread without work ends after this time, except the last one: there may be none later */
 #define LATE_TICKS 5u /* a close that takes longer is charged */
@@ -34,12 +34,15 @@
 enum kind {
     SURE, /* closes that always end, and the work of the daemon itself */
     CLOSES,
+    COPIES,
     WORKS,
     KINDS
 };
 
-static const unsigned most_running[KINDS] = {
-    [SURE] = SURE_THREADS, [CLOSES] = 2 * OWNER_WORK_SHARED_THREADS, [WORKS] = 2 * OWNER_WORK_SHARED_THREADS};
+static const unsigned most_running[KINDS] = {[SURE] = SURE_THREADS,
+                                             [CLOSES] = 2 * OWNER_WORK_SHARED_THREADS,
+                                             [COPIES] = 2 * OWNER_WORK_SHARED_THREADS,
+                                             [WORKS] = 2 * OWNER_WORK_SHARED_THREADS};
 
 /* The work of one kind of one person. It exists while any of it is queued, runs, or waits for the loop. */
 struct lane {
@@ -48,6 +51,7 @@ struct lane {
     struct account *account; /* of the person; one reference */
     struct work_queue queue;
     unsigned n_running;
+    unsigned n_late;  /* of those that run: long copies that have not returned for OWNER_WORK_TICK_MS */
     unsigned n_items; /* loop thread: submitted, and the loop has not seen their end */
 };
 
@@ -55,12 +59,15 @@ struct thread {
     struct list link; /* pool->threads */
     struct owner_work *pool;
     pthread_t id;
-    uint64_t since_ns; /* when the running close began; 0: it runs none */
+    const struct work *work; /* that it runs; NULL: none */
+    uint64_t since_ns;       /* when that began */
+    bool late;               /* it counts in the lane's n_late */
 };
 
 struct owner_work {
     struct wake wake;
-    uv_timer_t tick; /* active while anything is queued or runs */
+    uv_timer_t tick;           /* active while anything is queued or runs */
+    unsigned n_copies_at_once; /* of one person */
     pthread_mutex_t mutex;
     pthread_cond_t more;
     /* Under the mutex. */
@@ -100,11 +107,18 @@ static struct lane *lane_of(const struct work *work)
 
 /* ---- threads ---- */
 
+/* Under the mutex. */
+static bool may_run_more(const struct owner_work *pool, const struct lane *lane)
+{
+    return lane->n_running < OWNER_WORK_THREADS &&
+           (lane->kind != COPIES || lane->n_running - lane->n_late < pool->n_copies_at_once);
+}
+
 /* Under the mutex, after the lane has changed. */
 static void lane_queue(struct owner_work *pool, struct lane *lane)
 {
     list_remove(&lane->link);
-    if (lane->queue.first && lane->n_running < OWNER_WORK_THREADS)
+    if (lane->queue.first && may_run_more(pool, lane))
         list_append(lane->n_running > 0 ? &pool->served[lane->kind] : &pool->unserved[lane->kind], &lane->link);
 }
 
@@ -135,11 +149,14 @@ static void run_next(struct owner_work *pool, struct thread *thread, struct lane
     pool->n_running[lane->kind]++;
     pool->n_queued--;
     lane_queue(pool, lane); /* behind the lanes of others */
-    thread->since_ns = is_close ? uv_hrtime() : 0;
+    thread->work = work;
+    thread->since_ns = uv_hrtime();
     pthread_mutex_unlock(&pool->mutex);
     work->run(work);
     pthread_mutex_lock(&pool->mutex);
-    thread->since_ns = 0;
+    thread->work = NULL;
+    lane->n_late -= thread->late;
+    thread->late = false;
     lane->n_running--;
     pool->n_running[lane->kind]--;
     lane_queue(pool, lane);
@@ -254,13 +271,22 @@ static void wake_one(struct owner_work *pool)
 /* The signal ends the wait for the peer of a lingering socket. It does not interrupt the freeing of pages. */
 static void on_signal(int number) {}
 
-static void interrupt_old(struct owner_work *pool)
+/* Under the mutex: interrupts closes, and lets other copies of the person run beside those that may be held up. */
+static void look_for_late(struct owner_work *pool)
 {
     uint64_t now = uv_hrtime();
 
-    list_each (const struct thread, thread, &pool->threads, link)
-        if (thread->since_ns > 0 && now - thread->since_ns >= OWNER_WORK_TICK_MS * 1000000ull)
+    list_each (struct thread, thread, &pool->threads, link) {
+        if (!thread->work || now - thread->since_ns < OWNER_WORK_TICK_MS * 1000000ull)
+            continue;
+        if (!thread->work->done) {
             (void)pthread_kill(thread->id, SIGURG);
+        } else if (lane_of(thread->work)->kind == COPIES && !thread->late) {
+            thread->late = true;
+            lane_of(thread->work)->n_late++;
+            lane_queue(pool, lane_of(thread->work));
+        }
+    }
 }
 
 /* ---- on the loop ---- */
@@ -422,8 +448,8 @@ static void on_tick(uv_timer_t *tick)
     collect(pool);
     charge_late(pool);
     pthread_mutex_lock(&pool->mutex);
+    look_for_late(pool);
     add_threads(pool);
-    interrupt_old(pool);
     pthread_mutex_unlock(&pool->mutex);
     if (pool->closing)
         end_step(pool);
@@ -436,7 +462,7 @@ static void on_wake(struct wake *wake)
     collect(container_of(wake, struct owner_work, wake));
 }
 
-enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, struct rdt_error *err)
+enum rdt_status owner_work_create(uv_loop_t *loop, unsigned n_copies_at_once, struct owner_work **pool_p, struct rdt_error *err)
 {
     struct owner_work *pool = calloc(1, sizeof *pool);
     struct sigaction action = {.sa_handler = on_signal};
@@ -476,6 +502,7 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
     pthread_cond_init(&pool->more, &attr);
     (void)pthread_condattr_destroy(&attr);
     (void)sigaction(SIGURG, &action, NULL);
+    pool->n_copies_at_once = n_copies_at_once;
     pool->starved.every_ns = UINT64_C(1000000000);
     pthread_mutex_lock(&pool->mutex);
     code = start_thread(pool);
@@ -565,13 +592,21 @@ void owner_work_close_socket(struct owner_work *pool, int take_sock, struct acco
     close_as(pool, take_sock, account, empty ? SURE : CLOSES);
 }
 
-/* work->again has no meaning here and stores must_end. */
+/* work->again has no meaning in these two and stores must_end. */
 void owner_work_submit(struct owner_work *pool, struct work *work, struct account *account, bool must_end)
 {
     assert(work->done);
     work->again = must_end;
     *(must_end ? &pool->n_works : &pool->n_optional) += 1;
     submit(pool, account ? lane_get(pool, account, WORKS) : &pool->common[SURE], work);
+}
+
+void owner_work_submit_copy(struct owner_work *pool, struct work *work, struct account *account)
+{
+    assert(work->done);
+    work->again = true;
+    pool->n_works++;
+    submit(pool, lane_get(pool, account, COPIES), work);
 }
 
 bool owner_work_is_behind(const struct owner_work *pool, struct account *account)

@@ -8,10 +8,8 @@
 
 bool copy_init(struct copy *copy, const struct layout *source, uint32_t n_from, const struct layout *target, uint32_t n_to)
 {
-    uint64_t bytes = layout_total_bytes(source);
-
-    *copy = (struct copy){.source = source, .target = target};
-    copy->step_bytes = bytes < COPY_CACHED_BYTES ? COPY_CACHED_STEP_BYTES : COPY_STEP_BYTES;
+    *copy = (struct copy){.source = source, .target = target, .bytes = layout_total_bytes(source)};
+    copy->step_bytes = copy->bytes < COPY_CACHED_BYTES ? COPY_CACHED_STEP_BYTES : COPY_STEP_BYTES;
     (void)pthread_mutex_init(&copy->mutex, NULL);
     copy->from = calloc(n_from + 1u, sizeof *copy->from);
     copy->to = calloc(n_to + 1u, sizeof *copy->to);
@@ -214,7 +212,9 @@ bool copy_turn(struct copy *copy)
 
 void copy_submit(struct copy *copy, struct regions *regions, struct work *work)
 {
-    if (copy->owner)
+    if (copy->owner && copy->bytes > copy->step_bytes)
+        owner_work_submit_copy(regions->owner_work, work, copy->owner);
+    else if (copy->owner)
         owner_work_submit(regions->owner_work, work, copy->owner, true);
     else
         work_submit(regions->pool, work);
@@ -222,7 +222,7 @@ void copy_submit(struct copy *copy, struct regions *regions, struct work *work)
 
 unsigned copy_threads(const struct copy *copy, unsigned n)
 {
-    uint64_t steps = layout_total_bytes(copy->source) / copy->step_bytes;
+    uint64_t steps = copy->bytes / copy->step_bytes;
 
     return steps < 2 ? 1 : steps < n ? (unsigned)steps : n;
 }

@@ -22,7 +22,7 @@
 #define COPY_STEP_BYTES (4ull << 20)
 #define COPY_CACHED_STEP_BYTES (2ull << 20)
 #define COPY_CACHED_BYTES (8ull << 20)
-#define COPY_OWNER_STEPS 16u
+#define COPY_OWNER_STEPS 2u /* a longer turn makes the owner's other copies wait; each turn wakes the loop */
 /* Up to this size the loop copies, because it takes longer to hand the copy to the work pool. */
 #define COPY_SMALL_BYTES (256ull << 10)
 
@@ -35,7 +35,7 @@ struct copy {
     const struct layout *source, *target; /* the same tensors; those of target are row-major. Borrowed */
     struct copy_place *from, *to;         /* by the layouts' region indices */
     uint32_t n_to;
-    uint64_t step_bytes;
+    uint64_t bytes, step_bytes;
     pthread_mutex_t mutex;   /* protects tensor and at */
     uint32_t tensor;         /* the next step begins in this tensor, ... */
     uint64_t at;             /* ... at this byte of its packed form */
@@ -65,7 +65,8 @@ enum rdt_status copy_check(struct copy *copy, struct region *(*target)(void *arg
 /* Returns how many of n threads the copy can use: at least 1. */
 unsigned copy_threads(const struct copy *copy, unsigned n);
 
-/* Runs work that calls copy_turn on the work pool, or on the threads of copy->owner, and then work->done in the loop. */
+/* Runs work that calls copy_turn on the work pool, or on the threads of copy->owner, and then work->done in the loop. A copy of
+ * more than one step is a long one (owner_work.h). */
 void copy_submit(struct copy *copy, struct regions *regions, struct work *work);
 
 /* Does the next step, or, on an owner's thread, the next COPY_OWNER_STEPS ones. Returns whether a step is left to begin. */

@@ -48,7 +48,7 @@ static void set_up(void)
                    dirname(dirname(dirname(exe)))); /* BUILD/tests/fuzz/TARGET */
     options = (struct options){.backend_dir = (char *)"", .backends = backend, .interfaces = (char *)""};
     fuzz_must(uv_loop_init(&loop) == 0 && plugins_create(&loop, &options, &plugins, &err) == RDT_OK);
-    fuzz_must(work_pool_create(&loop, 1, &pool, &err) == RDT_OK && owner_work_create(&loop, &owner_work, &err) == RDT_OK);
+    fuzz_must(work_pool_create(&loop, 1, &pool, &err) == RDT_OK && owner_work_create(&loop, 1, &owner_work, &err) == RDT_OK);
 }
 
 static void run_marker(struct work *work)

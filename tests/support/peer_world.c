@@ -111,7 +111,7 @@ void world_init(struct world *world)
         node->options.key_file = strdup(world->key_path);
         node->options.peer_cert = strdup("");
         node->options.dial = (char *)"any";
-        cr_assert_eq(owner_work_create(&node->loop, &node->owner_work, NULL), RDT_OK);
+        cr_assert_eq(owner_work_create(&node->loop, 2, &node->owner_work, NULL), RDT_OK);
         node->options.peer_timeout_ns = 5000000000;
         node->options.connect_timeout_ns = 10000000000;
         node->options.backoff_max_ns = 200000000;

@@ -28,7 +28,7 @@ static void setup(void)
     accounts_init(&accounts);
     mine = account_get(&accounts, &(struct owner){.uid = 1});
     theirs = account_get(&accounts, &(struct owner){.uid = 2});
-    cr_assert_eq(owner_work_create(&loop, &pool, NULL), RDT_OK);
+    cr_assert_eq(owner_work_create(&loop, 1, &pool, NULL), RDT_OK);
     n_closed = n_notices = 0;
 }
 
@@ -148,6 +148,63 @@ Test(owner_work, slow_work_of_one_owner_delays_no_other)
     end();
     for (unsigned i = 0; i < OWNER_WORK_THREADS + 4; i++)
         cr_assert(slow[i].done);
+}
+
+struct step {
+    struct work work;
+    bool beside; /* another step ran when it began */
+};
+
+static atomic_uint n_steps_running, n_steps_done;
+
+static void run_step(struct work *work)
+{
+    int64_t since = now_ns();
+
+    container_of(work, struct step, work)->beside = atomic_fetch_add(&n_steps_running, 1) > 0;
+    while (now_ns() - since < SEC / 1000)
+        continue;
+    atomic_fetch_sub(&n_steps_running, 1);
+}
+
+static void done_step(struct work *work)
+{
+    n_steps_done++;
+}
+
+/* A step that the machine stops for OWNER_WORK_TICK_MS does not count, so another one may run beside it. */
+Test(owner_work, long_copies_of_one_person_run_one_after_the_other)
+{
+    enum { N = 200 };
+    static struct step steps[N];
+    unsigned n_beside = 0;
+
+    for (unsigned i = 0; i < N; i++) {
+        steps[i].work = (struct work){.run = run_step, .done = done_step};
+        owner_work_submit_copy(pool, &steps[i].work, mine);
+    }
+    loop_until(n_steps_done == N);
+    for (unsigned i = 0; i < N; i++)
+        n_beside += steps[i].beside;
+    cr_assert_lt(n_beside, N / 2);
+    end();
+}
+
+Test(owner_work, copies_that_are_held_up_delay_no_other_of_that_person)
+{
+    struct gate slow[OWNER_WORK_THREADS - 1], quick;
+
+    for (unsigned i = 0; i < OWNER_WORK_THREADS; i++) {
+        struct gate *gate = i < OWNER_WORK_THREADS - 1 ? &slow[i] : &quick;
+        *gate = (struct gate){.work = {.run = run_gate, .done = done_gate}};
+        (void)sem_init(&gate->open, 0, gate == &quick);
+        owner_work_submit_copy(pool, &gate->work, mine);
+    }
+    loop_until(quick.done);
+    cr_assert_eq(n_running(slow, OWNER_WORK_THREADS - 1), OWNER_WORK_THREADS - 1);
+    for (unsigned i = 0; i < OWNER_WORK_THREADS - 1; i++)
+        (void)sem_post(&slow[i].open);
+    end();
 }
 
 static uint32_t person_of(void *arg, uint32_t uid)

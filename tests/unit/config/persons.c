@@ -201,7 +201,7 @@ Test(persons, changed_file_is_read_again_by_a_thread)
     bool closed = false;
 
     cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(owner_work_create(&loop, &threads, NULL), RDT_OK);
+    cr_assert_eq(owner_work_create(&loop, 1, &threads, NULL), RDT_OK);
     write_text(subuid, "alice:100000:10\n");
     persons_init(&persons, subuid, passwd, threads);
     is(100000, 1000);
