@@ -160,13 +160,17 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
     enum rdt_status status = RDT_OK;
 
     pending_add(&conn->calls.pending, &waiting->pending);
-    while (!waiting->done && status != RDT_TIMED_OUT)
+    while (!waiting->done && status != RDT_TIMED_OUT && status != RDT_CANCELLED)
         status = connection_step(conn, deadline_ns);
     if (waiting->done)
         return;
     (void)pending_take(&conn->calls.pending, waiting->pending.id);
     cancel(conn, waiting);
-    set_timed_out(conn, waiting);
+    if (status == RDT_CANCELLED)
+        (void)rdt_error_set(&waiting->err, RDT_CANCELLED, "the call was interrupted while it waited for the answer to %s",
+                            waiting->verb->name);
+    else
+        set_timed_out(conn, waiting);
 }
 
 void call_got_close(struct call_got *got)

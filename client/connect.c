@@ -26,6 +26,7 @@
 #include "session/clock.h"
 #include "session/connection.h"
 #include "session/events.h"
+#include "session/interrupt.h"
 #include "session/process.h"
 #include "session/server.h"
 #include "session/socket.h"
@@ -222,23 +223,28 @@ static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error
     return status;
 }
 
-/* Returns 0 or errno. A connect to a Unix socket waits for room in the daemon's backlog, as long as SO_SNDTIMEO says. */
+/* Returns 0 or errno; EINTR: rdt_interrupt_by. A connect to a Unix socket waits for room in the daemon's backlog, as long as
+ * SO_SNDTIMEO says. */
 static int dial(int sock, const struct sockaddr_un *address, int64_t deadline_ns)
 {
     for (;;) {
-        int64_t left_ns = clock_remaining_ns(deadline_ns);
+        int64_t left_ns = clock_remaining_ns(interrupt_due_ns() < deadline_ns ? interrupt_due_ns() : deadline_ns);
         struct timeval left = {.tv_sec = left_ns / 1000000000, .tv_usec = left_ns % 1000000000 / 1000};
 
-        if (left_ns == 0)
+        if (clock_remaining_ns(deadline_ns) == 0)
             return EAGAIN;
-        if (left_ns > 0 && left.tv_sec == 0 && left.tv_usec == 0)
+        if (left_ns >= 0 && left.tv_sec == 0 && left.tv_usec == 0)
             left.tv_usec = 1; /* 0 would mean without end */
-        if (left_ns > 0)
+        if (left_ns >= 0)
             (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
         if (connect(sock, (const struct sockaddr *)address, sizeof *address) == 0)
             return 0;
-        if (errno != EINTR)
+        if (errno == EINTR)
+            interrupt_signalled();
+        else if (errno != EAGAIN)
             return errno;
+        if (interrupt_ask())
+            return EINTR;
     }
 }
 
@@ -254,7 +260,10 @@ static int dial_the_next(int sock, const struct sockaddr_un *address, int64_t de
 
         if (next_ns > until_ns || next_ns > deadline_ns)
             break;
-        (void)nanosleep(&delay, NULL);
+        if (nanosleep(&delay, NULL) < 0)
+            interrupt_signalled();
+        if (interrupt_ask())
+            return EINTR;
         delay_ns = delay_ns < RESTART_NS / 20 ? 2 * delay_ns : delay_ns;
     }
     return sys_errno;
@@ -284,6 +293,8 @@ static enum rdt_status open_socket(const char *path, uint32_t daemon_uid, int64_
     close_fd(sock);
     if (sys_errno == 0)
         return status;
+    if (sys_errno == EINTR)
+        return rdt_error_set(err, RDT_CANCELLED, "the call was interrupted while it connected to rdtd at %s", path);
     if (sys_errno == EAGAIN)
         return rdt_error_set(err, RDT_TIMED_OUT, "rdtd at %s did not accept the connection before the deadline", path);
     return refused(path, sys_errno, err);

@@ -32,6 +32,7 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "session/clock.h"
+#include "session/interrupt.h"
 #include "shards.h"
 #include "tensor.h"
 
@@ -272,6 +273,8 @@ static enum rdt_status copy_in(struct put *put, uint32_t i, uint8_t *base, uint6
 
         if (put->deadline_ns != CLOCK_NEVER && clock_now_ns() >= put->deadline_ns)
             return rdt_error_set(err, RDT_TIMED_OUT, "the deadline passed while tensor %u was copied", i);
+        if (interrupt_ask())
+            return rdt_error_set(err, RDT_CANCELLED, "the put was interrupted while tensor %u was copied", i);
         if (put->fd < 0 || bytes < WRITE_MIN_BYTES || !layout_is_contiguous(layout, i) ||
             !write_in(put->fd, data + from, part, *at + from))
             layout_gather(layout, i, data, from, part, base + *at + from);

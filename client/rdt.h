@@ -116,10 +116,19 @@ enum rdt_status rdt_node(rdt *rdt, struct rdt_node_info *info_p, struct rdt_erro
 /* Sends one message to the daemon and waits for the reply, until timeout_ns. */
 enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
 
-/* ---- memory ----
- * rdt_put finds out from the address of a tensor which memory holds its bytes, and reports it (rdt_put_options.how):
+/* Lets calls of this thread be interrupted, for languages whose signal handlers run in the thread that waits. A call of any
+ * connection that waits, rdt_connect among them, or that copies much memory, calls interrupted(arg) every 100 ms, and at once
+ * when a signal has ended a system call. If that returns true, the call ends with CANCELLED, as at its deadline: a put has no
+ * object, an allocation no memory, and a request that was started goes on. From then on no call of this thread waits any more,
+ * until the next rdt_interrupt_by. Otherwise the call goes on, with the deadline that it had. The function is called without
+ * locks of the library and may call it, but not close the connection. NULL: calls are not interrupted, which is the
+ * beginning. */
+void rdt_interrupt_by(bool (*interrupted)(void *arg), void *arg);
+
  *   DAEMON    memory of rdt_alloc: the object refers to it, no copy
  *   IMPORTED  the caller's memfd, offered by rdt_import: no copy; readers of other owners get copies
+/* ---- memory ----
+ * rdt_put finds out from the address of a tensor which memory holds its bytes, and reports it (rdt_put_options.how):
  *   COPIED    any other memory: rdt_put copies it once, and later writes are not seen
  * If all tensors of an object are copied and have at most 32 KiB together, their bytes travel in the message: the put takes
  * one round trip, and nothing is mapped. Every reader gets a copy, and a fetch with RDT_FETCH_SHARE fails with NO_PATH. More

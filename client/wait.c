@@ -38,7 +38,7 @@ static struct tally count_ended(rdt_request *const *requests, size_t count, size
 static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t deadline_ns,
                                 struct rdt_error *err)
 {
-    bool timed_out = false;
+    enum rdt_status over = RDT_OK; /* TIMED_OUT, CANCELLED */
     size_t n_before = 0;
 
     for (;;) {
@@ -52,19 +52,26 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
         }
         if (tally.ended >= how_many)
             return RDT_OK;
-        if (timed_out)
+        if (over == RDT_CANCELLED)
+            return rdt_error_set(err, RDT_CANCELLED,
+                                 "the wait was interrupted when %zu of %zu requests had ended; the others go on", tally.ended,
+                                 count);
+        if (over == RDT_TIMED_OUT)
             return rdt_error_set(err, RDT_TIMED_OUT,
                                  "%zu of %zu requests had ended when the time was over, %zu were waited for", tally.ended,
                                  count, how_many);
         if (tally.arrived) {
             request_copy_some(tally.arrived);
-            timed_out = deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns;
+            if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+                over = RDT_TIMED_OUT;
+            else if (connection_is_interrupted(conn))
+                over = RDT_CANCELLED;
             continue;
         }
         connection_flush(conn);
         do {
-            timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
-        } while (!timed_out && conn->waiters.n_changes == seen);
+            over = connection_step(conn, deadline_ns);
+        } while (over == RDT_OK && conn->waiters.n_changes == seen);
     }
 }
 

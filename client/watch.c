@@ -14,7 +14,6 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
     int64_t deadline_ns = clock_deadline_ns(timeout_ns);
     struct rdt_error why;
     enum rdt_status status = connection_check(conn, err);
-    bool timed_out = false;
 
     if (status != RDT_OK)
         return status;
@@ -26,11 +25,13 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
             (void)connection_lost_error(conn, &why);
         else if (conn->watch.kinds == 0)
             (void)rdt_error_set(&why, RDT_INVALID, "nothing is watched: call rdt_watch first");
-        else if (timed_out)
+        else if (status == RDT_CANCELLED)
+            (void)rdt_error_set(&why, RDT_CANCELLED, "the wait for an event was interrupted");
+        else if (status == RDT_TIMED_OUT)
             (void)rdt_error_set(&why, RDT_TIMED_OUT, "there was no event within %.3f s", (double)timeout_ns / 1e9);
         if (why.status != RDT_OK)
             break;
-        timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
+        status = connection_step(conn, deadline_ns);
     }
     connection_unlock(conn);
     if (why.status != RDT_OK && err)

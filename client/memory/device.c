@@ -157,6 +157,8 @@ static enum rdt_status begin_chunks(rdt *conn, int64_t deadline_ns, uint64_t *nu
         status = connection_step(conn, deadline_ns);
     if (connection_has_ended(conn))
         status = connection_lost_error(conn, err);
+    else if (conn->imports.under_way && status == RDT_CANCELLED)
+        status = rdt_error_set(err, RDT_CANCELLED, "the import was interrupted while it waited for another one");
     else if (conn->imports.under_way)
         status = rdt_error_set(err, RDT_TIMED_OUT, "another import of more than %u chunks did not end before the deadline",
                                RDT_MAX_FRAME_FDS);
@@ -201,7 +203,7 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
         status = send_chunks(conn, shared, number, deadline_ns, answer_p, err);
         if (status != RDT_OK)
             drop_chunks(conn, shared);
-        again = end_chunks(conn, n_sockets) && status != RDT_OK && status != RDT_TIMED_OUT;
+        again = end_chunks(conn, n_sockets) && status != RDT_OK && status != RDT_TIMED_OUT && status != RDT_CANCELLED;
     } while (again);
     return status;
 }

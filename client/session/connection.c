@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "interrupt.h"
 #include "process.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -266,8 +267,13 @@ void connection_drain(rdt *conn)
     if (!conn->sending.blocked || conn->sending.not_read || conn->sending.corks > 0)
         return;
     deadline_ns = clock_now_ns() + DRAIN_NS;
-    while (conn->sending.blocked && !connection_has_ended(conn) && !conn->sending.not_read)
-        conn->sending.not_read = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->sending.blocked;
+    while (conn->sending.blocked && !connection_has_ended(conn) && !conn->sending.not_read) {
+        enum rdt_status status = connection_step(conn, deadline_ns);
+
+        if (status == RDT_CANCELLED)
+            break;
+        conn->sending.not_read = status == RDT_TIMED_OUT && conn->sending.blocked;
+    }
 }
 
 /* The socket is lost, whether that has been read from it or not. */
@@ -293,7 +299,8 @@ void connection_return(rdt *conn)
     if (!conn->waiters.polling)
         connection_poll(conn); /* reads that the socket is lost, and dials */
     while (is_away(conn) && clock_now_ns() < return_until_ns(conn, most_ns))
-        (void)connection_step(conn, return_until_ns(conn, most_ns));
+        if (connection_step(conn, return_until_ns(conn, most_ns)) == RDT_CANCELLED)
+            break;
 }
 
 void rdt_cork(rdt *conn)
@@ -479,6 +486,8 @@ static void lead(rdt *conn, int64_t until_ns)
     connection_unlock(conn);
 
     n = wait_for(fds, until_ns, look_ns, &crowded);
+    if (n < 0)
+        interrupt_signalled();
 
     connection_lock(conn);
     conn->waiters.polling = false;
@@ -520,12 +529,27 @@ static void follow(rdt *conn, int64_t until_ns)
     conn->waiters.followers--;
 }
 
+bool connection_is_interrupted(rdt *conn)
+{
+    int64_t due_ns = interrupt_due_ns();
+    bool yes;
+
+    if (due_ns == CLOCK_NEVER || clock_now_ns() < due_ns)
+        return false;
+    connection_unlock(conn);
+    yes = interrupt_ask();
+    connection_lock(conn);
+    return yes;
+}
+
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
 {
-    int64_t until_ns = expiry_next_ns(&conn->calls.expiries);
+    int64_t until_ns = expiry_next_ns(&conn->calls.expiries), ask_ns = interrupt_due_ns();
 
     if (conn->sending.corks > 0)
         connection_flush(conn); /* a thread that waits sends the corked messages of all threads */
+    if (ask_ns != CLOCK_NEVER && clock_now_ns() >= ask_ns)
+        return connection_is_interrupted(conn) ? RDT_CANCELLED : RDT_OK;
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
     if (until_ns != CLOCK_NEVER && clock_now_ns() >= until_ns) {
@@ -533,6 +557,8 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
         connection_poll(conn);
         return clock_now_ns() >= deadline_ns ? RDT_TIMED_OUT : RDT_OK;
     }
+    if (until_ns > ask_ns)
+        until_ns = ask_ns;
     if (conn->waiters.polling)
         follow(conn, until_ns);
     else

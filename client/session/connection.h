@@ -28,7 +28,7 @@
  *     3  sending                     this header: encoding messages and sending them
  *     2  socket                      the socket: dialling, and setting it aside
  *     1  memory pending process      mappings; what waits for an answer; the pid
- *     0  ids delta server            lists of ids; deltas, which need no session; who serves a socket
+ *     0  ids delta server interrupt  lists of ids; deltas, which need no session; who serves a socket; rdt_interrupt_by
  *
  * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
  * knows no message but ErrorReply.
@@ -282,8 +282,13 @@ void connection_drain(rdt *conn);
 void connection_return(rdt *conn);
 
 /* Waits until something may have happened that the caller must look at. TIMED_OUT: the deadline has passed; everything that
- * had arrived by then has been handled, so the caller looks once more. Releases the lock meanwhile. */
+ * had arrived by then has been handled, so the caller looks once more. CANCELLED: this thread is to stop waiting
+ * (rdt_interrupt_by). Releases the lock meanwhile. */
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);
+
+/* Whether this thread is to stop waiting, for callers that do long work beside connection_step. Asks if it is time to, and
+ * releases the lock meanwhile. */
+bool connection_is_interrupted(rdt *conn);
 
 /* Does what connection_step does without blocking: reads everything there is, and ends requests that are
  * overdue. */
