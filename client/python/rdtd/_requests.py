@@ -198,8 +198,11 @@ class Ref(_rdt.Ref):
     def __enter__(self) -> Ref:
         return self
 
-    def __exit__(self, *ignored: object) -> None:
-        self.free()
+    def __exit__(self, kind: object = None, *ignored: object) -> None:
+        if kind is None:
+            self.free()
+        else:  # Ctrl-C, for instance, beside a daemon that does not answer
+            self.drop()
 
 
 def ref_of(name: Any, what: str = "name") -> Ref:

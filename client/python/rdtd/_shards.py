@@ -137,20 +137,13 @@ class Plan:
         Errors: TimedOut, NotFound (no such tensor), Mismatch (a tensor of another shape, also in a later version; the sentence
         names both shapes; tensors that differ, whose targets are in the same memory), ValueError (the memory of a target has
         been freed or moved), Unsupported (a cast that does not exist), and those of a fetch."""
-        newer = Ref.from_name(self._name.id.decode(), self.version if after is None else after, near=self._name)
-        end = None if timeout is None else time.monotonic() + timeout
-        self._connection._wait_version(newer, timeout)
         with _naming(self._keys):
-            run = PlanRun(**self._plan.run(newer.after, None if end is None else max(0.0, end - time.monotonic())))
+            run = PlanRun(**self._plan.run(self.version if after is None else after, timeout))
         self.version = run.version
         return run
 
 
 class PartCalls(_rdt.Conn):
-    def _wait_version(self, name: _rdt.Ref, timeout: Optional[float]) -> None:
-        """Waits for a version. Ctrl-C ends this wait; it would not end that of the call of librdt that follows."""
-        self._start(_rdt.WAIT_PUT, name, 0, 0, timeout)._result_or_cancel()
-
     @checked
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
@@ -197,11 +190,7 @@ class PartCalls(_rdt.Conn):
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:
         """Returns what the newest version of a name consists of; waits for the first one. Errors: Invalid (the
         version is an ordinary object), TimedOut."""
-        at = ref_of(name)
-        end = None if timeout is None else time.monotonic() + timeout
-        if at.is_name:
-            self._wait_version(at, timeout)
-        version, step, parts = self._manifest(at, None if end is None else max(0.0, end - time.monotonic()))
+        version, step, parts = self._manifest(ref_of(name), timeout)
         return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
 
     @checked

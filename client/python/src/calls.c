@@ -30,7 +30,7 @@ static PyObject *ping(PyObject *self, PyObject *timeout)
 
     if (!timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status = rdt_ping(conn->rdt, timeout_ns, &err));
+    CONN_CALL(conn, status, rdt_ping(conn->rdt, timeout_ns, &err));
     return none_or_raise(status, &err);
 }
 
@@ -55,7 +55,7 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
     ref->wanting = 0;
     Py_CLEAR(ref->hold);
     conn_forget(conn, &value);
-    CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
+    CONN_CALL(conn, status, rdt_free(conn->rdt, &value, force != 0, &err));
     return none_or_raise(status, &err);
 }
 
@@ -90,13 +90,18 @@ static PyObject *start(PyObject *self, PyObject *args)
         return NULL;
     if ((what != WAIT_FREED_RANGE && !ref_read(ref, &value)) || !conn_enter(conn))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS if (what == WAIT_PUT) status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == WAIT_FREED) status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == WAIT_HOLD || what == WAIT_TAKE_OVER) status =
-        hold(conn->rdt, &value, what == WAIT_TAKE_OVER, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
-    else status =
-        rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
-    Py_END_ALLOW_THREADS return request_started(conn, status, request, &err);
+    if (what == WAIT_PUT)
+        WAITS(conn, status, rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err));
+    else if (what == WAIT_FREED)
+        WAITS(conn, status, rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err));
+    else if (what == WAIT_HOLD || what == WAIT_TAKE_OVER)
+        WAITS(conn, status,
+              hold(conn->rdt, &value, what == WAIT_TAKE_OVER, timeout_ns, (int64_t)(patience * 1e9), &request, &err));
+    else
+        WAITS(
+            conn, status,
+            rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err));
+    return request_started(conn, status, request, &err);
 }
 
 /* _span(tensor): address of its first byte, and the number of bytes up to the end of its last element. */
@@ -155,7 +160,7 @@ static PyObject *publish(PyObject *self, PyObject *args)
     options.visibility = (enum rdt_visibility)visibility;
     options.name_ref = &name_ref;
     value = ref->ref;
-    CONN_CALL(conn, status = rdt_publish(conn->rdt, name, &value, &options, &version, &err));
+    CONN_CALL(conn, status, rdt_publish(conn->rdt, name, &value, &options, &version, &err));
     if (status != RDT_OK)
         return raise_error(&err);
     ref->end = REF_OUTLIVES;
@@ -176,7 +181,7 @@ static PyObject *store(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O&:_store", &ref_type, &ref, timeout_or_forever, &timeout_ns) || !conn_enter(conn))
         return NULL;
     value = ref->ref;
-    CONN_CALL(conn, status = rdt_store(conn->rdt, &value, timeout_ns, file, sizeof file, &err));
+    CONN_CALL(conn, status, rdt_store(conn->rdt, &value, timeout_ns, file, sizeof file, &err));
     return status == RDT_OK ? PyUnicode_DecodeFSDefault(file) : raise_error(&err);
 }
 
@@ -193,7 +198,7 @@ static PyObject *owned(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!s:_owned", &ref_type, &ref, &user) || !conn_enter(conn))
         return NULL;
     value = ref->ref;
-    CONN_CALL(conn, status = rdt_ref_set_owner(conn->rdt, &value, user, &err));
+    CONN_CALL(conn, status, rdt_ref_set_owner(conn->rdt, &value, user, &err));
     return status == RDT_OK ? ref_new(&value, NULL) : raise_error(&err);
 }
 
@@ -206,7 +211,7 @@ static PyObject *unpublish(PyObject *self, PyObject *ref)
 
     if (!ref_read(ref, &value) || !conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status = rdt_unpublish(conn->rdt, &value, &err));
+    CONN_CALL(conn, status, rdt_unpublish(conn->rdt, &value, &err));
     return none_or_raise(status, &err);
 }
 
@@ -235,7 +240,7 @@ static PyObject *dispatch(PyObject *self, PyObject *ignored)
 
     if (!conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status = rdt_dispatch(conn->rdt, &n_ended, &err));
+    CONN_CALL(conn, status, rdt_dispatch(conn->rdt, &n_ended, &err));
     return status == RDT_OK ? PyLong_FromSize_t(n_ended) : raise_error(&err);
 }
 

@@ -180,8 +180,8 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->retained);
     link_init(&conn->memories);
     (void)pthread_mutex_init(&conn->cuda_opens, NULL);
-    Py_BEGIN_ALLOW_THREADS status = rdt_connect(&options, &conn->rdt, &err);
-    Py_END_ALLOW_THREADS Py_XDECREF(socket_bytes);
+    WAITS(NULL, status, rdt_connect(&options, &conn->rdt, &err));
+    Py_XDECREF(socket_bytes);
     if (status != RDT_OK) {
         Py_DECREF(conn);
         return raise_error(&err);

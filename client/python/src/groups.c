@@ -40,7 +40,7 @@ PyObject *conn_group_create(PyObject *self, PyObject *args)
             goto end;
     entered = conn_enter(conn);
     if (entered)
-        CONN_CALL(conn, status = rdt_group_create(conn->rdt, name, transport, members, count, &options, &err));
+        CONN_CALL(conn, status, rdt_group_create(conn->rdt, name, transport, members, count, &options, &err));
     if (entered && status != RDT_OK)
         (void)raise_error(&err);
 end:
@@ -60,7 +60,7 @@ PyObject *conn_group_destroy(PyObject *self, PyObject *name)
 
     if (!text || !conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status = rdt_group_destroy(conn->rdt, text, &err));
+    CONN_CALL(conn, status, rdt_group_destroy(conn->rdt, text, &err));
     return none_or_raise(status, &err);
 }
 

@@ -23,7 +23,7 @@ PyObject *conn_json(PyObject *self, PyObject *args)
         return NULL;
     options.client = client;
     options.limit = limit;
-    CONN_CALL(conn, status = rdt_info_json(conn->rdt, what, ref != Py_None ? &value : NULL, &options, &text, &err));
+    CONN_CALL(conn, status, rdt_info_json(conn->rdt, what, ref != Py_None ? &value : NULL, &options, &text, &err));
     if (status != RDT_OK)
         return raise_error(&err);
     made = PyUnicode_FromString(text);

@@ -11,8 +11,11 @@ static PyObject *error_type; /* for statuses that are not in `errors` */
 
 PyObject *raise_error(const struct rdt_error *err)
 {
-    PyObject *status = PyLong_FromLong(err->status), *type, *message, *error = NULL, *sys_errno;
+    PyObject *status, *type, *message, *error = NULL, *sys_errno;
 
+    if (waits_raise())
+        return NULL;
+    status = PyLong_FromLong(err->status);
     if (!status)
         return NULL;
     type = errors ? PyDict_GetItemWithError(errors, status) : NULL;

@@ -13,9 +13,11 @@
  *   gpu.c       GPU memory: the calls of librdt-cuda (refused where the package was built without cuda.h)
  *   delta.c     deltas between two versions of a tensor's bytes
  *   header.c    parses the names out of a safetensors header
+ *   waits.c     the calls that wait, and signal handlers
  *   module.c    the module itself, and how statuses become exceptions
  *
- * All state here is protected by the GIL. Every call of librdt that can block releases the GIL. A Conn outlives whatever was
+ * All state here is protected by the GIL. Every call of librdt that can block releases the GIL, and is made between
+ * waits_begin and waits_end, so that Ctrl-C ends it. A Conn outlives whatever was
  * made from it: each Request, Object, Memory and holding Ref owns a reference to its Conn.
  */
 #ifndef RDTPY_H
@@ -164,10 +166,38 @@ void conn_leave(struct conn *conn);
 void conn_hold_session(struct conn *conn);    /* counts one more user of the session and takes a reference */
 void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 
-#define CONN_CALL(conn, call)                  \
-    do {                                       \
-        Py_BEGIN_ALLOW_THREADS(call);          \
-        Py_END_ALLOW_THREADS conn_leave(conn); \
+/* ---- waits ---- */
+
+/* A call of librdt that can block. Between waits_begin and waits_end the GIL is released, and the handlers of signals run in
+ * the first thread, as soon as they arrive. What a handler raises ends the call, and then raise_error raises it; if the call
+ * has ended well, it is raised soon afterwards, as that of a signal which arrives after the call. */
+struct waits {
+    PyThreadState *thread;
+    const struct conn *conn; /* whose close() ends the call, too; NULL: none */
+    struct waits *outer;
+    bool has_raised;
+};
+void waits_begin(struct waits *waits, const struct conn *conn);
+
+/* status: not RDT_OK if the caller calls raise_error. */
+void waits_end(struct waits *waits, enum rdt_status status);
+
+/* Raises what a handler has raised in a call of this thread that has failed. False: there is nothing. */
+bool waits_raise(void);
+
+#define WAITS(conn, status, call)   \
+    do {                            \
+        struct waits waits_;        \
+        waits_begin(&waits_, conn); \
+        (status) = (call);          \
+        waits_end(&waits_, status); \
+    } while (0)
+
+/* The last use of conn->rdt before conn_leave. */
+#define CONN_CALL(conn, status, call) \
+    do {                              \
+        WAITS(conn, status, call);    \
+        conn_leave(conn);             \
     } while (0)
 
 void link_init(struct link *link);

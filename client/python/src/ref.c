@@ -178,6 +178,8 @@ static bool hand_on(struct ref *ref)
 {
     struct conn *conn = ref->conn ? ref->conn : ref->hold ? ((struct request *)ref->hold)->conn : NULL;
     struct rdt_ref value = ref->ref;
+    enum rdt_status status;
+    struct rdt_error err;
 
     if (ref->end == REF_ENDED &&
         PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
@@ -188,8 +190,8 @@ static bool hand_on(struct ref *ref)
         return true;
     if (!conn_enter(conn))
         return false;
-    CONN_CALL(conn, (void)rdt_hand_on(conn->rdt, &value, ref->grace_ns, NULL)); /* the receiver's fetch says what is wrong */
-    return true;
+    CONN_CALL(conn, status, rdt_hand_on(conn->rdt, &value, ref->grace_ns, &err));
+    return status == RDT_OK || !waits_raise(); /* the receiver's fetch says what is wrong */
 }
 
 static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
@@ -230,7 +232,7 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     let_go(ref);
     Py_CLEAR(ref->hold);
-    CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
+    CONN_CALL(conn, status, rdt_free(conn->rdt, &value, force != 0, &err));
     return none_or_raise(status, &err);
 }
 

@@ -105,7 +105,8 @@ static void request_dealloc(PyObject *self)
         } else if (gone) {
             conn->calls++; /* the session must not end before this call has returned */
             Py_INCREF(conn);
-            CONN_CALL(conn, rdt_request_destroy(gone));
+            Py_BEGIN_ALLOW_THREADS rdt_request_destroy(gone);
+            Py_END_ALLOW_THREADS conn_leave(conn);
         }
         borrowed_set_free(request->targets);
         Py_DECREF(conn);
@@ -218,7 +219,7 @@ static PyObject *request_take(PyObject *self, PyObject *ignored)
         Py_DECREF(made);
         return NULL;
     }
-    CONN_CALL(request->conn, status = gpu_deliver(request->conn, request->targets, &err));
+    CONN_CALL(request->conn, status, gpu_deliver(request->conn, request->targets, &err));
     if (status == RDT_OK)
         return made;
     Py_DECREF(made);
@@ -410,7 +411,7 @@ static PyObject *object_verify(PyObject *self, PyObject *ignored)
 
     if (!conn_enter(object->conn))
         return NULL;
-    CONN_CALL(object->conn, status = rdt_verify(object->object, RDT_FOREVER, &err));
+    CONN_CALL(object->conn, status, rdt_verify(object->object, RDT_FOREVER, &err));
     if (status != RDT_OK)
         return raise_error(&err);
     Py_RETURN_NONE;

@@ -103,13 +103,10 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     options.shards = shards;
     if (!conn_enter(conn))
         goto end;
-    Py_BEGIN_ALLOW_THREADS status = rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
-    Py_END_ALLOW_THREADS if (status != RDT_OK)
-    {
+    WAITS(conn, status, rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err));
+    if (status != RDT_OK) {
         raise_error(&err);
-    }
-    else
-    {
+    } else {
         made = ref_new(&value, conn->closed ? NULL : conn);
         if (!made)
             (void)rdt_drop(conn->rdt, &value, NULL);
@@ -158,9 +155,9 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     }
     options.visibility = (enum rdt_visibility)visibility;
     options.others = keys;
-    Py_BEGIN_ALLOW_THREADS status =
-        rdt_publish_part_start(conn->rdt, &name->ref, step, rank, of, &object->ref, &options, timeout_ns, &request, &err);
-    Py_END_ALLOW_THREADS PyMem_Free(keys);
+    WAITS(conn, status,
+          rdt_publish_part_start(conn->rdt, &name->ref, step, rank, of, &object->ref, &options, timeout_ns, &request, &err));
+    PyMem_Free(keys);
     return request_started(conn, status, request, &err);
 }
 
@@ -212,9 +209,8 @@ PyObject *conn_manifest(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "O!O&:_manifest", &ref_type, &name, timeout_or_forever, &timeout_ns) || !conn_enter(conn))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = rdt_manifest_fetch(conn->rdt, &name->ref, timeout_ns, &manifest, &err);
-    Py_END_ALLOW_THREADS if (status != RDT_OK)
-    {
+    WAITS(conn, status, rdt_manifest_fetch(conn->rdt, &name->ref, timeout_ns, &manifest, &err));
+    if (status != RDT_OK) {
         conn_leave(conn);
         return raise_error(&err);
     }
@@ -369,7 +365,7 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
         plan->runs = false;
         return NULL;
     }
-    CONN_CALL(plan->conn, status = rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
+    CONN_CALL(plan->conn, status, rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
     plan->runs = false;
     if (status != RDT_OK)
         return raise_error(&err);

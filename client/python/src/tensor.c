@@ -366,7 +366,7 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     }
     conn_hold_session(conn); /* also keeps the session open during the call */
-    CONN_CALL(conn, status = rdt_alloc_with(conn->rdt, (size_t)bytes, &options, &addr, &err));
+    CONN_CALL(conn, status, rdt_alloc_with(conn->rdt, (size_t)bytes, &options, &addr, &err));
     if (status != RDT_OK) {
         conn_release_session(conn);
         Py_DECREF(memory);
@@ -389,9 +389,12 @@ static void memory_dealloc(PyObject *self)
 
     if (conn) {
         link_remove(&memory->link);
-        Py_BEGIN_ALLOW_THREADS gpu_release(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu, &memory->used, NULL,
-                                           addr);
-        Py_END_ALLOW_THREADS conn_release_session(conn);
+        struct waits waits;
+
+        waits_begin(&waits, NULL);
+        gpu_release(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu, &memory->used, NULL, addr);
+        waits_end(&waits, RDT_OK);
+        conn_release_session(conn);
     }
     Py_TYPE(self)->tp_free(self);
 }

@@ -8,8 +8,6 @@
 
 #define LITTLE_BYTES ((size_t)1 << 20)
 
-#define SLICE_NS (INT64_C(100) * 1000000) /* a signal handler (Ctrl-C) runs after at most this time */
-
 static char *put_text(char *at, const char *text, size_t length)
 {
     memcpy(at, text, length);
@@ -162,14 +160,12 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
-    Py_BEGIN_ALLOW_THREADS status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, may_share, &copied, &live, &err)
-                                                     : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
-    Py_END_ALLOW_THREADS if (status != RDT_OK)
-    {
+    WAITS(conn, status,
+          set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, may_share, &copied, &live, &err)
+                           : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err));
+    if (status != RDT_OK) {
         raise_error(&err);
-    }
-    else
-    {
+    } else {
         made = ref_new(&value, options.flags & RDT_PUT_DETACHED || conn->closed ? NULL : conn);
         if (made) {
             struct ref *ref = (struct ref *)made;
@@ -333,8 +329,23 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
+static enum rdt_status begin_fetching(struct conn *conn, struct fetching *fetching, const struct rdt_fetch_options *options,
+                                      int64_t patience_ns, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < fetching->count; i++)
+        if (fetching->borrowed[i] && fetching->borrowed[i]->on_gpus > 0)
+            status = gpu_offer(conn, fetching->borrowed[i], err);
+    if (status == RDT_OK)
+        status = rdt_fetch_start(conn->rdt, fetching->refs, fetching->count, options, fetching->requests, err);
+    if (status == RDT_OK && patience_ns > 0) /* the requests carry the results */
+        (void)rdt_wait(conn->rdt, fetching->requests, fetching->count, RDT_WAIT_ALL, patience_ns, NULL, NULL, NULL);
+    return status;
+}
+
 /* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience, metadata_only): starts the
- * fetches and returns a list of Requests. Waits `patience` seconds for all of them first (a signal does not end that wait),
+ * fetches and returns a list of Requests. Waits `patience` seconds for all of them first,
  * so a caller that waits anyway takes the GIL only once. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
@@ -363,19 +374,10 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     options.slice_counts = fetching.slice_counts;
     options.targets = (const struct rdt_tensor *const *)fetching.targets;
     options.target_counts = fetching.target_counts;
-    Py_BEGIN_ALLOW_THREADS for (size_t i = 0; status == RDT_OK && i < fetching.count;
-                                i++) if (fetching.borrowed[i] && fetching.borrowed[i]->on_gpus > 0) status =
-        gpu_offer(conn, fetching.borrowed[i], &err);
-    if (status == RDT_OK)
-        status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
-    if (status == RDT_OK && patience > 0) /* the requests carry the results */
-        (void)rdt_wait(conn->rdt, fetching.requests, fetching.count, RDT_WAIT_ALL, (int64_t)(patience * 1e9), NULL, NULL, NULL);
-    Py_END_ALLOW_THREADS if (status != RDT_OK)
-    {
+    WAITS(conn, status, begin_fetching(conn, &fetching, &options, (int64_t)(patience * 1e9), &err));
+    if (status != RDT_OK) {
         (void)raise_error(&err);
-    }
-    else
-    {
+    } else {
         list = PyList_New((Py_ssize_t)fetching.count);
         for (size_t i = 0; i < fetching.count; i++) {
             PyObject *request = list ? request_new(conn, fetching.requests[i]) : NULL;
@@ -410,6 +412,14 @@ static bool one_timed_out(rdt_request *const *requests, const bool *done, Py_ssi
     return false;
 }
 
+static enum rdt_status fetch_one(rdt *conn, const struct rdt_ref *ref, const struct rdt_fetch_options *options,
+                                 rdt_request **request_p, struct rdt_error *err)
+{
+    enum rdt_status status = rdt_fetch_start(conn, ref, 1, options, request_p, err);
+
+    return status == RDT_OK ? rdt_wait(conn, request_p, 1, 1, RDT_FOREVER, NULL, NULL, err) : status;
+}
+
 /* _get(ref, mode): fetches one object, waits and returns it. This is the most frequent call, so it makes neither a Request
  * nor a list. */
 PyObject *conn_get(PyObject *self, PyObject *args)
@@ -418,37 +428,22 @@ PyObject *conn_get(PyObject *self, PyObject *args)
     struct rdt_fetch_options options = RDT_INIT(options);
     PyObject *made = NULL;
     const struct ref *ref;
-    rdt_request *request;
+    rdt_request *request = NULL;
     rdt_object *object;
     struct rdt_error err;
     enum rdt_status status;
-    bool done = false;
     int mode;
 
     if (!PyArg_ParseTuple(args, "O!i:_get", &ref_type, &ref, &mode) || !conn_enter(conn))
         return NULL;
     options.mode = (enum rdt_fetch_mode)mode;
-    Py_BEGIN_ALLOW_THREADS status = rdt_fetch_start(conn->rdt, &ref->ref, 1, &options, &request, &err);
-    if (status == RDT_OK)
-        status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
-    else
-        request = NULL;
-    Py_END_ALLOW_THREADS while (status == RDT_TIMED_OUT && !done)
-    {
-        if (PyErr_CheckSignals() < 0)
-            goto end;
-        if (conn->closed)
-            rdt_cancel(request); /* close() does not know this request */
-        Py_BEGIN_ALLOW_THREADS status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
-        Py_END_ALLOW_THREADS
-    }
+    WAITS(conn, status, fetch_one(conn->rdt, &ref->ref, &options, &request, &err)); /* which close() ends, too */
     if (status == RDT_OK)
         status = rdt_request_take_object(request, &object, &err);
     if (status == RDT_OK)
         made = object_new(conn, object);
     else
         (void)raise_error(&err);
-end:
     if (request)
         rdt_request_destroy(request); /* does not block, since it has no targets */
     conn_leave(conn);
@@ -464,11 +459,11 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
     Py_ssize_t how_many, count;
     rdt_request **requests;
     bool *done;
-    int64_t left_ns;
+    int64_t timeout_ns;
     struct rdt_error err;
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status;
 
-    if (!PyArg_ParseTuple(args, "O!nO&:_wait", &PyList_Type, &list, &how_many, timeout_or_forever, &left_ns) ||
+    if (!PyArg_ParseTuple(args, "O!nO&:_wait", &PyList_Type, &list, &how_many, timeout_or_forever, &timeout_ns) ||
         !conn_enter(conn))
         return NULL;
     count = PyList_GET_SIZE(list);
@@ -489,21 +484,10 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
         }
         requests[i] = request->request;
     }
-    for (;;) {
-        int64_t slice_ns = left_ns < 0 || left_ns > SLICE_NS ? SLICE_NS : left_ns;
-
-        Py_BEGIN_ALLOW_THREADS status = rdt_wait(conn->rdt, requests, (size_t)count,
-                                                 how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, slice_ns, done, NULL, &err);
-        Py_END_ALLOW_THREADS if (left_ns >= 0) left_ns -= slice_ns;
-        if (status != RDT_TIMED_OUT || one_timed_out(requests, done, count))
-            break;
-        status = RDT_OK;
-        if (left_ns == 0)
-            break;
-        if (PyErr_CheckSignals() < 0)
-            goto end;
-    }
-    if (status != RDT_OK) {
+    WAITS(conn, status,
+          rdt_wait(conn->rdt, requests, (size_t)count, how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, timeout_ns, done, NULL,
+                   &err));
+    if (status != RDT_OK && (status != RDT_TIMED_OUT || one_timed_out(requests, done, count))) {
         (void)raise_error(&err);
         goto end;
     }

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signal handlers run while calls wait, and every call ends: Ctrl-C, alarms, and daemons that do not answer."""
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+from typing import Any, Callable, Iterator, Optional
+
+import rdtd
+from nodes import LONG, Node, main, raises, until
+
+PROMPT = 3.0  # far below the time-outs of the calls, and far above the tenth of a second that a handler may wait
+
+
+@contextlib.contextmanager
+def stopped(node: Node) -> Iterator[None]:
+    node.process.send_signal(signal.SIGSTOP)
+    until(lambda: "\nState:\tT" in open(f"/proc/{node.process.pid}/status").read(), "the daemon is stopped")
+    try:
+        yield
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+
+
+class Alarmed(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def handler(action: Callable[..., Any]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, action)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupted(call: Callable[[], object]) -> float:
+    """Makes the call, during which a handler raises Alarmed. Returns how long the call took after that."""
+    at: list[float] = []
+
+    def on_alarm(*ignored: object) -> None:
+        at.append(time.monotonic())
+        raise Alarmed
+
+    with handler(on_alarm):
+        start = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            call()
+        except Alarmed:
+            took = time.monotonic() - start
+            assert at and took < PROMPT, f"the handler's exception came after {took:.1f} s"
+            return took
+    raise AssertionError("the call ended by itself")
+
+
+def bytes_of(node: Node) -> dict[str, int]:
+    """What the daemon charges its clients."""
+    clients = json.loads(node.ctl("limits", "--all", "--json"))["clients"]
+    return {what: sum(usage["used"] for client in clients for usage in client["usage"] if usage["what"] == what)
+            for what in ("bytes", "objects", "regions", "waiters")}
+
+
+def test_a_handler_ends_waits_for_room_and_nothing_stays_charged() -> None:
+    with Node("--set", "daemon.memory_limit=64M") as node, rdtd.connect(node.socket) as c:
+        full = c.empty(60 << 20, "u1")
+        before = bytes_of(node)
+        interrupted(lambda: c.put(bytearray(16 << 20), timeout=LONG))
+        interrupted(lambda: c.put(bytearray(16 << 20), timeout=LONG, snapshot=True))
+        interrupted(lambda: c.empty(16 << 20, "u1", timeout=LONG))
+        interrupted(lambda: c.publish("n", bytearray(16 << 20), timeout=LONG))
+        until(lambda: bytes_of(node) == before, f"nothing else is charged: {before}")
+        del full
+        gc.collect()
+        with c.put(bytearray(16 << 20), timeout=LONG):  # the connection is usable, and there is room
+            pass
+
+
+def test_a_handler_that_returns_lets_the_call_go_on_with_its_deadline() -> None:
+    with Node("--set", "daemon.memory_limit=64M") as node, rdtd.connect(node.socket) as c:
+        full = c.empty(60 << 20, "u1")
+        ran: list[float] = []
+        with handler(lambda *ignored: ran.append(time.monotonic())):
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+            for call in (lambda: c.put(bytearray(16 << 20), timeout=1), lambda: c.empty(16 << 20, "u1", timeout=1),
+                         lambda: c.fetch(rdtd.Ref("never"), timeout=1).result()):
+                n, begun = len(ran), time.monotonic()
+                with raises(rdtd.TimedOut):
+                    call()
+                assert 0.9 < time.monotonic() - begun < PROMPT + 1
+                assert len(ran) > n + 2, "the handler ran while the call waited"
+        # A call within a handler, on the same connection, and the call goes on.
+        with handler(lambda *ignored: c.ping(LONG)), raises(rdtd.TimedOut):
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+            c.put(bytearray(16 << 20), timeout=1)
+        # What the call waits for happens meanwhile.
+        with handler(lambda *ignored: ran.append(0)):
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+            lists = [full]
+            full = None
+            threading.Timer(0.3, lists.clear).start()
+            with c.put(bytearray(16 << 20), timeout=LONG):
+                pass
+
+
+def calls_of(c: rdtd.Connection, ref: rdtd.Ref, part: rdtd.Ref) -> dict[str, Callable[[], object]]:
+    return {
+        "connect": lambda: rdtd.connect(c._where, timeout=LONG),
+        "ping": lambda: c.ping(LONG),
+        "put": lambda: c.put(bytearray(100000)),
+        "put of little": lambda: c.put(b"x"),
+        "put of a snapshot": lambda: c.put(bytearray(8 << 20), snapshot=True),
+        "empty": lambda: c.empty(1 << 20, "u1"),
+        "get": lambda: c.get(ref),
+        "fetch": lambda: c.fetch(ref).result(),
+        "hold": lambda: c.hold(ref),
+        "wait_put": lambda: c.wait_put(rdtd.Ref("never")),
+        "wait_freed": lambda: c.wait_freed(ref),
+        "publish": lambda: c.publish("n", ref),
+        "publish of a value": lambda: c.publish("n", bytearray(100000)),
+        "unpublish": lambda: c.unpublish("n"),
+        "free": lambda: c.free(rdtd.Ref(str(ref)), force=True),
+        "stat": lambda: c.stat(ref),
+        "objects": c.objects,
+        "names": c.names,
+        "status": c.status,
+        "groups": c.groups,
+        "store": lambda: c.store(ref),
+        "put_part": lambda: c.put_part({"w": rdtd.Box(bytearray(100000), (100000,))}),
+        "publish_part": lambda: c.publish_part("p", 1, 0, 2, part),
+        "publish_part of boxes": lambda: c.publish_part("p", 1, 0, 2, {"w": rdtd.Box(bytearray(100000), (100000,))}),
+        "manifest": lambda: c.manifest("p"),
+        "plan": lambda: c.plan("p", {"w": bytearray(8)}).run(),
+        "pickle": lambda: pickle.dumps(ref),
+        "verify": lambda: c.get(ref, verify=True),
+        "group": lambda: c.create_group("g", "gloo", [("a", None)]),
+        "free of a Ref": ref.free,
+    }
+
+
+def test_a_handler_ends_every_call_beside_a_stopped_daemon() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ref = c.put(bytearray(1 << 20))
+        part = c.put_part({"w": rdtd.Box(bytearray(8), (8,))})
+        for name, call in calls_of(c, ref, part).items():
+            with stopped(node):
+                try:
+                    interrupted(call)
+                except AssertionError as error:
+                    raise AssertionError(f"{name}: {error}") from error
+            c.ping(LONG)
+        del ref, part, call
+        gc.collect()
+        assert not [row for row in c.objects() if row["bytes"]], c.objects()  # the daemon was told before this request
+
+
+def test_what_an_interrupted_put_made_ends_although_nobody_reads_the_answer() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        before = bytes_of(node)
+        with stopped(node):
+            interrupted(lambda: c.put(bytearray(100000), id="mine"))
+            interrupted(lambda: c.put(bytearray(8 << 20), snapshot=True))
+            interrupted(lambda: c.empty(1 << 20, "u1"))
+        until(lambda: bytes_of(node) == before, f"nothing else is charged: {before}")
+        c.put(b"y", id="mine").free()
+
+
+def test_deleting_an_array_beside_a_stopped_daemon_does_not_block_ctrl_c() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        arrays = [c.empty(1 << 20, "u1")]
+        with stopped(node):
+            def delete() -> None:
+                arrays.clear()
+                gc.collect()
+                for _ in range(1000):  # the exception comes after the destructor
+                    pass
+            interrupted(delete)
+        c.ping(LONG)
+
+
+def test_ctrl_c() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c, stopped(node):
+        start = time.monotonic()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with raises(KeyboardInterrupt):
+            c.put(bytearray(100000))
+        assert time.monotonic() - start < PROMPT
+
+
+def test_close_ends_every_call_of_other_threads() -> None:
+    with Node("--set", "daemon.memory_limit=64M") as node:
+        c = rdtd.connect(node.socket)
+        full = c.empty(60 << 20, "u1")
+        ends: list[Optional[type]] = []
+
+        def run(call: Callable[[], object]) -> None:
+            try:
+                call()
+            except rdtd.Error as error:
+                ends.append(type(error))
+
+        threads = [threading.Thread(target=run, args=(call,)) for call in (
+            lambda: c.put(bytearray(16 << 20), timeout=LONG), lambda: c.empty(16 << 20, "u1", timeout=LONG),
+            lambda: c.get(rdtd.Ref("never")), lambda: c.manifest("never"))]
+        for thread in threads:
+            thread.start()
+        until(lambda: node.waiters() == 3 and '"waiters": 1' in node.ctl("objects", "--json"), "all four wait")
+        c.close()
+        for thread in threads:
+            thread.join(PROMPT)
+            assert not thread.is_alive()
+        assert ends == [rdtd.Cancelled] * 4, ends
+        del full
+
+
+if __name__ == "__main__":
+    main(globals())
