@@ -15,8 +15,8 @@
  * - unmet: what had not happened when the request timed out; "" for a request that is answered at once. */
 #define RDT_REQUEST_MAP(X)                                                                                                     \
     X(2, PING, ping, ping, VERB_REPEATABLE, "")                                                                                \
-    X(3, STATUS, status, status_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                       \
-    X(4, ALLOC, alloc, region_reply, VERB_REPEATABLE, "the memory was not allocated")                                          \
+    X(3, STATUS, status, status_reply, VERB_REPEATABLE, "")                                                                    \
+    X(4, ALLOC, alloc, region_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "the memory was not allocated")                       \
     X(5, IMPORT, import, region_reply, VERB_REPEATABLE, "")                                                                    \
     X(6, RELEASE_REGION, release_region, region_released, VERB_REPEATABLE, "")                                                 \
     X(7, PUT, put, put_reply, VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE, "the snapshot was not complete")         \
@@ -38,7 +38,7 @@
     X(22, METRICS, metrics, metrics_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                   \
     X(23, DOCTOR, doctor, doctor_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                      \
     X(24, TRACE, trace, trace_reply, VERB_REPEATABLE, "")                                                                      \
-    X(30, GROUP_CREATE, group_create, empty, VERB_NOT_DRAINING, "the group was not formed")                                    \
+    X(30, GROUP_CREATE, group_create, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the group was not formed")                 \
     X(31, GROUP_DESTROY, group_destroy, empty, 0, "the group did not end")                                                     \
     X(32, BROADCAST, broadcast, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the broadcast was not complete")                 \
     X(40, BACKEND_LOAD, backend_load, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not loaded")             \

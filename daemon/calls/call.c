@@ -228,6 +228,28 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
     return RDT_OK;
 }
 
+void call_note_answer(struct call *call, uint64_t generation, uint64_t region)
+{
+    struct client_rpc *rpc = call->client ? &call->client->rpc : NULL;
+
+    if (rpc && call->request_id != 0)
+        rpc->answered[rpc->n_answered++ % CLIENT_ANSWERED] =
+            (struct client_answered){.request_id = call->request_id, .generation = generation, .region = region};
+}
+
+const struct client_answered *call_take_answer(struct client *client, uint64_t request_id)
+{
+    for (unsigned i = 0; request_id != 0 && i < CLIENT_ANSWERED; i++) {
+        struct client_answered *answered = &client->rpc.answered[i];
+
+        if (answered->request_id != request_id)
+            continue;
+        answered->request_id = 0;
+        return answered;
+    }
+    return NULL;
+}
+
 bool call_waits(const struct call *call)
 {
     return (call->verb->properties & VERB_WAITS) && !call->hold.begins_transit;

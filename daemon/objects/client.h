@@ -65,8 +65,20 @@ struct client_transfers {
     char *mapped_devices; /* " cuda:UUID cuda:UUID ", the preferred one first. NULL, or none of a kind: all of that kind */
 };
 
+#define CLIENT_ANSWERED 16u
+
+/* What a PUT or an ALLOC has brought. A client that stops waiting for the answer cancels the request, and then it ends, even if
+ * the answer is on its way already. */
+struct client_answered {
+    uint64_t request_id; /* 0: none */
+    uint64_t generation; /* PUT: of the object; 0: of an ALLOC */
+    uint64_t region;     /* ALLOC: its id */
+};
+
 /* The state of calls/ and rpc/ for each client; other rooms do not touch it. */
 struct client_rpc {
+    struct client_answered answered[CLIENT_ANSWERED]; /* the last ones, a ring */
+    unsigned n_answered;
     struct list calls; /* struct call.link: deferred requests */
     unsigned n_calls;
     uint64_t n_requests, put_bytes; /* since its beginning */

@@ -233,9 +233,24 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
     return call_defer(call, message->timeout_ns, NULL, err);
 }
 
+/* Ends what the client does not know of, because it stopped waiting before the answer had come. */
+static void undo(struct call *call, const struct client_answered *answered)
+{
+    struct object *object = answered->generation ? index_get(&call->rpc->objects->by_generation, answered->generation) : NULL;
+    struct region *region = answered->region ? map_get_u64(&call->client->regions, answered->region) : NULL;
+
+    if (object && object_has_producer_hold(object))
+        object_free(object, false, OBJECT_END_FREED);
+    if (region && region->state != REGION_RETURNED) {
+        client_forget_region(call->client, region);
+        region_unref(region);
+    }
+}
+
 enum rdt_status rpc_cancel_request(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__CancelRequest *message = request;
+    const struct client_answered *answered = call->client ? call_take_answer(call->client, message->request_id) : NULL;
     struct call *other = call->client ? call_find(call->rpc, call->client, NULL, message->request_id) : NULL;
     struct remote_hold *hold = call->client ? remote_hold_find(call->client, message->request_id) : NULL;
     struct rdt_error why;
@@ -248,6 +263,8 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
     }
     if (hold) /* the request was a HOLD, and has been answered with the hold */
         remote_hold_end(hold);
+    if (answered)
+        undo(call, answered);
     call_reply_empty(call);
     return RDT_OK;
 }

@@ -139,6 +139,7 @@ static void answer(struct call *call, struct object *object)
     object_ref(object, &ref);
     wire_ref_from(&ref, &wire);
     reply.ref = &wire;
+    call_note_answer(call, object->generation, 0);
     if (call->client)
         call->client->rpc.put_bytes += object->bytes;
     call_reply(call, &reply.base, NULL, 0);
