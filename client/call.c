@@ -149,9 +149,11 @@ static void set_timed_out(const rdt *conn, struct waiting *waiting)
                             "rdtd did not answer %s within %.3f s: it ended, and has not come back yet", waiting->verb->name,
                             seconds);
     else if (waiting->verb->properties & VERB_WAITS)
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "%s within %.3f s", waiting->verb->unmet, seconds);
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "%s within %.3f s, and rdtd has not said why" CALL_ADVICE,
+                            waiting->verb->unmet, seconds);
     else
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", waiting->verb->name, seconds);
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s" CALL_ADVICE,
+                            waiting->verb->name, seconds);
 }
 
 /* With the lock. */

@@ -13,10 +13,10 @@
 #include "rdt.h"
 #include "rdt.pb-c.h"
 
-/* The time-outs of calls that take none, so that they end when the daemon is stopped. Allocating takes as long
- * as its pages. */
-#define CALL_TIMEOUT_NS (INT64_C(60) * 1000000000)
-#define CALL_MEMORY_TIMEOUT_NS (INT64_C(300) * 1000000000)
+#define CALL_TIMEOUT_NS (INT64_C(60) * 1000000000) /* clock_default_ns of a call without bytes */
+
+/* What ends the sentence of a time-out that the daemon has not explained. */
+#define CALL_ADVICE ": it may be stopped or busy (rdtctl ping); call again, with a longer time-out if it is busy"
 
 /* Sends the request (borrowed) and waits for its reply until timeout_ns have passed (negative: without end).
  * *reply_p, may be NULL, is to be freed by protobuf_c_message_free_unpacked(.., NULL). Errors: the daemon's own,

@@ -467,6 +467,21 @@ static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensor
     return status;
 }
 
+static int64_t put_deadline_ns(const struct rdt_put_options *options)
+{
+    return clock_deadline_ns(options->timeout_ns > 0 ? options->timeout_ns : RDT_FOREVER);
+}
+
+/* Until when the daemon's answers may come. */
+static int64_t answer_ns(const struct put *put, int64_t timeout_ns)
+{
+    if (timeout_ns < 0)
+        return CLOCK_NEVER;
+    if (timeout_ns == 0)
+        return clock_deadline_ns(clock_default_ns(layout_total_bytes(put->layout)));
+    return clock_after_answer_ns(put->deadline_ns, timeout_ns);
+}
+
 /* With `fresh` no idle loan is reused. AGAIN: the daemon has dropped the loan that was reused, or the region is too large for
  * a limit; the caller tries again with fresh. */
 static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count,
@@ -474,14 +489,11 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
                                 struct rdt_error *err)
 {
     struct rdt_put_options own = *options;
-    struct put put = {.conn = conn,
-                      .options = &own,
-                      .deadline_ns = deadline_ns,
-                      .answer_ns = clock_after_answer_ns(deadline_ns, options->timeout_ns),
-                      .fd = -1};
+    struct put put = {.conn = conn, .options = &own, .deadline_ns = deadline_ns, .fd = -1};
     enum rdt_status status = put_init(&put, tensors, count, err);
 
     if (status == RDT_OK) {
+        put.answer_ns = answer_ns(&put, options->timeout_ns);
         choose_flags(&put, &own);
         put.method = choose(&put);
         status = copy_all(&put, fresh, err);
@@ -508,11 +520,6 @@ static enum rdt_status check(const rdt *conn, const struct rdt_put_options *opti
     if (status == RDT_OK && !ref_p)
         status = rdt_error_set(err, RDT_INVALID, "ref_p is NULL");
     return status;
-}
-
-static int64_t put_deadline_ns(const struct rdt_put_options *options)
-{
-    return clock_deadline_ns(options->timeout_ns > 0 ? options->timeout_ns : RDT_FOREVER);
 }
 
 enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
@@ -547,7 +554,8 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
     if (status == RDT_OK)
         status = put_init(&put, tensors, count, err);
     put.deadline_ns = put_deadline_ns(&own);
-    put.answer_ns = clock_after_answer_ns(put.deadline_ns, own.timeout_ns);
+    if (status == RDT_OK)
+        put.answer_ns = answer_ns(&put, own.timeout_ns);
     connection_lock(conn);
     mapping = memory_at(&conn->memory, (uintptr_t)take_addr, (uintptr_t)take_addr + 1);
     if (status == RDT_OK &&

@@ -20,7 +20,9 @@
  *
  *   The daemon ends a request when its time-out has passed, and says what it was waiting for. If the daemon is stopped, librdt
  *   ends the call itself, at most 50 ms later. A call that does not wait still gives the daemon 200 ms to answer, and to
- *   deliver the bytes of an object that exists. A call that takes no time-out ends within a minute (TIMED_OUT).
+ *   deliver the bytes of an object that exists. THE DEFAULT, and the time of a call that takes no time-out, is one minute, and
+ *   one second more for each 64 MiB that the call allocates, copies or reads; then the call ends with TIMED_OUT. It is another
+ *   one where a comment says so: rdt_connect takes 10 s, and what waits for other programs (rdt_fetch) has no limit.
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. librdt starts no thread: a call that waits serves the socket.
  * - After a fork, every call on the child's copy of a connection, and on everything made from it, returns RDT_FORKED. The child
@@ -121,14 +123,14 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  * when a signal has ended a system call. If that returns true, the call ends with CANCELLED, as at its deadline: a put has no
  * object, an allocation no memory, and a request that was started goes on. From then on no call of this thread waits any more,
  * until the next rdt_interrupt_by. Otherwise the call goes on, with the deadline that it had. The function is called without
- * locks of the library and may call it, but not close the connection. NULL: calls are not interrupted, which is the
- * beginning. */
+ * locks of the library and may call it, but not close the connection; its own calls are interrupted only if it says by whom.
+ * NULL: calls are not interrupted, as at the beginning. */
 void rdt_interrupt_by(bool (*interrupted)(void *arg), void *arg);
 
- *   DAEMON    memory of rdt_alloc: the object refers to it, no copy
- *   IMPORTED  the caller's memfd, offered by rdt_import: no copy; readers of other owners get copies
 /* ---- memory ----
  * rdt_put finds out from the address of a tensor which memory holds its bytes, and reports it (rdt_put_options.how):
+ *   DAEMON    memory of rdt_alloc: the object refers to it, no copy
+ *   IMPORTED  the caller's memfd, offered by rdt_import: no copy; readers of other owners get copies
  *   COPIED    any other memory: rdt_put copies it once, and later writes are not seen
  * If all tensors of an object are copied and have at most 32 KiB together, their bytes travel in the message: the put takes
  * one round trip, and nothing is mapped. Every reader gets a copy, and a fetch with RDT_FETCH_SHARE fails with NO_PATH. More
@@ -148,7 +150,7 @@ struct rdt_alloc_options {
     const char *memory;      /* the kind; NULL: "host". Another kind needs a mapper (rdt_map_by), and *addr_p is an
                          * address of the device */
     const char *device;      /* the uuid of the device; NULL: the only one there is */
-    int64_t call_timeout_ns; /* of the whole call; 0: five minutes more than timeout_ns; negative: no limit */
+    int64_t call_timeout_ns; /* of the whole call; 0: timeout_ns and the default; negative: no limit */
     bool written_whole;      /* device memory: the caller writes all of it before anybody reads it. Instead of zeros it may then
                               * contain bytes that this user had there before. Host memory is always zeroed */
 };
@@ -211,8 +213,8 @@ struct rdt_put_options {
     enum rdt_visibility visibility; /* who else may fetch the object; default: this uid (and tenant) only */
     const char *transport;          /* preferred between nodes; NULL: the daemon chooses */
     uint32_t flags;                 /* enum rdt_put_flags; UNSUPPORTED: this version does not know a flag */
-    int64_t timeout_ns;             /* limits the call, including the wait for room under a limit; 0 or negative: no time limit,
-                                     * and no wait for room */
+    int64_t timeout_ns;             /* limits the call, including the wait for room under a limit; 0: the default, without a
+                                     * wait for room; negative: no limit, without a wait for room */
     enum rdt_memory *how;           /* NULL, or [count]: receives which memory each tensor was in */
     int64_t ttl_ns;                 /* for RDT_PUT_DETACHED; 0: ten minutes; LIMIT: above the daemon's detached_ttl_max */
     const struct rdt_shard *shards; /* NULL, or [count]: the larger tensor of which each tensor is a box. INVALID: a box that

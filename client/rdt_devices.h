@@ -29,10 +29,10 @@ struct rdt_shared {
     uint64_t offset;             /* of the range within the memory that the fds, or the handle, name */
     const int *fds;              /* VMM: [n_fds], one for each chunk, in order; borrowed */
     const uint64_t *chunk_bytes; /* [n_fds] */
-    size_t n_fds;                /* 0 for kinds with a handle */
-    const void *handle;          /* LEGACY_IPC: the handle of the whole allocation */
-    size_t handle_bytes;         /* 0 for kinds with chunks */
-    int64_t timeout_ns;          /* used by rdt_import_shared; 0: five minutes; negative: no limit */
+    size_t n_fds;
+    const void *handle; /* LEGACY_IPC: the handle of the whole allocation */
+    size_t handle_bytes;
+    int64_t timeout_ns; /* used by rdt_import_shared; 0: the default; negative: no limit */
 };
 
 struct rdt_mapper {

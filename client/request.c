@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "call.h"
 #include "fetched.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
@@ -318,7 +319,7 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
     send_cancel(request);
     (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: rdtd did not say how it ended within %.3f s%s", request->what,
                         request->label, (double)request->timeout_ns / 1e9,
-                        conn->state == CONNECTION_UP ? "" : ": it ended itself, and has not come back yet");
+                        conn->state == CONNECTION_UP ? CALL_ADVICE : ": it ended itself, and has not come back yet");
     request_fail(request, &err);
 }
 

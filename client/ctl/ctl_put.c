@@ -103,8 +103,6 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
-    if (options.timeout_ns < 0)
-        options.timeout_ns = 0; /* without end */
     if (put->data && options.flags & RDT_PUT_SNAPSHOT) {
         void *data = put->data;
 

@@ -189,7 +189,7 @@ static bool end_chunks(rdt *conn, uint64_t n_sockets)
 static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p,
                                    struct rdt_error *err)
 {
-    int64_t deadline_ns = clock_deadline_ns(shared->timeout_ns ? shared->timeout_ns : CALL_MEMORY_TIMEOUT_NS);
+    int64_t deadline_ns = clock_deadline_ns(shared->timeout_ns ? shared->timeout_ns : clock_default_ns(shared->bytes));
     uint64_t number, n_sockets;
     enum rdt_status status;
     bool again;

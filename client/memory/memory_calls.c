@@ -34,10 +34,10 @@ enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_o
         return status;
     if (own.call_timeout_ns != 0)
         deadline_ns = clock_deadline_ns(own.call_timeout_ns);
-    else if (own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS)
+    else if (own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - clock_default_ns(bytes))
         deadline_ns = CLOCK_NEVER;
     else /* after the wait for room the daemon needs time to create the pages */
-        deadline_ns = clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
+        deadline_ns = clock_deadline_ns(own.timeout_ns + clock_default_ns(bytes));
     if (own.memory && strcasecmp(own.memory, "host") != 0)
         status = device_alloc(conn, bytes, &own, deadline_ns, &mapping, err);
     else
@@ -91,7 +91,7 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
         return status;
     request.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
     request.bytes = bytes;
-    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
+    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, clock_deadline_ns(clock_default_ns(bytes)), &answer, NULL, err);
     if (status != RDT_OK)
         return status;
     status = alloc_adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, bytes, NULL, err);

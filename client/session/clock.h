@@ -38,6 +38,13 @@ static inline int64_t clock_remaining_ns(int64_t deadline_ns)
     return left_ns > 0 ? left_ns : 0;
 }
 
+/* The time of a call that takes no time-out, or whose time-out is the default: a minute, and a second more for each 64 MiB that
+ * it allocates, copies or reads. A stopped daemon does not keep its caller for ever. */
+static inline int64_t clock_default_ns(uint64_t bytes)
+{
+    return INT64_C(1000000000) * (60 + (int64_t)(bytes >> 26 < 1000000000 ? bytes >> 26 : 1000000000));
+}
+
 /* How long a call that does not wait may take: for an answer, and for bytes that are there. */
 #define CLOCK_NO_WAIT_NS (INT64_C(200) * 1000000)
 

@@ -43,7 +43,8 @@ bool interrupt_ask(void)
         return own.yes;
     if (clock_now_ns() < interrupt_due_ns())
         return false;
-    yes = interrupted(arg); /* it may make calls of its own, which ask somebody else */
+    own.interrupted = NULL; /* it may make calls of its own, which ask somebody else, or nobody */
+    yes = interrupted(arg);
     own.interrupted = interrupted;
     own.arg = arg;
     own.due_ns = clock_now_ns() + ASK_NS;

@@ -33,6 +33,7 @@ from ._waits import WaitCalls
 Mode = Literal["auto", "share", "copy", "cow"]
 
 AUTO, COW = MODES["auto"], MODES["cow"]
+_STORE_SECONDS = 600.0
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
 
 
@@ -55,8 +56,12 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     that the daemon runs as; None: $RDT_DAEMON_UID, else root, this process's user, or the owner of the socket's
     folder if nobody else can put a socket there.
 
-    Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None:
-    no limit; 0: it does not wait) and can be interrupted by Ctrl-C. After
+    Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (0: it
+    does not wait), and runs signal handlers at once: what a handler raises (Ctrl-C: KeyboardInterrupt) ends the
+    call, and a put that is interrupted leaves no object. timeout=None: what waits for other programs (`get`,
+    `fetch`, `hold`, `wait_put`, `manifest`, `publish_part`, ...) has no limit; connecting takes at most 10 s,
+    `store` ten minutes, and every other call one minute, and one second more for each 64 MiB that it allocates,
+    copies or verifies, so that it ends with TimedOut beside a daemon that is stopped. After
     a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
 
     Errors: Disconnected (no daemon serves the socket), Denied (another user serves the socket, or the daemon
@@ -235,7 +240,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
         timeout: seconds for the call, including a wait of the daemon for room under a limit; None or 0: it does
-        not wait for room.
+        not wait for room, and takes at most a minute, and a second more for each 64 MiB.
         copy: False: the object uses the memory of GPU tensors itself where the driver can share it (`Ref.copied`
         counts all others). The object is then live, the tensors are kept until it is freed, and readers of this
         user can also read the memory beside them.
@@ -290,11 +295,11 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         file, and returns the file's path on that node when it is on disk. The object then survives the daemon and
         a reboot of its node if it is published or detached. When an object ends, its file is removed. After
         TimedOut the daemon goes on writing. An "unsealed" snapshot stays in memory, too, as long as the process
-        that put it lives.
+        that put it lives. timeout: None is ten minutes.
         Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (not a snapshot), LimitReached (storage_max,
         owner_max_stored_bytes), SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound,
         TimedOut, PeerLost."""
-        return self._store(ref, timeout)
+        return self._store(ref, _STORE_SECONDS if timeout is None else timeout)
 
     @checked
     async def put_async(self, value: Any, **options: Any) -> Ref:
@@ -574,7 +579,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         which is put first, with options as in `put`; snapshot is "unsealed" by default, True with stored, and False
         with immutable.
         A publish of GPU tensors waits until their stream has written them, at most 50 seconds (5 if the object is on
-        another node); `timeout` is for the put before it.
+        another node); `timeout` is for the put before it. If it is interrupted or times out, the version may have
+        been published.
         Errors: Invalid, NotFound, Freed, OwnerDied, Denied, Exists, LimitReached, TimedOut, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:  # a ttl of 0 would end the name before anybody can read it
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
@@ -593,7 +599,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
         published = Published(*self._publish(name, ref, VISIBILITY[visible], lease, ttl_ns))
         if stored:
-            self._store(published.ref, None)
+            self._store(published.ref, _STORE_SECONDS)
         return published
 
     @checked

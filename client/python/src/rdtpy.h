@@ -174,7 +174,6 @@ void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 struct waits {
     PyThreadState *thread;
     const struct conn *conn; /* whose close() ends the call, too; NULL: none */
-    struct waits *outer;
     bool has_raised;
 };
 void waits_begin(struct waits *waits, const struct conn *conn);

@@ -402,16 +402,26 @@ static PyMemberDef object_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+#define VERIFY_NS(bytes) ((60 + (int64_t)((bytes) >> 26)) * INT64_C(1000000000)) /* the default of rdt.h */
+
 /* verify(): compares the bytes with the checksum of the object. */
 static PyObject *object_verify(PyObject *self, PyObject *ignored)
 {
     struct object *object = (struct object *)self;
     enum rdt_status status;
     struct rdt_error err;
+    uint64_t all = 0;
 
+    for (size_t i = 0; i < rdt_object_count(object->object); i++) {
+        struct rdt_tensor view;
+        size_t bytes;
+
+        if (rdt_object_tensor(object->object, i, &view, NULL) == RDT_OK && rdt_tensor_bytes(&view, &bytes, NULL) == RDT_OK)
+            all += bytes;
+    }
     if (!conn_enter(object->conn))
         return NULL;
-    CONN_CALL(object->conn, status, rdt_verify(object->object, RDT_FOREVER, &err));
+    CONN_CALL(object->conn, status, rdt_verify(object->object, VERIFY_NS(all), &err));
     if (status != RDT_OK)
         return raise_error(&err);
     Py_RETURN_NONE;

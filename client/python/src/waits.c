@@ -5,8 +5,6 @@
 
 #include "rdtpy.h"
 
-static _Thread_local struct waits *innermost; /* a signal handler may make calls within a call */
-
 /* What a handler raised in a call that has not ended since, and the thread that has made the call. Under the GIL. */
 static struct {
     PyThreadState *thread; /* NULL: there is none */
@@ -69,8 +67,7 @@ static bool interrupted(void *arg)
 
 void waits_begin(struct waits *waits, const struct conn *conn)
 {
-    *waits = (struct waits){.conn = conn, .outer = innermost};
-    innermost = waits;
+    *waits = (struct waits){.conn = conn};
     rdt_interrupt_by(interrupted, waits);
     waits->thread = PyEval_SaveThread();
 }
@@ -78,8 +75,7 @@ void waits_begin(struct waits *waits, const struct conn *conn)
 void waits_end(struct waits *waits, enum rdt_status status)
 {
     PyEval_RestoreThread(waits->thread);
-    innermost = waits->outer;
-    rdt_interrupt_by(innermost ? interrupted : NULL, innermost);
+    rdt_interrupt_by(NULL, NULL);
     if (waits->has_raised && status == RDT_OK) /* nobody calls raise_error */
         (void)Py_AddPendingCall(raise_soon, NULL);
 }
