@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -43,14 +41,18 @@ static void close_fd(int fd)
         (void)close(fd);
 }
 
-static void close_fds(const rdt *conn)
+static void leave_open(struct fd_sink *sink, int take_fd) {}
+
+/* If this process has closed descriptors by their numbers, those of messages on their way are not the connection's either. */
+static void let_go_of_frames(rdt *conn)
 {
-    close_fd(conn->loop.epoll_fd);
-    close_fd(conn->socket.fd);
-    close_fd(conn->socket.stale);
-    close_fd(conn->loop.timer_fd);
-    close_fd(conn->loop.event_fd);
-    close_fd(conn->waiters.wake_fd);
+    static struct fd_sink sink = {.close = leave_open};
+
+    if (!fds_have_wake(conn))
+        conn->reader.sink = conn->sending.writer.sink = conn->sending.later.sink = &sink;
+    frame_writer_fini(&conn->sending.writer);
+    frame_writer_fini(&conn->sending.later);
+    frame_reader_fini(&conn->reader);
 }
 
 #define CLOSE_NS 1000000000 /* how long rdt_close tries to tell the daemon, or the next one */
@@ -79,26 +81,26 @@ static void free_all(rdt *conn)
     memory_fini(&conn->memory);
     pending_fini(&conn->calls.pending);
     expiry_fini(&conn->calls.expiries);
-    frame_writer_fini(&conn->sending.writer);
-    frame_writer_fini(&conn->sending.later);
-    frame_reader_fini(&conn->reader);
+    let_go_of_frames(conn);
 }
 
 /* Closes a forked child's copy. The socket is the parent's, so nothing is sent on it and it is not shut down. The parent's
  * threads do not exist here. */
 static void close_in_child(rdt *conn)
 {
-    bool consistent = pthread_mutex_trylock(&conn->lock) == 0;
-
-    close_fds(conn);
-    if (!consistent)
+    if (pthread_mutex_trylock(&conn->lock) != 0) {
+        fds_close(conn);
         return; /* one of them was changing the connection during the fork, so only its fds are in a known state */
+    }
     pending_fini(&conn->calls.pending); /* its entries lie on the stacks of those threads */
-    if (!pending_init(&conn->calls.pending))
+    if (!pending_init(&conn->calls.pending)) {
+        fds_close(conn);
         return;
+    }
     list_each (rdt_request, request, &conn->requests, link)
         request->copying = false;
     free_all(conn);
+    fds_close(conn);
     free(conn); /* The conditions are not destroyed: that would wait for threads that sleep on them in the parent. */
 }
 
@@ -127,7 +129,7 @@ void rdt_close(rdt *conn)
     say_close(conn);
     connection_lock(conn);
     free_all(conn);
-    close_fds(conn);
+    fds_close(conn);
     (void)pthread_mutex_unlock(&conn->lock);
     connection_locks_fini(conn);
     free(conn);
@@ -135,25 +137,20 @@ void rdt_close(rdt *conn)
 
 /* ---- opening ---- */
 
-static bool watch(const rdt *conn, int fd)
-{
-    struct epoll_event event = {.events = EPOLLIN};
-
-    return epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
 static enum rdt_status open_fds(rdt *conn, int take_sock, struct rdt_error *err)
 {
+    int sys_errno;
+
     conn->socket.fd = take_sock;
-    conn->socket.stale = -1;
+    fd_mark_set(&conn->socket.mark, take_sock);
     conn->socket.n = 1;
-    conn->loop.epoll_fd = std_fds_avoid(epoll_create1(EPOLL_CLOEXEC));
-    conn->loop.timer_fd = std_fds_avoid(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-    conn->loop.event_fd = std_fds_avoid(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    conn->waiters.wake_fd = std_fds_avoid(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (conn->loop.epoll_fd < 0 || conn->loop.timer_fd < 0 || conn->loop.event_fd < 0 || conn->waiters.wake_fd < 0 ||
-        !watch(conn, conn->socket.fd) || !watch(conn, conn->loop.timer_fd) || !watch(conn, conn->loop.event_fd))
-        return rdt_error_sys(err, errno, "cannot open the fds of a connection");
+    conn->socket.stale = conn->waiters.wake_fd = conn->waiters.waker_fd = -1;
+    conn->loop.epoll_fd = conn->loop.timer_fd = conn->loop.event_fd = -1;
+    sys_errno = fds_open(conn);
+    if (sys_errno == 0 && !fds_watch(conn, conn->socket.fd, EPOLLIN))
+        sys_errno = errno;
+    if (sys_errno != 0)
+        return rdt_error_sys(err, sys_errno, "cannot open the fds of a connection");
     return RDT_OK;
 }
 

@@ -90,7 +90,7 @@ static void set_event(rdt *conn, bool readable)
 {
     uint64_t count = 1;
 
-    if (readable == conn->loop.has_event)
+    if (readable == conn->loop.has_event || !fds_have_loop(conn))
         return;
     conn->loop.has_event = readable;
     /* Neither call can fail: the counter is 0 or 1, and the fd does not block. */
@@ -118,13 +118,13 @@ static void update_fd(rdt *conn)
         next_ns = retry_ns;
     if (due_ns < next_ns)
         next_ns = due_ns;
-    if (wants_out != conn->loop.wants_out) {
+    if (wants_out != conn->loop.wants_out && fds_have_loop(conn) && fds_have_socket(conn)) {
         struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
 
         (void)epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_MOD, conn->socket.fd, &event);
         conn->loop.wants_out = wants_out;
     }
-    if (next_ns != conn->loop.timer_ns) {
+    if (next_ns != conn->loop.timer_ns && fds_have_loop(conn)) {
         struct itimerspec at = {0};
 
         if (next_ns != CLOCK_NEVER)
@@ -141,9 +141,8 @@ static void update_fd(rdt *conn)
 static void wake(rdt *conn)
 {
     if (conn->waiters.polling && conn->waiters.wake_leader) {
-        uint64_t one = 1;
-
-        (void)!write(conn->waiters.wake_fd, &one, sizeof one);
+        if (fds_have_wake(conn))
+            (void)!write(conn->waiters.waker_fd, "", 1); /* if the pipe is full, it wakes the leader anyway */
         conn->waiters.wake_leader = false;
     }
     /* If there is no leader, one of the followers must become it. */
@@ -171,7 +170,7 @@ void connection_lose(rdt *conn, const struct rdt_error *why)
     if (connection_has_ended(conn))
         return;
     conn->why.lost = *why;
-    if (socket_is_open(conn)) {
+    if (socket_is_open(conn) && fds_have_socket(conn)) {
         /* The fd stays open until rdt_close: another thread may be polling it. */
         (void)shutdown(conn->socket.fd, SHUT_RDWR);
         (void)epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_DEL, conn->socket.fd, NULL);
@@ -184,6 +183,18 @@ void connection_lose(rdt *conn, const struct rdt_error *why)
         pending->ops->on_lost(conn, pending, &conn->why.lost);
     }
     connection_notify(conn);
+}
+
+/* False: this process has closed the socket by its number, so the connection has just ended. */
+static bool has_its_socket(rdt *conn)
+{
+    struct rdt_error why;
+
+    if (!socket_is_open(conn) || fds_have_socket(conn))
+        return true;
+    (void)rdt_error_set(&why, RDT_DISCONNECTED, "this process has closed descriptor %d, its socket", conn->socket.fd);
+    connection_lose(conn, &why);
+    return false;
 }
 
 void connection_hang_up(rdt *conn, const struct rdt_error *why)
@@ -379,6 +390,7 @@ static bool handle_frames(rdt *conn)
  * on until the socket is empty. */
 static void receive(rdt *conn, bool all)
 {
+    (void)has_its_socket(conn);
     for (unsigned reads = 0; socket_is_open(conn) && reads < MAX_READS; reads++) {
         struct rdt_error err = {0};
         size_t n;
@@ -499,9 +511,10 @@ static void lead(rdt *conn, int64_t until_ns)
     if (retry_ns != CLOCK_NEVER)
         connection_flush(conn);
     if (n > 0 && fds[1].revents) {
-        uint64_t count;
+        char wakes[64];
 
-        (void)!read(conn->waiters.wake_fd, &count, sizeof count);
+        if (fds_have_wake(conn))
+            (void)!read(conn->waiters.wake_fd, wakes, sizeof wakes);
     }
     attend(conn);
     if (n == 0 && sock == conn->socket.fd)
@@ -561,7 +574,7 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
         until_ns = ask_ns;
     if (conn->waiters.polling)
         follow(conn, until_ns);
-    else
+    else if (has_its_socket(conn))
         lead(conn, until_ns);
     return RDT_OK;
 }

@@ -27,7 +27,7 @@
  *     4  connection                  this header: the lock, who reads the socket, and its loss
  *     3  sending                     this header: encoding messages and sending them
  *     2  socket                      the socket: dialling, and setting it aside
- *     1  memory pending process      mappings; what waits for an answer; the pid
+ *     1  fds memory pending process  whose the descriptors are; mappings; what waits for an answer; the pid
  *     0  ids delta server interrupt  lists of ids; deltas, which need no session; who serves a socket; rdt_interrupt_by
  *
  * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
@@ -82,6 +82,7 @@
 #include <time.h>
 
 #include "client/rdt.h"
+#include "fds.h"
 #include "ids.h"
 #include "memory.h"
 #include "pending.h"
@@ -138,8 +139,9 @@ struct connection_why {
 };
 
 struct connection_socket {
-    int fd;     /* -1: there is none */
-    int stale;  /* lost while the leader polls it, and closed when it returns; -1: there is none */
+    int fd;    /* -1: there is none */
+    int stale; /* lost while the leader polls it, and closed when it returns; -1: there is none */
+    struct fd_mark mark, stale_mark;
     uint64_t n; /* sockets so far; a request remembers on which one it was sent */
     /* The file at `path` when it was dialled; inode 0: unknown. */
     dev_t device;
@@ -165,7 +167,8 @@ struct connection_waiters {
     uint64_t n_changes;    /* how often a request ended or an object arrived */
     bool wake_followers;   /* one did, and the followers have not been woken since */
     bool wake_leader;      /* the leader must poll for other events, or look at what has changed */
-    int wake_fd;           /* never changes */
+    int wake_fd, waker_fd; /* a pipe's ends for reading and writing; they never change */
+    struct fd_mark wake_mark;
 };
 
 /* rdt_fd. The descriptors never change. */

@@ -39,8 +39,8 @@ static void flush(rdt *conn)
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!socket_is_open(conn) || conn->why.unsent.status != RDT_OK)
-        return;
+    if (!socket_is_open(conn) || conn->why.unsent.status != RDT_OK || !fds_have_socket(conn))
+        return; /* the thread that waits next ends the connection, if the socket is not its own any more */
     status = frame_writer_send(&conn->sending.writer, conn->socket.fd, &err);
     if (conn->sending.blocked && status == RDT_OK) {
         conn->sending.not_read = false;

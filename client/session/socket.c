@@ -41,12 +41,16 @@ void socket_leave(rdt *conn)
         conn->session.dial_ns = clock_now_ns() + conn->session.dial_delay_ns;
     }
     socket_move(conn, CONNECTION_AWAY);
-    (void)epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_DEL, conn->socket.fd, NULL);
-    (void)shutdown(conn->socket.fd, SHUT_RDWR); /* wakes a leader that polls it */
-    if (conn->waiters.polling)
-        conn->socket.stale = conn->socket.fd; /* its number must not be used again yet */
-    else
-        (void)close(conn->socket.fd);
+    if (fds_have_socket(conn)) {
+        (void)epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_DEL, conn->socket.fd, NULL);
+        (void)shutdown(conn->socket.fd, SHUT_RDWR); /* wakes a leader that polls it */
+        if (conn->waiters.polling) {
+            conn->socket.stale = conn->socket.fd; /* its number must not be used again yet */
+            conn->socket.stale_mark = conn->socket.mark;
+        } else {
+            (void)close(conn->socket.fd);
+        }
+    }
     conn->socket.fd = -1;
     conn->loop.wants_out = conn->sending.blocked = conn->sending.not_read = false;
     memset(&conn->why.unsent, 0, sizeof conn->why.unsent);
@@ -62,7 +66,7 @@ void socket_close_stale(rdt *conn)
 {
     if (conn->socket.stale < 0)
         return;
-    (void)close(conn->socket.stale);
+    fd_mark_close(&conn->socket.stale_mark, conn->socket.stale);
     conn->socket.stale = -1;
 }
 
@@ -105,13 +109,11 @@ bool socket_is_superseded(const rdt *conn)
 static int dial(rdt *conn)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct epoll_event event = {.events = EPOLLIN};
     int sock = std_fds_avoid(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 
     memcpy(address.sun_path, conn->path, sizeof address.sun_path);
     socket_note_file(conn);
-    if (sock < 0 || connect(sock, (struct sockaddr *)&address, sizeof address) != 0 ||
-        epoll_ctl(conn->loop.epoll_fd, EPOLL_CTL_ADD, sock, &event) != 0)
+    if (sock < 0 || connect(sock, (struct sockaddr *)&address, sizeof address) != 0 || !fds_watch(conn, sock, EPOLLIN))
         (void)rdt_error_sys(&conn->session.dial_err, errno, "connect");
     else if (server_check(sock, conn->path, conn->daemon_uid, &conn->session.dial_err) == RDT_OK)
         return sock;
@@ -132,6 +134,7 @@ bool socket_dial(rdt *conn, int64_t now_ns)
         conn->session.dial_ns = now_ns + conn->session.dial_delay_ns / 2;
         return false;
     }
+    fd_mark_set(&conn->socket.mark, conn->socket.fd);
     conn->socket.n++;
     socket_move(conn, CONNECTION_GREETING);
     return true;

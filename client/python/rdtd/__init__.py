@@ -21,7 +21,7 @@ import threading
 from os import PathLike
 from typing import Any, ContextManager, Optional, Union
 
-from . import _rdt
+from . import _aio, _rdt
 from ._connection import Connection
 from ._delta import DeltaFollower, DeltaPublisher
 from ._errors import *  # noqa: F401,F403
@@ -76,6 +76,7 @@ def _after_fork() -> None:
     _default = None
     _lock = threading.RLock()
     Connection._hub_lock = threading.Lock()
+    _aio.forked()
     forked()
 
 

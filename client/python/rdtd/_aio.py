@@ -26,6 +26,24 @@ OK = _rdt.STATUSES["OK"]
 _Waiting = dict["asyncio.Future[None]", Any]  # the values are Requests
 
 
+_hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
+
+
+def forked() -> None:
+    """In a child after a fork, before any other code of it: closes the duplicates there."""
+    for hub in list(_hubs):
+        hub._close()
+
+
+def _close(fd: int) -> None:
+    """Closes the duplicate, unless this process has closed it by its number and has another file there."""
+    try:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("[eventpoll]"):
+            os.close(fd)
+    except OSError:
+        pass
+
+
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
@@ -37,7 +55,9 @@ class Hub:
     def __init__(self, connection: _rdt.Conn) -> None:
         self._connection = weakref.ref(connection)
         self._fd = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        weakref.finalize(self, os.close, self._fd).atexit = False
+        self._close = weakref.finalize(self, _close, self._fd)
+        self._close.atexit = False
+        _hubs.add(self)
         # Reentrant: the garbage collector may end a waiting coroutine, or close the connection, in the thread
         # that holds the lock.
         self._lock = threading.RLock()
