@@ -469,6 +469,32 @@ enum rdt_status rdt_publish_part_start(rdt *conn, const struct rdt_ref *name, ui
     return start_wait(request, RDT_MSG_PUBLISH_PART, &message.base, request_p, err);
 }
 
+#define GIVE_UP_NS (INT64_C(10) * 1000000000) /* how long the daemon may look for the name's node */
+
+enum rdt_status rdt_part_give_up(rdt *conn, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                 enum rdt_status why, const char *sentence, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart message = RDT__PB__PUBLISH_PART__INIT;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status = call_wire_ref(conn, name, &wire, err);
+
+    if (status == RDT_OK && !name->is_name)
+        status = rdt_error_set(err, RDT_INVALID, "a part is published under a name: make its ref with rdt_ref_from_name");
+    if (status != RDT_OK)
+        return status;
+    message.name = &wire;
+    message.step = step;
+    message.rank = rank;
+    message.of = of;
+    message.timeout_ns = GIVE_UP_NS;
+    message.gave_up = why == RDT_OK ? RDT_OWNER_DIED : why;
+    message.why = (char *)(sentence ? sentence : "");
+    connection_lock(conn);
+    status = connection_send(conn, RDT_MSG_PUBLISH_PART, 0, &message.base, true, err);
+    connection_unlock(conn);
+    return status;
+}
+
 enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err)
 {
     enum rdt_status status = rdt_request_status(request, err);

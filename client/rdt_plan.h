@@ -52,6 +52,12 @@ enum rdt_status rdt_publish_part_start(rdt *rdt, const struct rdt_ref *name, uin
                                        const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                        rdt_request **request_p, struct rdt_error *err);
 
+/* Tells the other publishers of the step at once that this rank has no part, because its put has failed for instance: the step
+ * fails for them with OWNER_DIED and the sentence, also if they come later, within a minute. All may try the step again. Does not
+ * wait for an answer. Errors: INVALID, FORKED, DISCONNECTED. */
+enum rdt_status rdt_part_give_up(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                 enum rdt_status why, const char *sentence, struct rdt_error *err);
+
 /* Writes the version's number. Errors: AGAIN (the request has not ended), INVALID (not of rdt_publish_part_start), or the
  * error with which the request failed. */
 enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err);

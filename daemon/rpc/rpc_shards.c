@@ -235,7 +235,7 @@ static void on_settled(struct part_waiter *waiter, uint64_t version, const struc
 /* The publisher's session or link ended, its request was cancelled, or its time-out has passed. */
 static void on_publisher_end(struct call *call)
 {
-    char lacks[256], *why;
+    char lacks[512], *why;
 
     part_waiter_leave(&call->waits.part, lacks, sizeof lacks);
     if (lacks[0] == '\0' || asprintf(&why, "%s in time: %s", call->verb->unmet, lacks) < 0)
@@ -256,6 +256,26 @@ static enum rdt_status add_part(struct call *call, const struct shard_part *part
     return status;
 }
 
+/* The publisher has no part: the others are told. */
+static enum rdt_status give_up(struct call *call, const Rdt__Pb__PublishPart *message, struct shard_part *part,
+                               int64_t timeout_ns, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPartReply reply = RDT__PB__PUBLISH_PART_REPLY__INIT;
+    enum rdt_status status = call_is_remote(call, &part->name) ? RDT_OK : claim(call, &part->name, err);
+    struct rdt_error why;
+
+    if (status == RDT_AGAIN)
+        return call_wait_for_claim(call, timeout_ns, err);
+    if (status == RDT_OK && call_is_remote(call, &part->name))
+        return call_forward(call, &part->name, &message->base, timeout_ns, err);
+    (void)wire_error(message->gave_up, 0, message->why[0] ? message->why : "it did not say why", &why);
+    if (status == RDT_OK)
+        status = shards_give_up(call->rpc->shards, call->account, part, why.msg, err);
+    if (status == RDT_OK)
+        call_reply(call, &reply.base, NULL, 0);
+    return status;
+}
+
 enum rdt_status rpc_publish_part(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__PublishPart *message = request;
@@ -271,6 +291,8 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
 
     if (status == RDT_OK)
         status = check(call, message, &part.name, err);
+    if (status == RDT_OK && message->gave_up != 0)
+        return give_up(call, message, &part, timeout_ns, err);
     if (status == RDT_OK)
         status = call_object_ref(message->object, &part.object, err);
     if (status == RDT_OK && call->rpc->intake.drained && !call_is_remote(call, &part.name))

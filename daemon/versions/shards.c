@@ -13,6 +13,8 @@
 #define AT_ONCE 16u          /* parts of a version that ends in one turn of the loop */
 #define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
+#define GIVEN_UP_NS UINT64_C(60000000000) /* how long ranks that come later are told */
+#define MAX_AT_OTHERS 8u                  /* ranks at other steps that a sentence names */
 
 /* ---- names ---- */
 
@@ -65,6 +67,7 @@ static void name_settle(struct shard_name *name)
     if (!list_empty(&name->versions) || (name->failure[0] && map_count(&shards->names) <= MAX_IDLE_NAMES))
         return;
     (void)map_remove(&shards->names, name->key, name->key_bytes);
+    free(name->given_up);
     free(name);
 }
 
@@ -249,11 +252,29 @@ static void on_manifest_gone(struct object_waiter *waiter, struct object *object
     version_end(container_of(waiter, struct version, manifest));
 }
 
+/* Names the ranks that a version lacks and that wait at other steps of its name. Appends to text_p. */
+static void say_other_steps(const struct version *version, char *text_p, size_t size)
+{
+    size_t at = strlen(text_p);
+    unsigned n = 0;
+
+    for (uint32_t rank = 0; rank < version->of && n < MAX_AT_OTHERS; rank++) {
+        if (version->parts[rank])
+            continue;
+        list_each (struct version, other, &version->name->versions, link) {
+            if (other->state != VERSION_FILLING || rank >= other->of || !other->parts[rank] || at >= size)
+                continue;
+            at += (size_t)snprintf(text_p + at, size - at, "; rank %u is at step %llu", rank, (unsigned long long)other->step);
+            n++;
+        }
+    }
+}
+
 void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size)
 {
     struct part *part = waiter->part;
     struct version *version = part->version;
-    char ranks[128];
+    char ranks[128], at_others[256] = "";
     struct rdt_error why;
 
     waiter->part = NULL;
@@ -262,12 +283,14 @@ void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size)
     if (version->state != VERSION_FILLING)
         return;
     version_list_ranks(version, ranks, sizeof ranks);
+    say_other_steps(version, at_others, sizeof at_others);
     if (ranks[0] == '\0')
         (void)snprintf(lacks_p, size, "all %u parts are there, but their boxes are still being checked", version->of);
     else
-        (void)snprintf(lacks_p, size, "%u of %u parts are there, %s ranks %s", version->n_parts, version->of,
-                       version->n_parts < version->of ? "but not those of" : "but no answer about those of", ranks);
-    (void)rdt_error_set(&why, RDT_OWNER_DIED, "the publisher of rank %u stopped waiting for the others, or ended", part->rank);
+        (void)snprintf(lacks_p, size, "%u of %u parts are there, %s ranks %s%s", version->n_parts, version->of,
+                       version->n_parts < version->of ? "but not those of" : "but no answer about those of", ranks, at_others);
+    (void)rdt_error_set(&why, RDT_OWNER_DIED, "the publisher of rank %u stopped waiting for the others, or ended%s", part->rank,
+                        at_others);
     version_fail(version, &why);
 }
 
@@ -388,6 +411,80 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
     return RDT_OK;
 }
 
+/* ---- publishers without a part ---- */
+
+static void forget_given_up(struct shard_name *name)
+{
+    free(name->given_up);
+    name->given_up = NULL;
+}
+
+/* OWNER_DIED: another rank has given this step up, and this one has not been told yet. */
+static enum rdt_status tell_given_up(struct shard_name *name, const struct shard_part *from, struct rdt_error *err)
+{
+    struct given_up *given_up = name->given_up;
+
+    if (!given_up || given_up->step != from->step || given_up->of != from->of)
+        return RDT_OK;
+    if (given_up->rank == from->rank || uv_hrtime() - given_up->at_ns > GIVEN_UP_NS) {
+        forget_given_up(name);
+        return RDT_OK;
+    }
+    if (given_up->told[from->rank])
+        return RDT_OK;
+    given_up->told[from->rank] = true;
+    (void)rdt_error_set(err, RDT_OWNER_DIED, "%s", given_up->why);
+    if (++given_up->n_told == given_up->of - 1)
+        forget_given_up(name);
+    return RDT_OWNER_DIED;
+}
+
+enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *from, const char *why,
+                               struct rdt_error *err)
+{
+    struct shard_name *name;
+    struct version *version;
+    struct given_up *given_up;
+    struct rdt_error said;
+
+    if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
+        return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
+                             from->of, SHARDS_MAX_RANKS);
+    given_up = calloc(1, sizeof *given_up + from->of * sizeof given_up->told[0]);
+    name = given_up ? name_get(shards, &account->owner, &from->name) : NULL;
+    if (!name) {
+        free(given_up);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note that a rank gave up");
+    }
+    given_up->step = from->step;
+    given_up->rank = from->rank;
+    given_up->of = from->of;
+    given_up->at_ns = uv_hrtime();
+    (void)rdt_error_set(&said, RDT_OWNER_DIED, "rank %u could not put its part of step %llu of \"%s\": %s", from->rank,
+                        (unsigned long long)from->step, from->name.id, why);
+    text_copy(given_up->why, sizeof given_up->why, said.msg);
+    version = find_step(name, from->step);
+    for (uint32_t rank = 0; version && rank < version->of && rank < from->of; rank++) {
+        given_up->told[rank] = version->parts[rank];
+        given_up->n_told += version->parts[rank] != NULL;
+    }
+    forget_given_up(name);
+    if (given_up->n_told < from->of - 1)
+        name->given_up = given_up;
+    else
+        free(given_up);
+    if (version) {
+        version_fail(version, &said);
+    } else {
+        text_copy(name->failure, sizeof name->failure, said.msg);
+        name->failed_ns = uv_hrtime();
+        shards->counts->shard_failures++;
+    }
+    return RDT_OK;
+}
+
+/* ---- adding a part ---- */
+
 static enum rdt_status part_new(struct version *version, const struct shard_part *from, struct part **part_p,
                                 struct rdt_error *err)
 {
@@ -421,7 +518,9 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     version = find_step(name, from->step);
-    status = check_part(name, version, from, err);
+    status = tell_given_up(name, from, err);
+    if (status == RDT_OK)
+        status = check_part(name, version, from, err);
     if (status == RDT_OK && !version)
         status = version_new(name, from, account, &version, err);
     if (status != RDT_OK) {

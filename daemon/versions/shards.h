@@ -96,6 +96,11 @@ void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size);
 enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *part,
                            struct part_waiter *waiter, struct rdt_error *err);
 
+/* The publisher of part->rank has no part, for this reason. The step fails for the publishers that wait, and for each of the
+ * others when it comes within a minute, unless that rank has tried again by then. Errors: INVALID, NO_MEMORY. */
+enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *part, const char *why,
+                               struct rdt_error *err);
+
 /* Describes the name's versions in *reply_p, except reply->manifest. The caller frees it by shards_view_fini. */
 enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *name,
                             Rdt__Pb__ShardsReply *reply_p, struct rdt_error *err);

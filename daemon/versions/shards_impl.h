@@ -17,11 +17,20 @@
 #include "daemon/versions/shards.h"
 #include "proto/wire_limits.h"
 
+/* A publisher that has no part for a step. Each of the others is told once: it may try again then. */
+struct given_up {
+    uint64_t step, at_ns;
+    uint32_t rank, of, n_told;
+    char why[256];
+    bool told[]; /* [of] */
+};
+
 struct shard_name {
     struct shards *shards;
-    struct list versions;    /* struct version.link, those that are not complete and those that still exist */
-    struct version *current; /* the last version that became complete; NULL: its manifest has ended */
-    char failure[256];       /* "": none failed */
+    struct list versions;      /* struct version.link, those that are not complete and those that still exist */
+    struct version *current;   /* the last version that became complete; NULL: its manifest has ended */
+    struct given_up *given_up; /* the last one; NULL: there is none */
+    char failure[256];         /* "": none failed */
     uint64_t failed_ns;
     uint8_t key_bytes, id_bytes;
     uint8_t key[OWNER_KEY_MAX_BYTES];

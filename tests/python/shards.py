@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import rdtd
-from nodes import LONG, Node, Skipped, main, raises, until
+from nodes import LONG, Node, Skipped, main, raises, times_out, until
 
 try:
     import numpy
@@ -74,6 +74,38 @@ def test_parts_and_plans() -> None:
         assert (more[:64] == value).all() and (more[64:] == -1).all()
         trainer.unpublish(home)
         del request, plan, first, waiting
+
+
+def test_ranks_learn_why_a_step_does_not_become_a_version() -> None:
+    half = bytearray(16 << 20)
+    with Node("--set", "daemon.memory_limit=64M") as node, rdtd.connect(node.socket) as one, \
+            rdtd.connect(node.socket) as other:
+        small = other.put_part({"w": rdtd.Box(bytearray(4), (4,))})
+        # A rank that cannot put its part tells those that wait, and those that come later, once each.
+        full = one.empty(60 << 20, "u1")
+        waiting = other.start_part("p", 1, 1, 3, small, timeout=LONG)
+        until(lambda: "step 1: 1 of 3 parts" in node.ctl("shards", "p"), "rank 1 waits")
+        with raises(rdtd.NoMemory):
+            one.publish_part("p", 1, 0, 3, {"w": rdtd.Box(half, (len(half),))})
+        with raises(rdtd.OwnerDied, 'rank 0 could not put its part of step 1 of "p": NoMemory: '):
+            waiting.result(LONG)
+        with raises(rdtd.OwnerDied, 'rank 0 could not put its part of step 1 of "p": NoMemory: '):
+            other.publish_part("p", 1, 2, 3, small, timeout=LONG)
+        times_out("but not those of ranks 0 1",  # it was told: this is another try
+                  lambda: other.publish_part("p", 1, 2, 3, small, timeout=0.3))
+        # The put waits for room, too.
+        lists = [full]
+        full = None
+        threading.Timer(0.2, lists.clear).start()
+        version = one.publish_part("p", 2, 0, 1, {"w": rdtd.Box(half, (len(half),))}, timeout=LONG)
+        assert version == 1
+        one.unpublish("p")
+        # Ranks at other steps are named.
+        ahead = other.start_part("p", 9, 1, 3, small, timeout=LONG)
+        until(lambda: "step 9: 1 of 3 parts" in node.ctl("shards", "p"), "rank 1 waits at step 9")
+        times_out("but not those of ranks 1 2; rank 1 is at step 9",
+                  lambda: other.publish_part("p", 8, 0, 3, small, timeout=0.3))
+        del small, ahead, waiting
 
 
 def test_buffers_without_a_shape_are_boxes_of_a_shape_that_is_given() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Container, Iterable, Iterator, Literal, M
 
 from . import _rdt
 from ._check import a_number, a_text, checked, shown
+from ._errors import Error
 from ._requests import VISIBILITY, Ref, Request, Visible, ref_of
 
 if TYPE_CHECKING:
@@ -174,17 +175,29 @@ class PartCalls(_rdt.Conn):
         every tensor once: only then can anybody see the version. Each step must be greater than the one before.
         name: a string, or a Ref with an address, which publishers on several nodes need where there is no node
         table. others: keys of tensors that this rank has, too, and leaves to other ranks: the version fails if none
-        of them publishes one. Errors: Invalid (names the tensor and
+        of them publishes one. timeout: seconds, including the wait of the daemon for room for the boxes; TimedOut
+        says which ranks are missing, and which of them are at other steps. If boxes cannot be put, the other ranks
+        are told at once. Errors: those of `put_part`, Invalid (names the tensor and
         the box), Exists (this rank has published, or another node has the name), OwnerDied (another publisher
-        ended or gave up), Freed (a later step became complete first), TimedOut, LimitReached."""
+        ended, gave up, or could not put its part: the message says why), Freed (a later step became complete first),
+        TimedOut, LimitReached."""
         if isinstance(part, _rdt.Ref):
             request = self.start_part(name, step, rank, of, part, others=others, visible=visible, timeout=timeout)
             request._result_or_cancel()
             return self._part_version(request)
         if not isinstance(part, Mapping):
             raise TypeError(f"part must be a Ref that put_part returned, or a dict of boxes, not {shown(part)}")
-        with self.put_part(part, visible=visible) as ref:
-            return self.publish_part(name, step, rank, of, ref, others=others, visible=visible, timeout=timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            put = self.put_part(part, visible=visible, timeout=timeout)
+        except BaseException as error:
+            with contextlib.suppress(Error):  # a lost connection tells them, too
+                said = f"{type(error).__name__}: {error}".replace("\0", "").encode(errors="replace").decode()
+                self._give_up_part(ref_of(name), step, rank, of, said)
+            raise
+        with put as ref:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            return self.publish_part(name, step, rank, of, ref, others=others, visible=visible, timeout=left)
 
     @checked
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:

@@ -256,6 +256,7 @@ PyMethodDef conn_methods[] = {
      "requests have ended since the last call."},
     {"_put_part", conn_put_part, METH_VARARGS, NULL},
     {"_publish_part", conn_publish_part, METH_VARARGS, NULL},
+    {"_give_up_part", conn_give_up_part, METH_VARARGS, NULL},
     {"_part_version", conn_part_version, METH_O, NULL},
     {"_manifest", conn_manifest, METH_VARARGS, NULL},
     {"_plan", conn_plan, METH_VARARGS, NULL},

@@ -435,6 +435,7 @@ PyObject *conn_json(PyObject *self, PyObject *args);
 PyObject *conn_broadcast(PyObject *self, PyObject *args);
 PyObject *conn_put_part(PyObject *self, PyObject *args);
 PyObject *conn_publish_part(PyObject *self, PyObject *args);
+PyObject *conn_give_up_part(PyObject *self, PyObject *args);
 PyObject *conn_part_version(PyObject *self, PyObject *request);
 PyObject *conn_manifest(PyObject *self, PyObject *args);
 PyObject *conn_plan(PyObject *self, PyObject *args);

@@ -161,6 +161,23 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     return request_started(conn, status, request, &err);
 }
 
+/* _give_up_part(name ref, step, rank, of, sentence): tells the other ranks. Does not wait. */
+PyObject *conn_give_up_part(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    unsigned long long step;
+    struct rdt_error err;
+    enum rdt_status status;
+    const char *sentence;
+    struct ref *name;
+    unsigned rank, of;
+
+    if (!PyArg_ParseTuple(args, "O!KIIs:_give_up_part", &ref_type, &name, &step, &rank, &of, &sentence) || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status, rdt_part_give_up(conn->rdt, &name->ref, step, rank, of, RDT_OWNER_DIED, sentence, &err));
+    return none_or_raise(status, &err);
+}
+
 /* _part_version(request): of _publish_part, when it has ended well. */
 PyObject *conn_part_version(PyObject *self, PyObject *request)
 {
