@@ -141,7 +141,7 @@ static void update_fd(rdt *conn)
 static void wake(rdt *conn)
 {
     if (conn->waiters.polling && conn->waiters.wake_leader) {
-        if (fds_have_wake(conn))
+        if (fd_mark_fits(&conn->waiters.wake_mark, conn->waiters.waker_fd))
             (void)!write(conn->waiters.waker_fd, "", 1); /* if the pipe is full, it wakes the leader anyway */
         conn->waiters.wake_leader = false;
     }
