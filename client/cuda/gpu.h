@@ -204,6 +204,12 @@ void places_fini(struct places *places);
 
 /* ---- memory.c ---- */
 
+/* The time-out of a call of librdt that a deadline leaves: 0, its default, if there is none (left_ns < 0). */
+static inline int64_t gpu_call_ns(int64_t left_ns)
+{
+    return left_ns > 0 ? left_ns : left_ns < 0 ? 0 : RDT_NO_WAIT;
+}
+
 /* rdt_cuda_alloc with a deadline; timeout_ns and written_whole as in rdt_alloc_options (call_timeout_ns). */
 enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, bool written_whole,
                                  void **addr_p, struct rdt_error *err);

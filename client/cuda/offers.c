@@ -193,8 +193,8 @@ static enum rdt_status make_offer(struct offers *offers, rdt_cuda *cuda, struct 
     enum rdt_status status;
 
     (void)pthread_mutex_unlock(&offers->mutex);
-    status = offers_import(cuda, gpu, (void *)offer->range.from, offer->range.to - offer->range.from,
-                           left_ns != 0 ? left_ns : 1, &base, &bytes, how_p, err);
+    status = offers_import(cuda, gpu, (void *)offer->range.from, offer->range.to - offer->range.from, gpu_call_ns(left_ns),
+                           &base, &bytes, how_p, err);
     (void)pthread_mutex_lock(&offers->mutex);
     offer->pending = false;
     if (status == RDT_OK) {

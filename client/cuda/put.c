@@ -278,7 +278,6 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     struct rdt_put_options put = RDT_INIT(put);
     struct put_call call = {.handle = (struct handle *)cuda, .options = &options, .count = count};
     enum rdt_status status;
-    uint64_t bytes = 0;
 
     status = cuda_check(cuda, err);
     if (status == RDT_OK && (!ref_p || (count > 0 && !tensors)))
@@ -295,13 +294,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     if (options.put)
         memcpy(&put, options.put, options.put->struct_size < sizeof put ? options.put->struct_size : sizeof put);
     put.struct_size = sizeof put;
-    for (size_t i = 0; i < count; i++) {
-        size_t more;
-
-        if (rdt_tensor_bytes(&tensors[i], &more, NULL) == RDT_OK) /* rdt_put says what is wrong */
-            bytes += more;
-    }
-    call.deadline_ns = clock_deadline_ns(put.timeout_ns != 0 ? put.timeout_ns : clock_default_ns(bytes));
+    call.deadline_ns = clock_deadline_ns(put.timeout_ns > 0 ? put.timeout_ns : RDT_FOREVER);
     call.tensors = calloc(count + 1, sizeof *call.tensors);
     call.places.driver = cuda->driver;
     call.at = calloc(count + 1, sizeof *call.at);

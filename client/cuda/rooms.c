@@ -175,7 +175,7 @@ static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct
 
     for (size_t i = 0; i < rooms->count; i++)
         bytes += rooms->copied[i].gpu == gpu ? rounded(&rooms->copied[i]) : 0;
-    status = gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes, left_ns != 0 ? left_ns : 1, true, &buffer, err);
+    status = gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes, gpu_call_ns(left_ns), true, &buffer, err);
     if (status != RDT_OK)
         return status;
     room = (CUdeviceptr)(uintptr_t)buffer;
