@@ -224,9 +224,9 @@ struct rdt_memory_copy {
     void *priv[6];     /* for the plug-in's use; the core zeroes it before copy_start */
 };
 
-/* The operation that made a block which is restored. TAKEN: `take`, of an older daemon; nobody can write such memory. FILE: none
- * of them. The descriptor is then a read-only one of a regular file that belongs to the daemon and that nobody changes. The
- * block is read-only, and has page_bytes, because touching it may fail as reading a disk may. */
+/* The operation that made a block which is restored. TAKEN: `take`, of an older daemon; nobody can write such memory. FILE:
+ * none of them. The descriptor is then a read-only one of a regular file that belongs to the daemon and that nobody changes.
+ * The block is read-only, and has page_bytes, because touching it may fail as reading a disk may. */
 enum rdt_restore { RDT_RESTORE_ALLOCATED, RDT_RESTORE_IMPORTED, RDT_RESTORE_TAKEN, RDT_RESTORE_FILE };
 
 struct rdt_memory_ops {
@@ -333,8 +333,8 @@ struct rdt_memory_ops {
      * with a zero. NULL: there is nothing to say. Loop thread, after a copy between the two has ended. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
-    /* since 1.4; since 1.12 nothing calls it, and new plug-ins leave it NULL: snapshots always lie in memory of alloc. It made a
-     * block from memory that a client had created and sealed. */
+    /* since 1.4; since 1.12 nothing calls it, and new plug-ins leave it NULL: snapshots always lie in memory of alloc. It made
+     * a block from memory that a client had created and sealed. */
     enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 
     /* since 1.5: restores a block of an earlier process of this daemon from its descriptor (rdt_block.fd), which the

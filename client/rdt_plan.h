@@ -53,8 +53,8 @@ enum rdt_status rdt_publish_part_start(rdt *rdt, const struct rdt_ref *name, uin
                                        rdt_request **request_p, struct rdt_error *err);
 
 /* Tells the other publishers of the step at once that this rank has no part, because its put has failed for instance: the step
- * fails for them with OWNER_DIED and the sentence, also if they come later, within a minute. All may try the step again. Does not
- * wait for an answer. Errors: INVALID, FORKED, DISCONNECTED. */
+ * fails for them with OWNER_DIED and the sentence, also if they come later, within a minute. All may try the step again. Does
+ * not wait for an answer. Errors: INVALID, FORKED, DISCONNECTED. */
 enum rdt_status rdt_part_give_up(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  enum rdt_status why, const char *sentence, struct rdt_error *err);
 

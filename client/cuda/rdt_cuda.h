@@ -72,8 +72,8 @@ struct rdt_cuda_put_options {
 
 /* Puts tensors in host and GPU memory, as rdt_put does. The call ends within timeout_ns of its put options, whatever the
  * daemon and the GPU do meanwhile; exporting and copying count towards that time. Without a
- * time-out, what it asks the daemon has the default of rdt.h, and work in a stream has no limit. No other call waits for it, except puts of
- * the same allocation.
+ * time-out, what it asks the daemon has the default of rdt.h, and work in a stream has no limit. No other call waits for
+ * it, except puts of the same allocation.
  *
  * The allocation of a GPU tensor is exported as a whole, so readers of this uid and tenant that map it can also read the
  * memory beside the tensor. Memory that was not COPIED must stay until the object has ended (rdt_free, rdt_wait_freed).

@@ -22,8 +22,8 @@
  * many closes hang.
  *
  * Of a person's long copies, only as many run at once as the work pool has threads: each thread more than there are processors
- * makes the small operations of everybody wait for its time slice. A copy that has not returned for OWNER_WORK_TICK_MS no longer
- * counts, so copies that are held up do not hold up the others of that person.
+ * makes the small operations of everybody wait for its time slice. A copy that has not returned for OWNER_WORK_TICK_MS no
+ * longer counts, so copies that are held up do not hold up the others of that person.
  *
  * A thread that has been in one close for OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A late
  * close is charged to its account (USAGE_FDS) until it has returned. The sessions of a person with OWNER_WORK_MAX items of

@@ -232,7 +232,8 @@ struct call {
 
 struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id);
 
-/* Before the answer to a PUT or an ALLOC: notes what CANCEL_REQUEST is to end. generation: of the object; 0: `region` counts. */
+/* Before the answer to a PUT or an ALLOC: notes what CANCEL_REQUEST is to end. generation: of the object; 0: `region`
+ * counts. */
 void call_note_answer(struct call *call, uint64_t generation, uint64_t region);
 
 /* What the answered request of the client has brought, once; NULL: it was no PUT or ALLOC, or is too long ago. */

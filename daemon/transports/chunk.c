@@ -79,7 +79,8 @@ enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t s
     return create(packed, stream_bytes, chunk_bytes, 0, plan_p, err);
 }
 
-/* Finds the bytes of tensor i in the chunk: from byte *from_p of the tensor on, at byte *at_p of the chunk. Returns its size. */
+/* Finds the bytes of tensor i in the chunk: from byte *from_p of the tensor on, at byte *at_p of the chunk. Returns their
+ * number. */
 static uint64_t bytes_in_chunk(const struct chunk *chunk, const struct layout *packed, uint32_t i, uint64_t *from_p,
                                uint64_t *at_p)
 {

@@ -7,9 +7,9 @@
  *
  * Time passes in steps of half a chunk. In each step a node shares its upward bandwidth among the nodes that it sends to, and
  * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. Between two
- * nodes there are CHANNELS connections, as the transport "stream" has them, which share that bandwidth at random. Each carries
- * one chunk at a time, and one that is free takes the next chunk that the source has. A node passes a chunk on when it has all of
- * it and HOP_NS have passed. What is simulated besides:
+ * nodes there are CHANNELS connections, as the transport "stream" has them, which share that bandwidth at random. Each
+ * carries one chunk at a time, and one that is free takes the next chunk that the source has. A node passes a chunk on when
+ * it has all of it and HOP_NS have passed. What is simulated besides:
  *
  *   LOSS    one of LOSS times 512 KiB is delayed by LOSS_NS, as by a lost packet that TCP notices late, and so is the next
  *           chunk on that connection

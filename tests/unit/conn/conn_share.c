@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/conn_share: connections of one owner divide its share of a turn of the loop, in order, and delay no other owner. A turn
- * here takes longer than an owner's share, however slow the machine is. */
+/* daemon/conn_share: connections of one owner divide its share of a turn of the loop, in order, and delay no other owner. A
+ * turn here takes longer than an owner's share, however slow the machine is. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
