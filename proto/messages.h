@@ -15,7 +15,7 @@
  * - unmet: what had not happened when the request timed out; "" for a request that is answered at once. */
 #define RDT_REQUEST_MAP(X)                                                                                                     \
     X(2, PING, ping, ping, VERB_REPEATABLE, "")                                                                                \
-    X(3, STATUS, status, status_reply, VERB_REPEATABLE, "")                                                                    \
+    X(3, STATUS, status, status_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                       \
     X(4, ALLOC, alloc, region_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "the memory was not allocated")                       \
     X(5, IMPORT, import, region_reply, VERB_REPEATABLE, "")                                                                    \
     X(6, RELEASE_REGION, release_region, region_released, VERB_REPEATABLE, "")                                                 \
