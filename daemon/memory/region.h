@@ -329,7 +329,7 @@ static inline bool regions_may_give(const struct regions *regions, uint64_t byte
 void regions_watch(struct regions *regions);
 
 /* Allocates zeroed memory, charged to `account`, with one reference for the caller. Device memory that is
- * written whole (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's. A SNAPSHOT or a COPY may get
+ * written whole (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's. A SNAPSHOT or REPLICA may get
  * sealed memory of region_cache.h, which is not zeroed either: the caller clears its gaps (region_clear_gaps).
  *
  * RDT_OK: *region_p is ready (little memory, or memory of the pool, which REGION_ALLOCATED never gets). RDT_AGAIN:
