@@ -249,6 +249,46 @@ Test(hostile_requests, numbers_that_mean_nothing_are_answered)
     finish();
 }
 
+static void cancel(struct raw *by, uint64_t request_id)
+{
+    Rdt__Pb__CancelRequest message = MESSAGE(cancel_request, .request_id = request_id);
+
+    protobuf_c_message_free_unpacked(
+        raw_reply(by, raw_send(by, RDT_MSG_CANCEL_REQUEST, &message.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
+}
+
+/* A request number means something in its own session only, and for the last few requests. */
+Test(hostile_requests, cancel_ends_what_an_answered_request_of_the_same_session_brought)
+{
+    enum { MANY = 17 }; /* one more than the daemon remembers */
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+    uint64_t ids[MANY], before, generation;
+    struct raw other;
+
+    start();
+    greeted(&other);
+    before = node_now(&node).objects;
+    for (unsigned i = 0; i < MANY; i++) {
+        ids[i] = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+        protobuf_c_message_free_unpacked(raw_reply(&raw, ids[i], &rdt__pb__put_reply__descriptor), NULL);
+    }
+    for (unsigned i = 0; i < MANY; i++)
+        cancel(&other, ids[i]);
+    must(node_now(&node).objects == before + MANY);
+    for (unsigned i = 0; i < 2 * MANY; i++) /* twice: what has ended does not end again */
+        cancel(&raw, ids[i % MANY]);
+    must(node_now(&node).objects == before + 1);
+
+    release.region = raw_alloc(&raw, MIB, NULL, &generation);
+    cancel(&other, raw.last_id);
+    cancel(&raw, raw.last_id);
+    (void)raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0);
+    refuses(&raw, RDT_NOT_FOUND, "no region");
+    raw_close(&other);
+    finish();
+}
+
 /* A name that would clear a terminal, or read from right to left there. */
 Test(hostile_requests, name_of_a_client_is_shown_as_plain_text)
 {
