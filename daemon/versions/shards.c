@@ -255,19 +255,21 @@ static void on_manifest_gone(struct object_waiter *waiter, struct object *object
 /* Names the ranks that a version lacks and that wait at other steps of its name. Appends to text_p. */
 static void say_other_steps(const struct version *version, char *text_p, size_t size)
 {
+    const struct version *filling[MAX_FILLING];
     size_t at = strlen(text_p);
-    unsigned n = 0;
+    unsigned n_filling = 0, n = 0;
 
-    for (uint32_t rank = 0; rank < version->of && n < MAX_AT_OTHERS; rank++) {
-        if (version->parts[rank])
-            continue;
-        list_each (struct version, other, &version->name->versions, link) {
-            if (other->state != VERSION_FILLING || rank >= other->of || !other->parts[rank] || at >= size)
+    list_each (const struct version, other, &version->name->versions, link)
+        if (other->state == VERSION_FILLING && n_filling < MAX_FILLING) /* a name may have many complete ones */
+            filling[n_filling++] = other;
+    for (uint32_t rank = 0; rank < version->of && n < MAX_AT_OTHERS; rank++)
+        for (unsigned i = 0; i < n_filling && !version->parts[rank]; i++) {
+            if (rank >= filling[i]->of || !filling[i]->parts[rank] || at >= size)
                 continue;
-            at += (size_t)snprintf(text_p + at, size - at, "; rank %u is at step %llu", rank, (unsigned long long)other->step);
+            at += (size_t)snprintf(text_p + at, size - at, "; rank %u is at step %llu", rank,
+                                   (unsigned long long)filling[i]->step);
             n++;
         }
-    }
 }
 
 void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size)
@@ -466,7 +468,7 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
     version = find_step(name, from->step);
     for (uint32_t rank = 0; version && rank < version->of && rank < from->of; rank++) {
         given_up->told[rank] = version->parts[rank];
-        given_up->n_told += version->parts[rank] != NULL;
+        given_up->n_told += version->parts[rank] && rank != from->rank;
     }
     forget_given_up(name);
     if (given_up->n_told < from->of - 1)
