@@ -481,6 +481,7 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
         text_copy(name->failure, sizeof name->failure, said.msg);
         name->failed_ns = uv_hrtime();
         shards->counts->shard_failures++;
+        name_settle(name);
     }
     return RDT_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts that lose a part before they are complete: all their publishers are told at once. */
 #include "tests/integration/nodes/shards_fixture.h"
+#include "wire_ref.h"
 
 TestSuite(shards_ends, .timeout = 120);
 
@@ -88,6 +89,45 @@ Test(shards_ends, a_part_of_a_complete_version_that_is_freed_by_force_is_lost)
     wait_until(LONG, doctor_says(conn, "RDT050", "2"));
     must_ok(rdt_unpublish(conn, &name, &err));
     wait_until(LONG, objects_on(0) == 0);
+    end_shards(conn, NULL);
+}
+
+static bool has_failure(rdt *conn, const struct rdt_ref *name)
+{
+    Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
+    ProtobufCMessage *message;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(name, &wire);
+    request.name = &wire;
+    if (call(conn, RDT_MSG_SHARDS, &request.base, LONG, &message, NULL) != RDT_OK)
+        return false;
+    bool failed = strstr(((const Rdt__Pb__ShardsReply *)message)->failure, "it had no memory");
+    protobuf_c_message_free_unpacked(message, NULL);
+    return failed;
+}
+
+/* A user can give up any number of names, none of which is charged to it. */
+Test(shards_ends, only_so_many_names_are_kept_for_ranks_that_gave_up)
+{
+    enum { KEPT = 1024, MANY = KEPT + 200 };
+    struct rdt_daemon_status status = RDT_INIT(status);
+    rdt *conn = begin_shards(1);
+    char id[16];
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < MANY; i++) {
+        (void)snprintf(id, sizeof id, "policy%u", i);
+        struct rdt_ref name = name_on(0, id, 0);
+        must_ok(rdt_part_give_up(conn, &name, 1, 1, 2, RDT_NO_MEMORY, "it had no memory", &err));
+    }
+    wait_until(LONG, rdt_daemon_status(conn, &status, NULL) == RDT_OK && status.shard_failures == MANY);
+    for (unsigned i = 0; i < MANY; i++) {
+        (void)snprintf(id, sizeof id, "policy%u", i);
+        struct rdt_ref name = name_on(0, id, 0);
+        n += has_failure(conn, &name);
+    }
+    must_say(n == KEPT, "%u names", n);
     end_shards(conn, NULL);
 }
 
