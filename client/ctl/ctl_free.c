@@ -24,10 +24,10 @@ int ctl_free(struct ctl *ctl, int argc, char **argv)
         code = ctl_ref(ctl, operands[0], &ref);
     if (code != CTL_GO)
         return code;
-    if (ctl_connect(ctl, &err) || rdt_free(ctl->rdt, &ref, force, &err))
+    /* An object gives up its id when it is freed, so the wait needs its complete ref. */
+    if (ctl_connect(ctl, &err) || (wait_ns && ctl_object_of(ctl, &ref, &err)) || rdt_free(ctl->rdt, &ref, force, &err))
         return ctl_fail(ctl, &err);
-    /* A plain id has no generation, so waiting for an object that has ended already is answered NOT_FOUND. */
-    if (wait_ns && rdt_wait_freed(ctl->rdt, &ref, wait_ns, &err) && err.status != RDT_NOT_FOUND)
+    if (wait_ns && rdt_wait_freed(ctl->rdt, &ref, wait_ns, &err))
         return ctl_fail(ctl, &err);
     if (ctl->json)
         return ctl_print_json(

@@ -2,6 +2,7 @@
 /* rdtctl stat: shows one object and who holds it. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "ctl.h"
 #include "ctl_commands.h"
@@ -16,7 +17,9 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
 
     ctl_line("object      %s", o->id);
     ctl_line("ref         %s", o->ref);
-    ctl_line("state       %s, %s old", o->state, ctl_human_duration(o->age_ns, text));
+    ctl_line("state       %s, %s old",
+             strcmp(o->state, "draining") == 0 ? "draining: it was freed, and ends with its last holder" : o->state,
+             ctl_human_duration(o->age_ns, text));
     ctl_line("owner       uid %" PRIu32 "%s%s", o->uid, *o->tenant ? ", tenant " : "", o->tenant);
     ctl_line("visible to  %s", o->visibility);
     ctl_line("producer    client %" PRIu64, o->producer);
@@ -55,6 +58,7 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
         CTL_NAME_OPTIONS(name, "show the newest version of this name"),
         {0},
     };
+    struct rdt_error err = {0};
     char **operands;
     int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
@@ -62,6 +66,8 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
         code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, &name, &ref);
     if (code != CTL_GO)
         return code;
+    if (ctl_object_of(ctl, &ref, &err))
+        return ctl_fail(ctl, &err);
     wire_ref_from(&ref, &ref_msg);
     request.ref = &ref_msg;
     return ctl_show(ctl, RDT_MSG_STAT, &request.base, print);

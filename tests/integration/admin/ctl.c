@@ -451,6 +451,30 @@ Test(ctl, free_by_force_frees)
     end();
 }
 
+/* A freed object has given up its id, and its readers keep its memory: stat and the wait find it all the same. */
+Test(ctl, free_waits_for_the_readers_of_an_id)
+{
+    begin(NULL);
+    rdt *reader = node_client(&node, "the reader");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "w");
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    ctl(4, "free w --force --wait 50ms");
+    cr_assert(strstr(program.err, "\"the reader\" (pid "), "%s", program.err);
+    ctl(0, "stat w");
+    cr_assert(printed("draining") && printed("\"the reader\" (pid "), "%s", program.out);
+    (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
+    ctl(0, "stat w");
+    cr_assert(printed("live") && !printed("the reader"), "%s", program.out);
+    ctl(0, "free w --force --wait 30s");
+    ctl(0, "stat w");
+    rdt_release(object);
+    rdt_close(reader);
+    must_be(RDT_OK, rdt_wait_freed(conn, &ref, LONG, &err));
+    ctl(1, "free w --force --wait 30s");
+    ctl(1, "stat w");
+    end();
+}
+
 Test(ctl, exit_statuses_tell_how_it_ended)
 {
     char words[256];
