@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -199,8 +200,12 @@ static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error
 {
     char reason[128];
     const char *hint = "";
+    struct stat file;
     enum rdt_status status = RDT_SYSTEM;
 
+    if (sys_errno == ECONNREFUSED && stat(path, &file) == 0 && !S_ISSOCK(file.st_mode))
+        return rdt_error_set(err, RDT_DISCONNECTED, "cannot reach rdtd at %s: it is no socket (set RDT_SOCKET to the daemon's)",
+                             path);
     switch (sys_errno) {
     case ENOENT:
     case ECONNREFUSED:

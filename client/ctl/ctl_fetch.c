@@ -596,21 +596,28 @@ static int report(struct ctl *ctl, const struct fetch *fetch)
     return CTL_OK;
 }
 
-static bool is_npy(const char *output)
+/* The ending of the path if it is that of another format, which programs take the file for; NULL if it is not. */
+static const char *other_format(const char *output)
 {
+    static const char *const endings[] = {".npy", ".npz", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".gguf", ".onnx"};
     const char *dot = strrchr(output, '.');
 
-    return dot && strcasecmp(dot, ".npy") == 0;
+    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
+        if (strcasecmp(dot, endings[i]) == 0)
+            return endings[i];
+    return NULL;
 }
 
 int ctl_fetch(struct ctl *ctl, int argc, char **argv)
 {
     struct fetch fetch = {.signals = -1};
     struct ctl_name name = CTL_NAME_INIT;
+    int format = -1; /* not given */
     const struct ctl_option options[] = {
         CTL_NAME_OPTIONS(name, "fetch the newest version of this name"),
         CTL_AFTER_OPTION(name),
         {'o', "output", CTL_TEXT, "FILE", "the file to write (required)", &fetch.output},
+        {0, "format", CTL_CHOICE, "safetensors", "write this format whatever FILE ends with; there is no other", &format},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share the memory on this node, or copy it (auto)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "fetch by this transport only", &fetch.transport},
         {0, "group", CTL_TEXT, "NAME", "fetch within this group only", &fetch.group},
@@ -629,9 +636,11 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "needs -o FILE");
     if (strcmp(fetch.output, "-") == 0)
         return ctl_usage_error(ctl, "-o needs a file, not the standard output (./- is a file of that name)");
-    if (is_npy(fetch.output))
-        return ctl_usage_error(ctl, "rdtctl writes safetensors files only: for an npy file use Python, "
-                                    "numpy.save(FILE, c.get(REF))");
+    if (format < 0 && other_format(fetch.output))
+        return ctl_usage_error(ctl,
+                               "-o %.200s: rdtctl writes safetensors, not a file that the ending %s stands for: name it "
+                               "*.safetensors, give --format safetensors, or use Python (numpy.save(FILE, c.get(REF)))",
+                               fetch.output, other_format(fetch.output));
     code = ctl_ref_or_name(ctl, count ? operands[0] : NULL, &name, &fetch.ref);
     if (code != CTL_GO)
         return code;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "ctl.h"
+#include "proto/suggest.h"
 
 #define MAX_OPTIONS 32
 #define LONG_ONLY 256 /* getopt's value of option i is LONG_ONLY + i */
@@ -148,6 +149,19 @@ static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
     return CTL_GO;
 }
 
+static int unknown_option(struct ctl *ctl, const struct parser *parser, const char *word)
+{
+    struct suggest nearest;
+    char name[64], hint[96];
+
+    (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    suggest_init(&nearest, name + strspn(name, "-"));
+    for (unsigned i = 0; i < parser->count; i++)
+        suggest_try(&nearest, parser->all[i].name);
+    suggest_hint(&nearest, "--", hint, sizeof hint);
+    return ctl_usage_error(ctl, "unknown option %s%s", word, hint);
+}
+
 static int run_parser(struct parser *parser, struct ctl *ctl, int argc, char **argv)
 {
     for (;;) {
@@ -162,7 +176,7 @@ static int run_parser(struct parser *parser, struct ctl *ctl, int argc, char **a
         if (found == '?' && optopt)
             return ctl_usage_error(ctl, "%s takes no argument", argv[optind - 1]);
         if (found == '?')
-            return ctl_usage_error(ctl, "unknown option %s", argv[optind - 1]);
+            return unknown_option(ctl, parser, argv[optind - 1]);
         for (unsigned i = 0; i < parser->count; i++) {
             const struct ctl_option *o = &parser->all[i];
 

@@ -35,11 +35,14 @@ static const struct ctl_command *find(const char *name)
     return NULL;
 }
 
-static int unknown_command(struct ctl *ctl, const char *name)
+/* next: the word behind it, or NULL. */
+static int unknown_command(struct ctl *ctl, const char *name, const char *next)
 {
     struct suggest nearest;
     char hint[64];
 
+    if (next && find(next))
+        return ctl_usage_error(ctl, "the command comes first: rdtctl %s %s", next, name);
     suggest_init(&nearest, name);
     for (size_t i = 0; i < N_COMMANDS; i++)
         suggest_try(&nearest, commands[i].name);
@@ -86,7 +89,7 @@ static int run(struct ctl *ctl, int argc, char **argv)
     }
     ctl->command = find(argv[next]);
     if (!ctl->command)
-        return unknown_command(ctl, argv[next]);
+        return unknown_command(ctl, argv[next], argv[next + 1]);
     if (help) {
         help_argv[0] = argv[next];
         return ctl->command->run(ctl, 2, help_argv);

@@ -10,7 +10,7 @@ import time
 import weakref
 from functools import partial
 from os import PathLike
-from typing import Any, ContextManager, Iterable, Literal, Optional, Sequence, Union, overload
+from typing import Any, ContextManager, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
 
 from . import _rdt
 from ._aio import AGAIN
@@ -254,6 +254,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= (_rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" and not stored else 0) | (0 if copy else _rdt.PUT_MAY_SHARE)
+        if snapshot and immutable:
+            raise ValueError("snapshot copies the tensors, and immutable promises that nobody writes them, so that they need "
+                             "no copy: pass one of the two")
         snapshot = bool(snapshot or stored)
         if detached and not copy:
             raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
@@ -388,6 +391,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
         given: Any = refs
+        if isinstance(given, Mapping):
+            raise TypeError(f"refs must be a Ref or a list of Refs, not a {type(given).__name__}; list(refs.values()) is one")
         several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
         wanted = list(given) if several else [given]
         for ref in wanted:

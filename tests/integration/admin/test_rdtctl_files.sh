@@ -82,7 +82,9 @@ cmp "$dir/in.safetensors" "$dir/stays.safetensors" || bad 'what stayed differs'
 status 0 "$rdtctl" put "$dir/pk.safetensors" --id pk --snapshot --detached --ttl 1h
 status 0 "$rdtctl" fetch -q pk -o "$dir/pk2.safetensors"
 status 2 "$rdtctl" fetch pk -o "$dir/pk.npy"
-says 'rdtctl writes safetensors files only: for an npy file use Python, numpy.save'
+says 'the ending .npy stands for: .*--format safetensors, or use Python .numpy.save'
+status 0 "$rdtctl" fetch w -o "$dir/named.pt" --format safetensors
+cmp "$dir/in.safetensors" "$dir/named.pt" || bad 'a safetensors file with another ending is changed'
 status 0 "$rdtctl" free pk
 status 0 "$rdtctl" free stays
 status 0 "$rdtctl" put "$dir/in.safetensors" --detached --ttl 1s --json

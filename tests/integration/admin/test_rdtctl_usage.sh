@@ -31,6 +31,11 @@ expect 0 '^rdtctl [0-9]+\.[0-9]+\.[0-9]+$' '' --version
 expect 2 '' "unknown command 'frobnicate'\$" frobnicate
 expect 2 '' "unknown command 'stauts'; did you mean status\?$" stauts
 expect 2 '' "unknown command 'frobnicate'" help frobnicate
+expect 2 '' 'the command comes first: rdtctl transfers 1$' 1 transfers
+expect 2 '' 'unknown option --josn; did you mean --json\?$' status --josn
+expect 2 '' 'unknown option --forse=1; did you mean --force\?$' free x --forse=1
+expect 3 '' 'cannot reach rdtd at /etc/passwd: it is no socket' --socket /etc/passwd status
+expect 2 '' 'y.pt: .*the ending .pt .*--format safetensors' fetch x -o "$dir/y.pt"
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
 expect 2 '' "--daemon-uid: 'rdtd' is not a whole number" ping --daemon-uid rdtd
 expect 2 '' 'INVALID: --daemon-uid: 4294967295 is no uid' ping --daemon-uid 4294967295
