@@ -134,8 +134,8 @@ int ctl_show(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *req
 /* Reads a REF of the command line. Returns CTL_GO, or CTL_USAGE after printing what is wrong with it. */
 int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p);
 
-/* Makes the ref of an id, without a generation, the ref of the object that it means now: the one that has the id, else the newest
- * one of this user on this node that was freed and that somebody still holds. NOT_FOUND: there is neither. */
+/* Makes the ref of an id, without a generation, the ref of the object that it means now: the one that has the id, else the
+ * newest one of this user on this node that was freed and that somebody still holds. NOT_FOUND: there is neither. */
 enum rdt_status ctl_object_of(struct ctl *ctl, struct rdt_ref *ref, struct rdt_error *err);
 
 /* Reads the number of a transfer. False: the word does not consist of digits alone, so it is a REF. */

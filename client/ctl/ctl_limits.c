@@ -11,7 +11,7 @@
 #include "rdt.pb-c.h"
 
 static const struct ctl_column columns[] = {
-    {"WHOSE", false}, {"WHAT", false}, {"USED", true}, {"LIMIT", true}, {"FULL", true},
+    {"WHOSE", false}, {"WHAT", false}, {"USED", true}, {"LIMIT", true}, {"OF LIMIT", false},
 };
 
 static const char *amount(const char *what, uint64_t n, char text[CTL_HUMAN_BYTES])
@@ -34,9 +34,10 @@ static void add_rows(struct ctl_table *table, const char *whose, Rdt__Pb__Usage 
         ctl_table_add(table, "%s", whose);
         ctl_table_add(table, "%s", u->what);
         ctl_table_add(table, "%s", amount(u->what, u->used, text));
-        ctl_table_add(table, "%s", u->limit ? amount(u->what, u->limit, text) : "");
-        if (u->limit)
-            ctl_table_add(table, "%.0f%%", (double)u->used * 100 / (double)u->limit);
+        ctl_table_add(table, "%s", u->limit ? amount(u->what, u->limit, text) : "none");
+        if (u->limit) /* rounded down: 100% is all */
+            ctl_table_add(table, "%" PRIu64 "%%%s", (uint64_t)((double)u->used * 100 / (double)u->limit),
+                          u->used >= u->limit ? ": nothing is left" : "");
         else
             ctl_table_add(table, "%s", "");
     }

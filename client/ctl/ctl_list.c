@@ -3,12 +3,14 @@
  * {"objects": [...]}. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
 #include "ctl_table.h"
+#include "proto/grow.h"
 #include "rdt.pb-c.h"
 #include "wire_limits.h"
 
@@ -19,6 +21,8 @@ struct view {
     unsigned n_columns;
     void (*add_row)(struct ctl_table *table, const ProtobufCMessage *row);
     const char *nothing; /* printed if there are no rows */
+    /* For qsort, of pointers to rows; NULL: they stay in the daemon's order. */
+    int (*compare)(const void *a, const void *b);
 };
 
 #define COLUMNS(array) (array), sizeof(array) / sizeof *(array)
@@ -42,10 +46,12 @@ static void add_strings(struct ctl_table *table, char *const *strings, size_t co
     ctl_table_add(table, "%s", text);
 }
 
-static const struct ctl_column object_columns[] = {
+static const struct ctl_column wide_object_columns[] = {
     {"OBJECT", false}, {"STATE", false}, {"OWNER", false}, {"BYTES", true}, {"TENSORS", true}, {"HOLDS", true},
-    {"PINS", true},    {"WAITS", true},  {"CLIENT", true}, {"AGE", true},   {"MARKS", false},
+    {"PINS", true},    {"WAITS", true},  {"CLIENT", true}, {"AGE", true},   {"MARKS", false},  {"REF", false},
 };
+
+enum { N_OBJECT_COLUMNS = sizeof wide_object_columns / sizeof *wide_object_columns - 1 }; /* without REF */
 
 static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
 {
@@ -73,6 +79,26 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
                       : o->snapshot || o->detached ? ", kept"
                                                    : "kept",
                       stored);
+}
+
+static void add_wide_object(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    add_object(table, row);
+    ctl_table_add(table, "%s", ((const Rdt__Pb__ObjectInfo *)row)->ref);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    const Rdt__Pb__ObjectInfo *const *one = a, *const *other = b;
+
+    return ((*one)->bytes < (*other)->bytes) - ((*one)->bytes > (*other)->bytes);
+}
+
+static int by_holds(const void *a, const void *b)
+{
+    const Rdt__Pb__ObjectInfo *const *one = a, *const *other = b;
+
+    return ((*one)->holds < (*other)->holds) - ((*one)->holds > (*other)->holds);
 }
 
 static const struct ctl_column region_columns[] = {
@@ -316,45 +342,99 @@ static void add_transfer(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", *t->error ? t->error : t->waits);
 }
 
-/* Adds at most `left` rows of the page to the array or the table. Returns how many it added. */
-static uint64_t add_page(const struct view *view, const ProtobufCMessage *reply, uint64_t left, json_t *array,
-                         struct ctl_table *table)
+/* ---- all rows ---- */
+
+struct rows {
+    json_t *array; /* NULL: the table is shown */
+    struct ctl_table table;
+    /* Only with view->compare. */
+    Rdt__Pb__ListReply **pages;
+    size_t n_pages, room_for_pages;
+    ProtobufCMessage **all; /* the rows of the pages */
+    size_t n, room;
+};
+
+static void rows_fini(struct rows *rows)
+{
+    for (size_t i = 0; i < rows->n_pages; i++)
+        ctl_reply_free(&rows->pages[i]->base);
+    free(rows->pages);
+    free(rows->all);
+    json_decref(rows->array);
+    ctl_table_fini(&rows->table);
+}
+
+static void add_row(const struct view *view, const ProtobufCMessage *row, struct rows *rows)
+{
+    if (rows->array)
+        json_array_append_new(rows->array, ctl_json(row));
+    else
+        view->add_row(&rows->table, row);
+}
+
+/* Adds at most `left` rows of the page, or, if they are to be sorted, takes it. Returns how many it added; 0 and a full
+ * *no_memory_p if there is no memory to sort. */
+static uint64_t add_page(const struct view *view, Rdt__Pb__ListReply *take_page, uint64_t left, struct rows *rows,
+                         bool *no_memory_p)
 {
     const ProtobufCFieldDescriptor *field =
         protobuf_c_message_descriptor_get_field_by_name(&rdt__pb__list_reply__descriptor, view->field);
-    const char *base = (const char *)reply;
-    ProtobufCMessage **rows;
+    const char *base = (const char *)take_page;
+    ProtobufCMessage **list;
     size_t count;
 
     memcpy(&count, base + field->quantifier_offset, sizeof count);
-    memcpy(&rows, base + field->offset, sizeof(rows));
-    if (count > left)
-        count = (size_t)left;
-    for (size_t i = 0; i < count; i++) {
-        if (array)
-            json_array_append_new(array, ctl_json(rows[i]));
-        else
-            view->add_row(table, rows[i]);
+    memcpy(&list, base + field->offset, sizeof(list));
+    if (!view->compare) {
+        if (count > left)
+            count = (size_t)left;
+        for (size_t i = 0; i < count; i++)
+            add_row(view, list[i], rows);
+        ctl_reply_free(&take_page->base);
+        return count;
     }
-    return count;
+    void *pages = array_grow(rows->pages, rows->n_pages, &rows->room_for_pages, sizeof *rows->pages);
+    if (pages) {
+        rows->pages = pages;
+        rows->pages[rows->n_pages++] = take_page;
+    } else {
+        ctl_reply_free(&take_page->base);
+    }
+    *no_memory_p = !pages;
+    for (size_t i = 0; i < count && !*no_memory_p; i++) {
+        ProtobufCMessage **all = array_grow(rows->all, rows->n, &rows->room, sizeof(*rows->all));
+
+        *no_memory_p = !all;
+        if (all) {
+            rows->all = all;
+            rows->all[rows->n++] = list[i];
+        }
+    }
+    return 0;
 }
 
-static enum rdt_status add_all(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, json_t *array,
-                               struct ctl_table *table, struct rdt_error *err)
+static enum rdt_status add_all(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit,
+                               struct rows *rows, struct rdt_error *err)
 {
     uint64_t left = limit ? limit : UINT64_MAX;
+    bool no_memory = false;
 
     do {
         Rdt__Pb__ListReply *page;
         enum rdt_status status;
 
-        request->max = left < RDT_MAX_PAGE ? (uint32_t)left : 0;
+        request->max = left < RDT_MAX_PAGE && !view->compare ? (uint32_t)left : 0;
         status = ctl_page(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), request, &page, err);
         if (status)
             return status;
-        left -= add_page(view, &page->base, left, array, table);
-        ctl_reply_free(&page->base);
-    } while (request->after && left);
+        left -= add_page(view, page, left, rows, &no_memory);
+    } while (request->after && left && !no_memory);
+    if (no_memory)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to sort the rows");
+    if (view->compare && rows->n > 0)
+        qsort(rows->all, rows->n, sizeof(*rows->all), view->compare);
+    for (size_t i = 0; i < rows->n && i < left; i++)
+        add_row(view, rows->all[i], rows);
     return RDT_OK;
 }
 
@@ -370,7 +450,7 @@ static bool parse_uuid(const char *hex, uint8_t uuid_p[16])
 
 /* The same of every node whose link is up; the others are named on stderr. */
 static enum rdt_status add_all_nodes(struct ctl *ctl, const struct view *view, const Rdt__Pb__List *request, uint64_t limit,
-                                     json_t *array, struct ctl_table *table, struct rdt_error *err)
+                                     struct rows *rows, struct rdt_error *err)
 {
     Rdt__Pb__Nodes question = RDT__PB__NODES__INIT;
     ProtobufCMessage *reply;
@@ -393,7 +473,7 @@ static enum rdt_status add_all_nodes(struct ctl *ctl, const struct view *view, c
         else
             at.node = (ProtobufCBinaryData){sizeof uuid, uuid};
         if (at.node.len > 0)
-            status = add_all(ctl, view, &at, limit, array, table, err);
+            status = add_all(ctl, view, &at, limit, rows, err);
         if (status == RDT_OK)
             continue;
         if (strcmp(node->state, "here") == 0)
@@ -408,24 +488,21 @@ static enum rdt_status add_all_nodes(struct ctl *ctl, const struct view *view, c
 
 static int show_of(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, bool cluster)
 {
-    json_t *array = ctl->json ? json_array() : NULL;
-    struct ctl_table table;
+    struct rows rows = {.array = ctl->json ? json_array() : NULL};
     struct rdt_error err = {0};
     enum rdt_status status;
     int code = CTL_OK;
 
-    ctl_table_init(&table, view->columns, view->n_columns);
+    ctl_table_init(&rows.table, view->columns, view->n_columns);
     request->kind = view->kind;
-    status = cluster ? add_all_nodes(ctl, view, request, limit, array, &table, &err)
-                     : add_all(ctl, view, request, limit, array, &table, &err);
-    if (status == RDT_OK && array)
-        code = ctl_print_json(json_pack("{s:O}", view->field, array));
-    else if (status == RDT_OK && !ctl_table_print(&table, view->nothing, stdout))
+    status = cluster ? add_all_nodes(ctl, view, request, limit, &rows, &err) : add_all(ctl, view, request, limit, &rows, &err);
+    if (status == RDT_OK && rows.array)
+        code = ctl_print_json(json_pack("{s:O}", view->field, rows.array));
+    else if (status == RDT_OK && !ctl_table_print(&rows.table, view->nothing, stdout))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "there is no memory for the table");
     if (status)
         code = ctl_fail(ctl, &err);
-    json_decref(array);
-    ctl_table_fini(&table);
+    rows_fini(&rows);
     return code;
 }
 
@@ -445,19 +522,26 @@ static char *word_of(const char *words, int index, char word_p[24])
 
 int ctl_objects(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "objects", COLUMNS(object_columns), add_object,
-                                     "no objects"};
+    struct view view = {.kind = RDT__PB__LIST_KIND__LIST_KIND_OBJECTS,
+                        .field = "objects",
+                        .columns = wide_object_columns,
+                        .nothing = "no objects",
+                        NULL};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     static const char states[] = "awaited|filling|live|draining";
+    static int (*const orders[])(const void *, const void *) = {by_bytes, by_holds};
     const char *prefix = "";
     char word[24];
-    int state = -1;
+    int state = -1, order = -1;
+    bool wide = false;
     uint64_t client = 0, limit = 0;
     const struct ctl_option options[] = {
         {0, "state", CTL_CHOICE, states, "only rows in this state", &state},
         {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin with TEXT", &prefix},
         {0, "client", CTL_NUMBER, "N", "only objects that client N put", &client},
         {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
+        {'s', "sort", CTL_CHOICE, "bytes|holds", "the largest first, or those that most hold (the oldest first)", &order},
+        {'w', "wide", CTL_FLAG, NULL, "show the refs, too", &wide},
         {0},
     };
     int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
@@ -466,6 +550,9 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
         return code;
     if (state >= 0)
         request.state = word_of(states, state, word);
+    view.n_columns = N_OBJECT_COLUMNS + wide;
+    view.add_row = wide ? add_wide_object : add_object;
+    view.compare = order >= 0 ? orders[order] : NULL;
     request.id_prefix = (char *)prefix;
     request.client = client;
     return show(ctl, &view, &request, limit);
@@ -474,9 +561,9 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
 int ctl_names(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {
-        RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", cluster_name_columns + 1, N_NAME_COLUMNS, add_name, "no names"};
-    static const struct view cluster_view = {RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(cluster_name_columns),
-                                             add_cluster_name, "no names"};
+        RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", cluster_name_columns + 1, N_NAME_COLUMNS, add_name, "no names", NULL};
+    static const struct view cluster_view = {
+        RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(cluster_name_columns), add_cluster_name, "no names", NULL};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     const char *prefix = "";
     bool cluster = false;
@@ -497,8 +584,8 @@ int ctl_names(struct ctl *ctl, int argc, char **argv)
 
 int ctl_transfers(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
-                                     add_transfer, "no transfers"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns), add_transfer, "no transfers", NULL};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     static const char states[] = "new|parked|link|queued|asked|reserving|connecting|ticket|moving|rewinding|offered"
                                  "|preparing|sending|aborting|done|failed|cancelled|timed_out";
@@ -529,28 +616,29 @@ static int show_all(struct ctl *ctl, const struct view *view, int argc, char **a
 
 int ctl_regions(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "regions", COLUMNS(region_columns), add_region,
-                                     "no regions"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "regions", COLUMNS(region_columns), add_region, "no regions", NULL};
     return show_all(ctl, &view, argc, argv);
 }
 
 int ctl_clients(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "clients", COLUMNS(client_columns), add_client,
-                                     "no clients"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "clients", COLUMNS(client_columns), add_client, "no clients", NULL};
     return show_all(ctl, &view, argc, argv);
 }
 
 int ctl_peers(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_PEERS, "peers", COLUMNS(peer_columns), add_peer, "no peers"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_PEERS, "peers", COLUMNS(peer_columns), add_peer, "no peers", NULL};
     return show_all(ctl, &view, argc, argv);
 }
 
 int ctl_list_groups(struct ctl *ctl)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_GROUPS, "groups", COLUMNS(group_columns), add_group,
-                                     "no groups"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_GROUPS, "groups", COLUMNS(group_columns), add_group, "no groups", NULL};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
 
     return show(ctl, &view, &request, 0);
@@ -558,7 +646,7 @@ int ctl_list_groups(struct ctl *ctl)
 
 int ctl_backends(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, "backends", COLUMNS(backend_columns), add_backend,
-                                     "no backends"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, "backends", COLUMNS(backend_columns), add_backend, "no backends", NULL};
     return show_all(ctl, &view, argc, argv);
 }

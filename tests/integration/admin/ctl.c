@@ -114,6 +114,38 @@ static bool printed(const char *text)
 
 /* ---- views ---- */
 
+Test(ctl, objects_are_sorted_and_show_their_refs)
+{
+    char text[RDT_REF_TEXT_BYTES];
+
+    begin(NULL);
+    struct rdt_ref small = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "small");
+    (void)put_one(conn, &VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB)), "large");
+    rdt_ref_to_text(&small, text);
+    ctl(0, "objects --wide");
+    cr_assert(printed(text) && strstr(program.out, "small") < strstr(program.out, "large"), "%s", program.out);
+    ctl(0, "objects --sort bytes");
+    cr_assert(!printed(text) && strstr(program.out, "large") < strstr(program.out, "small"), "%s", program.out);
+    json_t *json = ctl_json(0, "objects --sort bytes --limit 1");
+    cr_assert_eq(json_array_size(json_object_get(json, "objects")), 1);
+    cr_assert(printed("\"large\""), "%s", program.out);
+    json_decref(json);
+    end();
+}
+
+Test(ctl, limits_say_when_nothing_is_left)
+{
+    const struct node_options options = {.flags = (const char *[]){"--owner-max-names", "1", NULL}};
+
+    begin(&options);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "w");
+    must_be(RDT_OK, rdt_publish(conn, "name", &ref, NULL, NULL, &err));
+    ctl(0, "limits");
+    cr_assert(printed("100%: nothing is left") && printed("none"), "%s", program.out);
+    ctl(0, "unpublish name");
+    end();
+}
+
 Test(ctl, status_tells_what_is)
 {
     begin(NULL);
