@@ -217,6 +217,11 @@ static void end_soon(struct conn *conn, const char *why)
     slice_start(&conn->rpc->deadlines->slices, &conns->close);
 }
 
+static void end_client(struct client *client, const char *why)
+{
+    end_soon(container_of(client, struct conn, client), why);
+}
+
 /* ---- writing ---- */
 
 static void set_events(struct conn *conn)
@@ -621,6 +626,7 @@ void conn_list(struct conn *conn)
     conn->client.conn.send = send_message;
     conn->client.conn.send_event = send_event;
     conn->client.conn.queued_bytes = queued_bytes;
+    conn->client.conn.end = end_client;
     conn->client.conn.bytes_received = bytes_received;
     conn->client.conn.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);

@@ -138,7 +138,7 @@ int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p);
  * newest one of this user on this node that was freed and that somebody still holds. NOT_FOUND: there is neither. */
 enum rdt_status ctl_object_of(struct ctl *ctl, struct rdt_ref *ref, struct rdt_error *err);
 
-/* Reads the number of a transfer. False: the word does not consist of digits alone, so it is a REF. */
+/* Reads the number of a transfer or a client. False: the word does not consist of digits alone, so it is a REF. */
 bool ctl_transfer(const char *text, uint64_t *number_p);
 
 struct ctl_name {                    /* options that give a name in place of a REF */

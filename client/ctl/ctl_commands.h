@@ -32,7 +32,10 @@ struct ctl;
     CTL_TOP(X)                                                                                                          \
     X(objects, "", "lists objects and what holds them", NULL)                                                           \
     X(regions, "", "lists the ranges of memory that the daemon knows", NULL)                                            \
-    X(clients, "", "lists connected actor processes", NULL)                                                             \
+    X(clients, "[end CLIENT]", "lists connected actor processes, or ends the session of one",                           \
+      "CLIENT is the number that the list shows. What the client put and holds ends as if its process had ended; the\n" \
+      "process itself goes on, and its calls fail with DISCONNECTED. Users may end their own clients, and root and\n"   \
+      "the daemon's own user may end all.")                                                                             \
     X(limits, "", "shows what each user and client uses of each limit",                                                 \
       "client_max_WHAT or owner_max_WHAT in section [limits] of the daemon's configuration sets a limit.")              \
     X(peers, "", "lists other nodes and the links to them", NULL)                                                       \

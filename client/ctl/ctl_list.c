@@ -621,11 +621,39 @@ int ctl_regions(struct ctl *ctl, int argc, char **argv)
     return show_all(ctl, &view, argc, argv);
 }
 
+static int end_client(struct ctl *ctl, const char *number)
+{
+    Rdt__Pb__EndClient request = RDT__PB__END_CLIENT__INIT;
+    struct rdt_error err = {0};
+    ProtobufCMessage *reply;
+
+    if (!ctl_transfer(number, &request.client))
+        return ctl_usage_error(ctl, "'%.60s' is no client: `rdtctl clients` shows their numbers", number);
+    if (ctl_call(ctl, RDT_MSG_END_CLIENT, &request.base, &reply, &err))
+        return ctl_fail(ctl, &err);
+    ctl_reply_free(reply);
+    if (ctl->json)
+        return ctl_print_json(json_pack("{s:I, s:b}", "client", (json_int_t)request.client, "ended", 1));
+    if (!ctl->quiet)
+        printf("client %s has been ended\n", number);
+    return CTL_OK;
+}
+
 int ctl_clients(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {
         RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "clients", COLUMNS(client_columns), add_client, "no clients", NULL};
-    return show_all(ctl, &view, argc, argv);
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    char **words;
+    int count, code = ctl_parse(ctl, NULL, argc, argv, 0, 2, &words, &count);
+
+    if (code != CTL_GO)
+        return code;
+    if (count == 0)
+        return show(ctl, &view, &request, 0);
+    if (count == 2 && strcmp(words[0], "end") == 0)
+        return end_client(ctl, words[1]);
+    return ctl_usage_error(ctl, "needs no arguments, or end CLIENT");
 }
 
 int ctl_peers(struct ctl *ctl, int argc, char **argv)

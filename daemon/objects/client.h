@@ -131,6 +131,8 @@ struct client_conn {
      * yet. 0: all of them have been handled. */
     uint64_t (*bytes_received)(const struct client *);
     void (*want_turn)(struct client *); /* The client has work to do in a turn. */
+    /* Ends the session. Not of the client whose request is being handled. why is kept. */
+    void (*end)(struct client *, const char *why);
 };
 
 struct client {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOG_LEVEL, DRAIN, RELOAD: what an administrator changes in the running daemon. */
+/* LOG_LEVEL, DRAIN, RELOAD, END_CLIENT: what an administrator changes in the running daemon. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +49,28 @@ enum rdt_status rpc_drain(struct call *call, const void *request, struct rdt_err
     call->rpc->intake.drained = !message->undo;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
+}
+
+/* ---- END_CLIENT ---- */
+
+enum rdt_status rpc_end_client(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__EndClient *message = request;
+    Rdt__Pb__Empty reply = RDT__PB__EMPTY__INIT;
+
+    if (call->client && call->client->id == message->client)
+        return rdt_error_set(err, RDT_INVALID, "client %llu is the one that asks", (unsigned long long)message->client);
+    list_each (struct client, client, &call->rpc->clients.all, link) {
+        if (client->id != message->client || !call_may_see(call, &client->account->owner))
+            continue;
+        log_info("uid %u ends client %llu (%s, pid %d, uid %u)", call->account->owner.uid, (unsigned long long)client->id,
+                 client->name, (int)client->pid, client->account->owner.uid);
+        client->conn.end(client, "another client of its user, or an administrator, ended it");
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
+    }
+    return rdt_error_set(err, RDT_NOT_FOUND, "there is no client %llu, or it is not one of uid %u",
+                         (unsigned long long)message->client, call->account->owner.uid);
 }
 
 /* ---- RELOAD ---- */

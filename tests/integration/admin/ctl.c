@@ -331,6 +331,29 @@ Test(ctl, stat_says_who_holds_it)
     end();
 }
 
+Test(ctl, clients_end_releases_what_a_client_holds)
+{
+    char words[64];
+
+    begin(NULL);
+    rdt *other = node_client(&node, "the other");
+    struct rdt_ref ref = put_one(other, &VECTOR(RDT_U8, MIB, alloc_memory(other, MIB)), "w");
+    json_t *json = ctl_json(0, "clients");
+    (void)snprintf(words, sizeof words, "clients end %lld",
+                   (long long)number_at(row_with(json, "clients", "name", "the other"), "client"));
+    json_decref(json);
+    ctl(0, words);
+    cr_assert(printed("has been ended"), "%s", program.out);
+    must_be(RDT_OK, rdt_wait_freed(conn, &ref, LONG, &err));
+    must_be(RDT_DISCONNECTED, rdt_wait_freed(other, &ref, LONG, &err));
+    ctl(1, words);
+    cr_assert(strstr(program.err, "NOT_FOUND"), "%s", program.err);
+    ctl(2, "clients end it");
+    ctl(2, "clients end");
+    rdt_close(other);
+    end();
+}
+
 Test(ctl, ping_counts_round_trips)
 {
     begin(NULL);
