@@ -169,6 +169,10 @@ def test_errors_name_the_parameter() -> None:
             for value in WRONG[name]:
                 said = is_wrong(lambda: c.get(ref, **{name: value}), name)
                 assert not said, (name, value, said)
+        said = is_wrong(lambda: c.get({"a": ref}), "list(refs.values())")
+        assert not said, said
+        said = is_wrong(lambda: c.put(a, snapshot=True, immutable=True), "pass one of the two")
+        assert not said, said
         assert c.get(ref, timeout=np.float32(5), verify=np.bool_(False))["a"][1] == 1
         assert c.names(limit=np.int64(5)) and c.empty(np.int64(5)).shape == (5,) and c.empty(np.array([2, 3])).shape == (2, 3)
         for name in "policy", "deltas", "deltas.delta":

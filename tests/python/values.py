@@ -455,10 +455,6 @@ def test_targets_and_slices():
             c.get(ref, slices={"a": np.s_[0:2, 0:2]})
         with raises(TypeError, "refs must be a Ref or a list of Refs, not a int"):
             c.get(5)
-        with raises(TypeError, "refs must be a Ref or a list of Refs, not a dict; list(refs.values()) is one"):
-            c.get({"a": ref})
-        with raises(ValueError, "pass one of the two"):
-            c.put(a, snapshot=True, immutable=True)
         with raises(ValueError, "grace must be"):
             c.put(a, grace=-1)
         with raises(TypeError, "put without pickle: value['x'] is a numpy.ndarray"):
