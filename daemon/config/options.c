@@ -3,7 +3,6 @@
  * collected, so that the writer of a configuration sees all of them at once. */
 #include "daemon/config/options.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,14 +157,14 @@ static void apply_environment(struct options *options, struct option_faults *fau
      * RDTD_PORT and more into every pod beside a service called rdtd. */
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
-        char name[64];
-        size_t used = (size_t)snprintf(name, sizeof name, "RDTD_%s", key->name);
-        for (size_t at = 5; at < used; at++)
-            name[at] = (char)toupper((unsigned char)name[at]);
+        char name[OPTION_VARIABLE_BYTES];
+        option_key_variable(key, name);
         const char *text = getenv(name);
         struct rdt_error why;
         if (text && option_key_set(options, key, text, &why) != RDT_OK)
             option_fault(faults, &why, "environment: %s=%s", name, text);
+        else if (text)
+            option_key_origin(options, key, OPTION_FROM_ENVIRONMENT, 0);
     }
 }
 

@@ -41,6 +41,15 @@ enum options_dump {
     OPTIONS_DUMP_MAN, /* --dump-config=man: the scdoc source of rdtd.conf(5) */
 };
 
+enum option_source { OPTION_FROM_DEFAULT, OPTION_FROM_FILE, OPTION_FROM_ENVIRONMENT, OPTION_FROM_FLAG };
+
+struct option_origin { /* of a value */
+    enum option_source source;
+    int line; /* of the file */
+};
+
+#define OPTIONS_MAX_KEYS 128u
+
 struct options {
     /* [daemon] */
     char *socket;                   /* "/run/rdtd/rdtd.sock" */
@@ -109,6 +118,7 @@ struct options {
     int argc;
     char **argv;  /* copies, for options_load_again */
     char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
+    struct option_origin origins[OPTIONS_MAX_KEYS]; /* where the values of the keys come from, in the order of their rows */
 };
 
 /* Reads flags, environment and file. With --help, --version and --dump-config=template or =man the other sources
@@ -138,6 +148,17 @@ void options_compare(const struct options *now, const struct options *fresh, opt
 
 /* Moves the nodes and the values of all keys that reload to `options`. fresh still needs options_fini. */
 void options_adopt(struct options *options, struct options *fresh);
+
+/* ---- what is in force ---- */
+
+struct option_value {
+    const char *section, *key, *value; /* as in the file; value may be "" */
+    const char *source;                /* "default", "file", "environment", "flag" */
+    const char *where;                 /* "PATH:LINE", "RDTD_KEY", "--key", "" */
+};
+
+/* Calls on_value for each key, those of backends included. The texts are borrowed for the call. */
+void options_each(const struct options *options, void (*on_value)(void *arg, const struct option_value *value), void *arg);
 
 /* The most heap of all clients together: a quarter of the smaller of RAM and the limit of the daemon's control group. */
 uint64_t options_heap_limit(void);

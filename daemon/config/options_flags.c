@@ -164,13 +164,18 @@ static enum rdt_status add_backend(struct options *options, const char *path, st
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     free(options->backends);
     options->backends = all;
+    for (size_t i = 0; i < n_option_keys; i++)
+        if (strcmp(option_keys[i].name, "backends") == 0)
+            option_key_origin(options, &option_keys[i], OPTION_FROM_FLAG, 0);
     return RDT_OK;
 }
 
 static enum rdt_status apply_flag(struct options *options, const struct flag *flag, struct rdt_error *err)
 {
-    if (flag->key)
+    if (flag->key) {
+        option_key_origin(options, flag->key, OPTION_FROM_FLAG, 0);
         return option_key_set(options, flag->key, flag->value, err);
+    }
     if (strcmp(flag->name, "set") == 0)
         return apply_set(options, flag->value, err);
     if (strcmp(flag->name, "backend") == 0)

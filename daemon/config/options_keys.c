@@ -3,6 +3,7 @@
 #include "daemon/config/options_keys.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -481,6 +482,7 @@ const struct option_key option_keys[] = {
 #undef ROW
 
 const size_t n_option_keys = sizeof option_keys / sizeof option_keys[0];
+_Static_assert(sizeof option_keys / sizeof option_keys[0] <= OPTIONS_MAX_KEYS, "struct options has no room for a key's origin");
 
 /* Flags have - for _. */
 static bool is_name(const char *name, const char *key)
@@ -604,4 +606,19 @@ void option_key_print(const struct options *options, const struct option_key *ke
     char number[OPTION_TEXT_BYTES];
     const char *text = option_key_text(options, key, number);
     fprintf(out, "%s%s", text[0] != 0 ? " " : "", text);
+}
+
+/* ---- where values come from ---- */
+
+void option_key_origin(struct options *options, const struct option_key *key, enum option_source source, int line)
+{
+    options->origins[key - option_keys] = (struct option_origin){.source = source, .line = line};
+}
+
+void option_key_variable(const struct option_key *key, char name_p[OPTION_VARIABLE_BYTES])
+{
+    int used = snprintf(name_p, OPTION_VARIABLE_BYTES, "RDTD_%s", key->name);
+
+    for (int at = 5; at < used && at < (int)OPTION_VARIABLE_BYTES; at++)
+        name_p[at] = (char)toupper((unsigned char)name_p[at]);
 }

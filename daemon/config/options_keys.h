@@ -58,6 +58,13 @@ enum rdt_status options_set_defaults(struct options *options, struct rdt_error *
 /* Parses, checks and stores a value. The error is about the value alone ("0 is less than 1"). */
 enum rdt_status option_key_set(struct options *options, const struct option_key *key, const char *text, struct rdt_error *err);
 
+/* Notes where the value of the key comes from; line: of the file. */
+void option_key_origin(struct options *options, const struct option_key *key, enum option_source source, int line);
+
+/* "RDTD_KEY". */
+#define OPTION_VARIABLE_BYTES 64
+void option_key_variable(const struct option_key *key, char name_p[OPTION_VARIABLE_BYTES]);
+
 /* The value as the file would have it; number_p holds it if it is a number. */
 const char *option_key_text(const struct options *options, const struct option_key *key, char number_p[32]);
 

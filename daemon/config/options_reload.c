@@ -78,9 +78,13 @@ void options_adopt(struct options *options, struct options *fresh)
     bool peers_stay = options_have_peers(options) && options_have_peers(fresh);
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
+        char was[OPTION_TEXT_BYTES], is[OPTION_TEXT_BYTES];
+        if (reloads(key, peers_stay) || strcmp(option_key_text(options, key, was), option_key_text(fresh, key, is)) == 0)
+            options->origins[i] = fresh->origins[i];
         if (reloads(key, peers_stay))
             swap((char *)options + key->offset, (char *)fresh + key->offset, value_bytes(key));
     }
+    swap(&options->config, &fresh->config, sizeof options->config); /* the lines of the origins are those of this file */
     options->node_list = fresh->node_list;
     fresh->node_list = nodes;
 }

@@ -119,6 +119,7 @@ enum rdt_status option_set(struct options *options, const char *section, const c
             return unknown_key(section, name, err);
         return set_extra(options, section, name, text, line, err);
     }
+    option_key_origin(options, key, line > 0 ? OPTION_FROM_FILE : OPTION_FROM_FLAG, line);
     if (!key->is_path || !base_dir || text[0] == '/' || text[0] == 0)
         return option_key_set(options, key, text, err);
     char *path;

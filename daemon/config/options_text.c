@@ -198,6 +198,37 @@ void options_dump(const struct options *options, enum options_dump dump, FILE *o
     }
 }
 
+/* ---- what is in force, and where it comes from ---- */
+
+void options_each(const struct options *options, void (*on_value)(void *arg, const struct option_value *value), void *arg)
+{
+    static const char *const sources[] = {"default", "file", "environment", "flag"};
+    char number[OPTION_TEXT_BYTES], where[4200];
+
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        const struct option_origin *origin = &options->origins[i];
+
+        where[0] = 0;
+        if (origin->source == OPTION_FROM_FILE)
+            snprintf(where, sizeof where, "%s:%d", options->config, origin->line);
+        else if (origin->source == OPTION_FROM_ENVIRONMENT)
+            option_key_variable(key, where);
+        else if (origin->source == OPTION_FROM_FLAG)
+            snprintf(where, sizeof where, "--%s", key->name);
+        for (char *at = where; origin->source == OPTION_FROM_FLAG && *at; at++)
+            *at = *at == '_' ? '-' : *at;
+        on_value(arg, &(struct option_value){key->section, key->name, option_key_text(options, key, number),
+                                             sources[origin->source], where});
+    }
+    for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
+        if (extra->line > 0)
+            snprintf(where, sizeof where, "%s:%d", options->config, extra->line);
+        on_value(arg, &(struct option_value){extra->section, extra->key, extra->value, extra->line > 0 ? "file" : "flag",
+                                             extra->line > 0 ? where : "--set"});
+    }
+}
+
 /* ---- --help ---- */
 
 static void print_flag(const char *flag, const char *help, FILE *out)
