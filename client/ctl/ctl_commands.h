@@ -128,6 +128,7 @@ struct ctl;
 CTL_COMMAND_MAP(X)
 #undef X
 
-int ctl_list_groups(struct ctl *ctl); /* what `groups` without arguments does */
+int ctl_list_groups(struct ctl *ctl);  /* what `groups` without arguments does */
+int ctl_list_orphans(struct ctl *ctl); /* what `regions --orphaned` does */
 
 #endif

@@ -618,7 +618,17 @@ int ctl_regions(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {
         RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "regions", COLUMNS(region_columns), add_region, "no regions", NULL};
-    return show_all(ctl, &view, argc, argv);
+    Rdt__Pb__List request = RDT__PB__LIST__INIT;
+    bool orphaned = false;
+    const struct ctl_option options[] = {
+        {0, "orphaned", CTL_FLAG, NULL, "memory of ended regions, and the processes that keep it", &orphaned},
+        {0},
+    };
+    int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    return orphaned ? ctl_list_orphans(ctl) : show(ctl, &view, &request, 0);
 }
 
 static int end_client(struct ctl *ctl, const char *number)

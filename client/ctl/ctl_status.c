@@ -27,7 +27,7 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
              ctl_human_bytes(s->pool_bytes, a), s->pool_hits, s->pool_hits + s->pool_misses,
              ctl_human_bytes(s->cached_bytes, b), s->cache_hits);
     if (s->orphaned_bytes)
-        ctl_line("orphaned   %s of freed memory that a client still keeps open or mapped",
+        ctl_line("orphaned   %s of freed memory that processes still keep (rdtctl regions --orphaned)",
                  ctl_human_bytes(s->orphaned_bytes, a));
     if (s->freeing_bytes)
         ctl_line("freeing    %s of memory that is going back to the system", ctl_human_bytes(s->freeing_bytes, a));

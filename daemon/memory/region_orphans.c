@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -15,10 +16,11 @@
 #define GRACE_NS UINT64_C(1000000000)
 
 struct orphan {
-    struct list link;        /* in region_orphans.recent; in no list after the grace period */
-    struct orphan *same;     /* the orphan of another region in the same file, which was imported twice; NULL: none */
-    uint32_t watch;          /* inotify's number */
-    uint64_t number;         /* counts all orphans */
+    struct list link;    /* in region_orphans.recent; in no list after the grace period */
+    struct orphan *same; /* the orphan of another region in the same file, which was imported twice; NULL: none */
+    uint32_t watch;      /* inotify's number */
+    uint64_t number;     /* counts all orphans */
+    uint64_t device, inode;
     struct account *account; /* a reference */
     uint64_t bytes;
     uint64_t since_ns;
@@ -315,6 +317,7 @@ static int watch_file(struct region_orphans *orphans, int fd, struct orphan *orp
 bool region_orphans_watch(struct region_orphans *orphans, const struct orphaned *orphaned)
 {
     struct orphan *orphan = orphans && orphaned->fd >= 0 ? calloc(1, sizeof *orphan) : NULL;
+    struct stat file;
     int watch;
 
     if (!orphan)
@@ -330,6 +333,10 @@ bool region_orphans_watch(struct region_orphans *orphans, const struct orphaned 
     }
     list_init(&orphan->link);
     orphan->watch = (uint32_t)watch;
+    if (fstat(orphaned->fd, &file) == 0) {
+        orphan->device = file.st_dev;
+        orphan->inode = file.st_ino;
+    }
     orphan->number = ++orphans->n_orphans;
     orphan->account = account_ref(orphaned->account);
     orphan->bytes = orphaned->bytes;
@@ -346,6 +353,22 @@ bool region_orphans_watch(struct region_orphans *orphans, const struct orphaned 
     list_append(&orphans->recent, &orphan->link);
     if (orphans->grace.index == 0)
         (void)deadline_set(orphans->regions->deadlines, &orphans->grace, (int64_t)GRACE_NS);
+    return true;
+}
+
+bool region_orphans_next(const struct region_orphans *orphans, size_t *cursor_p, struct orphan_row *row_p)
+{
+    const struct orphan *orphan = orphans ? map_next(&orphans->by_watch, cursor_p) : NULL;
+
+    if (!orphan)
+        return false;
+    *row_p = (struct orphan_row){.device = orphan->device,
+                                 .inode = orphan->inode,
+                                 .account = orphan->account,
+                                 .since_ns = orphan->since_ns,
+                                 .stored = orphan->stored};
+    for (; orphan; orphan = orphan->same)
+        row_p->bytes += orphan->bytes;
     return true;
 }
 

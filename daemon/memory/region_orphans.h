@@ -38,6 +38,18 @@ struct orphaned {
 /* Returns false if nothing is watched: orphans is NULL, there is no descriptor, or the kernel has no room for another watch. */
 bool region_orphans_watch(struct region_orphans *orphans, const struct orphaned *orphaned);
 
+struct orphan_row { /* a file that is watched */
+    uint64_t device, inode;
+    uint64_t bytes; /* of all regions that were in it */
+    const struct account *account;
+    uint64_t since_ns; /* of uv_hrtime */
+    bool stored;
+};
+
+/* Fills in the next file. *cursor_p is 0 at first, and then where the walk has got to; a file that is added or ends meanwhile
+ * may be missing or appear twice. Returns false after the last one; NULL: there is none. */
+bool region_orphans_next(const struct region_orphans *orphans, size_t *cursor_p, struct orphan_row *row_p);
+
 /* Returns the number of bytes that are watched; NULL: 0. */
 uint64_t region_orphans_bytes(const struct region_orphans *orphans);
 

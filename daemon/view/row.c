@@ -45,6 +45,22 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     return info;
 }
 
+Rdt__Pb__OrphanInfo *row_orphan(struct arena *arena, const struct orphan_row *orphan)
+{
+    Rdt__Pb__OrphanInfo *info = arena_message(arena, &rdt__pb__orphan_info__descriptor);
+
+    if (!info)
+        return NULL;
+    info->device = orphan->device;
+    info->inode = orphan->inode;
+    info->bytes = orphan->bytes;
+    info->tenant = (char *)orphan->account->owner.tenant;
+    info->uid = orphan->account->owner.uid;
+    info->age_ns = (int64_t)(uv_hrtime() - orphan->since_ns);
+    info->stored = orphan->stored;
+    return info;
+}
+
 /* The usage of each limit, in the order of daemon/base/usage.h; 0: no memory. */
 static size_t add_usage(struct arena *arena, const struct account *account, Rdt__Pb__Usage ***list_p)
 {

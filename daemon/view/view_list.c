@@ -130,6 +130,23 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
     }
 }
 
+/* The page begins at the slot of the table where the one before ended. */
+static void list_orphans(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    size_t cursor = (size_t)list->after, before = cursor, examined = 0;
+    struct orphan_row row;
+
+    for (; region_orphans_next(call->rpc->regions->orphans, &cursor, &row); before = cursor) {
+        bool wanted = call_may_see(call, &row.account->owner);
+        if ((page_over(page, examined++) || (wanted && page_full(page))) && before > 0) {
+            page->reply.next = before;
+            break;
+        }
+        if (wanted)
+            page_add(page, row_orphan(&page->arena, &row));
+    }
+}
+
 /* ---- clients, owners ---- */
 
 static void list_owners(struct call *call, const Rdt__Pb__List *list, struct page *page)
@@ -298,6 +315,7 @@ static const struct listing {
     [RDT__PB__LIST_KIND__LIST_KIND_NAMES] = {ROWS(names), list_names, true},
     [RDT__PB__LIST_KIND__LIST_KIND_GROUPS] = {ROWS(groups), list_groups, true},
     [RDT__PB__LIST_KIND__LIST_KIND_OWNERS] = {ROWS(owners), list_owners, true},
+    [RDT__PB__LIST_KIND__LIST_KIND_ORPHANS] = {ROWS(orphans), list_orphans, true},
 };
 
 static enum rdt_status page_init(struct page *page, uint32_t max, struct rdt_error *err)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/program.h"
@@ -351,6 +352,41 @@ Test(ctl, clients_end_releases_what_a_client_holds)
     ctl(2, "clients end it");
     ctl(2, "clients end");
     rdt_close(other);
+    end();
+}
+
+static bool names_process(const char *pid)
+{
+    ctl(0, "regions --orphaned");
+    return printed(pid);
+}
+
+Test(ctl, orphaned_memory_names_the_process_that_keeps_it)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    char pid[32];
+    struct rdt_ref ref;
+
+    begin(NULL);
+    const struct rdt_tensor tensor = VECTOR(RDT_U8, MIB, alloc_memory(conn, MIB));
+    options.flags = RDT_PUT_SNAPSHOT;
+    must_be(RDT_OK, rdt_put(conn, &tensor, 1, &options, &ref, &err));
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
+    pid_t child = fork(); /* it has the mapping, too */
+    if (child == 0) {
+        (void)pause();
+        _exit(0);
+    }
+    ctl(0, "regions --orphaned");
+    cr_assert(printed("no process keeps"), "%s", program.out);
+    rdt_release(object);
+    must_be(RDT_OK, rdt_free(conn, &ref, true, &err));
+    (void)snprintf(pid, sizeof pid, "pid %d (", (int)child);
+    wait_until(LONG, names_process(pid));
+    json_t *json = ctl_json(0, "regions --orphaned");
+    cr_assert_eq(json_array_size(json_object_get(json, "orphans")), 1);
+    json_decref(json);
+    must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
     end();
 }
 
