@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/ctl/timeline/timeline.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
@@ -58,7 +59,39 @@ static void print_sources(const Rdt__Pb__TransferInfo *t)
                  strcmp(t->reader, "slow") == 0 ? "SLOW for half a second" : "LAGS for several chunks");
 }
 
-static void print(const Rdt__Pb__TransferInfo *t)
+/* How long each stage took, as `rdtctl trace` records them; "moving" says how fast. The trace forgets old transfers. */
+static void print_stages(const Rdt__Pb__TransferInfo *t, const struct timeline *timeline)
+{
+    char took[CTL_HUMAN_BYTES], rate[CTL_HUMAN_BYTES];
+    bool any = false;
+
+    for (size_t i = 0; i < timeline->n; i++) {
+        const struct timeline_event *stage = &timeline->events[i];
+        bool moves = strcmp(stage->stage, "moving") == 0 || strcmp(stage->stage, "sending") == 0;
+
+        if (stage->transfer != t->transfer || stage->ns == 0)
+            continue;
+        printf("%s%s %s", any ? ", " : "  stages:    ", stage->stage, ctl_human_duration((int64_t)stage->ns, took));
+        if (moves && t->bytes_done > 0)
+            printf(" (%s)", ctl_human_rate(t->bytes_done, (int64_t)stage->ns, rate));
+        any = true;
+    }
+    if (any)
+        putchar('\n');
+}
+
+static json_t *stages_json(const Rdt__Pb__TransferInfo *t, const struct timeline *timeline)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < timeline->n; i++)
+        if (timeline->events[i].transfer == t->transfer && timeline->events[i].ns > 0)
+            json_array_append_new(
+                array, json_pack("{s:s, s:I}", "stage", timeline->events[i].stage, "ns", (json_int_t)timeline->events[i].ns));
+    return array;
+}
+
+static void print(const Rdt__Pb__TransferInfo *t, const struct timeline *timeline)
 {
     char id[160], state[32];
     char done[CTL_HUMAN_BYTES], total[CTL_HUMAN_BYTES], took[CTL_HUMAN_BYTES], rate[CTL_HUMAN_BYTES];
@@ -70,6 +103,7 @@ static void print(const Rdt__Pb__TransferInfo *t)
     ctl_line("  moved:     %s of %s in %s (%s)%s%s%s%s", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
              ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate), *t->path ? " by " : "", t->path,
              *t->route ? " over " : "", t->route);
+    print_stages(t, timeline);
     if (*t->from_memory || t->parent)
         ctl_line("  sub-pull:  of transfer %" PRIu64 ", %s memory there to %s memory here", t->parent, t->from_memory,
                  t->to_memory);
@@ -86,6 +120,7 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
     Rdt__Pb__Explain request = RDT__PB__EXPLAIN__INIT;
     Rdt__Pb__Ref ref_msg = RDT__PB__REF__INIT;
     const Rdt__Pb__ListReply *list;
+    struct timeline timeline = {0};
     ProtobufCMessage *reply;
     struct rdt_error err = {0};
     struct rdt_ref ref;
@@ -104,19 +139,29 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
     if (ctl_call(ctl, RDT_MSG_EXPLAIN, &request.base, &reply, &err))
         return ctl_fail(ctl, &err);
     list = (const Rdt__Pb__ListReply *)reply;
+    if (ctl_stages(ctl, request.transfer, &timeline, &err)) {
+        timeline_fini(&timeline);
+        ctl_reply_free(reply);
+        return ctl_fail(ctl, &err);
+    }
     if (ctl->json) {
         json_t *array = json_array();
 
-        for (size_t i = 0; i < list->n_transfers; i++)
-            json_array_append_new(array, ctl_json(&list->transfers[i]->base));
+        for (size_t i = 0; i < list->n_transfers; i++) {
+            json_t *row = ctl_json(&list->transfers[i]->base);
+
+            json_object_set_new(row, "stages", stages_json(list->transfers[i], &timeline));
+            json_array_append_new(array, row);
+        }
         code = ctl_print_json(json_pack("{s:o}", "transfers", array));
     } else {
         for (size_t i = 0; i < list->n_transfers; i++)
-            print(list->transfers[i]);
+            print(list->transfers[i], &timeline);
         if (list->n_transfers == 0)
             printf("this node has no record of a transfer of it\n");
         code = CTL_OK;
     }
+    timeline_fini(&timeline);
     ctl_reply_free(reply);
     return code;
 }

@@ -26,6 +26,7 @@ enum size { SMALL, MIDDLE, LARGE, SIZES };
 struct path {
     char name[33];
     char why_not[256];
+    char over[80];            /* in the transport's own words: what carries the bytes, and whether it encrypts them */
     int64_t median_ns[SIZES]; /* 0: not measured */
 };
 
@@ -115,14 +116,20 @@ static struct path *add_path(struct perf *perf, const char *name)
     return path;
 }
 
-static bool add_transports(void *arg, const struct rdt_node_row *row)
+static bool is_that_node(const struct perf *perf, const struct rdt_node_row *row)
 {
-    struct perf *perf = arg;
     char hex[33];
 
     for (unsigned i = 0; i < 16; i++)
         (void)snprintf(hex + 2 * i, 3, "%02x", perf->refs[SMALL].node[i]);
-    if (strcmp(row->uuid, hex) != 0)
+    return strcmp(row->uuid, hex) == 0;
+}
+
+static bool add_transports(void *arg, const struct rdt_node_row *row)
+{
+    struct perf *perf = arg;
+
+    if (!is_that_node(perf, row))
         return true;
     for (size_t i = 0; i < row->n_transports; i++) {
         struct path *path = add_path(perf, row->transports[i].name);
@@ -131,6 +138,18 @@ static bool add_transports(void *arg, const struct rdt_node_row *row)
             (void)snprintf(path->why_not, sizeof path->why_not, "%s", row->transports[i].why);
     }
     return false;
+}
+
+/* A transport knows what carries its bytes when it has moved some. */
+static bool add_routes(void *arg, const struct rdt_node_row *row)
+{
+    struct perf *perf = arg;
+
+    for (size_t i = 0; i < row->n_transports; i++)
+        for (unsigned k = 0; k < perf->n_paths; k++)
+            if (is_that_node(perf, row) && strcmp(perf->paths[k].name, row->transports[i].name) == 0)
+                (void)snprintf(perf->paths[k].over, sizeof perf->paths[k].over, "%s", row->transports[i].path);
+    return true;
 }
 
 static enum rdt_status put_there(struct perf *perf, enum size size, struct rdt_error *err)
@@ -163,6 +182,8 @@ static enum rdt_status measure_all(struct perf *perf, struct rdt_error *err)
         status = by_fetch(perf, SMALL, NULL, err); /* the link is up afterwards */
     if (status == RDT_OK)
         status = rdt_each_node(perf->ctl->rdt, add_transports, perf, err);
+    (void)snprintf(socket->over, sizeof socket->over, "tcp, not encrypted");
+    (void)snprintf(inlined->over, sizeof inlined->over, "tcp, TLS");
     perf->steps = SIZES + 1 + 2 * (perf->n_paths - first);
     for (enum size size = SMALL; size < SIZES && status == RDT_OK; size++)
         status = measure(perf, socket, size, true, NULL, err);
@@ -176,7 +197,7 @@ static enum rdt_status measure_all(struct perf *perf, struct rdt_error *err)
             if (measure(perf, path, sizes[k], false, path->name, &why) != RDT_OK)
                 (void)snprintf(path->why_not, sizeof path->why_not, "%.255s", why.msg);
     }
-    return status;
+    return status == RDT_OK ? rdt_each_node(perf->ctl->rdt, add_routes, perf, err) : status;
 }
 
 /* ---- the report ---- */
@@ -190,8 +211,9 @@ static void add_time(struct ctl_table *table, int64_t ns)
 
 static int print_table(const struct perf *perf)
 {
-    static const struct ctl_column columns[] = {{"PATH", false},     {"4 KiB", true},     {"64 KiB", true},
-                                                {"BANDWIDTH", true}, {"OF SOCKET", true}, {"NOT MEASURED", false}};
+    static const struct ctl_column columns[] = {{"PATH", false},        {"4 KiB", true},     {"64 KiB", true},
+                                                {"BANDWIDTH", true},    {"OF SOCKET", true}, {"OVER", false},
+                                                {"NOT MEASURED", false}};
     struct ctl_table table;
     char text[CTL_HUMAN_BYTES];
     bool ok;
@@ -209,6 +231,7 @@ static int print_table(const struct perf *perf)
             ctl_table_add(&table, "%.0f %%", 100.0 * (double)perf->paths[0].median_ns[LARGE] / (double)ns);
         else
             ctl_table_add(&table, "%s", "");
+        ctl_table_add(&table, "%s", path->over);
         ctl_table_add(&table, "%s", path->why_not);
     }
     ok = ctl_table_print(&table, "", stdout);
@@ -223,7 +246,8 @@ static int print_json(const struct perf *perf)
 
     for (unsigned i = 0; i < perf->n_paths; i++) {
         const struct path *path = &perf->paths[i];
-        json_t *row = json_pack("{s:s, s:o}", "path", path->name, "why_not", ctl_json_text(path->why_not));
+        json_t *row = json_pack("{s:s, s:o, s:o}", "path", path->name, "over", ctl_json_text(path->over), "why_not",
+                                ctl_json_text(path->why_not));
 
         for (enum size size = SMALL; size < SIZES; size++)
             if (path->median_ns[size] > 0)

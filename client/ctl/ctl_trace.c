@@ -94,6 +94,16 @@ static enum rdt_status ask(struct ctl *ctl, int64_t last_ns, const struct wanted
     return status;
 }
 
+enum rdt_status ctl_stages(struct ctl *ctl, uint64_t transfer, struct timeline *timeline, struct rdt_error *err)
+{
+    const struct wanted wanted = {.transfer = transfer};
+    enum rdt_status status = ask(ctl, 0, &wanted, timeline, err);
+
+    if (status == RDT_OK)
+        timeline_finish(timeline);
+    return status;
+}
+
 static enum rdt_status merge(char **files, int n, struct timeline *timeline, struct rdt_error *err)
 {
     enum rdt_status status = timeline_read(timeline, files[0], err);

@@ -22,7 +22,7 @@ pid[serve]=$!
 until_true grep -q serves "$dir/serve.log"
 
 ctl b perf "127.0.0.1:$port" --count 8 --bytes 1048576 >"$dir/out" || bad "no measurement: $(cat "$dir/serve.log")"
-for row in 'plain socket .* 100 %' 'peer link  *[0-9.]* [um]*s' 'stream .*B/s .* %' 'ucx .*B/s .* %'; do
+for row in 'plain socket .* 100 %  tcp, not encrypted ' 'peer link  *[0-9.]* [um]*s' 'stream .*B/s .* %  tcp, not encrypted ' 'ucx .*B/s .* %'; do
   grep -Eq "^$row" "$dir/out" || bad "no row '$row': $(cat "$dir/out")"
 done
 ctl b perf "127.0.0.1:$port" -c 2 -b 65536 --json >"$dir/json" || bad "no JSON"

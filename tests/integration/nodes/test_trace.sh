@@ -28,6 +28,10 @@ for node in a b; do ctl $node trace -o "$dir/$node.json" >"$dir/out" || bad "tra
 says "$dir/out" 'of 1 node'
 ctl a trace --merge "$dir/a.json" "$dir/b.json" -o "$dir/both.json" --format chrome >"$dir/out" || bad "merge"
 says "$dir/out" 'of 2 nodes'
+ctl b explain weights >"$dir/out" || bad "explain on b"
+grep -Eq '^  stages: .*moving [0-9.]+ [mun]?s \([0-9.]+ .iB/s\)' "$dir/out" || bad "explain shows no stages: $(cat "$dir/out")"
+ctl b explain weights --json >"$dir/out" || bad "explain on b"
+says "$dir/out" '"stage": "moving"'
 for format in perfetto svg; do # of earlier versions
   ctl b trace --format $format -o "$dir/x" 2>"$dir/why"; [[ $? == 2 && ! -e $dir/x ]] || bad "--format $format"
   says "$dir/why" 'the only format is chrome, which ui.perfetto.dev and chrome://tracing open'
