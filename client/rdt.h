@@ -216,7 +216,8 @@ struct rdt_put_options {
     int64_t timeout_ns;             /* limits the call, including the wait for room under a limit; 0: the default, without a
                                      * wait for room; negative: no limit, without a wait for room */
     enum rdt_memory *how;           /* NULL, or [count]: receives which memory each tensor was in */
-    int64_t ttl_ns;                 /* for RDT_PUT_DETACHED; 0: ten minutes; LIMIT: above the daemon's detached_ttl_max */
+    int64_t ttl_ns;                 /* for RDT_PUT_DETACHED: when the object ends, counted from the put, whether or not the
+                                     * session goes on; 0: ten minutes; LIMIT: above the daemon's detached_ttl_max */
     const struct rdt_shard *shards; /* NULL, or [count]: the larger tensor of which each tensor is a box. INVALID: a box that
                                      * ends outside its larger tensor. Readers call rdt_object_shard; rdt_plan.h needs it */
 };
@@ -614,7 +615,7 @@ struct rdt_stat {
     uint32_t holds, pins, waiters;
     int64_t age_ns;
     bool snapshot, detached;
-    int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: no end is set */
+    int64_t ttl_left_ns; /* of a detached object; -1: no end is set */
 };
 /* Describes an object, or the object of a name's newest version; rdt_holders (rdt_info.h) also says who holds it. Errors:
  * NOT_FOUND (nobody has put it or waits for it), FREED, DENIED, PEER_LOST. */

@@ -192,14 +192,12 @@ static int announce(struct ctl *ctl, const struct put *put)
                 ctl_human_bytes(data_bytes, bytes), put->version, ctl_plain(put->publish, name, sizeof name));
     } else if (!ctl->quiet && !ctl->json) {
         fprintf(stderr, "%zu tensor%s, %s; held ", count, count == 1 ? "" : "s", ctl_human_bytes(data_bytes, bytes));
-        if (put->for_ns > 0)
+        if (put->detached)
+            fprintf(stderr, "for %s", put->ttl_ns > 0 ? ctl_human_duration(put->ttl_ns, lease) : "ten minutes");
+        else if (put->for_ns > 0)
             fprintf(stderr, "for %s", ctl_human_duration(put->for_ns, lease));
-        else if (put->for_ns < 0)
+        else
             fprintf(stderr, "until this command is ended");
-        if (put->detached && put->ttl_ns > 0)
-            fprintf(stderr, "%s%s", put->for_ns ? ", then for " : "for ", ctl_human_duration(put->ttl_ns, lease));
-        else if (put->detached)
-            fprintf(stderr, "%sfor ten minutes", put->for_ns ? ", then " : "");
         fputc('\n', stderr);
     }
     if (!ctl->quiet && !ctl->json && put->stored)
@@ -243,7 +241,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "snapshot", CTL_FLAG, NULL, "the object never changes, so nodes may keep replicas of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "the object outlives this command, which ends at once", &put.detached},
         {0, "stored", CTL_FLAG, NULL, "store it in the daemon's storage_dir, and wait until it is there", &put.stored},
-        {0, "ttl", CTL_DURATION, "TIME", "with --detached: how long the object outlives this command (10m)", &put.ttl_ns},
+        {0, "ttl", CTL_DURATION, "TIME", "with --detached: how long the object lives (10m)", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
         {0},

@@ -33,7 +33,7 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     if (o->snapshot)
         ctl_line("snapshot    it never changes");
     if (o->detached && o->ttl_left_ns >= 0)
-        ctl_line("detached    client %" PRIu64 " is gone, it stays for %s", o->producer,
+        ctl_line("detached    it outlives client %" PRIu64 " and stays for %s", o->producer,
                  ctl_human_duration(o->ttl_left_ns, text));
     else if (o->detached)
         ctl_line("detached    it outlives client %" PRIu64, o->producer);

@@ -7,7 +7,7 @@
 #include "daemon/base/log.h"
 
 struct detached {
-    struct deadline deadline; /* set once the producer's session has ended */
+    struct deadline deadline; /* set once the object is live */
     struct object *object;
     int64_t ttl_ns;
     void (*on_over)(struct object *object);
@@ -38,8 +38,7 @@ static void on_passed(struct deadline *deadline)
 {
     const struct detached *detached = (struct detached *)deadline;
 
-    log_debug("obj %016llx is freed: its time to live after its client's end has passed",
-              (unsigned long long)detached->object->generation);
+    log_debug("obj %016llx is freed: its time to live has passed", (unsigned long long)detached->object->generation);
     detached->on_over(detached->object);
 }
 
@@ -47,10 +46,14 @@ bool detached_begin(struct object *object, void (*on_over)(struct object *object
 {
     struct detached *detached = map_get_u64(&object->table->detached, object->generation);
 
+    if (detached->object)
+        return true;
+    if (!object->table->deadlines || !deadline_set(object->table->deadlines, &detached->deadline, detached->ttl_ns))
+        return false;
     detached->object = object;
     detached->on_over = on_over;
     detached->deadline.on_passed = on_passed;
-    return deadline_set(object->table->deadlines, &detached->deadline, detached->ttl_ns);
+    return true;
 }
 
 int64_t detached_ttl_ns(const struct object *object)
@@ -74,6 +77,6 @@ void detached_end_all(struct object_table *table)
 
     /* map_next allows removing the entry that it returned */
     while ((detached = map_next(&table->detached, &cursor)))
-        if (detached->object)
+        if (detached->object && !detached->object->producer)
             detached->on_over(detached->object);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Objects that outlive their client. A DETACHED object stays for its time to live after the end of the
- * session that put it. The producer's hold remains during that time; when it has passed, the object ends
- * as if it were freed.
+/* Objects that outlive their client. A DETACHED object has the producer's hold for its time to live, which begins when the
+ * object is live, whether or not the session that put it goes on; when it has passed, the object ends as if it were freed.
  *
  * Few objects are detached, so their additional data is stored here, by generation. */
 #ifndef DAEMON_DETACHED_H
@@ -13,14 +12,14 @@
 bool detached_add(struct object_table *table, uint64_t generation, int64_t ttl_ns);
 void detached_remove(struct object_table *table, uint64_t generation); /* does nothing if there is none */
 
-/* The session that put the object has ended: its time to live begins, after which on_over must free it. false: out of memory,
- * so the object must end now. */
+/* Its time to live begins, unless it has begun before; when it has passed, on_over must free the object. false: out of memory,
+ * so the object ends with its session. */
 bool detached_begin(struct object *object, void (*on_over)(struct object *object));
 
 /* The time to live that the put asked for; 0: the object is not detached. */
 int64_t detached_ttl_ns(const struct object *object);
 
-/* -1: the producer's session has not ended. */
+/* -1: its time to live has not begun. */
 int64_t detached_left_ns(const struct object *object);
 
 /* Frees the objects whose producers' sessions have ended. */

@@ -453,8 +453,13 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
         return rdt_error_set(
             err, RDT_FREED,
             "object \"%.*s\" was freed when its producer dropped its Ref or closed its connection: keep both, or put with "
-            "detached=True (RDT_PUT_DETACHED); a pickled Ref that takes longer to arrive needs put(grace=)",
+            "detached=True and a ttl (RDT_PUT_DETACHED); a pickled Ref that takes longer to arrive needs put(grace=)",
             id_bytes, id);
+    case OBJECT_END_EXPIRED:
+        return rdt_error_set(err, RDT_FREED,
+                             "object \"%.*s\" was freed: it was detached, and its time to live has passed. Put it with a "
+                             "longer one",
+                             id_bytes, id);
     case OBJECT_END_NO_ROOM:
         return rdt_error_set(
             err, RDT_OWNER_DIED,

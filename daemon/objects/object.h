@@ -66,6 +66,7 @@ enum object_end {
     OBJECT_END_FREED,
     OBJECT_END_DROPPED, /* freed by a request without an answer: its producer deleted the last ref of its own */
     OBJECT_END_OWNER_DIED,
+    OBJECT_END_EXPIRED, /* it was detached, and its time to live has passed */
     OBJECT_END_NO_ROOM, /* no client keeps it, and the memory that one imported for it does not fit (region_left.c) */
 };
 

@@ -125,7 +125,14 @@ void object_free(struct object *object, bool force, enum object_end end)
 
 static void on_detached_over(struct object *object)
 {
-    object_free(object, false, OBJECT_END_FREED);
+    object_free(object, false, OBJECT_END_EXPIRED);
+}
+
+void object_set_live(struct object *object)
+{
+    if (object->survives.detached)
+        (void)detached_begin(object, on_detached_over); /* out of memory: it begins when the session ends */
+    object_set_state(object, OBJECT_LIVE);
 }
 
 void object_producer_ended(struct object *object)
@@ -190,7 +197,7 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     assert(object->state == OBJECT_FILLING);
     if (status != RDT_OK)
         return status;
-    object_set_state(object, OBJECT_LIVE);
+    object_set_live(object);
     object_notify_waiters(object, NULL);
     return RDT_OK;
 }
@@ -216,7 +223,7 @@ void object_ready(struct object *object)
 {
     assert(object->state == OBJECT_FILLING && object->pending);
     object->pending = false;
-    object_set_state(object, OBJECT_LIVE);
+    object_set_live(object);
     object_notify_waiters(object, NULL);
 }
 

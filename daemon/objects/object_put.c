@@ -177,7 +177,10 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     filling = put->pending || object_put_copies(put, object);
     if (table->lasting && put->producer && put->producer->session.lasting)
         table->lasting->on_put(table->lasting->arg, object, put);
-    object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
+    if (filling)
+        object_set_state(object, OBJECT_FILLING);
+    else
+        object_set_live(object);
     *object_p = object;
     if (!object->memory.layout)
         work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));

@@ -25,6 +25,9 @@ void object_drop_uses(struct region_use *uses, uint32_t n); /* frees them, too *
 /* Removes the object's key from the table, after a forced free or its end. */
 void object_unname(struct object *object);
 
+/* The object's put has ended. A detached object's time to live begins. */
+void object_set_live(struct object *object);
+
 void object_forget_end(struct object_table *table, struct tombstone *tombstone);
 
 /* Reports a change as an event, except of a replica of another node's object, which is not listed here. */

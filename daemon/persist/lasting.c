@@ -149,7 +149,9 @@ static uint32_t object_flags(const struct object *object)
     uint32_t flags = object->producer && object->producer->session.lasting ? OBJECT_HAS_PRODUCER : 0;
 
     flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
-    flags |= !object_has_producer_hold(object) && object->end == OBJECT_END_FREED ? OBJECT_IS_FREED : 0;
+    flags |= !object_has_producer_hold(object) && (object->end == OBJECT_END_FREED || object->end == OBJECT_END_EXPIRED)
+                 ? OBJECT_IS_FREED
+                 : 0;
     flags |= object->kind == OBJECT_MANIFEST ? OBJECT_IS_MANIFEST : 0;
     return flags | (object->access.forced || !object->access.named ? OBJECT_IS_FORCED : 0);
 }

@@ -208,13 +208,23 @@ static void say_client(const struct holders *holders, struct row *row, const cha
         does, times);
 }
 
+static void say_producer(const struct holders *holders, struct row *row, const struct object *object)
+{
+    char does[80] = "put it and has not freed it";
+
+    if (object->survives.detached)
+        (void)snprintf(does, sizeof does, "put it and has not freed it, and it is detached for %.1f s more",
+                       (double)detached_left_ns(object) / 1e9);
+    say_client(holders, row, does);
+}
+
 static void say_row(const struct holders *holders, struct row *row, const struct object *object)
 {
     const char *kind = row->info.kind, *s = row->info.count == 1 ? "" : "s";
     int64_t left_ns;
 
     if (strcmp(kind, "producer") == 0)
-        say_client(holders, row, "put it and has not freed it");
+        say_producer(holders, row, object);
     else if (strcmp(kind, "detached") == 0)
         say(row, "it is detached for %.1f s more; client %" PRIu64 ", which put it, is gone",
             (double)detached_left_ns(object) / 1e9, row->info.client);

@@ -226,8 +226,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
         that this library uses again when the object has ended, so later puts of large tensors take a fraction of
         the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
-        detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
-        hold.
+        detached: the object is freed ttl seconds after the put (None: ten minutes), whether or not this connection
+        lives, and the Ref has no hold.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
         has returned. Memory from `empty` is then not copied, and other nodes treat the object as a snapshot: it
         is fetched once for all readers of a node, and many nodes pass it on to each other.

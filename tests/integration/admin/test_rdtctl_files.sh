@@ -66,7 +66,7 @@ status 0 "$rdtctl" put "$dir/in.safetensors" --id stays --snapshot --detached --
 says 'for 1'
 status 0 "$rdtctl" stat stays
 says '^snapshot .*never changes'
-says '^detached .*is gone, it stays for'
+says '^detached .*outlives client .* stays for'
 says 'because .*it is detached'
 status 0 "$rdtctl" objects
 says 'snapshot, detached, .* left'

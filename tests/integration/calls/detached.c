@@ -5,10 +5,12 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "client/call.h"
+#include "client/rdt_info.h"
 #include "rdt.pb-c.h"
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
@@ -58,6 +60,21 @@ static int produce(struct actor *self, void *arg)
     return 0;
 }
 
+static bool on_holder(void *arg, const struct rdt_holder *holder)
+{
+    if (strcmp(holder->kind, "detached") == 0)
+        *(bool *)arg = true;
+    return true;
+}
+
+static bool producer_is_gone(const struct rdt_ref *ref)
+{
+    bool gone = false;
+
+    must_ok(rdt_holders(conn, ref, NULL, on_holder, &gone, &err));
+    return gone;
+}
+
 static struct rdt_ref put_and_die(const struct producing *producing, bool killed)
 {
     struct actor producer;
@@ -68,14 +85,14 @@ static struct rdt_ref put_and_die(const struct producing *producing, bool killed
     conn = node_client(&node, "test");
     struct rdt_stat stat = stat_of(conn, &ref);
     cr_assert(stat.detached);
-    cr_assert_eq(stat.ttl_left_ns, -1, "its client lives");
+    cr_assert(stat.ttl_left_ns >= 0, "it counts from the put");
     if (killed) {
         actor_kill(&producer, SIGKILL);
     } else {
         actor_step(&producer);
         actor_wait(&producer);
     }
-    wait_until(LONG, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.ttl_left_ns >= 0);
+    wait_until(LONG, producer_is_gone(&ref));
     return ref;
 }
 
@@ -120,12 +137,30 @@ Test(detached, goes_when_its_time_is_over_and_readers_keep_theirs)
     begin(&(struct node_options){.log = "debug"});
     struct rdt_ref ref = put_and_die(&(struct producing){.ttl_ns = patience(4 * SEC)}, true);
     rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
-    wait_until(LONG, node_log_has(&node, "its time to live after its client's end has passed"));
+    wait_until(LONG, node_log_has(&node, "its time to live has passed"));
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3));
     rdt_release(object);
     must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
     must_refuse(RDT_FREED, "\"w\"", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+    end();
+}
+
+Test(detached, goes_when_its_time_is_over_although_its_client_lives)
+{
+    static char bytes[MIB];
+    struct rdt_ref ref, later;
+    rdt_object *object;
+
+    begin(NULL);
+    conn = node_client(&node, "test");
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_DETACHED, .ttl_ns = SEC / 10};
+    must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.flags |= RDT_PUT_SNAPSHOT; /* it is live later */
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, bytes), 1, &options, &later, &err));
+    must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
+    must_ok(rdt_wait_freed(conn, &later, LONG, &err));
+    must_refuse(RDT_FREED, "its time to live has passed", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     end();
 }
 
