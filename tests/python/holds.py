@@ -55,6 +55,27 @@ class Own(rdtd.Ref):
     pass
 
 
+def test_ref_inside_a_value_is_passed_on_whatever_is_beside_it():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket):
+        for beside in None, {1}, np.float128(1):  # plain parts, and pickles
+            for kind in rdtd.Ref, Own:
+                block = c.put(np.ones(10000))
+                name = rdtd.Ref(str(block))
+                table = c.put({"blocks": [kind._unpack(block.pack()), block], "beside": beside})
+                assert c.stat(name)["holds"] == 2, c.stat(name)["holders"]  # its own, and one in transit
+                del block
+                first, second = c.get(table), c.get(table)
+                assert first["blocks"][1].holds and second["blocks"][1].holds and type(first["blocks"][0]) is kind
+                assert c.get(first["blocks"][1]).sum() == 10000
+    with Node() as node, rdtd.connect(node.socket) as c:  # the grace period has passed
+        block = c.put(np.ones(10000), grace=0)
+        table, name = c.put([block]), rdtd.Ref(str(block))
+        del block
+        c.wait_freed(name, timeout=LONG)
+        with raises(rdtd.Freed):
+            c.get(c.get(table)[0])
+
+
 def test_ref_of_an_own_class_is_unpickled_as_that():
     with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(1000))

@@ -10,7 +10,7 @@ import time
 import weakref
 from functools import partial
 from os import PathLike
-from typing import Any, ContextManager, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
+from typing import Any, Callable, ContextManager, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
 
 from . import _rdt
 from ._aio import AGAIN
@@ -150,6 +150,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         ref = brought.info()["ref"]
         return ref.owner in (None, self._owner) and (ref.node == self._node()["node"] or brought.pickles_trusted)
 
+    def _ref_of(self, brought: _rdt.Object) -> Callable[[str], Ref]:
+        return partial(Ref._named, trusted=partial(self._may_unpickle, brought))
+
     def _source_of(self, brought: _rdt.Object) -> str:
         """Words for the node that an object came from; none for this one."""
         ref = brought.info()["ref"]
@@ -266,6 +269,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         key = id.encode() if isinstance(id, str) else id
         rest = (VISIBILITY[visible], transport, flags, timeout, ttl)
         where = None if stream is None else stream_number(stream)
+        for inner in encoded.refs:
+            inner._hand_on()
         try:
             ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest,
                                            encoded.names, where)
@@ -555,7 +560,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.writable:
             brought = self._get(ref, COW)
             layout = Layout(metadata, brought.tensors(readonly))
-        return layout.value(as_, partial(self._may_unpickle, brought), Ref,
+        return layout.value(as_, partial(self._may_unpickle, brought), self._ref_of(brought),
                             self._source_of(brought) if layout.form == "pickle" else "")
 
     @checked

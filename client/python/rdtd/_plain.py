@@ -276,6 +276,7 @@ class Writer:
             if isinstance(value, enum.Enum):
                 return {"$": self._enum(value)}
             if cls.__module__ == "rdtd._requests" and isinstance(value, _rdt.Ref):
+                self._leaves.refs.append(value)
                 return {"$ref": str(value)}
             known = _of_library(value)
             if known is not None:

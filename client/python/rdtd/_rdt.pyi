@@ -99,6 +99,7 @@ class Ref:
     _grace: float
     _hint: int
     _wanting: int
+    def _hand_on(self) -> None: ...
     @property
     def _hold(self) -> Optional[Request]: ...
     @_hold.setter

@@ -8,7 +8,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generator, Literal, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, Literal, NamedTuple, Optional, Union
 
 from . import _rdt
 from ._aio import AGAIN, OK
@@ -76,6 +76,9 @@ class Ref(_rdt.Ref):
     worker and `queue.put(c.put(x))` just work. Each pickling is for one receiver. The grace period is for
     objects of this user, on this node or another; for another node's object, pickling makes a round trip to
     that node. If the Ref may take longer to arrive, keep yours, or put with `detached=True` and a `ttl`.
+    A Ref inside a value that is put is passed on by the put, as if it were pickled, and whoever reads the value within the
+    grace period gets a Ref that holds the object (of a producer that is not trusted, TRUST IN CODE in rdt-network(7), only
+    when it is fetched). For later readers keep the Ref, or the objects have been freed.
     `keep()` passes the hold to the connection. A fetched value holds its memory by itself, whatever happens
     to the Ref. """
 
@@ -108,14 +111,34 @@ class Ref(_rdt.Ref):
         made._take(packed, TAKE_OVER)
         return made
 
+    @classmethod
+    def _inside(cls, packed: bytes, hint: int = 0) -> Ref:
+        """The Ref in a value that was put as a pickle. Others may read that value, too, so the grace period goes on."""
+        made = cls._unpack(packed, hint)
+        made._take(packed, HOLD, 0.0)
+        return made
+
+    @classmethod
+    def _named(cls, text: str, trusted: Callable[[], bool]) -> Ref:
+        """The Ref in a value of plain parts. If the producer is not trusted, its hold waits for a fetch: others could have
+        written a thousand addresses there."""
+        made = cls(text)
+        if not made.is_name and made.generation:
+            if trusted():
+                made._take(made.pack(), HOLD, 0.0)
+            else:
+                made._wanting = HOLD
+        return made
+
     def __init_subclass__(cls, **rest: Any) -> None:
         """Makes pickles of the subclass refer to the subclass."""
         super().__init_subclass__(**rest)
         if "_unpickle" not in vars(cls):
             setattr(cls, "_unpickle", cls._unpickle_as)
 
-    def _take(self, packed: bytes, how: int) -> None:
-        """Starts to take a hold on the object, without failing. how: HOLD or TAKE_OVER."""
+    def _take(self, packed: bytes, how: int, patience: float = HOLD_SECONDS) -> None:
+        """Starts to take a hold on the object, without failing, and waits for it for `patience` seconds. how: HOLD or
+        TAKE_OVER."""
         if self.is_name or not self.generation:
             return
         for connection in opened():
@@ -129,7 +152,7 @@ class Ref(_rdt.Ref):
                     pass  # the grace period ends it
                 return
             try:
-                self._hold = request = connection._start(how, self, 0, 0, None, HOLD_SECONDS)
+                self._hold = request = connection._start(how, self, 0, 0, None, patience)
             except Error:  # the connection was closed, is lost, or belongs to another process
                 continue
             request._share(packed)
@@ -428,7 +451,7 @@ class Request(_rdt.Request):
 
     def _read(self, how: How, brought: _rdt.Object, layout: Layout) -> Any:
         connection: Connection = self.connection
-        return layout.value(how.as_, partial(connection._may_unpickle, brought, how.allow_pickle), Ref,
+        return layout.value(how.as_, partial(connection._may_unpickle, brought, how.allow_pickle), connection._ref_of(brought),
                             connection._source_of(brought) if layout.form == "pickle" else "")
 
     @staticmethod

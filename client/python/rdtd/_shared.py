@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from itertools import combinations
-from typing import Any, Callable, Optional, Union, cast
+from typing import Any, Optional, Union, cast
 
 from . import _rdt
 from ._arrays import torch
@@ -168,9 +168,12 @@ class Leaves:
     def __init__(self, shared: Optional[Shared] = None) -> None:
         self.tensors: list[Any] = []
         self.kinds: list[str] = []
+        self.refs: list[Any] = []  # the Refs in the value
         self._shared = shared
         self._numbers: dict[int, int] = {}
-        self.take: Callable[[Any, str], Take] = self._number if shared is None else self._shared_take
+
+    def take(self, tensor: Any, kind: str) -> Take:
+        return self._number(tensor, kind) if self._shared is None else self._shared_take(tensor, kind)
 
     def _number(self, tensor: Any, kind: str) -> int:
         number = self._numbers.setdefault(id(tensor), len(self.tensors))

@@ -43,6 +43,7 @@ class Encoded(NamedTuple):
     # JSON strings for a safetensors header that `metadata` completes; None: another form.
     names: Optional[list[str]]
     has_torch: bool
+    refs: list[Any] = []  # the Refs in the value
 
 
 def encode(value: Any, allow_pickle: bool) -> Encoded:
@@ -195,7 +196,7 @@ def _pack(form: str, text: bytes, leaves: Leaves, notes: str, buffers: Optional[
         more["tail"] = True
         tensors.append(memoryview(text))
         text = b""
-    return Encoded(tensors, _head_of(form, leaves.kinds, notes, **more) + text, None, "t" in leaves.kinds)
+    return Encoded(tensors, _head_of(form, leaves.kinds, notes, **more) + text, None, "t" in leaves.kinds, leaves.refs)
 
 
 def _shorten(kinds: list[str]) -> str:
@@ -254,14 +255,14 @@ def _encode_flat(value: Any) -> Optional[Encoded]:
 
 
 def _attributes_of(value: Any) -> Optional[str]:
-    """The plain form of the attributes of an OrderedDict; None: they have tensors or values that occur twice, or no plain form."""
+    """The plain form of the attributes of an OrderedDict; None: they have tensors, Refs or values that occur twice, or no plain form."""
     leaves = Leaves()
     writer = Writer(leaves)
     try:
         tree = writer.node(vars(value))
     except NotPlain:
         return None
-    return None if leaves.tensors or writer.shared else json.dumps(tree)
+    return None if leaves.tensors or leaves.refs or writer.shared else json.dumps(tree)
 
 
 def _once(tensors: list[Any], names: list[str], kinds: list[str], notes: str,
@@ -309,6 +310,9 @@ class _Pickler(pickle.Pickler):
         return self.leaves.take(value, kind)
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _rdt.Ref):
+            self.leaves.refs.append(value)
+            return type(value)._inside, (value.pack(), value._hint)  # type: ignore[attr-defined]
         module = self._torch
         if module is not None and isinstance(value, module.Tensor) and hasattr(module, "nn"):
             return _reduced_tensor(module, value)

@@ -209,6 +209,14 @@ static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
     return reduced;
 }
 
+/* For a Ref inside a value that is put. */
+static PyObject *ref_hand_on(PyObject *self, PyObject *ignored)
+{
+    if (!hand_on((struct ref *)self))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"force", NULL};
@@ -409,6 +417,7 @@ static PyMethodDef methods[] = {
     {"at", ref_at, METH_O, "The same on the node at that address (\"host:port\", or its name in the nodes file)."},
     {"pack", ref_pack, METH_NOARGS, "As bytes, the same on every machine."},
     {"__reduce__", ref_reduce, METH_NOARGS, NULL},
+    {"_hand_on", ref_hand_on, METH_NOARGS, NULL},
     {"free", (PyCFunction)(void (*)(void))ref_free, METH_VARARGS | METH_KEYWORDS,
      "Drops the hold now. The object ends when its last holder has released it. With force=True no process on any node can "
      "fetch it any more. Does nothing if this Ref has no hold (Connection.free takes any ref). Errors: PeerLost, "
