@@ -123,7 +123,8 @@ static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
             end(request); /* it ended while no daemon ran */
             return;
         }
-        if (err.status == RDT_TIMED_OUT) /* the sentences of other errors name the object already */
+        if (err.status == RDT_TIMED_OUT ||
+            err.status == RDT_NOT_PUT) /* the sentences of other errors name the object already */
             rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
     } else {

@@ -37,7 +37,8 @@ extern "C" {
     X(-22, BUSY, "the thing is in use")                                                          \
     X(-23, SYSTEM, "the operating system refused")                                               \
     X(-24, INTERNAL, "a bug in rdtd")                                                            \
-    X(-25, DAMAGED, "the bytes are not those that were put")
+    X(-25, DAMAGED, "the bytes are not those that were put")                                     \
+    X(-26, NOT_PUT, "nobody has put or published it yet")
 
 enum rdt_status {
 #define X(number, name, sentence) RDT_##name = (number),

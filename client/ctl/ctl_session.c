@@ -23,7 +23,7 @@ int ctl_fail(struct ctl *ctl, const struct rdt_error *err)
     fputc('\n', stderr);
     if (ctl->json)
         ctl_print_json(json_pack("{s:{s:s, s:o}}", "error", "status", name, "message", ctl_json_text(msg)));
-    if (err->status == RDT_TIMED_OUT)
+    if (err->status == RDT_TIMED_OUT || err->status == RDT_NOT_PUT)
         return CTL_TIMED_OUT;
     return err->status == RDT_DISCONNECTED ? CTL_NO_DAEMON : CTL_FAILED;
 }

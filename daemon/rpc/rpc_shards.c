@@ -153,7 +153,7 @@ static int64_t left_ns(const struct call *call, int64_t timeout_ns)
 {
     int64_t spent_ns = (int64_t)(uv_hrtime() - call->began_ns);
 
-    return timeout_ns < 0 ? timeout_ns : timeout_ns > spent_ns ? timeout_ns - spent_ns : 0;
+    return timeout_ns < 0 ? timeout_ns : timeout_ns > spent_ns ? timeout_ns - spent_ns : timeout_ns > 0;
 }
 
 /* The object of a part has ended although the name's node holds it or will: it was freed by force. That node tells the other

@@ -126,9 +126,17 @@ static void explain_wait(const struct call *call, struct rdt_error *err)
                         name ? "nobody has published such a version of the name" : call->verb->unmet, hidden, missing, away);
 }
 
+/* The same for a call that does not wait. NOT_PUT, if this node knows that nobody has put it. */
+static void explain_no_wait(const struct call *call, struct rdt_error *err)
+{
+    explain_wait(call, err);
+    if (!call->forwarded.number && !call->waits.seeker.seek)
+        err->status = RDT_NOT_PUT;
+}
+
 static enum rdt_status defer(struct call *call, int64_t timeout_ns, struct rdt_error *err)
 {
-    call->explain = explain_wait;
+    call->explain = timeout_ns == 0 ? explain_no_wait : explain_wait;
     return call_defer(call, timeout_ns, NULL, err);
 }
 

@@ -238,14 +238,17 @@ static void on_deadline(struct deadline *deadline)
 {
     struct fetch *fetch = container_of(deadline, struct fetch, deadline);
     struct transfer *transfer = fetch->transfer;
+    bool missed =
+        fetch->no_wait && transfer->sm.state == TRANSFER_PARKED && !transfer->local.checks && !transfer->local.seeker.seek;
     struct rdt_error err;
     char missing[480];
 
     if (fetch_answer_now(fetch))
         return;
-    if (fetch->no_wait && (transfer->sm.state != TRANSFER_PARKED || transfer->local.seeker.seek ||
-                           transfer->local.checks)) { /* what is there may come */
-        fetch->no_wait = false;
+    if (fetch->no_wait && !fetch->extended &&
+        (transfer->sm.state != TRANSFER_PARKED || transfer->local.seeker.seek ||
+         transfer->local.checks)) { /* what is there may come */
+        fetch->extended = true;
         if (deadline_set(transfer->transfers->deadlines, deadline, NO_WAIT_NS))
             return;
     }
@@ -258,8 +261,11 @@ static void on_deadline(struct deadline *deadline)
     else
         (void)snprintf(missing, sizeof missing, "%llu of %llu bytes were copied",
                        (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->record.bytes);
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s",
-                        transfer->ref.is_name ? "the name" : "object", transfer->ref.id, missing);
+    if (fetch->no_wait && transfer->kind->pulls && transfer->sm.state == TRANSFER_ASKED)
+        missed = transfer->pull.answer.state == ANSWER_PARKED;
+    (void)rdt_error_set(&err, missed ? RDT_NOT_PUT : RDT_TIMED_OUT, "the fetch of %s \"%s\" %s: %s",
+                        transfer->ref.is_name ? "the name" : "object", transfer->ref.id,
+                        missed ? "does not wait" : "did not end in time", missing);
     fetch_fail(fetch, &err);
 }
 

@@ -163,7 +163,8 @@ struct fetch {
     struct deadline deadline;
     uint64_t message; /* client->transfers.n_fetch_messages of its message; 0: each answer brings its own fds */
     bool cow;         /* memory that several fetches share is to be mapped privately */
-    bool no_wait;     /* the client does not wait for a put; its deadline has not passed yet */
+    bool no_wait;     /* the client does not wait for a put */
+    bool extended;    /* with no_wait: its deadline has passed once */
     enum fetch_joined joined;
     uint64_t version; /* of the name, with FETCH_MERGED */
 };

@@ -176,10 +176,10 @@ void record_source_left(struct transfer_record *record, const char *why)
 void record_finish(struct transfers *transfers, struct transfer_record *record)
 {
     static const char *const states[TRANSFER_OUTCOMES] = {"done", "failed", "cancelled", "timed_out"};
-    enum transfer_outcome outcome = record->status == RDT_OK          ? TRANSFER_DONE
-                                    : record->status == RDT_CANCELLED ? TRANSFER_CANCELLED
-                                    : record->status == RDT_TIMED_OUT ? TRANSFER_TIMED_OUT
-                                                                      : TRANSFER_FAILED;
+    enum transfer_outcome outcome = record->status == RDT_OK                                           ? TRANSFER_DONE
+                                    : record->status == RDT_CANCELLED                                  ? TRANSFER_CANCELLED
+                                    : record->status == RDT_TIMED_OUT || record->status == RDT_NOT_PUT ? TRANSFER_TIMED_OUT
+                                                                                                       : TRANSFER_FAILED;
     uint64_t now_ns = uv_hrtime();
     struct transfer_path *path;
     struct transfer_record *place = &transfers->past.records[transfers->past.n++ % TRANSFER_HISTORY];

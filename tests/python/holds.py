@@ -383,10 +383,14 @@ def test_a_timeout_of_zero_does_what_can_be_done_at_once():
         small, large = c.put(np.arange(4), timeout=0), c.put(np.arange(10**6), timeout=0, snapshot=True)
         for _ in range(20):
             assert c.get(small, timeout=0)[3] == 3 and c.get(large, timeout=0, mode="copy")[-1] == 10**6 - 1
-            with raises(rdtd.TimedOut, "nobody has put an object with this id"):
+            with raises(rdtd.NotPut, "does not wait: nobody has put an object with this id"):
                 c.get(rdtd.Ref("nobody"), timeout=0)
-            with raises(rdtd.TimedOut):
-                next(c.versions("nobody", timeout=0))
+            for missed in (lambda: c.hold(rdtd.Ref("nobody"), timeout=0), lambda: c.wait_put(rdtd.Ref("nobody"), timeout=0),
+                           lambda: next(c.versions("nobody", timeout=0)),
+                           lambda: c.get(rdtd.Ref("nobody"), into=np.zeros(3), timeout=0)):
+                for kind in rdtd.NotPut, rdtd.NotFound, rdtd.TimedOut, TimeoutError:
+                    with raises(kind):
+                        missed()
         for call in (c.get, c.wait_put, c.wait_freed, c.hold):
             with raises(ValueError, "not negative"):
                 call(small, timeout=-1)

@@ -13,7 +13,7 @@ __all__ = [
     "PeerLost", "TimedOut",
     "Cancelled", "TransportFailed", "NoPath", "Mismatch", "Unsupported", "ProtocolBroken", "Restarted",
     "Disconnected", "Forked",
-    "ShuttingDown", "Busy", "SystemFailed", "Internal", "Damaged", "PickleRefused",
+    "ShuttingDown", "Busy", "SystemFailed", "Internal", "Damaged", "NotPut", "PickleRefused",
 ]
 
 BY_STATUS: dict[int, type[Error]] = {}
@@ -135,6 +135,11 @@ class Internal(Error, of="INTERNAL"):
 class Damaged(Error, of="DAMAGED"):
     """DAMAGED: bytes differ from their checksum: of a stored file, of a snapshot from another node, or of what a fetch
     with verify=True brought."""
+
+
+class NotPut(NotFound, TimedOut, of="NOT_PUT"):
+    """NOT_PUT: a call with timeout=0 found that nobody has put the object, or published such a version of the name. A call that
+    waits raises TimedOut instead, from which this is derived, too."""
 
 
 class PickleRefused(Error, pickle.UnpicklingError):

@@ -198,7 +198,7 @@ Test(holds, id_is_waited_for_and_held_with_its_generation)
     rdt_request *hold;
 
     begin(NULL);
-    must_be(RDT_TIMED_OUT, rdt_hold(other, &named, 0, &hold, &err));
+    must_be(RDT_NOT_PUT, rdt_hold(other, &named, 0, &hold, &err));
     must_be(RDT_TIMED_OUT, rdt_hold(other, &named, 50 * MSEC, &hold, &err));
     must_ok(rdt_hold_start(other, &named, LONG, &hold, &err));
     must_be(RDT_AGAIN, rdt_request_status(hold, &err));

@@ -145,7 +145,7 @@ Test(wait_before_put, fetch_that_does_not_wait_brings_what_is_there)
         must_ok(try_fetch(conn, &large, RDT_FETCH_COPY, RDT_NO_WAIT, &object, &err));
         cr_assert(holds_pattern(tensor_of(object, 0).data, 8 * MIB, 1));
         rdt_release(object);
-        must_refuse(RDT_TIMED_OUT, "nobody has put an object with this id",
+        must_refuse(RDT_NOT_PUT, "nobody has put an object with this id",
                     try_fetch(conn, &late, RDT_FETCH_AUTO, RDT_NO_WAIT, &object, &err));
     }
     end();

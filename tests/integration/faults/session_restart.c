@@ -305,7 +305,7 @@ Test(session_restart, client_that_dies_while_the_daemon_is_away_is_noticed)
     must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
     start();
     other = node_client(&node, "other");
-    must_be(RDT_TIMED_OUT, try_fetch(other, &ref, RDT_FETCH_AUTO, RDT_NO_WAIT, &object, &err)); /* it waits for a new one */
+    must_be(RDT_NOT_PUT, try_fetch(other, &ref, RDT_FETCH_AUTO, RDT_NO_WAIT, &object, &err)); /* it waits for a new one */
     rdt_close(other);
     (void)close(channel[0]);
     (void)close(channel[1]);
