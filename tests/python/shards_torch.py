@@ -492,13 +492,29 @@ def test_plans_are_of_a_connection() -> None:
             assert float(state["w"].sum()) == 64 * number
         for connection in (c, d):
             connection.unpublish("policy")
-    assert len(rdtd.torch._plans) == 2
+    assert not rdtd.torch._plans, "those of closed connections are gone"
     with Node() as node, rdtd.connect(node.socket) as c:
         rdtd.torch.publish(given, "policy", rank=0, world_size=1, connection=c, timeout=LONG)
         rdtd.torch.update(state, "policy", connection=c, timeout=LONG)
-        assert len(rdtd.torch._plans) == 1, "those of closed connections are gone"
+        assert len(rdtd.torch._plans) == 1
         c.unpublish("policy")
-    rdtd.torch._plans.clear()
+
+
+def test_update_keeps_no_model_alive() -> None:
+    need(torch, "torch")
+    from torch.multiprocessing.reductions import StorageWeakRef
+    with Node() as node, rdtd.connect(node.socket) as c:
+        rdtd.torch.publish({"w": torch.ones(500, 500), "v": torch.ones(3)}, "policy", rank=0, world_size=1, connection=c,
+                           timeout=LONG)
+        for _ in range(20):  # the allocator gives a new model the memory of the last one
+            mine = {"w": torch.zeros(500, 500), "v": torch.zeros(6).expand(2, 6)[0, ::2]}
+            assert rdtd.torch.update(mine, "policy", connection=c, timeout=LONG) == 1
+            assert float(mine["w"].sum()) == 250000 and float(mine["v"].sum()) == 3
+            storage = StorageWeakRef(mine["w"].untyped_storage())
+            assert len(rdtd.torch._plans) == 1
+            del mine
+            assert storage.expired()
+        c.unpublish("policy")
 
 
 def test_casts_are_those_of_torch() -> None:

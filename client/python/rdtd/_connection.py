@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import re
+import sys
 import time
 import weakref
 from functools import partial
@@ -110,6 +111,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         super().close()
         if self._own_hub:
             self._own_hub.look()
+        if "rdtd.torch" in sys.modules:
+            sys.modules["rdtd.torch"]._forget(self)
         with self._hub_lock:
             heirs = list(self._heirs)
         for heir in heirs:

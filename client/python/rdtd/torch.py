@@ -18,6 +18,7 @@ import weakref
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch  # type: ignore[import]
+from torch.multiprocessing.reductions import StorageWeakRef  # type: ignore[import]
 
 import rdtd
 
@@ -223,12 +224,15 @@ class ModelPlan:
         at = ref_of(name)
         check_padded(padded, {local.key for local in locals_})
         targets: dict[str, Box] = {}
-        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # of _staged: what the version does not reach stays
-        self._overlaid: list[tuple[str, _Local, torch.Tensor]] = []  # what the version has for a tensor that overlaps another
+        self._locals: Optional[list[_Local]] = locals_
+        # By the numbers of their tensors in locals_:
+        self._staged: list[tuple[int, torch.Tensor]] = []
+        self._kept: list[tuple[int, torch.Tensor]] = []  # of _staged: what the version does not reach stays
+        self._overlaid: list[tuple[str, int, torch.Tensor]] = []  # what the version has for a tensor that overlaps another
+        self._storages: list[StorageWeakRef] = []
         first_of: dict[Any, str] = {}
         shared = Shared([local.tensor for local in locals_])
-        for local in locals_:
+        for i, local in enumerate(locals_):
             target = _with_memory(local).tensor
             if _overlaps_itself(target):
                 raise ValueError(f"tensor {local.key!r} overlaps itself: by its strides several elements would be written to "
@@ -242,13 +246,13 @@ class ModelPlan:
             elif below != local.key or target.device.type != "cpu":
                 target = torch.empty(local.tensor.shape, dtype=local.tensor.dtype, device="cpu")
                 if local.key in padded:
-                    self._kept.append((local.tensor, target))
+                    self._kept.append((i, target))
                 if below != local.key:
-                    self._overlaid.append((below, local, target))
+                    self._overlaid.append((below, i, target))
                 else:
-                    self._staged.append((local.tensor, target))
+                    self._staged.append((i, target))
             targets[local.key] = Box(target, local.global_shape, local.start)
-        self._places = [(local.key, local.tensor, local.tensor.data_ptr()) for local in locals_]
+        self._places = [local.tensor.data_ptr() for local in locals_]
         self._plan: Plan = connection.plan(at, targets, move=move, padded=padded, strict=strict)
 
     @property
@@ -260,17 +264,33 @@ class ModelPlan:
     def update(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes it into the model. Errors: those of
         `rdtd.torch.update`, and ValueError if the memory of a tensor has been freed or moved since the plan was made."""
-        for key, tensor, place in self._places:
-            if tensor.data_ptr() != place:
-                raise ValueError(f"the memory of tensor {key!r} has been freed or moved since the plan was made: make a new plan")
+        assert self._locals is not None
+        for local, place in zip(self._locals, self._places):
+            if local.tensor.data_ptr() != place:
+                raise ValueError(f"the memory of tensor {local.key!r} has been freed or moved since the plan was made: make a "
+                                 "new plan")
+        return self._run(self._locals, after, timeout)
+
+    def _let_go(self) -> None:
+        """From now on `_run` is called with the model's tensors, and the plan does not keep them alive."""
+        assert self._locals is not None
+        self._storages = [StorageWeakRef(local.tensor.untyped_storage()) for local in self._locals]
+        self._locals = None
+        self._plan._plan.let_go()
+
+    def _is_of_lost_model(self) -> bool:
+        return any(storage.expired() for storage in self._storages)
+
+    def _run(self, locals_: list[_Local], after: Optional[int], timeout: Optional[float]) -> PlanRun:
         with torch.no_grad():
-            for target, staged in self._kept:
-                staged.copy_(target)
+            for i, staged in self._kept:
+                staged.copy_(locals_[i].tensor)
         run = self._plan.run(after, timeout=timeout)
         with torch.no_grad():
-            for target, staged in self._staged:
-                target.copy_(staged)
-            for first, local, staged in self._overlaid:
+            for i, staged in self._staged:
+                locals_[i].tensor.copy_(staged)
+            for first, i, staged in self._overlaid:
+                local = locals_[i]
                 if not torch.equal(_bytes(local.tensor.cpu()), _bytes(staged)):
                     raise rdtd.Mismatch(f"version {run.version}: tensors {first!r} and {local.key!r} differ where they share "
                                         "memory in this model")
@@ -287,9 +307,17 @@ def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any 
     return ModelPlan(_connection_of(connection), name, list(_locals(model, layout, 0)), move, padded or {}, strict)
 
 
+# Those of update: by what the plan is of, without keeping the model alive.
 _plans: dict[tuple[Any, ...], ModelPlan] = {}
 _plans_lock = threading.Lock()
 _MOST_PLANS = 16
+
+
+def _forget(connection: rdtd.Connection) -> None:
+    """The connection is closed."""
+    with _plans_lock:
+        ended = [_plans.pop(one) for one in list(_plans) if one[0] is connection]
+    del ended
 
 
 def _after_fork() -> None:
@@ -307,7 +335,7 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
            strict: bool = True) -> int:
     """Waits for a version of the name above `after` (None: the one that this model got last) and writes this rank's
     boxes of it into the model's own memory, all from one version. Returns the version. The plan is made in the first
-    call, and again when the model's tensors have moved.
+    call, and again when the model's tensors have moved; it does not keep the model alive.
 
     Model and version must have the same tensors, with the same whole shapes: `layout` says which box this rank has of
     a tensor that is no DTensor. strict=False: the version may have more tensors, as for a stage of a pipeline or some of
@@ -324,13 +352,14 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
                  for l in locals_))
     with _plans_lock:
         prepared = _plans.get(key)
-    if prepared is None:
+    if prepared is None or prepared._is_of_lost_model():  # another model may have its memory now
         made = ModelPlan(connection, name, locals_, move, padded, strict)
+        made._let_go()
         lost = {one[0] for one in list(_plans) if not one[0]._is_alive()}
         with _plans_lock:
-            ended = [_plans.pop(one) for one in list(_plans) if one[0] in lost]
+            ended = [_plans.pop(one) for one, plan in list(_plans.items()) if one[0] in lost or plan._is_of_lost_model()]
             if len(_plans) >= _MOST_PLANS:
                 ended.append(_plans.pop(next(iter(_plans))))
             prepared = _plans.setdefault(key, made)
         del ended  # not within the lock
-    return prepared.update(after, timeout=timeout).version
+    return prepared._run(locals_, after, timeout).version

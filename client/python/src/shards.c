@@ -8,9 +8,9 @@
 struct plan {
     PyObject_HEAD struct conn *conn;
     rdt_plan *plan;
-    struct borrowed_set *targets;
-    PyObject *list; /* the tensors of `targets` */
-    bool runs;      /* in some thread; under the GIL */
+    struct borrowed_set *targets; /* NULL after let_go */
+    PyObject *list;               /* the tensors of `targets` */
+    bool runs;                    /* in some thread; under the GIL */
 };
 
 /* Reads a tuple of `ndim` numbers. Returns false with an exception set. */
@@ -378,7 +378,7 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
         return NULL;
     }
     plan->runs = true; /* other threads run while the targets are looked at */
-    if (!borrowed_set_is_unmoved(plan->targets, plan->list, "plan:") || !conn_enter(plan->conn)) {
+    if ((plan->targets && !borrowed_set_is_unmoved(plan->targets, plan->list, "plan:")) || !conn_enter(plan->conn)) {
         plan->runs = false;
         return NULL;
     }
@@ -391,6 +391,18 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
                          (Py_ssize_t)run.parts, "pieces", (Py_ssize_t)run.pieces, "bytes", (unsigned long long)run.bytes,
                          "bytes_moved", (unsigned long long)run.bytes_moved, "wait_s", (double)run.wait_ns / 1e9, "fetch_s",
                          (double)run.fetch_ns / 1e9, "copy_s", (double)run.copy_ns / 1e9);
+}
+
+/* let_go(): from now on whoever runs the plan sees to it that the targets are where they were, and keeps them. */
+static PyObject *plan_let_go(PyObject *self, PyObject *ignored)
+{
+    struct plan *plan = (struct plan *)self;
+    struct borrowed_set *targets = plan->targets;
+
+    plan->targets = NULL;
+    borrowed_set_free(targets);
+    Py_CLEAR(plan->list);
+    Py_RETURN_NONE;
 }
 
 static void plan_dealloc(PyObject *self)
@@ -406,6 +418,7 @@ static void plan_dealloc(PyObject *self)
 
 static PyMethodDef plan_methods[] = {
     {"run", plan_run, METH_VARARGS, NULL},
+    {"let_go", plan_let_go, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
