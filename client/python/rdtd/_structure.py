@@ -245,7 +245,8 @@ def _encode_flat(value: Any) -> Optional[Encoded]:
             return None
         tensors, names, same = _once(tensors, names, kinds, "", None)
     if same:
-        kinds = [kind for i, kind in enumerate(kinds) if i not in {position for position, *_ in same}]
+        again = {position for position, *_ in same}
+        kinds = [kind for i, kind in enumerate(kinds) if i not in again]
         more["rdt"] = _shorten(kinds)
         more["rdt.same"] = json.dumps(same)
         if "rdt.torch" in more:
