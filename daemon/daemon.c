@@ -360,6 +360,7 @@ static void init_rooms(struct daemon *daemon)
         .recovery = &daemon->recovery,
         .directory_names = &daemon->cluster.directory_names,
         .counts = &daemon->counts,
+        .max_tensors = options->version_max_tensors,
         .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone},
     };
     shards_init(&daemon->shards);

@@ -80,6 +80,7 @@ static void spread_limits(struct daemon *daemon)
 
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->objects.max_objects = options->max_objects;
+    daemon->shards.max_tensors = options->version_max_tensors;
     daemon->cluster.holds.grace_ns = options->hold_grace_ns;
     regions_set_limits(&daemon->regions, limit, limit / 8, options_effective_cache_max(options, limit));
     daemon_check_memory_limit(daemon);

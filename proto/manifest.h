@@ -1,15 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The manifest of a version of many parts (message Manifest), which is the metadata of an object, behind a magic. Anybody may
- * publish such metadata, so nothing in it is trusted before manifest_open has checked it. */
+/* The manifest of a version of many parts (message Manifest), which is an object:
+ *
+ *                     metadata                        tensor
+ *   MANIFEST_MAGIC    the whole message               none
+ *   MANIFEST_LARGE    its fields about the version    its other fields, as U8 [n]: the two together are the message
+ *                     and the parts
+ *
+ * The second form is for what would be too long as metadata, which travel in one message: tensors move like those of any
+ * object. Anybody may publish such an object, so nothing in it is trusted before manifest_open has checked it. */
 #ifndef PROTO_MANIFEST_H
 #define PROTO_MANIFEST_H
 
 #include "proto/layout.h"
 
 #define MANIFEST_MAGIC "rdtshrd3"
+#define MANIFEST_LARGE "rdtshrd4"
 #define MANIFEST_MAGIC_BYTES 8u
 #define MANIFEST_MAX_BOXES (1u << 23) /* of all parts: 4,096 ranks with 2,048 tensors each */
 #define MANIFEST_MAX_DIMS (1u << 24)  /* of all these boxes; each takes 8 bytes of the reader's memory */
+/* The most bytes of the first form. Releases that know only that form accept no longer metadata. */
+#define MANIFEST_MAX_METADATA (4u << 20)
+#define MANIFEST_MAX_TENSOR (1u << 30)
 
 struct manifest_layout {
     struct layout *layout;  /* without places */
@@ -26,7 +37,7 @@ struct manifest {
     uint64_t *starts;                /* all of them */
 };
 
-/* Whether the metadata begin like those of a manifest of any format; MANIFEST_MAGIC is the only one that is read. */
+/* Whether the metadata begin like those of a manifest of any format; the two above are the only ones that are read. */
 bool manifest_has_magic(const void *metadata, size_t bytes);
 
 /* Checks that all indices are in range, that every tensor has a key, and that every box lies within its larger tensor.

@@ -4,76 +4,118 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/rdt_plan.h"
 #include "ctl.h"
 #include "ctl_commands.h"
+#include "ctl_json.h"
 #include "ctl_table.h"
 #include "proto/cover.h"
 #include "proto/manifest.h"
 #include "rdt.pb-c.h"
 #include "wire_ref.h"
 
-static const char *where(const Rdt__Pb__Ref *ref, char *text, size_t size)
+static const char *where(const struct rdt_ref *ref, char *text, size_t size)
 {
-    struct rdt_ref value;
     char hex[33] = "";
 
-    if (wire_ref_to(ref, &value, NULL) != RDT_OK)
-        return "?";
     for (int i = 0; i < 16; i++)
-        (void)snprintf(hex + 2 * i, 3, "%02x", value.node[i]);
-    (void)snprintf(text, size, "%s", value.address[0] ? value.address : hex);
+        (void)snprintf(hex + 2 * i, 3, "%02x", ref->node[i]);
+    (void)snprintf(text, size, "%s", ref->address[0] ? ref->address : hex);
     return text;
 }
 
-/* One row for each tensor of the part. */
-static void add_part(struct ctl_table *table, const Rdt__Pb__ManifestPart *part, const Rdt__Pb__Boxes *boxes,
-                     const struct layout *layout)
+static void add_row(struct ctl_table *table, size_t rank, const struct rdt_ref *ref, const struct rdt_box *of)
 {
     char node[80], plain[80], key[200], box[BOX_TEXT_BYTES], whole[BOX_TEXT_BYTES], size[CTL_HUMAN_BYTES];
+    const uint64_t *count = (const uint64_t *)of->count;
     uint64_t zero[32] = {0};
 
-    for (uint32_t i = 0; i < layout->count; i++) {
-        uint32_t at = layout->first_dim[i];
-
-        box_text(layout->ndim[i], boxes->start + at, layout->shape + at, box);
-        box_text(layout->ndim[i], zero, boxes->global_shape + at, whole);
-        ctl_table_add(table, "%u", part->rank);
-        ctl_table_add(table, "%s", ctl_plain(where(part->ref, node, sizeof node), plain, sizeof plain));
-        ctl_table_add(table, "%s", ctl_plain(boxes->key[i], key, sizeof key));
-        ctl_table_add(table, "%s", rdt_dtype_name((enum rdt_dtype)layout->dtype[i]));
-        ctl_table_add(table, "%s", box);
-        ctl_table_add(table, "%s", whole);
-        ctl_table_add(table, "%s", ctl_human_bytes(layout_bytes(layout, i), size));
-    }
+    box_text(of->ndim, (const uint64_t *)of->start, count, box);
+    box_text(of->ndim, zero, (const uint64_t *)of->global_shape, whole);
+    ctl_table_add(table, "%zu", rank);
+    ctl_table_add(table, "%s", ctl_plain(where(ref, node, sizeof node), plain, sizeof plain));
+    ctl_table_add(table, "%s", ctl_plain(of->key, key, sizeof key));
+    ctl_table_add(table, "%s", rdt_dtype_name(of->dtype));
+    ctl_table_add(table, "%s", box);
+    ctl_table_add(table, "%s", whole);
+    ctl_table_add(table, "%s", ctl_human_bytes(box_elems(of->ndim, count) * rdt_dtype_bytes(of->dtype), size));
 }
 
-static enum rdt_status print_manifest(const Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
+/* One row for each tensor of each part, by what the reply has. */
+static enum rdt_status add_parts(struct ctl_table *table, const Rdt__Pb__Manifest *message, struct rdt_error *err)
+{
+    struct manifest manifest;
+    enum rdt_status status = manifest_open(message, &manifest, err); /* it is somebody's metadata, and says anything */
+
+    for (size_t i = 0; i < message->n_parts && status == RDT_OK; i++) {
+        Rdt__Pb__Boxes boxes;
+        const struct layout *layout = manifest_part(&manifest, i, &boxes);
+        struct rdt_ref ref;
+
+        status = wire_ref_to(message->parts[i]->ref, &ref, err);
+        for (uint32_t t = 0; t < layout->count && status == RDT_OK; t++) {
+            uint32_t at = layout->first_dim[t];
+            struct rdt_box box = {boxes.key[t],
+                                  (enum rdt_dtype)layout->dtype[t],
+                                  layout->ndim[t],
+                                  (const int64_t *)boxes.global_shape + at,
+                                  (const int64_t *)boxes.start + at,
+                                  (const int64_t *)layout->shape + at};
+            add_row(table, message->parts[i]->rank, &ref, &box);
+        }
+    }
+    manifest_close(&manifest);
+    return status;
+}
+
+/* The same by a fetch: the reply has not all of a manifest with a tensor. *info_p: of the version that the fetch has brought. */
+static enum rdt_status add_large(struct ctl *ctl, struct ctl_table *table, const struct rdt_ref *name,
+                                 struct rdt_manifest_info *info_p, struct rdt_error *err)
+{
+    rdt_manifest *manifest = NULL;
+    enum rdt_status status = rdt_manifest_fetch(ctl->rdt, name, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), &manifest, err);
+
+    if (status == RDT_OK)
+        rdt_manifest_info(manifest, info_p);
+    for (size_t i = 0; status == RDT_OK && i < info_p->parts; i++) {
+        struct rdt_ref ref;
+        struct rdt_box box;
+        size_t n = 0;
+
+        status = rdt_manifest_part(manifest, i, &ref, &n, err);
+        for (size_t t = 0; t < n && status == RDT_OK; t++) {
+            status = rdt_manifest_box(manifest, i, t, &box, err);
+            if (status == RDT_OK)
+                add_row(table, i, &ref, &box);
+        }
+    }
+    rdt_manifest_release(manifest);
+    return status;
+}
+
+static enum rdt_status print_manifest(struct ctl *ctl, const Rdt__Pb__ShardsReply *reply, const struct rdt_ref *name,
+                                      struct rdt_error *err)
 {
     static const struct ctl_column columns[] = {{"RANK", true}, {"NODE", false}, {"TENSOR", false}, {"DTYPE", false},
                                                 {"BOX", false}, {"OF", false},   {"BYTES", true}};
     const Rdt__Pb__Manifest *message = reply->manifest;
+    struct rdt_manifest_info info = {message->version, message->step, message->n_parts};
     char age[CTL_HUMAN_BYTES];
     struct ctl_table table;
-    struct manifest manifest;
-    enum rdt_status status = manifest_open(message, &manifest, err);
+    enum rdt_status status;
 
-    if (status != RDT_OK) { /* it is somebody's metadata, and says anything */
-        manifest_close(&manifest);
-        return status;
-    }
-    printf("version %" PRIu64 ", step %" PRIu64 ": complete, %zu parts, %s old\n", message->version, message->step,
-           message->n_parts, ctl_human_duration(reply->age_ns, age));
     ctl_table_init(&table, columns, sizeof columns / sizeof columns[0]);
-    for (size_t i = 0; i < message->n_parts; i++) {
-        Rdt__Pb__Boxes boxes;
-        const struct layout *layout = manifest_part(&manifest, i, &boxes);
-
-        add_part(&table, message->parts[i], &boxes, layout);
+    if (message->n_layouts == 0 && message->n_parts > 0)
+        status = add_large(ctl, &table, name, &info, err);
+    else
+        status = add_parts(&table, message, err);
+    if (status == RDT_OK) {
+        printf("version %" PRIu64 ", step %" PRIu64 ": complete, %zu parts, %s old\n", info.version, info.step, info.parts,
+               ctl_human_duration(reply->age_ns, age));
+        if (!ctl_table_print(&table, "no tensors", stdout))
+            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the list");
     }
-    if (!ctl_table_print(&table, "no tensors", stdout))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the list");
     ctl_table_fini(&table);
-    manifest_close(&manifest);
     return status;
 }
 
@@ -107,15 +149,14 @@ static void print_pending(const Rdt__Pb__PendingVersion *pending)
     printf("%s\n", named > 16 ? " ..." : named == 0 ? " none, the parts are being held" : "");
 }
 
-static int print(struct ctl *ctl, const ProtobufCMessage *message)
+static int print(struct ctl *ctl, const Rdt__Pb__ShardsReply *reply, const struct rdt_ref *name)
 {
-    const Rdt__Pb__ShardsReply *reply = (const Rdt__Pb__ShardsReply *)message;
     struct rdt_error err = {0};
     char age[CTL_HUMAN_BYTES];
     enum rdt_status status = RDT_OK;
 
     if (reply->manifest)
-        status = print_manifest(reply, &err);
+        status = print_manifest(ctl, reply, name, &err);
     else
         printf("no complete version\n");
     print_lost(reply);
@@ -135,6 +176,8 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         {0},
     };
     Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
+    ProtobufCMessage *reply;
+    struct rdt_error err = {0};
     struct rdt_ref ref;
     Rdt__Pb__Ref wire;
     char **operands;
@@ -149,5 +192,9 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         return code;
     wire_ref_from(&ref, &wire);
     request.name = &wire;
-    return ctl_show(ctl, RDT_MSG_SHARDS, &request.base, print);
+    if (ctl_call(ctl, RDT_MSG_SHARDS, &request.base, &reply, &err) != RDT_OK)
+        return ctl_fail(ctl, &err);
+    code = ctl->json ? ctl_print_json(ctl_json(reply)) : print(ctl, (const Rdt__Pb__ShardsReply *)reply, &ref);
+    ctl_reply_free(reply);
+    return code;
 }

@@ -24,7 +24,8 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     ctl_line("visible to  %s", o->visibility);
     ctl_line("producer    client %" PRIu64, o->producer);
     if (o->manifest)
-        ctl_line("content     the list of a version's parts, %" PRIu64 " bytes: rdtctl shards shows them", o->metadata_bytes);
+        ctl_line("content     the list of a version's parts, %" PRIu64 " bytes: rdtctl shards shows them",
+                 o->metadata_bytes + o->bytes);
     else
         ctl_line("content     %" PRIu64 " tensor%s, %s, %" PRIu64 " bytes of metadata", o->tensors, o->tensors == 1 ? "" : "s",
                  ctl_human_bytes(o->bytes, text), o->metadata_bytes);

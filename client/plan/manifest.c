@@ -12,6 +12,31 @@ static enum rdt_status no_memory(struct rdt_error *err)
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the manifest of a version");
 }
 
+/* The message of a manifest with a tensor: that, and behind it the metadata. */
+static enum rdt_status read_large(rdt_manifest *manifest, const rdt_object *object, const uint8_t *fields, size_t bytes,
+                                  const struct rdt_ref *name, struct rdt_error *err)
+{
+    struct rdt_tensor tensor = {0};
+    enum rdt_status status = rdt_object_tensor(object, 0, &tensor, err);
+    uint8_t *message;
+    size_t n;
+
+    if (status != RDT_OK)
+        return status;
+    if (tensor.dtype != RDT_U8 || tensor.ndim != 1 || tensor.shape[0] > (int64_t)MANIFEST_MAX_TENSOR)
+        return rdt_error_set(err, RDT_INVALID, "the manifest of \"%s\" cannot be read", name->id);
+    n = (size_t)tensor.shape[0];
+    message = malloc(n + bytes + 1);
+    if (!message)
+        return no_memory(err);
+    if (n > 0)
+        memcpy(message, tensor.data, n);
+    memcpy(message + n, fields, bytes);
+    manifest->message = rdt__pb__manifest__unpack(NULL, n + bytes, message);
+    free(message);
+    return RDT_OK;
+}
+
 static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *object, const struct rdt_ref *name,
                                    struct rdt_error *err)
 {
@@ -22,14 +47,20 @@ static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *obj
     if (!manifest_has_magic(metadata, bytes))
         return rdt_error_set(err, RDT_INVALID, "\"%s\" is published as one object, not in parts: fetch it by rdt_fetch",
                              name->id);
-    if (memcmp(metadata, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) != 0)
+    metadata += MANIFEST_MAGIC_BYTES;
+    bytes -= MANIFEST_MAGIC_BYTES;
+    if (memcmp(metadata - MANIFEST_MAGIC_BYTES, MANIFEST_LARGE, MANIFEST_MAGIC_BYTES) == 0)
+        status = read_large(manifest, object, metadata, bytes, name, err);
+    else if (memcmp(metadata - MANIFEST_MAGIC_BYTES, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) == 0)
+        manifest->message = rdt__pb__manifest__unpack(NULL, bytes, metadata);
+    else
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "the manifest of \"%s\" has the format of another release: use the librdt of the daemon's release",
                              name->id);
-    manifest->message = rdt__pb__manifest__unpack(NULL, bytes - MANIFEST_MAGIC_BYTES, metadata + MANIFEST_MAGIC_BYTES);
-    if (!manifest->message)
+    if (status == RDT_OK && !manifest->message)
         return rdt_error_set(err, RDT_INVALID, "the manifest of \"%s\" cannot be read", name->id);
-    status = manifest_open(manifest->message, &manifest->checked, err);
+    if (status == RDT_OK)
+        status = manifest_open(manifest->message, &manifest->checked, err);
     if (status != RDT_OK)
         return status;
     manifest->parts = calloc(manifest->message->n_parts + 1, sizeof *manifest->parts);
@@ -50,7 +81,7 @@ bool rdt_object_is_manifest(const rdt_object *object)
     size_t bytes;
     const void *metadata = rdt_object_metadata(object, &bytes);
 
-    return rdt_object_count(object) == 0 && manifest_has_magic(metadata, bytes);
+    return rdt_object_count(object) <= 1 && manifest_has_magic(metadata, bytes);
 }
 
 /* The rest of a time-out, in the form of rdt.h. */

@@ -78,6 +78,7 @@ struct options {
     uint64_t idle_exit_ns;          /* 0: never; the daemon exits after this time without client and object */
     /* [limits] */
     uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
+    uint32_t version_max_tensors;                             /* 1000000 */
     /* [network] */
     char *listen;                         /* "": no peer link; "ADDR:PORT", port 0 is any */
     char *advertise;                      /* "host:port" put into refs; "" derived from listen */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "proto/manifest.h"
 #include "wire_limits.h"
 
 #define KIB (UINT64_C(1) << 10)
@@ -317,6 +318,11 @@ const struct option_key option_keys[] = {
      .help =
          "The most address space that the daemon's mappings of one user's regions take. 0 means all that they may take, less "
          "the eighth that is for others."},
+    {ROW("limits", "version_max_tensors", OPTION_UINT, version_max_tensors, 1, MANIFEST_MAX_BOXES), .reload = RELOAD_ALWAYS,
+     .fallback = "1000000",
+     .help = "The most tensors of one version of a name that several processes publish in parts. The list of them is memory of "
+             "the user who publishes: heap while the parts come, and then, if it is longer than 4 MiB, host memory.",
+     .why = "Raise it for models with more tensors; 89,271 are those of DeepSeek-V3."},
 
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
      .value = "ADDRESS:PORT",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The check that the parts of a version cover every tensor once, and the manifest. A worker notes the boxes of one part after
- * the other, of which a part may have 65,536, and makes the manifest, because there may be a million of them. */
+ * the other, of which a part may have 131,072, and makes the manifest, because there may be a million of them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,8 +32,8 @@ struct shard_check {
     bool wanted;            /* version_check_start was called */
     /* the result */
     struct rdt_error err;
-    uint8_t *manifest; /* [manifest_bytes] */
-    size_t manifest_bytes;
+    struct shard_manifest manifest;
+    uint8_t *to;             /* where the worker copies its tensor to; NULL: the tensor has no memory yet */
     struct shard_row rows[]; /* [of] */
 };
 
@@ -52,7 +52,7 @@ enum rdt_status version_check_init(struct version *version, const struct version
     check->events = events;
     check->of = version->of;
     list_init(&check->adding);
-    shard_cover_init(&check->cover);
+    shard_cover_init(&check->cover, version->shards->max_tensors);
     version->check = check;
     return RDT_OK;
 }
@@ -68,7 +68,9 @@ static void check_free(struct shard_check *check)
 {
     list_drain (struct adding, adding, &check->adding, link)
         adding_free(adding);
-    free(check->manifest);
+    free(check->manifest.metadata);
+    if (check->manifest.tensor)
+        work_free(check->pool, check->manifest.tensor, check->manifest.tensor_bytes);
     free(check);
 }
 
@@ -153,8 +155,15 @@ static enum rdt_status note_boxes(struct shard_check *check, const struct adding
 static void finish(struct shard_check *check)
 {
     if (shard_cover_check(&check->cover, &check->err) == RDT_OK)
-        (void)shard_manifest_pack(&check->cover, check->rows, check->of, &check->manifest, &check->manifest_bytes, &check->err);
+        (void)shard_manifest_pack(&check->cover, check->rows, check->of, &check->manifest, &check->err);
     shard_cover_fini(&check->cover);
+}
+
+static void copy_tensor(struct shard_check *check)
+{
+    memcpy(check->to, check->manifest.tensor, check->manifest.tensor_bytes);
+    free(check->manifest.tensor);
+    check->manifest.tensor = NULL;
 }
 
 static void run(struct work *work)
@@ -163,20 +172,27 @@ static void run(struct work *work)
 
     if (check->at)
         (void)note_boxes(check, check->at, &check->err);
+    else if (check->to)
+        copy_tensor(check);
     else
         finish(check);
 }
 
 static void done(struct work *work);
 
+static void submit(struct shard_check *check)
+{
+    check->running = true;
+    check->work = (struct work){.run = run, .done = done};
+    work_submit(check->pool, &check->work);
+}
+
 static void go_on(struct shard_check *check)
 {
     if (check->running || (list_empty(&check->adding) && !check->wanted))
         return;
-    check->running = true;
     check->at = list_empty(&check->adding) ? NULL : container_of(list_first(&check->adding), struct adding, link);
-    check->work = (struct work){.run = run, .done = done};
-    work_submit(check->pool, &check->work);
+    submit(check);
 }
 
 /* The worker has noted the boxes of a part: charges what it has allocated instead of what the part had. */
@@ -188,11 +204,6 @@ static void noted(struct shard_check *check)
     account_give(version->account, USAGE_HEAP, check->at->charged);
     version->check_bytes -= check->at->charged;
     adding_free(check->at);
-    if (check->err.status == RDT_OK && check->cover.manifest_bytes > RDT_MAX_METADATA_BYTES)
-        (void)rdt_error_set(&check->err, RDT_LIMIT,
-                            "its manifest would have more than the limit of %u bytes, which %u parts have reached: publish "
-                            "fewer or larger tensors",
-                            RDT_MAX_METADATA_BYTES, version->n_parts);
     if (check->err.status == RDT_OK)
         (void)version_charge(version, &version->check_bytes, check->cover.bytes - check->charged_cover, &check->err);
     check->charged_cover = check->cover.bytes;
@@ -204,6 +215,36 @@ static void noted(struct shard_check *check)
     }
 }
 
+/* The tensor of the manifest has memory, which only the loop can allocate: a worker copies it there. */
+static void on_memory(void *arg, struct region *region, const struct rdt_error *why)
+{
+    struct shard_check *check = arg;
+
+    check->manifest.region = region;
+    if (why)
+        check->err = *why;
+    else
+        check->to = region_addr(region, &check->err);
+    if (check->to && check->version)
+        submit(check);
+    else
+        done(&check->work);
+}
+
+static void allocate(struct shard_check *check)
+{
+    struct version *version = check->version;
+    struct region *region;
+    enum rdt_status status = region_alloc(version->shards->regions, "host", "", check->manifest.tensor_bytes, REGION_SNAPSHOT,
+                                          version->account, 0, &region, on_memory, check, &check->err);
+
+    check->running = true;
+    if (status == RDT_OK)
+        on_memory(check, region, NULL);
+    else if (status != RDT_AGAIN)
+        done(&check->work);
+}
+
 static void done(struct work *work)
 {
     struct shard_check *check = container_of(work, struct shard_check, work);
@@ -211,13 +252,17 @@ static void done(struct work *work)
 
     check->running = false;
     if (!version) {
+        region_unref(check->manifest.region);
         check->work = (struct work){.run = run_fini};
         work_submit(check->pool, &check->work);
     } else if (check->at) {
         noted(check);
+    } else if (check->err.status == RDT_OK && check->manifest.tensor) {
+        allocate(check);
     } else {
         version->check = NULL;
-        check->events->on_checked(version, check->manifest, check->manifest_bytes, &check->err);
+        check->events->on_checked(version, &check->manifest, &check->err);
+        region_unref(check->manifest.region);
         check_free(check);
     }
 }

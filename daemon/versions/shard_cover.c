@@ -14,9 +14,9 @@ static enum rdt_status no_memory(const char *key, struct rdt_error *err)
 
 /* ---- collecting ---- */
 
-void shard_cover_init(struct shard_cover *cover)
+void shard_cover_init(struct shard_cover *cover, uint32_t max_tensors)
 {
-    *cover = (struct shard_cover){0};
+    *cover = (struct shard_cover){.max_tensors = max_tensors};
     arena_init(&cover->arena, SIZE_MAX);
     map_init(&cover->tensors);
     map_init(&cover->others);
@@ -49,8 +49,14 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
                                   const uint64_t *shape, struct shard_tensor **tensor_p, struct rdt_error *err)
 {
     size_t key_bytes = strlen(key);
-    struct shard_tensor *tensor = arena_alloc(&cover->arena, sizeof *tensor + key_bytes + 1);
+    struct shard_tensor *tensor;
 
+    if (map_count(&cover->tensors) >= cover->max_tensors)
+        return rdt_error_set(err, RDT_LIMIT,
+                             "the version would have more tensors than the %u of version_max_tensors, with \"%s\" of rank %u: "
+                             "publish fewer, or raise it",
+                             cover->max_tensors, key, rank);
+    tensor = arena_alloc(&cover->arena, sizeof *tensor + key_bytes + 1);
     if (!tensor)
         return no_memory(key, err);
     *tensor = (struct shard_tensor){.dtype = dtype, .ndim = ndim, .first_rank = rank, .number = UINT32_MAX};
@@ -59,8 +65,7 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
     if (!tensor->shape || !map_put(&cover->tensors, tensor->key, key_bytes, tensor))
         return no_memory(key, err);
     memcpy(tensor->shape, shape, ndim * sizeof *shape);
-    cover->bytes += sizeof *tensor + key_bytes + ndim * sizeof *shape;
-    cover->manifest_bytes += key_bytes;
+    cover->bytes += sizeof *tensor + 2 * key_bytes + ndim * sizeof *shape; /* the manifest has the key, too */
     *tensor_p = tensor;
     return RDT_OK;
 }

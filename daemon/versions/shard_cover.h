@@ -37,7 +37,7 @@ struct shard_others {
 };
 
 struct shard_cover {
-    /* Of struct shard_tensor. A part may have 65,536, which the loop frees if the version fails: one by one, it took 50 ms. */
+    /* Of struct shard_tensor. A part may have 131,072, which the loop frees if the version fails: one by one, it took 50 ms. */
     struct arena arena;
     struct map tensors; /* key -> struct shard_tensor */
     struct map others;  /* keys -> struct shard_others */
@@ -45,14 +45,14 @@ struct shard_cover {
     struct shard_boxes *boxes;
     uint64_t n_boxes, n_dims; /* of all parts */
     uint64_t bytes;           /* of the heap, approximately */
-    uint64_t manifest_bytes;  /* the least size of the manifest */
+    uint32_t max_tensors;
 };
 
-void shard_cover_init(struct shard_cover *cover);
+void shard_cover_init(struct shard_cover *cover, uint32_t max_tensors);
 void shard_cover_fini(struct shard_cover *cover);
 
 /* Adds the boxes of a part, which boxes_read has checked. After an error the cover is of no use. Errors: INVALID names tensor
- * and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many boxes;
+ * and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many boxes, or there are more than max_tensors;
  * NO_MEMORY. */
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The manifest of a complete version: an object without tensors, whose metadata lists the parts. */
+/* The manifest of a complete version: an object that lists the parts (proto/manifest.h). */
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/memory/region.h"
 #include "daemon/versions/shards_impl.h"
 #include "proto/grow.h"
 #include "proto/manifest.h"
@@ -27,9 +28,13 @@ struct shared_field {
     struct shared *list; /* all of them */
 };
 
-struct packer {
+struct packed {
     uint8_t *to; /* [room] */
     size_t n, room;
+};
+
+struct packer {
+    struct packed parts, rest; /* fields of the manifest */
     struct shared_field layouts, moves;
     /* Of the keys that have been met, in order. */
     struct shard_tensor **tensors; /* [n_tensors] */
@@ -45,41 +50,51 @@ static enum rdt_status no_memory(struct rdt_error *err)
     return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
 }
 
-/* Makes room for so many bytes behind `n`. */
-static enum rdt_status make_room(struct packer *packer, size_t bytes, struct rdt_error *err)
+/* Makes room for so many bytes behind `n`, and for the tail. */
+static enum rdt_status make_room(struct packed *packed, size_t bytes, struct rdt_error *err)
 {
-    size_t room = packer->room;
+    size_t room = packed->room;
     uint8_t *to;
 
-    if (packer->n + bytes > RDT_MAX_METADATA_BYTES - MANIFEST_TAIL_BYTES)
+    if (packed->n + bytes > MANIFEST_MAX_TENSOR)
         return rdt_error_set(err, RDT_LIMIT,
                              "its manifest has more than the limit of %u bytes: publish fewer or larger tensors",
-                             RDT_MAX_METADATA_BYTES);
-    while (room < packer->n + bytes + MANIFEST_TAIL_BYTES)
+                             MANIFEST_MAX_TENSOR);
+    while (room < packed->n + bytes + MANIFEST_TAIL_BYTES)
         room = room ? 2 * room : 4096;
-    if (room == packer->room)
+    if (room == packed->room)
         return RDT_OK;
-    to = realloc(packer->to, room);
+    to = realloc(packed->to, room);
     if (!to)
         return no_memory(err);
-    packer->to = to;
-    packer->room = room;
+    packed->to = to;
+    packed->room = room;
     return RDT_OK;
 }
 
+static enum rdt_status append(struct packed *packed, const void *from, size_t bytes, struct rdt_error *err)
+{
+    enum rdt_status status = make_room(packed, bytes, err);
+
+    if (status == RDT_OK && bytes > 0)
+        memcpy(packed->to + packed->n, from, bytes);
+    packed->n += status == RDT_OK ? bytes : 0;
+    return status;
+}
+
 /* Appends the message as a field. */
-static enum rdt_status put_field(struct packer *packer, unsigned field, const ProtobufCMessage *message, struct rdt_error *err)
+static enum rdt_status put_field(struct packed *packed, unsigned field, const ProtobufCMessage *message, struct rdt_error *err)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message), left = bytes;
-    enum rdt_status status = make_room(packer, bytes + 16, err);
+    enum rdt_status status = make_room(packed, bytes + 16, err);
 
     if (status != RDT_OK)
         return status;
-    packer->to[packer->n++] = (uint8_t)(field << 3 | 2);
+    packed->to[packed->n++] = (uint8_t)(field << 3 | 2);
     for (; left >= 0x80; left >>= 7)
-        packer->to[packer->n++] = (uint8_t)(left | 0x80);
-    packer->to[packer->n++] = (uint8_t)left;
-    packer->n += protobuf_c_message_pack(message, packer->to + packer->n);
+        packed->to[packed->n++] = (uint8_t)(left | 0x80);
+    packed->to[packed->n++] = (uint8_t)left;
+    packed->n += protobuf_c_message_pack(message, packed->to + packed->n);
     return RDT_OK;
 }
 
@@ -116,7 +131,7 @@ static enum rdt_status share(struct packer *packer, struct shared_field *of, uns
         return known ? RDT_OK : no_memory(err);
     }
     of->list = *shared_p = new;
-    return put_field(packer, field, message, err);
+    return put_field(&packer->rest, field, message, err);
 }
 
 static void shared_field_fini(struct shared_field *of)
@@ -191,7 +206,7 @@ static enum rdt_status put_part(struct packer *packer, const struct shard_boxes 
         return status;
     part.layout = shared_layout->number;
     part.move = shared_move->number;
-    return put_field(packer, PARTS_FIELD, &part.base, err);
+    return put_field(&packer->parts, PARTS_FIELD, &part.base, err);
 }
 
 /* Appends the columns about the keys. */
@@ -217,9 +232,9 @@ static enum rdt_status put_keys(struct packer *packer, struct rdt_error *err)
     }
     manifest.n_key = manifest.n_ndim = n;
     if (status == RDT_OK)
-        status = make_room(packer, protobuf_c_message_get_packed_size(&manifest.base), err);
+        status = make_room(&packer->rest, protobuf_c_message_get_packed_size(&manifest.base), err);
     if (status == RDT_OK)
-        packer->n += protobuf_c_message_pack(&manifest.base, packer->to + packer->n);
+        packer->rest.n += protobuf_c_message_pack(&manifest.base, packer->rest.to + packer->rest.n);
     free(manifest.key);
     free(manifest.ndim);
     free(manifest.global_shape);
@@ -249,7 +264,8 @@ static void packer_fini(struct packer *packer)
 {
     shared_field_fini(&packer->layouts);
     shared_field_fini(&packer->moves);
-    free(packer->to);
+    free(packer->parts.to);
+    free(packer->rest.to);
     free(packer->tensors);
     free(packer->dtype);
     free(packer->ndim);
@@ -259,8 +275,28 @@ static void packer_fini(struct packer *packer)
     free(packer->by);
 }
 
+/* One form or the other. */
+static enum rdt_status take_packed(struct packer *packer, struct shard_manifest *manifest_p, struct rdt_error *err)
+{
+    struct packed *parts = &packer->parts, *rest = &packer->rest;
+    bool large = parts->n + rest->n > MANIFEST_MAX_METADATA - MANIFEST_TAIL_BYTES;
+    enum rdt_status status = large ? RDT_OK : append(parts, rest->to, rest->n, err);
+
+    if (status != RDT_OK)
+        return status;
+    memcpy(parts->to, large ? MANIFEST_LARGE : MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES);
+    *manifest_p = (struct shard_manifest){.metadata = parts->to, .metadata_bytes = parts->n};
+    parts->to = NULL;
+    if (large) {
+        manifest_p->tensor = rest->to;
+        manifest_p->tensor_bytes = rest->n;
+        rest->to = NULL;
+    }
+    return RDT_OK;
+}
+
 enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
-                                    uint8_t **packed_p, size_t *bytes_p, struct rdt_error *err)
+                                    struct shard_manifest *manifest_p, struct rdt_error *err)
 {
     const struct shard_boxes **by_rank = calloc(of, sizeof *by_rank);
     struct packer packer = {0};
@@ -270,22 +306,15 @@ enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struc
     map_init(&packer.moves.messages);
     status = by_rank ? make_columns(&packer, cover, err) : no_memory(err);
     if (status == RDT_OK)
-        status = make_room(&packer, MANIFEST_MAGIC_BYTES, err);
-    if (status == RDT_OK) {
-        memcpy(packer.to, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES);
-        packer.n = MANIFEST_MAGIC_BYTES;
-    }
+        status = append(&packer.parts, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES, err);
     for (const struct shard_boxes *boxes = cover->boxes; boxes && by_rank; boxes = boxes->next)
         by_rank[boxes->rank] = boxes;
     for (uint32_t rank = 0; rank < of && status == RDT_OK; rank++)
         status = put_part(&packer, by_rank[rank], &rows[rank], err);
     if (status == RDT_OK)
         status = put_keys(&packer, err);
-    if (status == RDT_OK) {
-        *packed_p = packer.to;
-        *bytes_p = packer.n;
-        packer.to = NULL;
-    }
+    if (status == RDT_OK)
+        status = take_packed(&packer, manifest_p, err);
     packer_fini(&packer);
     free(by_rank);
     return status;
@@ -302,21 +331,43 @@ static size_t put_tail(const struct version *version, uint64_t number, uint8_t *
     return rdt__pb__manifest__pack(&tail, to);
 }
 
-enum rdt_status version_publish(struct version *version, uint8_t *packed, size_t bytes, uint64_t *number_p,
+/* Of the object: without a tensor, or with the one that fills the region. */
+static struct layout *object_layout_of(const struct shard_manifest *manifest)
+{
+    struct layout *layout = manifest->region ? layout_create(1, 1) : layout_create(0, 0);
+
+    if (!layout || !manifest->region)
+        return layout;
+    layout->dtype[0] = RDT_U8;
+    layout->ndim[0] = 1;
+    layout->first_dim[0] = layout->region[0] = 0;
+    layout->offset[0] = 0;
+    layout->shape[0] = manifest->tensor_bytes;
+    layout_set_row_major(layout, 0);
+    return layout;
+}
+
+enum rdt_status version_publish(struct version *version, const struct shard_manifest *manifest, uint64_t *number_p,
                                 struct rdt_error *err)
 {
     struct shard_name *name = version->name;
     struct shards *shards = name->shards;
     struct name_publish next = {
         .id = (const uint8_t *)shard_name_id(name), .id_bytes = name->id_bytes, .visibility = version->visibility};
-    struct object_put put = {
-        .account = version->account, .visibility = version->visibility, .transport = "", .promise = OBJECT_SEALED};
+    struct region *region = manifest->region;
+    struct object_put put = {.account = version->account,
+                             .metadata = manifest->metadata,
+                             .regions = &region,
+                             .n_regions = region ? 1 : 0,
+                             .visibility = version->visibility,
+                             .transport = "",
+                             .promise = OBJECT_SEALED,
+                             .kept = true};
     uint64_t number = names_next_version(shards->published, &version->account->owner, next.id, next.id_bytes);
     enum rdt_status status = RDT_OK;
 
-    put.metadata = packed;
-    put.metadata_bytes = bytes + put_tail(version, number, packed + bytes);
-    if (!(put.layout = layout_create(0, 0)))
+    put.metadata_bytes = manifest->metadata_bytes + put_tail(version, number, manifest->metadata + manifest->metadata_bytes);
+    if (!(put.layout = object_layout_of(manifest)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
     if (status == RDT_OK)
         status = object_table_put(shards->objects, &put, &next.object, err);

@@ -90,7 +90,8 @@ void shards_restore(void *shards, struct object *object)
     Rdt__Pb__Manifest *manifest = NULL;
     struct rdt_error err;
 
-    if (object->tail.metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
+    if (object->tail.metadata_bytes > magic && (memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0 ||
+                                                memcmp(object_metadata(object), MANIFEST_LARGE, magic) == 0))
         manifest = rdt__pb__manifest__unpack(NULL, object->tail.metadata_bytes - magic, object_metadata(object) + magic);
     if (!manifest)
         log_error(

@@ -98,6 +98,7 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
     version->of = part->of;
     version->account = account_ref(account);
+    version->shards = name->shards;
     status = version_grow(version, err);
     if (status != RDT_OK) {
         account_give(account, USAGE_HEAP, version->heap_bytes + version->check_bytes);
@@ -107,7 +108,6 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
         return status;
     }
     version->name = name;
-    version->shards = name->shards;
     version->step = part->step;
     version->visibility = part->visibility;
     version->began_ns = uv_hrtime();
@@ -310,7 +310,7 @@ static void overtake(struct version *version)
     }
 }
 
-static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err)
+static void on_checked(struct version *version, struct shard_manifest *manifest, struct rdt_error *err)
 {
     struct shard_name *name = version->name;
     uint64_t number = 0;
@@ -325,7 +325,7 @@ static void on_checked(struct version *version, uint8_t *packed, size_t bytes, s
     if (status == RDT_OK)
         status = version_check_held(version, err);
     if (status == RDT_OK)
-        status = version_publish(version, packed, bytes, &number, err);
+        status = version_publish(version, manifest, &number, err);
     if (status != RDT_OK) {
         version_fail(version, err);
         return;

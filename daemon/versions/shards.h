@@ -9,7 +9,7 @@
  *                                │  or are missing; a part has ended; a later step is complete
  *                                └──► FAILED: all its publishers are told why; readers have never seen it
  *
- * A complete version is the name's next version like any other: an object, the manifest, whose metadata lists the parts.
+ * A complete version is the name's next version like any other: an object, the manifest, which lists the parts.
  * Readers that fetch, hold or wait for it need no further rules. The parts are held as long as the manifest exists, those on
  * other nodes by holds across nodes, which belong to a client without a connection (version->holder).
  *
@@ -54,6 +54,7 @@ struct shards { /* the creator fills what stands above `names` */
     struct map names;         /* owner and name -> struct shard_name */
     struct list ended;        /* struct version.link: what they hold is being released, in slices of the loop */
     struct log_rare failures; /* publishers can cause any number of failures */
+    uint32_t max_tensors;     /* of one version: version_max_tensors */
 };
 
 void shards_init(struct shards *shards);

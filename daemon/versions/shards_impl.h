@@ -102,9 +102,17 @@ void version_end(struct version *version);
 
 /* ---- shard_check.c ---- */
 
-/* The worker has ended. err->status OK: the boxes cover every tensor once, and `packed`, borrowed, is the manifest without the
- * fields about its version, with MANIFEST_TAIL_BYTES of room behind it. */
-typedef void (*version_checked)(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
+/* A manifest (proto/manifest.h) without the fields about its version. */
+struct shard_manifest {
+    uint8_t *metadata; /* with MANIFEST_TAIL_BYTES of room behind them */
+    size_t metadata_bytes;
+    uint8_t *tensor; /* [tensor_bytes]; NULL: there is none, or it is in `region` */
+    size_t tensor_bytes;
+    struct region *region; /* a reference; NULL: there is no tensor, or it has no memory of its own yet */
+};
+
+/* The worker has ended. err->status OK: the boxes cover every tensor once, and this, borrowed, is the manifest. */
+typedef void (*version_checked)(struct version *version, struct shard_manifest *manifest, struct rdt_error *err);
 
 /* The boxes of that part can never become a version, or there is no room for them. */
 typedef void (*version_refused)(struct version *version, uint32_t rank, const struct rdt_error *why);
@@ -146,14 +154,13 @@ struct shard_row { /* of a rank */
     uint64_t bytes;
 };
 
-/* Writes the manifest of parts [of] that shard_cover_check has accepted; any thread. The caller frees *packed_p, which has
- * MANIFEST_TAIL_BYTES of room behind *bytes_p. LIMIT: it would be longer than RDT_MAX_METADATA_BYTES; NO_MEMORY. */
+/* Writes the manifest of parts [of] that shard_cover_check has accepted; any thread. The caller frees manifest_p->metadata
+ * and ->tensor. LIMIT: the tensor would be longer than MANIFEST_MAX_TENSOR; NO_MEMORY. */
 enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
-                                    uint8_t **packed_p, size_t *bytes_p, struct rdt_error *err);
+                                    struct shard_manifest *manifest_p, struct rdt_error *err);
 
-/* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. packed: as
- * version_checked has it. */
-enum rdt_status version_publish(struct version *version, uint8_t *packed, size_t bytes, uint64_t *number_p,
+/* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. */
+enum rdt_status version_publish(struct version *version, const struct shard_manifest *manifest, uint64_t *number_p,
                                 struct rdt_error *err);
 
 #endif

@@ -485,6 +485,8 @@ Test(limits_each, none_is_forgotten)
         bool known = strncmp(line, "owner_max_orphans", 17) == 0;
         /* storage::user_at_the_limit_of_stored_bytes_is_refused_until_a_file_is_gone */
         known |= strncmp(line, "owner_max_stored_bytes", 22) == 0;
+        /* shards_many::more_tensors_than_version_max_tensors_are_refused */
+        known |= strncmp(line, "version_max_tensors", 19) == 0;
         known |= strstr(line, "_max_mapp") != NULL; /* unmapped::refused_mapping_names_each_limit */
         if (line[0] == '[')
             limits = strcmp(line, "[limits]") == 0;

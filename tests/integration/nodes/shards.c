@@ -200,9 +200,10 @@ Test(shards, time_out_names_the_ranks_that_are_missing)
     end_shards(conn, NULL);
 }
 
-/* Nobody waits for parts whose manifest would be too long. */
+/* Nobody waits for parts that have too many tensors together. */
 Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there)
 {
+    static const char *const flags[] = {"--version-max-tensors=15000", NULL};
     enum { N = 10000, KEY = 240 };
     struct rdt_tensor *tensors = calloc(N, sizeof *tensors);
     struct rdt_shard *shards = calloc(N, sizeof *shards);
@@ -211,7 +212,8 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
     struct rdt_ref name, refs[2];
     uint8_t byte = 0;
 
-    rdt *conn = begin_shards(1);
+    cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true, .flags = flags});
+    rdt *conn = on(0);
     name = name_on(0, "policy", 0);
     struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .shards = shards};
     for (unsigned rank = 0; rank < 2; rank++) {
@@ -223,9 +225,9 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
         must_ok(rdt_put(conn, tensors, N, &options, &refs[rank], &err));
     }
     rdt_request *request = start_part(conn, &name, 1, 0, 3, &refs[0]);
-    must_refuse(RDT_LIMIT, "its manifest would have more than the limit of 4194304 bytes, which 2 parts have reached",
+    must_refuse(RDT_LIMIT, "the version would have more tensors than the 15000 of version_max_tensors, with \"000",
                 rdt_publish_part(conn, &name, 1, 1, 3, &refs[1], NULL, LONG, NULL, &err));
-    must_refuse(RDT_LIMIT, "its manifest", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_refuse(RDT_LIMIT, "version_max_tensors", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
     for (unsigned rank = 0; rank < 2; rank++)
         must_ok(rdt_free(conn, &refs[rank], false, &err));

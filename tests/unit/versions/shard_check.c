@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop does not look at the boxes of a part, of which there may be 65,536: a worker does. Nothing here measures time in
+/* The loop does not look at the boxes of a part, of which there may be 131,072: a worker does. Nothing here measures time in
  * seconds: what the loop does is compared with what the worker has to do. */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -26,10 +26,10 @@ static uint32_t told_rank;
 static size_t manifest_bytes;
 static bool ended;
 
-static void on_checked(struct version *of, uint8_t *packed, size_t bytes, struct rdt_error *why)
+static void on_checked(struct version *of, struct shard_manifest *manifest, struct rdt_error *why)
 {
     told = *why;
-    manifest_bytes = bytes;
+    manifest_bytes = manifest->metadata_bytes;
     ended = true;
     version_check_fini(of);
 }
@@ -53,6 +53,7 @@ static void setup(void)
     accounts_init(&accounts);
     regions.pool = pool;
     shards.regions = &regions;
+    shards.max_tensors = N;
     version = (struct version){.shards = &shards, .of = 2, .account = account_get(&accounts, &me)};
     must_ok(version_check_init(&version, &events, &err));
     layout = layout_create(N, N);
@@ -119,7 +120,7 @@ Test(shard_check, boxes_of_a_part_are_noted_by_a_worker)
     struct shard_cover cover;
     uint64_t began_ns = cpu_ns(), noting_ns;
 
-    shard_cover_init(&cover);
+    shard_cover_init(&cover, N);
     must_ok(shard_cover_add(&cover, 0, layout, &all, &err));
     noting_ns = cpu_ns() - began_ns;
     shard_cover_fini(&cover);

@@ -36,7 +36,7 @@ static enum rdt_status check(const struct boxes *boxes, struct rdt_error *err)
     struct shard_cover cover;
     enum rdt_status status = RDT_OK;
 
-    shard_cover_init(&cover);
+    shard_cover_init(&cover, UINT32_MAX);
     for (uint32_t i = 0; i < boxes->n && status == RDT_OK; i++) {
         Rdt__Pb__Boxes message = RDT__PB__BOXES__INIT;
         struct layout *layout = layout_create(1, boxes->ndim);
@@ -209,7 +209,7 @@ Test(shard_cover, more_boxes_than_a_reader_accepts_are_refused)
     boxes.start = &start;
     boxes.n_key = boxes.n_global_shape = boxes.n_start = 1;
     for (unsigned of_dims = 0; of_dims < 2; of_dims++) {
-        shard_cover_init(&cover);
+        shard_cover_init(&cover, UINT32_MAX);
         *(of_dims ? &cover.n_dims : &cover.n_boxes) = (of_dims ? MANIFEST_MAX_DIMS : MANIFEST_MAX_BOXES) - 1;
         must_ok(shard_cover_add(&cover, 0, layout, &boxes, &err));
         start = 1;

@@ -80,14 +80,13 @@ Test(shard_manifest, of_4096_ranks_with_400_tensors_has_less_than_a_mebibyte)
     struct shard_row *rows = calloc(RANKS, sizeof *rows);
     struct shard_cover cover;
     struct manifest manifest;
-    uint8_t *packed = NULL;
-    size_t bytes = 0;
+    struct shard_manifest packed = {0};
 
     for (unsigned i = 0; i < TENSORS; i++) {
         (void)snprintf(names[i], sizeof names[i], "model.layers.%03u.self_attention.query_key_value.weight", i);
         keys[i] = names[i];
     }
-    shard_cover_init(&cover);
+    shard_cover_init(&cover, TENSORS);
     for (uint32_t i = 0; i < RANKS; i++) { /* the parts come in any order */
         uint32_t rank = i * 1021 % RANKS;
         add_rank(&cover, rank);
@@ -97,9 +96,11 @@ Test(shard_manifest, of_4096_ranks_with_400_tensors_has_less_than_a_mebibyte)
         rows[rank].ref.generation = UINT64_MAX - rank;
     }
     must_ok(shard_cover_check(&cover, &err));
-    must_ok(shard_manifest_pack(&cover, rows, RANKS, &packed, &bytes, &err));
-    cr_assert_lt(bytes, 1u << 20);
-    Rdt__Pb__Manifest *message = rdt__pb__manifest__unpack(NULL, bytes - MANIFEST_MAGIC_BYTES, packed + MANIFEST_MAGIC_BYTES);
+    must_ok(shard_manifest_pack(&cover, rows, RANKS, &packed, &err));
+    cr_assert_lt(packed.metadata_bytes, 1u << 20);
+    must(!packed.tensor);
+    Rdt__Pb__Manifest *message =
+        rdt__pb__manifest__unpack(NULL, packed.metadata_bytes - MANIFEST_MAGIC_BYTES, packed.metadata + MANIFEST_MAGIC_BYTES);
     must(message && message->n_parts == RANKS);
     must_ok(manifest_open(message, &manifest, &err));
     for (uint32_t rank = 0; rank < RANKS; rank++)
@@ -107,6 +108,61 @@ Test(shard_manifest, of_4096_ranks_with_400_tensors_has_less_than_a_mebibyte)
     manifest_close(&manifest);
     rdt__pb__manifest__free_unpacked(message, NULL);
     shard_cover_fini(&cover);
-    free(packed);
+    free(packed.metadata);
     free(rows);
+}
+
+/* What is too long for metadata is in two pieces, which are the message together. */
+Test(shard_manifest, of_long_names_is_in_two_pieces_that_are_one_message)
+{
+    enum { MANY = 60000, NAME = 90 };
+    char(*text)[NAME] = calloc(MANY, NAME), **many = calloc(MANY, sizeof *many);
+    uint64_t *zeros = calloc(MANY, sizeof *zeros), *twos = calloc(MANY, sizeof *twos);
+    struct layout *layout = layout_create(MANY, MANY);
+    struct shard_manifest packed = {0};
+    struct shard_row row = {0};
+    struct shard_cover cover;
+    struct manifest manifest;
+    Rdt__Pb__Boxes boxes = RDT__PB__BOXES__INIT;
+
+    for (uint32_t i = 0; i < MANY; i++) {
+        (void)snprintf(text[i], NAME, "model.layers.%0*u", NAME - 14, i);
+        many[i] = text[i];
+        twos[i] = layout->shape[i] = 2;
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+    }
+    boxes.key = many;
+    boxes.global_shape = twos;
+    boxes.start = zeros;
+    boxes.n_key = boxes.n_global_shape = boxes.n_start = MANY;
+    shard_cover_init(&cover, MANY - 1);
+    must_refuse(RDT_LIMIT, "version_max_tensors", shard_cover_add(&cover, 0, layout, &boxes, &err));
+    shard_cover_fini(&cover);
+    shard_cover_init(&cover, MANY);
+    must_ok(shard_cover_add(&cover, 0, layout, &boxes, &err));
+    must_ok(shard_cover_check(&cover, &err));
+    must_ok(shard_manifest_pack(&cover, &row, 1, &packed, &err));
+    must(packed.tensor && packed.metadata_bytes < 1024);
+    must(memcmp(packed.metadata, MANIFEST_LARGE, MANIFEST_MAGIC_BYTES) == 0);
+    size_t parts = packed.metadata_bytes - MANIFEST_MAGIC_BYTES, all = packed.tensor_bytes + parts;
+    uint8_t *joined = malloc(all);
+    memcpy(joined, packed.tensor, packed.tensor_bytes);
+    memcpy(joined + packed.tensor_bytes, packed.metadata + MANIFEST_MAGIC_BYTES, parts);
+    Rdt__Pb__Manifest *message = rdt__pb__manifest__unpack(NULL, all, joined);
+    must(message && message->n_parts == 1 && message->n_key == MANY);
+    must_ok(manifest_open(message, &manifest, &err));
+    must(strcmp(manifest.layouts[0].key[MANY - 1], many[MANY - 1]) == 0);
+    manifest_close(&manifest);
+    rdt__pb__manifest__free_unpacked(message, NULL);
+    shard_cover_fini(&cover);
+    free(joined);
+    free(packed.metadata);
+    free(packed.tensor);
+    free(layout);
+    free(text);
+    free(many);
+    free(zeros);
+    free(twos);
 }
