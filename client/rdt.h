@@ -206,7 +206,7 @@ struct rdt_put_options {
     size_t struct_size;
     const void *id;       /* the caller's name for the object, unique for its uid and tenant; NULL: generated */
     size_t id_bytes;      /* 1..128 */
-    const void *metadata; /* opaque; every reader gets it; at most 4 MiB */
+    const void *metadata; /* opaque; every reader gets it; at most 8 MiB */
     size_t metadata_bytes;
     enum rdt_visibility visibility; /* who else may fetch the object; default: this uid (and tenant) only */
     const char *transport;          /* preferred between nodes; NULL: the daemon chooses */

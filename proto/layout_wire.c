@@ -84,6 +84,9 @@ static enum rdt_status check_columns(const Rdt__Pb__TensorList *list, struct siz
             return status;
         n_dims += list->ndim[i];
     }
+    if (n_dims > RDT_MAX_DIMS)
+        return rdt_error_set(err, RDT_LIMIT, "%zu tensors with %" PRIu32 " dimensions: at most %u are allowed", rows, n_dims,
+                             RDT_MAX_DIMS);
     if (list->n_shape != n_dims)
         return rdt_error_set(err, RDT_INVALID, "%" PRIu32 " dimensions but %zu sizes", n_dims, list->n_shape);
     if (list->n_strides != 0 && list->n_strides != n_dims)

@@ -16,9 +16,10 @@
 #define RDT_MAX_TENANT_BYTES 32u
 #define RDT_MAX_NAME_BYTES 64u            /* transports, clients, groups */
 #define RDT_MAX_ADDRESS_BYTES 64u         /* "host:port" */
-#define RDT_MAX_METADATA_BYTES (4u << 20) /* user metadata of one object */
-#define RDT_MAX_TENSORS 65536u            /* tensors of one object */
+#define RDT_MAX_METADATA_BYTES (8u << 20) /* user metadata of one object */
+#define RDT_MAX_TENSORS 131072u           /* tensors of one object */
 #define RDT_MAX_NDIM 32u                  /* dimensions of one tensor */
+#define RDT_MAX_DIMS (2u << 20)           /* dimensions of all tensors of one object */
 #define RDT_MAX_RUN_TENSORS 16384u        /* tensors of all lists in runs in one message, which take a few bytes each */
 #define RDT_MAX_RUN_DIMS 65536u           /* dimensions of all tensors of one such list */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */

@@ -181,6 +181,24 @@ def test_a_version_of_parts_is_fetched_as_its_whole_tensors() -> None:
         del fetched, got, versions
 
 
+def test_one_process_publishes_as_many_tensors_as_deepseek_v3_has() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    names = [f"model.layers.{i % 61}.mlp.experts.{i // 61}.down_proj.weight_scale_inv" for i in range(89271)]
+    one = numpy.arange(4, dtype="f4")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        c.publish("whole", dict.fromkeys(names, one))  # in linear time, although it is one tensor
+        assert c.publish_part("parts", 1, 0, 1, {name: one[:1 + i % 4] for i, name in enumerate(names)}, timeout=LONG) == 1
+        got = c.get(c.name("whole"), timeout=LONG)
+        assert list(got) == names and all((tensor == one).all() for tensor in got.values())
+        got = c.get(c.name("parts"), timeout=LONG)
+        assert list(got) == names and all((got[name] == one[:1 + i % 4]).all() for i, name in enumerate(names))
+        assert f"  {names[-1]} " in node.ctl("shards", "parts")
+        del got
+        for name in ("whole", "parts"):
+            c.unpublish(name)
+
+
 async def fetching(connection: rdtd.Connection, ref: rdtd.Ref) -> Any:
     return await connection.fetch(ref, timeout=LONG)
 

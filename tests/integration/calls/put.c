@@ -103,15 +103,15 @@ Test(put, taken_id_exists_until_it_is_freed)
 
 /* ---- metadata ---- */
 
-Test(put, metadata_of_every_size_up_to_4_mib)
+Test(put, metadata_of_every_size_up_to_8_mib)
 {
-    size_t sizes[] = {0, 1, 255, 65536, 4 * MIB};
+    size_t sizes[] = {0, 1, 255, 65536, 8 * MIB};
     struct rdt_put_options options = RDT_INIT(options);
-    char *metadata = malloc(4 * MIB + 1);
+    char *metadata = malloc(8 * MIB + 1);
     struct rdt_ref ref;
 
     begin(NULL);
-    fill_pattern(metadata, 4 * MIB + 1, 7);
+    fill_pattern(metadata, 8 * MIB + 1, 7);
     for (unsigned i = 0; i < 5; i++) {
         size_t bytes;
         options.metadata = metadata;
@@ -127,8 +127,8 @@ Test(put, metadata_of_every_size_up_to_4_mib)
         rdt_release(object);
         must_ok(rdt_free(conn, &ref, false, &err));
     }
-    options.metadata_bytes = 4 * MIB + 1;
-    must_refuse(RDT_LIMIT, "4194305", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    options.metadata_bytes = 8 * MIB + 1;
+    must_refuse(RDT_LIMIT, "8388609", rdt_put(conn, NULL, 0, &options, &ref, &err));
     cr_assert_eq(objects_now(), 0);
     must_ok(rdt_ping(conn, LONG, &err));
     free(metadata);
@@ -228,7 +228,7 @@ Test(put, tensors_in_hundreds_of_regions)
 
 Test(put, too_many_tensors_are_a_limit)
 {
-    enum { MOST = 65536 };
+    enum { MOST = 131072 };
     struct rdt_tensor *tensors = calloc(MOST + 1, sizeof *tensors);
     char byte = 1;
     struct rdt_ref ref;
@@ -236,7 +236,7 @@ Test(put, too_many_tensors_are_a_limit)
     begin(NULL);
     for (unsigned i = 0; i <= MOST; i++)
         tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .data = &byte};
-    must_refuse(RDT_LIMIT, "65537", rdt_put(conn, tensors, MOST + 1, NULL, &ref, &err));
+    must_refuse(RDT_LIMIT, "131073", rdt_put(conn, tensors, MOST + 1, NULL, &ref, &err));
     must_ok(rdt_put(conn, tensors, MOST, NULL, &ref, &err));
     rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COPY);
     cr_assert_eq(rdt_object_count(object), MOST);

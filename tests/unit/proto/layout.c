@@ -124,7 +124,15 @@ Test(layout, too_many_tensors_are_over_the_limit)
     uint32_t *column = calloc(RDT_MAX_TENSORS + 1, sizeof *column);
 
     must_refuse(LIST(.n_dtype = RDT_MAX_TENSORS + 1, .dtype = column, .n_ndim = RDT_MAX_TENSORS + 1, .ndim = column), RDT_LIMIT,
-                "65537 tensors", __LINE__);
+                "131073 tensors", __LINE__);
+    for (uint32_t i = 0; i < RDT_MAX_TENSORS; i++)
+        column[i] = i < RDT_MAX_DIMS / RDT_MAX_NDIM ? RDT_MAX_NDIM : 1;
+    uint32_t *dtype = calloc(RDT_MAX_TENSORS, sizeof *dtype);
+    for (uint32_t i = 0; i < RDT_MAX_TENSORS; i++)
+        dtype[i] = RDT_U8;
+    must_refuse(LIST(.n_dtype = RDT_MAX_TENSORS, .dtype = dtype, .n_ndim = RDT_MAX_TENSORS, .ndim = column), RDT_LIMIT,
+                "131072 tensors with 2162688 dimensions", __LINE__);
+    free(dtype);
     free(column);
 }
 
