@@ -20,7 +20,10 @@
  *
  *   The daemon ends a request when its time-out has passed, and says what it was waiting for. If the daemon is stopped, librdt
  *   ends the call itself, at most 50 ms later. A call that does not wait still gives the daemon 200 ms to answer, and to
- *   deliver the bytes of an object that exists. It ends with NOT_PUT if nobody has put the object or published the version. A call that takes no time-out ends within a minute (TIMED_OUT).
+ *   deliver the bytes of an object that exists. It ends with NOT_PUT if nobody has put the object or published the version.
+ *   THE DEFAULT, and the time of a call that takes no time-out, is one minute, and one second more for each 64 MiB that the
+ *   call allocates, copies or reads; then the call ends with TIMED_OUT. It is another one where a comment says so: rdt_connect
+ *   takes 10 s, and what waits for other programs (rdt_fetch) has no limit.
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. librdt starts no thread: a call that waits serves the socket.
  * - After a fork, every call on the child's copy of a connection, and on everything made from it, returns RDT_FORKED. The child

@@ -85,7 +85,8 @@ struct ctl;
       "of that list.")                                                                                                    \
     X(shards, "NAME|REF", "lists which part of a version has which box of which tensor, and what is missing",             \
       "For names whose versions consist of many objects (rdt_publish_part). Shows the newest complete version,\n"         \
-      "the steps that are not complete with the ranks that they lack, and why the last one failed.")                      \
+      "the steps that are not complete with the ranks that they lack, and why the last one failed. With --json, a\n"      \
+      "version whose list of tensors is longer than 4 MiB has only its parts.")                                           \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",            \
       "Some transports move bytes within a group only. Without arguments the groups are listed. A MEMBER is\n"            \
       "CLIENT, the name with which an actor of this node connected, or CLIENT@NODE of another node (HOST:PORT,\n"         \
