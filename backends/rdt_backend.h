@@ -151,6 +151,11 @@ struct rdt_host {
      * again. Any thread, including one of the device's driver: the function takes no lock that the core holds
      * while it calls copy_start. */
     void (*copy_done)(struct rdt_memory_copy *copy, enum rdt_status status, const char *msg);
+
+    /* since 1.12: writes the numeric address at which this node's end of the peer link to that connection's node is, which is
+     * where that node can be expected to reach this one; "" if there is no link. A transport that listens at every address of
+     * the node offers it. Loop thread. */
+    void (*conn_address)(void *conn_ctx, char *text_p, size_t size);
 };
 
 /* ---- memory kinds ---- */

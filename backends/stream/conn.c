@@ -51,11 +51,12 @@ void conn_destroy(struct conn *conn)
     free(conn);
 }
 
-enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p)
+enum rdt_status conn_offer(struct conn *conn, const struct sockaddr_storage *address, uint8_t blob[RDT_OFFER_MAX_BYTES],
+                           size_t *bytes_p)
 {
     struct transport *transport = conn->transport;
 
-    *bytes_p = wire_put_offer(&transport->address, &conn->ours, transport->settings.plain, blob);
+    *bytes_p = wire_put_offer(address, &conn->ours, transport->settings.plain, blob);
     (void)pthread_mutex_lock(&transport->lock);
     conn->offered = true;
     (void)pthread_mutex_unlock(&transport->lock);

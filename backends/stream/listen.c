@@ -5,6 +5,7 @@
  * one of them makes room for the next (strangers.h), and each must complete its greeting within HELLO_NS (run.c).
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -24,20 +25,37 @@ static bool bind_one(struct transport *transport, struct sockaddr_storage *addre
     return !bind(transport->listener, (const struct sockaddr *)address, bytes) && !listen(transport->listener, BACKLOG);
 }
 
+static enum rdt_status open_socket(struct transport *transport, struct sockaddr_storage *address, struct rdt_error *err)
+{
+    const int on = 1, off = 0;
+
+    transport->listener = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (transport->listener < 0 && errno == EAFNOSUPPORT && address_is_wildcard(transport->settings.listen)) {
+        (void)snprintf(transport->settings.listen, sizeof transport->settings.listen, "0.0.0.0");
+        (void)address_parse(transport->settings.listen, address);
+        transport->listener = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    }
+    if (transport->listener < 0)
+        return rdt_error_sys(err, errno, "creating a socket for peers");
+    (void)setsockopt(transport->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address->ss_family == AF_INET6)
+        (void)setsockopt(transport->listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    return RDT_OK;
+}
+
 enum rdt_status listen_open(struct transport *transport, struct rdt_error *err)
 {
     const struct settings *settings = &transport->settings;
     struct sockaddr_storage address;
     socklen_t bytes = sizeof transport->address;
     unsigned port = settings->first_port;
-    const int on = 1;
+    enum rdt_status status;
 
     (void)address_parse(settings->listen, &address);
     for (;; port++) {
-        transport->listener = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (transport->listener < 0)
-            return rdt_error_sys(err, errno, "creating a socket for peers");
-        (void)setsockopt(transport->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        status = open_socket(transport, &address, err);
+        if (status != RDT_OK)
+            return status;
         if (bind_one(transport, &address, (uint16_t)port))
             break;
         if (errno != EADDRINUSE || port >= settings->last_port)
@@ -49,6 +67,35 @@ enum rdt_status listen_open(struct transport *transport, struct rdt_error *err)
     if (getsockname(transport->listener, (struct sockaddr *)&transport->address, &bytes))
         return rdt_error_sys(err, errno, "asking for the address of the listening socket");
     return RDT_OK;
+}
+
+static void set_address(struct sockaddr_storage *to, const struct sockaddr_storage *address)
+{
+    uint16_t port = ((const struct sockaddr_in *)to)->sin_port;
+
+    *to = *address;
+    ((struct sockaddr_in *)to)->sin_port = port;
+}
+
+void listen_address(const struct transport *transport, void *conn_ctx, struct sockaddr_storage *address_p)
+{
+    const struct rdt_host *host = &transport->host;
+    const struct sockaddr_storage *advertise = &transport->settings.advertise;
+    bool knows_link = host->struct_size >= offsetof(struct rdt_host, conn_address) + sizeof host->conn_address;
+    char text[INET6_ADDRSTRLEN] = "";
+    struct sockaddr_storage address;
+
+    *address_p = transport->address;
+    if (advertise->ss_family != AF_UNSPEC) {
+        set_address(address_p, advertise);
+    } else if (address_is_wildcard(transport->settings.listen)) {
+        if (knows_link)
+            host->conn_address(conn_ctx, text, sizeof text);
+        if (address_parse(text, &address) || (address_of_interfaces("", text) && address_parse(text, &address)))
+            set_address(address_p, &address);
+    }
+    if (((const struct sockaddr_in *)advertise)->sin_port)
+        ((struct sockaddr_in *)address_p)->sin_port = ((const struct sockaddr_in *)advertise)->sin_port;
 }
 
 /* Adds the channel to the strangers, of whom another may have to make room. The caller holds the lock. */

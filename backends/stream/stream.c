@@ -88,10 +88,14 @@ static void connection_destroy(void *conn)
     conn_destroy(conn);
 }
 
-static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+static enum rdt_status offer(void *handle, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
+    struct conn *conn = handle;
+    struct sockaddr_storage address;
+
     (void)err;
-    return conn_offer(conn, blob, bytes_p);
+    listen_address(conn->transport, conn->ctx, &address);
+    return conn_offer(conn, &address, blob, bytes_p);
 }
 
 static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)
@@ -166,6 +170,8 @@ static const struct rdt_transport_ops transport_ops = {
 static const struct rdt_config_key config_keys[] = {
     {"enabled", "yes", "no: this node neither offers nor uses the transport"},
     {"listen", "", "numeric address that peers connect to; empty: that of the peer link, otherwise of the interfaces"},
+    {"advertise", "",
+     "the address, the port, or ADDRESS:PORT by which peers reach it behind a port mapping; empty: where it listens"},
     {"ports", "0", "TCP port to listen on, or FIRST-LAST for the first free one; 0: any"},
     {"encrypt", "unless_trusted", "TLS between the nodes: unless_trusted (both have trusted_network = yes), or always"},
     {"connections", "0", "TCP connections to one peer; 0: as many as threads"},

@@ -64,8 +64,9 @@
 #define GATHER_BYTES ((size_t)256 << 10) /* buffer for the TLS records that one system call sends; see channel_io.c */
 
 struct settings {
-    char listen[INET6_ADDRSTRLEN];
-    uint16_t first_port, last_port; /* 0: any */
+    char listen[INET6_ADDRSTRLEN];     /* "0.0.0.0", "::": every address, of which an offer has the one of the peer link */
+    uint16_t first_port, last_port;    /* 0: any */
+    struct sockaddr_storage advertise; /* what offers have instead: AF_UNSPEC, no other address; port 0, no other port */
     unsigned threads, connections;
     unsigned dead_after_s;
     uint64_t rekey_bytes;
@@ -251,7 +252,7 @@ struct transport {
     bool stopping;              /* [lock] the data threads end */
     unsigned next_thread;       /* [lock] for the next channel */
     int listener;
-    struct sockaddr_storage address; /* where peers reach the listener; part of every offer */
+    struct sockaddr_storage address; /* of the listener */
     uint64_t quiet_until_ns;         /* [lock] refused strangers are logged at debug level until then */
     bool logged_kernel_tls;          /* [lock] the log has said at info level that the kernel encrypts */
     struct thread threads[MAX_THREADS];
@@ -308,6 +309,8 @@ void threads_stop(struct transport *transport);
 
 /* listen.c */
 enum rdt_status listen_open(struct transport *transport, struct rdt_error *err);
+void listen_address(const struct transport *transport, void *conn_ctx,
+                    struct sockaddr_storage *address_p); /* where that peer reaches the listener; loop thread */
 void listen_accept(struct transport *transport, struct thread *thread);
 
 /* run.c: the channel's thread. */
@@ -321,7 +324,8 @@ void receive_run(struct channel *channel);
 /* conn.c. Loop thread: */
 enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
-enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
+enum rdt_status conn_offer(struct conn *conn, const struct sockaddr_storage *address, uint8_t blob[RDT_OFFER_MAX_BYTES],
+                           size_t *bytes_p);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 void conn_describe(struct conn *conn, char *text_p, size_t size); /* "": it is not known yet */

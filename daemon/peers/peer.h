@@ -220,6 +220,10 @@ enum rdt_status peer_away(const struct peer *peer, const struct account *account
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
+/* Writes the numeric address of this node's end of the link, where the node can be expected to reach this one; "" if the link
+ * is not up, or if that address means nothing elsewhere (link-local). */
+void peer_own_address(const struct peer *peer, char *text_p, size_t size);
+
 /* Pings the node to check that it is reachable: on_answer follows, or on_down. */
 void peer_probe(struct peer *peer);
 

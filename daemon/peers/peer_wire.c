@@ -423,6 +423,25 @@ static void begin(struct peer_link *link, bool server)
     }
 }
 
+void peer_own_address(const struct peer *peer, char *text_p, size_t size)
+{
+    struct sockaddr_storage address;
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&address;
+    int bytes = sizeof address;
+    char text[INET6_ADDRSTRLEN] = "";
+
+    text_p[0] = 0;
+    if (!peer->link_up || uv_tcp_getsockname(&peer->link_up->tcp, (struct sockaddr *)&address, &bytes) < 0)
+        return;
+    if (address.ss_family == AF_INET)
+        (void)inet_ntop(AF_INET, &((const struct sockaddr_in *)&address)->sin_addr, text, sizeof text);
+    else if (IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) /* the listener is at every address of both families */
+        (void)inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], text, sizeof text);
+    else if (!IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr)) /* that one means nothing without the peer's own interface index */
+        (void)inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof text);
+    (void)snprintf(text_p, size, "%s", text);
+}
+
 void peer_wire_accept(struct peer_link *link, uv_stream_t *listener)
 {
     struct sockaddr_storage address;

@@ -159,6 +159,8 @@ struct plugin_conn {
     /* loop thread; at most once, and not after disconnect */
     void (*on_failed)(struct plugin_conn *, enum rdt_status, const char *msg);
     void (*on_closed)(struct plugin_conn *); /* loop thread; once after disconnect */
+    /* loop thread: writes the address of this node's end of the peer link; NULL: nobody knows it */
+    void (*address)(const struct plugin_conn *, char *text_p, size_t size);
     /* for plugin_events.c */
     struct plugin_event failed, closed;
     bool has_failed, disconnecting;

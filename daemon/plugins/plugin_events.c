@@ -149,6 +149,14 @@ static void host_conn_closed(void *conn_ctx)
         wake_send(&events->wake);
 }
 
+static void host_conn_address(void *conn_ctx, char *text_p, size_t size)
+{
+    const struct plugin_conn *conn = conn_ctx;
+    text_p[0] = 0;
+    if (conn->address)
+        conn->address(conn, text_p, size);
+}
+
 /* ---- the queue's life ---- */
 
 enum rdt_status plugin_events_init(struct plugin_events *events, uv_loop_t *loop, struct rdt_error *err)
@@ -180,6 +188,7 @@ void plugin_events_host(struct rdt_host *host)
     host->op_done = host_op_done;
     host->conn_failed = host_conn_failed;
     host->conn_closed = host_conn_closed;
+    host->conn_address = host_conn_address;
 }
 
 /* ---- connections ---- */

@@ -3,10 +3,13 @@
  * plug-ins declare. */
 #include "daemon/plugins/plugin_host.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/plugins/plugin_events.h"
@@ -69,12 +72,38 @@ void plugin_host_dump(const struct list *plugins, const struct options *options,
     }
 }
 
+static bool is_own_address(const char *host)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET};
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+    bool is_in = inet_pton(AF_INET, host, &in.sin_addr) == 1, is_in6 = !is_in && inet_pton(AF_INET6, host, &in6.sin6_addr) == 1;
+    int fd = is_in || is_in6 ? socket(is_in ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    bool is = fd >= 0 &&
+              !bind(fd, is_in ? (const struct sockaddr *)&in : (const struct sockaddr *)&in6, is_in ? sizeof in : sizeof in6);
+    if (fd >= 0)
+        (void)close(fd);
+    return is;
+}
+
+/* Of a node that listens at every address and advertises one of them, that one: the others may be of networks on which no
+ * other node is. */
+static const char *listen_host(struct plugin *plugin, const struct options *options)
+{
+    char advertised[sizeof plugin->listen_host];
+    uint16_t port;
+    if (options->listen[0] == 0 || options_split_address(options->listen, plugin->listen_host, &port, NULL) != RDT_OK)
+        return "";
+    if ((strcmp(plugin->listen_host, "0.0.0.0") == 0 || strcmp(plugin->listen_host, "::") == 0) &&
+        options_split_address(options->advertise, advertised, &port, NULL) == RDT_OK && is_own_address(advertised))
+        snprintf(plugin->listen_host, sizeof plugin->listen_host, "%s", advertised);
+    return plugin->listen_host;
+}
+
 static const char *host_config(void *ctx, const char *name)
 {
     struct plugin *plugin = ctx;
     const struct options *options = plugin->options;
     const struct rdt_config_key *key = find_key(plugin, name);
-    uint16_t port;
     if (!options)
         return NULL;
     if (key)
@@ -89,11 +118,8 @@ static const char *host_config(void *ctx, const char *name)
         (void)snprintf(plugin->pool_idle, sizeof plugin->pool_idle, "%llu", (unsigned long long)options->pool_idle_ns);
         return plugin->pool_idle;
     }
-    if (strcmp(name, "listen_host") == 0) {
-        if (options->listen[0] == 0 || options_split_address(options->listen, plugin->listen_host, &port, NULL) != RDT_OK)
-            return "";
-        return plugin->listen_host;
-    }
+    if (strcmp(name, "listen_host") == 0)
+        return listen_host(plugin, options);
     return NULL;
 }
 

@@ -91,6 +91,11 @@ static void on_closed(struct plugin_conn *conn)
     }
 }
 
+static void write_address(const struct plugin_conn *conn, char *text_p, size_t size)
+{
+    peer_own_address(container_of(conn, struct peer_transport, conn)->session->peer, text_p, size);
+}
+
 /* The other end does not want the connection and says why. It is built again when that changes. */
 static void take_down(struct peer_transport *pt)
 {
@@ -174,6 +179,7 @@ static void peer_transport_open(struct peer_transport *pt)
     }
     pt->conn.on_failed = on_failed;
     pt->conn.on_closed = on_closed;
+    pt->conn.address = write_address;
     if (plugin_conn_create(&pt->conn, pt->transport, pt->remote->peer->uuid, &err) != RDT_OK) {
         log_warn("%s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
         send_offer(pt, NULL, 0, err.msg);
