@@ -561,6 +561,12 @@ struct rdt_transport_ops {
     /* since 1.8: called once, before open, and also where open then fails. Returns the speed as the transport is configured,
      * in place of `speed`. NULL: `speed`. Opening thread. */
     uint32_t (*configured_speed)(const struct rdt_host *host);
+
+    /* since 1.12: says what keeps the bytes of this connection from passing, as far as it is known before any operation has
+     * failed: "192.0.2.7 port 7200: Connection refused". text_p has `size` bytes and receives one line that ends with a zero.
+     * AGAIN: nothing is known to be wrong, and text_p is left alone; OK: bytes pass nevertheless, by another way; PEER_LOST: no
+     * way is known. NULL: nothing is ever known. Loop thread. */
+    enum rdt_status (*trouble)(void *conn, char *text_p, size_t size);
 };
 
 /* ---- the backend ---- */

@@ -17,13 +17,15 @@
 void channel_set_state(struct channel *channel, enum channel_state to)
 {
     static const bool allowed[CHANNEL_GONE + 1][CHANNEL_GONE + 1] = {
-        [CHANNEL_NEW] = {[CHANNEL_DIALLING] = true, [CHANNEL_PEEKING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_NEW] = {[CHANNEL_WAITING] = true, [CHANNEL_DIALLING] = true, [CHANNEL_PEEKING] = true, [CHANNEL_GONE] = true},
+        [CHANNEL_WAITING] = {[CHANNEL_DIALLING] = true, [CHANNEL_GONE] = true},
         [CHANNEL_DIALLING] = {[CHANNEL_SHAKING] = true, [CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
         [CHANNEL_PEEKING] = {[CHANNEL_SHAKING] = true, [CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
         [CHANNEL_SHAKING] = {[CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
         [CHANNEL_GREETING] = {[CHANNEL_READY] = true, [CHANNEL_GONE] = true},
         [CHANNEL_READY] = {[CHANNEL_LEAVING] = true, [CHANNEL_GONE] = true},
         [CHANNEL_LEAVING] = {[CHANNEL_GONE] = true},
+        [CHANNEL_GONE] = {[CHANNEL_WAITING] = true},
     };
 
     if (!allowed[channel->state][to]) {
@@ -58,7 +60,7 @@ void channel_socket(int fd, const struct settings *settings)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
-struct channel *channel_create(struct transport *transport, struct conn *conn, int fd)
+static struct channel *create(struct transport *transport, int fd)
 {
     struct channel *channel = calloc(1, sizeof *channel);
 
@@ -66,21 +68,36 @@ struct channel *channel_create(struct transport *transport, struct conn *conn, i
         return NULL;
     channel->transport = transport;
     channel->thread = thread_next(transport);
-    channel->conn = conn;
-    channel->incoming = !conn;
     channel->fd = fd;
+    ring_init(&channel->ring);
     ring_init(&channel->idle);
     ring_init(&channel->attention);
     ring_init(&channel->timed);
     ring_init(&channel->runnable);
-    if (conn) {
-        ring_append(&conn->channels, &channel->ring);
-        channel->counted = true;
-        conn->n_out++;
-        channel->greeting.number = conn->next_number++;
-    } else {
-        ring_init(&channel->ring);
-    }
+    return channel;
+}
+
+struct channel *channel_accept(struct transport *transport, int fd)
+{
+    struct channel *channel = create(transport, fd);
+
+    if (channel)
+        channel->incoming = true;
+    return channel;
+}
+
+struct channel *channel_create(struct conn *conn, bool takes)
+{
+    struct channel *channel = create(conn->transport, -1);
+
+    if (!channel)
+        return NULL;
+    channel->conn = conn;
+    channel->greeting.takes = takes;
+    ring_append(&conn->channels, &channel->ring);
+    channel->counted = true;
+    (void)(takes ? conn->n_in++ : conn->n_out++);
+    channel->greeting.number = conn->next_number++;
     return channel;
 }
 
@@ -121,7 +138,11 @@ void channel_free(struct channel *channel)
     ring_remove(&channel->attention);
     strangers_remove(&transport->strangers, &channel->stranger);
     if (conn && channel->counted)
-        (void)(channel->incoming ? conn->n_in-- : conn->n_out--);
+        (void)(channel_sends(channel) ? conn->n_out-- : conn->n_in--);
+    if (channel->probe != PROBE_NONE) {
+        transport->probes--;
+        conn->way.probe = PROBE_NONE;
+    }
     if (conn && conn->closing)
         thread_visit(conn);
     (void)pthread_mutex_unlock(&transport->lock);

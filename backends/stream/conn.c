@@ -4,6 +4,7 @@
  * The loop thread creates, connects, disconnects and destroys them. A disconnected connection is closed when its channels are
  * gone and its operations have ended, so that nothing can be written to their memory any more.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +13,46 @@
 
 #include "backends/stream/stream.h"
 
+#define LATE_NS 2000000000ull         /* without an answer for so long, a dial may be one that gets none */
+#define PROBE_AGAIN_NS 10000000000ull /* how long the result of a probe that failed holds */
+
+static void say_unreachable(const struct conn *conn, const char *why, char *text_p, size_t size)
+{
+    const struct sockaddr_storage *address = &conn->peer.address;
+    char text[INET6_ADDRSTRLEN] = "?";
+
+    (void)inet_ntop(address->ss_family,
+                    address->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)address)->sin_addr
+                                                  : &((const struct sockaddr_in6 *)address)->sin6_addr,
+                    text, sizeof text);
+    (void)snprintf(text_p, size, "%s port %u: %s", text, ntohs(((const struct sockaddr_in *)address)->sin_port), why);
+}
+
 /* ---- loop thread ---- */
 
-enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err)
+static void remember(const struct conn *conn)
+{
+    struct transport *transport = conn->transport;
+    struct remembered *place = &transport->remembered[transport->next_remembered++ % MAX_REMEMBERED];
+
+    memcpy(place->uuid, conn->peer_uuid, sizeof place->uuid);
+    memcpy(place->why_not, conn->way.why_not, sizeof place->why_not);
+}
+
+static void recall(struct conn *conn)
+{
+    for (unsigned i = 0; i < MAX_REMEMBERED; i++) {
+        struct remembered *place = &conn->transport->remembered[i];
+
+        if (!place->why_not[0] || memcmp(place->uuid, conn->peer_uuid, sizeof place->uuid) != 0)
+            continue;
+        memcpy(conn->way.why_not, place->why_not, sizeof place->why_not);
+        place->why_not[0] = '\0';
+    }
+}
+
+enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid[16], void *ctx, struct conn **conn_p,
+                            struct rdt_error *err)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
@@ -26,6 +64,8 @@ enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn 
     }
     conn->transport = transport;
     conn->ctx = ctx;
+    memcpy(conn->peer_uuid, peer_uuid, sizeof conn->peer_uuid);
+    recall(conn);
     ring_init(&conn->visit);
     ring_init(&conn->channels);
     ring_init(&conn->idle);
@@ -46,6 +86,8 @@ void conn_destroy(struct conn *conn)
     ring_remove(&conn->ring);
     ring_remove(&conn->visit);
     (void)pthread_mutex_unlock(&conn->transport->lock);
+    if (conn->way.why_not[0])
+        remember(conn);
     explicit_bzero(&conn->ours, sizeof conn->ours);
     explicit_bzero(&conn->peer.secrets, sizeof conn->peer.secrets);
     free(conn);
@@ -82,8 +124,10 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
         conn->peer.tls = !plain || !transport->settings.plain; /* unencrypted only if both ends trust the network */
         conn->peer.known = true;
         ops_start_sends(conn);
+        conn->way.probe = PROBE_WANTED;
     }
     (void)pthread_mutex_unlock(&transport->lock);
+    conns_probe(transport);
     explicit_bzero(&secrets, sizeof secrets);
     return status;
 }
@@ -103,7 +147,33 @@ void conn_describe(struct conn *conn, char *text_p, size_t size)
 {
     (void)pthread_mutex_lock(&conn->transport->lock);
     (void)snprintf(text_p, size, "%s", conn->description);
+    if (*text_p && conn->way.why_not[0] && conn->way.met)
+        (void)snprintf(text_p, size, "%s; only that node connects, this one does not: %s", conn->description,
+                       conn->way.why_not);
     (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+enum rdt_status conn_trouble(struct conn *conn, char *text_p, size_t size)
+{
+    struct transport *transport = conn->transport;
+    enum rdt_status status = RDT_AGAIN;
+    bool again;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    if (conn->way.why_not[0]) {
+        status = conn->way.met ? RDT_OK : RDT_PEER_LOST;
+        (void)snprintf(text_p, size, "%s", conn->way.why_not);
+    } else if (conn->way.dialled_ns && monotonic_ns() - conn->way.dialled_ns > LATE_NS) {
+        status = conn->way.met ? RDT_OK : RDT_PEER_LOST;
+        say_unreachable(conn, "no answer yet", text_p, size);
+    }
+    again = conn->way.why_not[0] && conn->way.probe == PROBE_NONE && monotonic_ns() - conn->way.probed_ns > PROBE_AGAIN_NS;
+    if (again)
+        conn->way.probe = PROBE_WANTED;
+    (void)pthread_mutex_unlock(&transport->lock);
+    if (again)
+        conns_probe(transport);
+    return status;
 }
 
 /* ---- data threads ---- */
@@ -147,12 +217,12 @@ const char *conn_take_channel(struct channel *channel, const uint8_t id[ID_BYTES
     } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) ||
                !numbers_take(&conn->used_numbers, channel->greeting.number)) {
         why_not = "its token is unknown or was used before";
-    } else if (conn->n_in == MAX_CHANNELS_IN) {
+    } else if ((channel->greeting.takes ? conn->n_out : conn->n_in) >= MAX_CHANNELS_IN) {
         why_not = "its node has too many connections";
     } else {
         strangers_remove(&transport->strangers, &channel->stranger);
         ring_append(&conn->channels, &channel->ring);
-        conn->n_in++;
+        (void)(channel->greeting.takes ? conn->n_out++ : conn->n_in++);
         channel->counted = true;
         channel->conn = conn;
     }
@@ -170,6 +240,122 @@ void conn_channel_leaves(struct channel *channel)
     conn->n_out--;
     ops_start_sends(conn);
     (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+enum dial_end conn_dial_failed(struct channel *channel, const char *why)
+{
+    struct conn *conn = channel->conn;
+    struct transport *transport = conn->transport;
+    enum dial_end end = DIAL_DROPPED;
+
+    (void)pthread_mutex_lock(&transport->lock);
+    conn->way.dialled_ns = 0;
+    if (channel->dialled_ns && !conn->closing)
+        say_unreachable(conn, why, conn->way.why_not, sizeof conn->way.why_not);
+    else if (channel->dialled_ns && monotonic_ns() - channel->dialled_ns > LATE_NS) /* for the next connection to the peer */
+        say_unreachable(conn, "no answer", conn->way.why_not, sizeof conn->way.why_not);
+    if (!conn->closing && !channel->greeting.takes && !ring_empty(&conn->sends) && conn->n_out == 1)
+        end = monotonic_ns() < channel->dialled_ns + FAIL_AFTER_NS ? DIAL_WAITS : DIAL_FAILS;
+    (void)pthread_mutex_unlock(&transport->lock);
+    if (end == DIAL_WAITS && channel->probe != PROBE_NONE)
+        conn_probe_ends(channel, NULL);
+    return end;
+}
+
+bool conn_may_dial(struct channel *channel)
+{
+    struct conn *conn = channel->conn;
+    bool may;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    may = !channel->greeting.takes || conn->way.takes;
+    if (may && !conn->way.dialled_ns)
+        conn->way.dialled_ns = monotonic_ns();
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return may;
+}
+
+bool conn_needs(struct channel *channel)
+{
+    struct conn *conn = channel->conn;
+    bool needs;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    needs = !conn->closing &&
+            (channel->greeting.takes ? conn->n_in == 1 && conn->posted : conn->n_out == 1 && !ring_empty(&conn->sends));
+    if (needs && channel->greeting.takes && !conn->way.dialled_ns)
+        conn->way.dialled_ns = monotonic_ns();
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    return needs;
+}
+
+void conn_greeted(struct channel *channel)
+{
+    struct conn *conn = channel->conn;
+    struct channel *more;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    if (channel->incoming) {
+        conn->way.met = true;
+    } else {
+        conn->way.dialled_ns = 0;
+        conn->way.why_not[0] = '\0';
+    }
+    if (!channel->incoming && channel->greeting.takes) {
+        conn->way.takes = true;
+        while (!conn->closing && conn->n_in < conn->transport->settings.connections && (more = channel_create(conn, true)))
+            thread_attend(more);
+    }
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+void conn_probe_ends(struct channel *channel, const char *why_not)
+{
+    struct conn *conn = channel->conn;
+    struct transport *transport = conn->transport;
+
+    if (channel->probe == PROBE_NONE)
+        return;
+    (void)pthread_mutex_lock(&transport->lock);
+    channel->probe = conn->way.probe = PROBE_NONE;
+    transport->probes--;
+    if (why_not && !conn->closing && channel->end.error)
+        say_unreachable(conn, why_not, conn->way.why_not, sizeof conn->way.why_not);
+    (void)pthread_mutex_unlock(&transport->lock);
+    conns_probe(transport);
+}
+
+void conns_probe(struct transport *transport)
+{
+    (void)pthread_mutex_lock(&transport->lock);
+    for (struct ring *at = transport->conns.next; at != &transport->conns && transport->probes < MAX_PROBES; at = at->next) {
+        struct conn *conn = container_of(at, struct conn, ring);
+        struct channel *channel;
+
+        if (conn->way.probe != PROBE_WANTED || conn->closing)
+            continue;
+        conn->way.probe = PROBE_NONE;
+        if (conn->n_out && !conn->way.why_not[0]) /* what is sent on it shows the same */
+            continue;
+        channel = channel_create(conn, false);
+        if (!channel)
+            break;
+        channel->probe = conn->way.probe = PROBE_RUNNING;
+        conn->way.probed_ns = monotonic_ns();
+        transport->probes++;
+        thread_attend(channel);
+    }
+    (void)pthread_mutex_unlock(&transport->lock);
+}
+
+void conn_unreachable(struct conn *conn)
+{
+    char msg[224];
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    (void)snprintf(msg, sizeof msg, "cannot connect to %s; let this port through the firewall there", conn->way.why_not);
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+    conn_fail(conn, RDT_PEER_LOST, msg);
 }
 
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)

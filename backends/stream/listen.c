@@ -130,7 +130,7 @@ void listen_accept(struct transport *transport, struct thread *thread)
         }
         channel_socket(fd, &transport->settings);
         (void)pthread_mutex_lock(&transport->lock);
-        channel = channel_create(transport, NULL, fd);
+        channel = channel_accept(transport, fd);
         if (channel) {
             admit(channel, &address);
             thread_attend(channel);

@@ -63,8 +63,8 @@ void ops_start_sends(struct conn *conn)
     if (!ring_empty(&conn->idle)) {
         channel = container_of(conn->idle.next, struct channel, idle);
         ring_remove(&channel->idle);
-    } else if (conn->n_out < conn->transport->settings.connections) {
-        channel = channel_create(conn->transport, conn, -1); /* NULL: the next post tries again */
+    } else if (conn->n_out < (conn->way.why_not[0] ? 1 : conn->transport->settings.connections)) {
+        channel = channel_create(conn, false); /* NULL: the next post tries again */
     } else {
         return;
     }
@@ -72,6 +72,15 @@ void ops_start_sends(struct conn *conn)
         thread_attend(channel);
     else if (!conn->n_out)
         thread_visit(conn); /* the home thread fails a connection without any channel */
+}
+
+/* The channel waits and is freed, unless none of the peer comes. Without memory for it, one of the peer has to come. */
+static void await_channel(struct conn *conn)
+{
+    struct channel *channel = channel_create(conn, true);
+
+    if (channel)
+        thread_attend(channel);
 }
 
 /* ---- loop thread ---- */
@@ -99,7 +108,9 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, stru
         conn->posted++;
         ring_append(is_send ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
         if (is_send)
-            ops_start_sends(conn); /* a receive wakes no thread: its bytes will */
+            ops_start_sends(conn);
+        else if (!conn->n_in && conn->peer.known && !conn->failed)
+            await_channel(conn); /* otherwise a receive wakes no thread: its bytes will */
     }
     (void)pthread_mutex_unlock(&transport->lock);
     if (status != RDT_OK)

@@ -6,14 +6,19 @@
  * offer and a number that was not used before, and the WELCOME must show the proof that only the node of that offer knows.
  */
 #include <errno.h>
+#include <linux/tcp.h> /* netinet/tcp.h has a shorter tcp_info */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "backends/stream/stream.h"
 
 #define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take for its greeting */
 #define SECOND_NS 1000000000ull
+#define TAKE_AFTER_NS SECOND_NS /* how long this end waits for the peer's channel, before it dials one on which it takes */
+#define SMALL_BYTES 4096        /* more than the handshake and the greeting have, and less than the first chunk */
 
 /* ---- the end ---- */
 
@@ -32,24 +37,76 @@ static void log_stranger(struct channel *channel, const char *why)
     transport->host.log(transport->host.ctx, quiet ? RDT_LOG_DEBUG : RDT_LOG_INFO, "refused a connection: %s", why);
 }
 
+static void release(struct channel *channel)
+{
+    struct transport *transport = channel->transport;
+    bool was_probe = channel->probe != PROBE_NONE;
+
+    channel_free(channel);
+    if (was_probe)
+        conns_probe(transport);
+}
+
+/* Whether the peer's kernel has acknowledged no more than the handshake and the greeting, which small packets carry. */
+static bool only_small_passed(const struct channel *channel)
+{
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+
+    return channel->end.error == ETIMEDOUT && channel->greeting.done && channel_sends(channel) &&
+           !getsockopt(channel->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) &&
+           bytes >= offsetof(struct tcp_info, tcpi_bytes_acked) + sizeof info.tcpi_bytes_acked &&
+           info.tcpi_bytes_acked < SMALL_BYTES;
+}
+
+/* The channel waits for one that the peer dials. */
+static void wait_for_peer(struct channel *channel)
+{
+    uint64_t now_ns = monotonic_ns(), until_ns = channel->dialled_ns + FAIL_AFTER_NS;
+
+    SSL_free(channel->tls.ssl);
+    channel->tls.ssl = NULL;
+    if (channel->fd >= 0)
+        (void)close(channel->fd);
+    channel->fd = -1;
+    channel->end = (struct channel_end){0};
+    channel->ready = (struct channel_ready){0};
+    ring_remove(&channel->runnable);
+    channel_set_state(channel, CHANNEL_WAITING);
+    channel_set_deadline(channel, until_ns > now_ns ? until_ns - now_ns : 1);
+}
+
 static void finish(struct channel *channel)
 {
     struct operation *operation = channel->chunk.operation;
     enum rdt_status status = channel->end.fault ? RDT_PROTOCOL : RDT_PEER_LOST;
+    enum dial_end dial_end;
     char msg[128];
 
     (void)snprintf(msg, sizeof msg, "%s",
-                   channel->end.fault   ? channel->end.fault
-                   : channel->end.error ? strerror(channel->end.error)
-                                        : "the peer closed the connection");
-    if (channel->conn)
-        conn_fail(channel->conn, status, msg);
-    else
+                   only_small_passed(channel) ? "small messages pass and large ones do not: look at the MTU of the path"
+                   : channel->end.fault       ? channel->end.fault
+                   : channel->end.error       ? strerror(channel->end.error)
+                                              : "the peer closed the connection");
+    if (!channel->conn) {
         log_stranger(channel, msg);
+    } else if (!channel->incoming && !channel->greeting.done) {
+        dial_end = conn_dial_failed(channel, msg);
+        if (dial_end == DIAL_WAITS) {
+            wait_for_peer(channel);
+            return;
+        }
+        if (dial_end == DIAL_FAILS)
+            conn_unreachable(channel->conn);
+    } else if (channel->probe != PROBE_NONE) {
+        conn_probe_ends(channel, msg);
+    } else if (!channel->end.left) { /* otherwise both ends agreed to close it */
+        conn_fail(channel->conn, status, msg);
+    }
     channel->chunk.operation = NULL;
     if (operation)
         op_end(operation, RDT_TRANSPORT, msg);
-    channel_free(channel);
+    release(channel);
 }
 
 /* ---- the first bytes ---- */
@@ -60,6 +117,7 @@ static void dial(struct channel *channel)
     socklen_t bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
     channel_set_state(channel, CHANNEL_DIALLING);
+    channel->dialled_ns = monotonic_ns();
     channel_set_deadline(channel, channel->transport->settings.dead_after_s * SECOND_NS);
     channel->fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (channel->fd < 0) {
@@ -75,8 +133,13 @@ static void dial(struct channel *channel)
 
 static void begin(struct channel *channel)
 {
-    if (!channel->incoming) {
+    if (!channel->incoming && conn_may_dial(channel)) {
         dial(channel);
+        return;
+    }
+    if (!channel->incoming) {
+        channel_set_state(channel, CHANNEL_WAITING);
+        channel_set_deadline(channel, TAKE_AFTER_NS);
         return;
     }
     channel_set_state(channel, CHANNEL_PEEKING);
@@ -180,6 +243,8 @@ static void become_ready(struct channel *channel)
 {
     struct conn *conn = channel->conn;
 
+    channel->greeting.done = true;
+    conn_greeted(channel);
     (void)pthread_mutex_lock(&channel->transport->lock);
     if (channel->tls.ssl)
         (void)snprintf(conn->description, sizeof conn->description, "tcp, %s %s%s", SSL_get_version(channel->tls.ssl),
@@ -187,7 +252,7 @@ static void become_ready(struct channel *channel)
     else
         (void)snprintf(conn->description, sizeof conn->description, "tcp, not encrypted");
     (void)pthread_mutex_unlock(&channel->transport->lock);
-    if (!channel->incoming && !channel_gather(channel)) {
+    if (channel_sends(channel) && !channel_gather(channel)) {
         channel_fail(channel, NULL, ENOMEM);
         return;
     }
@@ -200,7 +265,7 @@ static void greet_as_dialler(struct channel *channel)
     uint8_t proof[TOKEN_BYTES];
 
     if (!channel->greeting.sent) {
-        wire_put_hello(&channel->conn->peer.secrets, channel->greeting.number, channel->small);
+        wire_put_hello(&channel->conn->peer.secrets, channel->greeting.number, channel->greeting.takes, channel->small);
         if (!greeting_moved(channel, true, HELLO_BYTES))
             return;
         channel->greeting.sent = true;
@@ -221,7 +286,7 @@ static void greet_as_listener(struct channel *channel)
     if (!channel->conn) {
         if (!greeting_moved(channel, false, HELLO_BYTES))
             return;
-        if (!wire_read_hello(channel->small, id, token, &channel->greeting.number))
+        if (!wire_read_hello(channel->small, id, token, &channel->greeting.number, &channel->greeting.takes))
             why_not = "its greeting is malformed";
         else if (channel->tls.ssl && !wire_same_secret(id, channel->tls.id, ID_BYTES))
             why_not = "its greeting names another offer than its TLS key";
@@ -240,7 +305,7 @@ static void greet_as_listener(struct channel *channel)
 
 /* ---- running ---- */
 
-/* On a channel that this end dialled the peer sends nothing, but it may close its end. */
+/* On a channel on which this end sends, the peer sends nothing, but it may close its end. */
 static void watch_for_end(struct channel *channel)
 {
     uint8_t byte;
@@ -262,6 +327,8 @@ static void step(struct channel *channel)
     case CHANNEL_NEW:
         begin(channel);
         break;
+    case CHANNEL_WAITING:
+        break;
     case CHANNEL_DIALLING:
         run_dialling(channel);
         break;
@@ -275,7 +342,7 @@ static void step(struct channel *channel)
         (void)(channel->incoming ? greet_as_listener(channel) : greet_as_dialler(channel));
         break;
     case CHANNEL_READY:
-        if (channel->incoming) {
+        if (!channel_sends(channel)) {
             receive_run(channel);
         } else {
             watch_for_end(channel);
@@ -301,10 +368,24 @@ void channel_run(struct channel *channel)
     } while (channel->state != before && channel->state != CHANNEL_GONE);
     if (channel->state != CHANNEL_GONE)
         return;
-    if (channel->end.left)
-        channel_free(channel); /* both ends agreed to close it */
-    else
-        finish(channel);
+    finish(channel);
+}
+
+void channel_expire(struct channel *channel)
+{
+    if (channel->state != CHANNEL_WAITING) {
+        channel_fail(channel, channel->incoming ? "it did not complete its greeting in time" : NULL, ETIMEDOUT);
+    } else if (!conn_needs(channel)) {
+        release(channel);
+        return;
+    } else if (channel->greeting.takes) {
+        dial(channel);
+    } else {
+        conn_unreachable(channel->conn);
+        release(channel);
+        return;
+    }
+    channel_run(channel);
 }
 
 /* Ends the operation of a channel in the middle of its chunk. The rest of a chunk that is received is read and dropped.
@@ -315,7 +396,7 @@ static void end_early(struct channel *channel)
 
     channel->chunk.operation = NULL;
     channel->chunk.memory = (struct pieces){0};
-    if (!channel->incoming)
+    if (channel_sends(channel))
         wire_put_trailer(false, channel->small + HEADER_BYTES);
     op_end(operation, RDT_CANCELLED, NULL);
 }

@@ -25,23 +25,37 @@ static uint64_t total(const struct channel *channel)
     return channel->chunk.header.kind == HEADER_BYE ? HEADER_BYTES : HEADER_BYTES + channel->chunk.bytes + TRAILER_BYTES;
 }
 
+static void start_bye(struct channel *channel)
+{
+    channel->chunk.header = (struct header){.kind = HEADER_BYE};
+    channel->chunk.bytes = 0;
+    conn_channel_leaves(channel);
+}
+
 static bool start_next(struct channel *channel)
 {
     if (channel->tls.ssl && channel->sent >= channel->transport->settings.rekey_bytes) {
-        channel->chunk.header = (struct header){.kind = HEADER_BYE};
-        channel->chunk.bytes = 0;
-        conn_channel_leaves(channel);
+        start_bye(channel);
+    } else if (!(channel->chunk.operation = op_take_send(channel))) {
+        if (channel->probe == PROBE_NONE)
+            return false;
+        if (channel->probe == PROBE_SENT) {
+            start_bye(channel);
+        } else {
+            channel->probe = PROBE_SENT;
+            channel->chunk.header =
+                (struct header){.kind = HEADER_CHUNK, .transfer = UINT64_MAX, .chunk = UINT64_MAX, .bytes = PROBE_BYTES};
+            channel->chunk.bytes = PROBE_BYTES;
+        }
     } else {
         const struct rdt_op *op;
 
-        channel->chunk.operation = op_take_send(channel);
-        if (!channel->chunk.operation)
-            return false;
         op = channel->chunk.operation->op;
         channel->chunk.header =
             (struct header){.kind = HEADER_CHUNK, .transfer = op->transfer, .chunk = op->chunk, .bytes = op->piece.bytes};
         channel->chunk.bytes = op->piece.bytes;
         channel->chunk.memory = pieces_of(op);
+        conn_probe_ends(channel, NULL); /* what is sent shows the same */
     }
     wire_put_header(&channel->chunk.header, channel->small);
     wire_put_trailer(true, channel->small + HEADER_BYTES);

@@ -75,9 +75,8 @@ static enum rdt_status connection_create(void *transport, const uint8_t peer_uui
                                          struct rdt_error *err)
 {
     struct conn *conn;
-    enum rdt_status status = conn_create(transport, conn_ctx, &conn, err);
+    enum rdt_status status = conn_create(transport, peer_uuid, conn_ctx, &conn, err);
 
-    (void)peer_uuid;
     if (status == RDT_OK)
         *conn_p = conn;
     return status;
@@ -120,6 +119,11 @@ static enum rdt_status describe(void *conn, char *text_p, size_t size)
 {
     conn_describe(conn, text_p, size);
     return *text_p ? RDT_OK : RDT_AGAIN;
+}
+
+static enum rdt_status trouble(void *conn, char *text_p, size_t size)
+{
+    return conn_trouble(conn, text_p, size);
 }
 
 static void disconnect(void *conn)
@@ -165,6 +169,7 @@ static const struct rdt_transport_ops transport_ops = {
     .cancel = cancel,
     .describe = describe,
     .max_pieces = max_pieces,
+    .trouble = trouble,
 };
 
 static const struct rdt_config_key config_keys[] = {

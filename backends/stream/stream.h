@@ -2,7 +2,18 @@
 /* The transport "stream": what its files share.
  *
  * The transport moves bytes over its own TCP connections, which are called channels. A node that has something to send dials
- * a channel to the peer, and only the dialler sends chunks on it. A channel is encrypted by TLS 1.3 with a key from the peer's
+ * a channel to the peer, and only the dialler sends chunks on it. Where it does not get through (a firewall, a port mapping),
+ * the node that waits for the bytes dials a channel on which it takes chunks, so one of the two directions is enough:
+ *
+ *     receive is posted                       TAKE_AFTER_NS later, and no channel has come
+ *     ------> WAITING -------------------------------------------------------------------> DIALLING, as one that takes
+ *     send is posted    no answer, and nothing else to send on       the peer's channel
+ *     ------> DIALLING ------------------------------------> WAITING ------------------> freed; the sends go by that one
+ *                                                              | FAIL_AFTER_NS after the dial
+ *                                                              `-----> the connection fails, and says which port is closed
+ *
+ * When a connection is made, each end dials a channel as a probe: it sends PROBE_BYTES that the peer drops, and leaves. So what
+ * keeps the bytes out is known before anybody fetches (conn_trouble). A channel is encrypted by TLS 1.3 with a key from the peer's
  * offer, or unencrypted if both nodes trust the network.
  *
  * It owns its sockets, data threads, and the memory of channels, connections and queued operations. An operation's memory
@@ -58,6 +69,9 @@
     (2u * MAX_CHANNELS)                  /* from one peer: half of them may have left, and this node has not read their BYE */
 #define MAX_STRANGERS 128u               /* accepted channels that have not greeted yet */
 #define MAX_STRANGERS_OF_SOURCE 96u      /* ... from one address: a node may open many channels at once */
+#define FAIL_AFTER_NS 3000000000ull      /* from a dial that failed: how long a channel of the peer is waited for */
+#define MAX_PROBES 16u                   /* probes that are under way, to all peers */
+#define PROBE_BYTES 65536                /* more than any packet has: also a path that loses large packets is found */
 #define RECORD_BYTES 16384               /* largest payload of a TLS record */
 #define CALL_BYTES ((size_t)1 << 20)     /* largest number of bytes that one system call moves; see send.c */
 #define MAX_IOVECS 256u                  /* ... and in how many places of memory they lie */
@@ -111,6 +125,16 @@ struct conn_peer { /* what the peer's offer said */
     bool tls; /* channels to the peer use TLS */
 };
 
+enum probe_state { PROBE_NONE, PROBE_WANTED, PROBE_RUNNING, PROBE_SENT };
+
+struct conn_way {      /* whether channels get through; [lock] */
+    char why_not[144]; /* "": the last dial succeeded, or there was none; otherwise whom it did not reach, and why */
+    bool met;          /* the peer has dialled a channel */
+    bool takes;        /* a channel that this end dialled to take chunks was made */
+    uint64_t dialled_ns, probed_ns; /* since when a dial is without an answer (0: none is); when the latest probe began */
+    enum probe_state probe;
+};
+
 /* One peer node. */
 struct conn {
     struct ring ring;  /* [lock] in transport->conns */
@@ -121,12 +145,14 @@ struct conn {
     struct secrets ours;
     struct numbers used_numbers; /* [lock] numbers of the channels that showed our token */
     bool offered;                /* [lock] */
+    uint8_t peer_uuid[16];
     struct conn_peer peer;
+    struct conn_way way;
     char description[80];            /* [lock] of the latest channel, for people; "": there was none yet */
     bool closing;                    /* [lock] disconnect was called */
     bool failed;                     /* [lock] conn_failed was called */
     uint32_t next_number;            /* [lock] of the next channel to the peer */
-    unsigned n_out, n_in;            /* [lock] number of channels to the peer, and from it */
+    unsigned n_out, n_in;            /* [lock] number of channels on which this end sends, and on which the peer does */
     struct ring channels;            /* [lock] all of them */
     struct ring idle;                /* [lock] channels to the peer that are READY and have nothing to send */
     struct ring sends;               /* [lock] QUEUED sends, in order */
@@ -136,7 +162,9 @@ struct conn {
 
 /* ---- channels ---- */
 
-/*  dialled:   NEW ---> DIALLING --.
+/*  before a channel that takes is dialled, and after a dial that failed (from GONE):   WAITING ---> DIALLING
+ *
+ *  dialled:   NEW ---> DIALLING --.
  *                                 +-- TLS ---> SHAKING --.
  *                                 |                      +---> GREETING ---------> READY ---------------> LEAVING
  *                                 +-- unencrypted -------'     HELLO, WELCOME      BYE, after rekey_bytes
@@ -146,6 +174,7 @@ struct conn {
  */
 enum channel_state {
     CHANNEL_NEW,
+    CHANNEL_WAITING,
     CHANNEL_DIALLING,
     CHANNEL_PEEKING,
     CHANNEL_SHAKING,
@@ -173,6 +202,8 @@ struct channel_tls {
 struct channel_greeting {
     uint32_t number; /* unique among the channels that show the same token */
     bool sent;       /* our part of the greeting */
+    bool takes;      /* the end that dialled takes the chunks, and the other one sends them */
+    bool done;
 };
 
 struct channel_end {
@@ -201,14 +232,15 @@ struct channel {
     struct transport *transport;
     struct thread *thread;
     struct conn *conn; /* [lock] when it is set; NULL: a stranger, whose connection is not known yet */
-    bool incoming;
-    bool evicted; /* [lock] a stranger that must close to make room for others */
+    bool incoming;     /* the peer dialled it */
+    bool evicted;      /* [lock] a stranger that must close to make room for others */
     enum channel_state state;
     int fd;
     struct channel_ready ready;
     struct channel_tls tls;
     struct channel_greeting greeting;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, dialled_ns;
+    enum probe_state probe; /* [data] RUNNING, SENT: it is one, and nothing else has been sent on it */
     struct channel_end end;
 
     uint8_t
@@ -219,6 +251,12 @@ struct channel {
     uint64_t sent; /* bytes sent on this channel in all */
     bool counted;  /* [lock] conn->n_out or n_in includes it */
 };
+
+/* Whether this end sends chunks on the channel; otherwise the peer does. */
+static inline bool channel_sends(const struct channel *channel)
+{
+    return channel->incoming == channel->greeting.takes;
+}
 
 /* ---- the transport ---- */
 
@@ -238,6 +276,13 @@ struct thread {
 };
 #define SCRATCH_BYTES ((size_t)65536)
 
+/* Why the latest connections did not reach their peers, for the next ones to them: a connection that failed is made anew. */
+struct remembered {
+    uint8_t uuid[16];
+    char why_not[144]; /* "": the place is free */
+};
+#define MAX_REMEMBERED 64u
+
 struct transport {
     struct rdt_host host;
     struct settings settings;
@@ -247,10 +292,13 @@ struct transport {
      * lock. */
     bool (*find_key)(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
     pthread_mutex_t lock;
-    struct ring conns;          /* [lock] */
-    struct strangers strangers; /* [lock] */
-    bool stopping;              /* [lock] the data threads end */
-    unsigned next_thread;       /* [lock] for the next channel */
+    struct ring conns;                            /* [lock] */
+    struct strangers strangers;                   /* [lock] */
+    bool stopping;                                /* [lock] the data threads end */
+    unsigned next_thread;                         /* [lock] for the next channel */
+    unsigned probes;                              /* [lock] channels that are probes */
+    struct remembered remembered[MAX_REMEMBERED]; /* loop thread */
+    unsigned next_remembered;
     int listener;
     struct sockaddr_storage address; /* of the listener */
     uint64_t quiet_until_ns;         /* [lock] refused strangers are logged at debug level until then */
@@ -294,8 +342,9 @@ void thread_run_again(struct channel *channel);          /* calls channel_run in
 void thread_yield(struct thread *thread);                /* after each piece of work: yields the processor now and then */
 
 /* channel.c: the channel's thread, unless a comment says otherwise. */
-void channel_socket(int fd, const struct settings *settings); /* sets the options of a channel's socket; any thread */
-struct channel *channel_create(struct transport *transport, struct conn *conn, int fd); /* with the lock; NULL: no memory */
+void channel_socket(int fd, const struct settings *settings);        /* sets the options of a channel's socket; any thread */
+struct channel *channel_accept(struct transport *transport, int fd); /* with the lock; NULL: no memory */
+struct channel *channel_create(struct conn *conn, bool takes);       /* to be dialled; the same */
 void channel_free(struct channel *channel);
 void channel_fail(struct channel *channel, const char *fault,
                   int error); /* the channel is GONE, and freed when channel_run returns */
@@ -315,6 +364,7 @@ void listen_accept(struct transport *transport, struct thread *thread);
 
 /* run.c: the channel's thread. */
 void channel_run(struct channel *channel);    /* moves the channel on as far as it goes; may free it */
+void channel_expire(struct channel *channel); /* its deadline has passed; may free the channel */
 void channel_attend(struct channel *channel); /* acts on a changed field that is marked [lock]; may free the channel */
 
 /* send.c, receive.c: the channel's thread. Each call moves a limited number of bytes, so that channels take turns. */
@@ -322,19 +372,33 @@ void send_run(struct channel *channel);
 void receive_run(struct channel *channel);
 
 /* conn.c. Loop thread: */
-enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn **conn_p, struct rdt_error *err);
+enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid[16], void *ctx, struct conn **conn_p,
+                            struct rdt_error *err);
 void conn_destroy(struct conn *conn);
 enum rdt_status conn_offer(struct conn *conn, const struct sockaddr_storage *address, uint8_t blob[RDT_OFFER_MAX_BYTES],
                            size_t *bytes_p);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 void conn_describe(struct conn *conn, char *text_p, size_t size); /* "": it is not known yet */
+/* AGAIN: nothing is known to be wrong. Otherwise what keeps this end's channels from the peer: OK, if the peer's get through
+ * to this end, and PEER_LOST. It probes again, if the last probe was a while ago. */
+enum rdt_status conn_trouble(struct conn *conn, char *text_p, size_t size);
 /* Data threads: */
 bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
 const char *
 conn_take_channel(struct channel *channel, const uint8_t id[ID_BYTES],
                   const uint8_t token[TOKEN_BYTES]); /* makes a stranger the connection's channel; NULL, or why not */
-void conn_channel_leaves(struct channel *channel);   /* the channel sends nothing more, and another one may be dialled */
+enum dial_end { DIAL_DROPPED, DIAL_WAITS, DIAL_FAILS };
+/* The channel was dialled, and not greeted. WAITS: a channel of the peer may still come in its place. FAILS: there is nothing
+ * else on which to send what is queued. */
+enum dial_end conn_dial_failed(struct channel *channel, const char *why);
+bool conn_may_dial(struct channel *channel); /* NEW: at once; false: the peer's channel is waited for first */
+bool conn_needs(struct channel *channel);    /* WAITING: no other channel has come for what waits for this one */
+void conn_greeted(struct channel *channel);
+void conn_probe_ends(struct channel *channel, const char *why_not); /* of a channel that is one; NULL: nothing is wrong */
+void conns_probe(struct transport *transport);     /* starts the probes that are wanted, as far as MAX_PROBES allows */
+void conn_unreachable(struct conn *conn);          /* conn_fail, with the sentence of conn->way */
+void conn_channel_leaves(struct channel *channel); /* the channel sends nothing more, and another one may be dialled */
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
 void conns_close(struct thread *thread); /* reports the connections that have ended */
 

@@ -65,8 +65,7 @@ static void expire(struct thread *thread)
         next = at->next;
         if (now_ns < channel->deadline_ns)
             continue;
-        channel_fail(channel, channel->incoming ? "it did not complete its greeting in time" : NULL, ETIMEDOUT);
-        channel_run(channel);
+        channel_expire(channel);
     }
     if (thread->listener_paused)
         thread->listener_paused = !watch(thread, thread->transport->listener, EPOLLIN, &thread->transport->listener);

@@ -83,23 +83,27 @@ static uint64_t read_u64(const uint8_t *at)
     return le64toh(value);
 }
 
-void wire_put_hello(const struct secrets *secrets, uint32_t number, uint8_t hello_p[HELLO_BYTES])
+#define HELLO_TAKES ((uint64_t)1 << 32)
+
+void wire_put_hello(const struct secrets *secrets, uint32_t number, bool takes, uint8_t hello_p[HELLO_BYTES])
 {
     memcpy(hello_p, hello_magic, 8);
     memcpy(hello_p + 8, secrets->id, ID_BYTES);
     memcpy(hello_p + 8 + ID_BYTES, secrets->token, TOKEN_BYTES);
-    put_u64(hello_p + 8 + ID_BYTES + TOKEN_BYTES, number);
+    put_u64(hello_p + 8 + ID_BYTES + TOKEN_BYTES, number | (takes ? HELLO_TAKES : 0));
 }
 
-bool wire_read_hello(const uint8_t hello[HELLO_BYTES], uint8_t id_p[ID_BYTES], uint8_t token_p[TOKEN_BYTES], uint32_t *number_p)
+bool wire_read_hello(const uint8_t hello[HELLO_BYTES], uint8_t id_p[ID_BYTES], uint8_t token_p[TOKEN_BYTES], uint32_t *number_p,
+                     bool *takes_p)
 {
-    uint64_t number = read_u64(hello + 8 + ID_BYTES + TOKEN_BYTES);
+    uint64_t said = read_u64(hello + 8 + ID_BYTES + TOKEN_BYTES), number = said & ~HELLO_TAKES;
 
     if (memcmp(hello, hello_magic, 8) || number >= UINT32_MAX)
         return false;
     memcpy(id_p, hello + 8, ID_BYTES);
     memcpy(token_p, hello + 8 + ID_BYTES, TOKEN_BYTES);
     *number_p = (uint32_t)number;
+    *takes_p = number != said;
     return true;
 }
 

@@ -3,8 +3,8 @@
  * may be anybody's, so every function that reads them also checks them.
  *
  * An offer travels over the peer link and contains the secrets of one connection. On a channel (inside TLS, or unencrypted) the
- * dialler sends HELLO and the listener answers WELCOME. After that only the dialler sends: HEADER, the chunk's bytes,
- * TRAILER, and so on; a header of kind BYE is the last. All numbers are little-endian.
+ * dialler sends HELLO and the listener answers WELCOME. After that only one end sends, the dialler unless its HELLO says that it
+ * takes: HEADER, the chunk's bytes, TRAILER, and so on; a header of kind BYE is the last. All numbers are little-endian.
  */
 #ifndef BACKENDS_STREAM_WIRE_H
 #define BACKENDS_STREAM_WIRE_H
@@ -16,7 +16,7 @@
 
 #include "rdt_backend.h"
 
-#define WIRE_VERSION "wire 2" /* the core does not connect ends that differ */
+#define WIRE_VERSION "wire 3" /* the core does not connect ends that differ */
 
 #define ID_BYTES 16
 #define TOKEN_BYTES 16
@@ -47,9 +47,10 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
 #define WELCOME_BYTES (8 + TOKEN_BYTES)
 #define TLS_HANDSHAKE 0x16 /* the first byte of TLS, and of no HELLO */
 
-void wire_put_hello(const struct secrets *secrets, uint32_t number, uint8_t hello_p[HELLO_BYTES]);
-bool wire_read_hello(const uint8_t hello[HELLO_BYTES], uint8_t id_p[ID_BYTES], uint8_t token_p[TOKEN_BYTES],
-                     uint32_t *number_p);
+/* takes: the dialler takes the chunks of the channel, and the listener sends them. */
+void wire_put_hello(const struct secrets *secrets, uint32_t number, bool takes, uint8_t hello_p[HELLO_BYTES]);
+bool wire_read_hello(const uint8_t hello[HELLO_BYTES], uint8_t id_p[ID_BYTES], uint8_t token_p[TOKEN_BYTES], uint32_t *number_p,
+                     bool *takes_p);
 void wire_put_welcome(const struct secrets *secrets, uint8_t welcome_p[WELCOME_BYTES]);
 bool wire_read_welcome(const uint8_t welcome[WELCOME_BYTES], uint8_t proof_p[TOKEN_BYTES]);
 

@@ -267,6 +267,9 @@ void plugin_conn_destroy(struct plugin_conn *conn); /* drops its pending reports
 /* The path of its bytes, in the transport's words; "" if it does not say, or not yet. */
 void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t size);
 
+/* What keeps its bytes from passing; as the operation `trouble`. */
+enum rdt_status plugin_conn_trouble(const struct plugin_conn *conn, char *text_p, size_t size);
+
 /* The ordered queue for operations on such memory; NULL: operations are not ordered. */
 const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device);
 

@@ -250,6 +250,16 @@ void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t s
     text_p[size - 1] = 0; /* whatever the plug-in wrote */
 }
 
+enum rdt_status plugin_conn_trouble(const struct plugin_conn *conn, char *text_p, size_t size)
+{
+    enum rdt_status status =
+        conn->handle && conn->transport->ops.trouble ? conn->transport->ops.trouble(conn->handle, text_p, size) : RDT_AGAIN;
+    if (status == RDT_AGAIN)
+        text_p[0] = 0;
+    text_p[size - 1] = 0; /* whatever the plug-in wrote */
+    return status;
+}
+
 const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device)
 {
     return conn->handle && conn->transport->ops.queue ? conn->transport->ops.queue(conn->handle, memory_kind, device) : NULL;

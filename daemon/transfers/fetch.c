@@ -7,6 +7,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
+#include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -202,6 +203,7 @@ static void say_nobody_put_it(const struct fetch *fetch, char missing[480])
 static void say_how_far(const struct transfer *transfer, char missing[480])
 {
     const char *node = transfer->pull.peer ? transfer->pull.peer->peer->name : "the object";
+    char trouble[192] = "";
 
     switch ((enum transfer_state)transfer->sm.state) {
     case TRANSFER_LINK:
@@ -215,8 +217,11 @@ static void say_how_far(const struct transfer *transfer, char missing[480])
             (void)snprintf(missing, 480, "node %s has not answered", node);
         break;
     case TRANSFER_MOVE:
-        (void)snprintf(missing, 480, "%llu of %llu bytes had arrived from node %s",
-                       (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->record.bytes, node);
+        if (transfer->pull.path.connection)
+            (void)plugin_conn_trouble(&transfer->pull.path.connection->conn, trouble, sizeof trouble);
+        (void)snprintf(missing, 480, "%llu of %llu bytes had arrived from node %s%s%s%s",
+                       (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->record.bytes, node,
+                       trouble[0] ? ", to which this one cannot connect (" : "", trouble, trouble[0] ? ")" : "");
         break;
     case TRANSFER_RESERVE:
         (void)snprintf(missing, 480, "there was no memory yet for the %llu bytes", (unsigned long long)transfer->record.bytes);

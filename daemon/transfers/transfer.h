@@ -341,6 +341,9 @@ struct peer_summary {
     uint64_t fell_back;
     char unusable[PATH_MAX_CANDIDATES][320]; /* the other transports, and why each is not usable */
     unsigned n_unusable;
+    char trouble[PATH_MAX_CANDIDATES]
+                [224]; /* connected transports whose bytes do not pass: "stream: 192.0.2.7 port 7200: ..." */
+    unsigned n_troubles;
     char versions[PATH_MAX_CANDIDATES][224]; /* transports whose libraries differ: "ucx 1.13.1 here, 1.19.0 there" */
     unsigned n_versions;
 };

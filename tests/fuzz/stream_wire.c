@@ -35,10 +35,11 @@ static void greetings(const uint8_t *bytes, size_t n)
     struct secrets secrets = {.key = {0}};
     uint8_t hello[HELLO_BYTES], welcome[WELCOME_BYTES];
     uint32_t number;
+    bool takes;
 
-    if (n == HELLO_BYTES && wire_read_hello(bytes, secrets.id, secrets.token, &number)) {
+    if (n == HELLO_BYTES && wire_read_hello(bytes, secrets.id, secrets.token, &number, &takes)) {
         fuzz_must(bytes[0] != TLS_HANDSHAKE);
-        wire_put_hello(&secrets, number, hello);
+        wire_put_hello(&secrets, number, takes, hello);
         fuzz_must(memcmp(hello, bytes, n) == 0);
     }
     if (n == WELCOME_BYTES && wire_read_welcome(bytes, secrets.proof)) {

@@ -249,6 +249,12 @@ static void check_transports_to(struct doctor *doctor, const struct peer *peer)
     for (unsigned i = 0; i < summary.n_unusable; i++)
         doctor_find(doctor, FINDING_WARN, "Remove the cause on the node that has it, or unload the transport there.",
                     "A transport cannot be used with node %s: %s.", peer->name, summary.unusable[i]);
+    for (unsigned i = 0; i < summary.n_troubles; i++)
+        doctor_find(
+            doctor, FINDING_WARN,
+            "Let that port through the firewalls, in at least one direction (ports in [stream] says which one it is). Where "
+            "ports are mapped, set advertise in [stream] of that node. If only large messages are lost, look at the MTU.",
+            "Objects of more than 32 KiB do not pass between node %s and this one. %s.", peer->name, summary.trouble[i]);
     if (summary.fell_back > 0)
         doctor_find(doctor, FINDING_WARN, "`rdtctl explain REF` says for each transfer which transports were rejected and why.",
                     "%" PRIu64 " transfers from node %s did not take the fastest transport that both nodes have.",

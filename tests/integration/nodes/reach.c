@@ -69,6 +69,87 @@ static void bytes_go_both_ways(void)
     must_ok(rdt_free(reader, &ref, true, &err));
 }
 
+/* ---- ports that are closed ---- */
+
+/* Packets of that namespace to or from the port vanish, as in a firewall that answers nothing. */
+static void close_port(unsigned i, const char *which)
+{
+    must(net_run(net.ns[i],
+                 "ip neigh replace 10.77.0.250 lladdr 02:00:00:00:00:99 dev eth0 nud permanent && "
+                 "ip route replace default via 10.77.0.250 dev eth0 table 77 && ip rule add ipproto tcp %s 7200 table 77",
+                 which) == 0);
+}
+
+static void begin_with_ports(void)
+{
+    begin((const char *const[]){net.address[0], net.address[1]}, false,
+          (const char *const[]){"--trusted-network=no", "--set=stream.ports=7200", "--set=stream.connections=2", NULL});
+}
+
+static bool doctor_says(unsigned i, const char *text)
+{
+    struct program doctor;
+    bool says;
+
+    program_run(&doctor, (const char *const[]){build_path("rdtctl"), "--socket", node[i].socket, "doctor", NULL}, NULL);
+    says = strstr(doctor.out, text);
+    program_free(&doctor);
+    return says;
+}
+
+Test(reach, one_open_direction_is_enough)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        net_create(&net, 2);
+        close_port(i, "dport"); /* node i does not reach the other one's data port */
+        begin_with_ports();
+        bytes_go_both_ways();
+        bytes_go_both_ways();
+        end();
+    }
+}
+
+Test(reach, closed_port_is_named_before_anybody_fetches)
+{
+    net_create(&net, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        close_port(i, "dport");
+        close_port(i, "sport");
+    }
+    begin_with_ports();
+    wait_until(20 * SEC, doctor_says(0, "10.77.0.2 port 7200") && doctor_says(1, "10.77.0.1 port 7200"));
+
+    struct rdt_ref ref = put_pattern(owner, NULL, 3 * MIB, 1);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 30 * SEC};
+    rdt_object *object;
+    struct rdt_error why;
+
+    cr_assert_neq(rdt_fetch(reader, &ref, 1, &options, &object, &why), RDT_OK);
+    cr_assert(strstr(why.msg, "10.77.0.2 port 7200"), "%s", why.msg);
+    must_ok(rdt_free(owner, &ref, true, &err));
+    end();
+}
+
+/* The switch drops what is larger than its port to the reader takes, without a word. */
+Test(reach, path_that_loses_large_packets_is_named)
+{
+    net_create(&net, 2);
+    must(net_run(net.ns[0], "ip link set eth0 gso_max_segs 1") == 0 && net_run(net.hub, "ip link set p1 mtu 900") == 0);
+    begin((const char *const[]){net.address[0], net.address[1]}, false,
+          (const char *const[]){"--trusted-network=no", "--set=stream.dead_after=3", NULL});
+    wait_until(20 * SEC, doctor_says(0, "small messages pass and large ones do not"));
+
+    struct rdt_ref ref = put_pattern(owner, NULL, 3 * MIB, 1);
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = 30 * SEC};
+    rdt_object *object;
+    struct rdt_error why;
+
+    cr_assert_neq(rdt_fetch(reader, &ref, 1, &options, &object, &why), RDT_OK);
+    cr_assert(strstr(why.msg, "MTU"), "%s", why.msg);
+    must_ok(rdt_free(owner, &ref, true, &err));
+    end();
+}
+
 /* ---- addresses that are offered ---- */
 
 /* The first address of each machine is the same on both, as that of the first interface of virtual machines often is. */

@@ -102,7 +102,7 @@ Test(stream_channels, end_that_comes_with_the_last_bytes_is_seen)
         make_friend(&conn, &friend);
         host_op_fill(&op, 1, 0, memory, BYTES);
         must_ok(host_op_post(&conn, &op, POST_RECV, &err));
-        wire_put_hello(&friend.secrets, 0, message);
+        wire_put_hello(&friend.secrets, 0, false, message);
         wire_put_header(&header, message + HELLO_BYTES); /* and all of the chunk, but not all of its trailer */
         friend.sock = knock(&friend.address);
         must(send(friend.sock, message, sizeof message, MSG_MORE) == sizeof message);
@@ -152,7 +152,7 @@ Test(stream_channels, peer_that_changes_keys_is_thrown_out)
     (void)SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256");
     SSL *ssl = SSL_new(ctx);
     must(ssl && SSL_set_fd(ssl, friend.sock) && SSL_connect(ssl) == 1);
-    wire_put_hello(&friend.secrets, 0, hello);
+    wire_put_hello(&friend.secrets, 0, false, hello);
     must(SSL_write(ssl, hello, sizeof hello) == sizeof hello && SSL_read(ssl, welcome, sizeof welcome) == sizeof welcome);
     must(SSL_key_update(ssl, SSL_KEY_UPDATE_REQUESTED) == 1 && SSL_do_handshake(ssl) == 1);
     must(host_conn_wait_failed(&conn, SOON_MS));
@@ -238,7 +238,7 @@ Test(stream_channels, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
         int sock = knock(&friend.address);
         int64_t at = now_ns() + (i % 64) * 30000; /* each waits a little longer at the door */
 
-        wire_put_hello(&friend.secrets, i, hello);
+        wire_put_hello(&friend.secrets, i, false, hello);
         while (now_ns() < at)
             ;
         (void)send(sock, hello, sizeof hello, MSG_NOSIGNAL);
@@ -255,7 +255,7 @@ Test(stream_channels, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
     leave(&conn);
     (void)close(friend.sock);
     befriend(&conn, &friend); /* and the door is as wide as before */
-    wire_put_hello(&friend.secrets, 0, hello);
+    wire_put_hello(&friend.secrets, 0, false, hello);
     must(send(friend.sock, hello, sizeof hello, 0) == sizeof hello);
     must(recv(friend.sock, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome);
     leave(&conn);

@@ -33,7 +33,7 @@ static void setup(void)
     ring_init(&transport.threads[0].timed);
     ring_init(&transport.threads[0].runnable);
     cr_assert_eq(listen_open(&transport, &err), RDT_OK, "%s", err.msg);
-    cr_assert_eq(conn_create(&transport, NULL, &conn, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(conn_create(&transport, (const uint8_t[16]){0}, NULL, &conn, &err), RDT_OK, "%s", err.msg);
     conn->offered = true;
 }
 
