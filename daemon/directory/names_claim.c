@@ -349,8 +349,8 @@ enum rdt_status directory_names_claim(struct directory_names *all, const struct 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     if (claim->state == CLAIM_HELD)
         return RDT_OK;
-    if (claim->told_ns == 0 || (claim->state == CLAIM_LOST && !claim->asking && !waiter->decided &&
-                                uv_hrtime() - claim->told_ns > UINT64_C(100000000)))
+    /* A refusal holds for those that waited for it: the name may have been unpublished since. */
+    if (claim->told_ns == 0 || (claim->state == CLAIM_LOST && !claim->asking && !waiter->decided))
         ask(claim);
     if (claim->state == CLAIM_HELD)
         return RDT_OK;

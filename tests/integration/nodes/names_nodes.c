@@ -412,6 +412,31 @@ Test(names_nodes, name_of_another_node_is_refused_although_a_home_was_restarted)
     cluster_end(&c, (const char *const[]){"cannot connect", "is lost", "cannot be reached", NULL});
 }
 
+/* The refusal is a few microseconds old when the name is free again. */
+Test(names_nodes, refusal_does_not_outlast_the_unpublish)
+{
+    struct rdt_ref name, ref;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true, .stream = true, .table = true});
+    rdt *owner = node_client(&c.node[0], "owner"), *other = node_client(&c.node[1], "other");
+    ref = put_pattern(other, "o", INLINE_BYTES, 2);
+    for (unsigned i = 0; i < 5; i++) {
+        char text[16];
+
+        (void)snprintf(text, sizeof text, "moved %u", i);
+        (void)publish_pattern(owner, text, INLINE_BYTES, 1);
+        must_refuse(RDT_EXISTS, "published on node n0", rdt_publish(other, text, &ref, NULL, NULL, &err));
+        must_ok(rdt_ref_from_name(text, 0, NULL, &name, &err));
+        must_ok(rdt_unpublish(other, &name, &err));
+        must_ok(rdt_publish(other, text, &ref, NULL, NULL, &err));
+        must_ok(rdt_unpublish(other, &name, &err));
+    }
+    must_ok(rdt_free(other, &ref, false, &err));
+    rdt_close(owner);
+    rdt_close(other);
+    cluster_end(&c, (const char *const[]){"cannot connect", NULL});
+}
+
 struct early {
     char name[16];
     struct rdt_error err;
