@@ -2,6 +2,7 @@
 /* Readers of this node that look for a name, and the place where it was found last. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
@@ -293,6 +294,26 @@ void names_seeks_peer_up(struct directory_names *all, struct peer *peer)
     ask_all(all, peer);
 }
 
+/* A node that is listed and was not met since this daemon started has no uuid here, so it is nobody's home, and may know the
+ * name all the same. */
+static void explain_unmet(const struct directory_names *all, char *text_p, size_t size)
+{
+    static const uint8_t nobody[16];
+    const struct peer *first = NULL;
+    unsigned unmet = 0;
+
+    list_each (const struct peer, peer, peers_all(all->peers), link)
+        if (memcmp(peer->uuid, nobody, sizeof nobody) == 0 && peer->state != PEER_UP && peer_listed_by(peer) >= 0 &&
+            unmet++ == 0)
+            first = peer;
+    if (unmet == 1)
+        (void)snprintf(text_p, size, "; node %.40s at %.65s is listed, was not met yet and cannot be asked", first->name,
+                       first->address);
+    else if (unmet > 1)
+        (void)snprintf(text_p, size, "; %u nodes are listed, were not met yet and cannot be asked, such as %.40s at %.65s",
+                       unmet, first->name, first->address);
+}
+
 void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                              char *text_p, size_t size)
 {
@@ -312,6 +333,7 @@ void directory_names_explain(const struct directory_names *all, const struct own
     if (away > 0)
         (void)snprintf(text_p, size, "; %u of the %u nodes that would know the name cannot be asked (%.40s)", away, homes.n,
                        first);
+    explain_unmet(all, text_p + strlen(text_p), size - strlen(text_p));
 }
 
 void names_seeks_close(struct directory_names *all)

@@ -185,7 +185,7 @@ static void say_nobody_put_it(const struct fetch *fetch, char missing[480])
     const struct owner *requester = &fetch->client->account->owner;
     const struct transfers *transfers = fetch->transfer->transfers;
     struct owner owner = owner_of_ref(ref, requester);
-    char hint[200], away[120] = "";
+    char hint[200], away[280] = "";
 
     if (fetch->transfer->local.seeker.seek)
         directory_names_explain(transfers->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, away, sizeof away);

@@ -437,6 +437,24 @@ Test(names_nodes, refusal_does_not_outlast_the_unpublish)
     cluster_end(&c, (const char *const[]){"cannot connect", NULL});
 }
 
+Test(names_nodes, wait_names_a_listed_node_that_was_never_met)
+{
+    struct test_node node;
+    char away[65], nodes[192];
+    rdt_object *object;
+    struct rdt_ref name;
+
+    free_address(0, "127.0.0.1", away);
+    (void)snprintf(nodes, sizeof nodes, "away %s\n", away);
+    node_start(&node, &(struct node_options){.listen = "127.0.0.1:0", .nodes = nodes});
+    rdt *reader = node_client(&node, "reader");
+    must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
+    (void)snprintf(nodes, sizeof nodes, "node away at %s is listed, was not met yet and cannot be asked", away);
+    must_refuse(RDT_TIMED_OUT, nodes, try_fetch(reader, &name, RDT_FETCH_AUTO, 300 * MSEC, &object, &err));
+    rdt_close(reader);
+    node_end(&node, (const char *const[]){"cannot connect", NULL});
+}
+
 struct early {
     char name[16];
     struct rdt_error err;
