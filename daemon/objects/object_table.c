@@ -142,8 +142,16 @@ static enum rdt_status why_gone(const struct object_table *table, const struct r
     bool ours = ids_in_span(&table->generations, ref->generation);
     const struct tombstone *tombstone;
 
-    if (ours ? !ids_was_begun(&table->generations, ref->generation)
-             : ref->generation < table->oldest_generation || ref->generation > table->first_generation)
+    bool unknown = ours ? !ids_was_begun(&table->generations, ref->generation)
+                        : ref->generation < table->oldest_generation || ref->generation > table->first_generation;
+
+    if (unknown && ref->address[0] && strcmp(ref->address, table->node->address) != 0)
+        return rdt_error_set(
+            err, RDT_NOT_FOUND,
+            "object \"%s\" is not known here: its ref names this node's uuid, but the address %s, and this node "
+            "is at %s: if those are two machines, remove node_uuid from the state_dir of one and restart it",
+            ref->id, ref->address, table->node->address);
+    if (unknown)
         return rdt_error_set(
             err, RDT_NOT_FOUND,
             "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never issued", ref->id);

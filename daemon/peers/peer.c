@@ -11,6 +11,7 @@
 #include "daemon/base/log.h"
 
 #define BACKOFF_FIRST_NS UINT64_C(100000000)
+#define TWIN_NS UINT64_C(600000000000)
 #define STEADY_NS UINT64_C(2000000000) /* a link that lasted so long ends a series of failures */
 
 static const struct sm_state states[] = {
@@ -228,6 +229,8 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer->dial->wanted = false;
     uv_timer_stop(&peer->dial->timer);
 
+    if (boot_changed)
+        memcpy(peer->dial->twin.former_boot_id, peer->boot_id, sizeof peer->boot_id);
     memcpy(peer->boot_id, hello->boot_id.data, sizeof peer->boot_id);
     snprintf(peer->version, sizeof peer->version, "%.31s", hello->version);
     tls_identity(&link->tls, peer->identity);
@@ -258,6 +261,21 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
 const char *peer_why_away(const struct peer *peer, bool admin)
 {
     return peer->last_error_secret && !admin ? secret_error : peer->last_error;
+}
+
+static const char *recent(const struct peer_twin *twin)
+{
+    return twin->text[0] && uv_hrtime() - twin->seen_ns < TWIN_NS ? twin->text : "";
+}
+
+const char *peer_twin(const struct peer *peer)
+{
+    return recent(&peer->dial->twin);
+}
+
+const char *peers_twin(const struct peers *peers)
+{
+    return recent(&peers->twin);
 }
 
 enum rdt_status peer_away(const struct peer *peer, const struct account *account, struct rdt_error *err)

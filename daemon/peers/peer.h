@@ -204,6 +204,12 @@ int peer_listed_by(const struct peer *peer); /* its node_entry.source in the nod
 bool peer_is_one_of(const struct peer *peer, const char *words);
 const char *peer_state_name(enum peer_state state);
 
+/* Return a sentence about another daemon that has the uuid of this peer, or of this node itself, and was seen in the last ten
+ * minutes; "": none was. */
+const char *peer_twin(const struct peer *peer);
+const char *peers_twin(const struct peers *peers);
+#define PEER_TWIN_REMEDY "Stop rdtd on one of the two, remove node_uuid from its state_dir, and start it again."
+
 /* Writes "node n2 (7f3a...)" for use in sentences; text_p has 128 bytes. */
 void peer_describe(const struct peer *peer, char *text_p);
 

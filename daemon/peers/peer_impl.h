@@ -51,6 +51,13 @@ struct peer_where {
     unsigned n_counted;
 };
 
+/* Two daemons that have one uuid and live at the same time, because a machine was copied with its state_dir. */
+struct peer_twin {
+    uint8_t former_boot_id[16]; /* of the daemon before that of peer.boot_id: that one does not come back, unless both live */
+    char text[240];             /* "": none was seen */
+    uint64_t seen_ns;
+};
+
 struct peer_dial {
     struct peer peer; /* first member */
     enum peer_proof proof;
@@ -68,6 +75,7 @@ struct peer_dial {
     unsigned failures;      /* consecutive */
     struct peer_listed table;
     struct peer_where where;
+    struct peer_twin twin;
     bool wanted;       /* peers_find was called during the back-off: dial again after it */
     struct peer *same; /* hidden: the peer whose daemon of peer.boot_id answered there; NULL: this node itself */
 };
@@ -118,6 +126,7 @@ struct peers {
     struct peers_door door;
     char hello_address[65];
     struct log_rare unmet_warnings;
+    struct peer_twin twin; /* of this node */
 
     bool closing;
     void (*on_closed)(void *arg);

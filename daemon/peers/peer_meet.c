@@ -78,6 +78,31 @@ static enum rdt_status check_hello(const Rdt__Pb__LinkHello *hello, struct rdt_e
     return RDT_OK;
 }
 
+static const char twin_reason[] =
+    "two nodes have this uuid, because one state_dir was copied: remove node_uuid from it there, and "
+    "start rdtd again";
+
+/* Whether the node's link is one to another daemon with that uuid, which has not ended: the link that is up stays then.
+ * Otherwise each would take the place of the other again and again. */
+static bool is_twin(struct peer_link *link)
+{
+    struct peer *peer = link->peer;
+    struct peer_twin *twin = &peer->dial->twin;
+    const struct peer_link *up = peer->link_up;
+    const char *said = link->meeting.hello->address;
+    char who[128];
+
+    if (peer->epoch < 2 || memcmp(link->meeting.hello->boot_id.data, twin->former_boot_id, 16) != 0 ||
+        memcmp(link->meeting.hello->boot_id.data, peer->boot_id, 16) == 0)
+        return false;
+    peer_describe(peer, who);
+    twin->seen_ns = uv_hrtime();
+    (void)snprintf(twin->text, sizeof twin->text, "two daemons have the uuid of %.60s, one at %.50s and one at %.50s", who,
+                   said[0] && said[0] != ':' ? said : link->remote, up ? up->remote : peer->address);
+    log_warn_rarely(&peer->peers->unmet_warnings, who, twin->text);
+    return up;
+}
+
 static void take(struct peer_link *link)
 {
     bool restarted = memcmp(link->peer->boot_id, link->meeting.hello->boot_id.data, sizeof link->peer->boot_id) != 0;
@@ -194,7 +219,10 @@ static void drop_held(struct peer *peer)
 static void on_confirmed(struct peer_link *link)
 {
     drop_held(link->peer);
-    take(link);
+    if (is_twin(link))
+        peer_drop_link(peers_of(link), link, twin_reason);
+    else
+        take(link);
 }
 
 /* ---- the end that accepted ---- */
@@ -245,6 +273,10 @@ static void decide(struct peer_link *link)
         !peer->link_up && own && own->meeting.hello_sent && memcmp(peer->peers->node->uuid, peer->uuid, 16) < 0;
     if (link->meeting.held)
         return;
+    if (is_twin(link)) {
+        peer_drop_link(peer->peers, link, twin_reason);
+        return;
+    }
     learn_address(peer, link);
     take(link);
     dial_predecessor(peer);
@@ -326,9 +358,16 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     if (memcmp(link->meeting.hello->node_uuid.data, self->uuid, 16) == 0) {
-        if (memcmp(link->meeting.hello->boot_id.data, self->boot_id, 16) != 0)
-            return rdt_error_set(err, RDT_INVALID, "the node at %s has this node's uuid: two nodes share one state_dir",
-                                 link->remote);
+        if (memcmp(link->meeting.hello->boot_id.data, self->boot_id, 16) != 0) {
+            (void)rdt_error_set(
+                err, RDT_INVALID,
+                "the node at %s has this node's uuid: two nodes share one state_dir, or a copy; remove node_uuid "
+                "from one",
+                link->remote);
+            peers->twin.seen_ns = uv_hrtime();
+            (void)snprintf(peers->twin.text, sizeof peers->twin.text, "%.239s", err->msg);
+            return RDT_INVALID;
+        }
         if (link->meeting.accepted_ns) {
             peer_drop_link(peers, link, NULL);
         } else if (peer_is_known(link->peer)) {

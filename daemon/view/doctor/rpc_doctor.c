@@ -191,18 +191,23 @@ static void check_configuration(struct doctor *doctor)
 
 static void check_peer(struct doctor *doctor, const struct peer *peer, unsigned *up_p)
 {
-    const char *why = peer_why_away(peer, doctor->call->admin);
+    const char *why = peer_why_away(peer, doctor->call->admin), *twin = peer_twin(peer);
 
+    if (twin[0])
+        doctor_find(doctor, FINDING_WARN, PEER_TWIN_REMEDY, "Two nodes share one uuid: %s.", twin);
     if (peer->state == PEER_UP)
         ++*up_p;
     else if (peer->state == PEER_CONNECTING)
         doctor_find(doctor, FINDING_SKIP, "Run the doctor again in some seconds.", "Node %s is being connected.", peer->name);
     else if (peer->state == PEER_BACKOFF)
-        doctor_find(doctor, FINDING_WARN,
-                    "Check that rdtd runs there, that no firewall keeps this node from that port, and that both have the same "
-                    "key.",
-                    "Node %s at %s cannot be reached%s%s.", peer->name, peer->address[0] ? peer->address : "an unknown address",
-                    why[0] ? ": " : "", why);
+        doctor_find(
+            doctor, FINDING_WARN,
+            strstr(why, "node_uuid")
+                ? PEER_TWIN_REMEDY
+                : "Check that rdtd runs there, that no firewall keeps this node from that port, and that both have the same "
+                  "key.",
+            "Node %s at %s cannot be reached%s%s.", peer->name, peer->address[0] ? peer->address : "an unknown address",
+            why[0] ? ": " : "", why);
 }
 
 static void check_peers(struct doctor *doctor)
@@ -210,6 +215,8 @@ static void check_peers(struct doctor *doctor)
     unsigned up = 0;
     size_t before = doctor->n;
 
+    if (doctor->rpc->peers && peers_twin(doctor->rpc->peers)[0])
+        doctor_find(doctor, FINDING_WARN, PEER_TWIN_REMEDY, "Two nodes share one uuid: %s.", peers_twin(doctor->rpc->peers));
     if (doctor->rpc->peers)
         list_for_each (node, peers_all(doctor->rpc->peers))
             check_peer(doctor, container_of(node, struct peer, link), &up);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/program.h"
 
 TestSuite(link, .timeout = 120);
 
@@ -191,6 +192,48 @@ Test(link, copied_state_dir_is_refused)
     node_stop(&first);
     node_check_log(&first, (const char *const[]){sentence, "connection from", NULL});
     node_check_log(&second, (const char *const[]){sentence, "first", NULL});
+}
+
+/* A third node, which uses both, keeps its link to one of them and says why it refuses the other. */
+Test(link, copied_state_dir_is_named_by_a_third_node)
+{
+    static const char sentence[] = "two daemons have the uuid of";
+    struct test_node first, second, third;
+    char nodes[200], copy[200], command[600];
+    struct program doctor;
+
+    node_start(&first, &(struct node_options){.name = "first", .listen = "127.0.0.1:0"});
+    (void)snprintf(copy, sizeof copy, "%s/copy", first.dir);
+    (void)snprintf(command, sizeof command, "cp -r %s %s", first.state_dir, copy);
+    must(system(command) == 0);
+    node_start(&third, &(struct node_options){.name = "third", .listen = "127.0.0.1:0"});
+    node_stop(&first);
+    (void)snprintf(nodes, sizeof nodes, "third %s\n", third.address);
+    node_start(&first, &(struct node_options){
+                           .name = "first", .listen = "127.0.0.1:0", .nodes = nodes, .state_dir = copy, .awaited = true});
+    wait_until(10 * SEC, node_sees_up(&third, &first));
+    (void)snprintf(command, sizeof command, "cp -r %s %s2", copy, copy);
+    must(system(command) == 0);
+    (void)snprintf(copy + strlen(copy), sizeof copy - strlen(copy), "2");
+    node_start(&second, &(struct node_options){
+                            .name = "second", .listen = "127.0.0.1:0", .nodes = nodes, .state_dir = copy, .awaited = true});
+    wait_until(10 * SEC,
+               node_log_has(&third, sentence) && (node_log_has(&first, "node_uuid") || node_log_has(&second, "node_uuid")));
+    must(node_log_count(&third, "it restarted") <= 1);
+    program_run(&doctor, (const char *const[]){"rdtctl", "--socket", third.socket, "doctor", NULL}, NULL);
+    must_say(strstr(doctor.out, sentence) && strstr(doctor.out, "remove node_uuid"), "%s", doctor.out);
+    program_free(&doctor);
+
+    rdt *conn = node_client(&second, "reader");
+    struct rdt_ref ref = ref_on(&first, "x");
+    rdt_object *object;
+    ref.generation = 1;
+    must_refuse(RDT_NOT_FOUND, "remove node_uuid", try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+    rdt_close(conn);
+    node_stop(&second);
+    node_stop(&first);
+    node_stop(&third);
+    node_check_log(&third, (const char *const[]){sentence, "it restarted", "is lost", "is down", "connection from", NULL});
 }
 
 /* The address leads to another node than the name says. */
