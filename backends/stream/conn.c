@@ -37,6 +37,7 @@ static void remember(const struct conn *conn)
 
     memcpy(place->uuid, conn->peer_uuid, sizeof place->uuid);
     memcpy(place->why_not, conn->way.why_not, sizeof place->why_not);
+    place->lossy = conn->way.lossy;
 }
 
 static void recall(struct conn *conn)
@@ -47,6 +48,7 @@ static void recall(struct conn *conn)
         if (!place->why_not[0] || memcmp(place->uuid, conn->peer_uuid, sizeof place->uuid) != 0)
             continue;
         memcpy(conn->way.why_not, place->why_not, sizeof place->why_not);
+        conn->way.lossy = place->lossy;
         place->why_not[0] = '\0';
     }
 }
@@ -147,7 +149,7 @@ void conn_describe(struct conn *conn, char *text_p, size_t size)
 {
     (void)pthread_mutex_lock(&conn->transport->lock);
     (void)snprintf(text_p, size, "%s", conn->description);
-    if (*text_p && conn->way.why_not[0] && conn->way.met)
+    if (*text_p && conn->way.why_not[0] && conn->way.met && !conn->way.lossy)
         (void)snprintf(text_p, size, "%s; only that node connects, this one does not: %s", conn->description,
                        conn->way.why_not);
     (void)pthread_mutex_unlock(&conn->transport->lock);
@@ -161,7 +163,7 @@ enum rdt_status conn_trouble(struct conn *conn, char *text_p, size_t size)
 
     (void)pthread_mutex_lock(&transport->lock);
     if (conn->way.why_not[0]) {
-        status = conn->way.met ? RDT_OK : RDT_PEER_LOST;
+        status = conn->way.met && !conn->way.lossy ? RDT_OK : RDT_PEER_LOST;
         (void)snprintf(text_p, size, "%s", conn->way.why_not);
     } else if (conn->way.dialled_ns && monotonic_ns() - conn->way.dialled_ns > LATE_NS) {
         status = conn->way.met ? RDT_OK : RDT_PEER_LOST;
@@ -299,13 +301,24 @@ void conn_greeted(struct channel *channel)
         conn->way.met = true;
     } else {
         conn->way.dialled_ns = 0;
-        conn->way.why_not[0] = '\0';
+        if (!conn->way.lossy) /* greetings are small */
+            conn->way.why_not[0] = '\0';
     }
     if (!channel->incoming && channel->greeting.takes) {
         conn->way.takes = true;
         while (!conn->closing && conn->n_in < conn->transport->settings.connections && (more = channel_create(conn, true)))
             thread_attend(more);
     }
+    (void)pthread_mutex_unlock(&conn->transport->lock);
+}
+
+void conn_lossy(struct channel *channel)
+{
+    struct conn *conn = channel->conn;
+
+    (void)pthread_mutex_lock(&conn->transport->lock);
+    conn->way.lossy = true;
+    say_unreachable(conn, LOSSY, conn->way.why_not, sizeof conn->way.why_not);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
@@ -319,8 +332,12 @@ void conn_probe_ends(struct channel *channel, const char *why_not)
     (void)pthread_mutex_lock(&transport->lock);
     channel->probe = conn->way.probe = PROBE_NONE;
     transport->probes--;
-    if (why_not && !conn->closing && channel->end.error)
+    if (why_not && !conn->closing && channel->end.left && !channel->end.error) { /* the peer has read all of it */
+        conn->way.lossy = false;
+        conn->way.why_not[0] = '\0';
+    } else if (why_not && !conn->closing && channel->end.error && !conn->way.lossy) {
         say_unreachable(conn, why_not, conn->way.why_not, sizeof conn->way.why_not);
+    }
     (void)pthread_mutex_unlock(&transport->lock);
     conns_probe(transport);
 }

@@ -59,6 +59,14 @@ static bool only_small_passed(const struct channel *channel)
            info.tcpi_bytes_acked < SMALL_BYTES;
 }
 
+/* Whether no chunk but a probe has come on a channel of the peer. Its end is a failure for the peer only. */
+static bool received_nothing(const struct channel *channel)
+{
+    const struct header *header = &channel->chunk.header;
+
+    return !channel->end.fault && !channel_sends(channel) && (header->kind != HEADER_CHUNK || header->transfer == UINT64_MAX);
+}
+
 /* The channel waits for one that the peer dials. */
 static void wait_for_peer(struct channel *channel)
 {
@@ -81,13 +89,16 @@ static void finish(struct channel *channel)
     struct operation *operation = channel->chunk.operation;
     enum rdt_status status = channel->end.fault ? RDT_PROTOCOL : RDT_PEER_LOST;
     enum dial_end dial_end;
+    bool lossy = only_small_passed(channel);
     char msg[128];
 
+    if (lossy)
+        conn_lossy(channel);
     (void)snprintf(msg, sizeof msg, "%s",
-                   only_small_passed(channel) ? "small messages pass and large ones do not: look at the MTU of the path"
-                   : channel->end.fault       ? channel->end.fault
-                   : channel->end.error       ? strerror(channel->end.error)
-                                              : "the peer closed the connection");
+                   lossy                ? LOSSY
+                   : channel->end.fault ? channel->end.fault
+                   : channel->end.error ? strerror(channel->end.error)
+                                        : "the peer closed the connection");
     if (!channel->conn) {
         log_stranger(channel, msg);
     } else if (!channel->incoming && !channel->greeting.done) {
@@ -100,7 +111,7 @@ static void finish(struct channel *channel)
             conn_unreachable(channel->conn);
     } else if (channel->probe != PROBE_NONE) {
         conn_probe_ends(channel, msg);
-    } else if (!channel->end.left) { /* otherwise both ends agreed to close it */
+    } else if (!channel->end.left && !received_nothing(channel)) { /* left: both ends agreed to close it */
         conn_fail(channel->conn, status, msg);
     }
     channel->chunk.operation = NULL;

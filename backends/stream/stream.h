@@ -66,10 +66,11 @@
 #define MAX_THREADS 16
 #define MAX_CHANNELS 64 /* of settings.connections: to one peer, besides those that are LEAVING */
 #define MAX_CHANNELS_IN \
-    (2u * MAX_CHANNELS)                  /* from one peer: half of them may have left, and this node has not read their BYE */
-#define MAX_STRANGERS 128u               /* accepted channels that have not greeted yet */
-#define MAX_STRANGERS_OF_SOURCE 96u      /* ... from one address: a node may open many channels at once */
-#define FAIL_AFTER_NS 3000000000ull      /* from a dial that failed: how long a channel of the peer is waited for */
+    (2u * MAX_CHANNELS)             /* from one peer: half of them may have left, and this node has not read their BYE */
+#define MAX_STRANGERS 128u          /* accepted channels that have not greeted yet */
+#define MAX_STRANGERS_OF_SOURCE 96u /* ... from one address: a node may open many channels at once */
+#define FAIL_AFTER_NS 3000000000ull /* from a dial that failed: how long a channel of the peer is waited for */
+#define LOSSY "small messages pass and large ones do not: look at the MTU of the path"
 #define MAX_PROBES 16u                   /* probes that are under way, to all peers */
 #define PROBE_BYTES 65536                /* more than any packet has: also a path that loses large packets is found */
 #define RECORD_BYTES 16384               /* largest payload of a TLS record */
@@ -130,6 +131,7 @@ enum probe_state { PROBE_NONE, PROBE_WANTED, PROBE_RUNNING, PROBE_SENT };
 struct conn_way {      /* whether channels get through; [lock] */
     char why_not[144]; /* "": the last dial succeeded, or there was none; otherwise whom it did not reach, and why */
     bool met;          /* the peer has dialled a channel */
+    bool lossy;        /* small messages pass and large ones do not, by the last probe or failure */
     bool takes;        /* a channel that this end dialled to take chunks was made */
     uint64_t dialled_ns, probed_ns; /* since when a dial is without an answer (0: none is); when the latest probe began */
     enum probe_state probe;
@@ -280,6 +282,7 @@ struct thread {
 struct remembered {
     uint8_t uuid[16];
     char why_not[144]; /* "": the place is free */
+    bool lossy;
 };
 #define MAX_REMEMBERED 64u
 
@@ -395,6 +398,7 @@ enum dial_end conn_dial_failed(struct channel *channel, const char *why);
 bool conn_may_dial(struct channel *channel); /* NEW: at once; false: the peer's channel is waited for first */
 bool conn_needs(struct channel *channel);    /* WAITING: no other channel has come for what waits for this one */
 void conn_greeted(struct channel *channel);
+void conn_lossy(struct channel *channel);                           /* nothing large has passed on it */
 void conn_probe_ends(struct channel *channel, const char *why_not); /* of a channel that is one; NULL: nothing is wrong */
 void conns_probe(struct transport *transport);     /* starts the probes that are wanted, as far as MAX_PROBES allows */
 void conn_unreachable(struct conn *conn);          /* conn_fail, with the sentence of conn->way */
