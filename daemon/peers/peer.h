@@ -148,6 +148,9 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
  * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
 
+/* The address of the loopback interface to which this machine leads the host name that refs carry; "": it does not. */
+const char *peers_loopback(const struct peers *peers);
+
 /* Whether no interface has the address of `listen` now. Any thread. */
 bool peers_listen_is_away(const struct options *options);
 

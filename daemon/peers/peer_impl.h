@@ -91,6 +91,7 @@ struct peers_table {
 struct peers_door {
     uv_tcp_t listener, turned_away; /* turned_away accepts a connection only to close it */
     bool turning_away, left_waiting;
+    char loopback[46];          /* "": unless this node's own name leads there */
     struct strangers strangers; /* accepted links that are not up */
     struct log_rare stranger_warnings;
 };

@@ -6,10 +6,12 @@
 #include <ifaddrs.h>
 #include <linux/filter.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -325,6 +327,35 @@ enum rdt_status peer_listen_bind(const struct options *options, bool shares, cha
     return RDT_OK;
 }
 
+/* Whether /etc/hosts leads this node's own name to its loopback interface, as Debian's does. Only that file is read: a DNS server
+ * need not answer yet at the start. */
+static bool leads_to_loopback(const char *address, char text_p[INET6_ADDRSTRLEN])
+{
+    const struct hostent *entry;
+    char host[65];
+    uint16_t port;
+    bool found = false;
+
+    if (options_split_address(address, host, &port, NULL) != RDT_OK)
+        return false;
+    sethostent(0);
+    while (!found && (entry = gethostent())) {
+        bool is = entry->h_addrtype == AF_INET && (uint8_t)entry->h_addr_list[0][0] == IN_LOOPBACKNET;
+        bool names = strcasecmp(entry->h_name, host) == 0;
+
+        for (char **alias = entry->h_aliases; *alias; alias++)
+            names |= strcasecmp(*alias, host) == 0;
+        found = is && names && inet_ntop(AF_INET, entry->h_addr_list[0], text_p, INET6_ADDRSTRLEN);
+    }
+    endhostent();
+    return found;
+}
+
+const char *peers_loopback(const struct peers *peers)
+{
+    return peers->door.loopback;
+}
+
 void peer_listen(struct peers *peers, int take_fd)
 {
     int rc = uv_tcp_open(&peers->door.listener, take_fd);
@@ -337,4 +368,7 @@ void peer_listen(struct peers *peers, int take_fd)
         log_error("cannot listen for other nodes: %s", uv_strerror(rc));
     else
         log_info("listening for other nodes at %s; refs carry %s", peers->options->listen, peers->node->address);
+    if (rc == 0 && peers->hello_address[0] == ':' && leads_to_loopback(peers->node->address, peers->door.loopback))
+        log_warn("refs carry %s, which /etc/hosts leads to %s: other nodes that do the same reach themselves; set advertise",
+                 peers->node->address, peers->door.loopback);
 }

@@ -130,6 +130,12 @@ static enum rdt_status wrong_node(const struct peer_link *link, struct rdt_error
 
     node_hex(link->meeting.hello->node_uuid.data, found);
     node_hex(peer->uuid, expected);
+    if (memcmp(link->meeting.hello->node_uuid.data, peer->peers->node->uuid, 16) == 0)
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "%s leads to this node itself, at %s, and not to %.8s: set advertise on that node to an address that "
+            "others reach",
+            peer->dial->hint.dialled ? peer->dial->hint.text : peer->address, link->remote, expected);
     return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s%s", link->remote, found, expected,
                          peer->dial->proof == PROOF_FILE                              ? " as the nodes file says"
                          : peer->dial->proof == PROOF_REF || peer->dial->hint.dialled ? " as a ref says"

@@ -107,6 +107,11 @@ static void check_key(struct doctor *doctor)
             "Wait until the interface has it, or set listen to an address of this machine; behind NAT, set advertise to "
             "the other one.",
             "No interface has the address of listen = %s, so no other node reaches this one.", options->listen);
+    else if (doctor->rpc->peers && peers_loopback(doctor->rpc->peers)[0])
+        doctor_find(doctor, FINDING_WARN,
+                    "Set advertise in [network] of rdtd.conf to an address of this node that others reach, and restart rdtd.",
+                    "Refs of this node carry %s, which this machine itself leads to %s.", doctor->rpc->node->address,
+                    peers_loopback(doctor->rpc->peers));
     else if (options->listen[0] == '\0')
         doctor_find(
             doctor, FINDING_OK, "",
@@ -202,7 +207,8 @@ static void check_peer(struct doctor *doctor, const struct peer *peer, unsigned 
     else if (peer->state == PEER_BACKOFF)
         doctor_find(
             doctor, FINDING_WARN,
-            strstr(why, "node_uuid")
+            strstr(why, "set advertise") ? "Set advertise in [network] of that node, and restart rdtd there."
+            : strstr(why, "node_uuid")
                 ? PEER_TWIN_REMEDY
                 : "Check that rdtd runs there, that no firewall keeps this node from that port, and that both have the same "
                   "key.",

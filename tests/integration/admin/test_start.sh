@@ -101,6 +101,22 @@ grep -q 'warn: listen = 192.0.2.77:0: no interface has this address' "$dir/log" 
   --listen 192.0.2.77:0 --key-file "$dir/key" >/dev/null || fail "--check-config refuses an address that may come"
 stop
 
+# The host's name leads to the loopback interface, as in Debian's /etc/hosts, and refs carry it.
+if unshare --net --uts --mount true 2>/dev/null; then
+  printf '127.0.0.1 localhost\n127.0.1.1 host77\n' >"$dir/hosts"
+  in_daemon=(unshare --net --uts --mount sh -c "ip link set lo up; hostname host77; mount --bind $dir/hosts /etc/hosts; exec \"\$@\"" --)
+  start --state-dir "$dir/name" --key-file "$dir/key" --listen 0.0.0.0:7171
+  grep -q 'warn: refs carry host77:7171, which /etc/hosts leads to 127.0.1.1: .*set advertise' "$dir/log" ||
+    fail "the log does not say that the name leads to loopback: $(cat "$dir/log")"
+  { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor || true; } 2>&1 | grep -q 'host77:7171, which this machine itself leads to 127.0.1.1' ||
+    fail "the doctor does not say that the name leads to loopback"
+  stop
+  start --state-dir "$dir/name" --key-file "$dir/key" --listen 0.0.0.0:7171 --advertise 192.0.2.1:7171
+  ! grep -q 'warn: refs carry' "$dir/log" || fail "the log warns although advertise is set: $(cat "$dir/log")"
+  stop
+  in_daemon=()
+fi
+
 # A network that comes after the daemon: its transports start then.
 if unshare --net true 2>/dev/null; then
   in_daemon=(unshare --net sh -c 'ip link set lo up; exec "$@"' --)

@@ -45,7 +45,9 @@ static void begin(const char *const *listen, bool advertise, const char *const *
 
 static void end(void)
 {
-    static const char *const declared[] = {"is down: ", "is lost: ", "taken down and rebuilt: ", NULL};
+    static const char *const declared[] = {
+        "is down: ", "is lost: ", "taken down and rebuilt: ", "set advertise", /* of this machine's own name */
+        NULL};
 
     rdt_close(owner);
     rdt_close(reader);
