@@ -16,7 +16,9 @@ enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *
     if (text[0] == '[' && host_bytes > 2 && colon[-1] == ']') {
         host++;
         host_bytes -= 2;
-        if (!memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes) || memchr(host, ']', host_bytes))
+        /* An IPv4 address may have them too: who makes the text need not know which of the two an address is. */
+        if ((!memchr(host, ':', host_bytes) && strspn(host, "0123456789.") < host_bytes) || memchr(host, '[', host_bytes) ||
+            memchr(host, ']', host_bytes))
             return rdt_error_set(err, RDT_INVALID, "'%s' has no IPv6 address in its brackets, as in [::1]:7171", text);
     } else if (memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes)) {
         return rdt_error_set(err, RDT_INVALID, "'%s' needs brackets around an IPv6 address, as in [::1]:7171", text);

@@ -127,6 +127,14 @@ Test(ipv6, ucx_of_the_other_family_is_not_used)
     end();
 }
 
+/* As in a unit that is given either kind of address: systemd/image/kubernetes.yaml. */
+Test(ipv6, brackets_around_an_ipv4_address_are_allowed)
+{
+    node_start(&one, &(struct node_options){.name = "one", .listen = "[127.0.0.1]:0"});
+    must(strncmp(one.address, "127.0.0.1:", 10) == 0);
+    node_end(&one, NULL);
+}
+
 /* ---- addresses that are not written well ---- */
 
 Test(ipv6, address_that_is_not_written_well_is_named)
@@ -143,7 +151,7 @@ Test(ipv6, address_that_is_not_written_well_is_named)
         {"--listen=[::1]:70000", "port"},
         {"--listen=[::g]:7171", "[::g]:7171"},
         {"--listen=[[::1]]:7171", "has no IPv6 address in its brackets"},
-        {"--listen=[127.0.0.1]:7171", "has no IPv6 address in its brackets"},
+        {"--listen=[localhost]:7171", "has no IPv6 address in its brackets"},
         {"--advertise=::1:7171", "needs brackets around an IPv6 address"},
     };
 
