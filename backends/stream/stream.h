@@ -12,9 +12,9 @@
  *                                                              | FAIL_AFTER_NS after the dial
  *                                                              `-----> the connection fails, and says which port is closed
  *
- * When a connection is made, each end dials a channel as a probe: it sends PROBE_BYTES that the peer drops, and leaves. So what
- * keeps the bytes out is known before anybody fetches (conn_trouble). A channel is encrypted by TLS 1.3 with a key from the peer's
- * offer, or unencrypted if both nodes trust the network.
+ * When a connection is made, each end dials a channel as a probe: it sends PROBE_BYTES that the peer drops, and leaves. So
+ * what keeps the bytes out is known before anybody fetches (conn_trouble). A channel is encrypted by TLS 1.3 with a key from
+ * the peer's offer, or unencrypted if both nodes trust the network.
  *
  * It owns its sockets, data threads, and the memory of channels, connections and queued operations. An operation's memory
  * belongs to the core; a channel reads or writes it only while the operation is RUNNING or STOPPING.

@@ -2,9 +2,10 @@
 /* The formats of what two ends of this transport send each other, read and written without sockets. The bytes that arrive
  * may be anybody's, so every function that reads them also checks them.
  *
- * An offer travels over the peer link and contains the secrets of one connection. On a channel (inside TLS, or unencrypted) the
- * dialler sends HELLO and the listener answers WELCOME. After that only one end sends, the dialler unless its HELLO says that it
- * takes: HEADER, the chunk's bytes, TRAILER, and so on; a header of kind BYE is the last. All numbers are little-endian.
+ * An offer travels over the peer link and contains the secrets of one connection. On a channel (inside TLS, or unencrypted)
+ * the dialler sends HELLO and the listener answers WELCOME. After that only one end sends, the dialler unless its HELLO says
+ * that it takes: HEADER, the chunk's bytes, TRAILER, and so on; a header of kind BYE is the last. All numbers are
+ * little-endian.
  */
 #ifndef BACKENDS_STREAM_WIRE_H
 #define BACKENDS_STREAM_WIRE_H

@@ -327,8 +327,8 @@ enum rdt_status peer_listen_bind(const struct options *options, bool shares, cha
     return RDT_OK;
 }
 
-/* Whether /etc/hosts leads this node's own name to its loopback interface, as Debian's does. Only that file is read: a DNS server
- * need not answer yet at the start. */
+/* Whether /etc/hosts leads this node's own name to its loopback interface, as Debian's does. Only that file is read: a DNS
+ * server need not answer yet at the start. */
 static bool leads_to_loopback(const char *address, char text_p[INET6_ADDRSTRLEN])
 {
     const struct hostent *entry;
