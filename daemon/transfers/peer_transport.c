@@ -93,7 +93,7 @@ static void on_closed(struct plugin_conn *conn)
 
 static void write_address(const struct plugin_conn *conn, char *text_p, size_t size)
 {
-    peer_own_address(container_of(conn, struct peer_transport, conn)->session->peer, text_p, size);
+    peer_own_address(container_of(conn, struct peer_transport, conn)->remote->peer, text_p, size);
 }
 
 /* The other end does not want the connection and says why. It is built again when that changes. */

@@ -188,7 +188,7 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
 
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary)
 {
-    const struct remote *session = peer->session;
+    const struct remote *remote = peer->remote;
     char text[192];
 
     *summary = (struct peer_summary){0};
@@ -213,7 +213,7 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
         }
         if (summary->n_transports == PATH_MAX_CANDIDATES)
             continue;
-        plugin_conn_describe(&pt->conn, summary->lanes[summary->n_transports], sizeof summary->lanes[0]);
+        plugin_conn_describe(&pt->conn, summary->routes[summary->n_transports], sizeof summary->routes[0]);
         if (plugin_conn_trouble(&pt->conn, text, sizeof text) == RDT_PEER_LOST)
             (void)snprintf(summary->trouble[summary->n_troubles++], sizeof summary->trouble[0], "%.20s: %s",
                            pt->transport->name, text);

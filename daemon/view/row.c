@@ -160,9 +160,9 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool a
     info->bytes_out = summary.bytes_served;
     info->fell_back = summary.fell_back;
     info->transports = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
-    info->lanes = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
+    info->routes = arena_alloc(arena, PATH_MAX_CANDIDATES * sizeof(char *));
     info->unusable = arena_alloc(arena, 2 * PATH_MAX_CANDIDATES * sizeof(char *));
-    if (!info->uuid || !info->boot_id || !info->transports || !info->lanes || !info->unusable)
+    if (!info->uuid || !info->boot_id || !info->transports || !info->routes || !info->unusable)
         return NULL;
     for (; info->n_unusable < summary.n_unusable; info->n_unusable++)
         if (!(info->unusable[info->n_unusable] = arena_text(arena, summary.unusable[info->n_unusable], SIZE_MAX)))
