@@ -498,6 +498,9 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
         put.method = choose(&put);
         status = copy_all(&put, fresh, err);
     }
+    if (status == RDT_OK &&
+        options->timeout_ns == 0) /* the default is for the daemon: copies from a slow file may take longer */
+        put.answer_ns = answer_ns(&put, 0);
     if (status == RDT_OK)
         status = send_put(&put, ref_p, err);
     if (status == RDT_OK && options->how)

@@ -214,8 +214,8 @@ struct rdt_put_options {
     enum rdt_visibility visibility; /* who else may fetch the object; default: this uid (and tenant) only */
     const char *transport;          /* preferred between nodes; NULL: the daemon chooses */
     uint32_t flags;                 /* enum rdt_put_flags; UNSUPPORTED: this version does not know a flag */
-    int64_t timeout_ns;             /* limits the call, including the wait for room under a limit; 0: the default, without a
-                                     * wait for room; negative: no limit, without a wait for room */
+    int64_t timeout_ns;             /* limits the call, including the wait for room under a limit; 0: the default for what the
+                                     * daemon does, without a wait for room; negative: no limit, without a wait for room */
     enum rdt_memory *how;           /* NULL, or [count]: receives which memory each tensor was in */
     int64_t ttl_ns;                 /* for RDT_PUT_DETACHED: when the object ends, counted from the put, whether or not the
                                      * session goes on; 0: ten minutes; LIMIT: above the daemon's detached_ttl_max */

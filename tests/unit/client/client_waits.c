@@ -26,6 +26,14 @@ int clock_gettime(clockid_t clock, struct timespec *at_p)
     return status;
 }
 
+static int64_t write_s; /* what one write takes, as from a slow file */
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t at)
+{
+    ahead_s += write_s;
+    return syscall(SYS_pwrite64, fd, data, bytes, at);
+}
+
 static bool gives_back(uint16_t type)
 {
     return type == RDT_MSG_CANCEL_REQUEST || type == RDT_MSG_CANCEL || type == RDT_MSG_RELEASE_REGION || type == RDT_MSG_FREE;
@@ -162,6 +170,30 @@ Test(client_waits, time_outs_of_puts_count, .timeout = 60)
     step_s = 10;
     cr_assert_eq(put_with(conn, 0, SECOND), RDT_TIMED_OUT);
     rdt_interrupt_by(NULL, NULL);
+    fake_end(&fake, conn);
+}
+
+static void take_snapshot(struct fake *fake)
+{
+    Rdt__Pb__RegionReply region = MESSAGE(region_reply, .region = 70, .generation = 1, .bytes = sizeof bytes);
+    int fd = fake_memfd(sizeof bytes);
+
+    fake_take(fake, RDT_MSG_ALLOC);
+    fake_reply_fd(fake, &region.base, fd);
+    close(fd);
+    fake_take(fake, RDT_MSG_PUT);
+    fake_reply_put(fake);
+    fake_serve(fake);
+}
+
+Test(client_waits, copying_longer_than_the_default_is_no_time_out, .timeout = 60)
+{
+    struct fake fake;
+    rdt *conn = fake_client(&fake, take_snapshot, NULL);
+
+    write_s = 1000;
+    cr_assert_eq(put_snapshot(conn), RDT_OK, "%s", err.msg);
+    cr_assert_geq(ahead_s, 1000);
     fake_end(&fake, conn);
 }
 
