@@ -30,9 +30,9 @@ class MemoryCalls(_rdt.Conn):
         as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the
         dtype. The memory lives as long as the last array, tensor or view of it, and as long as any object
         that was put from it. timeout: seconds, of which the daemon may wait for room under a limit; None: it
-        does not wait, and the call takes at most a minute, and a second more for each 64 MiB. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process,
-        its UUID), where the array is a torch tensor if dtype is a torch dtype or as_ is "torch", and an
-        rdtd.Tensor otherwise.
+        does not wait, and the call takes at most a minute, and a second more for each 64 MiB. device: None or
+        "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process, its UUID), where the array is a
+        torch tensor if dtype is a torch dtype or as_ is "torch", and an rdtd.Tensor otherwise.
         Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the
         daemon or this process lacks)."""
         text = dtype_text(dtype)
