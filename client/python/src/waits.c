@@ -37,14 +37,14 @@ static bool run_handlers(struct waits *waits)
 
     PyErr_Fetch(&type, &value, &traceback); /* a destructor may run while an exception is on its way */
     if (PyErr_CheckSignals() < 0) {
-        if (raised.thread) {
-            Py_XDECREF(raised.type);
-            Py_XDECREF(raised.value);
-            Py_XDECREF(raised.traceback);
-        }
+        bool replaces = raised.thread;
+        PyObject *before[] = {raised.type, raised.value, raised.traceback};
+
         PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
         raised.thread = PyThreadState_Get();
         waits->has_raised = true;
+        for (size_t i = 0; replaces && i < 3; i++)
+            Py_XDECREF(before[i]); /* may run code that raises what is there now */
     }
     PyErr_Restore(type, value, traceback);
     return waits->has_raised;
