@@ -320,10 +320,12 @@ void gpu_take_back(struct borrowed_set *set)
     if (!set->offered && !set->landings)
         return;
     if (conn->rdt) {
+        struct waits waits;
+
         conn->calls++; /* keeps the session open during the call */
         Py_INCREF(conn);
-        Py_BEGIN_ALLOW_THREADS for (size_t i = 0; i < set->count; i++)
-        {
+        waits_begin(&waits, NULL); /* rdt_dealloc waits until the daemon writes the memory no more */
+        for (size_t i = 0; i < set->count; i++) {
             if (set->offered && set->offered[i])
                 (void)rdt_dealloc(conn->rdt, set->offered[i], NULL);
             if (set->landings && set->landings[i].buffer)
@@ -331,7 +333,8 @@ void gpu_take_back(struct borrowed_set *set)
         }
         if (set->host_room)
             (void)rdt_dealloc(conn->rdt, set->host_room, NULL);
-        Py_END_ALLOW_THREADS conn_leave(conn);
+        waits_end(&waits, RDT_OK);
+        conn_leave(conn);
     }
     free(set->offered);
     free(set->landings);
