@@ -173,6 +173,19 @@ def test_what_an_interrupted_put_made_ends_although_nobody_reads_the_answer() ->
         c.put(b"y", id="mine").free()
 
 
+def test_an_interrupted_put_that_stores_leaves_no_object() -> None:
+    class Interrupted(rdtd.Connection):
+        def _store(self, ref: Any, timeout: Optional[float], /) -> str:
+            assert timeout == 600, "the default"
+            raise KeyboardInterrupt
+
+    with Node() as node, Interrupted(node.socket) as c:
+        for options in {}, {"id": "mine"}, {"detached": True}:
+            with raises(KeyboardInterrupt):
+                c.put(bytearray(1 << 20), stored=True, **options)
+            assert not c.objects(), options
+
+
 def test_deleting_an_array_beside_a_stopped_daemon_does_not_block_ctrl_c() -> None:
     with Node() as node, rdtd.connect(node.socket) as c:
         arrays = [c.empty(1 << 20, "u1")]

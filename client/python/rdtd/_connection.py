@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import re
@@ -240,8 +241,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         checksum: computes the checksum of the tensors before the put, for readers that fetch with verify=True. A
         snapshot has one without this. Readers of a live object that has been written since find it damaged.
         stored: the object is a snapshot that the daemon stores in its storage_dir before put returns, as `store`
-        does. If it cannot be stored, put raises the error and there is no object. After a restart of the
-        daemon the object is there again if it is detached or published.
+        does. If it cannot be stored, put raises the error and there is no object. timeout holds for storing once
+        more (None: ten minutes). After a restart of the daemon the object is there again if it is detached or published.
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
@@ -294,9 +295,13 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             self._keep_live(ref, encoded.tensors, snapshot)
         if stored:
             try:
-                self._store(ref, timeout)
+                self._store(ref, _STORE_SECONDS if timeout is None else timeout)
             except Error:
                 self._free(ref, False)
+                raise
+            except BaseException:  # Ctrl-C: an object with an id, or a detached one, would outlive the Ref
+                with contextlib.suppress(Error):
+                    self._free(ref, False) if detached else ref.drop()
                 raise
         return ref
 
