@@ -186,6 +186,16 @@ def test_an_interrupted_put_that_stores_leaves_no_object() -> None:
             assert not c.objects(), options
 
 
+def test_what_ended_a_with_block_is_raised_beside_a_daemon_that_has_ended() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c, raises(KeyboardInterrupt):
+        with c.put(b"x"):
+            node.process.kill()
+            node.process.wait()
+            with raises(rdtd.Error):
+                c.ping(LONG)
+            raise KeyboardInterrupt
+
+
 def test_deleting_an_array_beside_a_stopped_daemon_does_not_block_ctrl_c() -> None:
     with Node() as node, rdtd.connect(node.socket) as c:
         arrays = [c.empty(1 << 20, "u1")]

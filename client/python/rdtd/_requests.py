@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import weakref
@@ -224,8 +225,9 @@ class Ref(_rdt.Ref):
     def __exit__(self, kind: object = None, *ignored: object) -> None:
         if kind is None:
             self.free()
-        else:  # Ctrl-C, for instance, beside a daemon that does not answer
-            self.drop()
+        else:  # Ctrl-C, for instance, beside a daemon that does not answer, or that has ended
+            with contextlib.suppress(Error):
+                self.drop()
 
 
 def ref_of(name: Any, what: str = "name") -> Ref:
