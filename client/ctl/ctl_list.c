@@ -558,6 +558,17 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
     return show(ctl, &view, &request, limit);
 }
 
+/* Below the names: those that somebody waits for and that have no such version. arg: the prefix that is asked for. */
+static void print_awaited(void *arg, const Rdt__Pb__TransferInfo *transfer)
+{
+    const char *prefix = *(const char **)arg;
+    char id[160], text[160];
+
+    ctl_id_of(transfer->ref, id, sizeof id);
+    if (strncmp(id, prefix, strlen(prefix)) == 0)
+        ctl_line("%s is awaited: %s %s", id, ctl_awaiting(transfer, text, sizeof text), transfer->waits);
+}
+
 int ctl_names(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {
@@ -566,6 +577,7 @@ int ctl_names(struct ctl *ctl, int argc, char **argv)
         RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(cluster_name_columns), add_cluster_name, "no names", NULL};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     const char *prefix = "";
+    struct rdt_error err = {0};
     bool cluster = false;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
@@ -579,7 +591,10 @@ int ctl_names(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     request.id_prefix = (char *)prefix;
-    return show_of(ctl, cluster ? &cluster_view : &view, &request, limit, cluster);
+    code = show_of(ctl, cluster ? &cluster_view : &view, &request, limit, cluster);
+    if (code == CTL_OK && !ctl->json && ctl_awaited(ctl, NULL, print_awaited, &prefix, &err))
+        code = ctl_fail(ctl, &err);
+    return code;
 }
 
 int ctl_transfers(struct ctl *ctl, int argc, char **argv)

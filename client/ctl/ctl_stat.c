@@ -6,6 +6,7 @@
 
 #include "ctl.h"
 #include "ctl_commands.h"
+#include "ctl_json.h"
 #include "ctl_table.h"
 #include "rdt.pb-c.h"
 #include "wire_ref.h"
@@ -49,6 +50,32 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     return CTL_OK;
 }
 
+static void print_awaiting(void *arg, const Rdt__Pb__TransferInfo *transfer)
+{
+    char text[160];
+
+    ctl_line("waiting     %s", ctl_awaiting(transfer, text, sizeof text));
+}
+
+static void add_awaiting(void *arg, const Rdt__Pb__TransferInfo *transfer)
+{
+    struct rdt_error *err = arg;
+    size_t used = strlen(err->msg);
+    char text[160];
+
+    (void)snprintf(err->msg + used, sizeof err->msg - used, "; %s", ctl_awaiting(transfer, text, sizeof text));
+}
+
+/* Nobody has published the name: says who waits for it. */
+static int fail(struct ctl *ctl, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    struct rdt_error ignored;
+
+    if (err->status == RDT_NOT_FOUND)
+        (void)ctl_awaited(ctl, ref, add_awaiting, err, &ignored);
+    return ctl_fail(ctl, err);
+}
+
 int ctl_stat(struct ctl *ctl, int argc, char **argv)
 {
     Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
@@ -60,6 +87,7 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
         {0},
     };
     struct rdt_error err = {0};
+    ProtobufCMessage *reply;
     char **operands;
     int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
@@ -68,8 +96,14 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     if (ctl_object_of(ctl, &ref, &err))
-        return ctl_fail(ctl, &err);
+        return fail(ctl, &ref, &err);
     wire_ref_from(&ref, &ref_msg);
     request.ref = &ref_msg;
-    return ctl_show(ctl, RDT_MSG_STAT, &request.base, print);
+    if (ctl_call(ctl, RDT_MSG_STAT, &request.base, &reply, &err))
+        return fail(ctl, &ref, &err);
+    code = ctl->json ? ctl_print_json(ctl_json(reply)) : print(ctl, reply);
+    if (!ctl->json && ((const Rdt__Pb__ObjectInfo *)reply)->waiters > 0)
+        (void)ctl_awaited(ctl, &ref, print_awaiting, NULL, &err);
+    ctl_reply_free(reply);
+    return code;
 }

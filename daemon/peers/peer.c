@@ -283,7 +283,7 @@ enum rdt_status peer_away(const struct peer *peer, const struct account *account
     const char *why = peer_why_away(peer, account_is_admin(account));
     uint64_t now = uv_hrtime();
 
-    return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %.120s (next try in %.1f s)", peer->name, why,
+    return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %.191s (next try in %.1f s)", peer->name, why,
                          peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
 }
 

@@ -136,7 +136,8 @@ static enum rdt_status wrong_node(const struct peer_link *link, struct rdt_error
             "%s leads to this node itself, at %s, and not to %.8s: set advertise on that node to an address that "
             "others reach",
             peer->dial->hint.dialled ? peer->dial->hint.text : peer->address, link->remote, expected);
-    return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s%s", link->remote, found, expected,
+    return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s%s; without a state_dir each start is another node",
+                         link->remote, found, expected,
                          peer->dial->proof == PROOF_FILE                              ? " as the nodes file says"
                          : peer->dial->proof == PROOF_REF || peer->dial->hint.dialled ? " as a ref says"
                                                                                       : ", which was there before");

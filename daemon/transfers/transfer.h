@@ -114,6 +114,7 @@ struct transfer_record {
     unsigned n_sources;
     uint64_t source_from;           /* bytes done when the present source began */
     const char *reader;             /* of a transfer to another node: that node "lags" or is "slow"; NULL: it is neither */
+    bool awaits_put;                /* the object has not been put, or no such version of the name has been published */
     uint64_t since_ns;              /* when it was requested */
     uint64_t began_ns;              /* when the object was found and work began; 0: not yet */
     uint64_t elapsed_ns;            /* from began_ns to the end; 0: not ended */

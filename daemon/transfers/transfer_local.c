@@ -335,6 +335,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 {
     struct transfer *transfer = container_of(waiter, struct transfer, local.waiter);
 
+    transfer->record.awaits_put = false;
     transfer_set_state(transfer, TRANSFER_NEW); /* The transfer goes on as if it had just begun. */
     transfer->local.checks = false;
     if (why) {
@@ -349,6 +350,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
     struct transfer *transfer = container_of(waiter, struct transfer, local.named);
 
     name_seeker_remove(&transfer->local.seeker);
+    transfer->record.awaits_put = false;
     transfer_set_state(transfer, TRANSFER_NEW);
     transfer->version = version;
     if (!object) {
@@ -369,6 +371,7 @@ static void start_named(struct transfer *transfer)
         transfer->local.named.on_event = on_published;
         status = names_wait(names, &transfer->ref, &transfer->account->owner, &transfer->local.named, &err);
         if (status == RDT_OK) {
+            transfer->record.awaits_put = true;
             transfer_set_state(transfer, TRANSFER_PARKED);
             return;
         }
@@ -395,6 +398,7 @@ static void start(struct transfer *transfer)
         transfer->local.waiter.on_event = on_put;
         status = object_table_wait(objects, &transfer->ref, &transfer->account->owner, &transfer->local.waiter, &err);
         if (status == RDT_OK) {
+            transfer->record.awaits_put = true;
             transfer_set_state(transfer, TRANSFER_PARKED);
             return;
         }

@@ -409,11 +409,25 @@ void transfer_ticket_on_message(struct remote *remote, const Rdt__Pb__PullTicket
 
 /* ---- for people ---- */
 
+static void say_awaited(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES])
+{
+    bool there = strcmp(record->direction, "in") == 0;
+    char above[48] = "";
+
+    if (record->ref.is_name && record->ref.after > 0)
+        (void)snprintf(above, sizeof above, " in a version above %llu", (unsigned long long)record->ref.after);
+    (void)snprintf(text_p, RECORD_WAITS_BYTES, "for somebody to %s%s%s%.64s",
+                   record->ref.is_name ? "publish the name" : "put it", above, there ? " on node " : "",
+                   there ? record->peer : "");
+}
+
 void record_waits_for(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES])
 {
     const struct transfer_ticket *end = record->ticket;
 
     text_p[0] = '\0';
+    if (record->awaits_put)
+        say_awaited(record, text_p);
     if (!end)
         return;
     if (stands_behind(&end->ticket))

@@ -167,6 +167,7 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
     rdt_ref_to_text(&record->ref, ref_text);
     record_waits_for(record, waits);
     info->waits = waits;
+    info->awaits_put = record->awaits_put;
     info->transfer = record->id;
     info->ref = ref_text;
     info->direction = (char *)record->direction;

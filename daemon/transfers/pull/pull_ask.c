@@ -25,6 +25,7 @@ static const struct sm_state answer_states[] = {
 void pull_move_answer(struct transfer *transfer, enum pull_answer_state state)
 {
     sm_move_byte(answer_states, sizeof answer_states / sizeof answer_states[0], &transfer->pull.answer.state, state);
+    transfer->record.awaits_put = state == ANSWER_PARKED;
 }
 
 enum rdt_status pull_start(struct transfer *transfer, struct rdt_error *err)

@@ -28,6 +28,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 {
     struct serve *serve = container_of(waiter, struct serve, waiter);
 
+    serve->record.awaits_put = false;
     if (why)
         serve_refuse(serve, why);
     else
@@ -38,6 +39,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
 {
     struct serve *serve = container_of(waiter, struct serve, named);
 
+    serve->record.awaits_put = false;
     serve->version = version;
     if (object)
         serve_answer(serve, object);
@@ -57,6 +59,7 @@ static enum rdt_status find_object(struct transfers *transfers, const struct rdt
 
 static enum rdt_status park(struct serve *serve, struct rdt_error *err)
 {
+    serve->record.awaits_put = true;
     return serve->ref.is_name
                ? names_wait(serve->transfers->names, &serve->ref, &serve->account->owner, &serve->named, err)
                : object_table_wait(serve->transfers->objects, &serve->ref, &serve->account->owner, &serve->waiter, err);
