@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import importlib
 import os
+import pickle
 import signal
 import sys
 import uuid
@@ -167,7 +168,10 @@ def test_wrong_metadata_is_an_error():
                  b'{"$":["def",%d,{"$tuple":[{"$":["use",%d]},{"$":["use",%d]}]}]},' % (i, i - 1, i - 1) for i in range(1, 60))
              + b'{"$":["set",[{"$":["use",59]}]]}]']
     heads = [b'{"rdt":1,"form":"tree","kinds":"nnnn"}\n{"$":0}', b'{"rdt":1,"form":"pickle","kinds":"n","buffers":{"a":1}}\nx',
-             b'{"rdt":1,"form":"pickle","kinds":"n","buffers":[-1]}\nx', b'{"rdt":1,"form":"tree","kinds":"n"}\n',
+             b'{"rdt":1,"form":"pickle","kinds":"n","buffers":[-1]}\nx',
+             b'{"rdt":1,"form":"pickle","kinds":"n"}\nx', b'{"rdt":1,"form":"pickle","kinds":"n"}\ncnowhere\nx\n.',
+             b'{"rdt":1,"form":"pickle","kinds":"n"}\n' + pickle.dumps({"a": 1})[:-3],
+             b'{"rdt":1,"form":"tree","kinds":"n"}\n',
              b'{"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"__metadata__":{"rdt.same":"[[0,1]]"}}',
              b'{"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"__metadata__":{"rdt.same":"[[9,\\"x\\",0,\\"\\"]]"}}']
     with Node() as node, rdtd.connect(node.socket) as c:
@@ -177,6 +181,11 @@ def test_wrong_metadata_is_an_error():
                 with raises(rdtd.Error):
                     c.get(ref, **options)
             c.free(ref)
+        for head_ in b'{"rdt":1,"kinds":"b"}\n', b'{"rdt":1,"form":"tree","kinds":"n","tail":true}\n':
+            with raises(rdtd.Invalid, "speaks of bytes, and the tensor has strides"):
+                c.get(c._put([c.empty((4, 4), "u8", as_="numpy")[:, ::2]], None, head_, 0, None, 0, None, None, None))
+        with raises(rdtd.NotPut, '"a?[31mb"'):
+            c.get(rdtd.Ref("a\x1b[31mb"), timeout=0)
         bomb = b'{"$":["def",0,[]]}'
         for i in range(1, 40):
             bomb = b'{"$":["def",%d,[%s,{"$":["use",%d]}]]}' % (i, bomb, i - 1)

@@ -19,11 +19,19 @@ __all__ = [
 BY_STATUS: dict[int, type[Error]] = {}
 
 
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join([c if c.isprintable() else "?" for c in text])
+
+
 class Error(Exception):
     """An error of librdt. str() is one sentence that names the object. `status` is the number from
     rdt_status.h."""
 
     status: int = 0
+
+    def __init__(self, *args: object) -> None:
+        """Ids, names and texts of other nodes may be in the sentence: no control characters reach a terminal or a log."""
+        super().__init__(*[_printable(one) if isinstance(one, str) else one for one in args])
 
     def __init_subclass__(cls, of: Optional[str] = None) -> None:
         """of: the status whose errors raise this class."""

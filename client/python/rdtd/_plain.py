@@ -460,7 +460,9 @@ class Reader:
             raise
         except RecursionError:
             raise Invalid("the object's structure is nested more deeply than this process can read") from None
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # numpy's, torch's, those of modules that are imported
             raise Invalid(f"the object's structure cannot be read: {str(error)[:200]!r}") from error
 
     def _read(self, node: Any, number: Optional[int]) -> Any:
