@@ -441,6 +441,32 @@ print(float(ray.get(A.remote().ones.remote()).sum()), rdtd.default().node["sessi
 """
 
 
+RENAMED = """
+import sys, warnings
+import ray.actor
+import ray.experimental.rdt.rdt_manager as rdt
+from ray.experimental.rdt import util
+{renames}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import rdtd.ray
+    print([str(w.message)[:45] for w in seen if "rdtd" in str(w.message)])
+rdtd.ray.register(hooked=True)
+rdtd.ray.register()
+print(rdtd.ray._registered == {{"RDTD", "RDTD_NUMPY"}})
+"""
+
+
+def test_a_ray_with_other_inner_names_is_used_without_the_hook():
+    for renames, warned in (("", False), ("del ray.actor.ActorHandle._actor_method_call", True),
+                            ("del rdt.RDTManager.queue_or_trigger_out_of_band_tensor_transfer", True),
+                            ("del rdt.RDTManager", True)):
+        done = subprocess.run([sys.executable, "-c", RENAMED.format(renames=renames)], capture_output=True, text=True, timeout=LONG)
+        lines = done.stdout.splitlines()
+        assert len(lines) == 2 and lines[1] == "True", done.stdout + done.stderr
+        assert lines[0].count("rdtd does not know the inside of this Ray") == warned, done.stdout
+
+
 def test_without_a_daemon_the_error_says_how_to_get_one():
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "RDT_SOCKET": f"{folder}/nobody"}

@@ -32,6 +32,7 @@ import functools
 import os
 import threading
 import uuid
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -42,7 +43,6 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.experimental import (
     CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata, register_tensor_transport)
-from ray.experimental.rdt import util
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 from . import Connection, _rdt, default
@@ -50,6 +50,11 @@ from ._arrays import convert, numpy, torch
 from ._daemon import ensure, wish
 from ._errors import Cancelled, Disconnected, Error, Exists, Restarted, ShuttingDown, SystemFailed
 from ._requests import MODES, VISIBILITY, Ref, Request
+
+try:
+    from ray.experimental.rdt import util
+except ImportError:
+    util = None
 
 __all__ = ["register", "RdtdTransport", "RdtdNumpyTransport"]
 
@@ -83,15 +88,22 @@ def register(start_daemon: Union[bool, Sequence[str]] = False, *, hooked: bool =
         ensure()
     hooked = hooked or os.environ.get(HOOK_VARIABLE) == f"{__name__}.register"
     with _registering:
-        others = util.has_custom_transports
+        others = getattr(util, "has_custom_transports", None)
         _once("rdtd_numpy", RdtdNumpyTransport, "numpy", "ndarray")
         _once("rdtd", RdtdTransport, "torch", "Tensor")
-        if hooked:
+        if hooked and others is not None:
             util.has_custom_transports = others
 
 
 _registering = threading.Lock()
 _NAMES = frozenset(("RDTD", "RDTD_NUMPY"))
+_registered: set[str] = set()  # by this module
+
+
+def _known() -> Iterable[str]:
+    """The transports that Ray has in this process."""
+    found: Iterable[str] = getattr(util, "transport_manager_info", _registered)
+    return found
 
 
 def _once(name: str, manager: type[RdtdTransport], module: str, kind: str) -> None:
@@ -99,8 +111,9 @@ def _once(name: str, manager: type[RdtdTransport], module: str, kind: str) -> No
         data_type = getattr(import_module(module), kind)
     except ImportError:
         return
-    if name.upper() not in util.transport_manager_info:
+    if name.upper() not in _known():
         register_tensor_transport(name, list(manager.DEVICES), manager, data_type)
+        _registered.add(name.upper())
 
 
 def _patience() -> float:
@@ -127,7 +140,7 @@ def _origin_of(manager: Any, value: Any) -> Any:
     if not isinstance(value, ObjectRef):
         return None
     meta = manager.get_rdt_metadata(value.hex())
-    return meta if meta is not None and meta.tensor_transport_backend in _NAMES else None
+    return meta if getattr(meta, "tensor_transport_backend", None) in _NAMES else None
 
 
 def _is_among(ref: ObjectRef, values: Iterable[Any]) -> bool:
@@ -135,14 +148,15 @@ def _is_among(ref: ObjectRef, values: Iterable[Any]) -> bool:
 
 
 def _refuse_calls_that_would_wait() -> None:
-    """Makes calls of actors check their arguments first."""
+    """Makes calls of actors check their arguments first. Raises ImportError or AttributeError, and changes nothing, if this
+    Ray calls these things by other names."""
     call = ActorHandle._actor_method_call
     from ray._private.worker import global_worker
     from ray.experimental.rdt.rdt_manager import RDTManager
-    trigger = RDTManager.queue_or_trigger_out_of_band_tensor_transfer
+    trigger, _ = RDTManager.queue_or_trigger_out_of_band_tensor_transfer, RDTManager.get_rdt_metadata
 
     @functools.wraps(trigger)
-    def checked_trigger(self: Any, dst_actor: Any, task_args: Any) -> Any:
+    def checked_trigger(self: Any, dst_actor: Any, task_args: Any, *more: Any, **options: Any) -> Any:
         if not getattr(dst_actor, "_ray_enable_tensor_transport", True):
             for i, value in enumerate(task_args):
                 meta = _origin_of(self, value)
@@ -151,7 +165,7 @@ def _refuse_calls_that_would_wait() -> None:
                         f"argument {i} has the tensor transport {meta.tensor_transport_backend}, and "
                         f"{dst_actor!r} cannot receive it while it runs a method: declare its class with "
                         "@ray.remote(enable_tensor_transport=True)")
-        return trigger(self, dst_actor, task_args)
+        return trigger(self, dst_actor, task_args, *more, **options)
 
     @functools.wraps(call)
     def checked_call(self: Any, method_name: str, args: Any = None, kwargs: Any = None, *more: Any,
@@ -172,7 +186,11 @@ def _refuse_calls_that_would_wait() -> None:
     ActorHandle._actor_method_call = checked_call
 
 
-_refuse_calls_that_would_wait()
+try:
+    _refuse_calls_that_would_wait()
+except (ImportError, AttributeError) as error:
+    warnings.warn(f"rdtd does not know the inside of this Ray ({error}): a call that passes a tensor where Ray cannot bring it "
+                  "waits for Ray's time limit, instead of failing at once", RuntimeWarning, stacklevel=2)
 
 
 # ---- metadata ----
@@ -186,7 +204,7 @@ class _Shapes(list):
 
 
 def _shapes_from(runs: Iterable[tuple[Any, Any, int]]) -> _Shapes:
-    if not util.transport_manager_info.keys() >= _NAMES:
+    if not _NAMES <= set(_known()):
         register()  # a worker that Ray passed nothing to is about to look up the transport
     made = _Shapes()
     for shape, dtype, count in runs:
@@ -310,7 +328,10 @@ class RdtdTransport(TensorTransportManager):
 
     def _end_with_ray(self) -> None:
         """Makes ray.shutdown() free what this process put, since a driver may outlive its cluster."""
-        from ray._private.worker import global_worker
+        try:
+            from ray._private.worker import global_worker
+        except ImportError:
+            return
         manager = getattr(global_worker, "_rdt_manager", None)
         if manager is None or manager is self._ends_with:
             return
