@@ -2,6 +2,8 @@
 """Plain bytes: buffers, out-of-band pickle buffers (PEP 574) and Arrow's arrays go in with one copy, and come out
 without one."""
 import array
+import ctypes
+import mmap
 import pickle
 
 import rdtd
@@ -100,6 +102,37 @@ def test_arrow():
         assert ref.copied == 0
         got = pa.ipc.open_stream(pa.py_buffer(reader.get(ref, as_="tensor"))).read_all()
         assert got.equals(table)
+
+
+def test_packed_fields_ctypes_arrays_and_mmaps_are_tensors():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        points = np.zeros(5, [("tag", "u1"), ("x", "f4"), ("s", "f8", (2,))])
+        points["x"], points["s"] = np.arange(5), np.arange(10).reshape(5, 2)
+        got = c.get(c.put({"x": points["x"], "s": points["s"][::2], "tag": points["tag"]}))
+        assert (got["x"] == points["x"]).all() and (got["s"] == points["s"][::2]).all() and not got["tag"].any()
+        numbers, room = (ctypes.c_int * 3 * 2)((1, 2, 3), (4, 5, 6)), mmap.mmap(-1, 8192)
+        room[:3] = b"abc"
+        assert c.get(c.put(numbers), as_="tensor").dtype == "i32" and c.get(c.put([numbers]))[0].tolist() == [[1, 2, 3], [4, 5, 6]]
+        assert bytes(c.get(c.put({"m": room}))["m"][:4]) == b"abc\0"
+        c.get(c.put(np.full((2, 3), 7, "i4")), into=numbers)
+        assert numbers[1][2] == 7
+        values = array.array("f", range(5000))
+        assert c.get(c.put(values)) == values  # it comes back as what it was
+
+
+def test_pickled_arrays_can_be_written_where_others_can():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for count in 3, 30000:
+            for array_ in (np.zeros(count, "f4"), np.arange(count).astype(">i8")[::-1], np.zeros(count, "M8[s]"),
+                           np.zeros((2, count), "i4,f8").T, np.zeros(count, "U3"), np.rec.fromarrays([np.arange(count)], names="a")):
+                ref = c.put({"a": array_, "again": [array_], "pickle": {1}})
+                for mode, writable in (None, False), ("auto", False), ("cow", True), ("copy", True):
+                    if mode == "cow":
+                        ref = c.put({"a": array_, "again": [array_], "pickle": {1}}, snapshot=True)
+                    got = c.get(ref, mode=mode)
+                    assert got["a"].flags.writeable == writable, (mode, array_.dtype, count)
+                    assert type(got["a"]) is type(array_) and got["a"].dtype == array_.dtype and (got["a"] == array_).all()
+                    assert got["a"] is got["again"][0] and got["a"].flags.fnc == array_.flags.fnc
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 shards_torch.py does the same with torch."""
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import rdtd
@@ -206,9 +207,17 @@ def test_errors_name_the_target() -> None:
         nested.append(nested)
         with raises(ValueError, "into is nested more deeply"):
             reader.get(c.put([a]), into=nested)
+        with raises(TypeError, "put: tensor 1, value['w'][1]: its element format is '>i'"):
+            c.put({"w": [a, (ctypes.c_int32.__ctype_be__ * 3)()]})
         crooked = np.lib.stride_tricks.as_strided(np.zeros(24, "f4"), (3,), (5,))
-        with raises(ValueError, "put: tensor 1, value['w'][1]: its stride of 5 bytes"):
-            c.put({"w": [a, crooked]})
+        with raises(ValueError, "its stride of 5 bytes"):
+            c.get(c.put(np.ones(3, "f4")), into=crooked)
+        try:
+            deep = np.ones((1,) * 33)
+        except ValueError:
+            return  # this numpy has no more dimensions than rdtd
+        with raises(ValueError, "put: tensor 1, value['w'][1]: it has 33 dimensions; 0 to 32 are supported"):
+            c.put({"w": [a, deep]})
 
 
 if __name__ == "__main__":

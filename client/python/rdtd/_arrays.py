@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from . import _rdt
 from ._check import a_number, a_text, shown
+from ._errors import Invalid
 
 
 class DType(NamedTuple):
@@ -209,6 +210,9 @@ def to_torch(tensor: _rdt.Tensor) -> Any:
 _kinds: dict[type, str] = {bytes: "b", bytearray: "B", _rdt.Tensor: "o", memoryview: "o"}
 
 
+_BUFFERS = frozenset((("_ctypes", "Array"), ("mmap", "mmap")))
+
+
 def _classify(cls: type) -> str:
     np = numpy() if "numpy" in sys.modules else None  # waits if another thread is importing it
     if np is not None and issubclass(cls, np.ndarray):
@@ -217,6 +221,8 @@ def _classify(cls: type) -> str:
         return "t"
     if np is not None and issubclass(cls, np.generic):
         return ""
+    if any((base.__module__, base.__name__) in _BUFFERS for base in cls.__mro__):
+        return "o"
     if cls.__module__.partition(".")[0] == "pyarrow":
         return ""  # its arrays offer DLPack, but only those of numbers without nulls are tensors
     if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
@@ -280,11 +286,18 @@ def convert(tensors: list[_rdt.Tensor], kinds: str, as_: str) -> list[Any]:
             for tensor, kind in zip(tensors, kinds)]
 
 
+def bytes_of(tensor: _rdt.Tensor) -> bytes:
+    """The elements of a tensor that was put as bytes."""
+    if not tensor.contiguous:
+        raise Invalid("the object's metadata speaks of bytes, and the tensor has strides")
+    return tensor.tobytes()
+
+
 def _as_put(tensor: _rdt.Tensor, kind: str) -> Any:
     if kind == "b":
-        return tensor.tobytes()
+        return bytes_of(tensor)
     if kind == "B":
-        return bytearray(tensor.tobytes())
+        return bytearray(bytes_of(tensor))
     if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text:
         if tensor.device == "cpu" or _torch.cuda.is_available():
             return to_torch(tensor)

@@ -217,8 +217,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
-        Tensors are numpy arrays, torch tensors, and objects with the buffer protocol, `__dlpack__` or
-        `__cuda_array_interface__`, in host memory or on a CUDA GPU, with any strides. They are borrowed
+        Tensors are numpy arrays, torch tensors, memoryviews, ctypes arrays, mmaps, and objects with `__dlpack__` or
+        `__cuda_array_interface__`, in host memory or on a CUDA GPU, of at most 32 dimensions, with any strides. They are borrowed
         during the call. Tensors in memory from `empty` or `torch_pool` are not copied: the object is live, so
         readers see later writes to that memory (`wait_freed` returns when nobody reads it any more). All other
         tensors are copied once (`Ref.copied` counts them), on their GPU if they are on one;
@@ -564,10 +564,10 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         readonly = mode is None or number == AUTO  # see Request._tensors
         if not metadata and as_ == "auto":
             return bare(brought.tensors(readonly))
-        layout = Layout(metadata, brought.tensors(readonly))
+        layout = Layout(metadata, brought.tensors(readonly), readonly or number == MODES["share"])
         if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.writable:
             brought = self._get(ref, COW)
-            layout = Layout(metadata, brought.tensors(readonly))
+            layout = Layout(metadata, brought.tensors(readonly), readonly)
         return layout.value(as_, partial(self._may_unpickle, brought), self._ref_of(brought),
                             self._source_of(brought) if layout.form == "pickle" else "")
 

@@ -445,7 +445,7 @@ class Request(_rdt.Request):
             return self._written(how)
         if brought.is_manifest:
             return self._tell(how, brought).value
-        return self._read(how, brought, Layout(brought.metadata, self._tensors(how, brought)))
+        return self._read(how, brought, self._layout(how, brought.metadata, self._tensors(how, brought)))
 
     @staticmethod
     def _written(how: How) -> Any:
@@ -455,6 +455,10 @@ class Request(_rdt.Request):
         connection: Connection = self.connection
         return layout.value(how.as_, partial(connection._may_unpickle, brought, how.allow_pickle), connection._ref_of(brought),
                             connection._source_of(brought) if layout.form == "pickle" else "")
+
+    @staticmethod
+    def _layout(how: How, metadata: bytes, tensors: list[_rdt.Tensor]) -> Layout:
+        return Layout(metadata, tensors, how.mode not in ("cow", "copy"))
 
     @staticmethod
     def _tensors(how: How, brought: _rdt.Object) -> list[_rdt.Tensor]:
@@ -469,7 +473,7 @@ class Request(_rdt.Request):
             return connection._put_together(how, brought)
         metadata = brought.metadata
         tensors = self._tensors(how, brought)
-        value = self._written(how) if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
+        value = self._written(how) if how.into is not None else self._read(how, brought, self._layout(how, metadata, tensors))
         info = brought.info()
         if how.steps is not None:
             info["version"] = how.steps.version

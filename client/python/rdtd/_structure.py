@@ -21,10 +21,11 @@ import pickle
 import re
 import sys
 from collections import OrderedDict
+from importlib import import_module
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Union, cast
 
 from . import _rdt
-from ._arrays import convert, kind_of, to_numpy, torch
+from ._arrays import bytes_of, convert, kind_of, to_numpy, torch
 from ._errors import Error, Invalid, PickleRefused
 from ._plain import NotPlain, Reader, Writer, is_text, type_name
 from ._shared import Leaves, Shared, dressed, notes_of, viewed
@@ -256,7 +257,8 @@ def _encode_flat(value: Any) -> Optional[Encoded]:
 
 
 def _attributes_of(value: Any) -> Optional[str]:
-    """The plain form of the attributes of an OrderedDict; None: they have tensors, Refs or values that occur twice, or no plain form."""
+    """The plain form of the attributes of an OrderedDict; None: they have tensors, Refs or values that occur twice, or no plain
+    form."""
     leaves = Leaves()
     writer = Writer(leaves)
     try:
@@ -292,7 +294,8 @@ class _Pickler(pickle.Pickler):
         self.leaves = leaves
         self.buffers: list[int] = []
         self._torch = torch() if "torch" in sys.modules else None
-        self._plain: dict[int, Any] = {}
+        self._arrays: dict[int, tuple[Any, ...]] = {}
+        self._kept: list[Any] = []  # their ids stay in use
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether the buffer stays in the pickle."""
@@ -304,11 +307,29 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         kind = kind_of(value)
-        if not kind or kind in "bB" and len(value) < BLOB_BYTES:
+        if not kind:
+            return self._array(value)
+        if kind in "bB" and len(value) < BLOB_BYTES:
             return None
         if kind == "t" and notes_of([value]) == "?" and _is_strided(value):
             return None
         return self.leaves.take(value, kind)
+
+    def _array(self, value: Any) -> Any:
+        """A numpy array of another dtype than rdtd's: its bytes, so that it comes back over memory that may be written or not,
+        as the reader wants, whatever its size. None: numpy pickles it."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None or type(value) not in (numpy.ndarray, numpy.memmap, numpy.recarray) or not value.size \
+                or value.dtype.kind not in "biufcmMSUV" or value.dtype.hasobject or getattr(value, "__dict__", None):
+            return None
+        if id(value) not in self._arrays:
+            order = "F" if value.flags.fnc else "C"
+            raw = numpy.asarray(value).ravel(order=order).view(numpy.ndarray).view("u1")
+            self._kept += [value, raw]
+            self._arrays[id(value)] = ("array", len(self._arrays), raw.tobytes() if raw.nbytes < BLOB_BYTES else
+                                       self.leaves.take(raw, "n"), value.dtype, value.shape, order,
+                                       isinstance(value, numpy.recarray))
+        return self._arrays[id(value)]
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, _rdt.Ref):
@@ -357,15 +378,34 @@ def _set_array(array: Any, state: Any) -> None:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, text: bytes, leaves: list[Any], buffers: list[Any]) -> None:
-        super().__init__(io.BytesIO(text), buffers=buffers)
+    def __init__(self, text: bytes, leaves: list[Any], layout: Layout) -> None:
+        super().__init__(io.BytesIO(text), buffers=[_as_buffer(layout.tensors[i]) for i in layout.buffers])
         self.leaves = leaves
+        self._layout = layout
+        self._arrays: dict[int, Any] = {}
 
     def persistent_load(self, number: Any) -> Any:
         if type(number) is int:
             return self.leaves[number]
         what, leaf, *rest = number
+        if what == "array":
+            if leaf not in self._arrays:
+                self._arrays[leaf] = self._array(*rest)
+            return self._arrays[leaf]
         return dressed(self.leaves[leaf], rest[0], True) if what == "same" else viewed(self.leaves[leaf], *rest)
+
+
+    def _array(self, data: Any, dtype: Any, shape: Any, order: Any, is_record: bool) -> Any:
+        if type(data) is int:
+            data = self._layout.tensors[data]
+            if not isinstance(data, _rdt.Tensor):
+                return None  # the place of a target, which no such array can be
+            data = _as_buffer(data)
+        elif not self._layout.readonly:
+            data = bytearray(data)
+        numpy = import_module("numpy")
+        made = numpy.frombuffer(data, "u1").view(dtype).reshape(shape, order=order)
+        return made.view(numpy.recarray) if is_record else made
 
 
 # ---- reading ----
@@ -458,8 +498,9 @@ def _as_buffer(tensor: Any) -> Any:
 class Layout:
     """The structure of an object's tensors, read from its metadata. Raises Invalid if that is wrong."""
 
-    def __init__(self, metadata: bytes, tensors: list[_rdt.Tensor]) -> None:
+    def __init__(self, metadata: bytes, tensors: list[_rdt.Tensor], readonly: bool = True) -> None:
         self.tensors = tensors
+        self.readonly = readonly  # whether the reader gets memory that is not to be written
         self.form = "bare"
         self.text: bytes = b""
         self.kinds = "n"
@@ -495,7 +536,7 @@ class Layout:
             raise Invalid("the object's metadata names buffers that it does not have")
         self.buffers = buffers
         if head.get("tail") and self.tensors:
-            self.text = self.tensors[-1].tobytes()
+            self.text = bytes_of(self.tensors[-1])
             self.tensors = self.tensors[:-1]
 
     @property
@@ -531,7 +572,13 @@ class Layout:
         if self.form == "pickle":
             if not may_unpickle():
                 raise PickleRefused(self._refusal(where))
-            return _Unpickler(self.text, leaves, [_as_buffer(self.tensors[i]) for i in self.buffers]).load()
+            try:
+                return _Unpickler(self.text, leaves, self).load()
+            except (Error, MemoryError):
+                raise
+            except Exception as error:
+                raise Invalid(f"the object{where} is a pickle that cannot be loaded: {type(error).__name__}: "
+                              f"{str(error)[:200]}") from error
         return leaves[0] if len(leaves) == 1 else leaves
 
     def _refusal(self, where: str) -> str:

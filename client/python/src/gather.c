@@ -75,8 +75,18 @@ static bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const 
     return true;
 }
 
-/* Fills `tensor` from borrowed->view, which PyObject_GetBuffer has filled. */
-static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor)
+/* Whether the strides are whole elements; those of a field of packed records are not. */
+static bool has_element_strides(const Py_buffer *view)
+{
+    for (Py_ssize_t i = 0; view->strides && i < view->ndim; i++)
+        if (view->strides[i] % view->itemsize != 0 && view->shape[i] > 1)
+            return false;
+    return true;
+}
+
+/* Fills `tensor` from borrowed->view, which PyObject_GetBuffer has filled. What has no strides in elements is copied, unless it is
+ * to be written. */
+static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor, bool writable)
 {
     const Py_buffer *view = &borrowed->view;
     enum rdt_dtype dtype = dtype_of_format(view->format, view->itemsize);
@@ -88,12 +98,22 @@ static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor)
         return false;
     }
     dims = borrowed_dims(borrowed, view->ndim);
-    if (!dims || !strides_from_bytes(dims, view->shape, view->strides, view->ndim, view->itemsize))
+    if (dims && !writable && !has_element_strides(view)) {
+        borrowed->alive = PyBytes_FromStringAndSize(NULL, view->len);
+        if (!borrowed->alive || PyBuffer_ToContiguous(PyBytes_AS_STRING(borrowed->alive), view, view->len, 'C') < 0)
+            return false;
+        *tensor = (struct rdt_tensor){.dtype = dtype,
+                                      .ndim = (uint32_t)view->ndim,
+                                      .shape = (const int64_t *)view->shape,
+                                      .data = PyBytes_AS_STRING(borrowed->alive)};
+        return true;
+    }
+    if (!dims || (view->strides && !strides_from_bytes(dims, view->shape, view->strides, view->ndim, view->itemsize)))
         return false;
     *tensor = (struct rdt_tensor){.dtype = dtype,
                                   .ndim = (uint32_t)view->ndim,
                                   .shape = (const int64_t *)view->shape,
-                                  .strides = dims,
+                                  .strides = view->strides ? dims : NULL, /* ctypes has none */
                                   .data = view->buf};
     return true;
 }
@@ -292,7 +312,7 @@ static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject 
         if (PyObject_GetBuffer(object, &borrowed->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) == 0) {
             if (writable)
                 borrowed->pin = pin_owner(object);
-            return from_buffer(borrowed, tensor);
+            return from_buffer(borrowed, tensor, writable);
         }
         borrowed->view.obj = NULL;
         if (writable) {
