@@ -490,7 +490,7 @@ enum rdt_status rdt_part_give_up(rdt *conn, const struct rdt_ref *name, uint64_t
     message.gave_up = why == RDT_OK ? RDT_OWNER_DIED : why;
     message.why = (char *)(sentence ? sentence : "");
     connection_lock(conn);
-    status = connection_send(conn, RDT_MSG_PUBLISH_PART, 0, &message.base, true, err);
+    status = note_send(conn, RDT_MSG_PUBLISH_PART, &message.base, false, err);
     connection_unlock(conn);
     return status;
 }

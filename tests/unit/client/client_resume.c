@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <unistd.h>
 
+#include "client/rdt_plan.h"
 #include "tests/unit/client/client_resume.h"
 
 static struct rdt_error err;
@@ -428,6 +429,35 @@ Test(client_resume, ready_and_drop_are_repeated_until_they_are_answered)
     assert_status(RDT_OK, rdt_drop(conn, &freed, &err));
     rdt_uncork(conn);
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+    fake_end(&fake, conn);
+}
+
+static void lose_a_part_given_up(struct fake *fake)
+{
+    uint64_t id;
+
+    greet(fake, 1, false, GRACE_NS);
+    fake_take(fake, RDT_MSG_PUBLISH_PART);
+    id = fake->frame.request_id;
+    fake_take(fake, RDT_MSG_PING);
+    come_again(fake, 2);
+    fake_take(fake, RDT_MSG_PUBLISH_PART);
+    MUST(id != 0 && fake->frame.request_id == id);
+    fake_error(fake, RDT_INVALID, "a version has 1 part");
+    fake_take(fake, RDT_MSG_PING);
+    fake_empty(fake);
+    fake_serve(fake);
+}
+
+Test(client_resume, part_that_is_given_up_is_told_to_the_next_daemon_too)
+{
+    struct fake fake;
+    struct rdt_ref name;
+    rdt *conn = start(&fake, lose_a_part_given_up, NULL);
+
+    assert_status(RDT_OK, rdt_ref_from_name("n", 0, NULL, &name, &err));
+    assert_status(RDT_OK, rdt_part_give_up(conn, &name, 5, 0, 2, RDT_LIMIT, "there is no room", &err));
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
     fake_end(&fake, conn);
 }
