@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checks of --check-config and --dump-config in addition to the options: the network, the key file, state_dir and the
  * plug-ins. */
+#include <errno.h>
+#include <grp.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <uv.h>
 
 #include "daemon/base/log.h"
@@ -10,6 +16,63 @@
 #include "daemon/plugins/plugin.h"
 
 static void on_closed(void *arg) {}
+
+/* ---- what the daemon's user may read ---- */
+
+/* In a child that has become the user: returns the errno of reading the file, or 0. */
+static int errno_of_reading(const struct passwd *user, const char *path)
+{
+    int status = 0;
+    pid_t child = fork();
+
+    if (child == 0) {
+        bool became = initgroups(user->pw_name, user->pw_gid) == 0 && setgid(user->pw_gid) == 0 && setuid(user->pw_uid) == 0;
+        _exit(became && access(path, R_OK) != 0 && errno < 256 ? errno : 0);
+    }
+    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
+        continue;
+    return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+/* Root reads everything, the daemon's user does not: that is the one that owns the state_dir. */
+static enum rdt_status check_as_user(const struct options *options, struct rdt_error *err)
+{
+    const struct {
+        const char *name, *path;
+    } files[] = {{"key_file", options->key_file},   {"peer_cert", options->peer_cert},
+                 {"peer_key", options->peer_key},   {"peer_ca", options->peer_ca},
+                 {"peer_crl", options->peer_crl},   {"etcd_ca", options->etcd_ca},
+                 {"etcd_cert", options->etcd_cert}, {"etcd_key", options->etcd_key},
+                 {"nodes", options->nodes},         {"etcd_password_file", options->etcd_password_file}};
+    const struct passwd *user;
+    struct stat state;
+    struct rdt_error first = {0};
+    unsigned n = 0;
+
+    if (geteuid() != 0 || stat(options->state_dir, &state) != 0 || state.st_uid == 0 || !(user = getpwuid(state.st_uid)))
+        return RDT_OK;
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        struct rdt_error fault;
+        int why = files[i].path[0] ? errno_of_reading(user, files[i].path) : 0;
+
+        if (why == 0 || why == ENOENT) /* a missing file may come later */
+            continue;
+        (void)rdt_error_sys(&fault, why, "%s = %s: the daemon's user %s, who owns state_dir, cannot read it", files[i].name,
+                            files[i].path, user->pw_name);
+        if (n++ == 0) {
+            first = fault;
+            continue;
+        }
+        if (n == 2)
+            log_fatal("%s", first.msg);
+        log_fatal("%s", fault.msg);
+    }
+    if (n > 1)
+        rdt_error_prefix(&first, "%u faults, the first of them", n);
+    if (n > 0 && err)
+        *err = first;
+    return n > 0 ? first.status : RDT_OK;
+}
 
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)
 {
@@ -24,6 +87,8 @@ enum rdt_status daemon_check(const struct options *options, FILE *dump, struct r
         status = node_check(options->state_dir, err);
         if (status == RDT_OK)
             status = peers_check(options, err);
+        if (status == RDT_OK)
+            status = check_as_user(options, err);
         if (status != RDT_OK)
             return status;
         if (peers_network_is_away(options, away, sizeof away))

@@ -180,6 +180,9 @@ enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_er
 
 enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err)
 {
+    struct rdt_error first = {0}, fault;
+    unsigned n = 0;
+
     for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
         const struct plugin *plugin = NULL;
         list_each (const struct plugin, candidate, plugins, link)
@@ -187,13 +190,25 @@ enum rdt_status plugin_host_check(const struct list *plugins, const struct optio
                 plugin = candidate;
         if (plugin && find_key(plugin, extra->key))
             continue;
-        enum rdt_status status = plugin ? unknown_key(plugin, extra, err) : unknown_section(plugins, extra, err);
-        rdt_error_prefix(err, "[%s] %s", extra->section, extra->key);
+        (void)(plugin ? unknown_key(plugin, extra, &fault) : unknown_section(plugins, extra, &fault));
+        rdt_error_prefix(&fault, "[%s] %s", extra->section, extra->key);
         if (extra->line > 0)
-            rdt_error_prefix(err, "%s:%d", options->config, extra->line);
+            rdt_error_prefix(&fault, "%s:%d", options->config, extra->line);
         else
-            rdt_error_prefix(err, "--set %s.%s", extra->section, extra->key);
-        return status;
+            rdt_error_prefix(&fault, "--set %s.%s", extra->section, extra->key);
+        if (n++ == 0) { /* as of the daemon's own keys, all are printed as soon as there is a second one */
+            first = fault;
+            continue;
+        }
+        if (n == 2)
+            log_fatal("%s", first.msg);
+        log_fatal("%s", fault.msg);
     }
-    return RDT_OK;
+    if (n == 0)
+        return RDT_OK;
+    if (n > 1)
+        rdt_error_prefix(&first, "%u faults, the first of them", n);
+    if (err)
+        *err = first;
+    return first.status;
 }

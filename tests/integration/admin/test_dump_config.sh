@@ -59,3 +59,19 @@ checked 'ucx.on_slow: .*on_slow: it was removed: leave tcp out of tls' --set ucx
 ! grep -q 'listens on' "$dir/out" || fail "the check says that something listens"
 "${rdtd[@]}" --config= --backend-dir "$RDT_BUILD_DIR/backends" --check-config --key-file "$dir/key" --listen 127.0.0.1:7171 --interfaces lo \
   --state-dir "$dir/new" >/dev/null || fail "a good configuration is refused"
+
+# All faults of the backends' sections are printed.
+checked '3 faults' --set ucx.nothing=1 --set stream.neither=2 --set nobackend.key=3
+for what in ucx.nothing stream.neither nobackend.key; do grep -q "$what" "$dir/out" || fail "no fault of $what: $(cat "$dir/out")"; done
+
+# Root may read what the daemon's user, who owns state_dir, may not.
+if ((EUID == 0)); then
+  mkdir "$dir/owned"
+  chown nobody "$dir/owned"
+  chmod 755 "$dir"
+  checked "key_file = $dir/key: the daemon's user nobody, who owns state_dir, cannot read it: Permission denied" \
+    --key-file "$dir/key" --state-dir "$dir/owned"
+  chown nobody "$dir/key"
+  "${rdtd[@]}" --config= --backend-dir "$RDT_BUILD_DIR/backends" --check-config --key-file "$dir/key" --state-dir "$dir/owned" >"$dir/out" 2>&1 ||
+    fail "a key of the daemon's user is refused: $(cat "$dir/out")"
+fi
