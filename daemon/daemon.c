@@ -460,6 +460,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK)
         status = listener_start(&daemon->listener, &daemon->conns, err);
     if (status == RDT_OK) {
+        daemon->rpc.intake.passed = daemon->listener.path[0] == '\0';
         holds_restore(&daemon->cluster.holds, daemon->cluster.peers, daemon->options->restart_grace_ns);
         groups_restore(&daemon->groups);
         retakes_start(&daemon->rpc);

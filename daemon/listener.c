@@ -75,8 +75,36 @@ static void add_socket(struct listener *listener, int fd)
     listener->open++;
 }
 
+/* The service manager has made the socket, so `socket` and `socket_mode` change nothing: the daemon does not start if they say
+ * otherwise. A socket that is open to more users than socket_mode says must not be served. */
+static enum rdt_status check_passed(const struct options *options, int fd, struct rdt_error *err)
+{
+    struct sockaddr_un address = {0};
+    socklen_t bytes = sizeof address;
+    mode_t mode = (mode_t)strtoul(options->socket_mode, NULL, 8);
+    struct stat file;
+
+    if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0 || address.sun_path[0] != '/')
+        return RDT_OK;
+    address.sun_path[sizeof address.sun_path - 1] = '\0';
+    if (options_is_set(options, "socket") && strcmp(address.sun_path, options->socket) != 0)
+        return rdt_error_set(err, RDT_INVALID,
+                             "socket = %s, but the service manager listens at %s: set ListenStream= of rdtd.socket to that "
+                             "path (systemctl edit rdtd.socket), or remove the key",
+                             options->socket, address.sun_path);
+    if (options_is_set(options, "socket_mode") && stat(address.sun_path, &file) == 0 && (file.st_mode & 07777) != mode)
+        return rdt_error_set(err, RDT_INVALID,
+                             "socket_mode = %s, but the service manager has made %s with %04o: set SocketMode= of rdtd.socket "
+                             "to that mode (systemctl edit rdtd.socket), or remove the key",
+                             options->socket_mode, address.sun_path, (unsigned)(file.st_mode & 07777));
+    return RDT_OK;
+}
+
 static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_error *err)
 {
+    const struct options *options = listener->conns->rpc->options;
+    enum rdt_status status = RDT_OK;
+
     for (int i = 0; i < n; i++) {
         int fd = 3 + i, domain = 0, accepting = 0;
         socklen_t bytes = sizeof domain;
@@ -87,6 +115,9 @@ static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_
                                  sdnotify_fd_name(i));
         if (listener->n == LISTENER_MAX_SOCKETS)
             return rdt_error_set(err, RDT_LIMIT, "the service manager passed more than %d sockets", LISTENER_MAX_SOCKETS);
+        status = check_passed(options, fd, err);
+        if (status != RDT_OK)
+            return status;
         add_socket(listener, fd);
     }
     return RDT_OK;

@@ -93,7 +93,8 @@ static bool check_socket(struct report *report)
         return false;
     }
     if (access(report->path, W_OK) < 0) {
-        find(report, id, name, FAIL, "Join the socket's group, or change socket_mode in rdtd.conf (SocketMode in rdtd.socket).",
+        find(report, id, name, FAIL,
+             "Join the socket's group, or change SocketMode= of rdtd.socket (without systemd: socket_mode in rdtd.conf).",
              "User %u may not connect to %s: its mode is %04o.", (unsigned)geteuid(), report->path, st.st_mode & 07777u);
         return false;
     }

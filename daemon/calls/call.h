@@ -96,6 +96,7 @@ struct rpc_meters {
 struct rpc_intake {
     bool draining; /* the daemon ends */
     bool drained;  /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
+    bool passed;   /* the service manager has made the socket where clients connect */
 };
 
 struct rpc_doctor {

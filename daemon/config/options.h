@@ -158,6 +158,9 @@ struct option_value {
     const char *where;                 /* "PATH:LINE", "RDTD_KEY", "--key", "" */
 };
 
+/* Whether a file, a variable or a flag has set this key of the daemon's own. */
+bool options_is_set(const struct options *options, const char *key);
+
 /* Calls on_value for each key, those of backends included. The texts are borrowed for the call. */
 void options_each(const struct options *options, void (*on_value)(void *arg, const struct option_value *value), void *arg);
 

@@ -158,11 +158,13 @@ const size_t n_option_sections = sizeof option_sections / sizeof option_sections
 const struct option_key option_keys[] = {
     {ROW("daemon", "socket", OPTION_STRING, socket, 1, SOCKET_BYTES), .fallback = "/run/rdtd/rdtd.sock", .value = "PATH",
      .help = "The path of the Unix socket where clients connect.",
-     .why = "Change it to run a second daemon on the same machine, together with state_dir."},
+     .why = "Change it to run a second daemon on the same machine, together with state_dir. Under systemd, rdtd.socket "
+            "makes the socket: set ListenStream= there (systemctl edit rdtd.socket); the daemon does not start with another "
+            "path here."},
     {ROW("daemon", "socket_mode", OPTION_STRING, socket_mode, 1, 5), .check = check_mode, .fallback = "0666", .value = "MODE",
      .help = "The permissions of the socket, in octal. Every user may connect by default, because the daemon checks the "
              "credentials of each caller itself.",
-     .why = "Set it to 0660 to admit only one Unix group."},
+     .why = "Set it to 0660 to admit only one Unix group. Under systemd, set SocketMode= of rdtd.socket to the same."},
     {ROW("daemon", "tenant", OPTION_STRING, tenant, 0, RDT_MAX_TENANT_BYTES), .fallback = "", .value = "NAME",
      .help = "The tenant that the socket's clients belong to; empty is the unnamed tenant.",
      .why = "Set it where several tenants share machines or a network; see share_tenants."},
@@ -627,4 +629,12 @@ void option_key_variable(const struct option_key *key, char name_p[OPTION_VARIAB
 
     for (int at = 5; at < used && at < (int)OPTION_VARIABLE_BYTES; at++)
         name_p[at] = (char)toupper((unsigned char)name_p[at]);
+}
+
+bool options_is_set(const struct options *options, const char *key)
+{
+    for (size_t i = 0; i < n_option_keys; i++)
+        if (strcmp(option_keys[i].name, key) == 0)
+            return options->origins[i].source != OPTION_FROM_DEFAULT;
+    return false;
 }

@@ -168,6 +168,22 @@ static void on_change(void *arg, const char *section, const char *key, const cha
     *(reloads ? &differences->reload : &differences->restart) += 1;
 }
 
+/* The socket of a service manager is not what the configuration says, but what its unit says; listener.c compares the two. */
+static void check_passed_socket(struct doctor *doctor)
+{
+    const struct options *now = doctor->rpc->options, *fresh = &doctor->files->fresh;
+    bool path = options_is_set(fresh, "socket") && strcmp(fresh->socket, now->socket) != 0;
+    bool mode = options_is_set(fresh, "socket_mode") && strcmp(fresh->socket_mode, now->socket_mode) != 0;
+
+    if (doctor->rpc->intake.passed && (path || mode))
+        doctor_find(
+            doctor, FINDING_WARN,
+            "Set ListenStream= and SocketMode= of rdtd.socket to the same (systemctl edit rdtd.socket), or remove the key.",
+            "%s = %s is new in the configuration, but the service manager makes the socket: the next start fails, unless "
+            "its unit says the same.",
+            path ? "socket" : "socket_mode", path ? fresh->socket : fresh->socket_mode);
+}
+
 static void check_configuration(struct doctor *doctor)
 {
     const struct rpc_above *above = &doctor->rpc->above;
@@ -188,7 +204,9 @@ static void check_configuration(struct doctor *doctor)
             doctor, FINDING_WARN, "`rdtctl reload --check` lists them, and `rdtctl reload` applies what needs no restart.",
             "The configuration has %u changes that the daemon has not read, and %u that need a restart; the first is %s.",
             differences.reload, differences.restart, differences.first);
-    else
+    if (fault->status == RDT_OK)
+        check_passed_socket(doctor);
+    if (fault->status == RDT_OK && differences.reload + differences.restart == 0)
         doctor_find(doctor, FINDING_OK, "", "The daemon uses the configuration as it is now.");
 }
 

@@ -53,6 +53,35 @@ grep -q 'creating the journal: File too large; .*LimitFSIZE=' "$dir/log" || fail
 stop
 in_daemon=()
 
+# A socket that the service manager has made is not what `socket` and `socket_mode` say: the daemon refuses it.
+if command -v systemd-socket-activate >/dev/null; then
+  passed() { # SENTENCE FLAG ...: the daemon ends with it, as soon as somebody connects
+    timeout 60 systemd-socket-activate -l "$dir/passed" "$RDT_BUILD_DIR/rdtd" --config= --backend-dir "$RDT_BUILD_DIR/backends" \
+      --state-dir '' "${@:2}" 2>"$dir/log" &
+    pids+=("$!")
+    until_true test -S "$dir/passed"
+    "$RDT_BUILD_DIR/rdtctl" --socket "$dir/passed" ping --timeout 20s >/dev/null 2>&1 || true
+    until_true grep -qF "$1" "$dir/log" || fail "no \"$1\" in $(cat "$dir/log")"
+    rm -f "$dir/passed"
+    wait "${pids[-1]}" && fail "it goes on: $(cat "$dir/log")"
+    unset 'pids[-1]'
+  }
+  passed "socket = $dir/other, but the service manager listens at $dir/passed: set ListenStream= of rdtd.socket" --socket "$dir/other"
+  passed "socket_mode = 0640, but the service manager has made $dir/passed with 0" --socket-mode 0640
+  # The doctor says so before the next start.
+  printf '[daemon]\nstate_dir =\n' >"$dir/conf"
+  systemd-socket-activate -l "$dir/passed" "$RDT_BUILD_DIR/rdtd" --config "$dir/conf" --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
+  pids+=("$!")
+  until_true "$RDT_BUILD_DIR/rdtctl" --socket "$dir/passed" ping --timeout 20s
+  echo 'socket_mode = 0660' >>"$dir/conf"
+  { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/passed" doctor || true; } >"$dir/out" 2>&1
+  grep -q 'socket_mode = 0660 is new in the configuration, but the service manager makes the socket' "$dir/out" ||
+    fail "the doctor does not say it: $(cat "$dir/out")"
+  stop
+else
+  echo "not checked: sockets of the service manager, without systemd-socket-activate"
+fi
+
 # A start that fails says why, and ends also if nobody reads that.
 mkfifo "$dir/unread"
 exec 3<>"$dir/unread"
