@@ -400,8 +400,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         snapshot always has a checksum; other objects have one if they were put with checksum=True, and otherwise
         the result raises `Unsupported`, as it does for tensors on a GPU. Not with slices.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
-        TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), Damaged,
-        NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
+        TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), Damaged, ShuttingDown (the
+        daemon of the object's node was stopped: fetch again when it is back), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
         given: Any = refs
         if isinstance(given, Mapping):

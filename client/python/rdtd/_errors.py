@@ -125,7 +125,7 @@ class Forked(Error, RuntimeError, of="FORKED"):
 
 
 class ShuttingDown(Error, ConnectionError, of="SHUTTING_DOWN"):
-    """SHUTTING_DOWN: the daemon is shutting down."""
+    """SHUTTING_DOWN: the daemon, this node's or that of a fetched object, is shutting down. A retry may succeed later."""
 
 
 class Busy(Error, of="BUSY"):
