@@ -12,7 +12,8 @@ import threading
 import rdtd
 from rdtd import _rdt
 
-from nodes import LONG, Node, main, optional, raises, required, until
+from interrupts import interrupted, stopped
+from nodes import LONG, Node, main, nodes, optional, raises, required, until
 
 np = required("numpy")
 torch = optional("torch")
@@ -331,6 +332,21 @@ def test_target_that_the_daemon_cannot_map_is_written_by_a_copy():
         own = ByInterface(np.zeros_like(value))
         assert reader.get(ref, into=own) is own
         assert (seen(own.address.value, value.size, "f4") == value.ravel()).all()
+        own.end()
+
+
+def test_ctrl_c_ends_the_release_of_targets_on_a_gpu():
+    with Gpu() as (c, reader):
+        own = ByInterface(np.zeros_like(VALUE))
+        requests = [reader.fetch(rdtd.Ref("never"), into=own)]
+
+        def release():
+            requests.clear()
+            for _ in range(1000):  # the exception comes after the destructor
+                pass
+        with stopped(nodes[-1]):
+            interrupted(release)
+        reader.ping(LONG)
         own.end()
 
 
