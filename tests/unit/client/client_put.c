@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/wire_limits.h"
 #include "tests/support/fakes/fake_daemon.h"
 
 static struct rdt_error err;
@@ -279,12 +280,12 @@ Test(client_put, wrong_tensors_are_named)
     assert_status(RDT_UNSUPPORTED, rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.flags = 0;
     options.metadata = "x";
-    options.metadata_bytes = (4u << 20) + 1;
+    options.metadata_bytes = RDT_MAX_METADATA_BYTES + 1;
     assert_status(RDT_LIMIT, rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.metadata_bytes = 0;
     options.id = "x";
     assert_status(RDT_INVALID, rdt_put(conn, NULL, 0, &options, &ref, &err));
-    assert_status(RDT_LIMIT, rdt_put(conn, &tensor, 70000, NULL, &ref, &err));
+    assert_status(RDT_LIMIT, rdt_put(conn, &tensor, RDT_MAX_TENSORS + 1, NULL, &ref, &err));
     fake_end(&fake, conn);
 }
 
