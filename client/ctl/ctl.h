@@ -62,8 +62,8 @@ struct ctl {                           /* one run of one subcommand */
 
 struct timeline;
 
-/* Adds the stages of this transfer, 0: of all, that the daemon remembers, in order. The caller ends the time line by timeline_fini,
- * also after an error. */
+/* Adds the stages of this transfer, 0: of all, that the daemon remembers, in order. The caller ends the time line by
+ * timeline_fini, also after an error. */
 enum rdt_status ctl_stages(struct ctl *ctl, uint64_t transfer, struct timeline *timeline, struct rdt_error *err);
 
 /* ---- options ---- */

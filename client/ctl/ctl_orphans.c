@@ -54,8 +54,8 @@ static enum rdt_status add(struct orphans *orphans, const Rdt__Pb__OrphanInfo *o
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the list");
     orphans->all = all;
     orphan = &all[orphans->n++];
-    *orphan = (struct orphan){
-        .device = o->device, .inode = o->inode, .bytes = o->bytes, .age_ns = o->age_ns, .stored = o->stored};
+    *orphan =
+        (struct orphan){.device = o->device, .inode = o->inode, .bytes = o->bytes, .age_ns = o->age_ns, .stored = o->stored};
     (void)snprintf(orphan->whose, sizeof orphan->whose, "%.32s%s%" PRIu32, o->tenant, *o->tenant ? ":" : "", o->uid);
     return RDT_OK;
 }
@@ -198,7 +198,8 @@ static json_t *to_json(const struct orphans *orphans)
 
 static bool print(const struct orphans *orphans)
 {
-    static const struct ctl_column columns[] = {{"BYTES", true}, {"OF", false}, {"OWNER", false}, {"AGE", true}, {"HELD BY", false}};
+    static const struct ctl_column columns[] = {
+        {"BYTES", true}, {"OF", false}, {"OWNER", false}, {"AGE", true}, {"HELD BY", false}};
     struct ctl_table table;
     char text[440];
     bool ok;

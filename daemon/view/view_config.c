@@ -41,8 +41,7 @@ static void on_value(void *arg, const struct option_value *value)
 {
     struct values *values = arg;
     struct arena *arena = values->call->request.arena;
-    Rdt__Pb__ConfigValue *row =
-        values->n < MAX_VALUES ? arena_message(arena, &rdt__pb__config_value__descriptor) : NULL;
+    Rdt__Pb__ConfigValue *row = values->n < MAX_VALUES ? arena_message(arena, &rdt__pb__config_value__descriptor) : NULL;
     const char *level = log_level_name(log_threshold);
     bool requested = strcmp(value->key, "log_level") == 0 && strcmp(value->value, level) != 0;
 
