@@ -84,8 +84,8 @@ static bool has_element_strides(const Py_buffer *view)
     return true;
 }
 
-/* Fills `tensor` from borrowed->view, which PyObject_GetBuffer has filled. What has no strides in elements is copied, unless it is
- * to be written. */
+/* Fills `tensor` from borrowed->view, which PyObject_GetBuffer has filled. What has no strides in elements is copied, unless
+ * it is to be written. */
 static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor, bool writable)
 {
     const Py_buffer *view = &borrowed->view;
