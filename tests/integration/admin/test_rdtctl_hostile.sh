@@ -24,12 +24,12 @@ refused() { # NAME STATUS PATTERN: put says so, within a minute
     bad "$1: status $got, '$2: $3' expected: $(head -c 600 "$dir/out")"
 }
 
-seq 70000 | awk 'BEGIN {printf "{"} {printf "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"
+seq 140000 | awk 'BEGIN {printf "{"} {printf "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"
 file many.safetensors "$dir/h"
-refused many.safetensors LIMIT '(70000|[0-9]+ bytes)' # of the tensors, or of the header that names them
-seq 66000 | awk 'BEGIN {printf "{"} {printf "%s\"%x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"
+refused many.safetensors LIMIT '(140000|[0-9]+ bytes)' # of the tensors, or of the header that names them
+seq 132000 | awk 'BEGIN {printf "{"} {printf "%s\"%x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"
 file many_short.safetensors "$dir/h"
-refused many_short.safetensors LIMIT '66000'
+refused many_short.safetensors LIMIT '132000'
 printf '{"a":{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}}' "$(printf '1,%.0s' {1..40})1" >"$dir/h"
 file dims.safetensors "$dir/h" 1
 refused dims.safetensors INVALID '41 dimensions'
@@ -42,9 +42,9 @@ refused sparse.safetensors 'LIMIT|NO_MEMORY' 'memory_limit'
 awk 'BEGIN {printf "{\"a\":"; for (i = 0; i < 1000000; i++) printf "["}' >"$dir/h"
 file deep.safetensors "$dir/h"
 refused deep.safetensors INVALID 'not valid JSON'
-head -c 5000000 /dev/zero | tr '\0' ' ' >"$dir/h"
+head -c 9000000 /dev/zero | tr '\0' ' ' >"$dir/h"
 file long.safetensors "$dir/h"
-refused long.safetensors LIMIT '5000000 bytes; at most 4194304'
+refused long.safetensors LIMIT '9000000 bytes; at most 8388608'
 printf '\377\377\377\377\377\377\377\377{}' >"$dir/claims.safetensors"
 refused claims.safetensors INVALID 'claims 18446744073709551615 bytes, the file has 2'
 mkfifo "$dir/fifo.safetensors"
