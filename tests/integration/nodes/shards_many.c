@@ -210,8 +210,10 @@ Test(shards_many, publisher_that_ends_meanwhile_leaves_nothing)
 
         for (uint32_t rank = 0; rank < 2; rank++)
             parts[rank] = put_some(conn, step, rank, 2, N);
-        requests[1] = start_part(leaver, &name, step, 1, 2, &parts[1]);
         requests[0] = start_part(conn, &name, step, 0, 2, &parts[0]);
+        must_ok(rdt_ping(conn, LONG, &err));
+        requests[1] = start_part(leaver, &name, step, 1, 2, &parts[1]);
+        must_ok(rdt_ping(leaver, LONG, &err)); /* the daemon has both parts */
         (void)rdt_wait(conn, requests, 1, 1, (int64_t)step * 10 * 1000000, NULL, NULL, NULL);
         rdt_request_destroy(requests[1]);
         rdt_close(leaver);
