@@ -591,6 +591,11 @@ static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], cons
         node_hex(uuid, hex);
         return rdt_error_set(err, RDT_NOT_FOUND, "node %s is unknown, and the ref has no address of it", hex);
     }
+    if (status == RDT_OK && !peer && named && strcmp(address, peers->node->address) == 0)
+        return rdt_error_set(
+            err, RDT_NOT_FOUND,
+            "the ref is of an earlier life of this node, which had another uuid: without a state_dir each start "
+            "has a new one, and what the node had before has ended");
     if (status == RDT_OK && !peer) {
         status = may_dial(peers, address, account, err);
         if (status == RDT_OK)
@@ -620,12 +625,6 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (memcmp(uuid, peers->node->uuid, 16) == 0)
         return rdt_error_set(err, RDT_INVALID, "the address is that of this node itself");
-    if (memcmp(uuid, nobody, sizeof nobody) != 0 && peers->node->address[0] != '\0' &&
-        strcmp(address, peers->node->address) == 0)
-        return rdt_error_set(
-            err, RDT_NOT_FOUND,
-            "the ref is of an earlier life of this node, which had another uuid: without a state_dir each start "
-            "has a new one, and what the node had before has ended");
     if (strlen(address) >= sizeof peer->address)
         return rdt_error_set(err, RDT_INVALID, "the address has %zu bytes: at most 64 are allowed", strlen(address));
     status = look_up(peers, uuid, address, account, &peer, err);
