@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts that lose a part before they are complete: all their publishers are told at once. */
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "wire_ref.h"
 
 TestSuite(shards_ends, .timeout = 120);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts whose daemons have keepers, and are killed or restarted. Only the versions hold their parts. */
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/keeper.h"
 #include "wire_ref.h"
 

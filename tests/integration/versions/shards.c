@@ -3,7 +3,7 @@
 #include "proto/manifest.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/raw.h"
 
 TestSuite(shards, .timeout = 120);

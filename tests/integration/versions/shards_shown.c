@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What rdtctl shards shows of versions of many parts, and of metadata that only look like a manifest. */
 #include "proto/manifest.h"
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/program.h"
 
 TestSuite(shards_shown, .timeout = 60);

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "daemon/persist/journal.h"
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/keeper.h"
 
 TestSuite(shards_freed, .timeout = 120);

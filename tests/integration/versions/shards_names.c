@@ -3,7 +3,7 @@
  * that use one name. */
 #include <unistd.h>
 
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "wire_ref.h"
 
 TestSuite(shards_names, .timeout = 120);

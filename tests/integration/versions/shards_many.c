@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of 100,000 tensors, more than DeepSeek-V3 has: their manifests are too long for one message. */
 #include "proto/manifest.h"
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/keeper.h"
 
 TestSuite(shards_many, .timeout = 240);

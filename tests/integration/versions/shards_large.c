@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A version of as many parts and tensors as large models have. */
-#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/keeper.h"
 
 TestSuite(shards_large, .timeout = 240);
