@@ -40,8 +40,8 @@ struct rdt_part_options {
  * that of the newest version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks),
  * EXISTS (the rank has published this step; another node has the name), OWNER_DIED (another publisher ended, cancelled or
  * timed out), FREED (a later step became complete first; a part was freed by force), TIMED_OUT (not all parts were published
- * in time), LIMIT (more tensors than version_max_tensors, or more boxes than rdtd(8) says; too many incomplete steps), NO_MEMORY
- * (for the list of tensors), DENIED, PEER_LOST, RESTARTED. */
+ * in time), LIMIT (more tensors than version_max_tensors, or more boxes than rdtd(8) says; too many incomplete steps),
+ * NO_MEMORY (for the list of tensors), DENIED, PEER_LOST, RESTARTED. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);
@@ -78,8 +78,9 @@ struct rdt_box { /* a tensor of a part. The pointers are borrowed from the manif
     const int64_t *global_shape, *start, *count; /* [ndim] */
 };
 
-/* Whether the fetched object is the manifest of a version of many parts. rdt_fetch of a name brings it without an error: it has
- * none of the version's tensors, and is for rdt_manifest_fetch and rdt_plan_create, which take the name, or the object's ref. */
+/* Whether the fetched object is the manifest of a version of many parts. rdt_fetch of a name brings it without an error: it
+ * has none of the version's tensors, and is for rdt_manifest_fetch and rdt_plan_create, which take the name, or the object's
+ * ref. */
 bool rdt_object_is_manifest(const rdt_object *object);
 
 /* Waits for a version of the name above name->after, and holds it and all its parts until rdt_manifest_release. name may also

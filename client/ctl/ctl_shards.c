@@ -68,7 +68,8 @@ static enum rdt_status add_parts(struct ctl_table *table, const Rdt__Pb__Manifes
     return status;
 }
 
-/* The same by a fetch: the reply has not all of a manifest with a tensor. *info_p: of the version that the fetch has brought. */
+/* The same by a fetch: the reply has not all of a manifest with a tensor. *info_p: of the version that the fetch has
+ * brought. */
 static enum rdt_status add_large(struct ctl *ctl, struct ctl_table *table, const struct rdt_ref *name,
                                  struct rdt_manifest_info *info_p, struct rdt_error *err)
 {

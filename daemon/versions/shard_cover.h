@@ -52,8 +52,8 @@ void shard_cover_init(struct shard_cover *cover, uint32_t max_tensors);
 void shard_cover_fini(struct shard_cover *cover);
 
 /* Adds the boxes of a part, which boxes_read has checked. After an error the cover is of no use. Errors: INVALID names tensor
- * and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many boxes, or there are more than max_tensors;
- * NO_MEMORY. */
+ * and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many boxes,
+ * or there are more than max_tensors; NO_MEMORY. */
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
 
