@@ -84,6 +84,14 @@ static void wait_for_peer(struct channel *channel)
     channel_set_deadline(channel, until_ns > now_ns ? until_ns - now_ns : 1);
 }
 
+/* Whether the peer has read the greeting of a channel that this end dialled, and has closed it: it takes none of this
+ * connection. */
+static bool was_refused(const struct channel *channel)
+{
+    return !channel->incoming && channel->greeting.sent && !channel->greeting.done && !channel->end.fault &&
+           channel->end.error != ETIMEDOUT;
+}
+
 static void finish(struct channel *channel)
 {
     struct operation *operation = channel->chunk.operation;
@@ -101,6 +109,8 @@ static void finish(struct channel *channel)
                                         : "the peer closed the connection");
     if (!channel->conn) {
         log_stranger(channel, msg);
+    } else if (was_refused(channel)) {
+        conn_fail(channel->conn, status, msg);
     } else if (!channel->incoming && !channel->greeting.done) {
         dial_end = conn_dial_failed(channel, msg);
         if (dial_end == DIAL_WAITS) {
