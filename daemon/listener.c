@@ -75,9 +75,10 @@ static void add_socket(struct listener *listener, int fd)
     listener->open++;
 }
 
-/* The service manager has made the socket, so `socket` and `socket_mode` change nothing: the daemon does not start if they say
- * otherwise. A socket that is open to more users than socket_mode says must not be served. */
-static enum rdt_status check_passed(const struct options *options, int fd, struct rdt_error *err)
+/* The service manager has made the sockets, so `socket` and `socket_mode` change nothing: the daemon does not start if they say
+ * otherwise. A socket that is open to more users than socket_mode says must not be served. *named_p: it is at options->socket;
+ * path_p: where it is, at least 108 bytes. */
+static enum rdt_status check_passed(const struct options *options, int fd, bool *named_p, char *path_p, struct rdt_error *err)
 {
     struct sockaddr_un address = {0};
     socklen_t bytes = sizeof address;
@@ -87,11 +88,8 @@ static enum rdt_status check_passed(const struct options *options, int fd, struc
     if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0 || address.sun_path[0] != '/')
         return RDT_OK;
     address.sun_path[sizeof address.sun_path - 1] = '\0';
-    if (options_is_set(options, "socket") && strcmp(address.sun_path, options->socket) != 0)
-        return rdt_error_set(err, RDT_INVALID,
-                             "socket = %s, but the service manager listens at %s: set ListenStream= of rdtd.socket to that "
-                             "path (systemctl edit rdtd.socket), or remove the key",
-                             options->socket, address.sun_path);
+    memcpy(path_p, address.sun_path, sizeof address.sun_path);
+    *named_p = strcmp(address.sun_path, options->socket) == 0;
     if (options_is_set(options, "socket_mode") && stat(address.sun_path, &file) == 0 && (file.st_mode & 07777) != mode)
         return rdt_error_set(err, RDT_INVALID,
                              "socket_mode = %s, but the service manager has made %s with %04o: set SocketMode= of rdtd.socket "
@@ -103,9 +101,12 @@ static enum rdt_status check_passed(const struct options *options, int fd, struc
 static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_error *err)
 {
     const struct options *options = listener->conns->rpc->options;
+    char path[sizeof((struct sockaddr_un){0}).sun_path] = "";
     enum rdt_status status = RDT_OK;
+    bool named = false;
 
     for (int i = 0; i < n; i++) {
+        bool is_named = false;
         int fd = 3 + i, domain = 0, accepting = 0;
         socklen_t bytes = sizeof domain;
         if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) != 0 || domain != AF_UNIX ||
@@ -115,11 +116,17 @@ static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_
                                  sdnotify_fd_name(i));
         if (listener->n == LISTENER_MAX_SOCKETS)
             return rdt_error_set(err, RDT_LIMIT, "the service manager passed more than %d sockets", LISTENER_MAX_SOCKETS);
-        status = check_passed(options, fd, err);
+        status = check_passed(options, fd, &is_named, path, err);
         if (status != RDT_OK)
             return status;
+        named = named || is_named;
         add_socket(listener, fd);
     }
+    if (path[0] && !named && options_is_set(options, "socket"))
+        return rdt_error_set(err, RDT_INVALID,
+                             "socket = %s, but the service manager listens at %s: set ListenStream= of rdtd.socket to that "
+                             "path (systemctl edit rdtd.socket), or remove the key",
+                             options->socket, path);
     return RDT_OK;
 }
 
