@@ -122,7 +122,7 @@ Test(hostile_peer, sizes_that_do_not_agree_are_refused)
 {
     uint64_t huge[] = {UINT64_C(1) << 62, 8};
     uint32_t two = 2;
-    uint8_t *megabytes = calloc(1, 5 * MIB);
+    uint8_t *megabytes = calloc(1, 9 * MIB);
 
     begin_with_insider(NULL);
     LIES(RDT_PROTOCOL, "have 16 bytes, but the answer says 17", answer.meta.bytes = 17);
@@ -134,7 +134,7 @@ Test(hostile_peer, sizes_that_do_not_agree_are_refused)
     LIES(RDT_INVALID, "tensor 0", answer.shape = UINT64_MAX);
     LIES(RDT_INVALID, "tensor 0", answer.ndim = two; answer.tensors.shape = huge; answer.tensors.n_shape = 2);
     LIES(RDT_INVALID, "2 dimensions but 1 sizes", answer.ndim = two);
-    LIES(RDT_PROTOCOL, "metadata is too large", answer.meta.metadata = (ProtobufCBinaryData){5 * MIB, megabytes});
+    LIES(RDT_PROTOCOL, "metadata is too large", answer.meta.metadata = (ProtobufCBinaryData){9 * MIB, megabytes});
     LIES(RDT_INVALID, "ref", answer.meta.ref = NULL);
     LIES(RDT_INVALID, "id", answer.ref.id.len = 0);
     LIES(RDT_NO_PATH, "", answer.meta.has_inline = false; answer.meta.transport = (char *)"nosuch");
@@ -147,7 +147,7 @@ Test(hostile_peer, sizes_that_do_not_agree_are_refused)
 /* A status that is no failure must not make anybody wait. */
 Test(hostile_peer, statuses_that_are_no_failure_are_one)
 {
-    static const int32_t none[] = {RDT_AGAIN, RDT_DISCONNECTED, RDT_FORKED, -26, -999, INT32_MIN, 1, INT32_MAX};
+    static const int32_t none[] = {RDT_AGAIN, RDT_DISCONNECTED, RDT_FORKED, RDT_NOT_PUT - 1, -999, INT32_MIN, 1, INT32_MAX};
     Rdt__Pb__PullEnd over = RDT__PB__PULL_END__INIT;
 
     begin_with_insider(NULL);

@@ -30,9 +30,9 @@ static void finish(void)
 
 Test(hostile_requests, puts_of_the_future_and_of_too_much_are_refused)
 {
-    enum { MANY = 65537 };
+    enum { MANY = 131073 };
     static uint32_t dtype[MANY], ndim[MANY];
-    static uint8_t bytes[6 << 20];
+    static uint8_t bytes[9 << 20];
     Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
     Rdt__Pb__RegionUse **uses = malloc(5000 * sizeof *uses);
     char text[300];
@@ -46,11 +46,11 @@ Test(hostile_requests, puts_of_the_future_and_of_too_much_are_refused)
     text[299] = '\0';
     Rdt__Pb__TensorList tensors = MESSAGE(tensor_list, .dtype = dtype, .ndim = ndim);
     tensors.n_dtype = tensors.n_ndim = MANY;
-    PUT_REFUSED(RDT_LIMIT, "65537", put.tensors = &tensors);
+    PUT_REFUSED(RDT_LIMIT, "131073", put.tensors = &tensors);
     PUT_REFUSED(RDT_INVALID, "flags 2147483648", put.flags = UINT32_C(1) << 31);
     PUT_REFUSED(RDT_INVALID, "visibility 3", put.visibility = (Rdt__Pb__Visibility)3);
     PUT_REFUSED(RDT_INVALID, "visibility -1", put.visibility = (Rdt__Pb__Visibility)-1);
-    PUT_REFUSED(RDT_LIMIT, "metadata has 6291456 bytes: at most 4194304",
+    PUT_REFUSED(RDT_LIMIT, "metadata has 9437184 bytes: at most 8388608",
                 put.metadata = (ProtobufCBinaryData){sizeof bytes, bytes});
     PUT_REFUSED(RDT_INVALID, "id has 129 bytes: at most 128", put.id = (ProtobufCBinaryData){129, bytes});
     PUT_REFUSED(RDT_LIMIT, "in 5000 regions: at most 4096", put.regions = uses; put.n_regions = 5000);

@@ -306,7 +306,7 @@ Test(protocol, odd_values_are_refused_by_name)
         wait.timeout_ns = times[i];
         (void)raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
     }
-    refuses(&raw, RDT_TIMED_OUT, "");
+    refuses(&raw, RDT_NOT_PUT, "");
     refuses(&raw, RDT_TIMED_OUT, "");
     wait.timeout_ns = INT64_MAX;
     (void)raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);

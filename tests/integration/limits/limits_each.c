@@ -299,6 +299,7 @@ static void must_be_shown(uint64_t client)
 {
     char whose[32];
     struct program ctl;
+    const char *share;
     unsigned percent = 0;
 
     (void)snprintf(whose, sizeof whose, client ? "client %llu (" : "owner %llu ",
@@ -308,9 +309,11 @@ static void must_be_shown(uint64_t client)
     for (char *save = NULL, *line = strtok_r(ctl.out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char what[24];
         (void)snprintf(what, sizeof what, " %s ", row->what);
-        if (strncmp(line, whose, strlen(whose)) != 0 || !strstr(line, what) || !strrchr(line, ' '))
+        if (strncmp(line, whose, strlen(whose)) != 0 || !strstr(line, what) || !strchr(line, '%'))
             continue;
-        (void)sscanf(strrchr(line, ' '), " %u%%", &percent);
+        for (share = strchr(line, '%'); share > line && share[-1] != ' '; share--)
+            ;
+        (void)sscanf(share, "%u%%", &percent);
         must_say(!strstr(row->value, "MiB") || strstr(line, "MiB"), "bytes without a unit: %s", line);
     }
     must_say(percent >= 90, "rdtctl limits says that %s is full to %u%%", row->key, percent);
