@@ -164,7 +164,7 @@ BEGIN := test demo bench fault-matrix fuzz cov wheel deb image check-backend
 NEEDS_fuzz  := clang libclang-rt-dev
 NEEDS_cov   := gcovr
 NEEDS_wheel := --build python3-venv
-NEEDS_deb   := --build debhelper dh-python
+NEEDS_deb   := --build build-essential debhelper dh-python
 NEEDS_image := --build buildah mmdebstrap
 AS_fuzz  := VARIANT=fuzz
 AS_cov   := VARIANT=cov
