@@ -166,6 +166,15 @@ static void send_offer(struct peer_transport *pt, uint8_t *blob, size_t blob_byt
         log_debug("offer of %s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
 }
 
+/* There is no connection by this transport, and the next link tries again: one line says so, not one for each try. */
+static void warn_of_none(struct peer_transport *pt, const struct rdt_error *err)
+{
+    char who[sizeof pt->remote->peer->name + 80];
+
+    (void)snprintf(who, sizeof who, "%s to node %s", pt->transport->name, pt->remote->peer->name);
+    log_warn_rarely(&pt->remote->rebuilt_lines, who, err->msg);
+}
+
 static void peer_transport_open(struct peer_transport *pt)
 {
     uint8_t blob[RDT_OFFER_MAX_BYTES];
@@ -181,14 +190,14 @@ static void peer_transport_open(struct peer_transport *pt)
     pt->conn.on_closed = on_closed;
     pt->conn.address = write_address;
     if (plugin_conn_create(&pt->conn, pt->transport, pt->remote->peer->uuid, &err) != RDT_OK) {
-        log_warn("%s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
+        warn_of_none(pt, &err);
         send_offer(pt, NULL, 0, err.msg);
         return;
     }
     pt->epoch++;
     sm_move(&pt->sm, PT_OFFERED);
     if (pt->transport->ops.offer(pt->conn.handle, blob, &bytes, &err) != RDT_OK) {
-        log_warn("%s to node %s: %s", pt->transport->name, pt->remote->peer->name, err.msg);
+        warn_of_none(pt, &err);
         plugin_conn_destroy(&pt->conn);
         sm_move(&pt->sm, PT_NONE);
         send_offer(pt, NULL, 0, err.msg);
