@@ -79,6 +79,7 @@ struct account {
     /* For the room peers, in a person's account: the time until which its dials of unlisted addresses have
      * used up its rate. */
     uint64_t dialled_ns;
+    unsigned n_idle_names;          /* for the room versions, in a person's account (shards.c) */
     struct account_share share;     /* for connections, in a person's account */
     uint64_t next_ids[ACCOUNT_IDS]; /* for ids.h, in an owner's account; 0: its next id begins a block */
 };

@@ -11,7 +11,7 @@
 
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define AT_ONCE 16u          /* parts of a version that ends in one turn of the loop */
-#define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
+#define MAX_IDLE_NAMES 1024u /* names of a person that are kept only to say why their last version failed */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
 #define GIVEN_UP_NS UINT64_C(60000000000) /* how long ranks that come later are told */
 #define MAX_AT_OTHERS 8u                  /* ranks at other steps that a sentence names */
@@ -32,9 +32,9 @@ struct shard_name *shard_name_find(const struct shards *shards, const struct own
     return map_get(&shards->names, key, owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes));
 }
 
-static struct shard_name *name_get(struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
+static struct shard_name *name_get(struct shards *shards, struct account *account, const struct rdt_ref *ref)
 {
-    struct shard_name *name = shard_name_find(shards, owner, ref);
+    struct shard_name *name = shard_name_find(shards, &account->owner, ref);
 
     if (name)
         return name;
@@ -43,10 +43,12 @@ static struct shard_name *name_get(struct shards *shards, const struct owner *ow
         return NULL;
     name->shards = shards;
     list_init(&name->versions);
-    name->key_bytes = (uint8_t)owner_key(name->key, owner, (const uint8_t *)ref->id, ref->id_bytes);
+    name->key_bytes = (uint8_t)owner_key(name->key, &account->owner, (const uint8_t *)ref->id, ref->id_bytes);
     name->id_bytes = ref->id_bytes;
-    if (map_put(&shards->names, name->key, name->key_bytes, name))
+    if (map_put(&shards->names, name->key, name->key_bytes, name)) {
+        name->owner = account_ref(account_owner(account));
         return name;
+    }
     free(name);
     return NULL;
 }
@@ -60,13 +62,31 @@ unsigned shard_name_n_filling(const struct shard_name *name)
     return n;
 }
 
+/* An idle name has no version, and is kept to say why its last one failed. A person has only so many: otherwise one of them
+ * could leave no room for the failures of others. */
+static void name_set_idle(struct shard_name *name, bool idle)
+{
+    struct account *person = account_person(name->owner);
+
+    if (name->idle == idle)
+        return;
+    name->idle = idle;
+    person->n_idle_names += idle ? 1 : -1u;
+}
+
 static void name_settle(struct shard_name *name)
 {
     struct shards *shards = name->shards;
 
-    if (!list_empty(&name->versions) || (name->failure[0] && map_count(&shards->names) <= MAX_IDLE_NAMES))
+    if (!list_empty(&name->versions))
         return;
+    if (name->failure[0] && (name->idle || account_person(name->owner)->n_idle_names < MAX_IDLE_NAMES)) {
+        name_set_idle(name, true);
+        return;
+    }
+    name_set_idle(name, false);
     (void)map_remove(&shards->names, name->key, name->key_bytes);
+    account_unref(name->owner);
     free(name->given_up);
     free(name);
 }
@@ -118,6 +138,7 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
                                               (const uint8_t *)shard_name_id(name), name->id_bytes);
     version_holder_init(version);
     list_append(&name->versions, &version->link);
+    name_set_idle(name, false);
     *version_p = version;
     return RDT_OK;
 }
@@ -210,7 +231,7 @@ void version_end(struct version *version)
 
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest)
 {
-    struct shard_name *name = name_get(shards, &manifest->account->owner, &first->name);
+    struct shard_name *name = name_get(shards, manifest->account, &first->name);
     struct version *version;
 
     if (!name)
@@ -453,7 +474,7 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
         return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
                              from->of, SHARDS_MAX_RANKS);
     given_up = calloc(1, sizeof *given_up + from->of * sizeof given_up->told[0]);
-    name = given_up ? name_get(shards, &account->owner, &from->name) : NULL;
+    name = given_up ? name_get(shards, account, &from->name) : NULL;
     if (!name) {
         free(given_up);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note that a rank gave up");
@@ -517,7 +538,7 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
     if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
         return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
                              from->of, SHARDS_MAX_RANKS);
-    name = name_get(shards, &account->owner, &from->name);
+    name = name_get(shards, account, &from->name);
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     version = find_step(name, from->step);

@@ -27,11 +27,13 @@ struct given_up {
 
 struct shard_name {
     struct shards *shards;
+    struct account *owner;     /* a reference */
     struct list versions;      /* struct version.link, those that are not complete and those that still exist */
     struct version *current;   /* the last version that became complete; NULL: its manifest has ended */
     struct given_up *given_up; /* the last one; NULL: there is none */
     char failure[256];         /* "": none failed */
     uint64_t failed_ns;
+    bool idle; /* counted in its person's n_idle_names */
     uint8_t key_bytes, id_bytes;
     uint8_t key[OWNER_KEY_MAX_BYTES];
 };

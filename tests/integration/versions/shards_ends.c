@@ -107,28 +107,56 @@ static bool has_failure(rdt *conn, const struct rdt_ref *name)
     return failed;
 }
 
-/* A user can give up any number of names, none of which is charged to it. */
-Test(shards_ends, only_so_many_names_are_kept_for_ranks_that_gave_up)
-{
-    enum { KEPT = 1024, MANY = KEPT + 200 };
-    struct rdt_daemon_status status = RDT_INIT(status);
-    rdt *conn = begin_shards(1);
-    char id[16];
-    unsigned n = 0;
+enum { KEPT = 1024, MANY = KEPT + 200 };
 
-    for (unsigned i = 0; i < MANY; i++) {
-        (void)snprintf(id, sizeof id, "policy%u", i);
-        struct rdt_ref name = name_on(0, id, 0);
+static struct rdt_ref numbered(unsigned i)
+{
+    char id[16];
+
+    (void)snprintf(id, sizeof id, "policy%u", i);
+    return name_on(0, id, 0);
+}
+
+static void give_up(rdt *conn, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        struct rdt_ref name = numbered(i);
         must_ok(rdt_part_give_up(conn, &name, 1, 1, 2, RDT_NO_MEMORY, "it had no memory", &err));
     }
-    wait_until(LONG, rdt_daemon_status(conn, &status, NULL) == RDT_OK && status.shard_failures == MANY);
-    for (unsigned i = 0; i < MANY; i++) {
-        (void)snprintf(id, sizeof id, "policy%u", i);
-        struct rdt_ref name = name_on(0, id, 0);
-        n += has_failure(conn, &name);
+}
+
+static unsigned n_failures(rdt *conn, unsigned n)
+{
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        struct rdt_ref name = numbered(i);
+        kept += has_failure(conn, &name);
     }
+    return kept;
+}
+
+/* A user can give up any number of names, none of which is charged to it. */
+Test(shards_ends, only_so_many_names_of_a_user_are_kept_for_ranks_that_gave_up)
+{
+    struct rdt_daemon_status status = RDT_INIT(status);
+    rdt *conn = begin_shards(1), *other = NULL;
+    unsigned n;
+
+    if (geteuid() == 0) {
+        must(seteuid(12345) == 0);
+        node_connect(&c.node[0], &other);
+        must(seteuid(0) == 0);
+    }
+    give_up(conn, MANY);
+    if (other)
+        give_up(other, 2);
+    wait_until(LONG, rdt_daemon_status(conn, &status, NULL) == RDT_OK && status.shard_failures == MANY + (other ? 2 : 0));
+    n = n_failures(conn, MANY);
     must_say(n == KEPT, "%u names", n);
-    end_shards(conn, NULL);
+    n = other ? n_failures(other, 2) : 2;
+    must_say(n == 2, "%u names of another user", n);
+    end_shards(conn, other);
 }
 
 /* No rank is to blame, so none is named. */
