@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "memory/alloc.h"
 #include "note.h"
 #include "options.h"
 #include "proto/verb.h"
@@ -133,6 +134,8 @@ static void cancel(rdt *conn, const struct waiting *waiting)
     if (waiting->verb->type == RDT_MSG_PUT && conn->session.kept && waiting->sent_on != 0)
         (void)ids_append(&conn->calls.abandoned,
                          waiting->pending.id); /* without memory the object may stay until the session ends */
+    if (waiting->verb->type == RDT_MSG_RELEASE_REGION && ((const Rdt__Pb__ReleaseRegion *)waiting->request)->keep_mapped)
+        alloc_release_abandoned(conn, waiting->pending.id, ((const Rdt__Pb__ReleaseRegion *)waiting->request)->region);
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;

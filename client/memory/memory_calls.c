@@ -128,7 +128,7 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
         status = RDT_OK; /* the session was resumed meanwhile without the region, which ended it */
     if (!request.keep_mapped)
         memory_unref(&conn->memory, mapping);
-    else if (!kept && status != RDT_TIMED_OUT && status != RDT_CANCELLED) /* without an answer the daemon may have cached it */
+    else if (!kept && status != RDT_TIMED_OUT && status != RDT_CANCELLED) /* then the late answer decides, see call.c */
         memory_uncache(&conn->memory, request.region);
     connection_unlock(conn);
     return status;

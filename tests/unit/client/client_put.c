@@ -464,3 +464,60 @@ Test(client_put, a_daemon_that_knows_no_runs_is_told_each_tensor)
 {
     put_and_fetch_many(false);
 }
+
+/* ---- releasing ---- */
+
+static bool is_mapped(void *page)
+{
+    unsigned char resident;
+
+    return mincore(page, 4096, &resident) == 0;
+}
+
+static bool stop_at_once(void *arg)
+{
+    return true;
+}
+
+/* Answers three releases after their callers have gone: the region is kept, it is not, and an error. */
+static void release_late(struct fake *fake)
+{
+    for (unsigned i = 0; i < 3; i++) {
+        fake_take(fake, RDT_MSG_ALLOC);
+        int fd = fake_memfd(4096);
+        Rdt__Pb__RegionReply region =
+            MESSAGE(region_reply, .region = 90 + i, .generation = 1, .bytes = 4096, .cacheable = true);
+        fake_reply_fd(fake, &region.base, fd);
+        close(fd);
+        fake_take(fake, RDT_MSG_RELEASE_REGION);
+        Rdt__Pb__ReleaseRegion *release = FAKE_MESSAGE(fake, ReleaseRegion);
+        MUST(release->region == 90 + i && release->keep_mapped);
+        fake_free(release);
+        MUST(sem_wait(&fake->step) == 0);
+        Rdt__Pb__RegionReleased reply = MESSAGE(region_released, .keep_mapped = i == 0);
+        if (i < 2)
+            fake_reply(fake, &reply.base);
+        else
+            fake_error(fake, RDT_NOT_FOUND, "no such region");
+    }
+    fake_serve(fake);
+}
+
+Test(client, late_answer_to_a_release_ends_the_mapping_unless_it_is_kept)
+{
+    struct fake fake;
+    rdt *conn = fake_client(&fake, release_late, NULL);
+    void *page;
+
+    for (unsigned i = 0; i < 3; i++) {
+        assert_status(RDT_OK, rdt_alloc(conn, 4096, &page, &err));
+        rdt_interrupt_by(stop_at_once, NULL);
+        assert_status(RDT_CANCELLED, rdt_dealloc(conn, page, &err));
+        rdt_interrupt_by(NULL, NULL);
+        cr_assert(is_mapped(page), "the daemon may keep the region");
+        sem_post(&fake.step);
+        assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err));
+        cr_assert_eq(is_mapped(page), i == 0, "release %u", i);
+    }
+    fake_end(&fake, conn);
+}
