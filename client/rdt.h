@@ -128,6 +128,10 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  * NULL: calls are not interrupted, as at the beginning. */
 void rdt_interrupt_by(bool (*interrupted)(void *arg), void *arg);
 
+/* For what waits for something else on behalf of a call, such as librdt-cuda: asks that function, at most every 100 ms, and
+ * returns whether the call should end with CANCELLED. Call it without locks, because the function may run any code. */
+bool rdt_interrupted(void);
+
 /* ---- memory ----
  * rdt_put finds out from the address of a tensor which memory holds its bytes, and reports it (rdt_put_options.how):
  *   DAEMON    memory of rdt_alloc: the object refers to it, no copy

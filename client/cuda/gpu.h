@@ -161,7 +161,8 @@ void offers_fini(struct offers *offers);
 enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struct rdt_error *err);
 
 /* Makes a tensor's memory known to the daemon, if it is not. *offer_p goes to offers_release when the put is over; NULL: the
- * caller has made the memory known. UNSUPPORTED: the tensor must be copied. TIMED_OUT. The GPU is entered. */
+ * caller has made the memory known. UNSUPPORTED: the tensor must be copied. INVALID: a put of this thread that has not returned
+ * makes it known. TIMED_OUT, CANCELLED. The GPU is entered. */
 enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, const struct offer_request *request,
                                struct offer **offer_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
 void offers_release(struct offers *offers, rdt_cuda *cuda, struct offer *offer);

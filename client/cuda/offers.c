@@ -4,12 +4,14 @@
  * one put that share a chunk are offered as one range.
  *
  * The put that makes an offer waits for the daemon, as long as its deadline allows. Only puts of the same allocation wait for
- * that offer, each until its own deadline.
+ * that offer, each until its own deadline or until it is interrupted. While a put waits, its thread may run code of the caller
+ * (rdt_interrupt_by), such as a signal handler. If that puts the same allocation, it would wait for itself, so it is refused.
  */
 #include <stdlib.h>
 
 #include "client/cuda/gpu.h"
 
+#define ASK_NS (INT64_C(100) * 1000000) /* between two questions whether a put should end */
 #define MAX_REFUSED 3u /* after so many refusals in a row nothing is offered any more, because each costs a round trip */
 
 struct offer {
@@ -17,6 +19,7 @@ struct offer {
     struct address_range range;
     unsigned users; /* tensors of puts that are under way */
     bool pending;   /* the daemon was asked and has not answered */
+    pthread_t by;   /* pending: the thread that asked */
 };
 
 void offers_init(struct offers *offers)
@@ -137,14 +140,26 @@ static enum rdt_status must_copy(struct rdt_error *err)
 static enum rdt_status await_settled(struct offers *offers, struct address_range range, int64_t deadline_ns,
                                      struct rdt_error *err)
 {
-    struct timespec until = clock_timespec(deadline_ns);
-    int over = 0;
+    struct offer *offer;
 
-    while (find_overlapping(offers, range, true) && over == 0)
-        over = pthread_cond_timedwait(&offers->settled, &offers->mutex, &until);
-    if (!find_overlapping(offers, range, true))
-        return RDT_OK;
-    return rdt_error_set(err, RDT_TIMED_OUT, "another put offers the same allocation, and rdtd has not answered in time");
+    while ((offer = find_overlapping(offers, range, true))) {
+        int64_t now_ns = clock_now_ns();
+        struct timespec until = clock_timespec(deadline_ns - now_ns < ASK_NS ? deadline_ns : now_ns + ASK_NS);
+        if (pthread_equal(offer->by, pthread_self()))
+            return rdt_error_set(err, RDT_INVALID,
+                                 "this thread puts memory of the same allocation already, and runs a signal handler or "
+                                 "another function of rdt_interrupt_by meanwhile: put the memory after that");
+        if (now_ns >= deadline_ns)
+            return rdt_error_set(err, RDT_TIMED_OUT,
+                                 "another put offers the same allocation, and rdtd has not answered in time");
+        (void)pthread_cond_timedwait(&offers->settled, &offers->mutex, &until);
+        (void)pthread_mutex_unlock(&offers->mutex);
+        bool stop = rdt_interrupted();
+        (void)pthread_mutex_lock(&offers->mutex);
+        if (stop)
+            return rdt_error_set(err, RDT_CANCELLED, "the put was interrupted while another one offered the same allocation");
+    }
+    return RDT_OK;
 }
 
 /* Finds or creates the offer for a tensor; one that is pending is new, and the caller makes it. `chunks` is what to offer. The
@@ -177,7 +192,7 @@ static enum rdt_status find_or_add(struct offers *offers, rdt_cuda *cuda, const 
     offer = calloc(1, sizeof *offer);
     if (!offer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to offer GPU memory to rdtd");
-    *offer = (struct offer){.next = offers->first, .range = chunks, .users = 1, .pending = true};
+    *offer = (struct offer){.next = offers->first, .range = chunks, .users = 1, .pending = true, .by = pthread_self()};
     offers->first = *offer_p = offer;
     return RDT_OK;
 }

@@ -52,6 +52,11 @@ bool interrupt_ask(void)
     return yes;
 }
 
+bool rdt_interrupted(void)
+{
+    return interrupt_ask();
+}
+
 void interrupt_signalled(void)
 {
     own.due_ns = AT_ONCE;

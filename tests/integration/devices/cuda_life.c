@@ -275,4 +275,60 @@ Test(cuda_life, puts_keep_their_deadlines_while_the_daemon_is_stopped)
     gpu_free_chunks(closed, 2 * MIB, 2);
     end();
 }
+
+struct nested { /* a signal handler that puts the allocation which its thread is just putting */
+    struct timed_put put, other;
+    bool done;
+};
+
+static bool stop(void *arg)
+{
+    return true;
+}
+
+static void *put_and_stop(void *arg)
+{
+    rdt_interrupt_by(stop, NULL);
+    (void)put_in_time(arg);
+    rdt_interrupt_by(NULL, NULL);
+    return NULL;
+}
+
+static bool put_within_put(void *arg)
+{
+    struct nested *nested = arg;
+
+    if (nested->done)
+        return false;
+    nested->done = true;
+    (void)put_in_time(&nested->put);
+    must(pthread_create(&nested->other.thread, NULL, put_and_stop, &nested->other) == 0);
+    must(pthread_join(nested->other.thread, NULL) == 0);
+    must(kill(node.pid, SIGCONT) == 0);
+    return false;
+}
+
+/* The put that the handler has interrupted cannot go on before the handler returns. */
+Test(cuda_life, put_of_a_signal_handler_does_not_wait_for_the_put_that_it_interrupts)
+{
+    if (handles_are_refused())
+        cr_skip_test("the daemon cannot map this process's memory");
+    begin();
+    char *whole = gpu_alloc_whole(2 * BYTES);
+    gpu_fill(whole, BYTES, 1);
+    struct timed_put outer = {.timeout_ns = LONG, .addr = whole};
+    struct nested nested = {{.timeout_ns = LONG, .addr = whole + BYTES}, {.timeout_ns = LONG, .addr = whole + BYTES}, false};
+    must(kill(node.pid, SIGSTOP) == 0);
+    rdt_interrupt_by(put_within_put, &nested);
+    (void)put_in_time(&outer);
+    rdt_interrupt_by(NULL, NULL);
+    must_say(outer.status == RDT_OK, "%s", outer.err.msg);
+    must_say(nested.put.status == RDT_INVALID && strstr(nested.put.err.msg, "this thread puts memory"), "%s: %s",
+             rdt_status_name(nested.put.status), nested.put.err.msg);
+    must_say(nested.other.status == RDT_CANCELLED, "%s: %s", rdt_status_name(nested.other.status), nested.other.err.msg);
+    expect(b, &outer.ref, NULL, NULL, 1, "local/share");
+    must_ok(rdt_free(a, &outer.ref, false, &err));
+    gpu_free(whole);
+    end();
+}
 #endif
