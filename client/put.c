@@ -284,10 +284,12 @@ static enum rdt_status copy_in(struct put *put, uint32_t i, uint8_t *base, uint6
     return RDT_OK;
 }
 
-/* How long a request of this put may wait for room in the daemon. */
+/* How long a request of this put may wait for room in the daemon. INT64_MAX: its time-out is so long that no clock reaches it. */
 static int64_t room_ns(const struct put *put)
 {
-    return put->deadline_ns == CLOCK_NEVER ? 0 : clock_remaining_ns(put->deadline_ns);
+    if (put->options->timeout_ns <= 0)
+        return 0;
+    return put->deadline_ns == CLOCK_NEVER ? INT64_MAX : clock_remaining_ns(put->deadline_ns);
 }
 
 /* Creates the memory for the chosen method. *base_p is its address. */
@@ -390,7 +392,7 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
     }
     /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A live object in a region that is
      * loaned again does not wait for room either: a new region may need less. */
-    if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused && options->flags == 0))
+    if (put->options->timeout_ns > 0 && !(put->loan && put->loan->reused && options->flags == 0))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
     status = call_fds(put->conn, RDT_MSG_PUT, &request.base, -1, put->answer_ns, &answer, NULL, err);
     free(request.regions);

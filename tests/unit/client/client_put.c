@@ -465,6 +465,36 @@ Test(client_put, a_daemon_that_knows_no_runs_is_told_each_tensor)
     put_and_fetch_many(false);
 }
 
+/* ---- time-outs ---- */
+
+static void take_forever(struct fake *fake)
+{
+    fake_take(fake, RDT_MSG_ALLOC);
+    Rdt__Pb__Alloc *alloc = FAKE_MESSAGE(fake, Alloc);
+    MUST(alloc->timeout_ns > 0);
+    fake_free(alloc);
+    munmap(give_region(fake, 80, 1 << 20), 1 << 20);
+    Rdt__Pb__Put *put = take_put(fake);
+    MUST(put->timeout_ns > 0);
+    fake_free(put);
+    fake_serve(fake);
+}
+
+/* As large as Python's timeout=1e10 becomes. */
+Test(client_put, largest_time_out_waits_for_room)
+{
+    static uint8_t bytes[1 << 20];
+    int64_t shape[] = {sizeof bytes};
+    struct rdt_tensor one = {.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = bytes};
+    struct rdt_put_options options = {.struct_size = sizeof options, .timeout_ns = INT64_MAX, .flags = RDT_PUT_SNAPSHOT};
+    struct rdt_ref ref;
+    struct fake fake;
+    rdt *conn = fake_client(&fake, take_forever, NULL);
+
+    assert_status(RDT_OK, rdt_put(conn, &one, 1, &options, &ref, &err));
+    fake_end(&fake, conn);
+}
+
 /* ---- releasing ---- */
 
 static bool is_mapped(void *page)
@@ -503,7 +533,7 @@ static void release_late(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client, late_answer_to_a_release_ends_the_mapping_unless_it_is_kept)
+Test(client_put, late_answer_to_a_release_ends_the_mapping_unless_it_is_kept)
 {
     struct fake fake;
     rdt *conn = fake_client(&fake, release_late, NULL);
