@@ -40,6 +40,26 @@ def test_stored_objects_survive_a_killed_daemon():
         assert os.listdir(store) == ["storage.lock"], os.listdir(store)
 
 
+def test_time_to_store_grows_with_the_bytes():
+    timeouts = []
+
+    class Stores(rdtd.Connection):
+        def _store(self, ref, timeout):
+            timeouts.append(timeout)
+            return "file"
+
+    with Node("--storage-dir", tempfile.mkdtemp(prefix="store")) as node, Stores(node.socket) as c:
+        little, large = np.zeros(3), np.zeros(130 << 20, np.int8)
+        c.store(c.put(little, snapshot=True))
+        c.put(large, stored=True)
+        c.publish("large", large, stored=True)
+        c.store(c.name("large"), timeout=5)
+        c.store(c.name("large"))
+        c.store(rdtd.Ref("never"))
+        c.unpublish("large")
+    assert timeouts == [600, 602, 602, 5, 602, 600], timeouts
+
+
 def test_what_cannot_be_stored_is_refused():
     with Node("--storage-dir", tempfile.mkdtemp(prefix="store")) as node, rdtd.connect(node.socket) as c:
         live = c.put(np.zeros(3))

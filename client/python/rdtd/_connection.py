@@ -19,7 +19,7 @@ from ._aio import AGAIN
 from ._arrays import box, convert, gpu_of, kind_of, stream_number, torch_uses_gpus
 from ._check import checked, shown
 from ._daemon import SYSTEM_SOCKET
-from ._errors import Error
+from ._errors import Denied, Error, Freed, NotFound, OwnerDied, PeerLost
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
@@ -35,7 +35,7 @@ from ._waits import WaitCalls
 Mode = Literal["auto", "share", "copy", "cow"]
 
 AUTO, COW = MODES["auto"], MODES["cow"]
-_STORE_SECONDS = 600.0
+_STORE_SECONDS, _STORE_RATE = 600.0, 64 << 20  # and a second more for each so many bytes
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
 
 
@@ -62,8 +62,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     does not wait), and runs signal handlers at once: what a handler raises (Ctrl-C: KeyboardInterrupt) ends the
     call, and a put that is interrupted leaves no object. timeout=None: what waits for other programs (`get`,
     `fetch`, `hold`, `wait_put`, `manifest`, `publish_part`, ...) has no limit; connecting takes at most 10 s,
-    `store` ten minutes, and every other call one minute, and one second more for each 64 MiB that it allocates,
-    copies or verifies, so that it ends with TimedOut beside a daemon that is stopped. After
+    `store` ten minutes, and every other call one minute, and both one second more for each 64 MiB that they
+    allocate, copy, verify or store, so that they end with TimedOut beside a daemon that is stopped. After
     a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
 
     Errors: Disconnected (no daemon serves the socket), Denied (another user serves the socket, or the daemon
@@ -242,7 +242,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         snapshot has one without this. Readers of a live object that has been written since find it damaged.
         stored: the object is a snapshot that the daemon stores in its storage_dir before put returns, as `store`
         does. If it cannot be stored, put raises the error and there is no object. timeout holds for storing once
-        more (None: ten minutes). After a restart of the daemon the object is there again if it is detached or published.
+        more (None: as in `store`). After a restart of the daemon the object is there again if it is detached or published.
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
@@ -295,7 +295,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             self._keep_live(ref, encoded.tensors, snapshot)
         if stored:
             try:
-                self._store(ref, _STORE_SECONDS if timeout is None else timeout)
+                self._store(ref, self._store_timeout(ref) if timeout is None else timeout)
             except Error:
                 self._free(ref, False)
                 raise
@@ -311,11 +311,17 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         file, and returns the file's path on that node when it is on disk. The object then survives the daemon and
         a reboot of its node if it is published or detached. When an object ends, its file is removed. After
         TimedOut the daemon goes on writing. An "unsealed" snapshot stays in memory, too, as long as the process
-        that put it lives. timeout: None is ten minutes.
+        that put it lives. timeout: None is ten minutes, and a second more for each 64 MiB.
         Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (not a snapshot), LimitReached (storage_max,
         owner_max_stored_bytes), SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound,
         TimedOut, PeerLost."""
-        return self._store(ref, _STORE_SECONDS if timeout is None else timeout)
+        return self._store(ref, self._store_timeout(ref) if timeout is None else timeout)
+
+    def _store_timeout(self, ref: _rdt.Ref) -> float:
+        try:
+            return _STORE_SECONDS + float(self.stat(ref)["bytes"] // _STORE_RATE)
+        except (NotFound, Freed, OwnerDied, Denied, PeerLost):
+            return _STORE_SECONDS  # `store` says what is wrong
 
     @checked
     async def put_async(self, value: Any, **options: Any) -> Ref:
@@ -617,7 +623,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
         published = Published(*self._publish(name, ref, VISIBILITY[visible], lease, ttl_ns))
         if stored:
-            self._store(published.ref, _STORE_SECONDS)
+            self._store(published.ref, self._store_timeout(ref))
         return published
 
     @checked
