@@ -12,6 +12,7 @@ static PyObject *error_type; /* for statuses that are not in `errors` */
 PyObject *raise_error(const struct rdt_error *err)
 {
     PyObject *status, *type, *message, *error = NULL, *sys_errno;
+    const char *text = err->msg;
 
     if (waits_raise())
         return NULL;
@@ -21,7 +22,9 @@ PyObject *raise_error(const struct rdt_error *err)
     type = errors ? PyDict_GetItemWithError(errors, status) : NULL;
     if (!type)
         type = error_type ? error_type : PyExc_RuntimeError;
-    message = PyUnicode_DecodeUTF8(err->msg, (Py_ssize_t)strlen(err->msg), "replace");
+    if (err->status == RDT_CANCELLED && waits_were_closed()) /* librdt does not know why the call was to end */
+        text = "this connection was closed while the call waited";
+    message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     if (message)
         error = PyObject_CallOneArg(type, message);
     Py_XDECREF(message);

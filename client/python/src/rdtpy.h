@@ -184,6 +184,9 @@ void waits_end(struct waits *waits, enum rdt_status status);
 /* Raises what a handler has raised in a call of this thread that has failed. False: there is nothing. */
 bool waits_raise(void);
 
+/* Whether close() has ended the last call of this thread. For raise_error: afterwards the answer is false. */
+bool waits_were_closed(void);
+
 #define WAITS(conn, status, call)   \
     do {                            \
         struct waits waits_;        \

@@ -11,6 +11,16 @@ static struct {
     PyObject *type, *value, *traceback;
 } raised;
 
+static _Thread_local bool closed; /* close() has ended the last call of this thread */
+
+bool waits_were_closed(void)
+{
+    bool were = closed;
+
+    closed = false;
+    return were;
+}
+
 static bool raise_it(void)
 {
     if (raised.thread != PyThreadState_Get())
@@ -76,6 +86,7 @@ void waits_end(struct waits *waits, enum rdt_status status)
 {
     PyEval_RestoreThread(waits->thread);
     rdt_interrupt_by(NULL, NULL);
+    closed = status == RDT_CANCELLED && waits->conn && waits->conn->closed;
     if (waits->has_raised && status == RDT_OK) /* nobody calls raise_error */
         (void)Py_AddPendingCall(raise_soon, NULL);
 }
