@@ -2,10 +2,10 @@
 /* Waiting for one reply, and giving back what a late reply brings. */
 #include "call.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "memory/alloc.h"
 #include "note.h"
 #include "options.h"
 #include "proto/verb.h"
@@ -126,6 +126,57 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
 
 static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
 
+/* ---- calls that nobody waits for any more ---- */
+
+struct release { /* a RELEASE_REGION of a region whose mapping is cached */
+    struct pending pending;
+    uint64_t region;
+};
+
+static void end_release(rdt *conn, struct pending *pending, bool kept)
+{
+    struct release *release = container_of(pending, struct release, pending);
+
+    if (!kept)
+        memory_uncache(&conn->memory, release->region);
+    free(release);
+}
+
+static void on_release_answered(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    Rdt__Pb__RegionReleased *reply =
+        frame->flags & FRAME_ERROR ? NULL : rdt__pb__region_released__unpack(NULL, frame->length, frame->payload);
+    bool kept = reply && reply->keep_mapped;
+
+    if (reply)
+        rdt__pb__region_released__free_unpacked(reply, NULL);
+    end_release(conn, pending, kept);
+}
+
+static void on_release_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    end_release(conn, pending, false);
+}
+
+/* RESUME did not name the region, which ended it. */
+static void on_release_resumed(rdt *conn, struct pending *pending)
+{
+    end_release(conn, pending, false);
+}
+
+static const struct pending_ops release_ops = {on_release_answered, on_release_lost, on_release_resumed};
+
+/* The daemon may have kept the region for this process, so its mapping stays unless the late answer says otherwise. */
+static void await_release(rdt *conn, uint64_t id, const Rdt__Pb__ReleaseRegion *request)
+{
+    struct release *release = request->keep_mapped ? malloc(sizeof *release) : NULL;
+
+    if (!release)
+        return; /* without memory the mapping may stay until the session ends */
+    *release = (struct release){{.id = id, .ops = &release_ops}, request->region};
+    pending_add(&conn->calls.pending, &release->pending);
+}
+
 /* Tells the daemon to end the request, because nobody waits for its answer any more. */
 static void cancel(rdt *conn, const struct waiting *waiting)
 {
@@ -134,8 +185,8 @@ static void cancel(rdt *conn, const struct waiting *waiting)
     if (waiting->verb->type == RDT_MSG_PUT && conn->session.kept && waiting->sent_on != 0)
         (void)ids_append(&conn->calls.abandoned,
                          waiting->pending.id); /* without memory the object may stay until the session ends */
-    if (waiting->verb->type == RDT_MSG_RELEASE_REGION && ((const Rdt__Pb__ReleaseRegion *)waiting->request)->keep_mapped)
-        alloc_release_abandoned(conn, waiting->pending.id, ((const Rdt__Pb__ReleaseRegion *)waiting->request)->region);
+    if (waiting->verb->type == RDT_MSG_RELEASE_REGION)
+        await_release(conn, waiting->pending.id, (const Rdt__Pb__ReleaseRegion *)waiting->request);
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;

@@ -65,56 +65,6 @@ void alloc_release(rdt *conn, struct mapping *take_mapping)
     pending_add(&conn->calls.pending, &release->pending);
 }
 
-struct abandoned { /* such a request whose caller has gone, and whose region is cached here */
-    struct pending pending;
-    uint64_t region;
-};
-
-static void end_abandoned(rdt *conn, struct pending *pending, bool kept)
-{
-    struct abandoned *abandoned = container_of(pending, struct abandoned, pending);
-
-    if (!kept)
-        memory_uncache(&conn->memory, abandoned->region);
-    free(abandoned);
-}
-
-static void on_late_answer(rdt *conn, struct pending *pending, struct frame *frame)
-{
-    Rdt__Pb__RegionReleased *reply =
-        frame->flags & FRAME_ERROR ? NULL : rdt__pb__region_released__unpack(NULL, frame->length, frame->payload);
-    bool kept = reply && reply->keep_mapped;
-
-    if (reply)
-        rdt__pb__region_released__free_unpacked(reply, NULL);
-    end_abandoned(conn, pending, kept);
-}
-
-static void on_abandoned_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
-{
-    end_abandoned(conn, pending, false);
-}
-
-/* RESUME did not name the region, which ended it. */
-static void on_abandoned_resumed(rdt *conn, struct pending *pending)
-{
-    end_abandoned(conn, pending, false);
-}
-
-static const struct pending_ops abandoned_ops = {on_late_answer, on_abandoned_lost, on_abandoned_resumed};
-
-void alloc_release_abandoned(rdt *conn, uint64_t id, uint64_t region)
-{
-    struct abandoned *abandoned = malloc(sizeof *abandoned);
-
-    if (!abandoned)
-        return; /* the mapping may stay until the session ends */
-    abandoned->pending.id = id;
-    abandoned->pending.ops = &abandoned_ops;
-    abandoned->region = region;
-    pending_add(&conn->calls.pending, &abandoned->pending);
-}
-
 void alloc_on_region_gone(rdt *conn, struct frame *frame)
 {
     Rdt__Pb__RegionGone *gone = rdt__pb__region_gone__unpack(NULL, frame->length, frame->payload);

@@ -31,10 +31,6 @@ enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, s
  * Until then the answer to a fetch may still name the region as one that this process has mapped. */
 void alloc_release(rdt *conn, struct mapping *take_mapping);
 
-/* With the lock: nobody waits any more for the answer to the RELEASE_REGION with that request id, which asked the daemon to keep
- * the region for this process, whose mapping is cached. Unless the late answer says that it is kept, the mapping goes. */
-void alloc_release_abandoned(rdt *conn, uint64_t id, uint64_t region);
-
 /* Releases a region that has no mapping here. Takes the lock. */
 void alloc_release_unmapped(rdt *conn, uint64_t region);
 
