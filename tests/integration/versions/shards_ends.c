@@ -149,6 +149,7 @@ Test(shards_ends, only_so_many_names_of_a_user_are_kept_for_ranks_that_gave_up)
         must(seteuid(0) == 0);
     }
     give_up(conn, MANY);
+    wait_until(LONG, rdt_daemon_status(conn, &status, NULL) == RDT_OK && status.shard_failures == MANY);
     if (other)
         give_up(other, 2);
     wait_until(LONG, rdt_daemon_status(conn, &status, NULL) == RDT_OK && status.shard_failures == MANY + (other ? 2 : 0));
