@@ -594,8 +594,9 @@ static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], cons
     if (status == RDT_OK && !peer && named && strcmp(address, peers->node->address) == 0)
         return rdt_error_set(
             err, RDT_NOT_FOUND,
-            "the ref is of an earlier life of this node, which had another uuid: without a state_dir each start "
-            "has a new one, and what the node had before has ended");
+            "the ref is of an earlier life of this node (without a state_dir each start has a new uuid), whose objects have "
+            "ended; or another node says this node's address, %s, of itself: set advertise there",
+            address);
     if (status == RDT_OK && !peer) {
         status = may_dial(peers, address, account, err);
         if (status == RDT_OK)
