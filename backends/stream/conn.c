@@ -235,12 +235,20 @@ const char *conn_take_channel(struct channel *channel, const uint8_t id[ID_BYTES
 void conn_channel_leaves(struct channel *channel)
 {
     struct conn *conn = channel->conn;
+    struct channel *more;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
     ring_remove(&channel->idle);
     channel->counted = false;
-    conn->n_out--;
-    ops_start_sends(conn);
+    if (channel_sends(channel)) {
+        conn->n_out--;
+        ops_start_sends(conn);
+    } else {
+        conn->n_in--;
+        more = conn->closing || conn->n_in >= conn->transport->settings.connections ? NULL : channel_create(conn, true);
+        if (more)
+            thread_attend(more);
+    }
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
@@ -304,7 +312,7 @@ void conn_greeted(struct channel *channel)
         if (!conn->way.lossy) /* greetings are small */
             conn->way.why_not[0] = '\0';
     }
-    if (!channel->incoming && channel->greeting.takes) {
+    if (!channel->incoming && channel->greeting.takes && !conn->way.takes) { /* once: the peer may end them at once */
         conn->way.takes = true;
         while (!conn->closing && conn->n_in < conn->transport->settings.connections && (more = channel_create(conn, true)))
             thread_attend(more);

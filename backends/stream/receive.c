@@ -21,9 +21,13 @@ static void take_header(struct channel *channel)
     channel->small_n = 0;
     if (channel->chunk.header.kind == HEADER_BYE) {
         channel_leave(channel);
+        /* The sender may be unable to dial. Who has sent nothing that was wanted gets no other channel: it could ask for ever. */
+        if (!channel->incoming && channel->chunk.received)
+            conn_channel_leaves(channel);
         return;
     }
     operation = op_take_recv(channel->conn, channel, &channel->chunk.header);
+    channel->chunk.received = channel->chunk.received || operation;
     if (operation && operation->op->piece.bytes != channel->chunk.header.bytes) {
         op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the receive that was posted for it");
         operation = NULL;

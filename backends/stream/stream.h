@@ -217,6 +217,7 @@ struct channel_end {
 struct channel_chunk {           /* the chunk that it moves now */
     struct operation *operation; /* RUNNING or STOPPING on this channel; NULL: none, or it was ended early */
     bool sending;                /* a chunk is being sent */
+    bool received;               /* a chunk has come for which a receive was posted */
     uint64_t bytes, at;          /* length of the chunk; bytes received, or sent including header and trailer */
     struct pieces memory;        /* of the operation, or none */
     struct header header;
@@ -402,7 +403,7 @@ void conn_lossy(struct channel *channel);                           /* nothing l
 void conn_probe_ends(struct channel *channel, const char *why_not); /* of a channel that is one; NULL: nothing is wrong */
 void conns_probe(struct transport *transport);     /* starts the probes that are wanted, as far as MAX_PROBES allows */
 void conn_unreachable(struct conn *conn);          /* conn_fail, with the sentence of conn->way */
-void conn_channel_leaves(struct channel *channel); /* the channel sends nothing more, and another one may be dialled */
+void conn_channel_leaves(struct channel *channel); /* nothing more is sent on it, and this end may dial another one */
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
 void conns_close(struct thread *thread); /* reports the connections that have ended */
 

@@ -111,6 +111,24 @@ Test(reach, one_open_direction_is_enough)
     }
 }
 
+/* The end that takes the bytes is the only one that can dial the connections that replace those with old keys. */
+Test(reach, keys_are_replaced_where_one_direction_is_open)
+{
+    struct rdt_ref ref;
+
+    net_create(&net, 2);
+    close_port(0, "dport");
+    begin((const char *const[]){net.address[0], net.address[1]}, false,
+          (const char *const[]){"--trusted-network=no", "--set=stream.ports=7200", "--set=stream.connections=2",
+                                "--set=stream.rekey_bytes=1048576", "--chunk=256KiB", NULL});
+    ref = put_pattern(owner, NULL, 32 * MIB, 1);
+    for (unsigned i = 0; i < 3; i++)
+        fetch_pattern(reader, &ref, 32 * MIB, 1, "stream");
+    must_ok(rdt_free(owner, &ref, true, &err));
+    must(node_log_count(&node[1], "taken down and rebuilt: ") == 0);
+    end();
+}
+
 Test(reach, closed_port_is_named_before_anybody_fetches)
 {
     net_create(&net, 2);
