@@ -12,6 +12,17 @@ static enum rdt_status no_memory(struct rdt_error *err)
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the manifest of a version");
 }
 
+/* Whether the tensor is as the daemon makes it. Anybody may publish another one: its bytes need not be one after the other, and
+ * they may lie on a device. */
+static bool is_message(const rdt_object *object, const struct rdt_tensor *tensor)
+{
+    const char *memory = "";
+
+    return tensor->dtype == RDT_U8 && tensor->ndim == 1 && tensor->shape[0] <= (int64_t)MANIFEST_MAX_TENSOR &&
+           (tensor->shape[0] == 0 || (tensor->data && tensor->strides[0] == 1)) &&
+           rdt_object_place(object, 0, &memory, NULL, NULL) == RDT_OK && strcmp(memory, "host") == 0;
+}
+
 /* The message of a manifest with a tensor: that, and behind it the metadata. */
 static enum rdt_status read_large(rdt_manifest *manifest, const rdt_object *object, const uint8_t *fields, size_t bytes,
                                   const struct rdt_ref *name, struct rdt_error *err)
@@ -23,7 +34,7 @@ static enum rdt_status read_large(rdt_manifest *manifest, const rdt_object *obje
 
     if (status != RDT_OK)
         return status;
-    if (tensor.dtype != RDT_U8 || tensor.ndim != 1 || tensor.shape[0] > (int64_t)MANIFEST_MAX_TENSOR)
+    if (!is_message(object, &tensor))
         return rdt_error_set(err, RDT_INVALID, "the manifest of \"%s\" cannot be read", name->id);
     n = (size_t)tensor.shape[0];
     message = malloc(n + bytes + 1);

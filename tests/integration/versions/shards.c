@@ -339,6 +339,48 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     end_shards(conn, NULL);
 }
 
+/* Publishes the tensor, in memory of alloc, as that of a manifest. */
+static void publish_forged_tensor(rdt *conn, const struct rdt_tensor *tensor, size_t count)
+{
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .metadata = MANIFEST_LARGE, .metadata_bytes = MANIFEST_MAGIC_BYTES};
+    struct rdt_ref ref = put_as(conn, tensor, count, &options);
+
+    must_ok(rdt_publish(conn, "forged", &ref, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+}
+
+/* Its elements may have any strides, also such that a few bytes are a gigabyte. */
+Test(shards, forged_tensors_of_manifests_are_refused)
+{
+    const int64_t large[1] = {1 << 30}, small[1] = {16}, none[1] = {0}, back[1] = {-1};
+    rdt *conn = begin_shards(1);
+    struct rdt_ref forged = name_on(0, "forged", 0);
+    uint8_t *data = alloc_memory(conn, 4096);
+    struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 1, .shape = large, .strides = none, .data = data};
+    rdt_manifest *manifest;
+
+    memset(data, 0xff, 4096);
+    publish_forged_tensor(conn, NULL, 0);
+    must_be(RDT_INVALID, rdt_manifest_fetch(conn, &forged, LONG, &manifest, &err));
+    publish_forged_tensor(conn, &tensor, 1);
+    must_refuse(RDT_INVALID, "the manifest of \"forged\" cannot be read",
+                rdt_manifest_fetch(conn, &forged, LONG, &manifest, &err));
+    tensor.shape = small;
+    tensor.strides = back;
+    tensor.data = data + 4095;
+    publish_forged_tensor(conn, &tensor, 1);
+    must_refuse(RDT_INVALID, "the manifest of \"forged\" cannot be read",
+                rdt_manifest_fetch(conn, &forged, LONG, &manifest, &err));
+    tensor = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = small, .data = data};
+    publish_forged_tensor(conn, &tensor, 1);
+    must_refuse(RDT_INVALID, "the manifest of \"forged\" cannot be read",
+                rdt_manifest_fetch(conn, &forged, LONG, &manifest, &err));
+    must_ok(rdt_unpublish(conn, &forged, &err));
+    must_ok(rdt_dealloc(conn, data, &err));
+    end_shards(conn, NULL);
+}
+
 Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
 {
     int64_t count[2] = {ROWS, COLUMNS}, half[2] = {ROWS / 2, COLUMNS}, far[2] = {1, 0}, none[2] = {0}, still[2] = {0, 1};
