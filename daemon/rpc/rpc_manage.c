@@ -63,8 +63,10 @@ enum rdt_status rpc_end_client(struct call *call, const void *request, struct rd
     list_each (struct client, client, &call->rpc->clients.all, link) {
         if (client->id != message->client || !call_may_see(call, &client->account->owner))
             continue;
-        log_info("uid %u ends client %llu (%s, pid %d, uid %u)", call->account->owner.uid, (unsigned long long)client->id,
-                 client->name, (int)client->pid, client->account->owner.uid);
+        /* a user may do this to the own clients any number of times */
+        log_at(owner_equal(&call->account->owner, &client->account->owner) ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
+               "uid %u ends client %llu (%s, pid %d, uid %u)", call->account->owner.uid, (unsigned long long)client->id,
+               client->name, (int)client->pid, client->account->owner.uid);
         client->conn.end(client, "another client of its user, or an administrator, ended it");
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
