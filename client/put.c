@@ -284,7 +284,8 @@ static enum rdt_status copy_in(struct put *put, uint32_t i, uint8_t *base, uint6
     return RDT_OK;
 }
 
-/* How long a request of this put may wait for room in the daemon. INT64_MAX: its time-out is so long that no clock reaches it. */
+/* How long a request of this put may wait for room in the daemon. INT64_MAX: its time-out is so long that no clock reaches
+ * it. */
 static int64_t room_ns(const struct put *put)
 {
     if (put->options->timeout_ns <= 0)

@@ -219,7 +219,7 @@ const char *conn_take_channel(struct channel *channel, const uint8_t id[ID_BYTES
     } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) ||
                !numbers_take(&conn->used_numbers, channel->greeting.number)) {
         why_not = "its token is unknown or was used before";
-    } else if ((channel->greeting.takes ? conn->n_out : conn->n_in) >= MAX_CHANNELS_IN) {
+    } else if (channel->greeting.takes ? conn->n_out >= MAX_CHANNELS : conn->n_in >= MAX_CHANNELS_IN) {
         why_not = "its node has too many connections";
     } else {
         strangers_remove(&transport->strangers, &channel->stranger);

@@ -21,7 +21,8 @@ static void take_header(struct channel *channel)
     channel->small_n = 0;
     if (channel->chunk.header.kind == HEADER_BYE) {
         channel_leave(channel);
-        /* The sender may be unable to dial. Who has sent nothing that was wanted gets no other channel: it could ask for ever. */
+        /* The sender may be unable to dial. Who has sent nothing that was wanted gets no other channel: it could ask for
+         * ever. */
         if (!channel->incoming && channel->chunk.received)
             conn_channel_leaves(channel);
         return;
