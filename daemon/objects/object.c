@@ -150,9 +150,11 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
 struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
                           size_t id_bytes, const struct object_put *put, struct object_content *content)
 {
-    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (content ? content->shapes_bytes : 0);
+    /* Without content the list of tensors is an empty one: two zeros. */
+    size_t shapes_bytes = content ? content->shapes_bytes : 2, metadata_bytes = put ? put->metadata_bytes : 0;
     bool separate = content && content->separate;
-    struct object *object = calloc(1, sizeof *object + key_bytes + (separate ? sizeof content->separate : rest_bytes));
+    struct object *object =
+        calloc(1, sizeof *object + key_bytes + (separate ? sizeof content->separate : metadata_bytes + shapes_bytes));
 
     if (!object)
         return NULL;
@@ -168,7 +170,7 @@ struct object *object_new(struct object_table *table, struct account *account, c
         memcpy(object->tail_data + key_bytes, &content->separate, sizeof content->separate);
     else if (metadata_bytes > 0)
         memcpy(object->tail_data + key_bytes, put->metadata, metadata_bytes);
-    if (!separate && rest_bytes > metadata_bytes)
+    if (!separate && content && shapes_bytes > 0)
         shapes_pack(put->layout, object->tail_data + key_bytes + metadata_bytes);
     object->since_ns = uv_hrtime();
     object->state = OBJECT_AWAITED;
