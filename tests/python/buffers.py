@@ -2,6 +2,7 @@
 """Plain bytes: buffers, out-of-band pickle buffers (PEP 574) and Arrow's arrays go in with one copy, and come out
 without one."""
 import array
+import asyncio
 import ctypes
 import mmap
 import pickle
@@ -118,6 +119,39 @@ def test_packed_fields_ctypes_arrays_and_mmaps_are_tensors():
         assert numbers[1][2] == 7
         values = array.array("f", range(5000))
         assert c.get(c.put(values)) == values  # it comes back as what it was
+
+
+class Device:
+    """A tensor of a foreign library whose device is wrong."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        raise AssertionError("the device is wrong")
+
+
+def test_buffers_that_are_gone_are_named():
+    released, closed = memoryview(bytearray(9000)), mmap.mmap(-1, 9000)
+    released.release()
+    closed.close()
+    with Node() as node, rdtd.connect(node.socket) as c:
+        bare, listed = c.put(bytearray(9000)), c.put([bytearray(9000)])
+        for gone, why in (released, "operation forbidden on released memoryview"), (closed, "mmap closed"):
+            for call in (c.put, lambda value: c.publish("n", value), lambda value: asyncio.run(c.put_async(value))):
+                for value, place in (gone, "value"), ([1, {"a": gone}], "value[1]['a']"):
+                    with raises(ValueError, f"put: tensor 0, {place}: {why}"):
+                        call(value)
+            with raises(ValueError, f"into: {why}"):
+                c.get(bare, into=gone)
+            with raises(ValueError, f"into[0]: {why}"):
+                c.get(listed, into=[gone])
+        for device in None, 5, (1,), (1, 0, 0):
+            with raises(TypeError, f"put: tensor 0, value[0]: its __dlpack_device__() returned {device}, not a tuple of two"):
+                c.put([Device(device)])
 
 
 def test_pickled_arrays_can_be_written_where_others_can():

@@ -191,7 +191,10 @@ static bool dlpack_device(PyObject *object, int *type_p, int *id_p)
 
     if (!device)
         return false;
-    ok = PyArg_ParseTuple(device, "Oi", &type, id_p) != 0; /* the type may be a member of an enum */
+    ok = PyTuple_Check(device) && PyTuple_GET_SIZE(device) == 2;
+    if (!ok)
+        PyErr_Format(PyExc_TypeError, "its __dlpack_device__() returned %R, not a tuple of two numbers", device);
+    ok = ok && PyArg_ParseTuple(device, "Oi", &type, id_p); /* the type may be a member of an enum */
     if (ok)
         *type_p = (int)PyLong_AsLong(type);
     Py_DECREF(device);
@@ -299,6 +302,24 @@ end:
     return ok;
 }
 
+/* Whether from_numpy_name may read `object`, whose buffer was refused with the pending exception, which stays. An array that is
+ * merely read-only has a buffer. */
+static bool is_numpy_name(PyObject *object, bool writable)
+{
+    PyObject *type, *value, *traceback;
+    Py_buffer readable;
+    bool is;
+
+    PyErr_Fetch(&type, &value, &traceback); /* the calls below would overwrite it */
+    is = !writable || PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT) < 0;
+    if (!is)
+        PyBuffer_Release(&readable);
+    PyErr_Clear();
+    is = is && PyObject_HasAttrString(object, "__array_interface__");
+    PyErr_Restore(type, value, traceback);
+    return is;
+}
+
 static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream)
 {
     if (PyObject_TypeCheck(object, &tensor_type)) {
@@ -315,19 +336,7 @@ static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject 
             return from_buffer(borrowed, tensor, writable);
         }
         borrowed->view.obj = NULL;
-        if (writable) {
-            Py_buffer readable;
-            PyObject *type, *value, *traceback;
-
-            PyErr_Fetch(&type, &value, &traceback);
-            if (PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
-                PyBuffer_Release(&readable);
-                PyErr_Restore(type, value, traceback); /* the array is read-only: report that error */
-                return false;
-            }
-            PyErr_Restore(type, value, traceback);
-        }
-        if (!PyObject_HasAttrString(object, "__array_interface__"))
+        if (!is_numpy_name(object, writable))
             return false;
         PyErr_Clear();
         return from_numpy_name(borrowed, tensor, object, writable);
