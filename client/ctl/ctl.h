@@ -73,6 +73,7 @@ enum ctl_option_kind {
     CTL_TEXT,     /* const char *, never empty */
     CTL_NUMBER,   /* uint64_t */
     CTL_DURATION, /* int64_t, ns; RDT_FOREVER for "forever" */
+    CTL_LIFETIME, /* the same, but not 0 */
     CTL_CHOICE,   /* int: the index of one of the words in `argument`, which is "a|b|c" */
 };
 

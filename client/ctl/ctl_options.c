@@ -135,8 +135,11 @@ static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
         *(uint64_t *)o->value_p = number;
         return CTL_GO;
     case CTL_DURATION:
+    case CTL_LIFETIME:
         if (!parse_duration(text, o->value_p))
             return ctl_usage_error(ctl, "--%s: '%s' is not a time such as 500ms, 30s, 5m, 2h or forever", o->name, text);
+        if (o->kind == CTL_LIFETIME && *(int64_t *)o->value_p == 0)
+            return ctl_usage_error(ctl, "--%s: the time must be more than 0", o->name);
         if (o->value_p == &ctl->timeout_ns) {
             ctl->timeout = ctl->timeout_ns == 0 ? CTL_NO_WAIT : CTL_TIMEOUT_GIVEN;
         }

@@ -18,7 +18,7 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch by the name, as far as the object allows (owner)",
          &visibility},
         {0, "stored", CTL_FLAG, NULL, "store this version in the daemon's storage_dir, and wait until it is there", &stored},
-        {0, "ttl", CTL_DURATION, "TIME", "the name ends when nothing is published under it for that long (never)", &ttl_ns},
+        {0, "ttl", CTL_LIFETIME, "TIME", "the name ends when nothing is published under it for that long (never)", &ttl_ns},
         {0},
     };
     struct rdt_publish_options publish = RDT_INIT(publish);

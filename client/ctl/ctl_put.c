@@ -241,7 +241,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "snapshot", CTL_FLAG, NULL, "the object never changes, so nodes may keep replicas of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "the object outlives this command, which ends at once", &put.detached},
         {0, "stored", CTL_FLAG, NULL, "store it in the daemon's storage_dir, and wait until it is there", &put.stored},
-        {0, "ttl", CTL_DURATION, "TIME", "with --detached: how long the object lives (10m)", &put.ttl_ns},
+        {0, "ttl", CTL_LIFETIME, "TIME", "with --detached: how long the object lives (10m)", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
         {0},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 from typing import Any, Callable
 
 import rdtd
@@ -22,7 +23,7 @@ NO_LIST = [5, "text", b"bytes", object(), 1.5]
 NO_DICT = [5, "text", [1], object(), None]
 
 WRONG: dict[str, list[Any]] = {
-    **dict.fromkeys(("timeout", "ttl", "grace"), NO_SECONDS),
+    **dict.fromkeys(("timeout", "grace"), NO_SECONDS), "ttl": [*NO_SECONDS, 0, 0.0],
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), NO_TEXT),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
                      "strict", "force"), NO_FLAG),
@@ -178,6 +179,35 @@ def test_errors_name_the_parameter() -> None:
         for name in "policy", "deltas", "deltas.delta":
             c.unpublish(name)
         del plan, part, publisher, follower, done, calls, named
+
+
+def test_infinity_is_the_longest_time() -> None:
+    with Node() as node:
+        for long in float("inf"), 1e300, 10**400, 2**62, 4.7e9:
+            with rdtd.connect(node.socket, timeout=long) as c:
+                c.ping(long)
+                ref = c.put(bytearray(9), timeout=long, grace=long)
+                assert c.publish("name", bytearray(9), ttl=long, timeout=long) > 0
+                assert c.get(c.name("name"), timeout=long) == c.get(pickle.loads(pickle.dumps(ref)), timeout=long)
+                assert c.names()[0]["ttl_left"] > 1e9
+                request = c.fetch(ref, timeout=long)
+                request.result(long)
+                assert c.wait([request], timeout=long)[0] and asyncio.run(c.wait_async([request], timeout=long))[0]
+                c.hold(ref, timeout=long)
+                c.wait_put(ref, timeout=long)
+                assert next(c.versions("name", timeout=long))[1] == bytearray(9)
+                assert c.publish_part("policy", 1, 0, 1, {"a": memoryview(bytearray(8))}, timeout=long) > 0
+                assert c.manifest("policy", timeout=long).step == 1
+                assert c.plan("policy", {"a": bytearray(8)}).run(timeout=long).step == 1
+                try:
+                    c.put(bytearray(9), detached=True, ttl=long)
+                    raise AssertionError("no limit")
+                except rdtd.LimitReached as error:
+                    assert "detached_ttl_max" in str(error)
+                for name in "name", "policy":
+                    c.unpublish(name)
+        with rdtd.connect(node.socket) as c:
+            c.wait_freed(c.put(bytearray(9), detached=True, ttl=1e-12), timeout=LONG)  # it is not taken for 0
 
 
 def test_errors_of_torch_name_the_parameter() -> None:

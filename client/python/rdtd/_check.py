@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import reprlib
 from itertools import zip_longest
 from operator import index
-from typing import Any, Callable, TypeVar, cast
+from typing import Any, Callable, Optional, TypeVar, cast
 
 from . import _rdt
 
@@ -46,18 +47,30 @@ def a_text(value: Any, what: str) -> None:
         raise ValueError(f"{what} contains half of a character, which UTF-8 does not have: {shown(value)}") from None
 
 
-def seconds(value: Any, what: str) -> None:
+LONGEST = 2**62 / 1e9  # in seconds: 146 years. Longer times, as infinity, have no nanoseconds in 64 bits.
+
+
+def seconds(value: Any, what: str) -> Optional[float]:
     number = None
     if not isinstance(value, (bool, str, bytes, bytearray)):
         try:
             number = float(value)
         except OverflowError:
-            number = -1.0
+            number = math.inf if value > 0 else -1.0
         except (TypeError, ValueError):
             pass
     if number is None or not number >= 0:
         kind = TypeError if number is None else ValueError
         raise kind(f"{what} must be None or a number of seconds that is not negative, not {shown(value)}")
+    return LONGEST if number > LONGEST else None
+
+
+def _lifetime(value: Any, what: str) -> float:
+    """0 is refused: what ends at once could not be read, and 0 means the default on the wire."""
+    number = seconds(value, what) or float(value)
+    if number == 0:
+        raise ValueError(f"{what} must be None or a number of seconds above 0, not {shown(value)}")
+    return max(number, 1e-9)
 
 
 def one_of(*choices: str) -> _Check:
@@ -127,7 +140,7 @@ def texts(value: Any, what: str) -> None:
 
 U32, U64 = 2**32 - 1, 2**64 - 1
 CHECKS: dict[str, _Check] = {
-    **dict.fromkeys(("timeout", "ttl", "grace"), seconds),
+    **dict.fromkeys(("timeout", "grace"), seconds), "ttl": _lifetime,
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), a_text),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
                      "strict", "force"), _flag),

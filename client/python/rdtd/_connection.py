@@ -233,7 +233,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
         that this library uses again when the object has ended, so later puts of large tensors take a fraction of
         the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
-        detached: the object is freed ttl seconds after the put (None: ten minutes), whether or not this connection
+        detached: the object is freed ttl seconds after the put (above 0; None: ten minutes), whether or not this connection
         lives, and the Ref has no hold.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
         has returned. Memory from `empty` is then not copied, and other nodes treat the object as a snapshot: it
@@ -606,8 +606,6 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         another node); `timeout` is for the put before it. If it is interrupted or times out, the version may have
         been published.
         Errors: Invalid, NotFound, Freed, OwnerDied, Denied, Exists, LimitReached, TimedOut, Unsupported, PeerLost."""
-        if ttl is not None and not ttl > 0:  # a ttl of 0 would end the name before anybody can read it
-            raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
         if isinstance(what, _rdt.Ref):
             if options:
                 raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
@@ -620,7 +618,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                      ttl: Optional[float], stored: bool) -> Published:
         if stored and lease:
             raise ValueError("a name with a lease ends with this connection, so it is not stored")
-        ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
+        ttl_ns = 0 if ttl is None else int(ttl * 1e9)
         published = Published(*self._publish(name, ref, VISIBILITY[visible], lease, ttl_ns))
         if stored:
             self._store(published.ref, self._store_timeout(ref))

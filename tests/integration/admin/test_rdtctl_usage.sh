@@ -83,6 +83,8 @@ expect 2 '' "--visibility: 'a' is none of owner" put "$dir/x" --visibility a
 expect 2 '' '--count must be' ping -c 0
 expect 2 '' 'exclude each other' put "$dir/x" --hold --for 1s
 expect 2 '' 'ttl needs --detached' put "$dir/x" --ttl 1s
+expect 2 '' '--ttl: the time must be more than 0' put "$dir/x" --detached --ttl 0
+expect 2 '' '--ttl: the time must be more than 0' publish weights o --ttl 0.1ns
 expect 2 '' "'rdt:nonsense'" stat rdt:nonsense
 expect 2 '"status": "INVALID"' 'is not a time' --json status --timeout soon
 
