@@ -2,7 +2,10 @@
 """Versions of many parts from Python, with numpy arrays and between two nodes. shards_torch.py uses torch."""
 from __future__ import annotations
 
+import array
 import asyncio
+import ctypes
+import mmap
 import os
 import signal
 import tempfile
@@ -120,6 +123,38 @@ def test_buffers_without_a_shape_are_boxes_of_a_shape_that_is_given() -> None:
             with raises(TypeError, f"a key of {what} must be text, not 5"):
                 publishes({5: rdtd.Box(bytearray(8), (8,))})
         c.unpublish("text")
+
+
+class Foreign:
+    """A tensor of another library: all that it has is DLPack's protocol."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_parts_take_every_tensor_that_put_takes() -> None:
+    room = mmap.mmap(-1, 4096)
+    boxes: dict[str, Any] = {"ctypes": (ctypes.c_int * 3 * 2)((1, 2, 3), (4, 5, 6)), "mmap": room, "bytes": b"abc",
+                             "array": array.array("f", [1.0, 2.0]), "number": ctypes.c_double(5)}
+    if numpy is not None:
+        boxes["dlpack"] = Foreign(numpy.arange(12, dtype="f4").reshape(3, 4))
+        boxes["rows"] = rdtd.Box(Foreign(numpy.ones((1, 4), "f4")), (1, 4))
+    with Node() as node, rdtd.connect(node.socket) as c:
+        c.publish_part("every", 1, 0, 1, boxes, timeout=LONG)
+        shapes = {shard.key: (shard.dtype, shard.global_shape, shard.shape) for shard in c.manifest("every").parts[0].shards}
+        assert shapes == {"ctypes": ("i32", (2, 3), (2, 3)), "mmap": ("u8", (4096,), (4096,)), "bytes": ("u8", (3,), (3,)),
+                          "array": ("f32", (2,), (2,)), "number": ("f64", (), ()),
+                          **({"dlpack": ("f32", (3, 4), (3, 4)), "rows": ("f32", (1, 4), (1, 4))} if numpy is not None else {})}
+        with raises(TypeError, "part: tensor 'w': a int has neither a buffer nor __dlpack__"):
+            c.put_part({"v": b"x", "w": 5})
+        c.unpublish("every")
+    room.close()
 
 
 def test_a_version_of_parts_is_fetched_as_its_whole_tensors() -> None:

@@ -100,15 +100,6 @@ def _boxes(listed: Any, what: str) -> dict[str, Box]:
     return made
 
 
-def _global_shape(key: str, box: Box) -> Sequence[int]:
-    if box.global_shape is not None:
-        return box.global_shape
-    shape = getattr(box.tensor, "shape", None)
-    if shape is None:
-        raise TypeError(f"boxes[{key!r}] must be a tensor, or a Box with its global_shape, not {shown(box.tensor)}")
-    return tuple(int(n) for n in shape)
-
-
 def check_padded(padded: Any, keys: Container[str]) -> dict[str, int]:
     if padded is None:
         return {}
@@ -151,10 +142,9 @@ class PartCalls(_rdt.Conn):
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
         tensor's key. A value is a Box, or a tensor that is whole. Errors as `put`."""
         listed = _boxes(boxes, "boxes")
-        shapes = [tuple(_global_shape(key, box)) for key, box in listed.items()]
-        starts = [(0,) * len(shape) if box.start is None else tuple(box.start) for shape, box in zip(shapes, listed.values())]
         with _naming(listed):
-            return self._put_part([box.tensor for box in listed.values()], list(listed), shapes, starts,
+            return self._put_part([box.tensor for box in listed.values()], list(listed),
+                                  [box.global_shape for box in listed.values()], [box.start for box in listed.values()],
                                   VISIBILITY[visible], timeout)
 
     @checked

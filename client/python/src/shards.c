@@ -13,11 +13,13 @@ struct plan {
     bool runs;                    /* in some thread; under the GIL */
 };
 
-/* Reads a tuple of `ndim` numbers. Returns false with an exception set. */
+/* Reads a tuple of `ndim` numbers; None leaves *to as it is. Returns false with an exception set. */
 static bool numbers_from(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to)
 {
     PyObject *tuple = PyList_GET_ITEM(list, i);
 
+    if (tuple == Py_None)
+        return true;
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ndim) {
         PyErr_Format(PyExc_ValueError, "tensor %zd has %zd dimensions, and its box needs a tuple of as many numbers", i, ndim);
         return false;
@@ -54,7 +56,7 @@ static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
     return true;
 }
 
-/* _put_part(tensors, keys, global shapes, starts, visibility, timeout): puts a snapshot of tensors in host memory that are
+/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout): puts a snapshot of tensors in host memory that are
  * boxes of larger ones. */
 PyObject *conn_put_part(PyObject *self, PyObject *args)
 {
@@ -92,6 +94,8 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
         Py_ssize_t ndim = (Py_ssize_t)set->tensors[i].ndim;
 
         shards[i].key = key_from(lists[0], i);
+        if (ndim > 0) /* without a global shape it is whole */
+            memcpy(at, set->tensors[i].shape, (size_t)ndim * sizeof *at);
         if (!shards[i].key || !numbers_from(lists[1], (Py_ssize_t)i, ndim, at) ||
             !numbers_from(lists[2], (Py_ssize_t)i, ndim, at + ndim))
             goto end;
