@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FREE, WAIT_FREED and CANCEL_REQUEST: the end of objects, and of waits for them. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/rpc/rpc.h"
 #include "daemon/view/view.h"
@@ -77,27 +79,63 @@ static enum rdt_status answer_forced(struct call *call, uint64_t generation, str
     return status;
 }
 
+/* Says who holds an object that has no hold of a producer. */
+static enum rdt_status freed_before(const struct call *call, const struct object *object, const char *id, struct rdt_error *err)
+{
+    struct list *cursor = NULL;
+    const struct name *name;
+
+    while ((name = names_of_object(call->rpc->names, object, &cursor)))
+        if (name_visible_to(name, &call->account->owner))
+            return rdt_error_set(
+                err, RDT_FREED,
+                "object \"%s\" has no hold of its producer any more; the name \"%.*s\" holds it until you unpublish "
+                "the name (rdtctl unpublish), or free the object by force",
+                id, name->id_bytes, (const char *)name_id(name));
+    return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", id);
+}
+
+/* A user may mix up an object's id and a name. */
+static enum rdt_status not_put(const struct call *call, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    const struct owner *requester = &call->account->owner;
+    struct owner owner = owner_of_ref(ref, requester);
+    enum rdt_status status = object_table_not_put(ref, requester, err);
+    size_t length = strlen(err->msg);
+    char hint[200];
+
+    names_explain_object(call->rpc->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint, sizeof hint);
+    if (hint[0])
+        (void)snprintf(err->msg + length, sizeof err->msg - length, "; there is a name \"%s\": unpublish it (rdtctl unpublish)",
+                       ref->id);
+    return status;
+}
+
 enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Free *message = request;
     struct object *object;
     struct rdt_ref ref;
-    enum rdt_status status = call_object_ref(message->ref, &ref, err);
+    enum rdt_status status = call_ref(message->ref, &ref, err);
 
     if (status != RDT_OK)
         return status;
+    if (ref.is_name)
+        return rdt_error_set(err, RDT_INVALID,
+                             "\"%s\" is a name: unpublish it (rdtctl unpublish), or free an object by the object's own ref",
+                             ref.id);
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &object, err);
     if (status == RDT_AGAIN)
-        return object_table_not_put(&ref, &call->account->owner, err);
+        return not_put(call, &ref, err);
     if (status != RDT_OK)
         return status;
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
                              object->account->owner.uid);
     if (!message->force && !object_has_producer_hold(object))
-        return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
+        return freed_before(call, object, ref.id, err);
     if (!message->force && object->producer != call->client && !object->survives.detached)
         return rdt_error_set(err, RDT_DENIED,
                              "object \"%s\" is held by its producer, client %llu: only that client may release it; "

@@ -98,7 +98,11 @@ says 'rdtctl: publish: INVALID: .*put it with that visibility'
 status 1 "$rdtctl" unpublish nobody
 says 'rdtctl: unpublish: NOT_FOUND: '
 status 1 "$rdtctl" free "$ref"
-says 'rdtctl: free: INVALID: .*is a name'
+says 'rdtctl: free: INVALID: "weights" is a name: unpublish it'
+status 1 "$rdtctl" free weights
+says 'rdtctl: free: NOT_FOUND: .*there is a name "weights": unpublish it'
+status 1 "$rdtctl" free o
+says 'rdtctl: free: FREED: .*the name "(weights|other)" holds it until you unpublish'
 "$rdtctl" wait --name weights --after 3 >"$dir/waited" 2>&1 &
 waiter=$!
 pids+=("$waiter")
