@@ -56,8 +56,8 @@ static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
     return true;
 }
 
-/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout): puts a snapshot of tensors in host memory that are
- * boxes of larger ones. */
+/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout): puts a snapshot of tensors in host
+ * memory that are boxes of larger ones. */
 PyObject *conn_put_part(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
