@@ -96,6 +96,11 @@ bool ids_was_begun(const struct ids *ids, uint64_t id)
     return ids_in_span(ids, id) && permutation_back(&ids->order, (id - ids->base) >> OWN_BITS) < ids->n_blocks;
 }
 
+bool ids_same_block(uint64_t id, uint64_t other)
+{
+    return id >> OWN_BITS == other >> OWN_BITS;
+}
+
 uint64_t ids_next(struct ids *ids, struct account *account)
 {
     uint64_t *next = &account_owner(account)->next_ids[ids->what], id = *next;

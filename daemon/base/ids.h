@@ -48,6 +48,9 @@ uint64_t ids_next(struct ids *ids, struct account *account);
 bool ids_in_span(const struct ids *ids, uint64_t id);   /* the present span */
 bool ids_was_begun(const struct ids *ids, uint64_t id); /* and its block has been given to an owner */
 
+/* Whether one owner had both from one block: the lower one is then the earlier one. */
+bool ids_same_block(uint64_t id, uint64_t other);
+
 /* An earlier daemon has given this id: new ones are above it. */
 void ids_above(struct ids *ids, uint64_t id);
 

@@ -127,6 +127,30 @@ struct object *object_table_by_key(struct object_table *table, const uint8_t *ke
     return object;
 }
 
+/* The starts of the daemon have ascending numbers only since the first daemon that wrote this journal: others have random ones.
+ * The blocks of one start have no order; but the later of two objects with one id is put only after the earlier one has left
+ * the journal, so the object that is there was put later, unless its own block says otherwise. */
+static bool was_put_before(const struct object_table *table, uint64_t generation, uint64_t other)
+{
+    uint64_t start = generation >> GENERATION_BITS, other_start = other >> GENERATION_BITS;
+
+    if (generation < table->oldest_generation || other >= table->first_generation)
+        return false;
+    if (start != other_start)
+        return start < other_start;
+    return generation < other || !ids_same_block(generation, other);
+}
+
+const struct object *object_table_successor(struct object_table *table, const struct owner *owner, const void *id,
+                                            size_t id_bytes, uint64_t generation)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, owner, id, id_bytes);
+    const struct object *object = object_table_by_key(table, key, key_bytes);
+
+    return object && object->state != OBJECT_AWAITED && was_put_before(table, generation, object->generation) ? object : NULL;
+}
+
 struct object *object_table_next(struct object_table *table, uint64_t after, uint64_t *generation_p)
 {
     struct object *object;

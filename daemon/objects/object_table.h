@@ -124,6 +124,11 @@ uint64_t object_table_new_generation(struct object_table *table, struct account 
  * ascending order. false: this daemon may have given it to an object already, or there is no memory. */
 bool object_table_reserve(struct object_table *table, uint64_t generation);
 
+/* The object that has the id now and was put after the one of that generation, which has therefore ended. It must come from the
+ * journal. NULL: the id is free, or nobody can say which of them was put later. */
+const struct object *object_table_successor(struct object_table *table, const struct owner *owner, const void *id,
+                                            size_t id_bytes, uint64_t generation);
+
 /* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the
  * id keep waiting; if there is no memory for that, they get `why`. Drops the producer's hold. */
 void object_table_withdraw(struct object *object, const struct rdt_error *why);

@@ -277,7 +277,7 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
         status = check_room(storage, object, bytes, err);
         if (status != RDT_OK)
             return status;
-        stored = stored_new(storage, object->generation, object, bytes);
+        stored = stored_new(storage, object->generation, object->account, object, bytes);
         if (!stored)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
         stored_queue(stored);

@@ -29,6 +29,7 @@ struct stored {
     struct slice write;       /* of `claims` */
     struct list barriers;     /* struct storage_barrier.link: submitted when only a removal that has begun is left */
     bool has_sums;            /* its file has checksums */
+    bool from_file;           /* this daemon has put the object again from the file: the journal did not have it */
     unsigned n_names;         /* records on the disk that refer to it */
     struct store_work *work;  /* WRITING */
     struct check_work *check; /* NULL: its file is not being checked */
@@ -117,8 +118,10 @@ uint64_t storage_prune_damaged(int dir);
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation); /* NULL: it is not stored */
 
-/* With the bytes charged to the owner of the object. NULL: no memory. stored_queue or stored_set_durable comes next. */
-struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes);
+/* With the bytes charged to the owner, whose account, or one of a client of theirs, this is. object NULL: it has ended. Returns
+ * NULL: no memory. stored_queue or stored_set_durable comes next. */
+struct stored *stored_new(struct storage *storage, uint64_t generation, struct account *account, struct object *object,
+                          uint64_t bytes);
 void stored_queue(struct stored *stored); /* QUEUED: it will be written, and who waits for its removal is answered */
 void stored_set_durable(struct stored *stored);
 void stored_free(struct stored *stored); /* it has no claims and no waiters; its charge and its account are the caller's */

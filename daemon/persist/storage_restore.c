@@ -107,7 +107,7 @@ static void restore_damage(struct storage *storage, const char *name)
     if (strspn(name, "0123456789abcdef") != 16 || !object || object->memory.n_regions == 0 ||
         object->memory.uses[0].region->origin != REGION_FILE || fstatat(storage->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return;
-    stored = stored_new(storage, generation, object, (uint64_t)st.st_size);
+    stored = stored_new(storage, generation, object->account, object, (uint64_t)st.st_size);
     if (!stored) {
         (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to restore a stored object");
         object_fail(object, &why);
@@ -262,6 +262,40 @@ static bool is_same(const struct object *object, const Rdt__Pb__ObjectRecord *fa
            memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
 }
 
+/* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the file,
+ * or left it for the record of a name. Whoever freed the new object would have the old one back after the next start. */
+static bool is_replaced(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts, const struct account *account)
+{
+    const struct object *successor =
+        object_table_successor(storage->objects, &account->owner, facts->id.data, facts->id.len, facts->generation);
+    const struct stored *stored = successor ? stored_get(storage, successor->generation) : NULL;
+
+    return successor && !(stored && stored->from_file);
+}
+
+/* Without an object: the file goes when everything is restored, unless a record refers to it. *replaced_p: this was done. */
+static enum rdt_status restore_replaced(struct storage *storage, const struct stored_file *file, bool *replaced_p,
+                                        struct rdt_error *err)
+{
+    const Rdt__Pb__ObjectRecord *facts = file->facts;
+    struct account *account = record_account(storage->accounts, facts->uid, facts->tenant, err);
+    struct stored *stored;
+    enum rdt_status status = account ? RDT_OK : err->status;
+
+    *replaced_p = account && is_replaced(storage, facts, account);
+    if (*replaced_p) {
+        stored = stored_new(storage, facts->generation, account, NULL, file->header_bytes + facts->data_bytes);
+        if (stored) {
+            stored->has_sums = facts->n_sums > 0;
+            stored_set_durable(stored);
+        } else {
+            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to remove it: its object has ended");
+        }
+    }
+    account_unref(account);
+    return status;
+}
+
 static enum rdt_status restore_object(struct restoring *restoring, uint64_t generation, int *fd, struct stored_file *file,
                                       struct rdt_error *err)
 {
@@ -269,10 +303,15 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     struct object *object = index_get(&storage->objects->by_generation, generation); /* the keeper had it in memory */
     uint64_t bytes = file->header_bytes + file->facts->data_bytes;
     struct stored *stored;
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
+    bool replaced = false, from_file = !object;
 
     if (file->facts->generation != generation || (object && !is_same(object, file->facts)))
         return rdt_error_set(err, RDT_INVALID, "it is the file of another object");
+    if (!object)
+        status = restore_replaced(storage, file, &replaced, err);
+    if (status != RDT_OK || replaced)
+        return status;
     if (!object) {
         status = put_again(storage, fd, file, &object, err);
         if (status != RDT_OK)
@@ -282,9 +321,10 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         object->sum = tensor_sum_object(file->layout, file->facts->sums, object_metadata(object),
                                         object->tail.metadata_bytes - object->tail.box_bytes);
     }
-    stored = stored_new(storage, generation, object, bytes);
+    stored = stored_new(storage, generation, object->account, object, bytes);
     if (!stored)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
+    stored->from_file = from_file;
     stored->has_sums = file->facts->n_sums > 0;
     storage->counts->storage_without_sums += file->facts->n_sums == 0;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
@@ -436,6 +476,24 @@ static void restore_names(struct restoring *restoring)
 
 /* ---- all of it ---- */
 
+static void say_removed(const struct storage *storage)
+{
+    const struct stored *stored;
+    size_t cursor = 0, n = 0;
+    uint64_t bytes = 0;
+
+    while ((stored = map_next(&storage->stored, &cursor))) {
+        if (stored->object || stored->n_names > 0)
+            continue;
+        log_debug("%s/%016" PRIx64 ".safetensors is removed", storage->directory, stored->generation);
+        bytes += stored->bytes;
+        n++;
+    }
+    if (n > 0)
+        log_info("%s: %zu files (%" PRIu64 " bytes) are removed: their objects ended before the earlier daemon did",
+                 storage->directory, n, bytes);
+}
+
 enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
 {
     struct restoring restoring = {.storage = storage};
@@ -447,6 +505,7 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
         begin_notes(&restoring);
         restore_objects(&restoring);
         restore_names(&restoring);
+        say_removed(storage);
         end_notes(&restoring);
     }
     free(restoring.generations);

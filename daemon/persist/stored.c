@@ -91,7 +91,8 @@ static void remove_file(struct storage *storage, const char *file, struct accoun
 /* ---- one object ---- */
 
 /* The file may outlive the client, so its owner is charged for it. */
-struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
+struct stored *stored_new(struct storage *storage, uint64_t generation, struct account *account, struct object *object,
+                          uint64_t bytes)
 {
     struct stored *stored = calloc(1, sizeof *stored);
 
@@ -102,14 +103,15 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
     stored->storage = storage;
     stored->generation = generation;
     stored->object = object;
-    stored->account = account_ref(account_owner(object->account));
+    stored->account = account_ref(account_owner(account));
     stored->bytes = bytes;
     list_init(&stored->queue);
     list_init(&stored->waiters);
     list_init(&stored->claims);
     list_init(&stored->barriers);
     account_add(stored->account, USAGE_STORED_BYTES, bytes);
-    object->file.stored = OBJECT_STORING;
+    if (object)
+        object->file.stored = OBJECT_STORING;
     return stored;
 }
 

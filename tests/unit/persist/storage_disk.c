@@ -142,7 +142,7 @@ static struct stored *store(uint64_t generation, bool durable)
 
     object->generation = generation;
     object->account = account;
-    struct stored *stored = stored_new(&storage, generation, object, 100);
+    struct stored *stored = stored_new(&storage, generation, account, object, 100);
     must(stored);
     if (durable)
         stored_set_durable(stored);
