@@ -262,8 +262,8 @@ static bool is_same(const struct object *object, const Rdt__Pb__ObjectRecord *fa
            memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
 }
 
-/* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the file,
- * or left it for the record of a name. Whoever freed the new object would have the old one back after the next start. */
+/* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the
+ * file, or left it for the record of a name. Whoever freed the new object would have the old one back after the next start. */
 static bool is_replaced(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts, const struct account *account)
 {
     const struct object *successor =
