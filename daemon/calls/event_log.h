@@ -11,8 +11,8 @@
  *      ^                     |  ^                                                            |
  *      +--- nothing is new --+  +--------------- its client has read them all ---------------+
  */
-#ifndef DAEMON_RPC_EVENT_LOG_H
-#define DAEMON_RPC_EVENT_LOG_H
+#ifndef DAEMON_CALLS_EVENT_LOG_H
+#define DAEMON_CALLS_EVENT_LOG_H
 
 #include "daemon/base/map.h"
 #include "daemon/base/owner.h"

@@ -68,7 +68,7 @@ struct options {
     uint64_t device_limit_bytes;    /* on each device; 0: nine tenths of what it has */
     uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
     uint64_t cache_max_bytes;       /* of one client; 0: half of memory_limit */
-    uint64_t pool_idle_ns;          /* 10s: unused memory of the pool and the cache is freed after this time */
+    uint64_t pool_idle_ns;          /* 60s: unused memory of the pool and the cache is freed after this time */
     uint32_t max_clients;           /* 4096 */
     uint32_t max_objects;           /* 1048576 */
     uint32_t worker_threads;        /* 2 */
