@@ -369,6 +369,8 @@ void peer_listen(struct peers *peers, int take_fd)
     else
         log_info("listening for other nodes at %s; refs carry %s", peers->options->listen, peers->node->address);
     if (rc == 0 && peers->hello_address[0] == ':' && leads_to_loopback(peers->node->address, peers->door.loopback))
-        log_warn("refs carry %s, which /etc/hosts leads to %s: other nodes that do the same reach themselves; set advertise",
+        log_warn("refs carry %s, which leads to %s in /etc/hosts: a node that resolves it so reaches itself instead of this "
+                 "one; set "
+                 "advertise",
                  peers->node->address, peers->door.loopback);
 }

@@ -135,7 +135,7 @@ if unshare --net --uts --mount true 2>/dev/null; then
   printf '127.0.0.1 localhost\n127.0.1.1 host77\n' >"$dir/hosts"
   in_daemon=(unshare --net --uts --mount sh -c "ip link set lo up; hostname host77; mount --bind $dir/hosts /etc/hosts; exec \"\$@\"" --)
   start --state-dir "$dir/name" --key-file "$dir/key" --listen 0.0.0.0:7171
-  grep -q 'warn: refs carry host77:7171, which /etc/hosts leads to 127.0.1.1: .*set advertise' "$dir/log" ||
+  grep -q 'warn: refs carry host77:7171, which leads to 127.0.1.1 in /etc/hosts: .*set advertise' "$dir/log" ||
     fail "the log does not say that the name leads to loopback: $(cat "$dir/log")"
   { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor || true; } 2>&1 | grep -q 'host77:7171, which this machine itself leads to 127.0.1.1' ||
     fail "the doctor does not say that the name leads to loopback"
