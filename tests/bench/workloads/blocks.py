@@ -112,11 +112,10 @@ class RdtdReader(Reader):
         return self.c.fetch(next(self.refs), into=self.targets, as_="list")
 
     def finish(self, flying):
-        done = self.c.wait(flying, 1)
-        for request, ended in zip(flying, done):
-            if ended:
-                request.result()
-        return [request for request, ended in zip(flying, done) if not ended]
+        ended, running = self.c.wait(flying, 1)
+        for request in ended:
+            request.result()
+        return running
 
 
 # ---- NIXL ----
