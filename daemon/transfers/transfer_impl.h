@@ -53,6 +53,8 @@ enum fetch_sharing {
     SHARES_REQUEST, /* and other fetches may join before PULL is sent, whatever it is (coalescer.h) */
 };
 
+#define MAX_READER_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
+
 /* What the reader asks for. A sub-pull takes most of it over from its parent. */
 struct fetch_wish {
     enum fetch_sharing sharing;
@@ -115,6 +117,7 @@ struct move {
     const uint8_t *inline_data;             /* the bytes themselves, if they travel in the answer */
     uint8_t *own_inline;                    /* the memory of inline_data, unless the object's; owned */
     bool is_inline;
+    bool reader_writes; /* with is_inline and a target: the client copies the bytes of its answer there */
     struct reservation_item reserve;
     unsigned n_ops; /* operations and pool work that may touch memory */
 };

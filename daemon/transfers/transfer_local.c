@@ -11,7 +11,6 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 
-#define MAX_READER_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
 /* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken first. */
 #define READERS_SHARE 2
 

@@ -351,7 +351,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
 {
     if (transfer->move.target_is_destination)
         return fill_devices(result, transfer, client, hold_p, err);
-    if (transfer->move.target) {
+    if (transfer->move.target && !transfer->move.reader_writes) {
         if (!result_make_regions(result, transfer->move.target->n, false))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         result->done.tensors = NULL; /* The tensors are where the reader asked for. */
@@ -362,6 +362,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
     result_set_tensors(result, transfer->move.packed, true, client);
     if (transfer->move.is_inline) {
         result->done.inline_data = (ProtobufCBinaryData){transfer->move.stream_bytes, (uint8_t *)transfer->move.inline_data};
+        result->done.to_copy = transfer->move.reader_writes;
         return RDT_OK;
     }
     if (!transfer->move.received) /* All tensors are empty. */

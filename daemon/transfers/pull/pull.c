@@ -211,6 +211,21 @@ static void fill_inline(struct transfer *transfer)
         scatter_inline(transfer);
 }
 
+/* Whether the reader's process writes the bytes of the answer into its targets, which saves a thread of the owner of that
+ * memory. Into imported memory the daemon writes itself, because it charges the client for the pages that it creates. */
+static bool reader_writes(const struct transfer *transfer)
+{
+    const struct target *target = transfer->move.target;
+
+    if (transfer->pull.subpull.parent || !target_slow_owner(target) || target_is_imported(target) ||
+        transfer->move.stream_bytes > transfer->wish.self_copy_bytes)
+        return false;
+    for (uint32_t i = 0; i < target->n; i++)
+        if (target->uses[i].region && !region_is_host(target->uses[i].region))
+            return false;
+    return transfer->move.packed->count <= MAX_READER_TENSORS;
+}
+
 static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     free(transfer->move.own_inline); /* of an earlier attempt */
@@ -224,7 +239,11 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     transfer->record.bytes_done = meta->inline_data.len;
     transfer->transfers->counts->bytes_in += meta->inline_data.len;
     transfer->pull.peer->counts.bytes_pulled += meta->inline_data.len;
-    fill_inline(transfer);
+    transfer->move.reader_writes = reader_writes(transfer);
+    if (transfer->move.reader_writes)
+        end_inline(transfer, 0);
+    else
+        fill_inline(transfer);
 }
 
 static void on_room(struct transfer *transfer, const struct rdt_error *err)
