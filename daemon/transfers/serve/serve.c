@@ -90,6 +90,7 @@ void serve_end(struct serve *serve)
     struct transfers *transfers = serve->transfers;
 
     assert(serve->sending.n_ops == 0);
+    serve_leave_gather(serve);
     if (serve->sending.connection)
         transfers->load.last_sent_ns = uv_hrtime();
     if (serve->sm.state == SERVE_SENDING)

@@ -49,6 +49,8 @@ enum sending_mode {
     SENDING_READ_ENDED,  /* the reader has finished */
 };
 
+struct gather; /* serve_answer.c */
+
 /* The bytes on their way to the reader. */
 struct sending {
     struct peer_transport *connection; /* from PREPARE on, where the object is pinned; NULL: not yet */
@@ -92,6 +94,7 @@ struct serve {
     struct object *object; /* held; pinned from state PREPARE on */
     struct layout *source, *packed;
     uint64_t stream_bytes;
+    struct gather *gather; /* OFFERED: the bytes of the answer are being read on a thread of their owner; NULL: not */
 
     struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
     struct list by_replica;               /* in a list of replica->pulls, in a struct expected, or in replicas->arrived */
@@ -156,8 +159,11 @@ void serve_take_answer(struct serve *serve, const Rdt__Pb__PullCredit *answer);
 
 /* ---- the answer (serve_answer.c) ---- */
 
-/* The object is there and the requester may have it: answers, and ends the serve unless chunks are to follow. */
+/* The object is there and the requester may have it: answers, at once or when the bytes of the answer have been read, and ends
+ * the serve unless chunks are to follow. */
 void serve_answer(struct serve *serve, struct object *object);
+
+void serve_leave_gather(struct serve *serve); /* The serve ends: what is being read for it ends by itself. */
 
 /* ---- messages and events (serve_pull.c) ---- */
 

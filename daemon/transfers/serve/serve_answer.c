@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/owner_work.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/remote.h"
@@ -21,40 +22,124 @@ static bool all_contiguous(const struct layout *layout)
     return true;
 }
 
-static enum rdt_status gather_inline(struct serve *serve, Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+/* The bytes of an answer that carries them, and what they are read from. A client can hold up whoever touches memory that it can
+ * write (region_may_wait). Such memory is read on a thread of its owner, and the serve may end meanwhile. */
+struct gather {
+    struct work work;               /* first */
+    struct serve *serve;            /* NULL: it has ended */
+    struct object *object;          /* held and pinned */
+    struct layout *source, *packed; /* borrowed from the serve, or owned when that has ended */
+    const uint8_t **base;           /* [places of the object] */
+    uint64_t bytes;
+    uint8_t *data; /* [bytes] since it runs: those that wait for a thread need no memory. NULL: there was none */
+};
+
+static void answer(struct serve *serve, struct gather *gather);
+
+static void gather_free(struct gather *gather)
 {
-    uint8_t *data = calloc(1, serve->stream_bytes ? serve->stream_bytes : 1);
-    enum rdt_status status = data ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
-
-    const uint8_t *base;
-
-    if (status != RDT_OK) {
-        free(data);
-        return status;
+    if (!gather)
+        return;
+    object_unpin(gather->object);
+    object_drop(gather->object);
+    if (!gather->serve) {
+        free(gather->source);
+        free(gather->packed);
     }
+    free(gather->base);
+    free(gather->data);
+    free(gather);
+}
+
+void serve_leave_gather(struct serve *serve)
+{
+    if (!serve->gather)
+        return;
+    serve->gather->serve = NULL;
+    serve->source = serve->packed = NULL; /* the gather frees them */
+    serve->gather = NULL;
+}
+
+static void run_gather(struct work *work)
+{
+    struct gather *gather = (struct gather *)work;
+    const struct layout *source = gather->source;
+
+    gather->data = calloc(1, gather->bytes ? gather->bytes : 1); /* zeroes: the padding is sent too */
+    for (uint32_t i = 0; gather->data && i < source->count; i++)
+        if (layout_bytes(source, i) > 0)
+            layout_gather(source, i, gather->base[source->region[i]], 0, layout_bytes(source, i),
+                          gather->data + gather->packed->offset[i]);
+}
+
+static void done_gather(struct work *work)
+{
+    struct gather *gather = (struct gather *)work;
+
+    if (gather->serve) {
+        gather->serve->gather = NULL;
+        answer(gather->serve, gather);
+    } else {
+        gather_free(gather);
+    }
+}
+
+static struct gather *gather_create(struct serve *serve, struct rdt_error *err)
+{
+    const struct layout *source = serve->source;
+    struct gather *gather = calloc(1, sizeof *gather);
+    enum rdt_status status = RDT_OK;
+
+    if (!gather) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+        return NULL;
+    }
+    *gather = (struct gather){.work = {.run = run_gather, .done = done_gather},
+                              .serve = serve,
+                              .object = serve->object,
+                              .source = serve->source,
+                              .packed = serve->packed,
+                              .base = calloc(object_n_places(serve->object) + 1u, sizeof *gather->base),
+                              .bytes = serve->stream_bytes};
+    object_hold(serve->object);
     object_pin(serve->object);
-    for (uint32_t i = 0; i < serve->source->count && status == RDT_OK; i++) {
-        if (layout_bytes(serve->source, i) == 0)
-            continue;
-        base = object_base(serve->object, serve->source->region[i], err);
-        if (base)
-            layout_gather(serve->source, i, base, 0, layout_bytes(serve->source, i), data + serve->packed->offset[i]);
-        else
+    if (!gather->base)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
+    for (uint32_t i = 0; i < source->count && status == RDT_OK; i++)
+        if (layout_bytes(source, i) > 0 &&
+            !(gather->base[source->region[i]] = object_base(serve->object, source->region[i], err)))
             status = err->status;
-    }
     if (status == RDT_OK)
-        status = serve_check(serve, err);
-    object_unpin(serve->object);
-    if (status != RDT_OK) {
-        free(data);
-        return status;
+        return gather;
+    gather_free(gather);
+    return NULL;
+}
+
+/* Whether the reader gets the bytes with the answer. */
+static bool answer_has_bytes(const struct serve *serve)
+{
+    return serve->request.wish != WISH_METADATA && !serve->replica &&
+           (!object_on_device(serve->object) || serve->stream_bytes == 0) &&
+           serve->stream_bytes <= serve->request.inline_max_bytes &&
+           !object_slow_owner(serve->object, serve->source); /* imported memory is staged */
+}
+
+/* Reads the bytes of the answer, then answers. */
+static void answer_with_bytes(struct serve *serve)
+{
+    struct account *reads_owner = object_reads_owner(serve->object);
+    struct rdt_error err = {0};
+    struct gather *gather = gather_create(serve, &err);
+
+    if (!gather) {
+        serve_refuse(serve, &err);
+    } else if (reads_owner) {
+        serve->gather = gather;
+        owner_work_submit(serve->transfers->regions->owner_work, &gather->work, reads_owner, true);
+    } else {
+        run_gather(&gather->work);
+        answer(serve, gather);
     }
-    meta->has_inline = true;
-    meta->inline_data = (ProtobufCBinaryData){serve->stream_bytes, data};
-    serve->transfers->counts->bytes_out += serve->stream_bytes;
-    serve->remote->counts.bytes_served += serve->stream_bytes;
-    serve->record.bytes_done = serve->stream_bytes;
-    return RDT_OK;
 }
 
 /* Whether another node should rather serve the object: it is large, or this node has much to send already. */
@@ -153,55 +238,36 @@ static bool is_checked(struct serve *serve, struct object *object)
     return status == RDT_OK;
 }
 
-void serve_answer(struct serve *serve, struct object *object)
+/* gather: the bytes that the answer carries; NULL: it carries none. */
+static void answer(struct serve *serve, struct gather *gather)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;
     Rdt__Pb__TensorList tensors;
     struct layout_rows rows;
     Rdt__Pb__Ref ref;
     struct rdt_error err = {0};
+    struct object *object = serve->object;
     bool on_device = object_on_device(object), more;
     struct places places = {0};
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
-    if (!is_checked(serve, object))
-        return;
-    serve->record.began_ns = uv_hrtime();
-    if (!object_peer_hold(object)) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", serve->ref.id);
-        serve_refuse(serve, &err);
-        return;
+    if (gather) {
+        status = gather->data ? serve_check(serve, &err) : rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the bytes");
+        meta.has_inline = true;
+        meta.inline_data = (ProtobufCBinaryData){serve->stream_bytes, gather->data};
     }
-    serve->object = object;
-    if (!serve->replica)
-        object_ref(object, &serve->ref);
-    serve->record.ref = serve->ref;
-    if (serve->sm.state == SERVE_PARKED)
-        serve_set_state(serve, SERVE_OFFERED);
-    status = object_layout(object, serve->request.slice, &serve->source, &err);
-    if (status == RDT_OK && serve->request.select) {
-        struct layout *all = serve->source;
-        serve->source = NULL;
-        status = layout_select(all, serve->request.select, serve->request.n_select, &serve->source, &err);
-        free(all);
-    }
-    if (status == RDT_OK)
-        status = layout_packed(serve->source, &serve->packed, &serve->stream_bytes, &err);
-    serve->record.bytes = serve->stream_bytes;
-    serve->transfers->load.serving_bytes += serve->stream_bytes;
-    if (status == RDT_OK && serve->request.wish != WISH_METADATA && !serve->replica &&
-        (!on_device || serve->stream_bytes == 0) && serve->stream_bytes <= serve->request.inline_max_bytes &&
-        !object_slow_owner(object, serve->source)) /* which the loop does not read */
-        status = gather_inline(serve, &meta, &err);
+    if (status == RDT_OK && on_device && !gather && !places_fill(&places, serve, object, &meta))
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
     if (status != RDT_OK) {
+        free(places.of);
+        gather_free(gather);
         serve_refuse(serve, &err);
         return;
     }
-    if (on_device && !meta.has_inline && !places_fill(&places, serve, object, &meta)) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to answer");
-        free(places.of);
-        serve_refuse(serve, &err);
-        return;
+    if (gather) {
+        serve->transfers->counts->bytes_out += serve->stream_bytes;
+        serve->remote->counts.bytes_served += serve->stream_bytes;
+        serve->record.bytes_done = serve->stream_bytes;
     }
     wire_ref_from(&serve->ref, &ref);
     layout_to_wire(serve->packed, false, serve->remote->peer->tensor_runs ? &rows : NULL, &tensors);
@@ -230,9 +296,47 @@ void serve_answer(struct serve *serve, struct object *object)
         text_copy(serve->record.path, sizeof serve->record.path, serve->request.wish == WISH_METADATA ? "metadata" : "inline");
     status = serve_send(serve, RDT_PEER_PULL_META, &meta.base, &err);
     free(places.of);
-    free(meta.inline_data.data);
+    gather_free(gather);
     if (status != RDT_OK)
         serve_refuse(serve, &err);
     else if (!more)
         serve_end(serve);
+}
+
+void serve_answer(struct serve *serve, struct object *object)
+{
+    struct rdt_error err = {0};
+    enum rdt_status status;
+
+    if (!is_checked(serve, object))
+        return;
+    serve->record.began_ns = uv_hrtime();
+    if (!object_peer_hold(object)) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", serve->ref.id);
+        serve_refuse(serve, &err);
+        return;
+    }
+    serve->object = object;
+    if (!serve->replica)
+        object_ref(object, &serve->ref);
+    serve->record.ref = serve->ref;
+    if (serve->sm.state == SERVE_PARKED)
+        serve_set_state(serve, SERVE_OFFERED);
+    status = object_layout(object, serve->request.slice, &serve->source, &err);
+    if (status == RDT_OK && serve->request.select) {
+        struct layout *all = serve->source;
+        serve->source = NULL;
+        status = layout_select(all, serve->request.select, serve->request.n_select, &serve->source, &err);
+        free(all);
+    }
+    if (status == RDT_OK)
+        status = layout_packed(serve->source, &serve->packed, &serve->stream_bytes, &err);
+    serve->record.bytes = serve->stream_bytes;
+    serve->transfers->load.serving_bytes += serve->stream_bytes;
+    if (status != RDT_OK)
+        serve_refuse(serve, &err);
+    else if (answer_has_bytes(serve))
+        answer_with_bytes(serve);
+    else
+        answer(serve, NULL);
 }

@@ -254,6 +254,43 @@ Test(unmapped, loop_does_not_touch_memory_that_a_client_can_write)
     end(NULL);
 }
 
+/* The same for the bytes of a small live object that another node asks for: they travel in the answer. */
+Test(unmapped, loop_does_not_read_them_for_another_node)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct cluster cluster;
+    rdt *owner, *reader;
+    bool waits = false;
+    struct rdt_ref ref;
+    uint8_t *memory, *into;
+
+    cluster_start(&cluster, 2, &(struct cluster_options){.no_ucx = true, .stream = true});
+    owner = node_client(&cluster.node[0], "owner");
+    reader = node_client(&cluster.node[1], "reader");
+    memory = alloc_memory(owner, 1000);
+    into = alloc_memory(reader, 1000);
+    fill_pattern(memory, 1000, 3);
+    ref = put_one(owner, &VECTOR(RDT_U8, 1000, memory), NULL);
+    for (unsigned i = 0; i < 20 && !waits; i++) {
+        rdt_request *request;
+        memset(into, 0, 1000);
+        must_ok(fetch_into(reader, &ref, &VECTOR(RDT_U8, 1000, into), 1, &err));
+        cr_assert(holds_pattern(into, 1000, 3));
+        fetch_pattern(reader, &ref, 1000, 3, "inline");
+        if (!node_hold_workers(&cluster.node[0]))
+            cr_skip_test("this process may not trace");
+        must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
+        wait_until(20 * SEC, ((void)rdt_dispatch(reader, NULL, NULL), waits = node_now(&cluster.node[0]).transfers_active > 0,
+                              waits || rdt_request_status(request, NULL) != RDT_AGAIN));
+        node_release_workers(&cluster.node[0]);
+        rdt_request_destroy(request);
+    }
+    cr_assert(waits);
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&cluster, NULL);
+}
+
 Test(unmapped, refused_mapping_names_each_limit)
 {
     static const struct {
