@@ -39,6 +39,7 @@ PYTHON_TYPES: dict[Any, str] = {float: "f64", int: "i64", bool: "bool", complex:
 _np: Any = None  # False: not installed
 _np_dtypes: dict[str, Any] = {}  # "f32" -> numpy.dtype
 _np_known: dict[Any, str] = {}  # numpy.dtype -> "f32"
+_np_plain: set[int] = set()  # ids of the dtypes in _np_dtypes, which most arrays share: the fastest way to know one
 
 
 def numpy() -> Any:
@@ -54,6 +55,7 @@ def numpy() -> Any:
                 dtype = module.dtype(DTYPES[text].name)
                 _np_dtypes[text] = dtype
                 _np_known[dtype] = text
+                _np_plain.add(id(dtype))
         _np = module  # last: another thread that sees it needs the rest
     return _np or None
 
@@ -71,14 +73,17 @@ def numpy_dtype(text: str) -> Any:
             return None
         _np_dtypes[text] = found
         _np_known[found] = text
+        _np_plain.add(id(found))
     return found
 
 
 def plain_array(array: Any) -> bool:
     """Whether the dtype of a numpy array is an rdtd dtype: not objects, structs or times, in native byte order, and without
     metadata, such as the names of h5py's enums."""
-    numpy()
     dtype = array.dtype
+    if id(dtype) in _np_plain:
+        return True
+    numpy()
     if dtype.metadata:
         return False
     if dtype in _np_known:
