@@ -16,6 +16,7 @@
 #include "fetch.h"
 #include "fetched.h"
 #include "memory/loans.h"
+#include "memory/room.h"
 #include "options.h"
 #include "proto/std_fds.h"
 #include "proto/wire_limits.h"
@@ -77,6 +78,7 @@ static void free_all(rdt *conn)
         fetched_destroy(object);
     events_fini(conn);
     ids_fini(&conn->calls.abandoned);
+    room_forget(conn);
     batches_fini(conn);
     loans_fini(conn);
     memory_fini(&conn->memory);
@@ -176,6 +178,7 @@ static enum rdt_status create(int take_sock, const struct rdt_connect_options *o
     conn->on.dialled = resume_on_dialled;
     conn->loop.timer_ns = CLOCK_NEVER;
     list_init(&conn->batches);
+    list_init(&conn->room.answers);
     list_init(&conn->loans_idle);
     list_init(&conn->loans_active);
     list_init(&conn->requests);

@@ -11,6 +11,7 @@
 #include "memory/loans.h"
 #include "memory/mappers.h"
 #include "memory/overlap.h"
+#include "memory/room.h"
 #include "options.h"
 #include "proto/messages.h"
 #include "proto/wire_limits.h"
@@ -80,6 +81,10 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         request = request_find(conn, done->handle);
         if (request)
             status = arrive(request, done, frame, &object, &err);
+        if (request && status != RDT_OK && room_await(conn, done, frame, &err)) {
+            arena_fini(&arena);
+            return;
+        }
         batch_on_answer(conn, done, frame, object);
         if (object)
             request_arrive(request, object);

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "memory/mappers.h"
 #include "proto/boxes.h"
@@ -129,7 +128,7 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
     *mapping_p = NULL;
     if (shared->share)
         return mapper_map_region(conn, shared, frame, mapping_p, err);
-    fd = shared->fd_index >= 0 ? frame_take_fd(frame, (unsigned)shared->fd_index) : -1;
+    fd = shared->fd_index >= 0 && shared->fd_index < frame->nfds ? frame->fds[shared->fd_index] : -1;
     if (shared->fd_index < 0) {
         *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);
         if (*mapping_p)
@@ -153,8 +152,6 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
     }
     if (*mapping_p && shared->cacheable && (*mapping_p)->caching == MAPPING_UNCACHED)
         (*mapping_p)->caching = MAPPING_CACHEABLE;
-    if (fd >= 0)
-        (void)close(fd);
     return status;
 }
 

@@ -40,8 +40,8 @@ enum fetched_content {
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
                                bool sliced, rdt_object **object_p, struct rdt_error *err);
 
-/* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. Takes the
- * region's fd out of the frame. */
+/* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. The
+ * region's fd stays in the frame. */
 enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
                             struct rdt_error *err);
 

@@ -470,8 +470,8 @@ enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct 
  * word, too. false for objects of this node, which need no such trust: info.ref.node is the daemon's word. */
 bool rdt_object_pickles_trusted(const rdt_object *object);
 
-/* Ends a fetch: drops its hold. The memory is unmapped, or cached for a later fetch of this process: the caller must not
- * touch it any more. object may be NULL. */
+/* Ends a fetch: drops its hold. The memory is unmapped, or cached for a later fetch of this process, until the process has no
+ * address space or mappings left for another one: the caller must not touch it any more. object may be NULL. */
 void rdt_release(rdt_object *object);
 
 /* Between rdt_cork and rdt_uncork, the messages of rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy are collected

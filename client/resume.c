@@ -8,6 +8,7 @@
 #include "fetched.h"
 #include "memory/loans.h"
 #include "memory/mappers.h"
+#include "memory/room.h"
 #include "note.h"
 #include "request.h"
 #include "session/events.h"
@@ -236,6 +237,7 @@ void resume_on_dialled(rdt *conn)
 
 void resume_on_away(rdt *conn)
 {
+    room_forget(conn);
     memory_uncache_all(&conn->memory);
     loans_drop_idle(conn);
     batches_fini(conn);

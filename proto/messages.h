@@ -51,6 +51,7 @@
     X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
     X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
     X(52, CLOSE, close, empty, VERB_REPEATABLE, "")                                                                            \
+    X(53, DROP_CACHED, drop_cached, empty, VERB_REPEATABLE, "")                                                                \
     X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \

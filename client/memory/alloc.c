@@ -7,6 +7,7 @@
 
 #include "client/call.h"
 #include "rdt.pb-c.h"
+#include "room.h"
 
 /* ---- releasing ---- */
 
@@ -126,6 +127,7 @@ static enum rdt_status try_alloc(rdt *conn, size_t bytes, int64_t room_ns, int64
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
     ProtobufCMessage *answer;
     Rdt__Pb__RegionReply *reply;
+    struct rdt_error why = {0};
     enum rdt_status status;
     uint64_t n_sockets;
     int fd;
@@ -139,7 +141,11 @@ static enum rdt_status try_alloc(rdt *conn, size_t bytes, int64_t room_ns, int64
     if (status != RDT_OK)
         return status;
     reply = (Rdt__Pb__RegionReply *)answer;
-    status = map_region(conn, reply, fd, bytes, n_sockets, mapping_p, err);
+    status = map_region(conn, reply, fd, bytes, n_sockets, mapping_p, &why);
+    if (status != RDT_OK && room_make(conn, deadline_ns, &why))
+        status = map_region(conn, reply, fd, bytes, n_sockets, mapping_p, &why);
+    if (status != RDT_OK && err)
+        *err = why;
     if (status == RDT_OK && fd_p)
         *fd_p = fd;
     else if (fd >= 0)

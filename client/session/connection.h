@@ -19,7 +19,7 @@
  *        info metrics names          lists and counters; published names
  *        request watch               one fetch or wait; taking events
  *     8  call fetched                one request and its reply; one fetched object
- *     7  note                        requests whose answer nobody waits for
+ *     7  note room                   requests whose answer nobody waits for; cached mappings that are given up
  *     6  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
  *     5  options overlap shards tensor  options structs; targets that share memory; boxes of a put; checks of tensors
  *     client/session/
@@ -181,6 +181,14 @@ struct connection_loop {
     size_t unseen;    /* requests that ended since the last rdt_dispatch */
 };
 
+/* For room.c. */
+struct connection_room {
+    struct list answers; /* to fetches: they wait until cached mappings are given up */
+    bool asked;          /* `pending` waits for the reply */
+    bool made;           /* the answers are being handled again */
+    struct pending pending;
+};
+
 /* For watch.c. */
 struct connection_watch {
     uint32_t kinds;          /* of rdt_watch; 0: nothing is watched */
@@ -220,8 +228,9 @@ struct rdt {
     struct memory memory;
     struct list loans_idle, loans_active; /* of loans.c; the one that was used last is first */
     struct list batches;                  /* of batch.c */
-    struct list requests, objects;        /* all of them; rdt_close ends them */
-    struct list arrived;                  /* requests whose bytes must still be copied into their targets */
+    struct connection_room room;
+    struct list requests, objects; /* all of them; rdt_close ends them */
+    struct list arrived;           /* requests whose bytes must still be copied into their targets */
 };
 
 /* Every public function calls this first, without the lock. Errors: FORKED (in a child), INVALID (NULL). */

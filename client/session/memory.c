@@ -13,6 +13,7 @@
 #include "proto/grow.h"
 
 #define FIRST_BUCKETS 64
+#define NO_ROOM ", because this process has reached its limit of address space (ulimit -v) or of mappings (vm.max_map_count)"
 
 bool memory_init(struct memory *memory)
 {
@@ -109,6 +110,12 @@ static enum rdt_status add(struct memory *memory, const struct mapping *what, st
     return RDT_OK;
 }
 
+static void *try_map(const struct mapping *what, int fd)
+{
+    return mmap(NULL, what->bytes, what->access == MAPPING_READABLE ? PROT_READ : PROT_READ | PROT_WRITE,
+                what->access == MAPPING_COW ? MAP_PRIVATE : MAP_SHARED, fd, 0);
+}
+
 static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int fd, struct mapping **mapping_p,
                               struct rdt_error *err)
 {
@@ -123,10 +130,14 @@ static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int f
     if (st.st_size < 0 || (uint64_t)st.st_size < what->bytes)
         return rdt_error_set(err, RDT_PROTOCOL, "region %llu has %zu bytes, but its fd only %lld", region, what->bytes,
                              (long long)st.st_size);
-    addr = mmap(NULL, what->bytes, what->access == MAPPING_READABLE ? PROT_READ : PROT_READ | PROT_WRITE,
-                what->access == MAPPING_COW ? MAP_PRIVATE : MAP_SHARED, fd, 0);
+    addr = try_map(what, fd);
+    if (addr == MAP_FAILED && errno == ENOMEM && memory->retired) {
+        memory_unmap(memory_take_retired(memory));
+        addr = try_map(what, fd);
+    }
     if (addr == MAP_FAILED)
-        return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu", what->bytes, region);
+        return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu%s", what->bytes, region,
+                             errno == ENOMEM ? NO_ROOM : "");
     what->addr = addr;
     status = add(memory, what, mapping_p, err);
     if (status != RDT_OK)
@@ -392,6 +403,17 @@ void memory_uncache(struct memory *memory, uint64_t region)
         if (mapping->region == region)
             stop_caching_readable(memory, mapping);
     }
+}
+
+bool memory_has_cached(const struct memory *memory)
+{
+    if (memory->cached)
+        return true;
+    for (size_t i = 0; i < memory->n_buckets; i++)
+        for (const struct mapping *mapping = memory->buckets[i]; mapping; mapping = mapping->next)
+            if (mapping->caching == MAPPING_CACHED && mapping->refs == 0)
+                return true;
+    return false;
 }
 
 void memory_uncache_all(struct memory *memory)

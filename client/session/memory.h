@@ -96,9 +96,9 @@ struct memory {
 bool memory_init(struct memory *memory); /* false: no memory */
 void memory_fini(struct memory *memory); /* unmaps everything, used or not */
 
-/* Maps `bytes` of the fd (borrowed), with one reference for the caller. If the region is mapped already with at least these
- * rights, *mapping_p receives that mapping instead. Does not offer it. Errors: SYSTEM, NO_MEMORY, PROTOCOL (the file is
- * shorter). */
+/* Maps `bytes` of the fd (borrowed), with one reference for the caller, and unmaps what is retired if there is no room. If the
+ * region is mapped already with at least these rights, *mapping_p receives that mapping instead. Does not offer it.
+ * Errors: SYSTEM, NO_MEMORY, PROTOCOL (the file is shorter). */
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
 
@@ -160,6 +160,9 @@ bool memory_is_cached(const struct memory *memory, uint64_t region); /* as a wri
 
 /* Stops caching the region, which is retired as soon as it has no references. Does nothing if it is not cached. */
 void memory_uncache(struct memory *memory, uint64_t region);
+
+/* Whether a mapping stays only because it is cached. */
+bool memory_has_cached(const struct memory *memory);
 
 /* Stops caching all regions. */
 void memory_uncache_all(struct memory *memory);

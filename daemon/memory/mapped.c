@@ -71,6 +71,12 @@ bool mapped_drop(struct mapped *mapped, const struct region *region)
     return reader;
 }
 
+void mapped_drop_all(struct mapped *mapped)
+{
+    while (mapped->on_drop && !list_empty(&mapped->list))
+        drop(oldest(mapped));
+}
+
 void mapped_keep(struct mapped *mapped, struct region *region, bool heard)
 {
     struct reader *reader;

@@ -39,6 +39,9 @@ void mapped_keep(struct mapped *mapped, struct region *region, bool heard);
  * was in the list. */
 bool mapped_drop(struct mapped *mapped, const struct region *region);
 
+/* The reader has no room for mappings: drops the whole list, with on_drop for each. What the reader uses stays mapped. */
+void mapped_drop_all(struct mapped *mapped);
+
 /* Returns whether the reader has the region mapped, and marks it as used just now. */
 bool mapped_has(struct mapped *mapped, const struct region *region);
 

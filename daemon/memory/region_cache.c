@@ -77,6 +77,14 @@ void region_cache_stop(struct region_cache *cache)
     cache->regions = NULL;
 }
 
+void region_cache_drop_all(struct region_cache *cache)
+{
+    if (!cache->regions)
+        return;
+    list_drain (struct region, region, &cache->cached.list, reuse.by_client)
+        drop(region, NULL);
+}
+
 /* Puts an unused region into a cache. The oldest ones are freed to make room. */
 static void insert(struct cached_regions *cached, struct region *region, enum region_state state)
 {

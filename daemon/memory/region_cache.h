@@ -64,6 +64,10 @@ enum rdt_status region_cache_resume(struct region_cache *cache, struct region *r
 /* Ends a RETURNED region, because the client releases it. */
 void region_cache_release(struct region_cache *cache, struct region *region);
 
+/* Drops all regions of the cache, CACHED and RETURNED ones, with on_drop and on_returned: its client has no room for their
+ * mappings. */
+void region_cache_drop_all(struct region_cache *cache);
+
 /* Clears the gaps between the tensors of the layout that lie in its region number `index`, if older bytes are there. The
  * tensors of a snapshot or a replica are packed in their order, and must be written after this call. */
 void region_clear_gaps(struct region *region, const struct layout *layout, uint32_t index);

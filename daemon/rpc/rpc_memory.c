@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ALLOC, IMPORT and RELEASE_REGION: regions that a client allocates, imports and releases. */
+/* ALLOC, IMPORT, RELEASE_REGION and DROP_CACHED: regions that a client allocates, imports and releases. */
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
@@ -260,5 +260,14 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
     reply.keep_mapped = region->reuse.keep_mapped;
     region_unref(region);
     call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
+/* Both lists are short, see MAX_REGIONS of region_cache.c and mapped.c. */
+enum rdt_status rpc_drop_cached(struct call *call, const void *request, struct rdt_error *err)
+{
+    region_cache_drop_all(&call->client->cache);
+    mapped_drop_all(&call->client->mapped);
+    call_reply_empty(call);
     return RDT_OK;
 }

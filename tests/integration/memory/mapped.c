@@ -2,10 +2,12 @@
 /* A reader's mapping stays when it releases the object, and its next fetch from that region reuses it. The mapping ends
  * with the region, whose pages are freed at once, or when others take its place. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -391,3 +393,108 @@ Test(mapped, ended_readers_are_not_notified)
     must_ok(rdt_dealloc(producer, memory, &err));
     finish();
 }
+
+/* ---- a process without room for more mappings ---- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which need more themselves */
+
+/* Lets this process map so many bytes more, and not one more than that. */
+static void leave_room_for(size_t bytes)
+{
+    unsigned long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+
+    must(statm && fscanf(statm, "%lu", &pages) == 1);
+    (void)fclose(statm);
+    must(setrlimit(RLIMIT_AS, &(struct rlimit){pages * 4096 + bytes, RLIM_INFINITY}) == 0);
+}
+
+static void lift_limit(void)
+{
+    must(setrlimit(RLIMIT_AS, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY}) == 0);
+}
+
+Test(mapped, process_without_address_space_gives_up_what_it_only_caches)
+{
+    enum { CACHED = 8 };
+    struct rdt_ref refs[CACHED], large;
+
+    start();
+    for (uint32_t i = 0; i < CACHED; i++)
+        (void)put_memory(16 * MIB, i, &refs[i]);
+    (void)put_memory(64 * MIB, CACHED, &large);
+    for (uint32_t i = 0; i < CACHED; i++)
+        (void)share(consumer, &refs[i], 16 * MIB, i);
+    leave_room_for(32 * MIB);
+    (void)share(consumer, &large, 64 * MIB, CACHED);
+    lift_limit();
+    for (uint32_t i = 0; i < CACHED; i++)
+        (void)share(consumer, &refs[i], 16 * MIB, i); /* whose fd comes again */
+    finish();
+}
+
+Test(mapped, answers_of_one_message_wait_together_for_room)
+{
+    struct rdt_ref refs[5];
+    rdt_object *objects[5];
+    uint8_t *large;
+
+    start();
+    for (uint32_t i = 0; i < 2; i++)
+        (void)put_memory(32 * MIB, i, &refs[4 * i]);
+    large = put_memory(64 * MIB, 2, &refs[1]);
+    refs[2] = put_one(producer, &VECTOR(RDT_U8, 64 * MIB, large), NULL); /* the fd comes with the first of them only */
+    refs[3] = put_pattern(producer, NULL, KIB, 3);
+    (void)share(consumer, &refs[0], 32 * MIB, 0);
+    (void)share(consumer, &refs[4], 32 * MIB, 1);
+    for (unsigned round = 0; round < 3; round++) {
+        struct rdt_ref ask[] = {refs[1], refs[2], refs[0], refs[3]};
+
+        leave_room_for(48 * MIB);
+        must_ok(rdt_fetch(consumer, ask, 4, NULL, objects, &err));
+        lift_limit();
+        cr_assert(holds_pattern(tensor_of(objects[0], 0).data, 64 * MIB, 2));
+        cr_assert_eq(tensor_of(objects[1], 0).data, tensor_of(objects[0], 0).data);
+        cr_assert(holds_pattern(tensor_of(objects[2], 0).data, 32 * MIB, 0));
+        cr_assert(holds_pattern(tensor_of(objects[3], 0).data, KIB, 3));
+        for (unsigned i = 0; i < 4; i++)
+            rdt_release(objects[i]);
+        (void)share(consumer, &refs[4], 32 * MIB, 1);
+        must_ok(rdt_dealloc(producer, large, &err));
+        for (unsigned i = 1; i < 3; i++)
+            must_ok(rdt_free(producer, &refs[i], false, &err));
+        large = put_memory(64 * MIB, 2, &refs[1]);
+        refs[2] = put_one(producer, &VECTOR(RDT_U8, 64 * MIB, large), NULL);
+    }
+    finish();
+}
+
+Test(mapped, allocation_gives_up_cached_memory_and_idle_loans)
+{
+    struct rdt_tensor tensor;
+    struct rdt_error why;
+    struct rdt_ref ref;
+    void *own;
+
+    start();
+    own = alloc_memory(producer, 5 * MIB);
+    must_ok(rdt_dealloc(producer, own, &err)); /* the mapping stays for the next allocation of that size */
+    cr_assert(is_mapped(own));
+    tensor = VECTOR(RDT_U8, 8 * MIB, malloc(8 * MIB));
+    fill_pattern(tensor.data, 8 * MIB, 1);
+    ref = put_one(producer, &tensor, NULL);
+    must_ok(rdt_free(producer, &ref, false, &err)); /* and that of the loan for the next put */
+    leave_room_for(4 * MIB);
+    own = alloc_memory(producer, 15 * MIB);
+    fill_pattern(own, 15 * MIB, 2);
+    cr_assert_eq(rdt_alloc(producer, 15 * MIB, &own, &why), RDT_SYSTEM);
+    lift_limit();
+    cr_assert_eq(why.sys_errno, ENOMEM);
+    cr_assert(strstr(why.msg, "vm.max_map_count"), "%s", why.msg);
+    ref = put_one(producer, &tensor, NULL);
+    (void)share(consumer, &ref, 8 * MIB, 1);
+    free(tensor.data);
+    finish();
+}
+
+#endif

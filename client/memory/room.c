@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "room.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/messages.h"
+
+struct late {         /* an answer that waits */
+    struct list link; /* conn->room.answers */
+    struct frame frame;
+    struct mapping **mappings; /* [n_mappings] a reference to each that it names without an fd, so that none of them ends */
+    size_t n_mappings;
+    uint8_t payload[];
+};
+
+static bool is_short(const struct rdt_error *why)
+{
+    return why->status == RDT_SYSTEM && why->sys_errno == ENOMEM;
+}
+
+static bool can_give_up(const rdt *conn)
+{
+    /* An active loan may be idle by now: its REGION_BACK may lie in the socket. */
+    return conn->state == CONNECTION_UP &&
+           (memory_has_cached(&conn->memory) || !list_empty(&conn->loans_idle) || !list_empty(&conn->loans_active));
+}
+
+static void destroy(rdt *conn, struct late *late)
+{
+    for (size_t i = 0; i < late->n_mappings; i++)
+        memory_unref(&conn->memory, late->mappings[i]);
+    frame_close_fds(&late->frame);
+    list_remove(&late->link);
+    free(late->mappings);
+    free(late);
+}
+
+void room_forget(rdt *conn)
+{
+    list_drain (struct late, late, &conn->room.answers, link)
+        destroy(conn, late);
+}
+
+/* ---- the reply ---- */
+
+static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    conn->room.asked = false;
+    conn->room.made = true;
+    /* An error is that of an older daemon, which does not know the request: then the answers fail. */
+    list_drain (struct late, late, &conn->room.answers, link) {
+        list_remove(&late->link); /* if the connection is lost meanwhile, room_forget drops only the others */
+        conn->on.event(conn, &late->frame);
+        destroy(conn, late);
+    }
+    conn->room.made = false;
+}
+
+static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    conn->room.asked = false;
+    room_forget(conn);
+}
+
+static void on_resumed(rdt *conn, struct pending *pending)
+{
+    on_lost(conn, pending, NULL);
+}
+
+/* ---- asking ---- */
+
+static bool ask(rdt *conn)
+{
+    static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
+    Rdt__Pb__DropCached request = RDT__PB__DROP_CACHED__INIT;
+
+    if (conn->room.asked)
+        return true;
+    conn->room.pending = (struct pending){.id = connection_id(conn), .ops = &ops};
+    if (connection_send(conn, RDT_MSG_DROP_CACHED, conn->room.pending.id, &request.base, true, NULL) != RDT_OK)
+        return false;
+    pending_add(&conn->calls.pending, &conn->room.pending);
+    return conn->room.asked = true;
+}
+
+static void keep_mappings(rdt *conn, const Rdt__Pb__FetchDone *done, struct late *late)
+{
+    for (size_t i = 0; i < done->n_regions; i++) {
+        const Rdt__Pb__SharedRegion *shared = done->regions[i];
+        struct mapping *mapping =
+            shared->fd_index < 0 ? memory_find(&conn->memory, shared->region, shared->generation, false) : NULL;
+
+        if (!mapping)
+            continue;
+        memory_ref(mapping);
+        late->mappings[late->n_mappings++] = mapping;
+    }
+}
+
+bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const struct rdt_error *why)
+{
+    /* An answer may also lack a mapping that came with one that waits (Fetch.fds_once). */
+    bool depends = !list_empty(&conn->room.answers) && why->status == RDT_PROTOCOL;
+    struct late *late;
+
+    if (conn->room.made || done->status != RDT_OK || (!depends && !is_short(why)) || (!conn->room.asked && !can_give_up(conn)))
+        return false;
+    late = malloc(sizeof *late + frame->length);
+    if (!late)
+        return false;
+    late->mappings = calloc(done->n_regions + 1, sizeof(struct mapping *));
+    if (!late->mappings || !ask(conn)) {
+        free(late->mappings);
+        free(late);
+        return false;
+    }
+    late->n_mappings = 0;
+    keep_mappings(conn, done, late);
+    late->frame = *frame;
+    late->frame.payload = memcpy(late->payload, frame->payload, frame->length);
+    for (unsigned i = 0; i < frame->nfds; i++)
+        late->frame.fds[i] = frame_take_fd(frame, i);
+    list_append(&conn->room.answers, &late->link);
+    return true;
+}
+
+bool room_make(rdt *conn, int64_t deadline_ns, const struct rdt_error *why)
+{
+    enum rdt_status status = RDT_OK;
+    bool asked;
+
+    connection_lock(conn);
+    asked = is_short(why) && (conn->room.asked || can_give_up(conn)) && ask(conn);
+    while (asked && conn->room.asked && status == RDT_OK)
+        status = connection_step(conn, deadline_ns);
+    connection_unlock(conn);
+    return asked && status == RDT_OK;
+}
