@@ -632,6 +632,14 @@ static enum rdt_status ask(rdt *conn, const struct verb *verb, ProtobufCMessage 
     return status;
 }
 
+enum rdt_status rdt_end_client(rdt *conn, uint64_t session, struct rdt_error *err)
+{
+    Rdt__Pb__EndClient request = RDT__PB__END_CLIENT__INIT;
+
+    request.client = session;
+    return call(conn, RDT_MSG_END_CLIENT, &request.base, CALL_TIMEOUT_NS, NULL, err);
+}
+
 enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err)
 {

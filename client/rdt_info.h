@@ -212,12 +212,18 @@ struct rdt_daemon_status {
 enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
 
 /* Writes the same as JSON, with every field that rdtctl --json shows: what is "status", "metrics" (further counters), "doctor"
- * (the checks that the daemon makes) or "nodes" (the node table), an object; "objects", "names", "peers" (the other nodes) or
- * "groups", an array of the rows that options (NULL: all) let through; or, with a ref, "stat", an object with its holders. ref
- * is NULL for the others. A number above 2^63 - 1 is a string. The caller frees *text_p with free().
- * Errors also: INVALID (what is none of these), those of rdt_stat. */
+ * (the checks that the daemon makes), "nodes" (the node table) or "config" (the configuration that is in force, and where each
+ * value comes from; for root and the daemon's own user), an object; "objects", "names", "peers" (the other nodes) or "groups",
+ * an array of the rows that options (NULL: all) let through; or, with a ref, "stat", an object with its holders. ref is NULL
+ * for the others. A number above 2^63 - 1 is a string. The caller frees *text_p with free(). Errors also: INVALID
+ * (what is none of these), those of rdt_stat. */
 enum rdt_status rdt_info_json(rdt *rdt, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err);
+
+/* Ends a session of the same user by its number, which rdtctl clients and rdt_node_info show: what it holds is released, and
+ * its process goes on; its later calls fail with DISCONNECTED. Root and the daemon's own user may end every session. Errors:
+ * NOT_FOUND (there is no such session, or it is another user's), INVALID (it is this one: call rdt_close). */
+enum rdt_status rdt_end_client(rdt *rdt, uint64_t session, struct rdt_error *err);
 
 enum rdt_metrics_format {
     RDT_METRICS_OPENMETRICS = 0, /* OpenMetrics 1.0, application/openmetrics-text */

@@ -47,7 +47,7 @@
     X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                                    \
     X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                                 \
     X(45, END_CLIENT, end_client, empty, 0, "")                                                                                \
-    X(46, CONFIG, config, config_reply, VERB_ADMIN | VERB_REPEATABLE, "")                                                      \
+    X(46, CONFIG, config, config_reply, VERB_ADMIN | VERB_REPEATABLE | VERB_SHOWS, "")                                         \
     X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
     X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
     X(52, CLOSE, close, empty, VERB_REPEATABLE, "")                                                                            \

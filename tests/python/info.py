@@ -6,7 +6,7 @@ import os
 
 import rdtd
 
-from nodes import LONG, Node, main, raises, required, times_out
+from nodes import LONG, Node, main, raises, required, times_out, until
 
 np = required("numpy")
 
@@ -152,6 +152,34 @@ def test_nodes_and_state_are_listed():
         node.kill()
     with raises(rdtd.Disconnected):
         c.objects()
+
+
+def test_configuration_says_where_each_value_comes_from():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        printed = json.loads(node.ctl("config", "--json"))["values"]
+        config = c.config()
+        assert {(section, key) for section, keys in config.items() for key in keys} == \
+            {(row["section"], row["key"]) for row in printed}
+        assert config["daemon"]["socket"]["value"] == node.socket and config["daemon"]["socket"]["source"] == "flag"
+        assert config["limits"]["owner_max_objects"]["source"] == "default"
+        node.kill()
+
+
+def test_session_is_ended_by_its_number():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        ref = other.put(np.arange(3), id="mine")
+        c.end_client(other.node["session"])
+        until(lambda: c.objects() == [], "what it held is released")
+        with raises(rdtd.Disconnected):
+            other.get(ref)
+        with raises(rdtd.NotFound):
+            c.end_client(10**6)
+        with raises(rdtd.Invalid):
+            c.end_client(c.node["session"])
+        for wrong in (-1, 2**64, "1", None):
+            with raises((TypeError, ValueError)):
+                c.end_client(wrong)
+        node.kill()
 
 
 if __name__ == "__main__":

@@ -121,3 +121,21 @@ class InfoCalls(_rdt.Conn):
         `publish_part`).
         rdt_info.h says what each counts."""
         return _row(json.loads(self._json("status", None, None, None, 0, 0)))
+
+    def config(self) -> dict[str, dict[str, Any]]:
+        """The daemon's configuration as it is in force: for each section ("rdtd", "limits", "client_limits", a backend) a
+        dict of its keys, and for each key a dict: value (text, as in the configuration file); source ("default", "file",
+        "environment", "flag", "request"); where ("PATH:LINE", the variable or the flag; "" for a default); derived (the
+        number that the daemon uses where the value leaves it to the daemon; else 0). Only for root and the daemon's own
+        user. Error: Denied."""
+        made: dict[str, dict[str, Any]] = {}
+        for row in json.loads(self._json("config", None, None, None, 0, 0))["values"]:
+            made.setdefault(row.pop("section"), {})[row.pop("key")] = row
+        return made
+
+    @checked
+    def end_client(self, client: int) -> None:
+        """Ends a session of this user (root: of any user): what it holds is released, and its process goes on; its later
+        calls raise Disconnected. client: its number, as in `stat(ref)["holders"]`, `node["session"]` and
+        rdtctl clients. Errors: NotFound, Invalid (it is this session: `close` it)."""
+        self._end_client(client)

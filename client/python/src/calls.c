@@ -2,6 +2,8 @@
 /* Conn's calls with one answer. */
 #include "rdtpy.h"
 
+#include <rdt_info.h>
+
 static PyObject *node(PyObject *self, PyObject *ignored)
 {
     struct conn *conn = (struct conn *)self;
@@ -215,6 +217,19 @@ static PyObject *unpublish(PyObject *self, PyObject *ref)
     return none_or_raise(status, &err);
 }
 
+static PyObject *end_client(PyObject *self, PyObject *number)
+{
+    struct conn *conn = (struct conn *)self;
+    unsigned long long session = PyLong_AsUnsignedLongLong(number);
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (PyErr_Occurred() || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status, rdt_end_client(conn->rdt, session, &err));
+    return none_or_raise(status, &err);
+}
+
 /* ---- event loops ---- */
 
 static PyObject *fileno_of(PyObject *self, PyObject *ignored)
@@ -273,6 +288,7 @@ PyMethodDef conn_methods[] = {
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
     {"_store", store, METH_VARARGS, NULL},
+    {"_end_client", end_client, METH_O, NULL},
     {"_owned", owned, METH_VARARGS, NULL},
     {"_json", conn_json, METH_VARARGS, NULL},
     {"_group_create", conn_group_create, METH_VARARGS, NULL},
