@@ -46,8 +46,7 @@ static enum rdt_status check_as_user(const struct options *options, struct rdt_e
                  {"nodes", options->nodes},         {"etcd_password_file", options->etcd_password_file}};
     const struct passwd *user;
     struct stat state;
-    struct rdt_error first = {0};
-    unsigned n = 0;
+    struct option_faults faults = {0};
 
     if (geteuid() != 0 || stat(options->state_dir, &state) != 0 || state.st_uid == 0 || !(user = getpwuid(state.st_uid)))
         return RDT_OK;
@@ -57,21 +56,10 @@ static enum rdt_status check_as_user(const struct options *options, struct rdt_e
 
         if (why == 0 || why == ENOENT) /* a missing file may come later */
             continue;
-        (void)rdt_error_sys(&fault, why, "%s = %s: the daemon's user %s, who owns state_dir, cannot read it", files[i].name,
-                            files[i].path, user->pw_name);
-        if (n++ == 0) {
-            first = fault;
-            continue;
-        }
-        if (n == 2)
-            log_fatal("%s", first.msg);
-        log_fatal("%s", fault.msg);
+        (void)rdt_error_sys(&fault, why, "the daemon's user %s, who owns state_dir, cannot read it", user->pw_name);
+        option_fault(&faults, &fault, "%s = %s", files[i].name, files[i].path);
     }
-    if (n > 1)
-        rdt_error_prefix(&first, "%u faults, the first of them", n);
-    if (n > 0 && err)
-        *err = first;
-    return n > 0 ? first.status : RDT_OK;
+    return option_faults_end(&faults, err);
 }
 
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)

@@ -12,7 +12,7 @@
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
 
-static enum rdt_status faults_end(const struct option_faults *faults, struct rdt_error *err)
+enum rdt_status option_faults_end(const struct option_faults *faults, struct rdt_error *err)
 {
     if (faults->n == 0)
         return RDT_OK;
@@ -196,7 +196,7 @@ static enum rdt_status load(int argc, char **argv, bool quiet, struct options *o
             option_apply_flags(&options, argc, argv, &faults);
             check_whole(&options, &faults);
         }
-        status = faults_end(&faults, err);
+        status = option_faults_end(&faults, err);
     }
     if (status != RDT_OK) {
         options_fini(&options);

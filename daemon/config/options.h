@@ -180,6 +180,21 @@ uint64_t options_effective_cache_max(const struct options *options, uint64_t mem
 void options_dump(const struct options *options, enum options_dump dump, FILE *out);
 void options_help(FILE *out);
 
+/* Collects faults, so that the writer of a configuration sees all of them at once: keeps the first one, and prints all as soon
+ * as there is a second. */
+struct option_faults {
+    unsigned n;
+    bool quiet; /* prints none */
+    struct rdt_error first;
+};
+
+/* Adds a fault: `why`, preceded by the formatted place if that is not empty. */
+void option_fault(struct option_faults *faults, const struct rdt_error *why, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Returns OK if there is no fault, else the first one, with the number of all. err may be NULL. */
+enum rdt_status option_faults_end(const struct option_faults *faults, struct rdt_error *err);
+
 /* Reads a nodes file: lines "NAME ADDRESS:PORT [UUID]", blank lines and '#' comments. INVALID names the line. The
  * caller frees the list. */
 enum rdt_status options_read_nodes(const char *path, struct node_entry **nodes_p, struct rdt_error *err);

@@ -21,7 +21,8 @@ void option_fault(struct option_faults *faults, const struct rdt_error *why, con
     va_start(args, fmt);
     vsnprintf(where, sizeof where, fmt, args);
     va_end(args);
-    rdt_error_prefix(&fault, "%s", where);
+    if (where[0])
+        rdt_error_prefix(&fault, "%s", where);
     faults->n++;
     if (faults->n == 1) {
         faults->first = fault;

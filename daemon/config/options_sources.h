@@ -8,17 +8,6 @@
 #include "daemon/config/options.h"
 #include "rdt_status.h"
 
-/* Collects faults: keeps the first one, and prints all as soon as there is a second. */
-struct option_faults {
-    unsigned n;
-    bool quiet; /* prints none */
-    struct rdt_error first;
-};
-
-/* Adds a fault: `why`, preceded by the formatted place. */
-void option_fault(struct option_faults *faults, const struct rdt_error *why, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-
 /* Sets a key of any section; keys of sections that are not the daemon's own are stored for the backends.
  * base_dir: the directory that relative paths start from; NULL: the working directory. */
 enum rdt_status option_set(struct options *options, const char *section, const char *name, const char *text,

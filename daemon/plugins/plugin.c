@@ -108,16 +108,35 @@ static enum rdt_status load_listed(struct plugins *plugins, const char *paths, s
 
 /* ---- instances ---- */
 
-static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
+/* Opens a plug-in. If it refuses a value, it is opened once more with the default, so that all its faults are found. */
+static void open_one(struct plugins *plugins, struct plugin *plugin, const struct options *options,
+                     struct option_faults *faults)
 {
-    list_for_each (node, &plugins->files) {
-        struct plugin_roles roles;
-        enum rdt_status status = plugin_open(plugins, container_of(node, struct plugin, link), options, &roles, err);
-        if (status != RDT_OK)
-            return status;
+    struct plugin_roles roles;
+    struct rdt_error fault;
+    enum rdt_status status;
+    while ((status = plugin_open(plugins, plugin, options, &roles, &fault)) == RDT_INVALID) {
+        const char *sentence = strstr(fault.msg, plugin->path) ? strstr(fault.msg, plugin->path) + strlen(plugin->path) : "";
+        option_fault(faults, &fault, "%s", "");
+        if (strncmp(sentence, ": ", 2) != 0 || !plugin_host_disregard(plugin, sentence + 2))
+            return;
+    }
+    if (status != RDT_OK) {
+        option_fault(faults, &fault, "%s", "");
+    } else if (plugin->n_refused > 0) {
+        plugin_close(&roles);
+        plugin_roles_free(&roles);
+    } else {
         plugin_link(plugins, &roles);
     }
-    return RDT_OK;
+}
+
+static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
+{
+    struct option_faults faults = {0};
+    list_for_each (node, &plugins->files)
+        open_one(plugins, container_of(node, struct plugin, link), options, &faults);
+    return option_faults_end(&faults, err);
 }
 
 static struct plugin_roles roles_of(struct plugin *plugin)

@@ -45,6 +45,9 @@ static const struct rdt_config_key *find_key(const struct plugin *plugin, const 
 
 static const char *key_value(const struct plugin *plugin, const struct options *options, const struct rdt_config_key *key)
 {
+    for (unsigned i = 0; i < plugin->n_refused; i++)
+        if (plugin->refused[i] == key)
+            return key->fallback;
     for (const struct options_extra *extra = plugin->settings; extra; extra = extra->next) {
         if (strcmp(extra->key, key->name) == 0)
             return extra->value;
@@ -180,8 +183,8 @@ enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_er
 
 enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err)
 {
-    struct rdt_error first = {0}, fault;
-    unsigned n = 0;
+    struct option_faults faults = {0};
+    struct rdt_error fault;
 
     for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
         const struct plugin *plugin = NULL;
@@ -193,22 +196,26 @@ enum rdt_status plugin_host_check(const struct list *plugins, const struct optio
         (void)(plugin ? unknown_key(plugin, extra, &fault) : unknown_section(plugins, extra, &fault));
         rdt_error_prefix(&fault, "[%s] %s", extra->section, extra->key);
         if (extra->line > 0)
-            rdt_error_prefix(&fault, "%s:%d", options->config, extra->line);
+            option_fault(&faults, &fault, "%s:%d", options->config, extra->line);
         else
-            rdt_error_prefix(&fault, "--set %s.%s", extra->section, extra->key);
-        if (n++ == 0) { /* as of the daemon's own keys, all are printed as soon as there is a second one */
-            first = fault;
-            continue;
-        }
-        if (n == 2)
-            log_fatal("%s", first.msg);
-        log_fatal("%s", fault.msg);
+            option_fault(&faults, &fault, "--set %s.%s", extra->section, extra->key);
     }
-    if (n == 0)
-        return RDT_OK;
-    if (n > 1)
-        rdt_error_prefix(&first, "%u faults, the first of them", n);
-    if (err)
-        *err = first;
-    return first.status;
+    return option_faults_end(&faults, err);
+}
+
+bool plugin_host_disregard(struct plugin *plugin, const char *sentence)
+{
+    for (const struct rdt_config_key *key = plugin->backend.config_keys; key && key->name; key++) {
+        size_t bytes = strlen(key->name);
+        if (!key->fallback || strncmp(sentence, key->name, bytes) != 0 || strncmp(sentence + bytes, " = ", 3) != 0)
+            continue;
+        for (unsigned i = 0; i < plugin->n_refused; i++)
+            if (plugin->refused[i] == key)
+                return false;
+        if (plugin->n_refused == PLUGIN_MAX_REFUSED)
+            return false;
+        plugin->refused[plugin->n_refused++] = key;
+        return true;
+    }
+    return false;
 }

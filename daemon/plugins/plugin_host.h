@@ -17,6 +17,11 @@ enum rdt_status plugin_host_check(const struct list *plugins, const struct optio
 /* The same for the settings of the request that loads the plug-in. */
 enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err);
 
+/* The plug-in has refused the value of the key with which the sentence begins ("ports = x: ..."): it gets the default from now
+ * on, so that its next open finds the next fault. False: the sentence begins with no key, or with one that was refused
+ * before. */
+bool plugin_host_disregard(struct plugin *plugin, const char *sentence);
+
 /* Writes the plug-ins' sections with the effective values, and a comment for each key. */
 void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out);
 

@@ -9,6 +9,8 @@
 #include "daemon/config/options.h"
 #include "proto/list.h"
 
+#define PLUGIN_MAX_REFUSED 32u
+
 struct plugin {
     struct list link;
     char *path, *name; /* name: lower case */
@@ -22,6 +24,9 @@ struct plugin {
     struct transport *instance;
     struct options_extra
         *settings; /* of its own section, that came with the request to load it; before those of the configuration */
+
+    const struct rdt_config_key *refused[PLUGIN_MAX_REFUSED]; /* keys whose values it has refused: it gets their defaults */
+    unsigned n_refused;
 
     struct rdt_host host;          /* lent to the plug-in from open on */
     const struct options *options; /* while open runs; otherwise NULL */
