@@ -8,6 +8,8 @@
  */
 
 #ifdef RDT_WITHOUT_CUDA
+#include <criterion/criterion.h>
+
 Test(cuda_nodes, memory)
 {
     cr_skip_test("cuda.h was not there when this was built: make cuda-headers");
