@@ -2,7 +2,9 @@
 /* Where the nodes' data finds the other node: addresses that are offered, ports that are closed. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/cluster.h"
 #include "tests/support/program.h"
@@ -167,6 +169,64 @@ Test(reach, path_that_loses_large_packets_is_named)
     cr_assert_neq(rdt_fetch(reader, &ref, 1, &options, &object, &why), RDT_OK);
     cr_assert(strstr(why.msg, "MTU"), "%s", why.msg);
     must_ok(rdt_free(owner, &ref, true, &err));
+    end();
+}
+
+/* ---- port mappings ---- */
+
+/* Namespace `machine` maps its ports 17171 and 17200 to 7171 and 7200 of the node in the namespace `inner`, which reaches other
+ * machines with the machine's address. All inner networks have the same addresses, as those of containers often have. */
+static void map_ports(unsigned machine, unsigned inner)
+{
+    must(net_run(net.ns[inner], "ip address flush dev eth0 && ip link set eth0 down") == 0);
+    must(net_run(net.ns[machine],
+                 "ip link add inner type veth peer name eth1 netns /proc/%d/fd/%d && ip address add 172.30.0.1/24 dev inner && "
+                 "ip link set inner up && echo 1 >/proc/sys/net/ipv4/ip_forward",
+                 (int)getpid(), net.ns[inner]) == 0);
+    must(net_run(net.ns[inner], "ip address add 172.30.0.2/24 dev eth1 && ip link set eth1 up && "
+                                "ip route add default via 172.30.0.1") == 0);
+    must(net_run(net.ns[machine],
+                 "nft 'table ip mapping { "
+                 "chain in { type nat hook prerouting priority -100; iifname \"eth0\" tcp dport 17171 dnat to 172.30.0.2:7171; "
+                 "iifname \"eth0\" tcp dport 17200 dnat to 172.30.0.2:7200; }; "
+                 "chain out { type nat hook postrouting priority 100; oifname \"eth0\" masquerade; }; }'") == 0);
+}
+
+static void begin_mapped(unsigned i)
+{
+    char nodes[64], address[64], data[64];
+
+    (void)snprintf(nodes, sizeof nodes, "other %s:17171\n", net.address[1 - i]);
+    (void)snprintf(address, sizeof address, "%s:17171", net.address[i]);
+    (void)snprintf(data, sizeof data, "--set=stream.advertise=%s:17200", net.address[i]);
+    node_start(&node[i], &(struct node_options){
+                             .name = i ? "reader" : "owner",
+                             .netns = net.ns[2 + i],
+                             .listen = "0.0.0.0:7171",
+                             .advertise = address,
+                             .nodes = i ? nodes : NULL,
+                             .flags = (const char *const[]){"--trusted-network=no", "--set=stream.ports=7200", data, NULL},
+                             .awaited = true});
+}
+
+Test(reach, nodes_behind_port_mappings_exchange_bytes)
+{
+    struct peer_view view;
+
+    if (system("command -v nft >/dev/null 2>&1") != 0)
+        cr_skip_test("no `nft` here (nftables)");
+    net_create(&net, 4);
+    if (net_run(net.ns[0],
+                "nft 'table ip try { chain c { type nat hook prerouting priority -100; }; }' && nft delete table ip try") != 0)
+        cr_skip_test("the kernel maps no ports (nf_tables, nft_nat)");
+    for (unsigned i = 0; i < 2; i++)
+        map_ports(i, 2 + i);
+    for (unsigned i = 0; i < 2; i++)
+        begin_mapped(i);
+    wait_until(20 * SEC, is_up(0, &view) && is_up(1, &view));
+    owner = node_client(&node[0], "owner");
+    reader = node_client(&node[1], "reader");
+    bytes_go_both_ways();
     end();
 }
 
