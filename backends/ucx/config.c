@@ -164,12 +164,24 @@ static enum rdt_status config_one_sided(const struct rdt_host *host, struct sett
     return status;
 }
 
+/* Whether nothing says which address of this node is meant, so that ucx takes the first one. UCX cannot listen at all of them: it
+ * chooses the interface of a connection by itself, even if it was reached at another one. */
+static bool is_guess(const struct rdt_host *host)
+{
+    const char *text = configured_text(host, "listen");
+
+    if (!*text)
+        text = configured_text(host, "listen_host");
+    return (!*text || address_is_wildcard(text)) && !*configured_text(host, "interfaces");
+}
+
 /* UCX looks for the interface that has the address at which it was reached, and finds none for 127.0.0.2 and the like. The
  * loopback interface's own address serves as well, because the port distinguishes the nodes. */
 static enum rdt_status config_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
     enum rdt_status status = configured_listen(host, "ucx", settings->listen, err);
 
+    settings->guessed = status == RDT_OK && is_guess(host);
     if (status == RDT_OK && !strncmp(settings->listen, "127.", 4) && !address_is_of_interface(settings->listen))
         (void)snprintf(settings->listen, sizeof settings->listen, "127.0.0.1");
     return status;

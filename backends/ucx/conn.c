@@ -6,6 +6,7 @@
  * their memory any more.
  */
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,12 +58,30 @@ void conn_destroy(struct conn *conn)
     free(conn);
 }
 
-size_t conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES])
+/* A node on this machine reaches every address of it. */
+static bool is_loopback(const char *address)
 {
+    return !strncmp(address, "127.", 4) || !strcmp(address, "::1");
+}
+
+enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+{
+    const struct rdt_host *host = &conn->engine->host;
+    const struct settings *settings = &conn->engine->settings;
+    char link[INET6_ADDRSTRLEN] = "";
+
+    if (settings->guessed && host->struct_size >= offsetof(struct rdt_host, conn_address) + sizeof host->conn_address)
+        host->conn_address(conn->ctx, link, sizeof link);
+    if (*link && strcmp(link, settings->listen) && !is_loopback(link))
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "the link to that node is at %s, and ucx listens at the first address of the node, %s: set listen "
+                             "or interfaces in [ucx], or advertise in [network]",
+                             link, settings->listen);
     (void)pthread_mutex_lock(&conn->engine->lock);
     conn->token.offered = true;
     (void)pthread_mutex_unlock(&conn->engine->lock);
-    return wire_put_offer(&conn->engine->address, conn->token.bytes, blob);
+    *bytes_p = wire_put_offer(&conn->engine->address, conn->token.bytes, blob);
+    return RDT_OK;
 }
 
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err)

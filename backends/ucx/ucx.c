@@ -155,9 +155,7 @@ static void connection_destroy(void *conn)
 
 static enum rdt_status offer(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
-    (void)err;
-    *bytes_p = conn_offer(conn, blob);
-    return RDT_OK;
+    return conn_offer(conn, blob, bytes_p, err);
 }
 
 static enum rdt_status connect_to(void *conn, const void *blob, size_t bytes, struct rdt_error *err)

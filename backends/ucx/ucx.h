@@ -54,6 +54,7 @@ enum one_sided { ONE_SIDED_AUTO, ONE_SIDED_NEVER, ONE_SIDED_ALWAYS };
 
 struct settings {
     char listen[INET6_ADDRSTRLEN];
+    bool guessed; /* `listen` is the first address of this node: it may be on a network of which other nodes are not */
     uint16_t port;
     char tls[256];
     char interfaces[256];
@@ -262,7 +263,8 @@ bool lanes_have(const char *list, const char *const *families);
 /* conn.c. Loop thread: */
 enum rdt_status conn_create(struct engine *engine, void *ctx, struct conn **conn_p, struct rdt_error *err);
 void conn_destroy(struct conn *conn);
-size_t conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES]); /* from now on accepts the connection's token */
+/* Accepts the connection's token from now on. UNSUPPORTED: that node may not reach the address at which this one listens. */
+enum rdt_status conn_offer(struct conn *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
 enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 uint32_t conn_sides(struct conn *conn, const char *memory_kind);

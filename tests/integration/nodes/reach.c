@@ -23,6 +23,8 @@ static bool is_up(unsigned i, struct peer_view *view_p)
 }
 
 /* Two nodes on cables of their own that have met. advertise: whether they say which address is theirs. */
+static bool trusts; /* the nodes trust the network, so that ucx is there */
+
 static void begin(const char *const *listen, bool advertise, const char *const *flags)
 {
     char nodes[128], listens[65], address[65];
@@ -38,6 +40,7 @@ static void begin(const char *const *listen, bool advertise, const char *const *
                                                     .advertise = advertise ? address : NULL,
                                                     .nodes = i ? nodes : NULL,
                                                     .flags = flags,
+                                                    .trusted_network = trusts,
                                                     .awaited = true});
     }
     wait_until(20 * SEC, is_up(0, &view) && is_up(1, &view));
@@ -47,9 +50,12 @@ static void begin(const char *const *listen, bool advertise, const char *const *
 
 static void end(void)
 {
-    static const char *const declared[] = {
-        "is down: ", "is lost: ", "taken down and rebuilt: ", "set advertise", /* of this machine's own name */
-        NULL};
+    static const char *const declared[] = {"is down: ",
+                                           "is lost: ",
+                                           "taken down and rebuilt: ",
+                                           "set advertise", /* of this machine's own name */
+                                           "set listen or interfaces in [ucx]",
+                                           NULL};
 
     rdt_close(owner);
     rdt_close(reader);
@@ -240,13 +246,31 @@ static void begin_with_common_first_address(bool advertise)
         must(net_run(net.ns[i],
                      "ip address flush dev eth0 && ip address add 10.0.2.15/24 dev eth0 && ip address add %s/24 dev eth0",
                      net.address[i]) == 0);
-    begin((const char *const[]){"0.0.0.0", "0.0.0.0"}, advertise, (const char *const[]){"--trusted-network=no", NULL});
+    begin((const char *const[]){"0.0.0.0", "0.0.0.0"}, advertise,
+          (const char *const[]){trusts ? "--log-level=info" : "--trusted-network=no", NULL});
 }
 
 Test(reach, listening_everywhere_offers_the_address_of_the_link)
 {
     begin_with_common_first_address(false);
     bytes_go_both_ways();
+    end();
+}
+
+/* UCX listens at one address, here the one that both machines have: each would connect to itself. */
+Test(reach, ucx_is_not_used_where_the_link_is_at_another_address)
+{
+    struct program peers;
+
+    if (access(build_path("backends/rdt_ucx.so"), F_OK) != 0)
+        cr_skip_test("the backend ucx is not built");
+    trusts = true;
+    begin_with_common_first_address(false);
+    bytes_go_both_ways();
+    program_run(&peers, (const char *const[]){build_path("rdtctl"), "--socket", node[1].socket, "peers", "--json", NULL}, NULL);
+    cr_assert(strstr(peers.out, "ucx listens at the first address of the node, 10.0.2.15: set listen or interfaces in [ucx]"),
+              "%s", peers.out);
+    program_free(&peers);
     end();
 }
 
