@@ -108,6 +108,7 @@ struct region_caches {
     uint64_t bytes;               /* of all of them */
     uint64_t max_bytes;           /* the limit for one client, and for sealed regions */
     uint64_t hits;                /* how often a client's cached region was used again */
+    struct map importers;         /* struct importer (region_table.c): which clients have imported memory of which devices */
 };
 
 struct regions_kept { /* those with a record */

@@ -318,10 +318,11 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool kept = stays_for_later(region);
     bool for_anyone =
         !imported && region->reach.exposure == REGION_UNEXPOSED && !region_is_sealed(region) && !kept && !region->unwritten;
-    /* A client that had this memory mapped may have put it under another name, as an import. So device memory is not
-     * reused while anything is imported on its device. */
-    bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->reach.abandoned &&
-                      (region->reach.exposure == REGION_EXPOSED || region->reach.exposure == REGION_BOUND);
+    /* A client that had this memory mapped may have put it under another name, as an import. So device memory that only one
+     * client had does not serve it again while it has imported anything on the device. */
+    bool for_client = !host && !imported && !region->reach.abandoned &&
+                      (region->reach.exposure == REGION_EXPOSED || region->reach.exposure == REGION_BOUND) &&
+                      !region_client_imports(regions, region->reach.exported_to, region->device);
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
     bool discards = (discard || (was_exported && !region_is_sealed(region))) && !region->reach.abandoned && !kept;
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by

@@ -48,6 +48,12 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err);
 
+/* Whether a client has imported memory of a device. The other two note that the region's creator has, and that it has no more;
+ * region_new and region_leave call them. They do nothing for other memory. False: no memory. */
+bool region_client_imports(const struct regions *regions, uint64_t client, const struct memory_device *device);
+bool region_note_importer(const struct region *region);
+void region_forget_importer(const struct region *region);
+
 /* Takes a host region's charge off its account, and charges it again. LIMIT: of its account. */
 void region_uncharge_use(struct region *region);
 enum rdt_status region_charge_use(struct region *region, struct rdt_error *err);

@@ -143,6 +143,7 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     struct memory_device *device = NULL;
     struct memory_kind *kind;
     struct region *region;
+    uint64_t creator;
     enum rdt_status status = regions_find_kind(regions, image->kind, &kind, err);
 
     if (status != RDT_OK)
@@ -154,9 +155,10 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     status = check_image(regions, image, device, err);
     if (status != RDT_OK)
         return status;
+    creator = image->creator ? image->creator : image->client; /* older daemons did not write it */
     ids_above(&regions->ids, image->id);
     regions->restored_id = image->id;
-    status = region_new(regions, kind, device, image->bytes, image->origin, account, image->client, n_fds, &region, err);
+    status = region_new(regions, kind, device, image->bytes, image->origin, account, creator, n_fds, &region, err);
     regions->restored_id = 0;
     if (status != RDT_OK)
         return status;
@@ -166,7 +168,7 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
         return status;
     }
     region->generation = image->generation;
-    region->creator = image->creator ? image->creator : image->client; /* older daemons did not write it */
+    region->client = image->client;
     region->room = image->room;
     region->imported.offset = device ? 0 : image->offset;
     region->reach.seal = image->origin != REGION_IMPORTED && region->block.read_only ? REGION_SEALED : REGION_UNSEALED;

@@ -114,12 +114,66 @@ static bool is_mapped_at_once(enum region_origin origin)
     return origin != REGION_IMPORTED && origin != REGION_FILE;
 }
 
+/* ---- who has imported memory of devices ---- */
+
+struct importer {
+    struct {
+        uint64_t client;
+        const struct memory_device *device;
+    } key;
+    unsigned n; /* regions */
+};
+
+bool region_note_importer(const struct region *region)
+{
+    struct importer key = {.key = {region->creator, region->device}}, *importer;
+    struct map *importers = &region->regions->caches.importers;
+
+    if (!region->device || region->origin != REGION_IMPORTED)
+        return true;
+    importer = map_get(importers, &key.key, sizeof key.key);
+    if (!importer) {
+        importer = malloc(sizeof *importer);
+        if (!importer)
+            return false;
+        *importer = key;
+        if (!map_put(importers, &importer->key, sizeof importer->key, importer)) {
+            free(importer);
+            return false;
+        }
+    }
+    importer->n++;
+    return true;
+}
+
+void region_forget_importer(const struct region *region)
+{
+    struct importer key = {.key = {region->creator, region->device}}, *importer;
+    struct map *importers = &region->regions->caches.importers;
+
+    if (!region->device || region->origin != REGION_IMPORTED)
+        return;
+    importer = map_get(importers, &key.key, sizeof key.key);
+    if (importer && --importer->n == 0) {
+        (void)map_remove(importers, &importer->key, sizeof importer->key);
+        free(importer);
+    }
+}
+
+bool region_client_imports(const struct regions *regions, uint64_t client, const struct memory_device *device)
+{
+    struct importer key = {.key = {client, device}};
+
+    return map_get(&regions->caches.importers, &key.key, sizeof key.key);
+}
+
 enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err)
 {
     struct region *region = calloc(1, sizeof *region);
     uint64_t want[USAGE_COUNT];
+    bool noted = false;
     enum rdt_status status;
 
     if (!region)
@@ -151,11 +205,17 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
         status = account_check(account, USAGE_MAPPED_BYTES, bytes, err);
     if (status == RDT_OK)
         status = account_take_all(account, want, err);
+    if (status == RDT_OK && !(noted = region_note_importer(region))) {
+        account_undo(account, want);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
+    }
     if (status == RDT_OK && !index_put(&regions->by_id, region->id, region)) {
         account_undo(account, want);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
     if (status != RDT_OK) {
+        if (noted)
+            region_forget_importer(region);
         account_unref(account);
         region_destroy(region);
         return status;
@@ -180,6 +240,7 @@ static void leave_device(const struct region *region)
 {
     if (!region->device)
         return;
+    region_forget_importer(region);
     region->device->memory.n_regions--;
     region->device->memory.imported_bytes -= region->origin == REGION_IMPORTED ? region->bytes : 0;
 }

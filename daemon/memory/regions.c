@@ -47,6 +47,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     index_init(&regions->by_id, 1);
     ids_init(&regions->ids, IDS_REGIONS, IDS_HALF_BITS, 64);
     map_init(&regions->caches.clients);
+    map_init(&regions->caches.importers);
     list_init(&regions->caches.by_age);
     list_init(&regions->awaiting.works);
     list_init(&regions->searches.waits);
@@ -63,6 +64,7 @@ void regions_fini(struct regions *regions)
 {
     index_fini(&regions->by_id);
     map_fini(&regions->caches.clients);
+    map_fini(&regions->caches.importers);
     map_fini(&regions->left.by_region);
     map_fini(&regions->left.by_key);
     memory_room_fini(&regions->room);

@@ -187,8 +187,9 @@ Test(device_cache, next_fetch_to_a_device_reuses_the_memory_of_the_last_one)
     end_caching();
 }
 
-/* A process may put tensors that it fetched. Imported by its chunks, the same memory is then another region. */
-Test(device_cache, memory_that_is_imported_again_is_not_reused)
+/* A process may put tensors that it fetched. Imported by its chunks, the same memory is then another region. What other clients
+ * import is not memory that this one had. */
+Test(device_cache, memory_of_a_client_that_imports_is_not_reused)
 {
     struct fake_memory_own own;
     uint8_t *first, *second;
@@ -200,15 +201,28 @@ Test(device_cache, memory_that_is_imported_again_is_not_reused)
     must_ok(rdt_import_shared(a, &shared, own.addr, &err));
     struct rdt_tensor tensor = bytes_at(own.addr, BYTES);
     struct rdt_ref held = put_tensors(a, &tensor, 1, 0);
-    struct rdt_ref ref = put_on(b, "FAKE-0", BYTES, 6, (void **)&first);
+    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 6, (void **)&first);
+    must_ok(rdt_dealloc(a, first, &err));
+    must_ok(rdt_free(a, &ref, false, &err));
+    second = fake_device_alloc(a, "FAKE-0", BYTES);
+    must_say(made() == 2, "memory was cached although its client has imported memory of its device");
+    must(is_zero(second, BYTES));
+    must_ok(rdt_dealloc(a, second, &err));
+    ref = put_on(b, "FAKE-0", BYTES, 7, (void **)&first);
     must_ok(rdt_dealloc(b, first, &err));
     must_ok(rdt_free(b, &ref, false, &err));
     second = fake_device_alloc(b, "FAKE-0", BYTES);
-    must_say(made() == 2, "memory was cached although memory of its device is imported");
+    must_say(made() == 3, "memory was freed because another client has imported memory of its device");
     must(is_zero(second, BYTES));
+    must_ok(rdt_dealloc(b, second, &err));
     must_ok(rdt_dealloc(a, own.addr, &err));
     must_ok(rdt_free(a, &held, false, &err));
     wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
+    second = fake_device_alloc(a, "FAKE-0", BYTES);
+    must_ok(rdt_dealloc(a, second, &err));
+    second = fake_device_alloc(a, "FAKE-0", BYTES);
+    must_say(made() == 4, "memory was freed although its client imports nothing any more");
+    must_ok(rdt_dealloc(a, second, &err));
     fake_device_free(&own);
     end_caching();
 }
