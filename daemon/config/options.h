@@ -66,7 +66,7 @@ struct options {
     bool allow_overflow_uid;        /* no: unmapped uids are refused */
     uint64_t memory_limit_bytes;    /* 0: half of the smaller of RAM and the cgroup's limit */
     uint64_t device_limit_bytes;    /* on each device; 0: nine tenths of what it has */
-    uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
+    uint64_t device_pool_max_bytes; /* of unused memory; 0: a quarter of device_limit */
     uint64_t cache_max_bytes;       /* of one client; 0: half of memory_limit */
     uint64_t pool_idle_ns;          /* 60s: unused memory of the pool and the cache is freed after this time */
     uint32_t max_clients;           /* 4096 */

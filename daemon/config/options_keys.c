@@ -223,8 +223,8 @@ const struct option_key option_keys[] = {
      .help = "The most memory that the daemon allocates on each device. 0 means nine tenths of the device's memory.",
      .why = "Lower it to leave device memory to the processes that compute there."},
     {ROW("daemon", "device_pool_max", OPTION_BYTES, device_pool_max_bytes, 0, UNBOUNDED), .fallback = "0",
-     .help = "The most unused memory under device_limit that the daemon keeps on each device, at most half of it for one "
-             "client. 0 means an eighth of device_limit.",
+     .help = "The most unused memory under device_limit that the daemon keeps on each device, at most half of it, or one "
+             "block, for one client. 0 means a quarter of device_limit.",
      .why = "Lower it to leave device memory to the processes that compute there."},
     {ROW("daemon", "pool_idle", OPTION_DURATION, pool_idle_ns, MS, HOUR), .fallback = "60s",
      .help = "The time after which the daemon frees pooled or cached memory that nobody has used.",

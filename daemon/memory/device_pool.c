@@ -50,9 +50,11 @@ static struct pool_block *oldest(const struct device_pool *pool, const struct me
 bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client)
 {
     struct memory_device *device = block->device;
-    uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client fills the pool */
+    uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client fills the pool, */
 
-    if (pool->idle_ns == 0 || block->bytes == 0 || block->bytes > own_max || !block->kind->available || !block->block.addr)
+    if (block->bytes > own_max) /* except by one block: that of a model is often larger than half of the pool */
+        own_max = block->bytes;
+    if (pool->idle_ns == 0 || block->bytes == 0 || block->bytes > max || !block->kind->available || !block->block.addr)
         return false;
     for (unsigned i = 0; i < block->n_registrations; i++)
         if (block->registrations[i].transport->unloading)
@@ -70,6 +72,15 @@ bool device_pool_give(struct device_pool *pool, struct pool_block *block, const 
     return true;
 }
 
+/* Blocks that only this client had come first, because they serve nobody else: if a client's put took the memory of an older
+ * snapshot, which may serve anybody, the next snapshot would need new memory. */
+static bool is_better(const struct pool_block *block, const struct pool_block *best)
+{
+    if ((block->client != 0) != (best->client != 0))
+        return block->client != 0;
+    return block->bytes <= best->bytes;
+}
+
 /* Memory on devices is short, so a block serves no request that it exceeds by more than a quarter. Of those that fit, the
  * smallest is taken, and of equal ones the latest. */
 struct pool_block *device_pool_take(struct device_pool *pool, const struct device_block_wish *wish)
@@ -83,7 +94,7 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
             continue;
         if (block->bytes < wish->bytes || block->bytes - wish->bytes > wish->bytes / 4)
             continue;
-        if (!best || block->bytes <= best->bytes)
+        if (!best || is_better(block, best))
             best = block;
     }
     if (!best) {

@@ -6,8 +6,8 @@
  * zero. A block that only one client ever had serves that client, while it is connected. All other memory is freed.
  *
  * Blocks count as used memory of their device. They are bounded for each device (pool_max_bytes) and for each client on
- * it (half of that). A block is freed when nobody took it for idle_ns, when its client, its memory kind or a transport
- * that it is registered with goes, and before a request is refused for lack of memory on the device.
+ * it (half of that, or one block). A block is freed when nobody took it for idle_ns, when its client, its memory kind or a
+ * transport that it is registered with goes, and before a request is refused for lack of memory on the device.
  *
  * All calls are made in the loop thread.
  */

@@ -36,7 +36,7 @@ enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_b
         list_init(&device->memory.awaiting);
         device->bytes = found[i].bytes;
         device->memory.limit_bytes = limit_bytes ? limit_bytes : found[i].bytes - found[i].bytes / 10;
-        device->memory.pool_max_bytes = ready_max_bytes ? ready_max_bytes : device->memory.limit_bytes / 8;
+        device->memory.pool_max_bytes = ready_max_bytes ? ready_max_bytes : device->memory.limit_bytes / 4;
         text_copy(device->uuid, sizeof device->uuid, found[i].uuid);
         text_copy(device->name, sizeof device->name, found[i].name);
     }

@@ -227,6 +227,53 @@ Test(device_cache, memory_of_a_client_that_imports_is_not_reused)
     end_caching();
 }
 
+/* As librdt-cuda publishes weights: a copy in memory of the client, which becomes a snapshot while the previous one is held. */
+static void publish_many(size_t bytes, unsigned most)
+{
+    struct rdt_alloc_options options = {
+        .struct_size = sizeof options, .memory = "fake", .device = "FAKE-0", .written_whole = true};
+    struct rdt_ref before = {0}, ref;
+    void *room;
+
+    for (unsigned version = 0; version < 100; version++) {
+        must_ok(rdt_alloc_with(a, bytes, &options, &room, &err));
+        fill_pattern(room, bytes, version);
+        struct rdt_tensor tensor = bytes_at(room, bytes);
+        ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+        must_ok(rdt_dealloc(a, room, &err));
+        if (version > 0) {
+            must_ok(rdt_free(a, &before, false, &err));
+            must_ok(rdt_wait_freed(a, &before, LONG, &err));
+        }
+        before = ref;
+    }
+    must_say(made() <= most, "%llu blocks for 100 versions", (unsigned long long)made());
+    must_say(used_bytes("FAKE-0") <= 3 * bytes, "%llu bytes", (unsigned long long)used_bytes("FAKE-0"));
+    expect(b, &ref, "host", NULL, bytes, 99, "local/copy", "host", "");
+    must_ok(rdt_free(a, &ref, false, &err));
+}
+
+Test(device_cache, publishes_take_no_more_memory_each_time)
+{
+    begin_caching(NULL);
+    publish_many(BYTES, 4);
+    end_caching();
+}
+
+/* Larger than the half of the pool that one client may have with several blocks. */
+Test(device_cache, block_larger_than_a_clients_share_is_reused)
+{
+    uint8_t *first;
+
+    begin_caching(NULL);
+    first = fake_device_alloc(a, "FAKE-0", 3 * 1024 * KIB);
+    must_ok(rdt_dealloc(a, first, &err));
+    first = fake_device_alloc(a, "FAKE-0", 3 * 1024 * KIB);
+    must(made() == 1 && is_zero(first, 3 * 1024 * KIB));
+    must_ok(rdt_dealloc(a, first, &err));
+    end_caching();
+}
+
 Test(device_cache, cache_is_bounded_and_freed_before_a_request_is_refused)
 {
     uint8_t *some[8], *all;
