@@ -16,6 +16,7 @@ struct device_work {
     void *arg;
     struct rdt_import *import; /* NULL: an allocation */
     bool reused;               /* its memory is a block of the pool, which must be zeroed */
+    bool again;                /* the device had no memory at the first attempt */
     bool to_write;             /* only the gaps are cleared */
     struct gaps gaps;
     struct list victims; /* struct pool_block: freed first, because they make room */
@@ -140,11 +141,39 @@ static void import_free(struct rdt_import *import, struct region *region)
     free(import);
 }
 
+static void submit(struct device_work *creation)
+{
+    struct region *region = creation->region;
+
+    if (creation->import) /* a plug-in may duplicate and close the client's descriptors, and a client can make that slow */
+        owner_work_submit(region->regions->owner_work, &creation->work, region->account, true);
+    else
+        work_submit(region->regions->pool, &creation->work);
+}
+
+/* The device has no memory although device_limit leaves room, because other processes have it. So the daemon gives up what it
+ * keeps there unused, and tries once more. */
+static bool try_again(struct device_work *creation)
+{
+    struct memory_device *device = creation->region->device;
+
+    if (creation->status != RDT_NO_MEMORY || creation->reused || creation->again || device->memory.pooled_bytes == 0)
+        return false;
+    creation->again = true;
+    device_pool_evict(&creation->region->regions->device_pool, device, device->memory.pooled_bytes, &creation->victims);
+    list_each (struct pool_block, block, &creation->victims, link)
+        device->memory.used_bytes -= block->bytes;
+    submit(creation);
+    return true;
+}
+
 static void done_creation(struct work *work)
 {
     struct device_work *creation = (struct device_work *)work;
     struct region *region = creation->region;
 
+    if (try_again(creation))
+        return;
     import_free(creation->import, region);
     if (creation->status != RDT_OK) {
         rdt_error_prefix(&creation->err, "%s device %s", region->kind->name, region->device->uuid);
@@ -181,10 +210,7 @@ static enum rdt_status start(struct device_work *take_creation, struct region *r
 {
     take_creation->region = region;
     take_creation->work = (struct work){.run = run_creation, .done = done_creation, .lane = region->client};
-    if (take_creation->import) /* a plug-in may duplicate and close the client's descriptors, and a client can make that slow */
-        owner_work_submit(region->regions->owner_work, &take_creation->work, region->account, true);
-    else
-        work_submit(region->regions->pool, &take_creation->work);
+    submit(take_creation);
     return RDT_AGAIN;
 }
 

@@ -331,4 +331,20 @@ Test(cuda_life, put_of_a_signal_handler_does_not_wait_for_the_put_that_it_interr
     gpu_free(whole);
     end();
 }
+
+/* device_limit says nothing of what other processes have on the GPU. */
+Test(cuda_life, memory_is_found_in_the_pool_when_the_gpu_has_no_more)
+{
+    void *block;
+
+    if (gpu_is_real())
+        cr_skip_test("a real GPU is not filled");
+    begin_with("FAKE_CUDA_MIB=64", (const char *const[]){"--device-limit=1GiB", "--pool-idle=4s", NULL});
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), 40 * MIB, &block, &err));
+    must_refuse(RDT_NO_MEMORY, "allocating GPU memory", rdt_cuda_alloc(gpu_b, gpu_uuid(0), 40 * MIB, &block, &err));
+    must_ok(rdt_dealloc(a, block, &err)); /* the pool has it for this client */
+    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(0), 40 * MIB, &block, &err));
+    must_ok(rdt_dealloc(b, block, &err));
+    end();
+}
 #endif
