@@ -9,8 +9,8 @@
  *     <= 32 KiB                                        INLINE     the message PUT                        PUT
  *     any               a snapshot                     GIVEN      a region that this process unmaps,     ALLOC, PUT
  *                                                                 so that the daemon can seal it
- *     any               without flags, for its owner   LOANED     a region that the next such put        PUT (ALLOC before,
- *                                                                 uses again                             if none is idle)
+ *     any               without flags but DETACHED,    LOANED     a region that the next such put        PUT (ALLOC before,
+ *                       for its owner                             uses again                             if none is idle)
  *     any               any other                      RELEASED   a region of this put alone             ALLOC, PUT,
  *                                                                                                        RELEASE_REGION
  *
@@ -38,6 +38,7 @@
 
 #define COPY_BYTES ((uint64_t)64 << 20) /* what is copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
+#define BESIDE_LOANS RDT_PUT_DETACHED /* flags that do not prevent that a region is loaned */
 
 enum method { NOTHING, INLINE, GIVEN, LOANED, RELEASED };
 
@@ -184,11 +185,15 @@ static bool is_copied(const struct put *put, uint32_t i)
 
 /* ---- choosing the method ---- */
 
-/* A loaned region is used again, so only its owner may have seen it, and its end must be known to this session. */
+/* A loaned region is used again, so only its owner may have seen it. If this session ends before a detached object does, the
+ * region is the object's alone. */
 static bool may_loan(const struct put *put)
 {
     uint32_t flags = put->options->flags;
 
+    if (flags & BESIDE_LOANS && !put->conn->can.detached_loans)
+        return false;
+    flags &= ~(uint32_t)BESIDE_LOANS;
     return put->options->visibility == RDT_VISIBLE_TO_OWNER &&
            ((flags == 0 && put->conn->can.loans) || (flags == RDT_PUT_IMMUTABLE && put->conn->can.immutable_loans));
 }
@@ -210,15 +215,16 @@ static enum method choose(const struct put *put)
  * object is immutable in a loaned region, and otherwise a snapshot. */
 static void choose_flags(const struct put *put, struct rdt_put_options *own)
 {
-    bool may_be_unsealed;
+    uint32_t flags, beside;
 
     own->flags &= ~(uint32_t)RDT_PUT_SUM; /* put->sum */
-    may_be_unsealed = own->flags == (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED) || own->flags == RDT_PUT_IMMUTABLE;
-    if (may_be_unsealed && put->n_regions == 0) {
-        own->flags = RDT_PUT_IMMUTABLE;
+    beside = own->flags & BESIDE_LOANS;
+    flags = own->flags & ~beside;
+    if ((flags == (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED) || flags == RDT_PUT_IMMUTABLE) && put->n_regions == 0) {
+        own->flags = RDT_PUT_IMMUTABLE | beside;
         if (choose(put) == LOANED)
             return;
-        own->flags = RDT_PUT_SNAPSHOT;
+        own->flags = RDT_PUT_SNAPSHOT | beside;
     }
     own->flags &= ~(uint32_t)RDT_PUT_UNSEALED;
     if (own->flags & RDT_PUT_IMMUTABLE && put->n_regions == 0)
@@ -393,7 +399,7 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
     }
     /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A live object in a region that is
      * loaned again does not wait for room either: a new region may need less. */
-    if (put->options->timeout_ns > 0 && !(put->loan && put->loan->reused && options->flags == 0))
+    if (put->options->timeout_ns > 0 && !(put->loan && put->loan->reused && !(options->flags & RDT_PUT_IMMUTABLE)))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
     status = call_fds(put->conn, RDT_MSG_PUT, &request.base, -1, put->answer_ns, &answer, NULL, err);
     free(request.regions);

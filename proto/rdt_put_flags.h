@@ -8,9 +8,9 @@ enum rdt_put_flags {
      * write them again at once. Tensors that librdt had to copy into the daemon's memory anyway are not
      * copied twice. Readers map a snapshot read-only, or privately (RDT_FETCH_COW). */
     RDT_PUT_SNAPSHOT = 1,
-    /* The object outlives this session by ttl_ns, counted from the session's end; then it is freed as by
-     * rdt_free, and later fetches fail with FREED. Any session of the same owner may rdt_free it. Its
-     * bytes stay charged to the owner. */
+    /* The object is freed ttl_ns after the put, as by rdt_free, whether or not this session lives; later
+     * fetches fail with FREED. Any session of the same owner may rdt_free it sooner. Its bytes stay charged
+     * to the owner. */
     RDT_PUT_DETACHED = 2,
     /* The tensors' bytes will be written later, for example by a GPU stream. The put returns the ref at once, and
      * the object is `filling`: fetches and waits continue after rdt_ready, and nothing reads its memory before.
@@ -28,8 +28,8 @@ enum rdt_put_flags {
      * that it uses again when the object has ended, so that successive objects of one size, such as the weights of each
      * step, need no new pages, and a put of a large one takes a fraction of the time. The object never changes either way,
      * but nothing prevents a broken program from writing into librdt's memory. The flag has no effect together with other
-     * flags, on objects that others than their owner may see, and if a tensor lies in memory that the daemon knows. If the
-     * object is stored (rdt_store), it stays in memory as long as its producer lives. */
+     * flags than DETACHED and SUM, on objects that others than their owner may see, and if a tensor lies in memory
+     * that the daemon knows. If the object is stored (rdt_store), it stays in memory as long as its producer lives. */
     RDT_PUT_UNSEALED = 32,
     /* librdt computes the checksum of the tensors' bytes before it puts them, in the calling thread, so that readers can
      * compare with it what they got (rdt_verify), from the producer's memory to theirs. A snapshot has a checksum without this

@@ -354,11 +354,11 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "the message hands over %zu regions, but names only %zu", message->n_given,
                              message->n_regions);
-    if (message->n_loaned > 0 &&
-        ((message->flags & ~(uint32_t)RDT_PUT_IMMUTABLE) != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
+    if (message->n_loaned > 0 && ((message->flags & ~(uint32_t)(RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED)) != 0 ||
+                                  message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
         return rdt_error_set(err, RDT_INVALID,
                              "regions can be loaned only to objects that only their owner may see, and that have no flags but "
-                             "IMMUTABLE");
+                             "IMMUTABLE and DETACHED");
     if (message->flags & RDT_PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
         return rdt_error_set(err, RDT_INVALID, "a PENDING put must not have tensors in the message or hand over regions");
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)

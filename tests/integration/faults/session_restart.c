@@ -237,18 +237,19 @@ Test(session_restart, immutable_objects_stay_immutable)
 Test(session_restart, unsealed_snapshots_stay_and_give_their_memory_back)
 {
     uint8_t *data = malloc(MIB);
-    struct rdt_ref refs[2];
+    struct rdt_ref refs[4];
 
     begin_with_clients();
     struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED};
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 4; i++) {
         fill_pattern(data, MIB, i);
-        options.timeout_ns = i == 0 ? 0 : LONG;
+        options.flags |= i < 2 ? 0 : RDT_PUT_DETACHED;
+        options.timeout_ns = i % 2 == 0 ? 0 : LONG;
         must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, data), 1, &options, &refs[i], &err));
     }
     free(data);
     again(SIGKILL);
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 4; i++) {
         rdt_object *object = fetch_one(other, &refs[i], RDT_FETCH_COW);
         must(holds_pattern(tensor_of(object, 0).data, MIB, i));
         rdt_release(object);

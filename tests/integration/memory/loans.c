@@ -82,7 +82,14 @@ Test(loans, unsealed_snapshots_reuse_the_same_memory)
     cacheable(RDT_FETCH_COW, "local/cow", RDT_PUT_IMMUTABLE);
 }
 
-/* They must be sealed: others may see them, they outlive their producer, or they are the user's own memory. */
+Test(loans, detached_objects_reuse_the_same_memory)
+{
+    cacheable(RDT_FETCH_SHARE, "local/share", RDT_PUT_DETACHED);
+    cacheable(RDT_FETCH_COW, "local/cow", RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_DETACHED);
+    cacheable(RDT_FETCH_COW, "local/cow", RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED);
+}
+
+/* They must be sealed: others may see them, or they are the user's own memory. */
 Test(loans, snapshots_that_must_be_sealed_are)
 {
     static const struct {
@@ -90,7 +97,7 @@ Test(loans, snapshots_that_must_be_sealed_are)
         enum rdt_visibility visibility;
         bool own;
     } cases[] = {
-        {0, RDT_VISIBLE_TO_ALL, false}, {RDT_PUT_DETACHED, RDT_VISIBLE_TO_OWNER, false}, {0, RDT_VISIBLE_TO_OWNER, true}};
+        {0, RDT_VISIBLE_TO_ALL, false}, {RDT_PUT_DETACHED, RDT_VISIBLE_TO_ALL, false}, {0, RDT_VISIBLE_TO_OWNER, true}};
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *ordinary = malloc(MIB), *own;
 
@@ -416,18 +423,30 @@ Test(loans, region_of_a_killed_reader_is_not_filled_again)
     end((const char *[]){"(pid ", NULL});
 }
 
+static struct rdt_ref put_flags(rdt *client, uint32_t flags, uint32_t seed)
+{
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = flags};
+    uint8_t *data = malloc(MIB);
+    struct rdt_ref ref;
+
+    fill_pattern(data, MIB, seed);
+    ref = put_as(client, &VECTOR(RDT_U8, MIB, data), 1, &options);
+    free(data);
+    return ref;
+}
+
+/* arg: the flags of the last put */
 static int puts_and_stays(struct actor *self, void *arg)
 {
     rdt *mine = node_client(&node, "producer");
     struct rdt_ref ref;
 
-    (void)arg;
     for (uint32_t i = 0; i < 4; i++) { /* the region has been loaned before */
         ref = put_pattern(mine, NULL, MIB, i);
         must_ok(rdt_free(mine, &ref, false, &err));
         must_ok(rdt_wait_freed(mine, &ref, LONG, &err));
     }
-    ref = put_pattern(mine, NULL, MIB, 9);
+    ref = put_flags(mine, *(const uint32_t *)arg, 9);
     actor_send(self, &ref, sizeof ref);
     actor_await(self);
     return 0;
@@ -440,7 +459,7 @@ Test(loans, region_of_a_killed_producer_stays_for_its_readers)
     rdt_object *shared, *cow;
 
     begin(long_idle);
-    actor_start_keeping(&actor, puts_and_stays, NULL, -1);
+    actor_start_keeping(&actor, puts_and_stays, &(uint32_t){0}, -1);
     actor_recv(&actor, &ref, sizeof ref);
     shared = fetch_one(conn, &ref, RDT_FETCH_SHARE);
     cow = fetch_one(other, &ref, RDT_FETCH_COW);
@@ -453,6 +472,50 @@ Test(loans, region_of_a_killed_producer_stays_for_its_readers)
     wait_until(LONG, used(0, "bytes") == 0); /* though they have it mapped yet */
     cr_assert_eq(status_now().orphaned_bytes, 0);
     end((const char *[]){"(pid ", NULL});
+}
+
+/* The object has the region alone from then on, and it is freed with the object: nobody else gets memory that the producer's
+ * children may still have mapped. */
+Test(loans, region_of_a_killed_producer_stays_for_a_detached_object)
+{
+    static const uint32_t flags[] = {RDT_PUT_DETACHED, RDT_PUT_DETACHED | RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED};
+
+    begin(long_idle);
+    for (unsigned i = 0; i < 2; i++) {
+        struct actor actor;
+        struct rdt_ref ref;
+        actor_start_keeping(&actor, puts_and_stays, (void *)&flags[i], -1);
+        actor_recv(&actor, &ref, sizeof ref);
+        actor_kill(&actor, SIGKILL);
+        wait_until(LONG, status_now().clients == 3); /* with the watcher */
+        rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_COW);
+        must_go_by("local/cow", object);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 9));
+        rdt_release(object);
+        must_ok(rdt_free(other, &ref, false, &err));
+        must_ok(rdt_wait_freed(other, &ref, LONG, &err));
+        wait_until(LONG, used(0, "bytes") == 0);
+    }
+    cr_assert_eq(status_now().orphaned_bytes, 0);
+    end((const char *[]){"(pid ", NULL});
+}
+
+/* Another session of the user frees the object, and the one that put it has its memory back. */
+Test(loans, detached_object_that_another_session_frees_gives_its_memory_back)
+{
+    unsigned long inode, first = 0;
+
+    begin(long_idle);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct rdt_ref ref = put_flags(conn, RDT_PUT_DETACHED, i);
+        inode = read_by_other(&ref, RDT_FETCH_SHARE, "local/share", MIB, i);
+        cr_assert(i == 0 || inode == first);
+        first = inode;
+        must_ok(rdt_free(other, &ref, false, &err));
+        must_ok(rdt_wait_freed(other, &ref, LONG, &err));
+        must_ok(rdt_ping(conn, LONG, &err));
+    }
+    end(NULL);
 }
 
 /* ---- memory that is never loaned ---- */
