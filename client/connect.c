@@ -11,10 +11,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "batch.h"
 #include "call.h"
 #include "fetch.h"
 #include "fetched.h"
+#include "memory/batch.h"
 #include "memory/loans.h"
 #include "memory/room.h"
 #include "options.h"

@@ -5,9 +5,9 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "batch.h"
 #include "fetched.h"
 #include "memory/alloc.h"
+#include "memory/batch.h"
 #include "memory/loans.h"
 #include "memory/mappers.h"
 #include "memory/overlap.h"
@@ -17,6 +17,7 @@
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
+#include "rdt_many.h"
 #include "request.h"
 #include "session/clock.h"
 #include "session/events.h"
@@ -567,4 +568,53 @@ enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, c
         objects_p[i] = NULL;
     }
     return status;
+}
+
+/* Takes the object of a request, which may have failed, and destroys the request. */
+static enum rdt_status take_result(rdt_request *take_request, bool verifies, int64_t deadline_ns, rdt_object **object_p,
+                                   struct rdt_error *err)
+{
+    rdt_object *object = NULL;
+    enum rdt_status status = rdt_request_take_object(take_request, &object, err);
+
+    if (status == RDT_AGAIN)
+        status = rdt_error_set(err, RDT_TIMED_OUT, "the fetch of %s had not ended when the time was over", take_request->label);
+    if (status == RDT_OK && verifies)
+        status = rdt_verify(object, clock_remaining_ns(deadline_ns), err);
+    rdt_request_destroy(take_request);
+    if (status != RDT_OK)
+        rdt_release(object);
+    *object_p = status == RDT_OK ? object : NULL;
+    return status;
+}
+
+enum rdt_status rdt_fetch_each(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                               rdt_object **objects_p, enum rdt_status *statuses_p, struct rdt_error *err)
+{
+    rdt_request **requests;
+    struct rdt_error why, first = {0};
+    int64_t deadline_ns;
+    bool verifies;
+    enum rdt_status status = check_verify(options, true, &verifies, err);
+
+    if (status == RDT_OK && count > 0 && !objects_p)
+        status = rdt_error_set(err, RDT_INVALID, "objects_p is NULL, and count is %zu", count);
+    if (status == RDT_OK)
+        status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
+    if (status != RDT_OK)
+        return status;
+    status = rdt_wait_each(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, &why);
+    if (status == RDT_CANCELLED)
+        first = why;
+    for (size_t i = 0; i < count; i++) {
+        status = take_result(requests[i], verifies, deadline_ns, &objects_p[i], &why);
+        if (statuses_p)
+            statuses_p[i] = status;
+        if (status != RDT_OK && first.status == RDT_OK)
+            first = why;
+    }
+    free(requests);
+    if (first.status != RDT_OK && err)
+        *err = first;
+    return first.status;
 }

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "batch.h"
 #include "fetched.h"
+#include "memory/batch.h"
 #include "memory/loans.h"
 #include "memory/mappers.h"
 #include "memory/room.h"

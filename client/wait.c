@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for requests: rdt_wait blocks; rdt_fd and rdt_dispatch are for event loops. */
+#include "rdt_many.h"
 #include "request.h"
 #include "session/clock.h"
 #include "session/connection.h"
@@ -12,9 +13,9 @@ struct tally {
     rdt_request *arrived; /* one whose bytes this thread may copy */
 };
 
-/* The first *n_before_p requests have ended well, and are not looked at again: otherwise the time of a wait for thousands
- * would grow with the square of their number. */
-static struct tally count_ended(rdt_request *const *requests, size_t count, size_t *n_before_p)
+/* The first *n_before_p requests have ended well, or with `each` in any way, and are not looked at again: otherwise the time of
+ * a wait for thousands would grow with the square of their number. */
+static struct tally count_ended(rdt_request *const *requests, size_t count, bool each, size_t *n_before_p)
 {
     struct tally tally = {.ended = *n_before_p};
 
@@ -23,9 +24,9 @@ static struct tally count_ended(rdt_request *const *requests, size_t count, size
 
         if (request->state == REQUEST_ENDED) {
             tally.ended++;
-            if (i == *n_before_p && request->err.status == RDT_OK)
+            if (i == *n_before_p && (each || request->err.status == RDT_OK))
                 ++*n_before_p;
-            if (!tally.failed && request->err.status != RDT_OK)
+            if (!each && !tally.failed && request->err.status != RDT_OK)
                 tally.failed = request;
         } else if (!tally.arrived && request->state == REQUEST_ARRIVED && !request->copying) {
             tally.arrived = request;
@@ -34,15 +35,15 @@ static struct tally count_ended(rdt_request *const *requests, size_t count, size
     return tally;
 }
 
-/* With the lock. */
-static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t deadline_ns,
-                                struct rdt_error *err)
+/* With the lock. each: a request that has failed has ended like any other. */
+static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, bool each,
+                                int64_t deadline_ns, struct rdt_error *err)
 {
     enum rdt_status over = RDT_OK; /* TIMED_OUT, CANCELLED */
     size_t n_before = 0;
 
     for (;;) {
-        struct tally tally = count_ended(requests, count, &n_before);
+        struct tally tally = count_ended(requests, count, each, &n_before);
         uint64_t seen = conn->waiters.n_changes;
 
         if (tally.failed) {
@@ -75,7 +76,8 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
     }
 }
 
-static enum rdt_status check(const rdt *conn, rdt_request *const *requests, size_t count, struct rdt_error *err)
+static enum rdt_status check(const rdt *conn, rdt_request *const *requests, size_t count, size_t *how_many,
+                             struct rdt_error *err)
 {
     enum rdt_status status = connection_check(conn, err);
 
@@ -87,28 +89,43 @@ static enum rdt_status check(const rdt *conn, rdt_request *const *requests, size
         if (!requests[i] || requests[i]->conn != conn)
             return rdt_error_set(err, RDT_INVALID, "request %zu is %s", i, requests[i] ? "of another connection" : "NULL");
     }
+    if (*how_many == RDT_WAIT_ALL)
+        *how_many = count;
+    if (*how_many > count)
+        return rdt_error_set(err, RDT_INVALID, "how_many is %zu, but there are only %zu requests", *how_many, count);
     return RDT_OK;
 }
 
 enum rdt_status rdt_wait(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
                          bool *done_p, size_t *n_done_p, struct rdt_error *err)
 {
-    enum rdt_status status = check(conn, requests, count, err);
+    enum rdt_status status = check(conn, requests, count, &how_many, err);
 
     if (status != RDT_OK)
         return status;
-    if (how_many == RDT_WAIT_ALL)
-        how_many = count;
-    if (how_many > count)
-        return rdt_error_set(err, RDT_INVALID, "how_many is %zu, but there are only %zu requests", how_many, count);
-
     connection_lock(conn);
-    status = wait_for(conn, requests, count, how_many, clock_deadline_ns(timeout_ns), err);
+    status = wait_for(conn, requests, count, how_many, false, clock_deadline_ns(timeout_ns), err);
     connection_flush(conn);
     if (n_done_p)
-        *n_done_p = count_ended(requests, count, &(size_t){0}).ended;
+        *n_done_p = count_ended(requests, count, false, &(size_t){0}).ended;
     for (size_t i = 0; done_p && i < count; i++)
         done_p[i] = requests[i]->state == REQUEST_ENDED;
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_wait_each(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
+                              enum rdt_status *statuses_p, struct rdt_error *err)
+{
+    enum rdt_status status = check(conn, requests, count, &how_many, err);
+
+    if (status != RDT_OK)
+        return status;
+    connection_lock(conn);
+    status = wait_for(conn, requests, count, how_many, true, clock_deadline_ns(timeout_ns), err);
+    connection_flush(conn);
+    for (size_t i = 0; statuses_p && i < count; i++)
+        statuses_p[i] = requests[i]->state == REQUEST_ENDED ? requests[i]->err.status : RDT_AGAIN;
     connection_unlock(conn);
     return status;
 }

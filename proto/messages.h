@@ -56,6 +56,7 @@
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \
     X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
+    X(80, EXISTS, exists, exists_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
     X(110, SCRUB, scrub, scrub_reply, VERB_ADMIN | VERB_WAITS | VERB_CANCELLABLE, "not all files were read")                   \
     X(111, SUM, sum, sum_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                              \
       "its checksum was not computed")                                                                                         \

@@ -3,6 +3,7 @@
 #ifndef PROTO_WIRE_REF_H
 #define PROTO_WIRE_REF_H
 
+#include "layout.h"
 #include "rdt.pb-c.h"
 #include "rdt_ref.h"
 #include "rdt_status.h"
@@ -23,5 +24,18 @@ void wire_ref_id_text(const void *id, size_t bytes, char *text_p);
  * for ever, and DISCONNECTED and FORKED are statuses of librdt only. An empty message becomes the sentence
  * of the status. */
 enum rdt_status wire_error(int32_t status, int32_t sys_errno, const char *message, struct rdt_error *err);
+
+/* ---- lists of refs as columns: thousands of refs have most of their parts in common ---- */
+
+/* Makes a list of refs [n], which must outlive it, in the arena. NO_MEMORY. */
+enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, size_t n, Rdt__Pb__RefList **list_p,
+                              struct rdt_error *err);
+
+/* Checks a list from elsewhere (NULL: no refs): its columns belong together, and it has at most RDT_MAX_FETCH_REFS refs.
+ * INVALID, LIMIT. */
+enum rdt_status ref_list_check(const Rdt__Pb__RefList *list, struct rdt_error *err);
+
+/* Converts ref i of a checked list, whose id begins at byte `at` of list->ids. INVALID: as wire_ref_to. */
+enum rdt_status ref_list_get(const Rdt__Pb__RefList *list, size_t i, size_t at, struct rdt_ref *ref_p, struct rdt_error *err);
 
 #endif

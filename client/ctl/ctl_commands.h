@@ -118,6 +118,8 @@ struct ctl;
       "header that fits them.")                                                                                           \
     X(wait, "REF|--name NAME", "waits until an object is put, or a name has a version above --after",                     \
       "Without --timeout it waits for ever.")                                                                             \
+    X(exists, "NAME|REF ...", "says which names and objects could be fetched now",                                        \
+      "A NAME is looked for at all nodes of the node table. Exit status 1: one of them does not exist.")                  \
     X(free, "REF", "drops the producer's hold, or with --force ends the object for later readers", NULL)                  \
     X(publish, "NAME REF", "makes an object the next version of a name",                                                  \
       "The name lives on the object's node and holds the object until the next version or unpublish. Prints a\n"          \

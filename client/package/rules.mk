@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # librdt, librdt-cuda, rdtctl, rdtd-exporter and the Python package.
 
-CLIENT_O  := $(call obj,$(call srcs,client client/session client/memory client/plan))
+CLIENT_O  := $(call obj,$(call srcs,client client/session client/memory client/many client/plan))
 LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
 CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/*))
 HEADERS   := $(wildcard client/rdt.h client/rdt_*.h backends/rdt_*.h proto/rdt_*.h)

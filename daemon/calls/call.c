@@ -121,8 +121,20 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
     free(packed);
 }
 
+/* Tells whoever has created the call. */
+static void tell_asker(struct call *call, const ProtobufCMessage *reply, const struct rdt_error *err)
+{
+    *call->question_p = NULL;
+    call->on_answer(call, reply, err);
+    call_free(call);
+}
+
 void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds)
 {
+    if (call->on_answer) {
+        tell_asker(call, reply, NULL);
+        return;
+    }
     if (call->client && call->request_id != 0) {
         call->client->conn.send(call->client, call->type, FRAME_REPLY, call->request_id, reply, take_fds, n_fds);
     } else {
@@ -144,6 +156,10 @@ void call_reply_empty(struct call *call)
 
 static void fail(struct call *call, const struct rdt_error *err, bool unread)
 {
+    if (call->on_answer) {
+        tell_asker(call, NULL, err);
+        return;
+    }
     if (call->hold.retakes)
         call->rpc->retakes.events->on_failure(call, err);
     if (call->client && call->request_id == 0 && !unread) {
@@ -269,9 +285,14 @@ void call_take_request(struct call *call, struct arena *to)
 
 void call_drop(struct call *call)
 {
+    struct rdt_error err;
+
     if (call->on_end)
         call->on_end(call);
-    call_free(call);
+    if (call->on_answer)
+        tell_asker(call, NULL, (rdt_error_set(&err, RDT_CANCELLED, "the request has ended"), &err));
+    else
+        call_free(call);
 }
 
 bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns)

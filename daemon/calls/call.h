@@ -224,6 +224,11 @@ struct call {
     bool deferred; /* call_defer has charged it as a waiter */
     struct call_waits waits;
     void *waiting; /* belongs to the handler, and on_end ends it */
+    /* Of a call that a handler has created to ask another node (call_ask): is called once, in place of an answer. reply NULL:
+     * err says why there is none. */
+    void (*on_answer)(struct call *, const ProtobufCMessage *reply, const struct rdt_error *err);
+    struct call **question_p; /* is set to NULL then */
+    void *asker;              /* belongs to whoever set on_answer */
     struct call_place place;
     struct call_forwarded forwarded;
     struct call_hold hold;
@@ -275,6 +280,13 @@ bool call_is_remote(const struct call *call, const struct rdt_ref *ref);
  * comes from another node; UNSUPPORTED: this daemon has no peer link; PEER_LOST: the node is in back-off. */
 enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
                              struct rdt_error *err);
+
+/* Asks another node on behalf of a client's call, which goes on meanwhile. on_answer follows once, perhaps inside this call;
+ * call_forget prevents it. Errors: as call_forward, and then it does not follow. */
+typedef void (*call_on_answer)(struct call *question, const ProtobufCMessage *reply, const struct rdt_error *err);
+enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request,
+                         call_on_answer on_answer, void *asker, struct call **question_p, struct rdt_error *err);
+void call_forget(struct call *question); /* NULL: does nothing */
 
 /* The calls that wait for the link are sent, in slices. */
 void calls_peer_up(struct rpc *rpc, struct peer *peer);

@@ -36,17 +36,22 @@ static void on_found(struct name_seeker *seeker, const uint8_t node[16], const c
     struct call *call = container_of(seeker, struct call, waits.seeker);
 
     name_waiter_remove(&call->waits.named);
+    name_seeker_remove(seeker);
     call->place.known = true;
     memcpy(call->place.node, node, sizeof call->place.node);
     text_copy(call->place.address, sizeof call->place.address, address);
     dispatch_again(call);
 }
 
-/* It is answered as if the name were only looked for here. */
-static void on_missing(struct name_seeker *seeker)
+/* It is answered as if the name were only looked for here, or at the node that has claimed it. */
+static void on_missing(struct name_seeker *seeker, const uint8_t node[16], const char *address)
 {
     struct call *call = container_of(seeker, struct call, waits.seeker);
 
+    if (node) {
+        on_found(seeker, node, address);
+        return;
+    }
     name_seeker_remove(seeker);
     call->place.known = true;
     dispatch_again(call);

@@ -119,6 +119,35 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     return RDT_OK;
 }
 
+enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request,
+                         call_on_answer on_answer, void *asker, struct call **question_p, struct rdt_error *err)
+{
+    struct call *question = call_create(call->rpc, call->client, NULL, call->type, 0);
+    enum rdt_status status;
+
+    if (!question)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask another node");
+    question->on_answer = on_answer;
+    question->question_p = question_p;
+    question->asker = asker;
+    *question_p = question;
+    status = call_forward(question, ref, request, -1, err); /* the question may have been answered */
+    if (status == RDT_OK)
+        return RDT_OK;
+    question->on_end = NULL;
+    call_forget(question);
+    *question_p = NULL;
+    return status;
+}
+
+void call_forget(struct call *question)
+{
+    if (!question)
+        return;
+    question->on_answer = NULL;
+    call_drop(question);
+}
+
 /* ---- the beginning and the end of a link, in slices: very many calls may wait for it ---- */
 
 static struct peer *peer_of(struct peer_calls *calls)

@@ -45,7 +45,7 @@ static void on_seek(struct directory_names *all, struct peer *peer, const struct
     bool found = names_home_seek(all, peer, key, &place) == RDT_OK;
 
     (void)names_send(all, peer, found ? RDT__PB__NAME_ACT__NAME_ACT_FOUND : RDT__PB__NAME_ACT__NAME_ACT_MISSING, key,
-                     found ? &place : NULL);
+                     found || name_place_is_set(&place) ? &place : NULL);
 }
 
 /* A node that may not act for an owner has no names of that owner, and is told so: it would wait. */
@@ -94,11 +94,11 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
         names_seek_found(all, &key, &place);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_MISSING:
-        names_seek_missing(all, peer, &key);
+        names_seek_missing(all, peer, &key, &place);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED:
         names_claim_away(all, peer, &key);
-        names_seek_missing(all, peer, &key);
+        names_seek_missing(all, peer, &key, &(struct name_place){0});
         break;
     default: /* of a later version */
         break;

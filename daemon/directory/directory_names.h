@@ -111,8 +111,9 @@ struct name_seeker {
     struct name_seek *seek; /* NULL: it does not wait */
     /* Called once, and the seeker does not wait any more. */
     void (*on_found)(struct name_seeker *seeker, const uint8_t node[16], const char *address);
-    /* No home that answers knows such a name. The seeker continues to wait. May be NULL. */
-    void (*on_missing)(struct name_seeker *seeker);
+    /* No home that answers knows such a name. The seeker continues to wait. node: the one that has claimed the name, and may
+     * have published it since; NULL: none. May be NULL. */
+    void (*on_missing)(struct name_seeker *seeker, const uint8_t node[16], const char *address);
 };
 
 /* The fields up to check_requester must be set. Names that are published already are claimed. */

@@ -175,6 +175,7 @@ enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, 
     }
     if (record && from)
         note_seeker(record, from);
+    *place_p = record && record->held ? record->place : (struct name_place){0};
     return RDT_AGAIN;
 }
 

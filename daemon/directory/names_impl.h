@@ -9,6 +9,8 @@
 #ifndef DAEMON_NAMES_IMPL_H
 #define DAEMON_NAMES_IMPL_H
 
+#include <string.h>
+
 #include "daemon/directory/directory_names.h"
 #include "proto/wire_limits.h"
 
@@ -45,6 +47,13 @@ struct name_place { /* the node that has a name */
     bool published; /* it has told a version to the home; otherwise the version is an earlier node's, or 0 */
 };
 
+static inline bool name_place_is_set(const struct name_place *place)
+{
+    static const uint8_t nobody[16];
+
+    return memcmp(place->node, nobody, sizeof nobody) != 0;
+}
+
 /* ---- names_send.c ---- */
 
 /* Sends a message about the name. false: the link is not up. */
@@ -62,7 +71,8 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
                                     const struct name_place *claim, struct name_place *place_p);
 void names_home_end(struct directory_names *all, const struct name_key *key, const struct name_place *claim);
 
-/* Handles a look-up. from NULL: a reader of this node, to which no message is sent. AGAIN: no node has registered the name. */
+/* Handles a look-up. from NULL: a reader of this node, to which no message is sent. AGAIN: no node has registered a version of
+ * the name; *place_p is the node that has claimed it, or zero. */
 enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, const struct name_key *key,
                                 struct name_place *place_p);
 /* Forgets a few of the names that were only looked up, and for which nobody waits any more. */
@@ -88,7 +98,8 @@ void names_claims_close(struct directory_names *all);
 /* ---- names_seek.c: readers of this node ---- */
 
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place);
-void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key);
+void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key,
+                        const struct name_place *claimed);
 void names_seeks_tick(struct directory_names *all);
 void names_seeks_peer_up(struct directory_names *all, struct peer *peer);
 void names_seeks_close(struct directory_names *all);

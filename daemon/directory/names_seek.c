@@ -19,7 +19,8 @@ struct name_seek {
     struct list found;   /* the same: nor that it is at found_at */
     struct list by_telling;
     struct name_place found_at;
-    struct name_place place; /* where it was found last; epoch 0: nowhere */
+    struct name_place place;   /* where it was found last; epoch 0: nowhere */
+    struct name_place claimed; /* by a node of which no home knows that it has published the name; zero: none */
     uint64_t asked_ns;
     bool busy; /* its seekers are being notified, so it must not be freed */
     unsigned n_missing;
@@ -112,6 +113,7 @@ static void ask(struct name_seek *seek)
 
     seek->asked_ns = uv_hrtime();
     seek->n_missing = 0;
+    seek->claimed = (struct name_place){0};
     list_remove(&seek->link);
     list_append(&seek->all->sought, &seek->link);
     names_homes_of(seek->all, &seek->key, &homes);
@@ -158,10 +160,17 @@ static void tell_found(struct name_seek *seek, struct name_seeker *seeker)
 
 static void tell_missing(struct name_seek *seek, struct name_seeker *seeker)
 {
+    struct name_place place;
+    bool claimed;
+
     list_remove(&seeker->link);
     list_append(&seek->seekers, &seeker->link);
+    if (!name_place_is_set(&seek->claimed)) /* this node may be a home, too */
+        (void)names_home_seek(seek->all, NULL, &seek->key, &seek->claimed);
+    place = seek->claimed;
+    claimed = name_place_is_set(&place) && !is_here(seek->all, &place);
     if (seeker->on_missing) /* which may remove it and any other */
-        seeker->on_missing(seeker);
+        seeker->on_missing(seeker, claimed ? place.node : NULL, place.address);
 }
 
 /* Returns false if nobody is to be told. */
@@ -220,7 +229,8 @@ void names_seek_found(struct directory_names *all, const struct name_key *key, c
 }
 
 /* Notifies the seekers with on_missing when every home that can be asked has answered MISSING. */
-void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key)
+void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key,
+                        const struct name_place *claimed)
 {
     struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
     struct name_homes homes;
@@ -233,6 +243,8 @@ void names_seek_missing(struct directory_names *all, const struct peer *from, co
     if (seek->n_missing == NAMES_HOMES)
         return;
     memcpy(seek->missing[seek->n_missing++], from->uuid, 16);
+    if (name_place_is_set(claimed))
+        seek->claimed = *claimed;
     names_homes_of(all, key, &homes);
     for (unsigned i = 0; i < homes.n; i++) {
         bool said = !homes.peer[i] || homes.peer[i]->state != PEER_UP;

@@ -23,6 +23,7 @@ from ._errors import Denied, Error, Freed, NotFound, OwnerDied, PeerLost
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
+from ._many import ManyCalls
 from ._memory import As, MemoryCalls
 from ._requests import (HOLD, MODES, VISIBILITY, Fetched, FetchInto, Held, How, Ref, Request, Steps, Visible, is_open,
                         parts_refused, ref_of)
@@ -30,7 +31,7 @@ from ._shards import PartCalls
 from ._structure import Layout, bare, encode, encode_nested, refused
 from ._targets import Targets, check_memory
 from ._versions import Published, Versions
-from ._waits import WaitCalls
+from ._waits import WaitCalls, returns_errors
 
 Mode = Literal["auto", "share", "copy", "cow"]
 
@@ -50,7 +51,7 @@ def _in_two_steps(ref: Any, targets: Optional[Targets], as_: str) -> bool:
     return _is_structure(targets.into) and as_ != "list" or (ref.is_name or not ref.generation) and targets.may_move()
 
 
-class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
+class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
     socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl;
@@ -531,12 +532,15 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         return Fetched(value, tensors=tensors, metadata=brought.metadata, **info)
 
     @checked
-    def get(self, refs: Any, **options: Any) -> Any:
+    def get(self, refs: Any, *, errors: Literal["raise", "return"] = "raise", **options: Any) -> Any:
         """Fetches and waits. Returns the value of a ref, or the list of values of a list of refs; raises the
-        first failure and cancels the rest.
+        first failure and cancels the rest. errors="return": waits for all, and the value of one that failed is
+        its exception (an `Error`).
 
-        Options and errors: see `fetch`. The arrays keep the daemon's memory alive; nothing needs to be
-        closed."""
+        Options and errors: see `fetch`. With timeout=0 nothing waits for a put: what is not there has NotPut. The
+        arrays keep the daemon's memory alive; nothing needs to be closed."""
+        if returns_errors(errors):
+            return self._get_each(refs, options)
         if isinstance(refs, _rdt.Ref) and options.keys() <= _SIMPLE \
                 and not (options and (self._gpus_open or torch_uses_gpus())):
             return self._get_one(refs, **options)
@@ -549,6 +553,23 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
                 self._wait_for(requests, len(requests), None)
             values = [request.result() for request in requests]
         except BaseException:  # its traceback keeps the requests, which would go on to write the targets
+            for request in requests:
+                request.cancel()
+            raise
+        return values if requests is started else values[0]
+
+    def _get_each(self, refs: Any, options: dict[str, Any]) -> Any:
+        started = self.fetch(refs, **options)
+        requests = [started] if isinstance(refs, _rdt.Ref) else started
+        values: list[Any] = []
+        try:
+            self._wait_each(requests, len(requests), None)
+            for request in requests:
+                try:
+                    values.append(request.result())
+                except Error as error:
+                    values.append(error.with_traceback(None))  # which would keep the request
+        except BaseException:
             for request in requests:
                 request.cancel()
             raise

@@ -42,6 +42,12 @@ def _in_first_step(requests: Sequence[Request]) -> bool:
     return any([isinstance(request, FetchInto) and request._how.steps.found is None for request in requests])
 
 
+def returns_errors(errors: str) -> bool:
+    if errors not in ("raise", "return"):
+        raise ValueError(f"errors must be \"raise\" or \"return\", not {errors!r}")
+    return errors == "return"
+
+
 def _listed(requests: Any) -> list[Request]:
     if isinstance(requests, (str, bytes)) or not hasattr(requests, "__iter__"):
         raise TypeError(f"requests must be a list of Requests, not {shown(requests)}")
@@ -107,14 +113,17 @@ class WaitCalls(_rdt.Conn):
 
     @checked
     def wait(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
-             timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
+             timeout: Optional[float] = None, *,
+             errors: Literal["raise", "return"] = "raise") -> tuple[list[Request], list[Request]]:
         """Waits until `how_many` of the requests have ended or `timeout` seconds have passed (None: no limit;
         0: polls).
 
         Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or
-        fails meanwhile, its error is raised at once."""
+        fails meanwhile, its error is raised at once. errors="return": a request that failed has ended like any
+        other, and only its `result` raises the error."""
         listed = _listed(requests)
-        ended = self._wait_for(listed, _number_of(listed, how_many), timeout)
+        number = _number_of(listed, how_many)
+        ended = self._wait_each(listed, number, timeout) if returns_errors(errors) else self._wait_for(listed, number, timeout)
         return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
 
     def _wait_for(self, requests: list[Request], number: int, timeout: Optional[float]) -> list[bool]:
@@ -146,6 +155,20 @@ class WaitCalls(_rdt.Conn):
                     failure = None  # its traceback has this frame, which would keep the requests
             if sum(ended) >= number or left == 0:
                 return ended
+            left = None if end is None else max(0.0, end - time.monotonic())
+
+    def _wait_each(self, requests: list[Request], number: int, timeout: Optional[float]) -> list[bool]:
+        """As _wait_for, but a request that has failed has ended like any other."""
+        end = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            ended = [request._state() != AGAIN for request in requests]
+            if sum(ended) >= number:
+                return ended
+            # the second step of one must not wait for the others
+            self._wait(requests, min(number, 1 + sum(ended)) if _in_first_step(requests) else number, left, True)
+            if left == 0:
+                return [request._state() != AGAIN for request in requests]
             left = None if end is None else max(0.0, end - time.monotonic())
 
     @checked

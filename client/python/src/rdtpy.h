@@ -5,6 +5,7 @@
  *   conn.c      Conn: a connection, who may still use it, and when the session really ends
  *   calls.c     Conn's calls with one answer (publish, waits);  groups.c: its calls about groups;  info.c: those that describe
  *   transfer.c  Conn's put and fetch;  shards.c: its calls about versions of many parts, and Plan
+ *   many.c      Conn's calls about many objects or names
  *   ref.c       Ref: the name of an object, and the hold on that object if the Ref has one
  *   request.c   Request and Object: what a call started, and what a fetch brought
  *   tensor.c    Tensor and Memory: the daemon's memory as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
@@ -431,6 +432,7 @@ PyObject *conn_put(PyObject *self, PyObject *args);
 PyObject *conn_fetch(PyObject *self, PyObject *args);
 PyObject *conn_get(PyObject *self, PyObject *args);
 PyObject *conn_wait(PyObject *self, PyObject *args);
+PyObject *conn_exists(PyObject *self, PyObject *list);
 PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);
 PyObject *conn_group_destroy(PyObject *self, PyObject *name);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Conn's put and fetch, and waiting for requests. */
+#include <rdt_many.h>
 #include <string.h>
 
 #include "rdtpy.h"
@@ -450,20 +451,32 @@ PyObject *conn_get(PyObject *self, PyObject *args)
     return made;
 }
 
-/* _wait([request], how many (-1: all), timeout): a list that says which requests have ended, whether or not that is enough.
- * Raises the error of the first request that failed. */
+static enum rdt_status wait_each(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
+                                 bool *done_p, struct rdt_error *err)
+{
+    enum rdt_status status = rdt_wait_each(conn, requests, count, how_many, timeout_ns, NULL, err);
+
+    for (size_t i = 0; i < count; i++)
+        done_p[i] = rdt_request_status(requests[i], NULL) != RDT_AGAIN;
+    return status;
+}
+
+/* _wait([request], how many (-1: all), timeout, each): a list that says which requests have ended, whether or not that is
+ * enough. Raises the error of the first request that failed; with `each` a request that failed has ended like any other. */
 PyObject *conn_wait(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     PyObject *list, *ended = NULL;
     Py_ssize_t how_many, count;
     rdt_request **requests;
+    size_t number;
+    int each = 0;
     bool *done;
     int64_t timeout_ns;
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!PyArg_ParseTuple(args, "O!nO&:_wait", &PyList_Type, &list, &how_many, timeout_or_forever, &timeout_ns) ||
+    if (!PyArg_ParseTuple(args, "O!nO&|p:_wait", &PyList_Type, &list, &how_many, timeout_or_forever, &timeout_ns, &each) ||
         !conn_enter(conn))
         return NULL;
     count = PyList_GET_SIZE(list);
@@ -484,10 +497,12 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
         }
         requests[i] = request->request;
     }
-    WAITS(conn, status,
-          rdt_wait(conn->rdt, requests, (size_t)count, how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, timeout_ns, done, NULL,
-                   &err));
-    if (status != RDT_OK && (status != RDT_TIMED_OUT || one_timed_out(requests, done, count))) {
+    number = how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many;
+    if (each)
+        WAITS(conn, status, wait_each(conn->rdt, requests, (size_t)count, number, timeout_ns, done, &err));
+    else
+        WAITS(conn, status, rdt_wait(conn->rdt, requests, (size_t)count, number, timeout_ns, done, NULL, &err));
+    if (status != RDT_OK && (status != RDT_TIMED_OUT || (!each && one_timed_out(requests, done, count)))) {
         (void)raise_error(&err);
         goto end;
     }

@@ -15,7 +15,7 @@ static void on_found(struct name_seeker *seeker, const uint8_t node[16], const c
     n_found++;
 }
 
-static void on_missing(struct name_seeker *seeker)
+static void on_missing(struct name_seeker *seeker, const uint8_t node[16], const char *address)
 {
     n_missing++;
 }
@@ -38,7 +38,7 @@ Test(names_seek, those_who_look_for_a_name_are_told_in_slices)
     const struct name_place there = {.node = {9}, .address = "there:1", .epoch = 1, .version = 1};
     const struct peer home = {.uuid = {1}};
 
-    names_seek_missing(&all, &home, &key);
+    names_seek_missing(&all, &home, &key, &(struct name_place){0});
     cr_assert(n_missing > 0 && n_missing < N, "%u in one turn", n_missing);
     unsigned n_aware = n_missing;
     name_seeker_remove(&seekers[N - 1]); /* it leaves before it is told */

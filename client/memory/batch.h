@@ -5,8 +5,8 @@
 #ifndef CLIENT_BATCH_H
 #define CLIENT_BATCH_H
 
-#include "fetched.h"
-#include "session/connection.h"
+#include "client/fetched.h"
+#include "client/session/connection.h"
 
 /* Begins a batch: the fetches with handles first to first + n - 1 are about to be sent in one message. False: there is no
  * memory, so the daemon must send every fd with every answer. */

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls for many objects or names at once. rdt.h does not include this header.
+ *
+ * Thousands of small things take one message each way, and each has a status of its own: what is wrong with one of them does
+ * not stop the others. Every call here takes any number of things; librdt sends as many messages as they need. Where a call
+ * has statuses_p [count], it receives the status of each, in the order of the things. The call itself returns RDT_OK if that of
+ * each is RDT_OK, and otherwise the status of the first that is not, whose sentence is in err; a comment says so where a call
+ * differs. statuses_p is written unless the call fails as a whole: INVALID (NULL, or a malformed thing, which err names by its
+ * number), NO_MEMORY, DISCONNECTED, RESTARTED, FORKED. */
+#ifndef RDT_MANY_H
+#define RDT_MANY_H
+
+#include "rdt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- exists ---- */
+
+/* Finds out which of refs [count] could be fetched now: ids that were put, with or without a generation, and names that have a
+ * version above `after`. Moves and holds nothing, and waits for no put. A name whose ref gives no node is looked for at all
+ * nodes of the node table. Each other node is asked about its own in one message.
+ * statuses_p [count]: RDT_OK: yes. NOT_PUT: nobody has put or published it, or this user may not see it. FREED, OWNER_DIED,
+ * NOT_FOUND: it has ended. Returns RDT_OK if each has one of these. Anything else means that this is not known: PEER_LOST,
+ * TIMED_OUT (another node does not answer), DENIED (an object of another user, who does not show it), UNSUPPORTED (an older
+ * daemon). */
+enum rdt_status rdt_exists(rdt *rdt, const struct rdt_ref *refs, size_t count, enum rdt_status *statuses_p,
+                           struct rdt_error *err);
+
+/* ---- fetch, wait ---- */
+
+/* Fetches refs [count] as rdt_fetch does, and waits for all, also when some fail. objects_p [count] receives the objects,
+ * which the caller releases, and NULL for those that failed. With a timeout_ns (RDT_NO_WAIT: none waits for a put) those that
+ * are not there in time have TIMED_OUT or NOT_PUT. statuses_p may be NULL. */
+enum rdt_status rdt_fetch_each(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                               rdt_object **objects_p, enum rdt_status *statuses_p, struct rdt_error *err);
+
+/* Waits until how_many of requests [count] (RDT_WAIT_ALL: all of them) have ended, well or not, or timeout_ns has passed.
+ * statuses_p [count], may be NULL, receives how each has ended, AGAIN if it runs; rdt_request_status has the sentences.
+ * Returns RDT_OK if how_many have ended, and TIMED_OUT if too few have; nothing is cancelled. */
+enum rdt_status rdt_wait_each(rdt *rdt, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
+                              enum rdt_status *statuses_p, struct rdt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

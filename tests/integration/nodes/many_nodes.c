@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls for many objects and names of other nodes. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/rdt_many.h"
+#include "tests/support/cluster.h"
+
+TestSuite(many_nodes, .timeout = 240);
+
+#define NAMES 300u
+
+static struct cluster c;
+
+static const char *const link_warnings[] = {"is down: ",       "is lost: ",      "refused",
+                                            "not connected",   "cannot connect", "timed out",
+                                            "connection from", "unreachable",    "taken down and rebuilt",
+                                            "reset",           "no answer",      NULL};
+
+static struct rdt_ref name_ref(unsigned i)
+{
+    struct rdt_ref ref = {0};
+    char name[64];
+
+    (void)snprintf(name, sizeof name, "step-%u", i);
+    must_ok(rdt_ref_from_name(name, 0, NULL, &ref, &err));
+    return ref;
+}
+
+static void publish(rdt *conn, unsigned i)
+{
+    struct rdt_ref ref = put_pattern(conn, NULL, 64, i);
+    char name[64];
+
+    (void)snprintf(name, sizeof name, "step-%u", i);
+    must_ok(rdt_publish(conn, name, &ref, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+}
+
+static void unpublish(rdt *conn, unsigned i)
+{
+    struct rdt_ref ref = name_ref(i);
+
+    must_ok(rdt_unpublish(conn, &ref, &err));
+}
+
+/* Every third name is on each of the first two nodes, and the others are nowhere. */
+Test(many_nodes, exists_finds_names_on_every_node)
+{
+    static struct rdt_ref refs[NAMES + 2];
+    static enum rdt_status statuses[NAMES + 2];
+    struct rdt_ref remote;
+    rdt *conn[3];
+
+    cluster_start(&c, 3, &(struct cluster_options){.table = true});
+    for (unsigned i = 0; i < 3; i++)
+        conn[i] = node_client(&c.node[i], "asker");
+    for (unsigned i = 0; i < NAMES; i++) {
+        refs[i] = name_ref(i);
+        if (i % 3 < 2)
+            publish(conn[i % 3], i);
+    }
+    remote = put_pattern(conn[1], NULL, 64, 1);
+    refs[NAMES] = remote;
+    refs[NAMES + 1] = ref_on(&c.node[0], "missing");
+    for (unsigned i = 0; i < 3; i++) {
+        must_ok(rdt_exists(conn[i], refs, NAMES + 2, statuses, &err));
+        for (unsigned k = 0; k < NAMES; k++)
+            cr_assert_eq(statuses[k], k % 3 < 2 ? RDT_OK : RDT_NOT_PUT, "node %u, name %u: %s", i, k,
+                         rdt_status_name(statuses[k]));
+        cr_assert_eq(statuses[NAMES], RDT_OK);
+        cr_assert_eq(statuses[NAMES + 1], RDT_NOT_PUT);
+    }
+    for (unsigned i = 0; i < NAMES; i++)
+        if (i % 3 < 2)
+            unpublish(conn[i % 3], i);
+    must_ok(rdt_free(conn[1], &remote, false, &err));
+    must_ok(rdt_exists(conn[0], refs, NAMES + 1, statuses, &err));
+    for (unsigned k = 0; k < NAMES; k++)
+        cr_assert_eq(statuses[k], RDT_NOT_PUT);
+    cr_assert_eq(statuses[NAMES], RDT_FREED);
+    for (unsigned i = 0; i < 3; i++)
+        rdt_close(conn[i]);
+    cluster_end(&c, link_warnings);
+}
+
+/* What another node would know is unknown, and the rest is not. */
+Test(many_nodes, exists_says_whom_it_could_not_ask)
+{
+    struct rdt_ref refs[2];
+    enum rdt_status statuses[2];
+    rdt *conn;
+
+    cluster_start(&c, 2, &(struct cluster_options){0});
+    conn = node_client(&c.node[0], "asker");
+    refs[0] = put_pattern(conn, "here", 64, 1);
+    refs[1] = ref_on(&c.node[1], "there");
+    node_kill(&c.node[1], SIGKILL);
+    must_refuse(RDT_PEER_LOST, "", rdt_exists(conn, refs, 2, statuses, &err));
+    cr_assert_eq(statuses[0], RDT_OK);
+    cr_assert_eq(statuses[1], RDT_PEER_LOST);
+    rdt_close(conn);
+    cluster_restart(&c, 1);
+    cluster_end(&c, link_warnings);
+}
+
+static int ask_and_die(struct actor *self, void *arg)
+{
+    static struct rdt_ref refs[4096];
+    static enum rdt_status statuses[4096];
+    rdt *conn = node_client(&c.node[0], "asker");
+
+    for (unsigned i = 0; i < 4096; i++)
+        refs[i] = ref_on(&c.node[1], "there");
+    actor_step(self);
+    (void)rdt_exists(conn, refs, 4096, statuses, NULL);
+    return 0;
+}
+
+Test(many_nodes, asker_that_is_killed_leaves_nothing)
+{
+    struct actor asker;
+    struct rdt_ref here;
+    enum rdt_status status;
+    rdt *conn;
+
+    cluster_start(&c, 2, &(struct cluster_options){0});
+    node_freeze(&c.node[1]);
+    actor_start(&asker, ask_and_die, NULL);
+    actor_await(&asker);
+    wait_until(LONG, node_now(&c.node[0]).clients > 0);
+    actor_kill(&asker, SIGKILL);
+    wait_until(LONG, node_now(&c.node[0]).clients == 0);
+    node_thaw(&c.node[1]);
+    conn = node_client(&c.node[0], "other");
+    here = ref_on(&c.node[1], "there");
+    must_ok(rdt_exists(conn, &here, 1, &status, &err));
+    cr_assert_eq(status, RDT_NOT_PUT);
+    rdt_close(conn);
+    cluster_end(&c, link_warnings);
+}
