@@ -14,7 +14,7 @@
 
 static const struct sm_state states[] = {
     [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},
-    [SERVE_OFFERED] = {"offered", 1u << SERVE_PREPARE | 1u << SERVE_ENDED},
+    [SERVE_OFFERED] = {"offered", 1u << SERVE_PREPARE | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_PREPARE] = {"preparing", 1u << SERVE_TICKET | 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_TICKET] = {"ticket", 1u << SERVE_SENDING | 1u << SERVE_ABORT | 1u << SERVE_ENDED},
     [SERVE_SENDING] = {"sending", 1u << SERVE_ABORT | 1u << SERVE_ENDED},
@@ -90,7 +90,6 @@ void serve_end(struct serve *serve)
     struct transfers *transfers = serve->transfers;
 
     assert(serve->sending.n_ops == 0);
-    serve_leave_gather(serve);
     if (serve->sending.connection)
         transfers->load.last_sent_ns = uv_hrtime();
     if (serve->sm.state == SERVE_SENDING)
@@ -214,7 +213,7 @@ void serve_stop(struct serve *serve)
     if (serve->sm.state == SERVE_ABORT)
         return;
     list_remove(&serve->sending.by_sending);
-    if (serve->sm.state == SERVE_PARKED || serve->sm.state == SERVE_OFFERED) {
+    if (serve->sm.state == SERVE_PARKED || (serve->sm.state == SERVE_OFFERED && !serve->gathering)) {
         serve_end(serve);
         return;
     }
@@ -279,7 +278,9 @@ static void on_deadline(struct deadline *deadline)
                             (double)serve->transfers->options->stall_timeout_ns / 1e9);
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "object \"%s\" was not %s in time", serve->ref.id,
-                            serve->sm.state == SERVE_PARKED ? "put" : "fetched");
+                            serve->sm.state == SERVE_PARKED ? "put"
+                            : serve->gathering              ? "read from its owner's memory"
+                                                            : "fetched");
     if (serve->sm.state == SERVE_PARKED) {
         serve_refuse(serve, &err);
         return;

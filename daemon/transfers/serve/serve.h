@@ -11,7 +11,7 @@
  *                                                         |                            ^
  *                                                         `--ordered queues--> TICKET -'
  *
- *   PREPARE, TICKET, SENDING -> ABORT -> ENDED: it ends when no operation is left
+ *   OFFERED, PREPARE, TICKET, SENDING -> ABORT -> ENDED: it ends when no operation is left
  *   PARKED, OFFERED, PREPARE, TICKET -> ENDED: the answer had everything, or the pull was refused or cancelled
  *   while nothing touched memory
  */
@@ -49,8 +49,6 @@ enum sending_mode {
     SENDING_READ_ENDED,  /* the reader has finished */
 };
 
-struct gather; /* serve_answer.c */
-
 /* The bytes on their way to the reader. */
 struct sending {
     struct peer_transport *connection; /* from PREPARE on, where the object is pinned; NULL: not yet */
@@ -70,7 +68,7 @@ struct sending {
     uint32_t next, n_done; /* next: the first chunk that was not posted */
     bool *is_posted;       /* [plan->n] of a replica that is being filled; NULL: chunks are posted in their order */
     struct list posted;    /* struct chunk_op.posted: sends that the transport has */
-    unsigned n_ops;        /* they, and pool work, which may touch memory, too */
+    unsigned n_ops;        /* they, and work of threads, which may touch memory, too */
     unsigned n_ops_left;   /* ABORT: of them, when the present grace time began */
 };
 
@@ -94,7 +92,7 @@ struct serve {
     struct object *object; /* held; pinned from state PREPARE on */
     struct layout *source, *packed;
     uint64_t stream_bytes;
-    struct gather *gather; /* OFFERED: the bytes of the answer are being read on a thread of their owner; NULL: not */
+    bool gathering; /* the bytes of the answer are being read on a thread of their owner */
 
     struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
     struct list by_replica;               /* in a list of replica->pulls, in a struct expected, or in replicas->arrived */
@@ -162,8 +160,6 @@ void serve_take_answer(struct serve *serve, const Rdt__Pb__PullCredit *answer);
 /* The object is there and the requester may have it: answers, at once or when the bytes of the answer have been read, and ends
  * the serve unless chunks are to follow. */
 void serve_answer(struct serve *serve, struct object *object);
-
-void serve_leave_gather(struct serve *serve); /* The serve ends: what is being read for it ends by itself. */
 
 /* ---- messages and events (serve_pull.c) ---- */
 

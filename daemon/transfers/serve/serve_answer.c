@@ -22,16 +22,13 @@ static bool all_contiguous(const struct layout *layout)
     return true;
 }
 
-/* The bytes of an answer that carries them, and what they are read from. A client can hold up whoever touches memory that it can
- * write (region_may_wait). Such memory is read on a thread of its owner, and the serve may end meanwhile. */
+/* The bytes of an answer that carries them. A client can hold up whoever touches memory that it can write (region_may_wait).
+ * Such memory is read on a thread of its owner, and the serve stays until that has ended. */
 struct gather {
-    struct work work;               /* first */
-    struct serve *serve;            /* NULL: it has ended */
-    struct object *object;          /* held and pinned */
-    struct layout *source, *packed; /* borrowed from the serve, or owned when that has ended */
-    const uint8_t **base;           /* [places of the object] */
-    uint64_t bytes;
-    uint8_t *data; /* [bytes] since it runs: those that wait for a thread need no memory. NULL: there was none */
+    struct work work;     /* first */
+    struct serve *serve;  /* its object is pinned */
+    const uint8_t **base; /* [places of the object] */
+    uint8_t *data; /* [serve->stream_bytes] since it runs: those that wait for a thread need no memory. NULL: there was none */
 };
 
 static void answer(struct serve *serve, struct gather *gather);
@@ -40,47 +37,36 @@ static void gather_free(struct gather *gather)
 {
     if (!gather)
         return;
-    object_unpin(gather->object);
-    object_drop(gather->object);
-    if (!gather->serve) {
-        free(gather->source);
-        free(gather->packed);
-    }
+    object_unpin(gather->serve->object);
     free(gather->base);
     free(gather->data);
     free(gather);
 }
 
-void serve_leave_gather(struct serve *serve)
-{
-    if (!serve->gather)
-        return;
-    serve->gather->serve = NULL;
-    serve->source = serve->packed = NULL; /* the gather frees them */
-    serve->gather = NULL;
-}
-
 static void run_gather(struct work *work)
 {
     struct gather *gather = (struct gather *)work;
-    const struct layout *source = gather->source;
+    const struct layout *source = gather->serve->source, *packed = gather->serve->packed;
 
-    gather->data = calloc(1, gather->bytes ? gather->bytes : 1); /* zeroes: the padding is sent too */
+    gather->data = calloc(1, gather->serve->stream_bytes + 1); /* zeroes: the padding is sent too */
     for (uint32_t i = 0; gather->data && i < source->count; i++)
         if (layout_bytes(source, i) > 0)
             layout_gather(source, i, gather->base[source->region[i]], 0, layout_bytes(source, i),
-                          gather->data + gather->packed->offset[i]);
+                          gather->data + packed->offset[i]);
 }
 
 static void done_gather(struct work *work)
 {
     struct gather *gather = (struct gather *)work;
+    struct serve *serve = gather->serve;
 
-    if (gather->serve) {
-        gather->serve->gather = NULL;
-        answer(gather->serve, gather);
+    serve->gathering = false;
+    serve->sending.n_ops--;
+    if (serve->sm.state == SERVE_OFFERED) {
+        answer(serve, gather);
     } else {
         gather_free(gather);
+        serve_settle(serve);
     }
 }
 
@@ -94,14 +80,9 @@ static struct gather *gather_create(struct serve *serve, struct rdt_error *err)
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
         return NULL;
     }
-    *gather = (struct gather){.work = {.run = run_gather, .done = done_gather},
-                              .serve = serve,
-                              .object = serve->object,
-                              .source = serve->source,
-                              .packed = serve->packed,
-                              .base = calloc(object_n_places(serve->object) + 1u, sizeof *gather->base),
-                              .bytes = serve->stream_bytes};
-    object_hold(serve->object);
+    gather->work = (struct work){.run = run_gather, .done = done_gather};
+    gather->serve = serve;
+    gather->base = calloc(object_n_places(serve->object) + 1u, sizeof *gather->base);
     object_pin(serve->object);
     if (!gather->base)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the bytes");
@@ -134,7 +115,8 @@ static void answer_with_bytes(struct serve *serve)
     if (!gather) {
         serve_refuse(serve, &err);
     } else if (reads_owner) {
-        serve->gather = gather;
+        serve->gathering = true;
+        serve->sending.n_ops++;
         owner_work_submit(serve->transfers->regions->owner_work, &gather->work, reads_owner, true);
     } else {
         run_gather(&gather->work);

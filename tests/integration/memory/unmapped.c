@@ -282,8 +282,11 @@ Test(unmapped, loop_does_not_read_them_for_another_node)
         must_ok(rdt_fetch_start(reader, &ref, 1, &options, &request, &err));
         wait_until(20 * SEC, ((void)rdt_dispatch(reader, NULL, NULL), waits = node_now(&cluster.node[0]).transfers_active > 0,
                               waits || rdt_request_status(request, NULL) != RDT_AGAIN));
+        rdt_request_destroy(request); /* the owner hears that the reader has given up, while its thread is held */
+        must_ok(rdt_ping(reader, LONG, &err));
+        must_ok(rdt_ping(owner, LONG, &err));
         node_release_workers(&cluster.node[0]);
-        rdt_request_destroy(request);
+        wait_until(20 * SEC, node_now(&cluster.node[0]).transfers_active == 0);
     }
     cr_assert(waits);
     rdt_close(owner);
