@@ -141,12 +141,17 @@ static bool was_put_before(const struct object_table *table, uint64_t generation
     return generation < other || !ids_same_block(generation, other);
 }
 
+struct object *object_table_of_id(struct object_table *table, const struct owner *owner, const void *id, size_t id_bytes)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+
+    return object_table_by_key(table, key, owner_key(key, owner, id, id_bytes));
+}
+
 const struct object *object_table_successor(struct object_table *table, const struct owner *owner, const void *id,
                                             size_t id_bytes, uint64_t generation)
 {
-    uint8_t key[OWNER_KEY_MAX_BYTES];
-    size_t key_bytes = owner_key(key, owner, id, id_bytes);
-    const struct object *object = object_table_by_key(table, key, key_bytes);
+    const struct object *object = object_table_of_id(table, owner, id, id_bytes);
 
     return object && object->state != OBJECT_AWAITED && was_put_before(table, generation, object->generation) ? object : NULL;
 }

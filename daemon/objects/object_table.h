@@ -124,6 +124,9 @@ uint64_t object_table_new_generation(struct object_table *table, struct account 
  * ascending order. false: this daemon may have given it to an object already, or there is no memory. */
 bool object_table_reserve(struct object_table *table, uint64_t generation);
 
+/* The object that the owner put under this id; NULL: there is none. */
+struct object *object_table_of_id(struct object_table *table, const struct owner *owner, const void *id, size_t id_bytes);
+
 /* The object that has the id now and was put after the one of that generation, which has therefore ended. It must come from the
  * journal. NULL: the id is free, or nobody can say which of them was put later. */
 const struct object *object_table_successor(struct object_table *table, const struct owner *owner, const void *id,

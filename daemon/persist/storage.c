@@ -201,6 +201,7 @@ static enum rdt_status start(struct stored *stored, struct rdt_error *err)
     store->stored = stored;
     store->object = stored->object;
     store->dir = storage->dir;
+    store->record.order = ++storage->order;
     store->fd = -1;
     store->work = (struct work){.run = run_store, .done = done_store};
     stored->state = STORED_WRITING;

@@ -64,6 +64,7 @@ struct storage {
     struct storage_scrub *scrub;                /* NULL: none is running */
     struct work scrub_start;                    /* run NULL: no scrub begins */
     unsigned n_removals;                        /* on their way to the disk */
+    uint64_t order;                             /* of the file that was written last (ObjectRecord.order) */
     uint64_t n_objects, n_names;                /* durable */
     struct log_rare spill_failures;
 };

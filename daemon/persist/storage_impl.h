@@ -29,6 +29,7 @@ struct stored {
     struct slice write;       /* of `claims` */
     struct list barriers;     /* struct storage_barrier.link: submitted when only a removal that has begun is left */
     bool has_sums;            /* its file has checksums */
+    uint64_t order;           /* of its file (ObjectRecord.order), if this daemon has restored it */
     bool from_file;           /* this daemon has put the object again from the file: the journal did not have it */
     unsigned n_names;         /* records on the disk that refer to it */
     struct store_work *work;  /* WRITING */

@@ -31,6 +31,9 @@ struct restoring {
     size_t n_objects, room_objects;
     char (*files)[STORAGE_FILE_NAME_BYTES]; /* [n_files]: the files of records */
     size_t n_files, room_files;
+    uint64_t *versions; /* [n_versions], ascending: the generations in the records, once versions_read */
+    size_t n_versions, room_versions;
+    bool versions_read;
     struct restore_guard guard;
     int note;                           /* of RESTORING; -1: it cannot be written */
     char last[STORAGE_FILE_NAME_BYTES]; /* the file that the start before this one was restoring when it ended; "": none */
@@ -197,6 +200,54 @@ static int open_file(const struct storage *storage, const char *name, struct rdt
     return fd;
 }
 
+/* ---- records of names ---- */
+
+static enum rdt_status read_record(const struct storage *storage, const char *file, struct arena *arena,
+                                   const Rdt__Pb__NameRecord **record_p, struct rdt_error *err)
+{
+    uint8_t text[STORAGE_MAX_NAME_BYTES];
+    uint64_t bytes = 0;
+    int fd = open_file(storage, file, err);
+    enum rdt_status status = fd >= 0 ? storage_check_file(fd, &bytes, err) : RDT_SYSTEM;
+
+    if (status == RDT_OK && (bytes > sizeof text || pread(fd, text, bytes, 0) != (ssize_t)bytes))
+        status = rdt_error_set(err, RDT_INVALID, "it is too long, or cannot be read");
+    if (status == RDT_OK)
+        status = stored_name_parse(text, bytes, arena, record_p, err);
+    if (fd >= 0)
+        (void)close(fd);
+    return status;
+}
+
+static void note_version(struct restoring *restoring, const char *file)
+{
+    const Rdt__Pb__NameRecord *record;
+    struct arena arena;
+    void *grown;
+
+    arena_init(&arena, (size_t)4 * STORAGE_MAX_NAME_BYTES);
+    if (read_record(restoring->storage, file, &arena, &record, NULL) == RDT_OK &&
+        (grown = array_grow(restoring->versions, restoring->n_versions, &restoring->room_versions, sizeof(uint64_t)))) {
+        restoring->versions = grown;
+        restoring->versions[restoring->n_versions++] = record->generation;
+    }
+    arena_fini(&arena);
+}
+
+/* Whether a record refers to the object. The records are read when this is first asked. */
+static bool is_of_name(struct restoring *restoring, uint64_t generation)
+{
+    if (!restoring->versions_read) {
+        for (size_t i = 0; i < restoring->n_files; i++)
+            note_version(restoring, restoring->files[i]);
+        if (restoring->n_versions > 0)
+            qsort(restoring->versions, restoring->n_versions, sizeof *restoring->versions, compare);
+        restoring->versions_read = true;
+    }
+    return restoring->n_versions > 0 &&
+           bsearch(&generation, restoring->versions, restoring->n_versions, sizeof *restoring->versions, compare);
+}
+
 /* ---- objects ---- */
 
 /* The bytes of a small object go to the arena. */
@@ -262,27 +313,43 @@ static bool is_same(const struct object *object, const Rdt__Pb__ObjectRecord *fa
            memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
 }
 
-/* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the
- * file, or left it for the record of a name. Whoever freed the new object would have the old one back after the next start. */
-static bool is_replaced(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts, const struct account *account)
+/* The object of another file that was restored before, with the same id; NULL: there is none. */
+static const struct stored *find_rival(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts,
+                                       const struct account *account)
 {
-    const struct object *successor =
-        object_table_successor(storage->objects, &account->owner, facts->id.data, facts->id.len, facts->generation);
-    const struct stored *stored = successor ? stored_get(storage, successor->generation) : NULL;
+    const struct object *object = object_table_of_id(storage->objects, &account->owner, facts->id.data, facts->id.len);
+    const struct stored *stored = object ? stored_get(storage, object->generation) : NULL;
 
-    return successor && !(stored && stored->from_file);
+    return stored && stored->from_file ? stored : NULL;
+}
+
+/* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the
+ * file, or left it for the record of a name. Whoever freed the new object would have the old one back after the next start.
+ * Of two files, `order` says which is the later one, and the other one goes, unless it is a version of a name: then the one that
+ * was restored first stays, and the other one is named in the log. */
+static bool is_replaced(struct restoring *restoring, const Rdt__Pb__ObjectRecord *facts, const struct account *account)
+{
+    struct object_table *objects = restoring->storage->objects;
+    const struct stored *rival = find_rival(restoring->storage, facts, account);
+
+    if (!rival)
+        return object_table_successor(objects, &account->owner, facts->id.data, facts->id.len, facts->generation);
+    if (rival->order < facts->order && !is_of_name(restoring, rival->generation))
+        object_free(rival->object, true, OBJECT_END_FREED);
+    return rival->order > facts->order && !is_of_name(restoring, facts->generation);
 }
 
 /* Without an object: the file goes when everything is restored, unless a record refers to it. *replaced_p: this was done. */
-static enum rdt_status restore_replaced(struct storage *storage, const struct stored_file *file, bool *replaced_p,
+static enum rdt_status restore_replaced(struct restoring *restoring, const struct stored_file *file, bool *replaced_p,
                                         struct rdt_error *err)
 {
+    struct storage *storage = restoring->storage;
     const Rdt__Pb__ObjectRecord *facts = file->facts;
     struct account *account = record_account(storage->accounts, facts->uid, facts->tenant, err);
     struct stored *stored;
     enum rdt_status status = account ? RDT_OK : err->status;
 
-    *replaced_p = account && is_replaced(storage, facts, account);
+    *replaced_p = account && is_replaced(restoring, facts, account);
     if (*replaced_p) {
         stored = stored_new(storage, facts->generation, account, NULL, file->header_bytes + facts->data_bytes);
         if (stored) {
@@ -308,8 +375,10 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
 
     if (file->facts->generation != generation || (object && !is_same(object, file->facts)))
         return rdt_error_set(err, RDT_INVALID, "it is the file of another object");
+    if (storage->order < file->facts->order)
+        storage->order = file->facts->order;
     if (!object)
-        status = restore_replaced(storage, file, &replaced, err);
+        status = restore_replaced(restoring, file, &replaced, err);
     if (status != RDT_OK || replaced)
         return status;
     if (!object) {
@@ -325,6 +394,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     if (!stored)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
     stored->from_file = from_file;
+    stored->order = file->facts->order;
     stored->has_sums = file->facts->n_sums > 0;
     storage->counts->storage_without_sums += file->facts->n_sums == 0;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
@@ -381,23 +451,6 @@ static void restore_objects(struct restoring *restoring)
 }
 
 /* ---- names ---- */
-
-static enum rdt_status read_record(const struct storage *storage, const char *file, struct arena *arena,
-                                   const Rdt__Pb__NameRecord **record_p, struct rdt_error *err)
-{
-    uint8_t text[STORAGE_MAX_NAME_BYTES];
-    uint64_t bytes = 0;
-    int fd = open_file(storage, file, err);
-    enum rdt_status status = fd >= 0 ? storage_check_file(fd, &bytes, err) : RDT_SYSTEM;
-
-    if (status == RDT_OK && (bytes > sizeof text || pread(fd, text, bytes, 0) != (ssize_t)bytes))
-        status = rdt_error_set(err, RDT_INVALID, "it is too long, or cannot be read");
-    if (status == RDT_OK)
-        status = stored_name_parse(text, bytes, arena, record_p, err);
-    if (fd >= 0)
-        (void)close(fd);
-    return status;
-}
 
 /* Whether the name was restored from the keeper, with this version or a later one. */
 static bool is_published(const struct storage *storage, const struct owner *owner, const Rdt__Pb__NameRecord *record)
@@ -510,5 +563,6 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
     }
     free(restoring.generations);
     free(restoring.files);
+    free(restoring.versions);
     return status;
 }

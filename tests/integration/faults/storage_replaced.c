@@ -161,6 +161,40 @@ Test(storage_replaced, file_that_may_be_newer_stays_and_is_named)
     finish(conn);
 }
 
+/* Both objects have files, and no keeper says which one was there. */
+Test(storage_replaced, later_of_two_stored_objects_is_restored_without_a_keeper)
+{
+    struct rdt_ref old[OBJECTS], now[OBJECTS];
+    rdt *conn = start_client("client");
+
+    for (unsigned i = 0; i < OBJECTS; i++)
+        old[i] = put_nth(conn, i, true, 1);
+    save_files();
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_ok(rdt_free(conn, &old[i], false, &err));
+    must_be_empty();
+    for (unsigned i = 0; i < OBJECTS; i++)
+        now[i] = put_nth(conn, i, true, 2);
+    rdt_close(conn);
+    kill_before_removal();
+    start();
+    conn = node_client(&node, "client");
+    cr_assert(!node_log_has(&node, "is ignored"));
+    wait_until(LONG, count_files(".safetensors") == OBJECTS);
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_have(conn, &now[i], SIZE, 2);
+    conn = restart(conn, SIGTERM, "client");
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_have(conn, &now[i], SIZE, 2);
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_ok(rdt_free(conn, &now[i], false, &err));
+    must_be_empty();
+    wait_until(LONG, stored_bytes(conn) == 0);
+    rdt_close(conn);
+    node_stop(&node);
+    remove_store();
+}
+
 Test(storage_replaced, object_of_another_user_replaces_nothing)
 {
     need_root();
