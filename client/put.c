@@ -189,13 +189,8 @@ static bool is_copied(const struct put *put, uint32_t i)
  * region is the object's alone. */
 static bool may_loan(const struct put *put)
 {
-    uint32_t flags = put->options->flags;
-
-    if (flags & BESIDE_LOANS && !put->conn->can.detached_loans)
-        return false;
-    flags &= ~(uint32_t)BESIDE_LOANS;
-    return put->options->visibility == RDT_VISIBLE_TO_OWNER &&
-           ((flags == 0 && put->conn->can.loans) || (flags == RDT_PUT_IMMUTABLE && put->conn->can.immutable_loans));
+    return put->options->visibility == RDT_VISIBLE_TO_OWNER && put->conn->can.loans &&
+           !(put->options->flags & ~put->conn->can.loan_flags);
 }
 
 static enum method choose(const struct put *put)
