@@ -52,6 +52,18 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     directory_names_peer_up(&daemon->cluster.directory_names, peer);
 }
 
+/* Adds what a transport has found out about the way to that node: if large packets are lost, the link ends with the first message
+ * that is no small one. */
+static void add_trouble(const struct peer *peer, struct rdt_error *lost)
+{
+    struct peer_summary summary;
+    size_t used = strlen(lost->msg);
+
+    transfers_peer_summary(peer, &summary);
+    if (summary.n_troubles > 0)
+        (void)snprintf(lost->msg + used, sizeof lost->msg - used, "; known of the way to it: %s", summary.trouble[0]);
+}
+
 static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why)
 {
     struct daemon *daemon = arg;
@@ -59,8 +71,10 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
 
     lost.status = RDT_PEER_LOST; /* requests to that node fail with this, whatever ended the link */
     rdt_error_prefix(&lost, was_up ? "node %s is lost" : "node %s cannot be reached", peer->name);
-    if (was_up)
-        log_warn("node %s is lost: %s", peer->name, why->msg);
+    if (was_up) {
+        add_trouble(peer, &lost);
+        log_warn("%s", lost.msg);
+    }
     transfers_peer_down(&daemon->transfers, peer, &lost);
     groups_peer_down(&daemon->groups, peer, &lost);
     calls_peer_down(&daemon->rpc, peer, &lost);
