@@ -4,6 +4,7 @@
  * choose the old versions, which all have. */
 #ifndef RDT_PACKAGE_GLIBC_2_28_H
 #define RDT_PACKAGE_GLIBC_2_28_H
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,7 +35,8 @@ RDT_TAKE(sem_init, RDT_OLD);
 RDT_TAKE(sem_post, RDT_OLD);
 RDT_TAKE(sem_wait, RDT_OLD);
 
-/* A function since 2.33. On these processors the kernel fills the same struct. */
+/* Functions since 2.33. On these processors the kernel fills the same struct. */
 #define fstat(fd, status_p) ((int)syscall(SYS_fstat, (fd), (status_p)))
+#define stat(path, status_p) ((int)syscall(SYS_newfstatat, AT_FDCWD, (path), (status_p), 0))
 
 #endif
