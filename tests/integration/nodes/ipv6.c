@@ -127,6 +127,78 @@ Test(ipv6, ucx_of_the_other_family_is_not_used)
     end();
 }
 
+/* ---- machines that have no IPv4 address at all, not even 127.0.0.1 ---- */
+
+static struct test_net net;
+
+static void make_net(void)
+{
+    net_create(&net, 2);
+    for (unsigned i = 0; i < 2; i++)
+        must(
+            net_run(
+                net.ns[i],
+                "ip -4 address flush dev lo && ip -4 address flush dev eth0 && ip address add fd00:77::%u/64 dev eth0 nodad && "
+                "! ip -4 address | grep -q inet",
+                i + 1) == 0);
+}
+
+/* listen [2]: NULL: as systemd/image/kubernetes.yaml has it. */
+static void begin_without_ipv4(const char *const *listen, bool trusted)
+{
+    static const char *const kubernetes[] = {"RDTD_LISTEN=[fd00:77::1]:7171", "RDTD_LISTEN=[fd00:77::2]:7171"};
+    static const char *const addresses[] = {"[fd00:77::1]:7171", "[fd00:77::2]:7171"};
+    struct test_node *const nodes[] = {&one, &two};
+    struct peer_view view;
+
+    make_net();
+    for (unsigned i = 0; i < 2; i++)
+        node_start(nodes[i], &(struct node_options){.name = i ? "two" : "one",
+                                                    .netns = net.ns[i],
+                                                    .listen = listen ? listen[i] : NULL,
+                                                    .advertise = listen ? addresses[i] : NULL,
+                                                    .env = listen ? NULL : (const char *const[]){kubernetes[i], NULL},
+                                                    .key = TEST_KEY,
+                                                    .nodes = i ? "uno [fd00:77::1]:7171\n" : NULL,
+                                                    .trusted_network = trusted,
+                                                    .flags = (const char *const[]){"--set=stream.ports=7200-7207", NULL},
+                                                    .awaited = true});
+    wait_until(10 * SEC, is_up(&two, &one, &view) && is_up(&one, &two, &view));
+}
+
+Test(ipv6, machines_without_ipv4_exchange_bytes)
+{
+    static const char *const listens[][2] = {{"[fd00:77::1]:7171", "[fd00:77::2]:7171"}, {"[::]:7171", "[::]:7171"}};
+
+    for (unsigned i = 0; i < 3; i++) {
+        begin_without_ipv4(i < 2 ? listens[i] : NULL, false);
+        bytes_go_by("stream");
+        end();
+        net_destroy(&net);
+    }
+}
+
+Test(ipv6, machines_without_ipv4_use_ucx)
+{
+    if (access(build_path("backends/rdt_ucx.so"), F_OK) != 0)
+        cr_skip_test("the backend ucx is not built");
+    begin_without_ipv4((const char *const[]){"[fd00:77::1]:7171", "[fd00:77::2]:7171"}, true);
+    cr_assert(node_log_has(&one, "listens on fd00:77::1"));
+    bytes_go_by(NULL);
+    rdt *reader = node_client(&two, "reader"), *owner = node_client(&one, "owner");
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG, .transport = "ucx"};
+    struct rdt_ref ref = put_pattern(owner, NULL, 3 * MIB, 1);
+    rdt_object *object = fetch_as(reader, &ref, &options);
+
+    must(holds_pattern(tensor_of(object, 0).data, 3 * MIB, 1));
+    rdt_release(object);
+    must_ok(rdt_free(owner, &ref, true, &err));
+    rdt_close(reader);
+    rdt_close(owner);
+    end();
+    net_destroy(&net);
+}
+
 /* As in a unit that is given either kind of address: systemd/image/kubernetes.yaml. */
 Test(ipv6, brackets_around_an_ipv4_address_are_allowed)
 {
