@@ -52,8 +52,8 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     directory_names_peer_up(&daemon->cluster.directory_names, peer);
 }
 
-/* Adds what a transport has found out about the way to that node: if large packets are lost, the link ends with the first message
- * that is no small one. */
+/* Adds what a transport has found out about the way to that node: if large packets are lost, the link ends with the first
+ * message that is no small one. */
 static void add_trouble(const struct peer *peer, struct rdt_error *lost)
 {
     struct peer_summary summary;
@@ -363,6 +363,7 @@ static void init_rooms(struct daemon *daemon)
     list_init(&daemon->rpc.clients.all);
     permutation_init(&daemon->rpc.page_tokens, 32);
     map_init(&daemon->rpc.calls.deferred);
+    index_init(&daemon->rpc.calls.waiting, 1);
     list_init(&daemon->rpc.calls.link_ends);
     list_init(&daemon->rpc.retakes.holds);
     daemon->shards = (struct shards){
@@ -575,6 +576,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
 
     map_fini(&daemon->rpc.calls.forwarded);
     map_fini(&daemon->rpc.calls.deferred);
+    index_fini(&daemon->rpc.calls.waiting);
     retakes_clear(&daemon->rpc);
     transfers_fini(&daemon->transfers);
     recovery_fini(&daemon->recovery);

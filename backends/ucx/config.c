@@ -164,8 +164,8 @@ static enum rdt_status config_one_sided(const struct rdt_host *host, struct sett
     return status;
 }
 
-/* Whether nothing says which address of this node is meant, so that ucx takes the first one. UCX cannot listen at all of them: it
- * chooses the interface of a connection by itself, even if it was reached at another one. */
+/* Whether nothing says which address of this node is meant, so that ucx takes the first one. UCX cannot listen at all of them:
+ * it chooses the interface of a connection by itself, even if it was reached at another one. */
 static bool is_guess(const struct rdt_host *host)
 {
     const char *text = configured_text(host, "listen");
