@@ -145,14 +145,12 @@ int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p);
  * newest one of this user on this node that was freed and that somebody still holds. NOT_FOUND: there is neither. */
 enum rdt_status ctl_object_of(struct ctl *ctl, struct rdt_ref *ref, struct rdt_error *err);
 
-/* Calls each(arg, transfer) for each fetch that waits for this object or name, or, if wanted is NULL, for any name, because
- * nobody has put or published it. */
-typedef void (*ctl_on_awaited)(void *arg, const Rdt__Pb__TransferInfo *transfer);
+/* Calls `each` for each fetch, wait and hold that waits for this object or name, or, if wanted is NULL, for any name, because
+ * nobody has put or published it: with the ref, and with who waits and for what, as in "client 7 has waited for 3.0 s
+ * (transfer 12)" and "for somebody to put it". */
+typedef void (*ctl_on_awaited)(void *arg, const char *ref, const char *who, const char *waits);
 enum rdt_status ctl_awaited(struct ctl *ctl, const struct rdt_ref *wanted, ctl_on_awaited each, void *arg,
                             struct rdt_error *err);
-
-/* Writes "node HOST:PORT has waited for 3.0 s (transfer 7)" to text_p [size], and returns it. */
-const char *ctl_awaiting(const Rdt__Pb__TransferInfo *transfer, char *text_p, size_t size);
 
 /* Reads the number of a transfer or a client. False: the word does not consist of digits alone, so it is a REF. */
 bool ctl_transfer(const char *text, uint64_t *number_p);

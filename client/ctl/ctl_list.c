@@ -559,14 +559,14 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
 }
 
 /* Below the names: those that somebody waits for and that have no such version. arg: the prefix that is asked for. */
-static void print_awaited(void *arg, const Rdt__Pb__TransferInfo *transfer)
+static void print_awaited(void *arg, const char *ref, const char *who, const char *waits)
 {
     const char *prefix = *(const char **)arg;
-    char id[160], text[160];
+    char id[160];
 
-    ctl_id_of(transfer->ref, id, sizeof id);
+    ctl_id_of(ref, id, sizeof id);
     if (strncmp(id, prefix, strlen(prefix)) == 0)
-        ctl_line("%s is awaited: %s %s", id, ctl_awaiting(transfer, text, sizeof text), transfer->waits);
+        ctl_line("%s is awaited: %s %s", id, who, waits);
 }
 
 int ctl_names(struct ctl *ctl, int argc, char **argv)

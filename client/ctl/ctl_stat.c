@@ -50,20 +50,17 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     return CTL_OK;
 }
 
-static void print_awaiting(void *arg, const Rdt__Pb__TransferInfo *transfer)
+static void print_awaiting(void *arg, const char *ref, const char *who, const char *waits)
 {
-    char text[160];
-
-    ctl_line("waiting     %s", ctl_awaiting(transfer, text, sizeof text));
+    ctl_line("waiting     %s", who);
 }
 
-static void add_awaiting(void *arg, const Rdt__Pb__TransferInfo *transfer)
+static void add_awaiting(void *arg, const char *ref, const char *who, const char *waits)
 {
     struct rdt_error *err = arg;
     size_t used = strlen(err->msg);
-    char text[160];
 
-    (void)snprintf(err->msg + used, sizeof err->msg - used, "; %s", ctl_awaiting(transfer, text, sizeof text));
+    (void)snprintf(err->msg + used, sizeof err->msg - used, "; %s", who);
 }
 
 /* Nobody has published the name: says who waits for it. */

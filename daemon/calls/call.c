@@ -67,6 +67,8 @@ static void call_free(struct call *call)
     account_wait_end(call->rpc->objects->accounts, &call->waits.room);
     account_give(call->account, USAGE_WAITERS, call->deferred ? 1 : 0);
     account_give(call->account, USAGE_HEAP, call->copy.heap_bytes);
+    if (call->waits.number)
+        (void)index_remove(&call->rpc->calls.waiting, call->waits.number);
     object_waiter_remove(&call->waits.object);
     name_waiter_remove(&call->waits.named);
     name_seeker_remove(&call->waits.seeker);
@@ -242,6 +244,14 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
         call->peer->calls.n_here++;
     }
     return RDT_OK;
+}
+
+void call_list_waiting(struct call *call)
+{
+    struct rpc_calls *calls = &call->rpc->calls;
+
+    if (!call->waits.number && index_put(&calls->waiting, ++calls->last_waiting, call))
+        call->waits.number = calls->last_waiting;
 }
 
 void call_note_answer(struct call *call, uint64_t generation, uint64_t region)

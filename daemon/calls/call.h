@@ -20,6 +20,7 @@
 #include "daemon/base/busy_poll.h"
 #include "daemon/base/events.h"
 #include "daemon/base/ids.h"
+#include "daemon/base/index.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop_meter.h"
 #include "daemon/calls/event_log.h"
@@ -71,6 +72,8 @@ struct rpc_clients {
 struct rpc_calls {        /* that have not been answered yet */
     struct list readings; /* struct reading.link, private to rpc_read.c */
     struct map deferred;  /* struct call.key -> struct call: deferred calls that their callers may cancel */
+    struct index waiting; /* struct call.waits.number -> struct call: those that wait for a put or a publish, for LIST */
+    uint64_t last_waiting;
     struct map forwarded; /* struct call.forwarded.number -> struct call: calls of clients that another node answers */
     uint64_t next_forward;
     struct list link_ends; /* struct peer_calls.ending: ends of links that take several turns */
@@ -155,6 +158,7 @@ struct call_request {
 
 /* What the call may wait for. */
 struct call_waits {
+    uint64_t number; /* in rpc->calls.waiting; 0: it is not listed */
     struct object_waiter object;
     struct name_waiter named;
     struct name_seeker seeker;
@@ -256,6 +260,9 @@ void call_fail_unread(struct call *call, const struct rdt_error *err);
  * before, the earlier deadline counts. on_end is described above, and may be NULL. Errors: LIMIT: too many calls of this
  * owner wait; NO_MEMORY. */
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);
+
+/* Lists the deferred call among those that wait for a put or a publish. Without memory it is not listed. */
+void call_list_waiting(struct call *call);
 
 /* Whether the request waits for an event, and not only for another node's answer. */
 bool call_waits(const struct call *call);

@@ -136,8 +136,13 @@ static void explain_no_wait(const struct call *call, struct rdt_error *err)
 
 static enum rdt_status defer(struct call *call, int64_t timeout_ns, struct rdt_error *err)
 {
+    enum rdt_status status;
+
     call->explain = timeout_ns == 0 ? explain_no_wait : explain_wait;
-    return call_defer(call, timeout_ns, NULL, err);
+    status = call_defer(call, timeout_ns, NULL, err);
+    if (status == RDT_OK)
+        call_list_waiting(call);
+    return status;
 }
 
 static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)

@@ -45,6 +45,32 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     return info;
 }
 
+Rdt__Pb__WaitInfo *row_wait(struct arena *arena, const struct call *call)
+{
+    Rdt__Pb__WaitInfo *info = arena_message(arena, &rdt__pb__wait_info__descriptor);
+    char *text = arena_alloc(arena, RDT_REF_TEXT_BYTES);
+    const struct name *name = call->waits.named.name;
+    struct rdt_ref ref = {.any_owner = true, .is_name = true};
+
+    if (!info || !text)
+        return NULL;
+    if (name) {
+        ref.id_bytes = name->id_bytes;
+        memcpy(ref.id, name_id(name), name->id_bytes);
+    } else {
+        object_ref(call->waits.object.object, &ref);
+    }
+    rdt_ref_to_text(&ref, text);
+    info->ref = text;
+    info->client = call->client ? call->client->id : 0;
+    info->peer = (char *)(call->peer ? call->peer->name : "");
+    info->age_ns = (int64_t)(uv_hrtime() - call->began_ns);
+    info->tenant = (char *)call->account->owner.tenant;
+    info->uid = call->account->owner.uid;
+    info->holds = call->type == RDT_MSG_HOLD;
+    return info;
+}
+
 Rdt__Pb__OrphanInfo *row_orphan(struct arena *arena, const struct orphan_row *orphan)
 {
     Rdt__Pb__OrphanInfo *info = arena_message(arena, &rdt__pb__orphan_info__descriptor);

@@ -35,6 +35,7 @@ void name_view_fill(struct name_view *view, const struct name *name);
  * before they change. NULL: no memory. */
 Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object);
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region);
+Rdt__Pb__WaitInfo *row_wait(struct arena *arena, const struct call *call); /* of rpc->calls.waiting */
 Rdt__Pb__OrphanInfo *row_orphan(struct arena *arena, const struct orphan_row *orphan);
 Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account);
 Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client);

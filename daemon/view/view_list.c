@@ -147,6 +147,27 @@ static void list_orphans(struct call *call, const Rdt__Pb__List *list, struct pa
     }
 }
 
+/* ---- requests that wait for a put or a publish ---- */
+
+static void list_waits(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    uint64_t last = list->after, number;
+    const struct call *waiting;
+    size_t examined = 0;
+
+    for (; (waiting = index_next(&call->rpc->calls.waiting, last + 1, &number)); last = number) {
+        /* without either, what it waits for has come, or another node is asked */
+        bool wanted =
+            (waiting->waits.named.name || waiting->waits.object.object) && call_may_see(call, &waiting->account->owner);
+        if (page_over(page, examined++) || (wanted && page_full(page))) {
+            page->reply.next = last;
+            return;
+        }
+        if (wanted)
+            page_add(page, row_wait(&page->arena, waiting));
+    }
+}
+
 /* ---- clients, owners ---- */
 
 static void list_owners(struct call *call, const Rdt__Pb__List *list, struct page *page)
@@ -316,6 +337,7 @@ static const struct listing {
     [RDT__PB__LIST_KIND__LIST_KIND_GROUPS] = {ROWS(groups), list_groups, true},
     [RDT__PB__LIST_KIND__LIST_KIND_OWNERS] = {ROWS(owners), list_owners, true},
     [RDT__PB__LIST_KIND__LIST_KIND_ORPHANS] = {ROWS(orphans), list_orphans, true},
+    [RDT__PB__LIST_KIND__LIST_KIND_WAITS] = {ROWS(waits), list_waits, true},
 };
 
 static enum rdt_status page_init(struct page *page, uint32_t max, struct rdt_error *err)

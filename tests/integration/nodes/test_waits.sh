@@ -36,6 +36,20 @@ shows "NOT_FOUND: .*\"w\"; node [0-9.:]+ $waited" a stat --name w || bad "stat o
 shows "^waiting +node [0-9.:]+ $waited" a stat obj || bad "stat of the object: $(ctl a stat obj)"
 shows 'waits: +for somebody to publish the name on node' b explain w || bad "explain: $(ctl b explain w)"
 
+# ---- waits, which are no fetches ----
+
+ctl b wait --name v --node "$address" >/dev/null 2>&1 &
+pids+=("$!")
+ctl a wait --name u >/dev/null 2>&1 &
+pids+=("$!")
+ctl a wait nothing >/dev/null 2>&1 &
+pids+=("$!")
+waited='has waited for [0-9.]+ [mun]?s \(wait\)'
+until_true shows "^v is awaited: node [0-9.:]+ $waited for somebody to publish the name" a names
+until_true shows "^u is awaited: client [0-9]+ $waited for somebody to publish the name" a names
+shows "NOT_FOUND: .*\"u\"; client [0-9]+ $waited" a stat --name u || bad "stat of a name: $(ctl a stat --name u 2>&1)"
+until_true shows "^waiting +client [0-9]+ $waited" a stat nothing
+
 # ---- an earlier life ----
 
 kill "${pids[0]}"
