@@ -9,8 +9,8 @@
  *     <= 32 KiB                                        INLINE     the message PUT                        PUT
  *     any               a snapshot                     GIVEN      a region that this process unmaps,     ALLOC, PUT
  *                                                                 so that the daemon can seal it
- *     any               without flags but DETACHED,    LOANED     a region that the next such put        PUT (ALLOC before,
- *                       for its owner                             uses again                             if none is idle)
+ *     any               without flags but DETACHED     LOANED     a region that the next such put        PUT (ALLOC before,
+ *                       and REPLACE, for its owner                uses again                             if none is idle)
  *     any               any other                      RELEASED   a region of this put alone             ALLOC, PUT,
  *                                                                                                        RELEASE_REGION
  *
@@ -38,7 +38,7 @@
 
 #define COPY_BYTES ((uint64_t)64 << 20) /* what is copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
-#define BESIDE_LOANS RDT_PUT_DETACHED /* flags that do not prevent that a region is loaned */
+#define BESIDE_LOANS (RDT_PUT_DETACHED | RDT_PUT_REPLACE) /* flags that do not prevent that a region is loaned */
 
 enum method { NOTHING, INLINE, GIVEN, LOANED, RELEASED };
 

@@ -188,6 +188,11 @@ static void on_object_ended(void *arg, const struct object *object)
     storage_object_ended(&daemon->storage, object);
 }
 
+static void on_lost_id(void *arg, const struct object *object)
+{
+    storage_object_ended(&((struct daemon *)arg)->storage, object); /* the next start would find two files of one id */
+}
+
 /* Replicas without users are evicted first, then the memory of stored objects; nothing is freed if both together are too
  * little. */
 static uint64_t evict(void *arg, uint64_t bytes)
@@ -307,6 +312,7 @@ static void init_rooms(struct daemon *daemon)
     daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;
+    daemon->objects.on_lost_id = on_lost_id;
     daemon->rpc = (struct rpc){.loop = &daemon->loop,
                                .counts = &daemon->counts,
                                .options = options,

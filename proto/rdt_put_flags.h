@@ -28,7 +28,7 @@ enum rdt_put_flags {
      * that it uses again when the object has ended, so that successive objects of one size, such as the weights of each
      * step, need no new pages, and a put of a large one takes a fraction of the time. The object never changes either way,
      * but nothing prevents a broken program from writing into librdt's memory. The flag has no effect together with other
-     * flags than DETACHED and SUM, on objects that others than their owner may see, and if a tensor lies in memory
+     * flags than DETACHED, REPLACE and SUM, on objects that others than their owner may see, and if a tensor lies in memory
      * that the daemon knows. If the object is stored (rdt_store), it stays in memory as long as its producer lives. */
     RDT_PUT_UNSEALED = 32,
     /* librdt computes the checksum of the tensors' bytes before it puts them, in the calling thread, so that readers can
@@ -37,9 +37,17 @@ enum rdt_put_flags {
      * objects; readers of one that has been written since find it DAMAGED. UNSUPPORTED: a tensor lies on a device. Not with
      * PENDING. */
     RDT_PUT_SUM = 64,
+    /* If an object has the id already, this one takes its place in one step, as soon as its bytes are there: until then a fetch
+     * of the id gets the earlier object, and from then on this one. The earlier object is freed as by rdt_free: its readers,
+     * holds and names keep it, and a ref that a put returned still leads to it. A put that fails changes nothing. One that the
+     * caller stops waiting for (TIMED_OUT, CANCELLED) may have happened. EXISTS: another session has the producer's hold on the
+     * earlier object, which is not DETACHED, so that only rdt_free by force ends it; or it is stored and published under a
+     * name. Not with STORED: publish under a name, whose earlier version stays on the disk until the new one is there. */
+    RDT_PUT_REPLACE = 128,
 };
 
-#define RDT_PUT_FLAGS_ALL (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE)
+#define RDT_PUT_FLAGS_ALL \
+    (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE | RDT_PUT_REPLACE)
 #define RDT_PUT_FLAGS_LOCAL (RDT_PUT_UNSEALED | RDT_PUT_SUM) /* librdt does not send them */
 
 #endif

@@ -27,6 +27,7 @@ struct put {
     const char *publish; /* a name; NULL: none */
     int visibility;      /* enum rdt_visibility */
     bool snapshot, detached, stored;
+    uint32_t flags;         /* further ones */
     char file[4200];        /* where it is stored */
     int64_t for_ns, ttl_ns; /* ttl_ns 0: ten minutes */
     int fd, signals;
@@ -98,7 +99,7 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     options.metadata_bytes = put->safetensors->header_bytes;
     /* A published file never changes. As a snapshot it may have replicas on other nodes. */
     options.flags = (put->snapshot || put->publish || put->stored ? RDT_PUT_SNAPSHOT : 0) |
-                    (put->detached ? RDT_PUT_DETACHED : 0) | (put->stored ? RDT_PUT_STORED : 0);
+                    (put->detached ? RDT_PUT_DETACHED : 0) | (put->stored ? RDT_PUT_STORED : 0) | put->flags;
     options.ttl_ns = put->ttl_ns;
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
@@ -232,9 +233,10 @@ static enum rdt_status hold(struct ctl *ctl, const struct put *put, struct rdt_e
 int ctl_put(struct ctl *ctl, int argc, char **argv)
 {
     struct put put = {.for_ns = RDT_FOREVER, .fd = -1, .signals = -1};
-    bool explicit_hold = false;
+    bool explicit_hold = false, replace = false;
     const struct ctl_option options[] = {
         {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
+        {0, "replace", CTL_FLAG, NULL, "with --id: take the place of the object that has the id", &replace},
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch it (owner)", &put.visibility},
         {0, "transport", CTL_TEXT, "NAME", "transport that is preferred between nodes", &put.transport},
         {0, "publish", CTL_TEXT, "NAME", "put a snapshot as the next version of NAME; the name holds it", &put.publish},
@@ -259,6 +261,9 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
     if (put.stored && !put.publish && !put.detached)
         return ctl_usage_error(ctl,
                                "--stored needs --publish or --detached: an object that ends with this command is not stored");
+    put.flags = replace ? RDT_PUT_REPLACE : 0;
+    if (replace && !put.id)
+        return ctl_usage_error(ctl, "--replace needs --id: give both");
     if (put.ttl_ns && !put.detached)
         return ctl_usage_error(ctl, "--ttl needs --detached: give both");
     if (put.detached && !explicit_hold && put.for_ns < 0)

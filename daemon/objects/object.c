@@ -39,7 +39,7 @@ void object_set_state(struct object *object, enum object_state state)
 
 bool object_lasts(const struct object *object)
 {
-    return object->state == OBJECT_LIVE && object->access.named && object->kind != OBJECT_REPLICA &&
+    return object->state == OBJECT_LIVE && object_is_reachable(object) && object->kind != OBJECT_REPLICA &&
            (object->survives.detached || object->survives.published || object->survives.in_transit ||
             (object->producer && object->producer->session.lasting));
 }
@@ -193,17 +193,17 @@ void object_unname(struct object *object)
     struct object_table *table = object->table;
     struct object *hidden_entry = object->users ? object->users->hidden_entry : NULL;
 
-    if (!object->access.named)
+    if (!object_is_reachable(object))
         return;
     if (hidden_entry) {
         object->users->hidden_entry = NULL;
         object_users_settle(object);
         map_replace(&table->by_name, hidden_entry->tail_data, hidden_entry->tail.key_bytes, hidden_entry);
-        hidden_entry->access.named = true;
-    } else {
+        hidden_entry->access.key = KEY_OWN;
+    } else if (object->access.key == KEY_OWN) {
         map_remove(&table->by_name, object->tail_data, object->tail.key_bytes);
     }
-    object->access.named = false;
+    object->access.key = KEY_NONE;
     object_lasting_changed(object);
     if (table->on_ended && object->generation != 0)
         table->on_ended(table->on_ended_arg, object);
@@ -416,7 +416,7 @@ void object_waiter_remove(struct object_waiter *waiter)
     object_users_settle(object);
     if (object->state == OBJECT_AWAITED && !object->users) {
         struct object *front =
-            object->access.named ? NULL : map_get(&object->table->by_name, object->tail_data, object->tail.key_bytes);
+            object->access.key == KEY_OWN ? NULL : map_get(&object->table->by_name, object->tail_data, object->tail.key_bytes);
         if (front) {
             front->users->hidden_entry = NULL;
             object_users_settle(front);

@@ -30,6 +30,10 @@
  * somebody may still fetch the object; a pin means that an operation uses its memory. The memory is freed when there are
  * no holds and no pins.
  *
+ * A put may REPLACE the object that has its id. The new object is then FILLING without a key, beside the old one, and takes the
+ * key in the step in which it becomes live. The old object loses it, and its producer's hold. If others still hold it, it stays
+ * LIVE, and its generation leads to it.
+ *
  * To an owner who may not see it, an object that is named by id alone does not exist: a fetch of that id waits, as it
  * would for an object that nobody has put. Such waiters wait in an AWAITED entry of the same id beside the object
  * (users->hidden_entry), which replaces the object in the table when the id is free again.
@@ -113,10 +117,18 @@ struct object_tail { /* what tail_data contains: the key, which is owner and id,
     bool separate : 1;  /* behind the key there is only a pointer to metadata and shapes */
 };
 
+enum object_key {
+    KEY_NONE,  /* nobody else may get it: it was freed by force, or is gone */
+    KEY_OWN,   /* the table has it under its key */
+    KEY_TAKES, /* FILLING: once it is live, it takes its key from the object that has it (object_replace.c) */
+    KEY_LOST,  /* another object has done so: its generation, names and holds still lead to this one */
+};
+
 struct object_access {  /* who may find it */
     uint8_t visibility; /* Rdt__Pb__Visibility */
-    bool named : 1;     /* in the table under its key; false after a forced free and when gone */
+    uint8_t key : 2;    /* enum object_key */
     bool forced : 1;    /* freed by force: nobody else may get it */
+    bool took_key : 1;  /* it has replaced the object that had its key */
 };
 
 struct object_file {
@@ -182,6 +194,12 @@ struct object_waiter {
      * NULL: the object is gone (freed_waiters), or `why` says why it never became live. */
     void (*on_event)(struct object_waiter *, struct object *object, const struct rdt_error *why);
 };
+
+/* Whether somebody else may get it, now or when it is live. */
+static inline bool object_is_reachable(const struct object *object)
+{
+    return object->access.key != KEY_NONE;
+}
 
 static inline bool object_is_constant(const struct object *object)
 {
@@ -286,6 +304,17 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
 /* Moves a live object, whose memory nothing uses, to other memory that has the same bytes and lies in one region, which is
  * borrowed. Takes the layout on success. Error: NO_MEMORY. */
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err);
+
+/* Before a FILLING object becomes live: provides for object_take_id. Errors: NO_MEMORY. */
+enum rdt_status object_prepare_id(struct object *object, struct rdt_error *err);
+
+/* The object has become live. If KEY_TAKES, fetches of the id lead to it from now on, and the object that had the id is freed,
+ * as by its producer. If it has lost its key meanwhile, it is freed itself: it may be gone afterwards unless the caller holds
+ * it. */
+void object_take_id(struct object *object);
+
+/* For an object of an earlier daemon that was put again: it has lost its id, or takes it when it is live. */
+void object_leave_id(struct object *object, bool takes_it_again);
 
 /* Makes a pending object live: the bytes have been written to where its layout says. Notifies its waiters
  * before it returns. */

@@ -238,6 +238,7 @@ void object_fail(struct object *object, const struct rdt_error *why)
     if (object->state != OBJECT_FILLING)
         return;
     object_hold(object);
+    object_users_settle(object); /* object_prepare_id may have made some */
     stop_filling(object, why);
     drop_producer(object, OBJECT_END_FREED);
     object_drop(object);

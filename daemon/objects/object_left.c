@@ -18,7 +18,7 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
 
     while ((object = index_next(&table->by_generation, walk->next, &walk->next))) {
         walk->next++;
-        if (!object->producer && !object->access.forced && object->access.named && has_no_room(object)) {
+        if (!object->producer && !object->access.forced && object_is_reachable(object) && has_no_room(object)) {
             object->end = OBJECT_END_NO_ROOM;
             object_free(object, true, OBJECT_END_NO_ROOM);
         }

@@ -90,7 +90,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     char generated[33];
     const uint8_t *id = put->id;
     size_t id_bytes = put->id_bytes, key_bytes;
-    struct object *awaited, *object;
+    struct object *awaited, *object, *old = NULL;
     uint64_t want[USAGE_COUNT];
     uint64_t generation = put->generation;
     uint64_t heap, record = 0;
@@ -110,11 +110,20 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     }
     key_bytes = owner_key(key, &put->account->owner, id, id_bytes);
     awaited = object_table_by_key(table, key, key_bytes);
-    if (awaited && awaited->state != OBJECT_AWAITED)
+    if (awaited && awaited->state != OBJECT_AWAITED) {
+        old = awaited;
+        awaited = NULL;
+    }
+    if (old && put->id_use == ID_MUST_BE_FREE)
         return rdt_error_set(err, RDT_EXISTS,
-                             "object \"%.*s\" exists already: free it first, or put under another id (an object with "
-                             "an id of your own stays when its Ref is dropped)",
+                             "object \"%.*s\" exists already: free it first, replace it, or put under another id (an object "
+                             "with an id of your own stays when its Ref is dropped)",
                              (int)id_bytes, (const char *)id);
+    if (old) {
+        status = object_may_replace(put, old, err);
+        if (status != RDT_OK)
+            return status;
+    }
     heap = heap_bytes(put, key_bytes);
     if (table->lasting) {
         status = table->lasting->check_put(table->lasting->arg, put, heap + content->packed_bytes, &record, err);
@@ -144,7 +153,13 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
         index_remove(&table->by_generation, generation);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
-    if (status == RDT_OK && awaited) {
+    object->access.key = old ? KEY_TAKES : KEY_NONE;
+    filling = put->pending || object_put_copies(put, object);
+    if (status == RDT_OK && old) {
+        status = filling ? RDT_OK : object_prepare_id(object, err);
+        if (status != RDT_OK)
+            index_remove(&table->by_generation, generation);
+    } else if (status == RDT_OK && awaited) {
         map_replace(&table->by_name, object->tail_data, key_bytes, object);
     } else if (status == RDT_OK && !map_put(&table->by_name, object->tail_data, key_bytes, object)) {
         index_remove(&table->by_generation, generation);
@@ -158,7 +173,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     }
     object->tail.separate = content->separate;
     content->separate = NULL;
-    object->access.named = true;
+    object->access.key = object->access.key == KEY_TAKES ? KEY_TAKES : KEY_OWN;
     object->survives.detached = put->ttl_ns > 0;
     object->generation = generation;
     object->access.visibility = (uint8_t)put->visibility;
@@ -174,7 +189,6 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     object->changes.promise = put->promise;
     object->changes.loaned = put->loaned;
     object->pending = put->pending;
-    filling = put->pending || object_put_copies(put, object);
     if (table->lasting && put->producer && put->producer->session.lasting)
         table->lasting->on_put(table->lasting->arg, object, put);
     if (filling)
@@ -189,6 +203,8 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
         if (!filling)
             object_notify_waiters(object, NULL);
     }
+    if (!filling)
+        object_take_id(object);
     return RDT_OK;
 }
 

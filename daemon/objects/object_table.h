@@ -57,6 +57,8 @@ struct object_table {
     /* Is called when an object of this node that could be fetched no longer can. NULL: nobody is told. */
     void (*on_ended)(void *arg, const struct object *object);
     void *on_ended_arg;
+    /* Is called when another object has taken the id of one that somebody still holds. NULL: nobody is told. */
+    void (*on_lost_id)(void *arg, const struct object *object);
     /* Is called with the `record` of an adopted object, if it has one, when a hold or a pin begins or ends. */
     void (*on_adopted)(void *record);
     /* Begins to check the bytes of a stored object, unless that is under way, and later calls object_checked. AGAIN: they are
@@ -69,6 +71,8 @@ struct object_table {
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
                        uint64_t max_objects);
 void object_table_fini(struct object_table *table);
+
+enum object_id_use { ID_MUST_BE_FREE, ID_IS_TAKEN /* from the object that has it, if there is one (object_take_id) */ };
 
 /* Puts an object. It becomes live, or filling if put->promise or put->pending says so. On success the
  * table takes the layout and one reference of each region, and whoever waited for the id has been notified
@@ -96,8 +100,9 @@ struct object_put {
     bool pending;        /* the object is FILLING until object_ready, or until it becomes a snapshot */
     /* With a promise the object is FILLING, over the memory that is copied, until object_fill or object_fail; */
     enum object_promise promise;
-    bool kept;             /* or the promise is kept already, and the object is live at once */
-    bool loaned;           /* see object->changes.loaned */
+    bool kept;   /* or the promise is kept already, and the object is live at once */
+    bool loaned; /* see object->changes.loaned */
+    enum object_id_use id_use;
     uint64_t request_id;   /* of a client whose session lasts, for its record; 0: there is none */
     const uint32_t *loans; /* [n_loans] indices of the regions that are loaned */
     size_t n_loans;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of objects and their table share, the upper ones first: an object uses symbols of lower rows only.
  *
- *   object_put, object_wait          putting objects, and waiting for them
- *   object_table                     finding them
- *   object_fill                      filling, moving and freeing them
+ *   object_put, object_replace, object_wait   putting objects, also in the place of others, and waiting for them
+ *   object_table                              finding them
+ *   object_fill                               filling, moving and freeing them
  *   object_notify, detached, transit
- *   object                           one object, with its holds and pins
+ *   object                                    one object, with its holds and pins
  */
 #ifndef DAEMON_OBJECT_TABLE_IMPL_H
 #define DAEMON_OBJECT_TABLE_IMPL_H
@@ -36,6 +36,9 @@ void object_event(const struct object *object, const char *what);
 /* NULL: there is none. These end an object whose producer has ended, if nobody else holds it, before anybody finds it. */
 struct object *object_table_by_generation(struct object_table *table, uint64_t generation);
 struct object *object_table_by_key(struct object_table *table, const uint8_t *key, size_t key_bytes);
+
+/* Whether the object may be put in the place of another one, which has its id. EXISTS: err says why not. */
+enum rdt_status object_may_replace(const struct object_put *put, const struct object *old, struct rdt_error *err);
 
 /* The object has replaced the awaited entry in the table. Waiters that may see the object wait for it now; the others keep
  * waiting in the entry, which stays beside the object. The object has users. */

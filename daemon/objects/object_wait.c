@@ -27,7 +27,7 @@ void object_take_over_waiters(struct object *object, struct object *awaited)
 {
     waiters_move(awaited, object, false);
     object_users_settle(awaited);
-    awaited->access.named = false;
+    awaited->access.key = KEY_NONE;
     if (awaited->users)
         object->users->hidden_entry = awaited;
     else
@@ -55,7 +55,8 @@ static struct object *hidden_entry_get(struct object *object)
 
 void object_table_withdraw(struct object *object, const struct rdt_error *why)
 {
-    struct object *hidden_entry = object_n_waiters(object) > 0 ? hidden_entry_get(object) : NULL;
+    struct object *hidden_entry =
+        object->access.key == KEY_OWN && object_n_waiters(object) > 0 ? hidden_entry_get(object) : NULL;
 
     if (hidden_entry) /* object_fail puts the entry in the object's place */
         waiters_move(object, hidden_entry, true);
@@ -100,7 +101,7 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
             }
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
         }
-        object->access.named = true;
+        object->access.key = KEY_OWN;
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
     add(object, requester, waiter);

@@ -379,13 +379,17 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
     for (uint32_t i = 0; i < snapshot->n_fresh && status == RDT_OK; i++)
         region_written(snapshot->fresh[i]);
     if (status == RDT_OK)
-        status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
+        status = object_prepare_id(object, err);
     if (status == RDT_OK)
+        status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
+    if (status == RDT_OK) {
         snapshot->layout = NULL; /* object_fill took it */
-    else if (at_once && !snapshot->was_pending)
+        object_take_id(object);
+    } else if (at_once && !snapshot->was_pending) {
         object_table_withdraw(object, err);
-    else
+    } else {
         object_fail(object, err);
+    }
     for (uint32_t i = 0; i < snapshot->n_fresh; i++)
         region_unref(snapshot->fresh[i]); /* the object has its own reference */
     return status;

@@ -153,7 +153,10 @@ static uint32_t object_flags(const struct object *object)
                  ? OBJECT_IS_FREED
                  : 0;
     flags |= object->kind == OBJECT_MANIFEST ? OBJECT_IS_MANIFEST : 0;
-    return flags | (object->access.forced || !object->access.named ? OBJECT_IS_FORCED : 0);
+    flags |= object->access.key == KEY_TAKES ? OBJECT_TAKES_ID : 0;
+    flags |= object->access.key == KEY_LOST ? OBJECT_LOST_ID : 0;
+    flags |= object->access.took_key ? OBJECT_TOOK_ID : 0;
+    return flags | (object->access.forced || !object_is_reachable(object) ? OBJECT_IS_FORCED : 0);
 }
 
 /* Gives the object's regions records, and writes their ids to ids_p [object->memory.n_regions]. */

@@ -24,10 +24,10 @@ static void lose(struct restoring *restoring, struct journal_slot *slot, const c
 
 /* ---- collecting records ---- */
 
-/* The object has no id any more, and a later one may have got it. */
+/* The object does not have its id, and another one may have it. */
 static bool is_unnamed(const struct journal_slot *slot)
 {
-    return restore_kind(slot) == RECORD_OBJECT && slot->flags & OBJECT_IS_FORCED;
+    return restore_kind(slot) == RECORD_OBJECT && slot->flags & (OBJECT_IS_FORCED | OBJECT_TAKES_ID | OBJECT_LOST_ID);
 }
 
 /* Objects without an id come first, because they have it for a moment. Generations do not say which object is older. A daemon
@@ -259,10 +259,13 @@ static void lend_again(struct restoring *restoring, struct region **regions, con
 static void finish_object(struct object *object, const struct journal_slot *slot, uint64_t now_ns)
 {
     object->kind = slot->flags & OBJECT_IS_MANIFEST ? OBJECT_MANIFEST : OBJECT_PLAIN;
+    object->access.took_key = slot->flags & OBJECT_TOOK_ID;
     if (slot->flags & OBJECT_IS_FORCED) {
         object_free(object, true, OBJECT_END_FREED);
         return;
     }
+    if (slot->flags & (OBJECT_TAKES_ID | OBJECT_LOST_ID))
+        object_leave_id(object, slot->flags & OBJECT_TAKES_ID);
     if (object->state == OBJECT_FILLING && !object->producer) /* it will never be put, and ends when everything is restored */
         return;
     for (uint64_t i = 0; i < slot->numbers[NUMBER_TRANSIT_COUNT] && i < UINT16_MAX; i++)
@@ -423,6 +426,23 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     return status;
 }
 
+/* The earlier daemon died in the step in which these objects became live and took their ids. */
+static void take_ids(struct recovery *recovery)
+{
+    struct object *object;
+    struct rdt_error err;
+
+    for (uint64_t at = 0; (object = index_next(&recovery->objects->by_generation, at, &at)); at++) {
+        if (object->state != OBJECT_LIVE || object->access.key != KEY_TAKES)
+            continue;
+        if (object_prepare_id(object, &err) == RDT_OK)
+            object_take_id(object);
+        else
+            log_error("object %016llx of the earlier daemon has no id any more: %s", (unsigned long long)object->generation,
+                      err.msg);
+    }
+}
+
 /* Takes the holds on the parts of versions again, while everything is held. */
 static void restore_manifests(struct recovery *recovery)
 {
@@ -475,6 +495,7 @@ enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, st
         return status;
     restore_manifests(recovery);
     recovery->frozen = false;
+    take_ids(recovery);
     say_restored(recovery, began_ns);
     release_unused(recovery);
     return RDT_OK;

@@ -235,7 +235,9 @@ static enum rdt_status check(const struct storage *storage, const struct object 
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon stores no objects: set storage_dir in [daemon] of rdtd.conf");
     if (storage->frozen)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (object->state != OBJECT_LIVE || !object->access.named)
+    if (object->access.key == KEY_LOST)
+        return rdt_error_set(err, RDT_FREED, "the object cannot be stored any more, because another one has replaced it");
+    if (object->state != OBJECT_LIVE || object->access.key != KEY_OWN)
         return rdt_error_set(err, RDT_INVALID, "the object is %s: it can be stored once it is live", object_state_name(object));
     if (!object_is_constant(object) || (object->changes.promise == OBJECT_BY_WORD && !object->changes.loaned))
         return rdt_error_set(err, RDT_INVALID,

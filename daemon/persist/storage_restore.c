@@ -400,7 +400,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         object->file.unchecked |= object->memory.uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
     stored_set_durable(stored);
-    if (!object->access.named) /* it was freed by force, and somebody keeps it: its file goes */
+    if (object->access.key != KEY_OWN) /* it was freed by force, and somebody keeps it: its file goes */
         storage_object_ended(storage, object);
     return RDT_OK;
 }

@@ -271,13 +271,14 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
     return call_defer(call, message->timeout_ns, NULL, err);
 }
 
-/* Ends what the client does not know of, because it stopped waiting before the answer had come. */
+/* Ends what the client does not know of, because it stopped waiting before the answer had come. An object that has replaced
+ * another one stays: without both of them the id would have lost its value. */
 static void undo(struct call *call, const struct client_answered *answered)
 {
     struct object *object = answered->generation ? index_get(&call->rpc->objects->by_generation, answered->generation) : NULL;
     struct region *region = answered->region ? map_get_u64(&call->client->regions, answered->region) : NULL;
 
-    if (object && object_has_producer_hold(object))
+    if (object && object_has_producer_hold(object) && !object->access.took_key)
         object_free(object, false, OBJECT_END_FREED);
     if (region && region->state != REGION_RETURNED) {
         client_forget_region(call->client, region);

@@ -245,6 +245,19 @@ static bool may_be_given_up(const Rdt__Pb__Put *message)
     return message->n_loaned > 0 && message->n_loaned == message->n_regions && message->timeout_ns > 0;
 }
 
+static enum rdt_status check_replaces(const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    if (!(message->flags & RDT_PUT_REPLACE))
+        return RDT_OK;
+    if (message->id.len == 0)
+        return rdt_error_set(err, RDT_INVALID, "a put that REPLACEs an object needs an id");
+    if (message->flags & RDT_PUT_STORED)
+        return rdt_error_set(err, RDT_INVALID,
+                             "a STORED object cannot REPLACE another one, because the disk would have neither of them for a "
+                             "moment: publish it under a name, whose earlier version stays until the new one is stored");
+    return RDT_OK;
+}
+
 static enum rdt_status check_stored(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     if (!(message->flags & RDT_PUT_STORED))
@@ -292,6 +305,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .content = &digest->content,
                              .promise = object_promise_of(message->flags),
                              .kept = object_promise_of(message->flags) == OBJECT_BY_WORD && !may_be_given_up(message),
+                             .id_use = message->flags & RDT_PUT_REPLACE ? ID_IS_TAKEN : ID_MUST_BE_FREE,
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,
                              .loans = message->loaned,
@@ -354,11 +368,11 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->n_given > message->n_regions)
         return rdt_error_set(err, RDT_INVALID, "the message hands over %zu regions, but names only %zu", message->n_given,
                              message->n_regions);
-    if (message->n_loaned > 0 && ((message->flags & ~(uint32_t)(RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED)) != 0 ||
+    if (message->n_loaned > 0 && ((message->flags & ~(uint32_t)(RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_REPLACE)) != 0 ||
                                   message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
         return rdt_error_set(err, RDT_INVALID,
                              "regions can be loaned only to objects that only their owner may see, and that have no flags but "
-                             "IMMUTABLE and DETACHED");
+                             "IMMUTABLE, DETACHED and REPLACE");
     if (message->flags & RDT_PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
         return rdt_error_set(err, RDT_INVALID, "a PENDING put must not have tensors in the message or hand over regions");
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
@@ -366,6 +380,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     status = check_ttl(call, message, err);
     if (status == RDT_OK)
         status = check_stored(call, message, err);
+    if (status == RDT_OK)
+        status = check_replaces(message, err);
     if (status == RDT_OK)
         status = check_no_fds(call, err);
     if (status != RDT_OK)
@@ -427,8 +443,11 @@ enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_err
         object_fail(object, &why);
     } else if (object->changes.promise == OBJECT_SEALED && object->memory.layout) {
         (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
-    } else {
+    } else if (object_prepare_id(object, &why) == RDT_OK) {
         object_ready(object);
+        object_take_id(object);
+    } else {
+        object_fail(object, &why);
     }
     call_reply_empty(call);
     return RDT_OK;

@@ -85,7 +85,7 @@ static void free_abandoned(struct resuming *resuming)
     for (size_t i = 0; i < resuming->message->n_abandoned_puts; i++) {
         uint64_t generation = (uintptr_t)map_get_u64(&resuming->client->session.answers, resuming->message->abandoned_puts[i]);
         struct object *object = index_get(&resuming->rpc->objects->by_generation, generation);
-        if (object && object->producer == resuming->client)
+        if (object && object->producer == resuming->client && !object->access.took_key) /* as in rpc_cancel_request */
             object_free(object, false, OBJECT_END_FREED);
     }
 }

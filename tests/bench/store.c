@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A store: objects of ordinary memory under ids, as an engine's cache puts them.
+/* A store: objects of ordinary memory under ids, as an engine's cache puts and replaces them.
  *
  *     store ROUNDS SOCKET
  */
@@ -40,6 +40,18 @@ static double put_and_free(struct store *store, uint32_t flags)
     return (double)(bench_now_ns() - since) / 1e6;
 }
 
+static double replace_all(struct store *store, bool in_one_call)
+{
+    int64_t since = bench_now_ns();
+
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        if (!in_one_call)
+            must_ok(rdt_free(store->conn, &store->refs[i], false, &err));
+        put(store, i, RDT_PUT_DETACHED | (in_one_call ? RDT_PUT_REPLACE : 0));
+    }
+    return (double)(bench_now_ns() - since) / 1e6;
+}
+
 static void measure(struct store *store, const char *name, uint32_t flags, unsigned rounds)
 {
     (void)put_and_free(store, flags);
@@ -66,6 +78,15 @@ int main(int argc, char **argv)
     measure(&store, "store_64x4M_detached", 0, rounds);
     bench_note("store_64x4M_detached", "", "64 puts of 4 MiB, and their frees; reference: objects that end with the session");
     measure(&store, "store_64x4M_detached_snapshots", RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED, rounds);
+    for (unsigned i = 0; i < OBJECTS; i++)
+        put(&store, i, RDT_PUT_DETACHED);
+    for (unsigned i = 0; i < rounds; i++) {
+        double ours = replace_all(&store, true);
+
+        bench_row("store_64x4M_replaced", "", "ms", "lower", "1.2", ours, replace_all(&store, false));
+    }
+    bench_note("store_64x4M_replaced", "", "each id in one call; reference: a free and a put of each");
+    free_all(&store);
     free(store.data);
     rdt_close(store.conn);
     return 0;

@@ -214,7 +214,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
-            copy: bool = True, immutable: bool = False, checksum: bool = False) -> Ref:
+            copy: bool = True, immutable: bool = False, checksum: bool = False, replace: bool = False) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -230,7 +230,9 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         it was put, or put refuses it.
 
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
-        holds such an object until it is freed, even after the Ref is deleted. snapshot: the tensors are copied
+        holds such an object until it is freed, even after the Ref is deleted. replace: if an object has the id, this one
+        takes its place in one step, when its bytes are there: a `get` of the id finds one or the other. The earlier one is
+        freed as by `free`: its readers, holds and names keep it. After TimedOut the id has one of the two. snapshot: the tensors are copied
         now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
         that this library uses again when the object has ended, so later puts of large tensors take a fraction of
         the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
@@ -257,11 +259,14 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         legacy default stream for DLPack (whose producer makes it wait) and for rdtd's own tensors. If one
         stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait
         for the stream. Otherwise put waits for the streams.
-        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory,
-        Unsupported (for instance no driver), TimedOut."""
+        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (the id; with replace: another connection holds
+        the earlier object, and it is not detached), LimitReached, NoMemory, Unsupported (for instance no driver), TimedOut."""
+        if replace and id is None:
+            raise ValueError("replace needs an id")
         flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= (_rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" and not stored else 0) | (0 if copy else _rdt.PUT_MAY_SHARE)
+        flags |= _rdt.RDT_PUT_REPLACE if replace else 0
         if snapshot and immutable:
             raise ValueError("snapshot copies the tensors, and immutable promises that nobody writes them, so that they need "
                              "no copy: pass one of the two")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# A store of 64 objects of 4 MiB under ids: detached objects beside those of a session. No process is bound to a core.
+# A store of 64 objects of 4 MiB under ids: detached objects beside those of a session, and replacing them. No process is bound
+# to a core.
 
 if wanted store; then
   place "0-$((cores - 1))" "$pid_a"

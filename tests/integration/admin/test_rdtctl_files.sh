@@ -85,6 +85,11 @@ status 2 "$rdtctl" fetch pk -o "$dir/pk.npy"
 says 'the ending .npy stands for: .*--format safetensors, or use Python .numpy.save'
 status 0 "$rdtctl" fetch w -o "$dir/named.pt" --format safetensors
 cmp "$dir/in.safetensors" "$dir/named.pt" || bad 'a safetensors file with another ending is changed'
+status 0 "$rdtctl" put -q "$dir/in.safetensors" --id pk --replace --detached --ttl 1h
+status 0 "$rdtctl" fetch -q pk -o "$dir/pk3.safetensors"
+cmp "$dir/in.safetensors" "$dir/pk3.safetensors" || bad 'what replaced pk differs'
+status 2 "$rdtctl" put "$dir/in.safetensors" --replace
+says '--replace needs --id'
 status 0 "$rdtctl" free pk
 status 0 "$rdtctl" free stays
 status 0 "$rdtctl" put "$dir/in.safetensors" --detached --ttl 1s --json

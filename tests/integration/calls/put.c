@@ -409,8 +409,8 @@ Test(put, unknown_flags_are_unsupported)
     struct rdt_ref ref;
 
     begin(NULL);
-    struct rdt_put_options options = {.struct_size = sizeof options, .flags = 128};
-    must_refuse(RDT_UNSUPPORTED, "flags 0x80", rdt_put(conn, NULL, 0, &options, &ref, &err));
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = 1u << 20};
+    must_refuse(RDT_UNSUPPORTED, "flags 0x100000", rdt_put(conn, NULL, 0, &options, &ref, &err));
     cr_assert_eq(objects_now(), 0);
     end();
 }

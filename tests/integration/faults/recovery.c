@@ -625,6 +625,52 @@ Test(recovery, object_whose_id_a_later_one_has_comes_back_to_its_reader)
     end();
 }
 
+/* An object that was replaced stays with its readers, holds and names, whatever the order of their generations. */
+Test(recovery, replaced_objects_come_back_to_those_who_hold_them)
+{
+    enum { VERSIONS = 4, BLOCK_BITS = 6 };
+    struct rdt_ref refs[VERSIONS], id = ref_named("key"), name = name_ref("name"), other;
+    rdt_object *held;
+    rdt_request *hold;
+
+    begin();
+    rdt *conn = node_client(&node, "producer");
+    rdt *reader = node_client(&node, "reader");
+    for (unsigned i = 0; i < VERSIONS; i++) {
+        refs[i] = put_detached(conn, "key", 100000, RDT_PUT_REPLACE, i);
+        if (i == 0)
+            held = fetch_one(reader, &refs[0], RDT_FETCH_SHARE);
+        else if (i == 1)
+            must_ok(rdt_hold(reader, &refs[1], LONG, &hold, &err));
+        else if (i == 2)
+            must_ok(rdt_publish(conn, "name", &refs[2], NULL, NULL, &err));
+        do {
+            other = put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "other");
+            must_ok(rdt_free(conn, &other, true, &err));
+        } while (other.generation >> BLOCK_BITS == refs[i].generation >> BLOCK_BITS);
+    }
+    for (unsigned round = 0; round < 3; round++) {
+        again(round == 1 ? SIGTERM : SIGKILL);
+        must_ok(rdt_ping(reader, LONG, &err));
+        must_ok(rdt_ping(conn, LONG, &err));
+        cr_assert_not(node_log_has(&node, "is lost"));
+        must_have(reader, &id, "key", 100000, VERSIONS - 1);
+        for (unsigned i = 0; i < VERSIONS; i++)
+            must_have(conn, &refs[i], "key", 100000, i);
+        must_have(conn, &name, "key", 100000, 2);
+        cr_assert(holds_pattern(tensor_of(held, 0).data, 100000, 0));
+    }
+    rdt_release(held);
+    rdt_request_destroy(hold);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_have(conn, &id, "key", 100000, VERSIONS - 1);
+    must_ok(rdt_free(conn, &id, false, &err));
+    wait_until(LONG, node_now(&node).objects == 0);
+    rdt_close(reader);
+    rdt_close(conn);
+    end();
+}
+
 /* The keeper knows who the node is. */
 Test(recovery, node_whose_uuid_is_damaged_gets_it_from_the_keeper)
 {

@@ -7,7 +7,7 @@
 
 TestSuite(recovery_kills, .timeout = SUITE_SECONDS(3600));
 
-enum { WORKERS = 3, OBJECTS = 12, HOLDS = 6, KEEPS = 4, MEMORIES = 3, NAMES = 2 };
+enum { WORKERS = 3, OBJECTS = 12, HOLDS = 6, KEEPS = 4, MEMORIES = 3, NAMES = 2, KEYS = 2 };
 
 struct made { /* what an object contains; its metadata, so that every reader can check it */
     size_t bytes;
@@ -51,6 +51,10 @@ struct worker {
         struct made made;
         bool leased;
     } names[NAMES];
+    struct {
+        bool there;
+        struct made made;
+    } keys[KEYS]; /* ids whose detached objects are replaced again and again */
 };
 
 /* The daemon may be killed before it has greeted a new client. */
@@ -238,6 +242,34 @@ static void publish_or_look(struct worker *worker)
     rdt_release(object);
 }
 
+static void replace_or_look(struct worker *worker)
+{
+    static const uint32_t flags[] = {0, RDT_PUT_SNAPSHOT, RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED};
+    unsigned at = draw(worker, KEYS), what = draw(worker, 8), hold = draw(worker, HOLDS);
+    struct rdt_ref ref;
+    char id[16];
+
+    (void)snprintf(id, sizeof id, "key %u %u", worker->number, at);
+    ref = ref_named(id);
+    if (!worker->keys[at].there || what < 4) {
+        worker->keys[at].made = draw_made(worker);
+        (void)put(worker, id, &worker->keys[at].made, flags[draw(worker, 3)] | RDT_PUT_DETACHED | RDT_PUT_REPLACE);
+        worker->keys[at].there = true;
+    } else if (what == 4) {
+        must_ok(rdt_free(worker->conn, &ref, false, &err));
+        worker->keys[at].there = false;
+    } else {
+        rdt_object *object = fetch_one(worker->conn, &ref, RDT_FETCH_AUTO);
+        must_contain(object, &worker->keys[at].made);
+        if (worker->holds[hold].object) {
+            rdt_release(object);
+        } else { /* it stays when it is replaced */
+            worker->holds[hold].object = object;
+            worker->holds[hold].made = worker->keys[at].made;
+        }
+    }
+}
+
 static void connect_anew(struct worker *worker)
 {
     for (unsigned i = 0; i < HOLDS; i++) {
@@ -263,8 +295,10 @@ static void step(struct worker *worker)
 {
     unsigned what = draw(worker, 100);
 
-    if (what < 35)
+    if (what < 25)
         put_or_free(worker);
+    else if (what < 35)
+        replace_or_look(worker);
     else if (what < 60)
         hold_or_release(worker);
     else if (what < 65)
@@ -303,6 +337,8 @@ static unsigned count_mine(struct worker *worker)
         there += worker->memories[i].used;
     for (unsigned i = 0; i < NAMES; i++)
         there += worker->names[i].made.bytes > 0;
+    for (unsigned i = 0; i < KEYS; i++)
+        there += worker->keys[i].there;
     return there;
 }
 
