@@ -50,8 +50,11 @@ static void let_go_of_frames(rdt *conn)
 {
     static struct fd_sink sink = {.close = leave_open};
 
-    if (!fds_have_wake(conn))
+    if (!fds_have_wake(conn)) {
         conn->reader.sink = conn->sending.writer.sink = conn->sending.later.sink = &sink;
+        conn->calls.early.n = 0;
+    }
+    fetched_fds_close(&conn->calls.early);
     frame_writer_fini(&conn->sending.writer);
     frame_writer_fini(&conn->sending.later);
     frame_reader_fini(&conn->reader);

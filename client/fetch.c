@@ -31,8 +31,8 @@
 
 /* ---- events ---- */
 
-static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *done, struct frame *frame, rdt_object **object_p,
-                              struct rdt_error *err)
+static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
+                              rdt_object **object_p, struct rdt_error *err)
 {
     enum fetched_content content = FETCHED_TENSORS;
     rdt_object *object;
@@ -44,7 +44,7 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
         content = FETCHED_METADATA;
     else if (request->targets && request->targets->direct && !done->to_copy)
         content = FETCHED_IN_TARGETS;
-    status = fetched_create(request->conn, done, frame, content, request->kind == REQUEST_SLICES, &object, err);
+    status = fetched_create(request->conn, done, fds, content, request->kind == REQUEST_SLICES, &object, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
@@ -53,10 +53,23 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
     return RDT_OK;
 }
 
+static void on_fetch_fds(rdt *conn, struct frame *frame)
+{
+    Rdt__Pb__FetchFds *message = rdt__pb__fetch_fds__unpack(NULL, frame->length, frame->payload);
+    struct rdt_error err;
+    enum rdt_status status = message ? fetched_fds_early(conn, message->handle, frame, &err)
+                                     : rdt_error_set(&err, RDT_PROTOCOL, "rdtd sent a FETCH_FDS that cannot be read");
+
+    rdt__pb__fetch_fds__free_unpacked(message, NULL);
+    if (status != RDT_OK)
+        connection_lose(conn, &err);
+}
+
 void fetch_on_event(rdt *conn, struct frame *frame)
 {
     struct arena arena;
     struct rdt_error err;
+    struct answer_fds fds;
     Rdt__Pb__FetchDone *done;
     rdt_request *request;
 
@@ -68,6 +81,8 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         request_on_hold_lost(conn, frame);
     if (frame->type == RDT_EVENT_WATCHED)
         events_add(conn, frame);
+    if (frame->type == RDT_EVENT_FETCH_FDS)
+        on_fetch_fds(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)
         return;
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
@@ -75,24 +90,27 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     if (!done) {
         (void)rdt_error_set(&err, RDT_PROTOCOL, "rdtd sent a FETCH_DONE that cannot be read");
         connection_lose(conn, &err);
+    } else if (fetched_fds_all(conn, done->handle, frame, &fds, &err) != RDT_OK) {
+        connection_lose(conn, &err);
     } else {
         rdt_object *object = NULL;
         enum rdt_status status = RDT_CANCELLED; /* without a request: cancelled here, or past its deadline */
 
         request = request_find(conn, done->handle);
         if (request)
-            status = arrive(request, done, frame, &object, &err);
+            status = arrive(request, done, &fds, &object, &err);
         if (request && status != RDT_OK && room_await(conn, done, frame, &err)) {
             arena_fini(&arena);
             return;
         }
-        batch_on_answer(conn, done, frame, object);
+        batch_on_answer(conn, done, &fds, object);
         if (object)
             request_arrive(request, object);
         else
             fetched_release_unseen(conn, done);
         if (request && status != RDT_OK)
             request_fail(request, &err);
+        fetched_fds_close(&conn->calls.early);
     }
     arena_fini(&arena);
 }

@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "memory/mappers.h"
 #include "proto/boxes.h"
+#include "proto/grow.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
@@ -93,6 +95,51 @@ void fetched_move_to(rdt_object *object, struct targets *take_targets, bool late
     object->info.writable = true;
 }
 
+/* ---- fds ---- */
+
+enum rdt_status fetched_fds_early(rdt *conn, uint64_t handle, struct frame *frame, struct rdt_error *err)
+{
+    struct connection_early *early = &conn->calls.early;
+
+    if (early->n > 0 && early->handle != handle)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd sent fds for fetch %llu within the answer to fetch %llu",
+                             (unsigned long long)handle, (unsigned long long)early->handle);
+    if (early->n + frame->nfds > RDT_MAX_ANSWER_FDS)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd sent more than %u fds for one fetch", RDT_MAX_ANSWER_FDS);
+    early->handle = handle;
+    for (unsigned i = 0; i < frame->nfds; i++) {
+        int *fds = array_grow(early->fds, early->n, &early->room, sizeof *fds);
+        if (!fds)
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the fds of a fetch");
+        early->fds = fds;
+        early->fds[early->n++] = frame_take_fd(frame, i);
+    }
+    return RDT_OK;
+}
+
+enum rdt_status fetched_fds_all(rdt *conn, uint64_t handle, struct frame *frame, struct answer_fds *fds_p,
+                                struct rdt_error *err)
+{
+    const struct connection_early *early = &conn->calls.early;
+    enum rdt_status status = RDT_OK;
+
+    *fds_p = (struct answer_fds){frame->fds, frame->nfds};
+    if (early->n == 0)
+        return RDT_OK;
+    status = fetched_fds_early(conn, handle, frame, err);
+    *fds_p = status == RDT_OK ? (struct answer_fds){early->fds, early->n} : (struct answer_fds){NULL, 0};
+    return status;
+}
+
+void fetched_fds_close(struct connection_early *early)
+{
+    for (size_t i = 0; i < early->n; i++)
+        if (early->fds[i] >= 0)
+            (void)close(early->fds[i]);
+    free(early->fds);
+    *early = (struct connection_early){0};
+}
+
 /* ---- creating ---- */
 
 static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *done, struct rdt_error *err)
@@ -119,16 +166,29 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     return wire_ref_to(done->ref, &info->ref, err);
 }
 
-enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
-                            struct rdt_error *err)
+/* Memory of a device: one fd for each chunk. */
+static enum rdt_status map_on_device(rdt *conn, const Rdt__Pb__SharedRegion *shared, const struct answer_fds *fds,
+                                     struct mapping **mapping_p, struct rdt_error *err)
+{
+    size_t first = shared->fd_index >= 0 ? (size_t)shared->fd_index : 0;
+    size_t n = shared->fd_index >= 0 ? shared->share->n_chunk_bytes : 0;
+
+    if (n > fds->n || first > fds->n - n)
+        return rdt_error_set(err, RDT_PROTOCOL, "the fds of region %llu did not come", (unsigned long long)shared->region);
+    return mapper_map_share(conn, shared->region, shared->generation, shared->bytes, shared->share, fds->fds + first,
+                            (unsigned)n, MAPPING_FETCHED, mapping_p, err);
+}
+
+enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, const struct answer_fds *fds,
+                            struct mapping **mapping_p, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
     int fd;
 
     *mapping_p = NULL;
     if (shared->share)
-        return mapper_map_region(conn, shared, frame, mapping_p, err);
-    fd = shared->fd_index >= 0 && shared->fd_index < frame->nfds ? frame->fds[shared->fd_index] : -1;
+        return map_on_device(conn, shared, fds, mapping_p, err);
+    fd = shared->fd_index >= 0 && (size_t)shared->fd_index < fds->n ? fds->fds[shared->fd_index] : -1;
     if (shared->fd_index < 0) {
         *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);
         if (*mapping_p)
@@ -139,7 +199,7 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
             status = rdt_error_set(err, RDT_PROTOCOL, "rdtd says that region %llu is mapped here, but it is not",
                                    (unsigned long long)shared->region);
     } else if (fd < 0) {
-        status = rdt_error_set(err, RDT_PROTOCOL, "fd %d of %u of region %llu did not come", shared->fd_index, frame->nfds,
+        status = rdt_error_set(err, RDT_PROTOCOL, "fd %d of %zu of region %llu did not come", shared->fd_index, fds->n,
                                (unsigned long long)shared->region);
     } else if (shared->bytes > SIZE_MAX / 2) {
         status = rdt_error_set(err, RDT_PROTOCOL, "region %llu has %llu bytes", (unsigned long long)shared->region,
@@ -155,13 +215,14 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
     return status;
 }
 
-static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *done, struct frame *frame, struct rdt_error *err)
+static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
+                               struct rdt_error *err)
 {
     object->mappings = calloc(done->n_regions + 1, sizeof(struct mapping *));
     if (!object->mappings)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu regions", done->n_regions);
     for (size_t i = 0; i < done->n_regions; i++) {
-        enum rdt_status status = fetched_map(object->conn, done->regions[i], frame, &object->mappings[i], err);
+        enum rdt_status status = fetched_map(object->conn, done->regions[i], fds, &object->mappings[i], err);
 
         if (status != RDT_OK)
             return status;
@@ -195,7 +256,7 @@ static enum rdt_status find_data(rdt_object *object, uint32_t i, size_t inline_b
     return RDT_OK;
 }
 
-static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone *done, struct frame *frame,
+static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
                                     enum fetched_content content, struct rdt_error *err)
 {
     enum rdt_status status = layout_from_wire(done->tensors, &object->layout, err);
@@ -214,7 +275,7 @@ static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone
             return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu bytes", done->inline_data.len);
         memcpy(object->inline_data, done->inline_data.data, done->inline_data.len);
     }
-    status = map_all(object, done, frame, err);
+    status = map_all(object, done, fds, err);
     for (uint32_t i = 0; i < object->layout->count && status == RDT_OK; i++)
         status = find_data(object, i, done->inline_data.len, err);
     return status;
@@ -240,8 +301,8 @@ static enum rdt_status read_boxes(rdt_object *object, const Rdt__Pb__FetchDone *
     return RDT_OK;
 }
 
-enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
-                               bool sliced, rdt_object **object_p, struct rdt_error *err)
+enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
+                               enum fetched_content content, bool sliced, rdt_object **object_p, struct rdt_error *err)
 {
     rdt_object *object = calloc(1, sizeof *object);
     enum rdt_status status;
@@ -254,7 +315,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
     list_init(&object->link);
     status = fill_info(object, done, err);
     if (status == RDT_OK && content != FETCHED_IN_TARGETS)
-        status = fill_tensors(object, done, frame, content, err);
+        status = fill_tensors(object, done, fds, content, err);
     if (status == RDT_OK && done->box_bytes > 0 && content != FETCHED_IN_TARGETS && !sliced)
         status = read_boxes(object, done, err);
     if (status != RDT_OK) {

@@ -35,15 +35,30 @@ enum fetched_content {
     FETCHED_METADATA,   /* the layout without the tensors' bytes */
 };
 
-/* Creates the object from the daemon's event and the fds of its frame. sliced: the tensors are slices of the object's. Takes
- * the hold on success only. Errors: PROTOCOL, NO_MEMORY, SYSTEM, a mapper's. */
-enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
-                               bool sliced, rdt_object **object_p, struct rdt_error *err);
+/* The fds of an answer, which came in its frame, or also in frames before it. */
+struct answer_fds {
+    const int *fds; /* [n] */
+    size_t n;
+};
 
-/* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. The
- * region's fd stays in the frame. */
-enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
-                            struct rdt_error *err);
+/* FETCH_FDS: keeps the fds of the frame until the answer comes. Errors: PROTOCOL, NO_MEMORY. */
+enum rdt_status fetched_fds_early(rdt *conn, uint64_t handle, struct frame *frame, struct rdt_error *err);
+
+/* FETCH_DONE: *fds_p are all fds of the answer, borrowed until fetched_fds_close, or until the frame's fds are closed. Errors:
+ * NO_MEMORY; then *fds_p are none. */
+enum rdt_status fetched_fds_all(rdt *conn, uint64_t handle, struct frame *frame, struct answer_fds *fds_p,
+                                struct rdt_error *err);
+void fetched_fds_close(struct connection_early *early); /* and makes it empty */
+
+/* Creates the object from the daemon's event and its fds. sliced: the tensors are slices of the object's. Takes the hold on
+ * success only. Errors: PROTOCOL, NO_MEMORY, SYSTEM, a mapper's. */
+enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
+                               enum fetched_content content, bool sliced, rdt_object **object_p, struct rdt_error *err);
+
+/* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. The region's fd
+ * stays in *fds. */
+enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, const struct answer_fds *fds,
+                            struct mapping **mapping_p, struct rdt_error *err);
 
 /* Makes the targets, which have the bytes now, the object's tensors, and releases the hold: with `later` by
  * connection_send_later, else at once. */

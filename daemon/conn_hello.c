@@ -55,6 +55,14 @@ static struct conn *find_session(struct conn *conn, const Rdt__Pb__Hello *hello,
     return session;
 }
 
+/* An older library takes what one frame carries. */
+static void note_most_fds(struct client *client, const Rdt__Pb__Hello *hello)
+{
+    uint32_t most = hello->answer_fds < RDT_MAX_ANSWER_FDS ? hello->answer_fds : RDT_MAX_ANSWER_FDS;
+
+    client->most_fds = (uint16_t)(most > RDT_MAX_FRAME_FDS ? most : RDT_MAX_FRAME_FDS);
+}
+
 static void begin_session(struct conn *conn, const Rdt__Pb__Hello *hello)
 {
     struct client *client = &conn->client;
@@ -62,6 +70,7 @@ static void begin_session(struct conn *conn, const Rdt__Pb__Hello *hello)
     (void)snprintf(client->name, sizeof client->name, "%s", hello->client_name);
     text_clean(client->name, strlen(client->name));
     client->tensor_runs = hello->tensor_runs;
+    note_most_fds(client, hello);
     conn_serve(conn);
     event(&conn->rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "connected", client);
     log_trace("client %llu (%s, pid %d, uid %u) connects", (unsigned long long)client->id, client->name, (int)client->pid,
@@ -118,6 +127,7 @@ void conn_hello(struct conn *conn, struct frame *frame)
         log_debug("client %llu (%s, pid %d) goes on with its session", (unsigned long long)session->client.id,
                   session->client.name, (int)session->client.pid);
         event(&conn->rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "resumed", &session->client);
+        note_most_fds(&session->client, hello);
         welcome(session, frame->request_id, hello->session_token.data, true);
         conn_close(conn, "its socket serves an earlier session");
     } else {

@@ -80,6 +80,7 @@ enum rdt_event_type {
     RDT_EVENT_REGION_GONE = 132, /* RegionGone */
     RDT_EVENT_REGION_BACK = 133, /* RegionBack */
     RDT_EVENT_HOLD_LOST = 134,   /* ErrorReply, with the request id of the HOLD: it does not hold the object any more */
+    RDT_EVENT_FETCH_FDS = 135,   /* FetchFds */
 };
 
 /* Between two daemons. X(number, NAME, message); rdt_peer.proto says which daemon sends each message, and when.

@@ -11,6 +11,7 @@
 
 #define RDT_MAX_FRAME_BYTES (16u << 20)   /* payload of one frame */
 #define RDT_MAX_FRAME_FDS 64u             /* fds of one frame */
+#define RDT_MAX_ANSWER_FDS 4096u          /* fds of the answer to one fetch, in as many frames as they take */
 #define RDT_MAX_DECODED_BYTES (96u << 20) /* heap of one decoded message: protobuf-c may expand a small message a lot */
 #define RDT_MAX_ID_BYTES 128u             /* object id */
 #define RDT_MAX_TENANT_BYTES 32u
@@ -23,6 +24,7 @@
 #define RDT_MAX_RUN_TENSORS 16384u        /* tensors of all lists in runs in one message, which take a few bytes each */
 #define RDT_MAX_RUN_DIMS 65536u           /* dimensions of all tensors of one such list */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
+#define RDT_MAX_TARGET_REGIONS 4096u      /* regions in which the targets of one object lie */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                    /* rows of one list reply */
 #define RDT_BUSY_POLL_MAX_NS 1000000u         /* polling of either end before it sleeps */

@@ -63,7 +63,7 @@ static void add(struct batch *batch, struct mapping *take_mapping)
     batch->mappings[batch->n_mappings++] = take_mapping;
 }
 
-void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const rdt_object *object)
+void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds, const rdt_object *object)
 {
     struct batch *batch = find(conn, done->handle);
 
@@ -78,7 +78,7 @@ void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *fr
         if (object && i < object->n_mappings && (mapping = object->mappings[i]))
             memory_ref(mapping);
         else if (!object)
-            (void)fetched_map(conn, shared, frame, &mapping, NULL); /* if that fails, so do the later answers that need it */
+            (void)fetched_map(conn, shared, fds, &mapping, NULL); /* if that fails, so do the later answers that need it */
         if (mapping)
             add(batch, mapping);
     }

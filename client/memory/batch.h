@@ -13,8 +13,8 @@
 bool batch_begin(rdt *conn, uint64_t first, size_t n);
 void batch_drop(rdt *conn, uint64_t first); /* the message was not sent */
 
-/* Handles an answer. `object` is the fetched object; NULL: it was not created, and the fds are still in the frame. */
-void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const rdt_object *object);
+/* Handles an answer. `object` is the fetched object; NULL: it was not created, and nobody has taken the fds. */
+void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds, const rdt_object *object);
 
 void batches_fini(rdt *conn);
 

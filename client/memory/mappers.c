@@ -135,15 +135,3 @@ enum rdt_status mapper_map_share(rdt *conn, uint64_t region, uint64_t generation
                              (unsigned long long)region, (unsigned long long)bytes, n_fds, share->n_chunk_bytes);
     return memory_map_device(&conn->memory, region, generation, &shared, origin, mapping_p, err);
 }
-
-enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame,
-                                  struct mapping **mapping_p, struct rdt_error *err)
-{
-    unsigned first = shared->fd_index >= 0 ? (unsigned)shared->fd_index : 0;
-    unsigned n = shared->fd_index >= 0 ? (unsigned)shared->share->n_chunk_bytes : 0;
-
-    if (shared->share->n_chunk_bytes > frame->nfds || first + n > frame->nfds)
-        return rdt_error_set(err, RDT_PROTOCOL, "the fds of region %llu did not come", (unsigned long long)shared->region);
-    return mapper_map_share(conn, shared->region, shared->generation, shared->bytes, shared->share, frame->fds + first, n,
-                            MAPPING_FETCHED, mapping_p, err);
-}

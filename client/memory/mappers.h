@@ -13,10 +13,6 @@ enum rdt_status mapper_map_share(rdt *conn, uint64_t region, uint64_t generation
                                  const int *fds, unsigned n_fds, enum mapping_origin origin, struct mapping **mapping_p,
                                  struct rdt_error *err);
 
-/* With the lock: the same for a region in the answer to a fetch, with the fds that came in its frame. */
-enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame,
-                                  struct mapping **mapping_p, struct rdt_error *err);
-
 /* With the lock: writes the kinds that this process can map, at most max, to names_p (borrowed strings), for FETCH.
  * Returns their number. */
 size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);

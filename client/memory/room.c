@@ -5,11 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/fetched.h"
 #include "proto/messages.h"
 
 struct late {         /* an answer that waits */
     struct list link; /* conn->room.answers */
     struct frame frame;
+    struct connection_early
+        early;                 /* the fds of an answer with more than fit into one frame; those of the frame are among them */
     struct mapping **mappings; /* [n_mappings] a reference to each that it names without an fd, so that none of them ends */
     size_t n_mappings;
     uint8_t payload[];
@@ -32,6 +35,7 @@ static void destroy(rdt *conn, struct late *late)
     for (size_t i = 0; i < late->n_mappings; i++)
         memory_unref(&conn->memory, late->mappings[i]);
     frame_close_fds(&late->frame);
+    fetched_fds_close(&late->early);
     list_remove(&late->link);
     free(late->mappings);
     free(late);
@@ -52,6 +56,8 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     /* An error is that of an older daemon, which does not know the request: then the answers fail. */
     list_drain (struct late, late, &conn->room.answers, link) {
         list_remove(&late->link); /* if the connection is lost meanwhile, room_forget drops only the others */
+        conn->calls.early = late->early;
+        late->early = (struct connection_early){0};
         conn->on.event(conn, &late->frame);
         destroy(conn, late);
     }
@@ -120,8 +126,12 @@ bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, 
     keep_mappings(conn, done, late);
     late->frame = *frame;
     late->frame.payload = memcpy(late->payload, frame->payload, frame->length);
+    late->early = conn->calls.early;
+    conn->calls.early = (struct connection_early){0};
     for (unsigned i = 0; i < frame->nfds; i++)
         late->frame.fds[i] = frame_take_fd(frame, i);
+    if (late->early.n > 0)
+        late->frame.nfds = 0;
     list_append(&conn->room.answers, &late->link);
     return true;
 }

@@ -125,6 +125,12 @@ struct connection_sending {
     bool not_read; /* connection_drain waited for the daemon in vain; it does not wait again until the daemon reads */
 };
 
+struct connection_early { /* the fds that came by FETCH_FDS before the answer to a fetch */
+    uint64_t handle;
+    int *fds;
+    size_t n, room;
+};
+
 struct connection_calls {
     uint64_t last_id;
     struct pending_table pending;
@@ -132,6 +138,7 @@ struct connection_calls {
     struct pending handshake; /* HELLO or RESUME */
     struct id_list abandoned; /* PUTs whose callers stopped waiting, and that have not been answered */
     unsigned n_notes;         /* requests without an answer that nobody waits for */
+    struct connection_early early;
 };
 
 struct connection_why {

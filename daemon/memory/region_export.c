@@ -149,8 +149,9 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     if (status == RDT_OK)
         status = region_ask_export(region, &exported, err);
     if (status == RDT_OK && exported.n_fds > room)
-        status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
-                               (unsigned long long)region->id, exported.n_fds, room);
+        status =
+            rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and the answer has room for %u file descriptors",
+                          (unsigned long long)region->id, exported.n_fds, room);
     for (; status == RDT_OK && n < exported.n_fds; n++) {
         fds_p[n] = fcntl(exported.fds[n], F_DUPFD_CLOEXEC, 0);
         if (fds_p[n] < 0)

@@ -142,6 +142,7 @@ struct client {
     pid_t pid;
     bool admin;        /* root or the daemon's own uid: it sees and may free everything */
     bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
+    uint16_t most_fds; /* of one answer to a fetch, RDT_MAX_FRAME_FDS or more */
     bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
     char name[65];
     uint64_t since_ns;

@@ -152,16 +152,16 @@ static void reply_inline(struct transfer *transfer, struct object *object)
         transfer_fail_err(transfer, &err);
 }
 
-/* How many fds the answer needs to share the object's regions. */
-static uint32_t n_fds_of(const struct object *object)
+/* How many fds the answer needs to share the object's regions: none for memory on a device that is shared by a handle. */
+static uint64_t n_fds_of(const struct object *object)
 {
-    uint32_t n = object->memory.n_regions;
-    unsigned fds;
+    uint64_t n = 0;
 
-    for (uint32_t i = 0; i < object->memory.n_regions; i++)
-        if (!region_is_host(object->memory.uses[i].region) &&
-            region_share_fds(object->memory.uses[i].region, &fds, NULL) == RDT_OK && fds > 1)
-            n += fds - 1;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        struct region *region = object->memory.uses[i].region;
+        unsigned fds = 1;
+        n += region_is_host(region) || region_share_fds(region, &fds, NULL) == RDT_OK ? fds : 0;
+    }
     return n;
 }
 
@@ -278,8 +278,8 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     query.has_inline = object->memory.chunk;
-    local->too_many_regions = n_fds_of(object) > RDT_MAX_FRAME_FDS;
-    local->same_client = !local->too_many_regions && object->memory.n_regions > 0;
+    local->too_many_fds = n_fds_of(object) > transfer->client->most_fds;
+    local->same_client = !local->too_many_fds && object->memory.n_regions > 0;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         local->same_client = local->same_client && object->memory.uses[i].region->client == transfer->client->id &&
                              object->memory.uses[i].region->origin != REGION_RECEIVED &&
@@ -299,7 +299,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (chosen->kind == PATH_COPY) {
-        if (!local->show_why_not && !local->too_many_regions && reader_copies(transfer, object))
+        if (!local->show_why_not && !local->too_many_fds && reader_copies(transfer, object))
             let_reader_copy(transfer, object);
         else
             transfer_local_copy(transfer, object);

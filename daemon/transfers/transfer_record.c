@@ -77,7 +77,7 @@ static bool is_same(const struct path_query *a, const struct path_query *b)
     const struct path_local *x = &a->local, *y = &b->local;
 
     return x->same_client == y->same_client && x->from_replica == y->from_replica && a->has_target == b->has_target &&
-           x->too_many_regions == y->too_many_regions && a->mode == b->mode && a->has_inline == b->has_inline &&
+           x->too_many_fds == y->too_many_fds && a->mode == b->mode && a->has_inline == b->has_inline &&
            is_same_text(x->show_why_not, y->show_why_not) && is_same_text(x->cow_why_not, y->cow_why_not);
 }
 

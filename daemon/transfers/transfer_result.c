@@ -17,12 +17,14 @@ struct result {
     Rdt__Pb__SharedRegion *regions, **region_list;
     struct region_share *shares; /* of the regions on devices; NULL: there are none */
     Rdt__Pb__SharedRegion one_region, *one_in_list;
-    int fds[RDT_MAX_FRAME_FDS];
-    unsigned n_fds;
+    int few_fds[RDT_MAX_FRAME_FDS], *fds; /* fds: few_fds, or an array of its own */
+    unsigned n_fds, room_fds, most_fds;   /* most_fds: of the client */
 };
 
-static void result_init(struct result *result, const struct transfer *transfer, const struct rdt_ref *ref)
+static void result_init(struct result *result, const struct fetch *fetch, const struct rdt_ref *ref)
 {
+    const struct transfer *transfer = fetch->transfer;
+
     rdt__pb__fetch_done__init(&result->done);
     wire_ref_from(ref, &result->ref);
     result->done.ref = &result->ref;
@@ -35,7 +37,34 @@ static void result_init(struct result *result, const struct transfer *transfer, 
     result->regions = NULL;
     result->region_list = NULL;
     result->shares = NULL;
+    result->fds = result->few_fds;
     result->n_fds = 0;
+    result->room_fds = RDT_MAX_FRAME_FDS;
+    result->most_fds = fetch->client->most_fds;
+}
+
+/* Makes room for n more fds. */
+static enum rdt_status result_fd_room(struct result *result, unsigned n, struct rdt_error *err)
+{
+    unsigned room = result->room_fds;
+    int *fds;
+
+    if (n > result->most_fds - result->n_fds)
+        return rdt_error_set(err, RDT_LIMIT, "the answer needs more than the %u file descriptors that the reader takes",
+                             result->most_fds);
+    while (room < result->n_fds + n)
+        room *= 2;
+    if (room == result->room_fds)
+        return RDT_OK;
+    fds = malloc(room * sizeof *fds);
+    if (!fds)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u file descriptors", room);
+    memcpy(fds, result->fds, result->n_fds * sizeof *fds);
+    if (result->fds != result->few_fds)
+        free(result->fds);
+    result->fds = fds;
+    result->room_fds = room;
+    return RDT_OK;
 }
 
 static void result_drop_fds(struct result *result)
@@ -65,20 +94,23 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         region->reuse.keep_mapped = false; /* The client has mapped the region since it last got it. */
         entry->cacheable = true;
     } else if (with_fd && !region_is_host(region)) {
-        unsigned n;
-        enum rdt_status status = region_share(region, client, &result->shares[n_at], result->fds + result->n_fds,
-                                              RDT_MAX_FRAME_FDS - result->n_fds, &n, err);
+        unsigned n = 0;
+        enum rdt_status status = region_share_fds(region, &n, err);
+        if (status == RDT_OK)
+            status = result_fd_room(result, n, err);
+        if (status == RDT_OK)
+            status = region_share(region, client, &result->shares[n_at], result->fds + result->n_fds,
+                                  result->room_fds - result->n_fds, &n, err);
         if (status != RDT_OK)
             return status;
         entry->share = &result->shares[n_at].message;
         entry->fd_index = n > 0 ? (int32_t)result->n_fds : -1;
         entry->cow = false;
         result->n_fds += n;
-    } else if (with_fd && result->n_fds == RDT_MAX_FRAME_FDS) {
-        return rdt_error_set(err, RDT_LIMIT, "the answer needs more than the %u file descriptors that one message carries",
-                             RDT_MAX_FRAME_FDS);
     } else if (with_fd) {
-        enum rdt_status status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
+        enum rdt_status status = result_fd_room(result, 1, err);
+        if (status == RDT_OK)
+            status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
         if (status != RDT_OK)
             return status;
         entry->fd_index = (int32_t)result->n_fds++;
@@ -134,6 +166,8 @@ static bool result_make_regions(struct result *result, uint32_t n, bool on_devic
 static void result_fini(struct result *result)
 {
     result_drop_fds(result);
+    if (result->fds != result->few_fds)
+        free(result->fds);
     free(result->shares);
     if (result->regions != &result->one_region) {
         free(result->regions);
@@ -184,11 +218,24 @@ static bool is_too_much(const struct fetch *fetch, size_t bytes, struct rdt_erro
     return true;
 }
 
+/* Sends the first fds, so that the frame of the answer can carry the others. Returns how many were sent. */
+static unsigned result_send_first_fds(struct result *result, struct fetch *fetch)
+{
+    Rdt__Pb__FetchFds first = RDT__PB__FETCH_FDS__INIT;
+    unsigned n = 0;
+
+    first.handle = fetch->handle;
+    for (; result->n_fds - n > RDT_MAX_FRAME_FDS; n += RDT_MAX_FRAME_FDS)
+        fetch->client->conn.send(fetch->client, RDT_EVENT_FETCH_FDS, FRAME_EVENT, fetch->handle, &first.base, result->fds + n,
+                                 RDT_MAX_FRAME_FDS);
+    return n;
+}
+
 /* Sends one result to one fetch, with its own hold, and detaches the fetch. */
 static void result_send(struct result *result, struct fetch *fetch, struct hold *hold)
 {
     struct client *client = fetch->client;
-    unsigned n_fds = result->n_fds;
+    unsigned n_fds = result->n_fds, n_sent;
     struct rdt_error err;
     size_t bytes;
 
@@ -215,10 +262,12 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
         fetch_detach(fetch);
         return; /* The caller closes the fds with the result. */
     }
+    n_sent = result_send_first_fds(result, fetch);
     result->n_fds = 0; /* send() takes the fds. */
     note_fds(fetch, result);
     client->transfers.fetched_bytes += fetch->transfer->record.bytes;
-    client->conn.send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds, n_fds);
+    client->conn.send(client, RDT_EVENT_FETCH_DONE, FRAME_EVENT, fetch->handle, &result->done.base, result->fds + n_sent,
+                      n_fds - n_sent);
     fetch_detach(fetch);
 }
 
@@ -268,7 +317,7 @@ static void answer_object(struct fetch *fetch)
     struct hold *hold = NULL;
     struct result result;
 
-    result_init(&result, transfer, &transfer->ref);
+    result_init(&result, fetch, &transfer->ref);
     result_set_tensors(&result, transfer->answers.layout, true, fetch->client);
     result.done.tensors = &result.tensors;
     result.done.metadata = (ProtobufCBinaryData){object->tail.metadata_bytes, (uint8_t *)object_metadata(object)};
@@ -382,7 +431,7 @@ static void answer_received(struct fetch *fetch)
     struct hold *hold = NULL;
     struct result result;
 
-    result_init(&result, transfer, &transfer->ref);
+    result_init(&result, fetch, &transfer->ref);
     result.done.tensors = &result.tensors;
     result.done.metadata = (ProtobufCBinaryData){transfer->metadata.n_bytes, (uint8_t *)transfer->metadata.bytes};
     result.done.box_bytes = transfer->metadata.box_bytes;
@@ -408,7 +457,7 @@ static void answer_meta(struct fetch *fetch)
     struct transfer *transfer = fetch->transfer;
     struct result result;
 
-    result_init(&result, transfer, &transfer->ref);
+    result_init(&result, fetch, &transfer->ref);
     if (transfer->move.source) {
         result_set_tensors(&result, transfer->move.source, false, fetch->client);
         result.done.tensors = &result.tensors;

@@ -91,7 +91,9 @@ static void consider_local(const struct path_query *query, struct path_decision 
     reject_kinds(decision, SAME | SHARE | COW | INLINE, local->stay_why_not);
     reject_kinds(decision, COPY, local->copy_why_not);
     reject_kinds(decision, SHARE | COW,
-                 local->too_many_regions ? "the object lies in more regions than one message can carry" : NULL);
+                 local->too_many_fds
+                     ? "its memory has more file descriptors than the reader takes, a quarter of its limit of open files"
+                     : NULL);
     reject_kinds(decision, SHARE | COW, local->show_why_not);
     reject_kinds(decision, COW, local->cow_why_not);
 }

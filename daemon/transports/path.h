@@ -76,7 +76,7 @@ struct path_offer {
 struct path_local {
     bool same_client;         /* the reader has the object's regions already */
     bool from_replica;        /* the object is another node's, and this node has a replica */
-    bool too_many_regions;    /* more than one frame can carry */
+    bool too_many_fds;        /* more than one frame can carry */
     const char *stay_why_not; /* why the bytes cannot be used where they are; NULL: they can */
     const char *copy_why_not; /* why nothing can copy them to where the reader wants them; NULL: it can be done */
     const char *show_why_not; /* why the reader may not see the whole regions; NULL: it may */

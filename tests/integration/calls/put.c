@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "client/call.h"
@@ -200,9 +201,10 @@ Test(put, ten_thousand_tensors_in_one_put)
 
 Test(put, tensors_in_hundreds_of_regions)
 {
-    enum { N = 300 }; /* more fds than a frame carries: readers get a copy */
+    enum { N = 300 }; /* more fds than a frame carries, and than a reader with few descriptors takes */
     static const int64_t shape[] = {4096};
     struct rdt_tensor tensors[N];
+    struct rlimit limit, other;
     rdt_object *object;
 
     begin(NULL);
@@ -211,18 +213,26 @@ Test(put, tensors_in_hundreds_of_regions)
         fill_pattern(tensors[i].data, 4096, i);
     }
     struct rdt_ref ref = put_as(conn, tensors, N, NULL);
-    rdt *reader = node_client(&node, "reader");
-    for (unsigned mode = 0; mode < 3; mode += 2) {
-        object = fetch_one(reader, &ref, (enum rdt_fetch_mode)mode);
-        must_go_by("local/copy", object);
-        for (unsigned i = 0; i < N; i++) {
-            struct rdt_tensor seen = tensor_of(object, i);
-            cr_assert(tensors_equal(&seen, &tensors[i]));
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    other = limit;
+    for (unsigned few = 0; few < 2; few++) {
+        other.rlim_cur = few ? 4 * N - 4 : 4 * N;
+        must(setrlimit(RLIMIT_NOFILE, &other) == 0);
+        rdt *reader = node_client(&node, "reader");
+        must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+        for (unsigned mode = 0; mode < 3; mode += 2) {
+            object = fetch_one(reader, &ref, (enum rdt_fetch_mode)mode);
+            must_go_by(few || mode == RDT_FETCH_COPY ? "local/copy" : "local/share", object);
+            for (unsigned i = 0; i < N; i++) {
+                struct rdt_tensor seen = tensor_of(object, i);
+                cr_assert(tensors_equal(&seen, &tensors[i]));
+            }
+            rdt_release(object);
         }
-        rdt_release(object);
+        if (few)
+            must_refuse(RDT_NO_PATH, "more file descriptors", try_fetch(reader, &ref, RDT_FETCH_SHARE, LONG, &object, &err));
+        rdt_close(reader);
     }
-    must_refuse(RDT_NO_PATH, "more regions", try_fetch(reader, &ref, RDT_FETCH_SHARE, LONG, &object, &err));
-    rdt_close(reader);
     end();
 }
 

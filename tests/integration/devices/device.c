@@ -327,8 +327,9 @@ Test(device, chunks_in_several_messages)
     expect(b, &ref, NULL, NULL, few.bytes, 12, "local/share", "fake", "FAKE-1");
     expect(b, &ref, "fake", "FAKE-0", few.bytes, 12, "local/copy", "fake", "FAKE-0");
     tensor = bytes_at(many.addr, many.bytes);
-    ref = put_tensors(a, &tensor, 1, 0); /* more chunks than one message has fds: a copy */
-    expect(b, &ref, NULL, NULL, many.bytes, 13, "local/copy", "fake", "FAKE-1");
+    ref = put_tensors(a, &tensor, 1, 0); /* more chunks than one message has fds */
+    expect(b, &ref, NULL, NULL, many.bytes, 13, "local/share", "fake", "FAKE-1");
+    expect(b, &ref, "fake", "FAKE-0", many.bytes, 13, "local/copy", "fake", "FAKE-0");
     shared.chunk_bytes = (const uint64_t[150]){[0] = 1 << 20};
     shared.bytes = 1 << 20;
     must_refuse(RDT_INVALID, "shorter than it says", rdt_import_shared(b, &shared, many.addr, &err));

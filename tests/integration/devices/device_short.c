@@ -6,6 +6,8 @@
 
 #include "tests/integration/devices/device_fixture.h"
 
+#include <sys/resource.h>
+
 TestSuite(device_short, .timeout = 100);
 
 #define MANY 16u
@@ -36,10 +38,18 @@ Test(device_short, pending_snapshot_without_room_fails_its_waiters)
 
 Test(device_short, answer_with_too_many_fds_is_refused_before_the_copy)
 {
+    struct rlimit limit, low;
     struct rdt_tensor tensors[2];
     rdt_object *object;
+    rdt *few;
 
     begin_with((const char *const[]){"chunk=4096", NULL});
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    low = (struct rlimit){.rlim_cur = 4 * 64, .rlim_max = limit.rlim_max}; /* a reader takes a quarter of it */
+    must(setrlimit(RLIMIT_NOFILE, &low) == 0);
+    node_connect(&node, &few);
+    must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    fake_device_use(few);
     uint8_t *on_device = fake_device_alloc(a, "FAKE-0", 64 * 4 * KIB);
     uint8_t *in_host = alloc_memory(a, BYTES);
     fill_pattern(on_device, 64 * 4 * KIB, 4);
@@ -49,11 +59,15 @@ Test(device_short, answer_with_too_many_fds_is_refused_before_the_copy)
     struct rdt_ref ref = put_tensors(a, tensors, 2, 0);
     struct rdt_fetch_options options = {
         .struct_size = sizeof options, .memory = "fake", .device = "FAKE-1", .host_stays = true};
-    must_refuse(RDT_LIMIT, "65 chunks", rdt_fetch(b, &ref, 1, &options, &object, &err));
+    must_refuse(RDT_LIMIT, "65 chunks", rdt_fetch(few, &ref, 1, &options, &object, &err));
     must(atomic_load(&gpu.control->started) == 0);
+    must_ok(rdt_fetch(b, &ref, 1, &options, &object, &err)); /* in two messages */
+    must(holds_pattern(tensor_of(object, 0).data, 64 * 4 * KIB, 4) && holds_pattern(tensor_of(object, 1).data, BYTES, 5));
+    rdt_release(object);
     must_ok(rdt_free(a, &ref, false, &err));
     ref = put_tensors(a, tensors, 1, 0); /* the largest answer that fits */
-    expect(b, &ref, "fake", "FAKE-1", 64 * 4 * KIB, 4, "local/copy", "fake", "FAKE-1");
+    expect(few, &ref, "fake", "FAKE-1", 64 * 4 * KIB, 4, "local/copy", "fake", "FAKE-1");
+    rdt_close(few);
     end(NULL);
 }
 

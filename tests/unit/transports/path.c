@@ -13,7 +13,7 @@ TestSuite(path, .timeout = 60);
 
 static const struct local_row {
     const char *what;
-    bool same_client, has_target, too_many_regions, secret;
+    bool same_client, has_target, too_many_fds, secret;
     Rdt__Pb__FetchMode mode;
     const char *transport, *least;
     const char *chosen;             /* NULL: no path */
@@ -27,8 +27,8 @@ static const struct local_row {
     {"share asked of one's own", .same_client = true, .mode = SHARE, .chosen = "local/same"},
     {"targets", .same_client = true, .has_target = true, .chosen = "local/copy", .rejected = "local/same",
      .because = "target buffers"},
-    {"too many regions", .too_many_regions = true, .chosen = "local/copy", .rejected = "local/share",
-     .because = "more regions than one message"},
+    {"too many regions", .too_many_fds = true, .chosen = "local/copy", .rejected = "local/share",
+     .because = "more file descriptors than the reader takes"},
     {"may not be shown", .secret = true, .chosen = "local/copy", .rejected = "local/share", .because = SECRET},
     {"share asked, may not be shown", .secret = true, .mode = SHARE, .rejected = "local/share", .because = SECRET},
     {"share asked, targets", .has_target = true, .mode = SHARE, .rejected = "local/copy", .because = "asked for shared memory"},
@@ -51,7 +51,7 @@ Test(path, local_table)
 
         query.local.same_client = row->same_client;
         query.has_target = row->has_target;
-        query.local.too_many_regions = row->too_many_regions;
+        query.local.too_many_fds = row->too_many_fds;
         query.local.show_why_not = row->secret ? SECRET : NULL;
         query.mode = row->mode;
         query.transport = row->transport ? row->transport : "";
