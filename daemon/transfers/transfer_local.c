@@ -165,6 +165,14 @@ static uint64_t n_fds_of(const struct object *object)
     return n;
 }
 
+/* Those of one frame are always sent. More of them are open here, and charged, until the reader takes them. */
+static bool needs_too_many_fds(const struct client *client, const struct object *object)
+{
+    uint64_t n = n_fds_of(object);
+
+    return n > client->most_fds || (n > RDT_MAX_FRAME_FDS && account_check(client->account, USAGE_FDS, n, NULL) != RDT_OK);
+}
+
 /* Whether the reader's process exported the region's handle, which it cannot open itself. */
 static bool is_own_handle(const struct region *region, const struct client *client)
 {
@@ -278,7 +286,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     query.has_inline = object->memory.chunk;
-    local->too_many_fds = n_fds_of(object) > transfer->client->most_fds;
+    local->too_many_fds = needs_too_many_fds(transfer->client, object);
     local->same_client = !local->too_many_fds && object->memory.n_regions > 0;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         local->same_client = local->same_client && object->memory.uses[i].region->client == transfer->client->id &&

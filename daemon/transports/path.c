@@ -90,10 +90,12 @@ static void consider_local(const struct path_query *query, struct path_decision 
     reject_kinds(decision, SAME | SHARE | COW | INLINE, query->has_target ? "the reader gave target buffers" : NULL);
     reject_kinds(decision, SAME | SHARE | COW | INLINE, local->stay_why_not);
     reject_kinds(decision, COPY, local->copy_why_not);
-    reject_kinds(decision, SHARE | COW,
-                 local->too_many_fds
-                     ? "its memory has more file descriptors than the reader takes, a quarter of its limit of open files"
-                     : NULL);
+    reject_kinds(
+        decision, SHARE | COW,
+        local->too_many_fds
+            ? "its memory has more file descriptors than the reader takes, which is a quarter of its limit of open files "
+              "and no more than the limits here allow"
+            : NULL);
     reject_kinds(decision, SHARE | COW, local->show_why_not);
     reject_kinds(decision, COW, local->cow_why_not);
 }
