@@ -49,6 +49,111 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     return status;
 }
 
+/* ---- many tensors ---- */
+
+struct offering {
+    rdt_cuda *cuda;
+    struct places places;
+    struct address_range *tensors, *chunks; /* [count] the bytes, and what to offer for them; 0, 0: nothing */
+    struct cuda_gpu **gpus;                 /* [count] */
+    void **bases;                           /* [n_bases] */
+    size_t n_bases;
+};
+
+static enum rdt_status find_places(struct offering *offering, const struct rdt_tensor *tensors, size_t count,
+                                   enum rdt_cuda_how *how, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < count; i++) {
+        struct address_range *tensor = &offering->tensors[i];
+        bool known = false;
+        size_t bytes;
+
+        how[i] = RDT_CUDA_HOST;
+        status = rdt_tensor_bytes(&tensors[i], &bytes, err);
+        if (status != RDT_OK || bytes == 0)
+            continue;
+        *tensor = (struct address_range){(uintptr_t)tensors[i].data, (uintptr_t)tensors[i].data + bytes};
+        status = places_find(&offering->places, *tensor, &offering->gpus[i], &offering->chunks[i], err);
+        if (status != RDT_OK || !offering->gpus[i])
+            continue;
+        how[i] = RDT_CUDA_COPIED;
+        if (rdt_known(offering->cuda->conn, tensors[i].data, bytes, &known, NULL, NULL, NULL) != RDT_OK)
+            offering->chunks[i] = (struct address_range){0}; /* a part of it is known */
+        else if (known)
+            how[i] = RDT_CUDA_KNOWN;
+        if (known)
+            offering->chunks[i] = (struct address_range){0};
+    }
+    return status == RDT_OK ? offers_join_ranges(offering->chunks, count, err) : status;
+}
+
+/* Offers what the tensor lies in, unless it has been offered for another one. */
+static enum rdt_status offer_one(struct offering *offering, size_t i, enum rdt_cuda_how *how_p, struct rdt_error *err)
+{
+    struct address_range chunks = offering->chunks[i];
+    struct allocation *allocation = places_at(&offering->places, chunks.from);
+    bool known = false;
+    size_t bytes;
+    void *base;
+    enum rdt_status status = RDT_OK;
+
+    if (!allocation || allocation->refused)
+        return RDT_OK;
+    if (allocation->offered) {
+        *how_p = RDT_CUDA_KNOWN;
+        return RDT_OK;
+    }
+    /* Another call may have offered a part of it. */
+    if (rdt_known(offering->cuda->conn, (void *)chunks.from, chunks.to - chunks.from, &known, NULL, NULL, NULL) != RDT_OK) {
+        allocation->refused = true;
+        return RDT_OK;
+    }
+    status = places_enter(&offering->places, offering->gpus[i], err);
+    if (status == RDT_OK)
+        status = offers_import(offering->cuda, offering->gpus[i], (void *)chunks.from, chunks.to - chunks.from, 0, &base,
+                               &bytes, how_p, err);
+    allocation->offered = status == RDT_OK;
+    allocation->refused = status == RDT_UNSUPPORTED;
+    if (status == RDT_OK)
+        offering->bases[offering->n_bases++] = base;
+    else
+        *how_p = RDT_CUDA_COPIED;
+    return status == RDT_UNSUPPORTED ? RDT_OK : status;
+}
+
+enum rdt_status rdt_cuda_offer_tensors(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, void **bases,
+                                       size_t *n_bases_p, enum rdt_cuda_how *how, struct rdt_error *err)
+{
+    struct offering offering = {.cuda = cuda, .bases = bases};
+    enum rdt_status status = cuda_check(cuda, err);
+
+    if (status == RDT_OK && ((count > 0 && (!tensors || !bases || !how)) || !n_bases_p))
+        status = rdt_error_set(err, RDT_INVALID, "tensors, bases, n_bases_p or how is NULL");
+    if (status != RDT_OK)
+        return status;
+    offering.places.driver = cuda->driver;
+    offering.tensors = calloc(count + 1, sizeof *offering.tensors);
+    offering.chunks = calloc(count + 1, sizeof *offering.chunks);
+    offering.gpus = calloc(count + 1, sizeof(struct cuda_gpu *));
+    if (!offering.tensors || !offering.chunks || !offering.gpus)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to offer %zu tensors", count);
+    if (status == RDT_OK)
+        status = find_places(&offering, tensors, count, how, err);
+    for (size_t i = 0; status == RDT_OK && i < count; i++)
+        if (offering.chunks[i].to != 0)
+            status = offer_one(&offering, i, &how[i], err);
+    places_fini(&offering.places);
+    for (size_t i = 0; status != RDT_OK && i < offering.n_bases; i++)
+        (void)rdt_dealloc_soon(cuda->conn, bases[i], NULL);
+    *n_bases_p = status == RDT_OK ? offering.n_bases : 0;
+    free(offering.tensors);
+    free(offering.chunks);
+    free(offering.gpus);
+    return status;
+}
+
 enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, size_t bytes, void *stream, struct rdt_error *err)
 {
     void **buffers = malloc(sizeof *buffers);

@@ -88,6 +88,14 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
                                struct rdt_error *err);
 
+/* rdt_cuda_offer for the targets of a fetch, tensors [count]: makes known what of them lies on GPUs and the daemon does not
+ * know yet. The driver is asked once about each allocation, and tensors that share one, or chunks, share what is offered.
+ * bases [count] receives the start of each range that was offered, for rdt_dealloc, and *n_bases_p how many there are.
+ * how [count] receives what each tensor is: HOST (also one without elements), KNOWN, CHUNKS, HANDLE, or COPIED: it cannot be
+ * made known, so the fetch needs another target (rdt_cuda_alloc, rdt_cuda_deliver). After an error nothing stays offered. */
+enum rdt_status rdt_cuda_offer_tensors(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, void **bases,
+                                       size_t *n_bases_p, enum rdt_cuda_how *how, struct rdt_error *err);
+
 /* Queues in `stream` a copy from a buffer of rdt_cuda_alloc to memory of the caller on the same GPU or another one, and frees
  * the buffer when the stream has made the copy. For targets of fetches that rdt_cuda_offer cannot make known to the daemon:
  * fetch into the buffer, then call this; work that the caller queues in the stream afterwards finds the bytes at `to`. If the

@@ -93,20 +93,21 @@ static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb_
 static enum rdt_status target_create(struct client *client, const Rdt__Pb__FetchItem *item, struct target **target_p,
                                      struct rdt_error *err)
 {
-    struct target *target = calloc(1, sizeof *target);
-    struct region *regions[RDT_MAX_FRAME_FDS];
-    struct region_span spans[RDT_MAX_FRAME_FDS];
+    struct target *target;
+    struct region **regions;
+    struct region_span *spans;
     enum rdt_status status = RDT_OK;
 
+    if (item->n_target_regions > RDT_MAX_TARGET_REGIONS)
+        return rdt_error_set(err, RDT_LIMIT, "the targets lie in %zu regions: at most %u are allowed", item->n_target_regions,
+                             RDT_MAX_TARGET_REGIONS);
+    target = calloc(1, sizeof *target);
     if (!target)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
-    if (item->n_target_regions > RDT_MAX_FRAME_FDS) {
-        free(target);
-        return rdt_error_set(err, RDT_LIMIT, "the targets lie in %zu regions: at most %u are allowed", item->n_target_regions,
-                             RDT_MAX_FRAME_FDS);
-    }
     target->uses = calloc(item->n_target_regions + 1, sizeof *target->uses);
-    if (!target->uses)
+    regions = calloc(item->n_target_regions + 1, sizeof(struct region *));
+    spans = calloc(item->n_target_regions + 1, sizeof *spans);
+    if (!target->uses || !regions || !spans)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
     if (status == RDT_OK)
         status = layout_from_wire(item->targets, &target->layout, err);
@@ -133,6 +134,8 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         free(target->uses);
         free(target);
     }
+    free(regions);
+    free(spans);
     return status;
 }
 

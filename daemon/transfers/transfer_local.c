@@ -75,16 +75,34 @@ static bool overwrites(const struct transfer *transfer, const struct object *obj
     return i != k || lo != target_lo || !layout_is_contiguous(source, k);
 }
 
+static int by_region(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t)(*(struct region_use *const *)a)->region, y = (uintptr_t)(*(struct region_use *const *)b)->region;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Whether the two may share memory. Both lists may have thousands of regions; a client may have named one several times. */
 static bool share_a_range(const struct transfer *transfer, const struct object *object)
 {
     const struct target *target = transfer->move.target;
+    uint32_t n = object->memory.n_regions;
+    struct region_use **uses = target ? calloc(n + 1u, sizeof(struct region_use *)) : NULL;
+    bool shares = target && !uses; /* without memory for the list the tensors are compared */
 
-    for (uint32_t i = 0; target && i < target->n; i++)
-        for (uint32_t k = 0; k < object->memory.n_regions; k++)
-            if (object->memory.uses[k].region == target->uses[i].region && object->memory.uses[k].lo < target->uses[i].hi &&
-                target->uses[i].lo < object->memory.uses[k].hi)
-                return true;
-    return false;
+    for (uint32_t k = 0; uses && k < n; k++)
+        uses[k] = &object->memory.uses[k];
+    if (uses)
+        qsort(uses, n, sizeof(struct region_use *), by_region);
+    for (uint32_t i = 0; uses && !shares && i < target->n; i++) {
+        struct region_use *wanted = &target->uses[i];
+        struct region_use **found = bsearch(&wanted, uses, n, sizeof(struct region_use *), by_region);
+        bool again = found && ((found > uses && found[-1]->region == wanted->region) ||
+                               (found + 1 < uses + n && found[1]->region == wanted->region));
+        shares = found && (again || ((*found)->lo < wanted->hi && wanted->lo < (*found)->hi));
+    }
+    free(uses);
+    return shares;
 }
 
 /* The targets may lie in the memory of a live object. */

@@ -5,6 +5,7 @@ Small classes stand for the tensors of foreign libraries."""
 import ctypes as ct
 import multiprocessing
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -333,6 +334,64 @@ def test_target_that_the_daemon_cannot_map_is_written_by_a_copy():
         assert reader.get(ref, into=own) is own
         assert (seen(own.address.value, value.size, "f4") == value.ravel()).all()
         own.end()
+
+
+def chunks(count, size=2 << 20):
+    """Memory of chunks that are mapped next to one another, as torch's expandable segments."""
+    base = ct.c_uint64()
+    driver("cuMemAddressReserve", ct.byref(base), ct.c_size_t(count * size), ct.c_size_t(0), ct.c_uint64(0),
+           ct.c_uint64(0))
+    for i in range(count):
+        handle, prop = ct.c_uint64(), ct.create_string_buffer(struct.pack("iiiiQQ", 1, 1, 1, 0, 0, 0))
+        driver("cuMemCreate", ct.byref(handle), ct.c_size_t(size), prop, ct.c_uint64(0))
+        driver("cuMemMap", ct.c_uint64(base.value + i * size), ct.c_size_t(size), ct.c_size_t(0), handle, ct.c_uint64(0))
+        driver("cuMemRelease", handle)
+    desc = ct.create_string_buffer(struct.pack("iii", 1, 0, 3))
+    driver("cuMemSetAccess", base, ct.c_size_t(count * size), desc, ct.c_size_t(1))
+    return base.value
+
+
+def in_chunks(address, like):
+    tensor = ByInterface.__new__(ByInterface)
+    tensor.array, tensor.address, tensor.stream = like, ct.c_uint64(address), LEGACY
+    return tensor
+
+
+def test_tensors_that_share_chunks_are_targets_and_are_put():
+    with Gpu() as (c, reader):
+        part = np.arange(3 << 18, dtype="f4")  # 3 MiB: the middle one of three chunks belongs to two tensors
+        base = chunks(4)
+        one, two = in_chunks(base, part), in_chunks(base + part.nbytes, part)
+        ref = c.put([part, part + 1])
+        for first, second in ((one, two), (two, one)):
+            reader.get(ref, into=[first, second])
+            assert (seen(first.address.value, part.size, "f4") == part).all()
+            assert (seen(second.address.value, part.size, "f4") == part + 1).all()
+        live = c.put([one, two], copy=False)
+        assert live.copied == 0
+        assert (reader.get(live, device="host")[1] == part).all()
+
+
+def test_seventy_allocations_are_targets_and_are_shared():
+    with Gpu() as (c, reader):
+        values = [np.full(1 << 19, i, "f4") for i in range(70)]  # each an allocation of 2 MiB, as cudaMalloc's
+        ref, targets = c.put(values), [ByInterface(np.zeros(1 << 19, "f4"), stream=LEGACY) for _ in values]
+        for _ in range(2):
+            reader.get(ref, into=targets)
+            for i, target in enumerate(targets):
+                assert seen(target.address.value, 1, "f4")[0] == i
+        live = c.put(targets, copy=False)
+        assert live.copied == (len(targets) if refuses() else 0)
+        if not refuses():
+            got = reader.get_fetched(live, as_="tensor", mode="share", device="cuda:0")
+            assert got.path == "local/share"
+            assert seen(address_of(got.value[69]), 1, "f4")[0] == 69
+            del got
+        live.free()
+        reader.ping()
+        until(lambda: (c.dispatch(), all(kept.done() for kept in c._kept_live))[1], "the object is gone")
+        for target in targets:
+            target.end()
 
 
 def test_ctrl_c_ends_the_release_of_targets_on_a_gpu():

@@ -139,19 +139,42 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
 
 /* ---- put ---- */
 
+struct waited { /* the streams that a call has waited for; what does not fit is waited for again */
+    struct {
+        int ordinal;
+        void *stream;
+    } at[16];
+    unsigned n;
+};
+
+/* Waits for the stream that writes the tensor, unless the call has done so for another tensor. */
+static enum rdt_status wait_once(struct conn *conn, const struct borrowed *borrowed, const void *data, struct waited *waited,
+                                 struct rdt_error *err)
+{
+    int ordinal = HOST;
+    enum rdt_status status = rdt_cuda_where(conn->cuda, data, &ordinal, err);
+
+    if (status != RDT_OK || ordinal == HOST)
+        return status;
+    for (unsigned i = 0; i < waited->n; i++)
+        if (waited->at[i].ordinal == ordinal && waited->at[i].stream == borrowed->stream)
+            return RDT_OK;
+    status = rdt_cuda_wait_stream(conn->cuda, ordinal, borrowed->stream, err);
+    if (status == RDT_OK && waited->n < sizeof waited->at / sizeof waited->at[0]) {
+        waited->at[waited->n].ordinal = ordinal;
+        waited->at[waited->n++].stream = borrowed->stream;
+    }
+    return status;
+}
+
 static enum rdt_status wait_for(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
 {
+    struct waited waited = {.n = 0};
     enum rdt_status status = RDT_OK;
 
-    for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
-        int ordinal = HOST;
-
-        if (!set->borrowed[i].on_gpu)
-            continue;
-        status = rdt_cuda_where(conn->cuda, set->tensors[i].data, &ordinal, err);
-        if (status == RDT_OK && ordinal != HOST)
-            status = rdt_cuda_wait_stream(conn->cuda, ordinal, set->borrowed[i].stream, err);
-    }
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++)
+        if (set->borrowed[i].on_gpu)
+            status = wait_once(conn, &set->borrowed[i], set->tensors[i].data, &waited, err);
     return status;
 }
 
@@ -266,50 +289,45 @@ static enum rdt_status land_in_host_memory(struct conn *conn, struct borrowed_se
 /* torch queues its next work behind the copy; of other libraries it is not known in which streams they work, so those wait. */
 enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
+    struct waited waited = {.n = 0};
     enum rdt_status status = RDT_OK;
 
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         struct landing *landing = &set->landings[i];
-        int ordinal;
         if (landing->from)
             memcpy(landing->target, landing->from, landing->bytes);
         if (!landing->buffer)
             continue;
         status = rdt_cuda_deliver(conn->cuda, landing->buffer, landing->target, landing->bytes, set->borrowed[i].stream, err);
-        if (status != RDT_OK)
-            break;
-        landing->buffer = NULL;
-        if (!set->borrowed[i].ordered)
-            status = rdt_cuda_where(conn->cuda, landing->target, &ordinal, err);
-        if (!set->borrowed[i].ordered && status == RDT_OK)
-            status = rdt_cuda_wait_stream(conn->cuda, ordinal, set->borrowed[i].stream, err);
+        landing->delivered = status == RDT_OK;
+        if (status == RDT_OK)
+            landing->buffer = NULL;
     }
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++)
+        if (set->landings[i].delivered && !set->borrowed[i].ordered)
+            status = wait_once(conn, &set->borrowed[i], set->landings[i].target, &waited, err);
     return status;
 }
 
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
+    enum rdt_cuda_how *how = calloc(set->count + 1, sizeof *how);
     enum rdt_status status = wait_for(conn, set, err);
+    size_t bytes;
 
     set->conn = conn;
     set->offered = calloc(set->count + 1, sizeof(void *));
     set->landings = calloc(set->count + 1, sizeof *set->landings);
-    if (status == RDT_OK && (!set->offered || !set->landings)) {
+    if (status == RDT_OK && (!how || !set->offered || !set->landings)) {
         *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "out of memory for targets"};
-        return RDT_NO_MEMORY;
+        status = RDT_NO_MEMORY;
     }
-    for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
-        bool known = false;
-        size_t bytes;
-
-        if (!set->borrowed[i].on_gpu || rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
-            continue;
-        status = rdt_known(conn->rdt, set->tensors[i].data, bytes, &known, NULL, NULL, err);
-        if (status == RDT_OK && !known)
-            status = rdt_cuda_offer(conn->cuda, set->tensors[i].data, bytes, &set->offered[i], NULL, err);
-        if (status == RDT_UNSUPPORTED)
+    if (status == RDT_OK)
+        status = rdt_cuda_offer_tensors(conn->cuda, set->tensors, set->count, set->offered, &set->n_offered, how, err);
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++)
+        if (how[i] == RDT_CUDA_COPIED && rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) == RDT_OK)
             status = land(conn, set, i, bytes, err);
-    }
+    free(how);
     return status == RDT_OK ? land_in_host_memory(conn, set, err) : status;
 }
 
@@ -325,9 +343,9 @@ void gpu_take_back(struct borrowed_set *set)
         conn->calls++; /* keeps the session open during the call */
         Py_INCREF(conn);
         waits_begin(&waits, NULL); /* rdt_dealloc waits until the daemon writes the memory no more */
+        for (size_t i = 0; i < set->n_offered; i++)
+            (void)(set->fetched ? rdt_dealloc_soon : rdt_dealloc)(conn->rdt, set->offered[i], NULL);
         for (size_t i = 0; i < set->count; i++) {
-            if (set->offered && set->offered[i])
-                (void)rdt_dealloc(conn->rdt, set->offered[i], NULL);
             if (set->landings && set->landings[i].buffer)
                 (void)rdt_dealloc(conn->rdt, set->landings[i].buffer, NULL);
         }
@@ -339,6 +357,7 @@ void gpu_take_back(struct borrowed_set *set)
     free(set->offered);
     free(set->landings);
     set->offered = NULL;
+    set->n_offered = 0;
     set->landings = NULL;
     set->host_room = NULL;
 }

@@ -295,6 +295,7 @@ struct landing {      /* daemon memory where the target is, from which the bytes
     const void *from; /* within host_room, for a target in host memory; NULL: none */
     void *target;
     size_t bytes;
+    bool delivered; /* the copy from the buffer is queued */
 };
 
 struct borrowed_set {
@@ -303,9 +304,11 @@ struct borrowed_set {
     struct borrowed *borrowed;  /* [count] */
     size_t on_gpus;             /* how many of them are on GPUs */
     struct conn *conn;          /* borrowed; the connection that `offered` belongs to */
-    void **offered;             /* [count] GPU memory registered with the daemon for this set only; NULL: none */
-    struct landing *landings;   /* [count] of targets that the daemon cannot write; NULL: none */
-    void *host_room;            /* memory of the daemon for all targets in host memory, if others are on GPUs; NULL: none */
+    void **offered;             /* [n_offered] starts of GPU memory that the daemon knows for this set only; NULL: none */
+    size_t n_offered;
+    bool fetched;             /* the fetch has succeeded, so the daemon writes no target any more */
+    struct landing *landings; /* [count] of targets that the daemon cannot write; NULL: none */
+    void *host_room;          /* memory of the daemon for all targets in host memory, if others are on GPUs; NULL: none */
 };
 
 /* Borrows the memory of the tensors in a list or tuple until borrowed_set_free. With `writable`, read-only tensors are

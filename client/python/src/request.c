@@ -212,6 +212,8 @@ static PyObject *request_take(PyObject *self, PyObject *ignored)
         return NULL;
     if (rdt_request_take_object(request->request, &object, &err) != RDT_OK)
         return raise_error(&err);
+    if (request->targets)
+        request->targets->fetched = true;
     made = object_new(request->conn, object); /* which keeps the session, if another thread closes the connection now */
     if (!made || !request->targets || !request->targets->landings)
         return made;

@@ -167,4 +167,91 @@ Test(cuda_many, process_with_few_descriptors_gets_a_copy)
     gpu_free_chunks(chunks, EACH, n);
     end();
 }
+
+static struct rdt_object *fetch_into(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *targets, size_t n)
+{
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .targets = &targets, .target_counts = &n};
+    rdt_object *object;
+
+    must_ok(rdt_fetch(conn, ref, 1, &options, &object, &err));
+    return object;
+}
+
+Test(cuda_many, hundreds_of_allocations_are_targets)
+{
+    static char host[SEGMENTS][FEW];
+    static struct rdt_tensor sources[SEGMENTS];
+    static void *bases[SEGMENTS];
+    static enum rdt_cuda_how how[SEGMENTS];
+    size_t n_bases = 0;
+
+    if (handles_are_refused())
+        cr_skip_test("the daemon cannot map this process's memory");
+    begin();
+    for (unsigned i = 0; i < SEGMENTS; i++) {
+        fill_pattern(host[i], FEW, 7 + i);
+        sources[i] = bytes_at(host[i], FEW);
+    }
+    struct rdt_ref ref = put_as(a, sources, SEGMENTS, NULL);
+    allocate_segments(1000);
+    for (unsigned i = 0; i < SEGMENTS; i++)
+        tensors[i] = bytes_at(segments[i], FEW);
+    for (unsigned round = 0; round < 2; round++) {
+        must_ok(rdt_cuda_offer_tensors(gpu_b, tensors, SEGMENTS, bases, &n_bases, how, &err));
+        must_say(n_bases == SEGMENTS, "%zu ranges were offered", n_bases);
+        rdt_object *object = fetch_into(b, &ref, tensors, SEGMENTS);
+        for (unsigned i = 0; i < SEGMENTS; i++)
+            must(how[i] == RDT_CUDA_HANDLE && gpu_holds(segments[i], FEW, 7 + i));
+        rdt_release(object);
+        for (size_t i = 0; i < n_bases; i++)
+            must_ok(rdt_dealloc_soon(b, bases[i], &err));
+    }
+    let_go(&ref);
+    must_ok(rdt_ping(b, LONG, &err));
+    free_segments();
+    end();
+}
+
+/* Tensors of 3 MiB in chunks of 2 MiB, as in torch's expandable segments: each shares a chunk with the next one. */
+Test(cuda_many, targets_that_share_chunks_are_written)
+{
+    unsigned n = 60;
+    size_t bytes = 3 * MIB;
+    struct rdt_tensor targets[60], sources[60];
+    enum rdt_cuda_how how[60];
+    void *bases[60], *known;
+    size_t n_bases = 0;
+    char *host = malloc(n * FEW);
+
+    begin();
+    must(host);
+    char *chunks = gpu_alloc_chunks(EACH, 90, true), *other = gpu_alloc_chunks(EACH, 2, true);
+    for (unsigned i = 0; i < n; i++) {
+        fill_pattern(host + i * FEW, FEW, i);
+        sources[i] = bytes_at(host + i * FEW, FEW);
+        targets[i] = bytes_at(chunks + (n - 1 - i) * bytes + bytes - FEW, FEW); /* from the last chunk to the first */
+    }
+    targets[n - 1] = bytes_at(other, FEW);
+    struct rdt_ref ref = put_as(a, sources, n, NULL);
+    must_ok(rdt_cuda_offer(gpu_b, other, EACH, &known, NULL, &err));
+    must_ok(rdt_cuda_offer_tensors(gpu_b, targets, n, bases, &n_bases, how, &err));
+    must(n_bases >= 1 && n_bases < n && how[n - 1] == RDT_CUDA_KNOWN);
+    rdt_object *object = fetch_into(b, &ref, targets, n);
+    for (unsigned i = 0; i < n; i++)
+        must_say(gpu_holds(targets[i].data, FEW, i), "target %u: taken as %d", i, (int)how[i]);
+    rdt_release(object);
+    for (size_t i = 0; i < n_bases; i++)
+        must_ok(rdt_dealloc(b, bases[i], &err));
+    /* What another call has offered in part is not offered again. */
+    struct rdt_tensor two[2] = {bytes_at(other, 2 * EACH), bytes_at(other + EACH, FEW)};
+    must_ok(rdt_cuda_offer_tensors(gpu_b, two, 2, bases, &n_bases, how, &err));
+    must(how[0] == RDT_CUDA_COPIED && how[1] == RDT_CUDA_CHUNKS && n_bases == 1);
+    must_ok(rdt_dealloc(b, bases[0], &err));
+    must_ok(rdt_dealloc(b, known, &err));
+    let_go(&ref);
+    gpu_free_chunks(chunks, EACH, 90);
+    gpu_free_chunks(other, EACH, 2);
+    free(host);
+    end();
+}
 #endif
