@@ -140,7 +140,9 @@ struct offers {             /* of one connection */
     pthread_mutex_t mutex;  /* not held while the daemon is asked */
     pthread_cond_t settled; /* the daemon has answered to an offer */
     struct offer *first;
-    atomic_uint refused[2]; /* legacy handles, and chunks, that the daemon could not map, in a row */
+    /* Legacy handles, and chunks, that the daemon could not map, in a row; and until when none is offered for that reason. */
+    atomic_uint refused[2];
+    _Atomic int64_t refused_until_ns[2];
 };
 
 struct address_range { /* [from, to); 0, 0: none */

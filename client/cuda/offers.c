@@ -12,7 +12,10 @@
 #include "client/cuda/gpu.h"
 
 #define ASK_NS (INT64_C(100) * 1000000) /* between two questions whether a put should end */
-#define MAX_REFUSED 3u /* after so many refusals in a row nothing is offered any more, because each costs a round trip */
+/* Each refusal costs a round trip, so after so many in a row nothing is offered for a while. Then one is tried again: the
+ * daemon may be another one, or run as another user, or this may be memory of another allocator. */
+#define MAX_REFUSED 3u
+#define REFUSED_NS (INT64_C(60) * 1000000000)
 
 struct offer {
     struct offer *next;
@@ -34,6 +37,8 @@ void offers_init(struct offers *offers)
     offers->first = NULL;
     atomic_init(&offers->refused[0], 0);
     atomic_init(&offers->refused[1], 0);
+    atomic_init(&offers->refused_until_ns[0], 0);
+    atomic_init(&offers->refused_until_ns[1], 0);
 }
 
 void offers_fini(struct offers *offers)
@@ -77,17 +82,27 @@ enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struc
  * the daemon cannot open is UNSUPPORTED, and the tensor is copied. */
 static enum rdt_status note_answer(rdt_cuda *cuda, enum rdt_shared_kind kind, enum rdt_status status, struct rdt_error *err)
 {
-    atomic_uint *refused = &((struct handle *)cuda)->offers.refused[kind == RDT_SHARED_VMM];
+    struct offers *offers = &((struct handle *)cuda)->offers;
+    unsigned chunks = kind == RDT_SHARED_VMM;
 
     if (status == RDT_OK)
-        atomic_store(refused, 0);
+        atomic_store(&offers->refused[chunks], 0);
     if (status != RDT_INVALID && status != RDT_SYSTEM && status != RDT_UNSUPPORTED)
         return status;
-    (void)atomic_fetch_add(refused, 1);
+    if (atomic_fetch_add(&offers->refused[chunks], 1) + 1 >= MAX_REFUSED)
+        atomic_store(&offers->refused_until_ns[chunks], clock_now_ns() + REFUSED_NS);
     if (err)
         err->status = RDT_UNSUPPORTED;
     rdt_error_prefix(err, "rdtd cannot map this memory, so it must be copied");
     return RDT_UNSUPPORTED;
+}
+
+static bool is_refused(const struct offers *offers, enum rdt_shared_kind kind)
+{
+    unsigned chunks = kind == RDT_SHARED_VMM;
+
+    return atomic_load(&offers->refused[chunks]) >= MAX_REFUSED &&
+           clock_now_ns() < atomic_load(&offers->refused_until_ns[chunks]);
 }
 
 enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
@@ -98,10 +113,12 @@ enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, 
 
     if (status != RDT_OK)
         return status;
-    if (atomic_load(&((struct handle *)cuda)->offers.refused[exported.shared.kind == RDT_SHARED_VMM]) >= MAX_REFUSED) {
+    if (is_refused(&((struct handle *)cuda)->offers, exported.shared.kind)) {
         exported_free(&exported);
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "rdtd could not map memory of this process %u times in a row, so it is copied", MAX_REFUSED);
+                             "rdtd could not map memory of this process %u times in a row, so it is copied; it is tried again "
+                             "a minute after the last time",
+                             MAX_REFUSED);
     }
     exported.shared.timeout_ns = timeout_ns;
     status = rdt_import_shared(cuda->conn, &exported.shared, exported.base, err);
