@@ -127,6 +127,7 @@ enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu
 void cuda_handles_init(struct cuda_handles *handles)
 {
     (void)pthread_mutex_init(&handles->mutex, NULL);
+    (void)pthread_cond_init(&handles->changed, NULL);
     ring_init(&handles->all);
 }
 
@@ -168,38 +169,68 @@ static enum rdt_status open_first(struct cuda_driver *driver, struct cuda_opened
                : rdt_error_set(err, RDT_INVALID, "the handle does not name the start of an allocation");
 }
 
+static struct cuda_opened *find_opened(const struct cuda_handles *handles, const void *handle)
+{
+    for (struct ring *at = handles->all.next; at != &handles->all; at = at->next)
+        if (memcmp(&container_of(at, struct cuda_opened, ring)->handle, handle, sizeof(CUipcMemHandle)) == 0)
+            return container_of(at, struct cuda_opened, ring);
+    return NULL;
+}
+
+/* With the mutex: the handle has been closed, or could not be opened. */
+static void forget_opened(struct cuda_handles *handles, struct cuda_opened *opened)
+{
+    ring_remove(&opened->ring);
+    free(opened);
+    (void)pthread_cond_broadcast(&handles->changed);
+}
+
+/* Opens a handle that is not open. The mutex is held, except in the driver. */
+static enum rdt_status open_new(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
+                                const void *handle, struct cuda_opened **opened_p, struct rdt_error *err)
+{
+    struct cuda_opened *opened = calloc(1, sizeof *opened);
+    enum rdt_status status;
+
+    if (!opened)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of an open handle");
+    memcpy(&opened->handle, handle, sizeof opened->handle);
+    opened->gpu = gpu;
+    opened->users = 1;
+    opened->state = CUDA_OPENING;
+    ring_append(&handles->all, &opened->ring);
+    (void)pthread_mutex_unlock(&handles->mutex);
+    status = open_first(driver, opened, err);
+    (void)pthread_mutex_lock(&handles->mutex);
+    if (status != RDT_OK) {
+        forget_opened(handles, opened);
+        return status;
+    }
+    opened->state = CUDA_OPEN;
+    (void)pthread_cond_broadcast(&handles->changed);
+    *opened_p = opened;
+    return RDT_OK;
+}
+
 enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
                                  const void *handle, size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err)
 {
-    struct cuda_opened *opened = NULL;
+    struct cuda_opened *opened;
     enum rdt_status status = RDT_OK;
 
     if (handle_bytes != sizeof opened->handle)
         return rdt_error_set(err, RDT_INVALID, "the handle has %zu bytes, but handles of CUDA have %zu", handle_bytes,
                              sizeof opened->handle);
     (void)pthread_mutex_lock(&handles->mutex);
-    for (struct ring *at = handles->all.next; at != &handles->all && !opened; at = at->next)
-        if (memcmp(&container_of(at, struct cuda_opened, ring)->handle, handle, handle_bytes) == 0)
-            opened = container_of(at, struct cuda_opened, ring);
+    while ((opened = find_opened(handles, handle)) && opened->state != CUDA_OPEN)
+        (void)pthread_cond_wait(&handles->changed, &handles->mutex);
     if (opened && opened->gpu != gpu) {
         status = rdt_error_set(err, RDT_INVALID, "the handle names memory of %s", opened->gpu->uuid);
-    } else if (!opened) {
-        opened = calloc(1, sizeof *opened);
-        if (!opened) {
-            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of an open handle");
-        } else {
-            memcpy(&opened->handle, handle, sizeof opened->handle);
-            opened->gpu = gpu;
-            status = open_first(driver, opened, err);
-        }
-        if (status == RDT_OK)
-            ring_append(&handles->all, &opened->ring);
-        else
-            free(opened);
-    }
-    if (status == RDT_OK) {
+    } else if (opened) {
         opened->users++;
         *opened_p = opened;
+    } else {
+        status = open_new(handles, driver, gpu, handle, opened_p, err);
     }
     (void)pthread_mutex_unlock(&handles->mutex);
     return status;
@@ -209,9 +240,11 @@ void cuda_handle_close(struct cuda_handles *handles, struct cuda_driver *driver,
 {
     (void)pthread_mutex_lock(&handles->mutex);
     if (--opened->users == 0) {
+        opened->state = CUDA_CLOSING;
+        (void)pthread_mutex_unlock(&handles->mutex);
         (void)driver->cuIpcCloseMemHandle(opened->base);
-        ring_remove(&opened->ring);
-        free(opened);
+        (void)pthread_mutex_lock(&handles->mutex);
+        forget_opened(handles, opened);
     }
     (void)pthread_mutex_unlock(&handles->mutex);
 }

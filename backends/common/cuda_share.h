@@ -43,11 +43,18 @@ CUresult cuda_range_allow(struct cuda_driver *driver, const struct cuda_range *r
 void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range);
 void cuda_range_clear(struct cuda_driver *driver, struct cuda_range *range);
 
-/* The legacy handles that a process, or a plug-in, has open. */
+/* The legacy handles that a process, or a plug-in, has open.
+ *
+ *     cuda_handle_open                                 the last cuda_handle_close
+ *   ───────────────────► OPENING ── the driver ──► OPEN ───────────────────────► CLOSING ── the driver ──► gone
+ */
 struct cuda_handles {
-    pthread_mutex_t mutex; /* protects the list and the counts of users */
-    struct ring all;       /* of struct cuda_opened */
+    pthread_mutex_t mutex;  /* protects the list, the states and the counts of users. Not held in calls of the driver */
+    pthread_cond_t changed; /* a handle is no longer OPENING or CLOSING */
+    struct ring all;        /* of struct cuda_opened */
 };
+
+enum cuda_opened_state { CUDA_OPENING, CUDA_OPEN, CUDA_CLOSING };
 
 struct cuda_opened {
     struct ring ring;
@@ -56,16 +63,19 @@ struct cuda_opened {
     CUdeviceptr base;
     size_t bytes;
     unsigned users;
+    enum cuda_opened_state state;
 };
 
 void cuda_handles_init(struct cuda_handles *handles);
 
-/* Opens a handle, or adds a user to one that is open already. INVALID: the driver refuses the handle, or it names memory
- * of another GPU or the middle of an allocation; NO_MEMORY; UNSUPPORTED. */
+/* Opens a handle, or adds a user to one that is open already. Waits while another thread opens or closes the same one.
+ * INVALID: the driver refuses the handle, or it names memory of another GPU or the middle of an allocation; NO_MEMORY;
+ * UNSUPPORTED. */
 enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
                                  const void *handle, size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err);
 
-/* Removes a user, and closes the handle after its last one. */
+/* Removes a user, and closes the handle after its last one: the driver then waits for all kernels that run in the GPU's
+ * context. Only who opens the same handle waits meanwhile. */
 void cuda_handle_close(struct cuda_handles *handles, struct cuda_driver *driver, struct cuda_opened *opened);
 
 #endif

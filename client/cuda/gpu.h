@@ -10,8 +10,8 @@
  *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
  *     3  map names offers        the rdt_mapper for librdt; GPUs and streams; memory offered while puts run
  *     3  places                  in which allocations the tensors of a put lie
- *     2  export streams          memory of this process, described so that the daemon can map it; what follows the work in a
- *                                stream
+ *     2  closing export streams  handles to be closed; memory of this process, described so that the daemon can map it; what
+ *                                follows the work in a stream
  *     1  gpu retained            contexts; addresses that stay reserved
  */
 #ifndef CLIENT_CUDA_GPU_H
@@ -108,6 +108,15 @@ enum rdt_status completion_enqueue(struct completion *take_completion, CUstream 
 
 /* Whether a stream is being captured into a graph: it does no work now, and an event in it would become a part of the graph. */
 bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
+
+/* ---- closing.c: legacy handles that are not used any more ---- */
+
+void closing_begin(void); /* a connection with GPU memory is open */
+void closing_end(void);   /* it is no more. After the last one, waits until all handles are closed */
+
+/* Removes the user of a handle, soon and in another thread; at once if there is no connection with GPU memory. */
+void closing_add(struct cuda_handles *handles, struct cuda_gpu *gpu, struct cuda_opened *opened);
+void closing_after_fork(void); /* in the child: nothing is open */
 
 /* ---- export.c: memory of this process, for the daemon ---- */
 

@@ -65,11 +65,11 @@ static void unmap_here(struct cuda_driver *driver, struct mapped *mapped)
 {
     struct entered entered;
 
-    if (gpu_enter(driver, mapped->gpu, &entered, NULL) == RDT_OK) {
-        if (mapped->opened)
-            cuda_handle_close(&handles, driver, mapped->opened);
+    if (mapped->opened) {
+        closing_add(&handles, mapped->gpu, mapped->opened);
+    } else if (mapped->range.bytes > 0 && gpu_enter(driver, mapped->gpu, &entered, NULL) == RDT_OK) {
         cuda_range_clear(driver, &mapped->range);
-        if (mapped->range.bytes > 0 && !retained_claim(mapped->range.base, mapped->range.bytes))
+        if (!retained_claim(mapped->range.base, mapped->range.bytes))
             cuda_range_unmap(driver, &mapped->range);
         gpu_leave(driver, &entered);
     }

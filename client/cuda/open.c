@@ -26,6 +26,7 @@ static void after_fork(void)
     pool_after_fork();
     retained_after_fork();
     map_after_fork();
+    closing_after_fork();
 }
 
 static void register_after_fork(void)
@@ -55,6 +56,7 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
     }
     offers_init(&handle->offers);
     streams_init(&handle->streams, conn, driver);
+    closing_begin();
     *cuda_p = &handle->cuda;
     return RDT_OK;
 }
@@ -69,6 +71,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
         pool_forget(cuda);
         streams_fini(&handle->streams);
         offers_fini(&handle->offers);
+        closing_end();
     } else {
         streams_forget(&handle->streams);
     }

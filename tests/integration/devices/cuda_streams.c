@@ -362,4 +362,80 @@ Test(cuda_streams, release_follows_the_streams_that_use_the_tensor)
     gpu_free(copy);
     end();
 }
+
+/* ---- handles are closed when no kernel runs ---- */
+
+struct two {
+    char socket[200];
+    struct rdt_ref ref[2];
+};
+
+static int release_behind_work(struct actor *self, void *arg)
+{
+    struct two two;
+    rdt_object *first, *other;
+    const char *why;
+    rdt_cuda *gpu;
+    rdt *conn;
+    char byte = 1;
+
+    actor_recv(self, &two, sizeof two);
+    must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
+    (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = two.socket};
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    gpu_use(0);
+    must_ok(fetch_to(conn, &two.ref[0], NULL, NULL, &first, &err));
+    must_go_by("local/share", first);
+    void *stream = gpu_stream_create();
+    struct gpu_gate *gate = gpu_hold(stream);
+    rdt_release(first); /* would not return before the gate is opened */
+    must_ok(fetch_to(conn, &two.ref[1], NULL, NULL, &other, &err));
+    must_go_by("local/share", other);
+    must(gpu_holds(tensor_of(other, 0).data, BYTES, 2));
+    must_ok(fetch_to(conn, &two.ref[1], "host", NULL, &first, &err));
+    rdt_release(first);
+    struct rdt_tensor one = bytes_at(&byte, 1);
+    struct rdt_ref put;
+    must_ok(rdt_put(conn, &one, 1, NULL, &put, &err));
+    must_ok(rdt_free(conn, &put, false, &err));
+    rdt_release(other);
+    gpu_open(gate);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    must_ok(fetch_to(conn, &two.ref[0], NULL, NULL, &first, &err)); /* whether or not it has been closed meanwhile */
+    must(gpu_holds(tensor_of(first, 0).data, BYTES, 1));
+    rdt_release(first);
+    rdt_cuda_close(gpu); /* waits for the thread that closes handles */
+    rdt_close(conn);
+    return 0;
+}
+
+Test(cuda_streams, release_behind_a_running_kernel_delays_no_other_call)
+{
+    struct two two;
+    struct actor actor;
+    void *memory[2];
+
+    if (gpu_is_real() || handles_are_refused())
+        cr_skip_test("needs the fake driver, and one that opens handles of other processes");
+    actor_start(&actor, release_behind_work, NULL);
+    begin();
+    for (unsigned i = 0; i < 2; i++) {
+        memory[i] = gpu_alloc_whole(4 * MIB);
+        gpu_fill(memory[i], BYTES, i + 1);
+        two.ref[i] = put_at(memory[i], BYTES, RDT_CUDA_HANDLE);
+    }
+    (void)snprintf(two.socket, sizeof two.socket, "%s", node.socket);
+    actor_send(&actor, &two, sizeof two);
+    actor_wait(&actor);
+    for (unsigned i = 0; i < 2; i++) {
+        let_go(&two.ref[i]);
+        must_ok(rdt_wait_freed(a, &two.ref[i], LONG, &err));
+        gpu_free(memory[i]);
+    }
+    end();
+}
 #endif
