@@ -415,7 +415,8 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.maps = maps;
     request.n_maps = mapper_kinds(fetch->conn, maps, sizeof maps / sizeof maps[0]);
     request.mapped_devices = devices;
-    request.n_mapped_devices = mapper_devices(fetch->conn, devices, sizeof devices / sizeof devices[0]);
+    request.n_mapped_devices =
+        mapper_devices(fetch->conn, request.memory, request.device, devices, sizeof devices / sizeof devices[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
     repeat = repeat_create(fetch->conn, RDT_MSG_FETCH, &request.base);

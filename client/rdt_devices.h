@@ -50,6 +50,9 @@ struct rdt_mapper {
      * device to the first of these that the daemon has. n_devices 0: the process can map all devices. Copied. */
     const char *const *devices;
     size_t n_devices; /* at most 64 */
+    /* NULL, or says whether this process uses the device already. A fetch that names no device then brings no tensors to one
+     * that it does not use, where they would cost a context, unless it uses none at all. Called as map is, for each fetch. */
+    bool (*uses)(void *arg, const char *device);
 };
 
 /* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.

@@ -120,4 +120,16 @@ static void unmap(void *arg, void *addr, void *mapping)
         unmap_here(driver, mapped);
 }
 
-const struct rdt_mapper cuda_mapper = {.struct_size = sizeof cuda_mapper, .memory = "cuda", .map = map, .unmap = unmap};
+static bool uses(void *arg, const char *device)
+{
+    struct cuda_driver *driver;
+    struct cuda_gpu *gpu;
+    unsigned flags;
+    int active = 0;
+
+    return cuda_driver_open(&driver, NULL) == RDT_OK && cuda_gpu_find(driver, device, &gpu, NULL) == RDT_OK &&
+           driver->cuDevicePrimaryCtxGetState(gpu->device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+const struct rdt_mapper cuda_mapper = {
+    .struct_size = sizeof cuda_mapper, .memory = "cuda", .map = map, .unmap = unmap, .uses = uses};

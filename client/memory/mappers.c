@@ -86,30 +86,54 @@ size_t mapper_kinds(const rdt *conn, char **names_p, size_t max)
     return n;
 }
 
-size_t mapper_devices(const rdt *conn, char **names_p, size_t max)
+/* Whether the device is the one that the fetch names. */
+static bool is_named(const struct mapper *mapper, size_t i, const char *memory, const char *device)
+{
+    size_t kind = strlen(mapper->memory) + 1;
+
+    return device[0] != '\0' && strcasecmp(memory, mapper->memory) == 0 && strcasecmp(mapper->devices[i] + kind, device) == 0;
+}
+
+/* The devices that the daemon may bring tensors to. */
+static uint64_t usable(const struct mapper *mapper, const char *memory, const char *device)
+{
+    uint64_t all = mapper->ops.n_devices < 64 ? (UINT64_C(1) << mapper->ops.n_devices) - 1 : UINT64_MAX, used = mapper->told;
+    size_t kind = strlen(mapper->memory) + 1;
+
+    for (size_t i = 0; i < mapper->ops.n_devices && mapper->ops.uses; i++)
+        if (!(used >> i & 1) &&
+            (is_named(mapper, i, memory, device) || mapper->ops.uses(mapper->ops.arg, mapper->devices[i] + kind)))
+            used |= UINT64_C(1) << i;
+    return used ? used : all;
+}
+
+size_t mapper_devices(const rdt *conn, const char *memory, const char *device, char **names_p, size_t max)
 {
     size_t n = 0;
 
-    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
-        for (size_t i = 0; !mapper->told && i < mapper->ops.n_devices && n < max; i++)
+    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next) {
+        uint64_t untold = usable(mapper, memory, device) & ~mapper->told;
+        mapper->telling = 0;
+        for (size_t i = 0; i < mapper->ops.n_devices && n < max; i++) {
+            if (!(untold >> i & 1))
+                continue;
             names_p[n++] = mapper->devices[i];
+            mapper->telling |= UINT64_C(1) << i;
+        }
+    }
     return n;
-}
-
-static void set_told(const rdt *conn, bool told)
-{
-    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
-        mapper->told = told;
 }
 
 void mapper_devices_told(const rdt *conn)
 {
-    set_told(conn, true);
+    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
+        mapper->told |= mapper->telling;
 }
 
 void mapper_devices_untold(const rdt *conn)
 {
-    set_told(conn, false);
+    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
+        mapper->told = mapper->telling = 0;
 }
 
 /* ---- what the daemon shares ---- */

@@ -54,7 +54,7 @@ struct mapper {
     struct rdt_mapper ops; /* its member `memory` points to the array below; devices is not used */
     char memory[33];
     char (*devices)[MAPPER_DEVICE_BYTES]; /* [ops.n_devices] "cuda:UUID" */
-    bool told;                            /* the daemon knows the devices */
+    uint64_t told, telling;               /* bit i: the daemon knows device i; a FETCH that names it is about to be sent */
 };
 
 struct loan;

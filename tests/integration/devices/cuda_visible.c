@@ -9,6 +9,7 @@
 CUDA_SUITE(cuda_visible)
 
 #ifndef RDT_WITHOUT_CUDA
+#include <dlfcn.h>
 #include <sys/stat.h>
 
 struct orders { /* to an actor that sees one GPU */
@@ -126,6 +127,56 @@ Test(cuda_visible, reader_whose_gpu_the_daemon_does_not_have_gets_host_memory)
     void *addr = alloc_and_put(&actor, &ref);
     actor_recv(&actor, &found, sizeof found);
     must_say(found.holds && strcmp(found.memory, "host") == 0, "it lies in %s %s", found.memory, found.uuid);
+    actor_wait(&actor);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    end();
+}
+
+/* Sees both GPUs, and uses the second one. A context on the other one would take memory there as long as the process lives. */
+static int user_of_one_gpu(struct actor *self, void *arg)
+{
+    size_t (*held)(int number); /* bytes that this process has of a GPU */
+    struct orders orders;
+    rdt_object *object;
+    const char *why;
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    actor_recv(self, &orders, sizeof orders);
+    *(void **)&held = dlsym(fake_gpu_load(), "fake_cuda_held");
+    must(held);
+    must_say(gpu_there(&why), "%s", why);
+    gpu_use(1);
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = orders.socket};
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    struct findings found = fetch_and_look(conn, &orders.ref, NULL);
+    must_say(found.holds && strcmp(found.uuid, gpu_uuid(1)) == 0, "it lies in %s %s", found.memory, found.uuid);
+    found = fetch_and_look(conn, &orders.ref, "cuda"); /* the only one that it uses */
+    must(found.holds && strcmp(found.uuid, gpu_uuid(1)) == 0);
+    must_say(held(0) == 0, "%zu bytes of the GPU that the process does not use", held(0));
+    must_ok(fetch_to(conn, &orders.ref, "cuda", gpu_uuid(0), &object, &err)); /* it wants to */
+    must_go_by("local/share", object);
+    must(held(0) > 0);
+    rdt_release(object);
+    found = fetch_and_look(conn, &orders.ref, NULL);
+    must(found.holds && strcmp(found.uuid, gpu_uuid(0)) == 0);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    return 0;
+}
+
+Test(cuda_visible, process_gets_no_context_on_a_gpu_that_it_does_not_use)
+{
+    struct actor actor;
+    struct rdt_ref ref;
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver does not say what a process has on a GPU");
+    actor_start(&actor, user_of_one_gpu, NULL);
+    begin();
+    void *addr = alloc_and_put(&actor, &ref);
     actor_wait(&actor);
     must_ok(rdt_dealloc(a, addr, &err));
     let_go(&ref);
