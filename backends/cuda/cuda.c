@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define DEFAULT_IDLE_NS INT64_C(10000000000)
 
@@ -82,6 +84,25 @@ static void describe_copy(void *memory, const char *from, const char *to, char *
 
 /* ---- the kind ---- */
 
+/* By NVIDIA's manual the control daemon of MPS serves the processes of one user at a time, and all others wait: rdtd for the
+ * actors, or the actors for rdtd. */
+static enum rdt_status check_mps(struct rdt_error *err)
+{
+    const char *dir = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[256];
+    struct stat st;
+
+    (void)snprintf(path, sizeof path, "%s/control", dir && dir[0] ? dir : "/tmp/nvidia-mps");
+    if (stat(path, &st) != 0 || st.st_uid == geteuid())
+        return RDT_OK;
+    return rdt_error_set(
+        err, RDT_UNSUPPORTED,
+        "%.128s belongs to an NVIDIA MPS of uid %u, which serves one user at a time: run rdtd as the user whose "
+        "processes use it, or set CUDA_MPS_PIPE_DIRECTORY to an empty folder for rdtd, which then works beside "
+        "MPS",
+        path, (unsigned)st.st_uid);
+}
+
 static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
 {
     const char *enabled = host->config(host->ctx, "enabled"), *idle = host->config(host->ctx, "pool_idle");
@@ -93,7 +114,9 @@ static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p,
         return rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off by enabled = no in [cuda]");
     if (enabled && strcasecmp(enabled, "yes") != 0)
         return rdt_error_set(err, RDT_INVALID, "[cuda] enabled = %.32s: expected yes or no", enabled);
-    status = cuda_driver_await(&driver, CUDA_WAIT_S, err);
+    status = check_mps(err);
+    if (status == RDT_OK)
+        status = cuda_driver_await(&driver, CUDA_WAIT_S, err);
     if (status != RDT_OK)
         return status;
     cuda = calloc(1, sizeof *cuda);

@@ -24,12 +24,13 @@ said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-err
 [[ $said == *NoSuchKey* ]] || fail "systemd-analyze verify does not see an unknown key"
 sed -i '$d' "$units/rdtd.service"
 
-# With GPUs: the driver is ready before the daemon starts, its devices and the pipes of MPS are in the sandbox.
+# With GPUs: the driver is ready before the daemon starts, and its devices are in the sandbox. The pipes of MPS are not: MPS serves
+# one user at a time, and the daemon is a user of its own.
 for line in 'After=.*nvidia-persistenced\.service' 'After=.*nvidia-fabricmanager\.service' 'After=.*modprobe@nvidia_uvm\.service' \
-  'Wants=.*modprobe@nvidia_uvm\.service' 'ExecStartPre=-\+/.*nvidia-modprobe -c 0 -u' 'DeviceAllow=char-nvidia\* rwm' \
-  'BindPaths=-/tmp/nvidia-mps'; do
+  'Wants=.*modprobe@nvidia_uvm\.service' 'ExecStartPre=-\+/.*nvidia-modprobe -c 0 -u' 'DeviceAllow=char-nvidia\* rwm'; do
   grep -qE "^$line" "$units/rdtd.service" || fail "rdtd.service has no line like $line"
 done
+! grep -q nvidia-mps "$units/rdtd.service" || fail "rdtd.service gives the daemon the pipes of MPS"
 
 for unit in "$units"/*.service; do
   exposure=$(systemd-analyze security --offline=true --threshold=20 "$unit" 2>&1) ||

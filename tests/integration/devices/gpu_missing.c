@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/support/cluster.h"
 #include "tests/support/fakes/fake_gpu.h"
@@ -118,6 +119,28 @@ static void must_refuse_group(const char *why)
     struct rdt_member members[] = {{.client = "a", .device = FAKE_GPU_0}, {.client = "b", .device = FAKE_GPU_1}};
 
     must_refuse(RDT_UNSUPPORTED, why, rdt_group_create(conn, "g", "nccl", members, 2, NULL, &err));
+}
+
+/* It serves the processes of one user at a time. */
+Test(gpu_missing, mps_of_another_user)
+{
+    static char text[300];
+    char dir[200], path[250];
+    const char *tmp = getenv("TMPDIR");
+
+    if (geteuid() != 0)
+        cr_skip_test("only root can make a file of another user");
+    (void)snprintf(dir, sizeof dir, "%s/mps", tmp ? tmp : "/tmp");
+    (void)snprintf(path, sizeof path, "%s/control", dir);
+    (void)mkdir(dir, 0755);
+    write_file(path, "");
+    must(chown(path, 12345, 12345) == 0);
+    (void)snprintf(text, sizeof text, "CUDA_MPS_PIPE_DIRECTORY=%s", dir);
+    begin(fake_gpu_env(), text);
+    must_be_missing("cuda", "an NVIDIA MPS of uid 12345");
+    must_refuse_memory("one user at a time");
+    end();
+    (void)unlink(path);
 }
 
 Test(gpu_missing, no_driver)
