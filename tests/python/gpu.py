@@ -490,6 +490,8 @@ def test_devices_that_are_not_there_are_said():
         ref = c.put(VALUE)
         with raises(rdtd.NotFound, "no GPU 7"):
             c.get(ref, device="cuda:7")
+        with raises(rdtd.Unsupported, "MIG-00000000-0000-0000-0000-000000000000"):  # a part of a GPU
+            c.get(ref, device="MIG-00000000-0000-0000-0000-000000000000")
         with raises(ValueError, "device must be"):
             c.empty(3, device="tpu")
         with raises(rdtd.Error):

@@ -178,7 +178,7 @@ def gpu_of(device: Any) -> Any:
     name = device if isinstance(device, str) else str(device)  # torch.device says "cuda:1"
     if name in ("host", "cpu"):
         return None
-    if name.startswith("GPU-"):
+    if name.startswith(("GPU-", "MIG-")):
         a_text(name, "device")
         return name
     kind, colon, number = name.partition(":")
