@@ -439,6 +439,41 @@ def test_a_follower_sees_that_a_tensor_has_other_memory() -> None:
     rdtd.torch._plans.clear()
 
 
+def test_tensors_on_a_gpu_are_copied_behind_one_another() -> None:
+    """There is no GPU here: tensors in host memory are said to be on one, and its stream counts who waits for it."""
+    need(torch, "torch")
+    waits: list[Any] = []
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            waits.append(self.device)
+
+    module = rdtd.torch
+    before = module._on_gpu, module._in_host_memory, torch.cuda.current_stream
+    mine, names = model_of(2), {"a": torch.randn(4, 3).t(), "b": torch.randn(5)}
+    with a_node_with(model_of(1).state_dict()) as (node, c):
+        module._on_gpu, module._in_host_memory, torch.cuda.current_stream = lambda t: True, lambda t: False, Stream
+        try:
+            plan = rdtd.torch.plan(mine, "policy", connection=c)
+            assert plan.update(timeout=LONG).version == 1 and len(waits) == 1, waits
+            for one, two in zip(mine.parameters(), model_of(1).parameters()):
+                assert torch.equal(one, two)
+            rdtd.torch.publish(model_of(3), "policy", connection=c, rank=0, world_size=1, timeout=LONG)
+            assert len(waits) == 2, waits
+            assert plan.update(timeout=LONG).version == 2 and len(waits) == 3, waits
+            for one, two in zip(mine.parameters(), model_of(3).parameters()):
+                assert torch.equal(one, two)
+            rdtd.torch.publish(names, "policy", connection=c, rank=0, world_size=1, timeout=LONG)
+            got = {"a": torch.zeros(4, 3).t(), "b": torch.zeros(5)}
+            rdtd.torch.update(got, "policy", connection=c, timeout=LONG)
+            assert all(torch.equal(got[key], names[key]) for key in names) and len(waits) == 5, waits
+        finally:
+            module._on_gpu, module._in_host_memory, torch.cuda.current_stream = before
+
+
 def test_tied_and_overlapping_targets_of_torch() -> None:
     need(torch, "torch")
     w = torch.randn(6, 2, dtype=torch.bfloat16)

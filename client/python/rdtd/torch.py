@@ -9,13 +9,14 @@ Megatron-style layers, whose parameters are plain tensors, `layout` describes it
 tensor, to (dim, rank, size), where `size` ranks each have an equal piece along `dim`. Every other plain tensor is
 whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this rank publishes it, as a pipeline stage
 does. A tensor that some rank has and none publishes is an error, and so is one whose whole shape differs between trainer
-and sampler. Tensors on GPUs are copied through host memory."""
+and sampler. Tensors on GPUs are copied through pinned host memory, all of a model's behind one another in the current stream
+of their GPU, which is then waited for once. torch keeps that memory for the next version."""
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch  # type: ignore[import]
 from torch.multiprocessing.reductions import StorageWeakRef  # type: ignore[import]
@@ -64,6 +65,38 @@ def _with_memory(local: _Local) -> _Local:
         raise ValueError(f"tensor {local.key!r} is on the meta device, so it has no memory: call the model's "
                          "to_empty(device=...) first")
     return local
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+def _in_host_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _like_in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Host memory for the tensor's elements, pinned if the tensor is on a GPU: only then is a copy as fast as the bus, and only
+    then does it not wait for the one before."""
+    if _on_gpu(tensor):
+        try:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        except RuntimeError:  # no more memory can be pinned
+            pass
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _to_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Begins a copy, which has ended after _await_copies."""
+    if not _on_gpu(tensor):
+        return tensor.cpu()
+    with torch.no_grad():
+        return _like_in_host_memory(tensor).copy_(tensor, non_blocking=True)
+
+
+def _await_copies(tensors: Iterable[torch.Tensor]) -> None:
+    for device in {tensor.device for tensor in tensors if _on_gpu(tensor)}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _of_dtensor(key: str, value: Any) -> _Local:
@@ -144,8 +177,10 @@ def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> d
 
 
 def _boxes(locals_: list[_Local]) -> dict[str, Box]:
-    return {local.key: Box(_with_memory(local).tensor.cpu(), local.global_shape, local.start)
-            for local in locals_ if local.mine}
+    mine = [_with_memory(local) for local in locals_ if local.mine]
+    made = {local.key: Box(_to_host_memory(local.tensor), local.global_shape, local.start) for local in mine}
+    _await_copies(local.tensor for local in mine)
+    return made
 
 
 # The step published last, by name.
@@ -243,8 +278,8 @@ class ModelPlan:
             below = local.key if tied or view is None else first_of.setdefault(id(base), local.key)
             if tied:
                 target = targets[first].tensor  # Connection.plan sees to it that the version has the same for both
-            elif below != local.key or target.device.type != "cpu":
-                target = torch.empty(local.tensor.shape, dtype=local.tensor.dtype, device="cpu")
+            elif below != local.key or not _in_host_memory(target):
+                target = _like_in_host_memory(local.tensor)
                 if local.key in padded:
                     self._kept.append((i, target))
                 if below != local.key:
@@ -288,7 +323,8 @@ class ModelPlan:
         run = self._plan.run(after, timeout=timeout)
         with torch.no_grad():
             for i, staged in self._staged:
-                locals_[i].tensor.copy_(staged)
+                locals_[i].tensor.copy_(staged, non_blocking=True)
+            _await_copies(locals_[i].tensor for i, _ in self._staged)  # the next version goes into the same host memory
             for first, i, staged in self._overlaid:
                 local = locals_[i]
                 if not torch.equal(_bytes(local.tensor.cpu()), _bytes(staged)):
