@@ -228,6 +228,13 @@ static bool apply_wishes(const struct path_query *query, struct path_decision *d
 
 /* ---- the choice ---- */
 
+/* Through host memory a transport moves nine tenths of what it moves between host memories, as measured with stream on an H100.
+ * So a slow transport that moves memory of devices itself, as ucx over TCP, does not come before a fast one that does not. */
+static uint32_t rate(const struct path_candidate *candidate)
+{
+    return is_staged(candidate) ? candidate->speed - candidate->speed / 10 : candidate->speed;
+}
+
 static int better_first(const void *a, const void *b)
 {
     const struct path_candidate *x = a, *y = b;
@@ -235,6 +242,8 @@ static int better_first(const void *a, const void *b)
 
     if (x_possible != y_possible)
         return x_possible ? -1 : 1;
+    if (x_possible && rate(x) != rate(y))
+        return rate(x) > rate(y) ? -1 : 1;
     if (x_possible && is_staged(x) != is_staged(y))
         return is_staged(y) ? -1 : 1;
     return x->speed > y->speed ? -1 : x->speed < y->speed;

@@ -39,7 +39,7 @@ struct path_candidate {
     enum path_verdict verdict;
     bool one_sided;
     enum path_staging source, target; /* at the owner's node, and at the reader's */
-    uint32_t speed;                   /* higher is better, but a staged path comes after every path that is not */
+    uint32_t speed;                   /* higher is better; a staged path has nine tenths of it */
     char reason[192];                 /* why it was chosen or rejected: a sentence for people */
 };
 

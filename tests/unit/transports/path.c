@@ -255,6 +255,30 @@ Test(path, remote_table)
     }
 }
 
+/* ucx moves memory of devices itself over RDMA and over TCP, where stream through host memory is faster. */
+Test(path, through_host_memory_if_that_is_faster)
+{
+    static const struct {
+        uint32_t speed;
+        const char *chosen;
+    } rows[] = {{40, "stream"}, {46, "ucx"}, {100, "ucx"}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct path_offer offers[] = {offer("ucx", rows[i].speed), offer("stream", 50)};
+        struct path_query query = remote_query(offers, 2);
+        struct path_decision decision;
+
+        query.remote.source_memory = query.remote.target_memory = "cuda";
+        offers[1].source.moves = offers[1].target.moves = false;
+        offers[1].source.stages = offers[1].target.stages = true;
+        cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
+        cr_assert_str_eq(decision.candidates[0].name, rows[i].chosen, "ucx of speed %u", rows[i].speed);
+        query.least = "direct";
+        cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
+        cr_assert_str_eq(decision.candidates[0].name, "ucx");
+    }
+}
+
 Test(path, chosen_and_rest_say_why)
 {
     struct path_offer offers[] = {offer("slow", 50), offer("fast", 100)};
