@@ -51,6 +51,9 @@
  *   FAKE_CUDA_NO_VMM              if set, the GPUs have no virtual memory management
  *   FAKE_CUDA_NO_FD_IMPORT        if set, no chunk can be imported by its fd
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least
+ *   FAKE_CUDA_TURNS               the beginning of names of files, one for each GPU: contexts of several processes then take
+ *                                 turns on a GPU, and a stream of one waits until no work of another one runs, a host function
+ *                                 included. A real GPU changes from one to the other after some milliseconds
  *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
  *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access
  *                                 to a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS. Contexts that

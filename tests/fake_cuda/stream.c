@@ -6,8 +6,11 @@
  */
 #include "tests/fake_cuda/fake_stream.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 
 pthread_mutex_t fake_streams_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -42,6 +45,50 @@ void fake_take_us(long us)
         (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){us / 1000000, us % 1000000 * 1000}, NULL);
 }
 
+/* ---- contexts of several processes take turns (FAKE_CUDA_TURNS) ---- */
+
+#define NO_TURN                         \
+    {                                   \
+        PTHREAD_MUTEX_INITIALIZER, 0, 0 \
+    }
+static struct {
+    pthread_mutex_t mutex; /* held while the process waits for its turn */
+    int fd;                /* of the GPU's file, which is locked while work of this process runs; 0: not open */
+    unsigned running;      /* streams of this process that work */
+} turns[FAKE_MAX_GPUS] = {NO_TURN, NO_TURN, NO_TURN, NO_TURN, NO_TURN, NO_TURN, NO_TURN, NO_TURN};
+
+static const char *turns_prefix(void)
+{
+    const char *prefix = getenv("FAKE_CUDA_TURNS");
+
+    return prefix && prefix[0] ? prefix : NULL;
+}
+
+static void begin_turn(CUdevice device)
+{
+    const char *prefix = turns_prefix();
+    char path[256];
+
+    pthread_mutex_lock(&turns[device].mutex);
+    if (turns[device].fd == 0 && prefix) {
+        (void)snprintf(path, sizeof path, "%s.%d", prefix, fake_gpu[device].number);
+        turns[device].fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (turns[device].fd < 0)
+            abort();
+    }
+    if (turns[device].running++ == 0 && turns[device].fd > 0 && flock(turns[device].fd, LOCK_EX) != 0)
+        abort();
+    pthread_mutex_unlock(&turns[device].mutex);
+}
+
+static void end_turn(CUdevice device)
+{
+    pthread_mutex_lock(&turns[device].mutex);
+    if (--turns[device].running == 0 && turns[device].fd > 0)
+        (void)flock(turns[device].fd, LOCK_UN);
+    pthread_mutex_unlock(&turns[device].mutex);
+}
+
 static void do_work(struct work *work)
 {
     char *to, *from;
@@ -73,6 +120,12 @@ static void do_work(struct work *work)
     }
 }
 
+/* A host function stands for a kernel. */
+static bool takes_time(const struct work *work)
+{
+    return work->kind == WORK_COPY || work->kind == WORK_SET || work->kind == WORK_CALL;
+}
+
 /* Whether earlier work of another stream must end first, because one of the two is the legacy default stream. */
 static bool must_wait(const struct fake_stream *stream, const struct work *work)
 {
@@ -97,7 +150,11 @@ static void *run(void *arg)
         while (must_wait(stream, work) || (work->kind == WORK_AWAIT && work->event->done < work->number))
             pthread_cond_wait(&fake_streams_change, &fake_streams_mutex);
         pthread_mutex_unlock(&fake_streams_mutex);
+        if (takes_time(work))
+            begin_turn(stream->device);
         do_work(work);
+        if (takes_time(work))
+            end_turn(stream->device);
         pthread_mutex_lock(&fake_streams_mutex);
         if (work->kind == WORK_RECORD && work->event->done < work->number)
             work->event->done = work->number;

@@ -9,7 +9,10 @@
 CUDA_SUITE(cuda_streams)
 
 #ifndef RDT_WITHOUT_CUDA
+#include <fcntl.h>
 #include <stdatomic.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 /* The stream stands still until the reader has fetched. With `ordered` false the event of the fake driver occurs at once,
  * before the work has finished, and the reader must see the old bytes: this shows that the test can fail. */
@@ -436,6 +439,57 @@ Test(cuda_streams, release_behind_a_running_kernel_delays_no_other_call)
         must_ok(rdt_wait_freed(a, &two.ref[i], LONG, &err));
         gpu_free(memory[i]);
     }
+    end();
+}
+
+/* ---- a GPU that another process keeps busy ---- */
+
+static bool somebody_works(const char *prefix)
+{
+    char path[240];
+
+    (void)snprintf(path, sizeof path, "%s.0", prefix);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    must(fd >= 0);
+    bool works = flock(fd, LOCK_EX | LOCK_NB) != 0;
+    (void)close(fd);
+    return works;
+}
+
+/* The daemon's copies wait for the kernels of the trainer, whose context is another one. */
+Test(cuda_streams, fetch_from_a_busy_gpu_ends_at_its_deadline)
+{
+    char path[200], setting[240];
+    void *addr;
+    rdt_object *object;
+    struct rdt_fetch_options soon = {.struct_size = sizeof soon, .memory = "host", .timeout_ns = 300 * MSEC};
+
+    if (gpu_is_real())
+        cr_skip_test("a real GPU lets contexts take turns by itself");
+    (void)snprintf(path, sizeof path, "%s/turns-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+    (void)snprintf(setting, sizeof setting, "FAKE_CUDA_TURNS=%s", path);
+    must(setenv("FAKE_CUDA_TURNS", path, 1) == 0);
+    begin_with(setting, (const char *const[]){"--pool-idle=200ms", NULL});
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 9);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    expect(b, &ref, "host", NULL, 9, "local/copy");
+    void *stream = gpu_stream_create();
+    struct gpu_gate *gate = gpu_hold(stream);
+    wait_until(LONG, somebody_works(path));
+    for (unsigned round = 0; round < 3; round++)
+        must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &soon, &object, &err));
+    expect(b, &ref, NULL, NULL, 9, "local/share"); /* needs no work of the GPU */
+    char byte = 1;
+    struct rdt_tensor one = bytes_at(&byte, 1);
+    struct rdt_ref small = put_as(b, &one, 1, NULL);
+    must_ok(rdt_free(b, &small, false, &err));
+    gpu_open(gate);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    expect(b, &ref, "host", NULL, 9, "local/copy");
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
     end();
 }
 #endif
