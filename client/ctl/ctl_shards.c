@@ -131,10 +131,10 @@ static void print_lost(const Rdt__Pb__ShardsReply *reply)
     printf("%s\n", reply->n_lost > 16 ? " ..." : "");
 }
 
-/* Names the ranks that have not published yet, at most a few. */
+/* Names the ranks that have not published yet, at most a few, and says what is there. */
 static void print_pending(const Rdt__Pb__PendingVersion *pending)
 {
-    char age[CTL_HUMAN_BYTES];
+    char age[CTL_HUMAN_BYTES], bytes[CTL_HUMAN_BYTES];
     size_t at = 0, named = 0;
 
     printf("step %" PRIu64 ": %zu of %u parts for %s; missing:", pending->step, pending->n_ranks, pending->of,
@@ -147,7 +147,15 @@ static void print_pending(const Rdt__Pb__PendingVersion *pending)
         if (named++ < 16)
             printf(" %u", rank);
     }
-    printf("%s\n", named > 16 ? " ..." : named == 0 ? " none, the parts are being held" : "");
+    printf("%s", named > 16 ? " ..." : named == 0 ? " none, the parts are being held" : "");
+    if (pending->n_growing > 0)
+        printf("; still adding tensors:");
+    for (size_t i = 0; i < pending->n_growing && i < 16; i++)
+        printf(" %u", pending->growing[i]);
+    printf("%s\n", pending->n_growing > 16 ? " ..." : "");
+    if (pending->pieces > 0)
+        printf("  %" PRIu64 " tensors in %u pieces are there, %s\n", pending->tensors, pending->pieces,
+               ctl_human_bytes(pending->bytes, bytes));
 }
 
 static int print(struct ctl *ctl, const Rdt__Pb__ShardsReply *reply, const struct rdt_ref *name)

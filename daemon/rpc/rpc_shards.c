@@ -134,6 +134,7 @@ static enum rdt_status find_object(const struct call *call, const struct rdt_ref
     return status == RDT_OK && (*object_p)->state == OBJECT_FILLING ? RDT_AGAIN : status;
 }
 
+/* Errors: INVALID, DENIED. */
 static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
                              struct rdt_error *err)
 {
@@ -141,6 +142,11 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart
         return rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", name->id);
     if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
+    if (message->growing == 0 ? message->piece > 0 || message->pieces > 0
+                              : message->publisher == 0 || (message->piece > 0) != (message->object != NULL) ||
+                                    (message->piece > 0 && message->pieces > 0))
+        return rdt_error_set(err, RDT_INVALID, "piece %u of %u of a part of \"%s\" makes no sense", message->piece,
+                             message->pieces, name->id);
     if (!name->any_owner && (name->uid != call->account->owner.uid || strcmp(name->tenant, call->account->owner.tenant) != 0))
         return rdt_error_set(err, RDT_DENIED,
                              "name \"%s\" belongs to uid %u of tenant \"%s\": only that user may publish its parts", name->id,
@@ -181,7 +187,7 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
     enum rdt_status status;
 
     filled.timeout_ns = left_ns(call, message->timeout_ns);
-    if (call_is_remote(call, ref)) /* the object may be on the name's node, which then finds it */
+    if (!message->object || call_is_remote(call, ref)) /* the object may be on the name's node, which then finds it */
         return call_forward(call, name, &filled.base, filled.timeout_ns, err);
     status = find_object(call, ref, message->visibility, &object, err);
     if (status != RDT_OK)
@@ -244,6 +250,30 @@ static void on_publisher_end(struct call *call)
     call->why = why; /* if it was the deadline */
 }
 
+/* Describes the object of the part, which is on this node, or which the message describes. */
+static enum rdt_status fill_object(const struct call *call, const Rdt__Pb__PublishPart *message, struct shard_part *part,
+                                   struct description *description_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if (part->here) {
+        status = describe(description_p, part->here, err);
+        part->object = description_p->ref;
+    } else if (call->client || !message->part || !message->part->tensors || part->object.generation == 0) {
+        status =
+            rdt_error_set(err, RDT_INVALID,
+                          "object \"%s\" is on another node than its publisher and the name: publish it from a client there",
+                          part->object.id);
+    } else {
+        status = take_description(description_p, message->part, err);
+    }
+    part->bytes = description_p->bytes;
+    part->layout = description_p->layout;
+    part->boxes = description_p->boxes;
+    part->box_bytes = description_p->box_bytes;
+    return status;
+}
+
 static enum rdt_status add_part(struct call *call, const struct shard_part *part, int64_t timeout_ns, struct rdt_error *err)
 {
     enum rdt_status status = call_defer(call, timeout_ns, NULL, err);
@@ -281,7 +311,10 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
     const Rdt__Pb__PublishPart *message = request;
     struct shard_part part = {.step = message->step,
                               .rank = message->rank,
-                              .of = message->of,
+                              .of = message->growing > 0 ? message->growing : message->of,
+                              .piece = message->growing > 0 ? message->piece : 1,
+                              .pieces = message->growing > 0 ? message->pieces : 1,
+                              .publisher = message->publisher,
                               .visibility = message->visibility,
                               .others = message->others,
                               .n_others = message->n_others};
@@ -293,11 +326,11 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
         status = check(call, message, &part.name, err);
     if (status == RDT_OK && message->gave_up != 0)
         return give_up(call, message, &part, timeout_ns, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK && part.piece > 0)
         status = call_object_ref(message->object, &part.object, err);
     if (status == RDT_OK && call->rpc->intake.drained && !call_is_remote(call, &part.name))
         return rpc_refuse_drained(err);
-    if (status == RDT_OK && node_is_here(call->rpc->node, part.object.node, part.object.address))
+    if (status == RDT_OK && part.piece > 0 && node_is_here(call->rpc->node, part.object.node, part.object.address))
         status = find_object(call, &part.object, message->visibility, &part.here, err);
     if (status == RDT_AGAIN)
         return call_wait_for_put(call, part.here, timeout_ns, err);
@@ -305,20 +338,8 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
         return status;
     if (call_is_remote(call, &part.name))
         return forward(call, message, &part.name, &part.object, err);
-    if (part.here) {
-        status = describe(&description, part.here, err);
-        part.object = description.ref;
-    } else if (call->client || !message->part || !message->part->tensors || part.object.generation == 0) {
-        status = rdt_error_set(
-            err, RDT_INVALID,
-            "object \"%s\" is on another node than its publisher and the name: publish it from a client there", part.object.id);
-    } else {
-        status = take_description(&description, message->part, err);
-    }
-    part.bytes = description.bytes;
-    part.layout = description.layout;
-    part.boxes = description.boxes;
-    part.box_bytes = description.box_bytes;
+    if (part.piece > 0)
+        status = fill_object(call, message, &part, &description, err);
     if (status == RDT_OK)
         status = claim(call, &part.name, err);
     if (status == RDT_OK && !call_is_remote(call, &part.name))

@@ -6,13 +6,14 @@
 
 #include "daemon/memory/region.h"
 #include "daemon/versions/shards_impl.h"
+#include "proto/grow.h"
 #include "proto/wire_limits.h"
 
 /* A part whose boxes have not been noted. */
 struct adding {
     struct list link; /* in check->adding */
-    uint32_t rank;
-    struct layout *layout;
+    uint32_t number, rank;
+    struct layout *layout; /* NULL: there are only keys of other parts */
     uint64_t charged;
     size_t box_bytes, other_bytes;
     uint8_t packed[]; /* Boxes [box_bytes], then the keys of other parts [other_bytes], each with its zero */
@@ -24,7 +25,6 @@ struct shard_check {
     const struct version_check_events *events;
     struct shard_cover cover;
     struct work_pool *pool; /* NULL: there are no boxes */
-    uint32_t of;
     uint64_t charged_cover; /* bytes of `cover` that are charged */
     struct list adding;     /* struct adding.link */
     struct adding *at;      /* the one that the worker has; NULL: it makes the manifest */
@@ -33,24 +33,24 @@ struct shard_check {
     /* the result */
     struct rdt_error err;
     struct shard_manifest manifest;
-    uint8_t *to;             /* where the worker copies its tensor to; NULL: the tensor has no memory yet */
-    struct shard_row rows[]; /* [of] */
+    uint8_t *to;            /* where the worker copies its tensor to; NULL: the tensor has no memory yet */
+    struct shard_row *rows; /* [n] of the parts so far. A worker reads them when no more can come */
+    uint32_t n;
+    size_t room;
 };
 
 enum rdt_status version_check_init(struct version *version, const struct version_check_events *events, struct rdt_error *err)
 {
     struct shard_check *check;
-    size_t bytes = sizeof *check + version->of * sizeof check->rows[0];
-    enum rdt_status status = version_charge(version, &version->check_bytes, bytes, err);
+    enum rdt_status status = version_charge(version, &version->check_bytes, sizeof *check, err);
 
     if (status != RDT_OK)
         return status;
-    check = calloc(1, bytes);
+    check = calloc(1, sizeof *check);
     if (!check)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
     check->version = version;
     check->events = events;
-    check->of = version->of;
     list_init(&check->adding);
     shard_cover_init(&check->cover, version->shards->max_tensors);
     version->check = check;
@@ -68,6 +68,7 @@ static void check_free(struct shard_check *check)
 {
     list_drain (struct adding, adding, &check->adding, link)
         adding_free(adding);
+    free(check->rows);
     free(check->manifest.metadata);
     if (check->manifest.tensor)
         work_free(check->pool, check->manifest.tensor, check->manifest.tensor_bytes);
@@ -103,10 +104,10 @@ void version_check_fini(struct version *version)
 
 static uint64_t adding_bytes(const struct adding *adding)
 {
-    return sizeof *adding + adding->box_bytes + adding->other_bytes + layout_heap_bytes(adding->layout);
+    return sizeof *adding + adding->box_bytes + adding->other_bytes + (adding->layout ? layout_heap_bytes(adding->layout) : 0);
 }
 
-static struct adding *adding_new(const struct shard_part *part)
+static struct adding *adding_new(const struct shard_part *part, uint32_t number)
 {
     size_t other_bytes = 0, at = part->box_bytes;
     struct adding *adding;
@@ -116,10 +117,9 @@ static struct adding *adding_new(const struct shard_part *part)
     adding = malloc(sizeof *adding + part->box_bytes + other_bytes);
     if (!adding)
         return NULL;
-    *adding = (struct adding){.rank = part->rank, .box_bytes = part->box_bytes, .other_bytes = other_bytes};
+    *adding = (struct adding){.number = number, .rank = part->rank, .box_bytes = part->box_bytes, .other_bytes = other_bytes};
     list_init(&adding->link);
-    adding->layout = layout_dup(part->layout);
-    if (!adding->layout) {
+    if (part->layout && !(adding->layout = layout_dup(part->layout))) {
         free(adding);
         return NULL;
     }
@@ -137,14 +137,15 @@ static struct adding *adding_new(const struct shard_part *part)
 /* On a worker. */
 static enum rdt_status note_boxes(struct shard_check *check, const struct adding *adding, struct rdt_error *err)
 {
-    const Rdt__Pb__Boxes *boxes;
+    const Rdt__Pb__Boxes *boxes = NULL;
     struct arena arena;
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    status = boxes_read(&arena, adding->packed, adding->box_bytes, adding->layout, &boxes, err);
-    if (status == RDT_OK)
-        status = shard_cover_add(&check->cover, adding->rank, adding->layout, boxes, err);
+    if (adding->layout)
+        status = boxes_read(&arena, adding->packed, adding->box_bytes, adding->layout, &boxes, err);
+    if (status == RDT_OK && adding->layout)
+        status = shard_cover_add(&check->cover, adding->number, adding->rank, adding->layout, boxes, err);
     if (status == RDT_OK)
         status = shard_cover_expect(&check->cover, adding->rank, (const char *)adding->packed + adding->box_bytes,
                                     adding->other_bytes, err);
@@ -155,7 +156,7 @@ static enum rdt_status note_boxes(struct shard_check *check, const struct adding
 static void finish(struct shard_check *check)
 {
     if (shard_cover_check(&check->cover, &check->err) == RDT_OK)
-        (void)shard_manifest_pack(&check->cover, check->rows, check->of, &check->manifest, &check->err);
+        (void)shard_manifest_pack(&check->cover, check->rows, check->n, &check->manifest, &check->err);
     shard_cover_fini(&check->cover);
 }
 
@@ -199,7 +200,7 @@ static void go_on(struct shard_check *check)
 static void noted(struct shard_check *check)
 {
     struct version *version = check->version;
-    uint32_t rank = check->at->rank;
+    uint32_t number = check->at->number;
 
     account_give(version->account, USAGE_HEAP, check->at->charged);
     version->check_bytes -= check->at->charged;
@@ -211,7 +212,7 @@ static void noted(struct shard_check *check)
         go_on(check);
     } else {
         struct rdt_error err = check->err;
-        check->events->on_refused(version, rank, &err); /* ends the version, and frees the check */
+        check->events->on_refused(version, number, &err); /* ends the version, and frees the check */
     }
 }
 
@@ -270,19 +271,23 @@ static void done(struct work *work)
 enum rdt_status version_check_add(struct version *version, const struct shard_part *part, struct rdt_error *err)
 {
     struct shard_check *check = version->check;
-    struct adding *adding = adding_new(part);
+    struct shard_row *rows = array_grow(check->rows, check->n, &check->room, sizeof *rows);
+    struct adding *adding;
     enum rdt_status status;
 
+    check->rows = rows ? rows : check->rows;
+    adding = rows ? adding_new(part, check->n) : NULL;
     if (!adding)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of rank %u", part->rank);
-    status = version_charge(version, &version->check_bytes, adding->charged, err);
+    status = version_charge(version, &version->check_bytes, sizeof *rows + adding->charged, err);
     if (status != RDT_OK) {
         adding_free(adding);
         return status;
     }
     check->pool = version->shards->regions->pool;
     list_append(&check->adding, &adding->link);
-    check->rows[part->rank] = (struct shard_row){part->object, part->bytes};
+    if (part->layout)
+        check->rows[check->n++] = (struct shard_row){part->object, part->bytes, part->rank, part->piece};
     go_on(check);
     return RDT_OK;
 }

@@ -92,19 +92,19 @@ static enum rdt_status find_tensor(struct shard_cover *cover, uint32_t rank, con
     return RDT_OK;
 }
 
-static struct shard_boxes *boxes_new(const struct layout *layout, uint32_t rank)
+static struct shard_boxes *boxes_new(const struct layout *layout, uint32_t number, uint32_t rank)
 {
     size_t dims = 2 * (size_t)layout->n_dims * sizeof(uint64_t), tensors = layout->count * sizeof(struct shard_tensor *);
     struct shard_boxes *boxes = malloc(sizeof *boxes + dims + tensors);
 
     if (!boxes)
         return NULL;
-    *boxes = (struct shard_boxes){.rank = rank, .n_dims = layout->n_dims};
+    *boxes = (struct shard_boxes){.number = number, .rank = rank, .n_dims = layout->n_dims};
     boxes->tensors = (struct shard_tensor **)(void *)(boxes->dims + 2 * (size_t)layout->n_dims);
     return boxes;
 }
 
-enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
+enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t number, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
 {
     struct shard_boxes *noted;
@@ -119,7 +119,7 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
                              "the version would have more than %u boxes, or they would have more than %u dimensions: publish "
                              "fewer tensors",
                              MANIFEST_MAX_BOXES, MANIFEST_MAX_DIMS);
-    noted = boxes_new(layout, rank);
+    noted = boxes_new(layout, number, rank);
     if (!noted)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of rank %u", rank);
     dims = noted->dims;

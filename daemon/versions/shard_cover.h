@@ -23,7 +23,7 @@ struct shard_tensor { /* a larger tensor */
 /* The boxes of one part. Each part has an allocation of its own, so that adding one takes time only for its own boxes. */
 struct shard_boxes {
     struct shard_boxes *next;
-    uint32_t rank, n;
+    uint32_t number, rank, n;      /* the part's number, its rank; its boxes */
     uint32_t n_dims;               /* of all its boxes */
     struct shard_tensor **tensors; /* [n] */
     uint64_t dims[];               /* of each box in turn: start, then count */
@@ -51,10 +51,10 @@ struct shard_cover {
 void shard_cover_init(struct shard_cover *cover, uint32_t max_tensors);
 void shard_cover_fini(struct shard_cover *cover);
 
-/* Adds the boxes of a part, which boxes_read has checked. After an error the cover is of no use. Errors: INVALID names tensor
- * and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many boxes,
- * or there are more than max_tensors; NO_MEMORY. */
-enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
+/* Adds the boxes of part `number`, which boxes_read has checked. After an error the cover is of no use. Errors: INVALID names
+ * tensor and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many
+ * boxes, or there are more than max_tensors; NO_MEMORY. */
+enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t number, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
 
 /* Notes the keys, copied, of tensors that some part must have: [bytes], each with its zero. NO_MEMORY. */

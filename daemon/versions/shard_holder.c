@@ -8,6 +8,17 @@
 #include "daemon/versions/shards_impl.h"
 #include "proto/frame.h"
 
+static void set_held(struct part *part, bool held)
+{
+    struct version *version = part->version;
+
+    if (part->held == held)
+        return;
+    part->held = held;
+    version->n_held += held ? 1 : -1u;
+    version->ranks[part->rank].n_held += held ? 1 : -1u;
+}
+
 /* A version that is not complete can no longer become complete. */
 static void lose_part(struct part *part, enum rdt_status status, const char *why)
 {
@@ -15,8 +26,7 @@ static void lose_part(struct part *part, enum rdt_status status, const char *why
 
     if (!part->held)
         return;
-    part->held = false;
-    version->n_held--;
+    set_held(part, false);
     if (version->state != VERSION_FILLING)
         return;
     (void)rdt_error_set(&version->why, status, "the part of rank %u, object \"%s\", is lost: %s", part->rank, part->ref.id,
@@ -34,7 +44,7 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
                            const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
     struct version *version = container_of(client, struct version, holder);
-    struct part *part = request_id >= 1 && request_id <= version->of ? version->parts[request_id - 1] : NULL;
+    struct part *part = request_id >= 1 && request_id <= version->n_pieces ? version->parts[request_id - 1] : NULL;
 
     if (type == RDT_EVENT_HOLD_LOST && part) {
         const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
@@ -46,9 +56,8 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
         const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
         (void)rdt_error_set(&version->why, (enum rdt_status)reply->status, "the part of rank %u cannot be held: %s", part->rank,
                             reply->message);
-    } else if (!part->held) {
-        part->held = true;
-        version->n_held++;
+    } else {
+        set_held(part, true);
     }
     /* not inside this call: the caller, which brings the answer, still uses the client */
     (void)deadline_set(version->shards->deadlines, &version->settle, 0);
@@ -100,26 +109,39 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
         part->gone.on_event = on_part_gone;
         if (!object_wait_freed(here, &part->gone))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold the part of rank %u", part->rank);
-        status = remote_hold_take(&version->holder, part->rank + 1, here, &hold, err);
-        part->held = status == RDT_OK;
-        version->n_held += part->held;
+        status = remote_hold_take(&version->holder, part->number + 1, here, &hold, err);
+        set_held(part, status == RDT_OK);
         return status;
     }
-    return above->hold(above->arg, &version->holder, part->rank + 1, &part->ref, err);
+    return above->hold(above->arg, &version->holder, part->number + 1, &part->ref, err);
+}
+
+enum rdt_status version_retake_part(struct version *version, struct part *part, const Rdt__Pb__Ref *ref, struct rdt_error *err)
+{
+    struct remote_hold *hold;
+    enum rdt_status status = remote_hold_take(&version->holder, part->number + 1, NULL, &hold, err);
+
+    if (status == RDT_OK && !recovery_await_far_hold(version->shards->recovery, &version->holder, part->number + 1, ref))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    set_held(part, status == RDT_OK);
+    return status;
 }
 
 enum rdt_status version_check_held(const struct version *version, struct rdt_error *err)
 {
     uint64_t freed = version->holder.holds.freed; /* the others are held: otherwise version->why says so */
 
-    return freed ? rdt_error_set(err, RDT_FREED, "the part of rank %u was freed", (unsigned)freed - 1) : RDT_OK;
+    return freed && freed <= version->n_pieces
+               ? rdt_error_set(err, RDT_FREED, "the part of rank %u was freed", version->parts[freed - 1]->rank)
+               : RDT_OK;
 }
 
-static bool lacks(const struct version *version, uint32_t rank)
+bool version_lacks(const struct version *version, uint32_t rank)
 {
-    const struct part *part = version->parts[rank];
+    const struct shard_rank *of = &version->ranks[rank];
 
-    return !part || ((version->state == VERSION_COMPLETE || version->n_parts == version->of) && !part->held);
+    return !rank_is_whole(of) ||
+           ((version->state == VERSION_COMPLETE || version->n_parts == version->of) && of->n_held < of->n_pieces);
 }
 
 void version_list_ranks(const struct version *version, char *text_p, size_t size)
@@ -129,7 +151,7 @@ void version_list_ranks(const struct version *version, char *text_p, size_t size
 
     text_p[0] = '\0';
     for (uint32_t i = 0; i < version->of; i++) {
-        if (!lacks(version, i) || n++ >= 16)
+        if (!version_lacks(version, i) || n++ >= 16)
             continue;
         at += (size_t)snprintf(text_p + at, size - at, "%s%u", at > 0 ? " " : "", i);
     }

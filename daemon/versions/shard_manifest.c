@@ -196,7 +196,7 @@ static enum rdt_status put_part(struct packer *packer, const struct shard_boxes 
     tensors.n_shape = at;
     wire_ref_from(&row->ref, &wire);
     part.ref = &wire;
-    part.rank = boxes->rank;
+    part.rank = row->rank;
     part.bytes = row->bytes;
     if (status == RDT_OK)
         status = share(packer, &packer->layouts, LAYOUTS_FIELD, &layout.base, &shared_layout, err);
@@ -295,28 +295,44 @@ static enum rdt_status take_packed(struct packer *packer, struct shard_manifest 
     return RDT_OK;
 }
 
-enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
+struct numbered { /* a part */
+    const struct shard_row *row;
+    const struct shard_boxes *boxes;
+};
+
+static int in_order(const void *a, const void *b)
+{
+    const struct shard_row *one = ((const struct numbered *)a)->row, *other = ((const struct numbered *)b)->row;
+
+    if (one->rank != other->rank)
+        return one->rank < other->rank ? -1 : 1;
+    return one->piece < other->piece ? -1 : one->piece > other->piece;
+}
+
+enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t n,
                                     struct shard_manifest *manifest_p, struct rdt_error *err)
 {
-    const struct shard_boxes **by_rank = calloc(of, sizeof *by_rank);
+    struct numbered *parts = calloc(n + 1u, sizeof *parts);
     struct packer packer = {0};
     enum rdt_status status;
 
     map_init(&packer.layouts.messages);
     map_init(&packer.moves.messages);
-    status = by_rank ? make_columns(&packer, cover, err) : no_memory(err);
+    status = parts ? make_columns(&packer, cover, err) : no_memory(err);
     if (status == RDT_OK)
         status = append(&packer.parts, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES, err);
-    for (const struct shard_boxes *boxes = cover->boxes; boxes && by_rank; boxes = boxes->next)
-        by_rank[boxes->rank] = boxes;
-    for (uint32_t rank = 0; rank < of && status == RDT_OK; rank++)
-        status = put_part(&packer, by_rank[rank], &rows[rank], err);
+    for (const struct shard_boxes *boxes = cover->boxes; boxes && parts; boxes = boxes->next)
+        parts[boxes->number] = (struct numbered){&rows[boxes->number], boxes};
+    if (parts)
+        qsort(parts, n, sizeof *parts, in_order);
+    for (uint32_t i = 0; i < n && status == RDT_OK; i++)
+        status = put_part(&packer, parts[i].boxes, parts[i].row, err);
     if (status == RDT_OK)
         status = put_keys(&packer, err);
     if (status == RDT_OK)
         status = take_packed(&packer, manifest_p, err);
     packer_fini(&packer);
-    free(by_rank);
+    free(parts);
     return status;
 }
 

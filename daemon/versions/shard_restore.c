@@ -5,78 +5,69 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/objects/remote_hold.h"
 #include "daemon/versions/shards_impl.h"
 #include "proto/manifest.h"
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
-static struct part *add_part(struct version *version, uint32_t rank, const struct rdt_ref *ref)
-{
-    struct part *part = calloc(1, sizeof *part);
-
-    if (!part || version_charge(version, &version->heap_bytes, sizeof *part, NULL) != RDT_OK) {
-        free(part);
-        return NULL;
-    }
-    *part = (struct part){.version = version, .rank = rank, .ref = *ref};
-    version->parts[rank] = part;
-    version->n_parts++;
-    return part;
-}
-
 static enum rdt_status restore_part(struct version *version, const Rdt__Pb__ManifestPart *message, struct rdt_error *err)
 {
     struct shards *shards = version->shards;
-    struct remote_hold *hold;
+    struct shard_part from = {.rank = message->rank, .bytes = message->bytes};
+    const struct rdt_ref *ref = &from.object;
     struct object *object;
-    struct part *part;
-    struct rdt_ref ref;
-    enum rdt_status status = wire_ref_to(message->ref, &ref, err);
+    struct part *part = NULL;
+    enum rdt_status status = wire_ref_to(message->ref, &from.object, err);
     bool here;
 
+    from.piece = version->ranks[message->rank].n_pieces + 1;
+    if (status == RDT_OK)
+        status = version_add_part(version, &from, &part, err);
     if (status != RDT_OK)
         return status;
-    if (message->rank >= version->of || version->parts[message->rank])
-        return rdt_error_set(err, RDT_INVALID, "its manifest names rank %u twice, or has too few parts for it", message->rank);
-    part = add_part(version, message->rank, &ref);
-    if (!part)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
-    here = node_is_here(shards->node, ref.node, ref.address);
-    object = here ? index_get(&shards->objects->by_generation, ref.generation) : NULL;
+    version->ranks[part->rank].of = from.piece;
+    here = node_is_here(shards->node, ref->node, ref->address);
+    object = here ? index_get(&shards->objects->by_generation, ref->generation) : NULL;
     if (here && (!object || object->state != OBJECT_LIVE)) {
         log_warn("the part of rank %u of step %llu of \"%.*s\" did not survive the earlier daemon: readers of it fail until "
                  "the next version is published",
                  part->rank, (unsigned long long)version->step, version->name->id_bytes, shard_name_id(version->name));
         return RDT_OK;
     }
-    if (here)
-        return version_hold_part(version, part, object, err);
-    status = remote_hold_take(&version->holder, part->rank + 1, NULL, &hold, err);
-    if (status == RDT_OK && !recovery_await_far_hold(shards->recovery, &version->holder, part->rank + 1, message->ref))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
-    part->held = status == RDT_OK;
-    version->n_held += part->held;
-    return status;
+    return here ? version_hold_part(version, part, object, err) : version_retake_part(version, part, message->ref, err);
+}
+
+/* Of a version that was complete every rank has a part, and they are listed in order. 0: this is no such list. */
+static uint32_t count_ranks(const Rdt__Pb__Manifest *manifest)
+{
+    uint32_t of = 0;
+
+    for (size_t i = 0; i < manifest->n_parts; i++) {
+        if (manifest->parts[i]->rank != of && (of == 0 || manifest->parts[i]->rank != of - 1))
+            return 0;
+        of = manifest->parts[i]->rank + 1;
+    }
+    return of;
 }
 
 static enum rdt_status restore(struct shards *shards, struct object *object, const Rdt__Pb__Manifest *manifest,
                                struct rdt_error *err)
 {
     struct shard_part first = {.step = manifest->step,
-                               .of = (uint32_t)manifest->n_parts,
+                               .of = count_ranks(manifest),
                                .visibility = (Rdt__Pb__Visibility)object->access.visibility,
                                .name.id_bytes = (uint8_t)manifest->name.len};
     struct version *version;
     enum rdt_status status = RDT_OK;
 
-    if (manifest->name.len == 0 || manifest->name.len > RDT_MAX_ID_BYTES || manifest->n_parts == 0 ||
-        manifest->n_parts > SHARDS_MAX_RANKS)
+    if (manifest->name.len == 0 || manifest->name.len > RDT_MAX_ID_BYTES || first.of == 0 || first.of > SHARDS_MAX_RANKS ||
+        manifest->n_parts > SHARDS_MAX_PIECES)
         return rdt_error_set(err, RDT_INVALID, "its manifest is invalid");
     memcpy(first.name.id, manifest->name.data, manifest->name.len);
     version = version_restore(shards, &first, object);
     if (!version)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    version->n_parts = version->of;
     for (size_t i = 0; i < manifest->n_parts && status == RDT_OK; i++)
         status = restore_part(version, manifest->parts[i], err);
     if (status != RDT_OK)

@@ -10,7 +10,7 @@ static void list_lost(const struct version *version, Rdt__Pb__ShardsReply *reply
 {
     reply->lost = calloc(version->of, sizeof *reply->lost);
     for (uint32_t i = 0; reply->lost && i < version->of; i++)
-        if (!version->parts[i] || !version->parts[i]->held)
+        if (version_lacks(version, i))
             reply->lost[reply->n_lost++] = i;
 }
 
@@ -40,10 +40,16 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
         row->step = version->step;
         row->of = version->of;
         row->age_ns = (int64_t)(now_ns - version->began_ns);
+        row->pieces = version->n_pieces;
+        row->tensors = version->n_tensors;
+        row->bytes = version->bytes;
         row->ranks = calloc(version->of, sizeof *row->ranks);
-        for (uint32_t i = 0; row->ranks && i < version->of; i++)
-            if (version->parts[i])
+        row->growing = calloc(version->of, sizeof *row->growing);
+        for (uint32_t i = 0; row->ranks && row->growing && i < version->of; i++)
+            if (rank_is_whole(&version->ranks[i]))
                 row->ranks[row->n_ranks++] = i;
+            else if (version->ranks[i].begun)
+                row->growing[row->n_growing++] = i;
         reply->pending[reply->n_pending++] = row;
     }
     return RDT_OK;
@@ -67,6 +73,8 @@ void shards_each(const struct shards *shards, void (*each)(void *arg, const stru
                                         .complete = version->state == VERSION_COMPLETE};
             if (state.complete && (version != name->current || !version_is_current(version)))
                 continue;
+            for (uint32_t i = 0; i < version->of && !state.grows; i++)
+                state.grows = version->ranks[i].begun && !rank_is_whole(&version->ranks[i]);
             version_list_ranks(version, state.ranks, sizeof state.ranks);
             each(arg, &state);
         }
@@ -87,6 +95,7 @@ void shards_view_fini(Rdt__Pb__ShardsReply *reply)
 {
     for (size_t i = 0; i < reply->n_pending; i++) {
         free(reply->pending[i]->ranks);
+        free(reply->pending[i]->growing);
         free(reply->pending[i]);
     }
     free(reply->pending);

@@ -8,13 +8,15 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/versions/shards_impl.h"
+#include "proto/grow.h"
 
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define AT_ONCE 16u          /* parts of a version that ends in one turn of the loop */
 #define MAX_IDLE_NAMES 1024u /* names of a person that are kept only to say why their last version failed */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
-#define GIVEN_UP_NS UINT64_C(60000000000) /* how long ranks that come later are told */
-#define MAX_AT_OTHERS 8u                  /* ranks at other steps that a sentence names */
+#define GIVEN_UP_NS UINT64_C(60000000000)      /* how long ranks that come later are told */
+#define MAX_AT_OTHERS 8u                       /* ranks that a sentence names */
+#define PART_BYTES (sizeof(struct part) + 64u) /* of the heap, with its entry in by_piece */
 
 /* ---- names ---- */
 
@@ -100,10 +102,10 @@ static const struct version_check_events check_events;
 /* Charges the owner for the version, and allocates what it needs. */
 static enum rdt_status version_grow(struct version *version, struct rdt_error *err)
 {
-    uint64_t bytes = sizeof *version + version->of * sizeof(struct part *);
+    uint64_t bytes = sizeof *version + version->of * sizeof *version->ranks;
     enum rdt_status status = version_charge(version, &version->heap_bytes, bytes, err);
 
-    if (status == RDT_OK && !(version->parts = calloc(version->of, sizeof(struct part *))))
+    if (status == RDT_OK && !(version->ranks = calloc(version->of, sizeof *version->ranks)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
     return status == RDT_OK ? version_check_init(version, &check_events, err) : status;
 }
@@ -123,7 +125,7 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
     if (status != RDT_OK) {
         account_give(account, USAGE_HEAP, version->heap_bytes + version->check_bytes);
         account_unref(account);
-        free(version->parts);
+        free(version->ranks);
         free(version);
         return status;
     }
@@ -134,6 +136,8 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
     version->settle.on_passed = settle;
     version->manifest.on_event = on_manifest_gone;
     list_init(&version->manifest.link);
+    list_init(&version->waiters);
+    map_init(&version->by_piece);
     version->uses_claim = directory_names_use(name->shards->directory_names, &account->owner,
                                               (const uint8_t *)shard_name_id(name), name->id_bytes);
     version_holder_init(version);
@@ -154,29 +158,41 @@ static void end_claim(struct version *version)
     version->uses_claim = false;
 }
 
-static void answer(struct version *version, struct part *part)
+static void add_waiter(struct version *version, struct part_waiter *waiter, struct part *part, uint32_t rank)
 {
-    struct part_waiter *waiter = part->waiter;
+    waiter->version = version;
+    waiter->rank = rank;
+    waiter->part = part;
+    if (part)
+        part->waiter = waiter;
+    list_append(&version->waiters, &waiter->link);
+}
 
-    part->waiter = NULL;
+static void forget_waiter(struct part_waiter *waiter)
+{
+    if (waiter->part)
+        waiter->part->waiter = NULL;
     waiter->part = NULL;
-    waiter->on_settled(waiter, version->number, &version->why);
+    waiter->version = NULL;
+    list_remove(&waiter->link);
 }
 
 /* Answers the publishers; ENDED: releases the parts, too. Returns false if until_ns has passed before the end. */
 static bool serve_parts(struct version *version, uint64_t until_ns)
 {
-    while (version->next < version->of) {
-        struct part *part = version->parts[version->next];
+    while (!list_empty(&version->waiters)) {
+        struct part_waiter *waiter = container_of(list_first(&version->waiters), struct part_waiter, link);
 
-        if (part && part->waiter)
-            answer(version, part);
-        if (part && version->state == VERSION_ENDED) {
-            object_waiter_remove(&part->gone);
-            free(part);
-            version->parts[version->next] = NULL;
-        }
-        version->next++;
+        forget_waiter(waiter);
+        waiter->on_settled(waiter, version->number, &version->why);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    while (version->state == VERSION_ENDED && version->next < version->n_pieces) {
+        struct part *part = version->parts[version->next++];
+
+        object_waiter_remove(&part->gone);
+        free(part);
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -197,17 +213,19 @@ static bool run_slice(struct slice *slice, uint64_t until_ns)
     list_remove(&version->link);
     account_give(version->account, USAGE_HEAP, version->heap_bytes);
     account_unref(version->account);
+    map_fini(&version->by_piece);
     free(version->parts);
+    free(version->ranks);
     free(version);
     return true;
 }
 
-/* The publishers are answered from the first rank on. */
 static void begin_slice(struct version *version)
 {
     version->next = 0;
     version->slice.run = run_slice;
-    slice_begin(version->of <= AT_ONCE ? NULL : &version->shards->deadlines->slices, &version->slice);
+    slice_begin(version->of <= AT_ONCE && version->n_pieces <= AT_ONCE ? NULL : &version->shards->deadlines->slices,
+                &version->slice);
 }
 
 void version_end(struct version *version)
@@ -273,8 +291,9 @@ static void on_manifest_gone(struct object_waiter *waiter, struct object *object
     version_end(container_of(waiter, struct version, manifest));
 }
 
-/* Names the ranks that a version lacks and that wait at other steps of its name. Appends to text_p. */
-static void say_other_steps(const struct version *version, char *text_p, size_t size)
+/* Names the ranks that a version lacks and that wait at other steps of its name, or bring their parts in pieces. Appends to
+ * text_p. */
+static void say_others(const struct version *version, char *text_p, size_t size)
 {
     const struct version *filling[MAX_FILLING];
     size_t at = strlen(text_p);
@@ -283,37 +302,45 @@ static void say_other_steps(const struct version *version, char *text_p, size_t 
     list_each (const struct version, other, &version->name->versions, link)
         if (other->state == VERSION_FILLING && n_filling < MAX_FILLING) /* a name may have many complete ones */
             filling[n_filling++] = other;
-    for (uint32_t rank = 0; rank < version->of && n < MAX_AT_OTHERS; rank++)
-        for (unsigned i = 0; i < n_filling && !version->parts[rank]; i++) {
-            if (rank >= filling[i]->of || !filling[i]->parts[rank] || at >= size)
+    for (uint32_t rank = 0; rank < version->of && n < MAX_AT_OTHERS; rank++) {
+        const struct shard_rank *of = &version->ranks[rank];
+
+        if (of->begun && !rank_is_whole(of) && at < size) {
+            at += (size_t)snprintf(text_p + at, size - at, "; rank %u has added %u pieces so far", rank, of->n_pieces);
+            n++;
+        }
+        for (unsigned i = 0; i < n_filling && !of->begun; i++) {
+            if (rank >= filling[i]->of || !filling[i]->ranks[rank].begun || at >= size)
                 continue;
             at += (size_t)snprintf(text_p + at, size - at, "; rank %u is at step %llu", rank,
                                    (unsigned long long)filling[i]->step);
             n++;
         }
+    }
 }
 
 void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size)
 {
-    struct part *part = waiter->part;
-    struct version *version = part->version;
-    char ranks[128], at_others[256] = "";
+    struct version *version = waiter->version;
+    char ranks[128], others[256] = "";
     struct rdt_error why;
+    bool whole;
 
-    waiter->part = NULL;
-    part->waiter = NULL;
+    forget_waiter(waiter);
     lacks_p[0] = '\0';
     if (version->state != VERSION_FILLING)
         return;
     version_list_ranks(version, ranks, sizeof ranks);
-    say_other_steps(version, at_others, sizeof at_others);
+    say_others(version, others, sizeof others);
     if (ranks[0] == '\0')
         (void)snprintf(lacks_p, size, "all %u parts are there, but their boxes are still being checked", version->of);
     else
         (void)snprintf(lacks_p, size, "%u of %u parts are there, %s ranks %s%s", version->n_parts, version->of,
-                       version->n_parts < version->of ? "but not those of" : "but no answer about those of", ranks, at_others);
-    (void)rdt_error_set(&why, RDT_OWNER_DIED, "the publisher of rank %u stopped waiting for the others, or ended%s", part->rank,
-                        at_others);
+                       version->n_parts < version->of ? "but not those of" : "but no answer about those of", ranks, others);
+    whole = rank_is_whole(&version->ranks[waiter->rank]);
+    (void)rdt_error_set(
+        &why, RDT_OWNER_DIED, "the publisher of rank %u %s%s", waiter->rank,
+        whole ? "stopped waiting for the others, or ended" : "ended, or gave up, before it had added all tensors", others);
     version_fail(version, &why);
 }
 
@@ -352,6 +379,8 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
         return;
     }
     version_check_fini(version); /* ends its charge */
+    map_fini(&version->by_piece);
+    map_init(&version->by_piece);
     version->state = VERSION_COMPLETE;
     version->number = number;
     end_claim(version);
@@ -364,20 +393,25 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
 }
 
 /* The publisher of the part is told what is wrong with it; the others, that their version has failed. */
-static void on_refused(struct version *version, uint32_t rank, const struct rdt_error *why)
+static void on_refused(struct version *version, uint32_t number, const struct rdt_error *why)
 {
-    struct part *part = version->parts[rank];
-    struct part_waiter *waiter = part->waiter;
+    struct part_waiter *waiter = number < version->n_pieces ? version->parts[number]->waiter : NULL;
 
-    part->waiter = NULL;
     if (waiter) {
-        waiter->part = NULL;
+        forget_waiter(waiter);
         waiter->on_settled(waiter, 0, why);
     }
     version_fail(version, why);
 }
 
 static const struct version_check_events check_events = {.on_checked = on_checked, .on_refused = on_refused};
+
+/* All parts are there, and none will come any more: their boxes are checked. */
+static void check_if_whole(struct version *version)
+{
+    if (version->n_parts == version->of && version->n_held == version->n_pieces)
+        version_check_start(version);
+}
 
 static void settle(struct deadline *deadline)
 {
@@ -388,8 +422,8 @@ static void settle(struct deadline *deadline)
     if (version->why.status != RDT_OK) {
         struct rdt_error why = version->why;
         version_fail(version, &why);
-    } else if (version->n_held == version->of) {
-        version_check_start(version);
+    } else {
+        check_if_whole(version);
     }
 }
 
@@ -406,6 +440,28 @@ static struct version *find_step(const struct shard_name *name, uint64_t step)
 bool version_is_current(const struct version *version)
 {
     return version && version->manifest.object && version->manifest.object->survives.published;
+}
+
+/* What the rank's publisher has said so far, and this. */
+static enum rdt_status check_rank(const struct shard_rank *rank, const struct version *version, const struct shard_part *part,
+                                  struct rdt_error *err)
+{
+    unsigned long long step = part->step;
+    bool again = part->piece > 0 ? part->publisher == 0 || map_get_u64(&version->by_piece, part_key(part->rank, part->piece))
+                                 : part->pieces > 0 && rank->of > 0;
+
+    if (!rank->begun)
+        return RDT_OK;
+    if (rank->publisher != part->publisher && rank->publisher != 0)
+        return rdt_error_set(err, RDT_EXISTS, "another publisher is adding the tensors of rank %u of step %llu of \"%s\"",
+                             part->rank, step, part->name.id);
+    if (again || rank->publisher != part->publisher)
+        return rdt_error_set(err, RDT_EXISTS, "rank %u has published its part of step %llu of \"%s\" already", part->rank, step,
+                             part->name.id);
+    if (rank->last > (part->piece ? UINT32_MAX : part->pieces) || (rank->of > 0 && part->piece > rank->of))
+        return rdt_error_set(err, RDT_INVALID, "rank %u says that its part of step %llu of \"%s\" has fewer pieces than it has",
+                             part->rank, step, part->name.id);
+    return RDT_OK;
 }
 
 static enum rdt_status check_part(const struct shard_name *name, const struct version *version, const struct shard_part *part,
@@ -428,10 +484,10 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
     if (version && version->visibility != part->visibility)
         return rdt_error_set(err, RDT_INVALID, "the publishers of step %llu of \"%s\" ask for different visibilities", step,
                              part->name.id);
-    if (version && version->parts[part->rank])
-        return rdt_error_set(err, RDT_EXISTS, "rank %u has published its part of step %llu of \"%s\" already", part->rank, step,
-                             part->name.id);
-    return RDT_OK;
+    if (version && part->piece > 0 && version->n_pieces == SHARDS_MAX_PIECES)
+        return rdt_error_set(err, RDT_LIMIT, "step %llu of \"%s\" has %u pieces already: let them have more bytes", step,
+                             part->name.id, SHARDS_MAX_PIECES);
+    return version ? check_rank(&version->ranks[part->rank], version, part, err) : RDT_OK;
 }
 
 /* ---- publishers without a part ---- */
@@ -473,6 +529,10 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
     if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
         return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
                              from->of, SHARDS_MAX_RANKS);
+    name = shard_name_find(shards, &account->owner, &from->name);
+    version = name ? find_step(name, from->step) : NULL;
+    if (version && from->rank < version->of && version->ranks[from->rank].publisher != from->publisher)
+        return RDT_OK; /* another process publishes this rank, and goes on */
     given_up = calloc(1, sizeof *given_up + from->of * sizeof given_up->told[0]);
     name = given_up ? name_get(shards, account, &from->name) : NULL;
     if (!name) {
@@ -488,8 +548,8 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
     text_copy(given_up->why, sizeof given_up->why, said.msg);
     version = find_step(name, from->step);
     for (uint32_t rank = 0; version && rank < version->of && rank < from->of; rank++) {
-        given_up->told[rank] = version->parts[rank];
-        given_up->n_told += version->parts[rank] && rank != from->rank;
+        given_up->told[rank] = version->ranks[rank].begun;
+        given_up->n_told += version->ranks[rank].begun && rank != from->rank;
     }
     forget_given_up(name);
     if (given_up->n_told < from->of - 1)
@@ -509,22 +569,50 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
 
 /* ---- adding a part ---- */
 
-static enum rdt_status part_new(struct version *version, const struct shard_part *from, struct part **part_p,
-                                struct rdt_error *err)
+enum rdt_status version_add_part(struct version *version, const struct shard_part *from, struct part **part_p,
+                                 struct rdt_error *err)
 {
-    struct part *part;
-    enum rdt_status status = version_charge(version, &version->heap_bytes, sizeof *part, err);
+    struct shard_rank *rank = &version->ranks[from->rank];
+    struct part **parts, *part;
+    enum rdt_status status = version_charge(version, &version->heap_bytes, PART_BYTES, err);
 
     if (status != RDT_OK)
         return status;
-    part = calloc(1, sizeof *part);
-    if (!part)
+    parts = array_grow(version->parts, version->n_pieces, &version->room, sizeof *parts);
+    version->parts = parts ? parts : version->parts;
+    part = parts ? calloc(1, sizeof *part) : NULL;
+    if (!part || !map_put_u64(&version->by_piece, part_key(from->rank, from->piece), part)) {
+        free(part);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
-    *part = (struct part){.version = version, .rank = from->rank, .ref = from->object};
-    version->parts[part->rank] = part;
-    version->n_parts++;
+    }
+    *part = (struct part){
+        .version = version, .rank = from->rank, .piece = from->piece, .number = version->n_pieces, .ref = from->object};
+    version->parts[version->n_pieces++] = part;
+    version->bytes += from->bytes;
+    version->n_tensors += from->layout ? from->layout->count : 0;
+    rank->n_pieces++;
+    rank->last = from->piece > rank->last ? from->piece : rank->last;
     *part_p = part;
     return RDT_OK;
+}
+
+/* Adds what the publisher says to its rank, and the object, if it brings one. */
+static enum rdt_status take(struct version *version, const struct shard_part *from, struct part **part_p, struct rdt_error *err)
+{
+    struct shard_rank *rank = &version->ranks[from->rank];
+    enum rdt_status status = RDT_OK;
+
+    rank->begun = true;
+    rank->publisher = from->publisher;
+    rank->of = from->pieces > 0 ? from->pieces : rank->of;
+    if (from->piece > 0)
+        status = version_add_part(version, from, part_p, err);
+    version->n_parts += status == RDT_OK && rank_is_whole(rank);
+    if (status == RDT_OK && (*part_p || from->n_others > 0))
+        status = version_check_add(version, from, err);
+    if (status == RDT_OK && *part_p)
+        status = version_hold_part(version, *part_p, from->here, err);
+    return status;
 }
 
 enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *from,
@@ -538,6 +626,8 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
     if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
         return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
                              from->of, SHARDS_MAX_RANKS);
+    if (from->pieces > SHARDS_MAX_PIECES || from->piece > SHARDS_MAX_PIECES)
+        return rdt_error_set(err, RDT_INVALID, "a version has at most %u pieces", SHARDS_MAX_PIECES);
     name = name_get(shards, account, &from->name);
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
@@ -552,20 +642,14 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
             name_settle(name);
         return status;
     }
-    status = part_new(version, from, &part, err);
-    if (status == RDT_OK)
-        status = version_check_add(version, from, err);
-    if (status == RDT_OK)
-        status = version_hold_part(version, part, from->here, err);
+    status = take(version, from, &part, err);
     if (status != RDT_OK) { /* the caller tells this publisher; the others are told here */
         struct rdt_error why = *err;
         version_fail(version, &why);
         return status;
     }
-    part->waiter = waiter;
-    waiter->part = part;
-    if (version->n_held == version->of)
-        version_check_start(version);
+    add_waiter(version, waiter, part, from->rank);
+    check_if_whole(version);
     return RDT_OK;
 }
 

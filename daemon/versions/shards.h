@@ -17,7 +17,9 @@
  * (shard_restore.c).
  *
  * A publisher waits (struct part_waiter) until its version is complete, and that is the lease of its part: a version fails when
- * one of its publishers leaves.
+ * one of its publishers leaves. The part of a publisher that does not have all of its tensors yet grows by pieces, each an
+ * object that is held from its arrival on; the part is there when the publisher has said how many pieces it has. Such a
+ * publisher waits from its first message on.
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_SHARDS_H
@@ -32,6 +34,7 @@
 #include "daemon/persist/recovery.h"
 
 #define SHARDS_MAX_RANKS 4096u
+#define SHARDS_MAX_PIECES 16384u /* of one version: parts that are one object, and pieces of those that grow */
 
 struct shards_above { /* functions of a room above */
     void *arg;
@@ -65,11 +68,14 @@ void shards_clear(struct shards *shards);
 /* For the start: takes again the holds on the parts of a version of an earlier daemon (struct recovery.restore_manifest). */
 void shards_restore(void *shards, struct object *manifest);
 
-/* A part that has arrived at the daemon of its name. */
+/* A part, or a piece of one that grows, that has arrived at the daemon of its name. */
 struct shard_part {
     struct rdt_ref name, object; /* with the object's generation and owner */
     uint64_t step;
     uint32_t rank, of;
+    uint32_t piece;     /* from 1 on; 0: there is no object */
+    uint32_t pieces;    /* how many the part has: 1, if it does not grow; 0: not known yet */
+    uint64_t publisher; /* of a part that grows: tells two publishers of one rank apart */
     Rdt__Pb__Visibility visibility;
     struct object *here;         /* the object, if it is on this node; NULL: it is on another */
     uint64_t bytes;              /* of the object */
@@ -82,7 +88,10 @@ struct shard_part {
 
 /* The publisher of a part, which waits for its version. Embedded. */
 struct part_waiter {
-    struct part *part; /* NULL: it does not wait */
+    struct version *version; /* NULL: it does not wait */
+    struct list link;        /* in version->waiters */
+    struct part *part;       /* that it has brought; NULL: none */
+    uint32_t rank;
     /* Called once, and the waiter does not wait any more. version: its number; 0: it did not become one, for this reason. */
     void (*on_settled)(struct part_waiter *waiter, uint64_t version, const struct rdt_error *why);
 };
@@ -91,9 +100,10 @@ struct part_waiter {
  * called. */
 void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size);
 
-/* Adds the part, whose waiter is told when the version is complete or has failed. What the version's other parts and limits
- * refuse fails this part only. If the part cannot be kept (its boxes can never become a version, which a worker finds out;
- * there is no memory or room for them; it cannot be held), the whole version fails. */
+/* Adds the part or piece, whose waiter is told when the version is complete or has failed. What the version's other parts and
+ * limits refuse fails this part only. If the part cannot be kept (its boxes can never become a version, which a worker finds
+ * out; there is no memory or room for them; it cannot be held), the whole version fails. EXISTS: the rank, or that piece of it,
+ * is there already. */
 enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *part,
                            struct part_waiter *waiter, struct rdt_error *err);
 
@@ -115,6 +125,7 @@ struct shard_state {
     uint64_t step, age_ns;
     uint32_t of, n_parts;
     bool complete;
+    bool grows; /* a rank that the version lacks has begun its part, and brings it piece by piece */
     /* As text, "1 4 5", or "1 4 ... (83 in all)". Of a complete version: the ranks whose parts are lost. Otherwise: the ranks
      * whose parts are missing or, if none is, whose parts are not held yet. */
     char ranks[128];

@@ -12,6 +12,7 @@
 #ifndef DAEMON_SHARDS_IMPL_H
 #define DAEMON_SHARDS_IMPL_H
 
+#include "daemon/base/map.h"
 #include "daemon/objects/client.h"
 #include "daemon/versions/shard_cover.h"
 #include "daemon/versions/shards.h"
@@ -38,13 +39,23 @@ struct shard_name {
     uint8_t key[OWNER_KEY_MAX_BYTES];
 };
 
-struct part {
+struct part { /* a whole part, or a piece of one that grows */
     struct version *version;
-    uint32_t rank;
+    uint32_t rank, piece;       /* pieces count from 1; a whole part is piece 1 */
+    uint32_t number;            /* in version->parts */
     struct part_waiter *waiter; /* NULL: the publisher was told, or has left */
     struct rdt_ref ref;
     struct object_waiter gone; /* of the object, if it is on this node: a forced free ends the hold */
     bool held;                 /* COMPLETE: false: the part is lost: it did not survive a daemon, or was freed by force */
+};
+
+struct shard_rank {     /* a publisher's part */
+    uint64_t publisher; /* of a part that grows */
+    uint32_t n_pieces;  /* that are there */
+    uint32_t of;        /* how many it will have; 0: not known yet */
+    uint32_t n_held;
+    uint32_t last; /* the highest number of a piece that is there */
+    bool begun;    /* its publisher has said something */
 };
 
 enum version_state { VERSION_FILLING, VERSION_COMPLETE, VERSION_ENDED };
@@ -57,9 +68,15 @@ struct version {
     enum version_state state;
     bool uses_claim; /* FILLING: directory_names_use */
     uint64_t step, began_ns;
-    uint32_t of, n_parts, n_held;
+    uint32_t of, n_parts;      /* ranks; those whose parts are there, with all pieces */
+    uint32_t n_pieces, n_held; /* of `parts` */
     Rdt__Pb__Visibility visibility;
-    struct part **parts;           /* [of]; NULL: not there yet */
+    struct shard_rank *ranks;      /* [of] */
+    struct part **parts;           /* [n_pieces], in the order of their arrival */
+    size_t room;                   /* of `parts` */
+    struct map by_piece;           /* rank and piece (part_key) -> struct part, until the version is complete */
+    uint64_t n_tensors, bytes;     /* of all parts */
+    struct list waiters;           /* struct part_waiter.link: the publishers, in the order of their messages */
     struct shard_check *check;     /* FILLING: its boxes so far */
     struct client holder;          /* has the holds on the parts; nobody is connected to it */
     struct object_waiter manifest; /* COMPLETE: waits for its end */
@@ -67,7 +84,7 @@ struct version {
     struct rdt_error why;          /* a hold failed, or was lost; ENDED without a number: what its publishers are told */
     uint64_t number;               /* of the name's versions; 0: it did not become one */
     struct slice slice;            /* answers the publishers; ENDED: releases the parts and the holds, too */
-    uint32_t next;                 /* the rank that the slice comes to next */
+    uint32_t next;                 /* ENDED: the part that the slice releases next */
     uint64_t heap_bytes;           /* charged for it and its parts, without `check` */
     uint64_t check_bytes;          /* charged for `check` */
 };
@@ -79,6 +96,21 @@ static inline const char *shard_name_id(const struct shard_name *name)
 
 /* NULL: nothing is known of the name. */
 struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref);
+
+static inline uint64_t part_key(uint32_t rank, uint32_t piece)
+{
+    return (uint64_t)rank << 32 | piece;
+}
+
+/* Adds an object to a rank of the version, and charges it. LIMIT, NO_MEMORY. */
+enum rdt_status version_add_part(struct version *version, const struct shard_part *from, struct part **part_p,
+                                 struct rdt_error *err);
+
+/* Whether a publisher's part is there, with all its pieces. */
+static inline bool rank_is_whole(const struct shard_rank *rank)
+{
+    return rank->of > 0 && rank->n_pieces == rank->of;
+}
 
 /* How many of its versions are FILLING. */
 unsigned shard_name_n_filling(const struct shard_name *name);
@@ -116,8 +148,8 @@ struct shard_manifest {
 /* The worker has ended. err->status OK: the boxes cover every tensor once, and this, borrowed, is the manifest. */
 typedef void (*version_checked)(struct version *version, struct shard_manifest *manifest, struct rdt_error *err);
 
-/* The boxes of that part can never become a version, or there is no room for them. */
-typedef void (*version_refused)(struct version *version, uint32_t rank, const struct rdt_error *why);
+/* The boxes of that part, by its number, can never become a version, or there is no room for them. */
+typedef void (*version_refused)(struct version *version, uint32_t number, const struct rdt_error *why);
 
 struct version_check_events {
     version_checked on_checked;
@@ -127,7 +159,8 @@ struct version_check_events {
 /* Charges it to the version. LIMIT, NO_MEMORY. */
 enum rdt_status version_check_init(struct version *version, const struct version_check_events *events, struct rdt_error *err);
 void version_check_fini(struct version *version);
-/* Has a worker note the boxes of a part, and charges them. on_refused may follow. LIMIT, NO_MEMORY. */
+/* Has a worker note the boxes of the next part, in the order of their numbers, and the keys of others, and charges them. A part
+ * without a layout only has keys. on_refused may follow. LIMIT, NO_MEMORY. */
 enum rdt_status version_check_add(struct version *version, const struct shard_part *part, struct rdt_error *err);
 /* After the boxes of all parts were noted on_checked follows, or on_refused. Does nothing if it was called before. */
 void version_check_start(struct version *version);
@@ -141,24 +174,31 @@ bool version_holder_fini(struct version *version, uint64_t until_ns); /* false: 
  * comes later and sets version->settle. */
 enum rdt_status version_hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err);
 
+/* The same for a part on another node that an earlier daemon held. */
+enum rdt_status version_retake_part(struct version *version, struct part *part, const Rdt__Pb__Ref *ref, struct rdt_error *err);
+
 /* Whether all parts are still held, because a forced free ends holds. FREED names the first rank whose part is not held. */
 enum rdt_status version_check_held(const struct version *version, struct rdt_error *err);
 
-/* Lists the ranks whose parts are missing or lost, as in struct shard_state.ranks. */
+/* Whether the part of the rank is missing or lost, or no answer has come about a hold on it although all parts are there. */
+bool version_lacks(const struct version *version, uint32_t rank);
+
+/* Lists the ranks that the version lacks, as in struct shard_state.ranks. */
 void version_list_ranks(const struct version *version, char *text_p, size_t size);
 
 /* ---- shard_manifest.c ---- */
 
 #define MANIFEST_TAIL_BYTES (RDT_MAX_ID_BYTES + 32u)
 
-struct shard_row { /* of a rank */
+struct shard_row { /* of a part, by its number */
     struct rdt_ref ref;
     uint64_t bytes;
+    uint32_t rank, piece;
 };
 
-/* Writes the manifest of parts [of] that shard_cover_check has accepted; any thread. The caller frees manifest_p->metadata
- * and ->tensor. LIMIT: the tensor would be longer than MANIFEST_MAX_TENSOR; NO_MEMORY. */
-enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
+/* Writes the manifest of the parts [n] that shard_cover_check has accepted, in the order of their ranks and pieces; any thread.
+ * The caller frees manifest_p->metadata and ->tensor. LIMIT: the tensor would be longer than MANIFEST_MAX_TENSOR; NO_MEMORY. */
+enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t n,
                                     struct shard_manifest *manifest_p, struct rdt_error *err);
 
 /* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. */

@@ -545,7 +545,9 @@ static void check_shard(void *arg, const struct shard_state *state)
         doctor_find(doctor, FINDING_WARN, remedy,
                     "Step %" PRIu64 " of \"%.*s\" has waited %" PRIu64 " s and has %u of %u parts: %s of ranks %s.",
                     state->step, state->id_bytes, state->id, state->age_ns / 1000000000u, state->n_parts, state->of,
-                    state->n_parts < state->of ? "it lacks those" : "no answer has come from the nodes with those",
+                    state->n_parts == state->of ? "no answer has come from the nodes with those"
+                    : state->grows              ? "its publishers, some of which are still adding tensors, lack those"
+                                                : "it lacks those",
                     state->ranks);
     }
 }

@@ -121,7 +121,7 @@ Test(shard_check, boxes_of_a_part_are_noted_by_a_worker)
     uint64_t began_ns = cpu_ns(), noting_ns;
 
     shard_cover_init(&cover, N);
-    must_ok(shard_cover_add(&cover, 0, layout, &all, &err));
+    must_ok(shard_cover_add(&cover, 0, 0, layout, &all, &err));
     noting_ns = cpu_ns() - began_ns;
     shard_cover_fini(&cover);
     uint8_t *packed = malloc(rdt__pb__boxes__get_packed_size(&all));

@@ -50,7 +50,7 @@ static enum rdt_status check(const struct boxes *boxes, struct rdt_error *err)
         message.global_shape = (uint64_t *)boxes->shape;
         message.start = (uint64_t *)boxes->start[i];
         message.n_global_shape = message.n_start = boxes->ndim;
-        status = shard_cover_add(&cover, i, layout, &message, err);
+        status = shard_cover_add(&cover, i, i, layout, &message, err);
         free(layout);
     }
     if (status == RDT_OK)
@@ -211,9 +211,9 @@ Test(shard_cover, more_boxes_than_a_reader_accepts_are_refused)
     for (unsigned of_dims = 0; of_dims < 2; of_dims++) {
         shard_cover_init(&cover, UINT32_MAX);
         *(of_dims ? &cover.n_dims : &cover.n_boxes) = (of_dims ? MANIFEST_MAX_DIMS : MANIFEST_MAX_BOXES) - 1;
-        must_ok(shard_cover_add(&cover, 0, layout, &boxes, &err));
+        must_ok(shard_cover_add(&cover, 0, 0, layout, &boxes, &err));
         start = 1;
-        must_refuse(RDT_LIMIT, "the version would have more than", shard_cover_add(&cover, 1, layout, &boxes, &err));
+        must_refuse(RDT_LIMIT, "the version would have more than", shard_cover_add(&cover, 1, 1, layout, &boxes, &err));
         shard_cover_fini(&cover);
     }
     free(layout);

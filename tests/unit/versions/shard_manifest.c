@@ -55,7 +55,7 @@ static void add_rank(struct shard_cover *cover, uint32_t rank)
     boxes.start = start[0];
     boxes.n_key = TENSORS;
     boxes.n_global_shape = boxes.n_start = 2 * TENSORS;
-    must_ok(shard_cover_add(cover, rank, layout, &boxes, &err));
+    must_ok(shard_cover_add(cover, rank, rank, layout, &boxes, &err));
     free(layout);
 }
 
@@ -90,6 +90,7 @@ Test(shard_manifest, of_4096_ranks_with_400_tensors_has_less_than_a_mebibyte)
     for (uint32_t i = 0; i < RANKS; i++) { /* the parts come in any order */
         uint32_t rank = i * 1021 % RANKS;
         add_rank(&cover, rank);
+        rows[rank].rank = rank;
         memset(rows[rank].ref.node, 7, sizeof rows[rank].ref.node);
         (void)snprintf(rows[rank].ref.address, sizeof rows[rank].ref.address, "10.1.%u.%u:7000", rank / 256, rank % 256);
         rows[rank].ref.id_bytes = (uint8_t)snprintf(rows[rank].ref.id, sizeof rows[rank].ref.id, "part-%u", rank);
@@ -138,10 +139,10 @@ Test(shard_manifest, of_long_names_is_in_two_pieces_that_are_one_message)
     boxes.start = zeros;
     boxes.n_key = boxes.n_global_shape = boxes.n_start = MANY;
     shard_cover_init(&cover, MANY - 1);
-    must_refuse(RDT_LIMIT, "version_max_tensors", shard_cover_add(&cover, 0, layout, &boxes, &err));
+    must_refuse(RDT_LIMIT, "version_max_tensors", shard_cover_add(&cover, 0, 0, layout, &boxes, &err));
     shard_cover_fini(&cover);
     shard_cover_init(&cover, MANY);
-    must_ok(shard_cover_add(&cover, 0, layout, &boxes, &err));
+    must_ok(shard_cover_add(&cover, 0, 0, layout, &boxes, &err));
     must_ok(shard_cover_check(&cover, &err));
     must_ok(shard_manifest_pack(&cover, &row, 1, &packed, &err));
     must(packed.tensor && packed.metadata_bytes < 1024);
