@@ -415,19 +415,62 @@ enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const 
 
 /* ---- parts of a version ---- */
 
-static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *name, const struct rdt_ref *object,
-                                 const struct rdt_part_options *options, Rdt__Pb__Ref *wires, Rdt__Pb__PublishPart *message,
+static enum rdt_status fill_name(const rdt *conn, const struct rdt_ref *name, Rdt__Pb__Ref *wire, Rdt__Pb__PublishPart *message,
                                  struct rdt_error *err)
 {
-    struct rdt_part_options own;
-    enum rdt_status status = call_wire_ref(conn, name, &wires[0], err);
+    enum rdt_status status = call_wire_ref(conn, name, wire, err);
 
-    if (status == RDT_OK)
-        status = call_wire_ref(conn, object, &wires[1], err);
-    if (status == RDT_OK)
-        status = options_copy(&own, sizeof own, options, err);
     if (status == RDT_OK && !name->is_name)
         status = rdt_error_set(err, RDT_INVALID, "a part is published under a name: make its ref with rdt_ref_from_name");
+    message->name = wire;
+    return status;
+}
+
+enum rdt_status request_publish_part(rdt *conn, const struct rdt_ref *name, const Rdt__Pb__PublishPart *message,
+                                     int64_t timeout_ns, rdt_request **request_p, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart filled = *message;
+    Rdt__Pb__Ref wire;
+    rdt_request *request;
+    enum rdt_status status = fill_name(conn, name, &wire, &filled, err);
+
+    if (status != RDT_OK)
+        return status;
+    request = create_wait(conn, name, "part of", timeout_ns);
+    if (request)
+        request_make_part(request);
+    filled.timeout_ns = wire_timeout_ns(timeout_ns);
+    return start_wait(request, RDT_MSG_PUBLISH_PART, &filled.base, request_p, err);
+}
+
+#define GIVE_UP_NS (INT64_C(10) * 1000000000) /* how long the daemon may look for the name's node */
+
+enum rdt_status request_give_up_part(rdt *conn, const struct rdt_ref *name, const Rdt__Pb__PublishPart *message,
+                                     enum rdt_status why, const char *sentence, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart filled = *message;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status = fill_name(conn, name, &wire, &filled, err);
+
+    if (status != RDT_OK)
+        return status;
+    filled.timeout_ns = GIVE_UP_NS;
+    filled.gave_up = why == RDT_OK ? RDT_OWNER_DIED : why;
+    filled.why = (char *)(sentence ? sentence : "");
+    connection_lock(conn);
+    status = note_send(conn, RDT_MSG_PUBLISH_PART, &filled.base, false, err);
+    connection_unlock(conn);
+    return status;
+}
+
+static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *object, const struct rdt_part_options *options,
+                                 Rdt__Pb__Ref *wire, Rdt__Pb__PublishPart *message, struct rdt_error *err)
+{
+    struct rdt_part_options own;
+    enum rdt_status status = call_wire_ref(conn, object, wire, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
     if (status == RDT_OK && object->is_name)
         status = rdt_error_set(err, RDT_INVALID, "the part of a version is an object, not a name");
     if (status == RDT_OK && (unsigned)own.visibility > RDT_VISIBLE_TO_ALL)
@@ -440,8 +483,7 @@ static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *name, co
                 rdt_error_set(err, RDT_INVALID, "key %zu of others is empty or longer than %u bytes", i, RDT_MAX_KEY_BYTES);
     if (status != RDT_OK)
         return status;
-    message->name = &wires[0];
-    message->object = &wires[1];
+    message->object = wire;
     message->visibility = (Rdt__Pb__Visibility)own.visibility;
     message->others = (char **)own.others;
     message->n_others = own.n_others;
@@ -453,46 +495,26 @@ enum rdt_status rdt_publish_part_start(rdt *conn, const struct rdt_ref *name, ui
                                        rdt_request **request_p, struct rdt_error *err)
 {
     Rdt__Pb__PublishPart message = RDT__PB__PUBLISH_PART__INIT;
-    Rdt__Pb__Ref wires[2];
-    rdt_request *request;
-    enum rdt_status status = fill_part(conn, name, object, options, wires, &message, err);
+    Rdt__Pb__Ref wire;
+    enum rdt_status status = fill_part(conn, object, options, &wire, &message, err);
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, name, "part of", timeout_ns);
-    if (request)
-        request_make_part(request);
     message.step = step;
     message.rank = rank;
     message.of = of;
-    message.timeout_ns = wire_timeout_ns(timeout_ns);
-    return start_wait(request, RDT_MSG_PUBLISH_PART, &message.base, request_p, err);
+    return request_publish_part(conn, name, &message, timeout_ns, request_p, err);
 }
-
-#define GIVE_UP_NS (INT64_C(10) * 1000000000) /* how long the daemon may look for the name's node */
 
 enum rdt_status rdt_part_give_up(rdt *conn, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  enum rdt_status why, const char *sentence, struct rdt_error *err)
 {
     Rdt__Pb__PublishPart message = RDT__PB__PUBLISH_PART__INIT;
-    Rdt__Pb__Ref wire;
-    enum rdt_status status = call_wire_ref(conn, name, &wire, err);
 
-    if (status == RDT_OK && !name->is_name)
-        status = rdt_error_set(err, RDT_INVALID, "a part is published under a name: make its ref with rdt_ref_from_name");
-    if (status != RDT_OK)
-        return status;
-    message.name = &wire;
     message.step = step;
     message.rank = rank;
     message.of = of;
-    message.timeout_ns = GIVE_UP_NS;
-    message.gave_up = why == RDT_OK ? RDT_OWNER_DIED : why;
-    message.why = (char *)(sentence ? sentence : "");
-    connection_lock(conn);
-    status = note_send(conn, RDT_MSG_PUBLISH_PART, &message.base, false, err);
-    connection_unlock(conn);
-    return status;
+    return request_give_up_part(conn, name, &message, why, sentence, err);
 }
 
 enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err)

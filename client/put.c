@@ -580,3 +580,92 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
     put_fini(&put, status == RDT_OK);
     return status;
 }
+
+/* ---- memory that is filled before the put ---- */
+
+/* Takes memory that was loaned before, which the daemon must then not drop. AGAIN: there is none. */
+static enum rdt_status take_loan(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t answer_ns,
+                                 struct loan **loan_p, struct rdt_error *err)
+{
+    struct loan *loan = NULL;
+    enum rdt_status status = loans_take(conn, bytes, fresh, room_ns, answer_ns, &loan, err);
+
+    if (status == RDT_OK && loan->reused)
+        status = loans_claim(conn, loan, answer_ns, err);
+    if (status == RDT_OK) {
+        *loan_p = loan;
+    } else if (loan) {
+        connection_lock(conn);
+        loans_end(conn, loan, false);
+        connection_unlock(conn);
+        status = status == RDT_NOT_FOUND || status == RDT_LIMIT ? RDT_AGAIN : status;
+    }
+    return status;
+}
+
+enum rdt_status put_room_take(rdt *conn, enum rdt_visibility visibility, uint64_t bytes, int64_t timeout_ns,
+                              struct put_room *room_p, struct rdt_error *err)
+{
+    struct rdt_put_options own = {.flags = RDT_PUT_IMMUTABLE, .visibility = visibility};
+    const struct put put = {.conn = conn, .options = &own};
+    int64_t room_ns = timeout_ns < 0 ? INT64_MAX : timeout_ns, answer_ns = CLOCK_NEVER;
+    struct put_room room = {.bytes = bytes};
+    enum rdt_status status;
+
+    if (timeout_ns >= 0 && timeout_ns < INT64_MAX / 2)
+        answer_ns = clock_deadline_ns(timeout_ns + clock_default_ns(bytes));
+    if (may_loan(&put)) {
+        status = take_loan(conn, bytes, false, room_ns, answer_ns, &room.loan, err);
+        if (status == RDT_AGAIN) /* the daemon has dropped the region, or a new one may need less */
+            status = take_loan(conn, bytes, true, room_ns, answer_ns, &room.loan, err);
+    } else {
+        status = alloc_region(conn, bytes, room_ns, answer_ns, &room.mapping, NULL, err);
+    }
+    if (status != RDT_OK)
+        return status;
+    room.addr = room.loan ? room.loan->mapping->addr : room.mapping->addr;
+    *room_p = room;
+    return RDT_OK;
+}
+
+void put_room_drop(rdt *conn, struct put_room *room)
+{
+    connection_lock(conn);
+    if (room->loan)
+        loans_end(conn, room->loan, false);
+    else if (room->mapping)
+        alloc_release(conn, room->mapping);
+    connection_unlock(conn);
+    *room = (struct put_room){0};
+}
+
+enum rdt_status put_room_put(rdt *conn, struct put_room *take_room, const struct layout *layout,
+                             const struct rdt_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_put_options own = *options;
+    struct put put = {.conn = conn, .options = &own, .loan = take_room->loan, .copy = take_room->mapping, .fd = -1};
+    enum rdt_status status = RDT_OK;
+
+    *take_room = (struct put_room){0};
+    own.flags = put.loan ? RDT_PUT_IMMUTABLE : RDT_PUT_SNAPSHOT;
+    put.method = put.loan ? LOANED : GIVEN;
+    put.deadline_ns = put_deadline_ns(&own);
+    put.layout = layout_dup(layout);
+    if (!put.layout)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of tensors");
+    if (status == RDT_OK && own.shards)
+        status = shards_pack(&own, put.layout, &put.shards, err);
+    if (status == RDT_OK)
+        status = add_region(&put, put.loan ? put.loan->mapping : put.copy, &put.copy_index, err);
+    if (status == RDT_OK) {
+        put.answer_ns = answer_ns(&put, own.timeout_ns);
+        for (uint32_t i = 0; i < put.layout->count; i++)
+            set_place(&put, i, put.layout->offset[i]);
+        if (put.copy)
+            give(&put, put.copy);
+        put.copy = NULL;
+        status = send_put(&put, ref_p, err);
+    }
+    put_fini(&put, status == RDT_OK);
+    return status;
+}

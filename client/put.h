@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A put that rdt.h does not offer, for rdtctl, which links librdt statically. */
+/* Puts that rdt.h does not offer: for rdtctl, which links librdt statically, and for plan/publishing.c. */
 #ifndef CLIENT_PUT_H
 #define CLIENT_PUT_H
 
+#include "proto/layout.h"
 #include "session/connection.h"
 
 /* As rdt_put of a snapshot all of whose tensors lie in take_addr, which is memory of rdt_alloc. The daemon seals that memory
@@ -11,5 +12,24 @@
  * rdt_put; INVALID if a tensor lies elsewhere. */
 enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_tensor *tensors, size_t count,
                                 const struct rdt_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* Memory of the daemon that the caller fills with tensors before it puts them as a snapshot. */
+struct put_room {
+    uint8_t *addr; /* [bytes]; NULL: there is none */
+    uint64_t bytes;
+    struct loan *loan;       /* the memory is used again when the object has ended; NULL: it becomes the snapshot, sealed */
+    struct mapping *mapping; /* if there is no loan: one reference */
+};
+
+/* Takes memory for an object of that visibility. timeout_ns: how long the daemon may wait for room; 0: not at all; negative: no
+ * limit. Takes the lock. Errors: LIMIT, NO_MEMORY, TIMED_OUT, and those of call. */
+enum rdt_status put_room_take(rdt *conn, enum rdt_visibility visibility, uint64_t bytes, int64_t timeout_ns,
+                              struct put_room *room_p, struct rdt_error *err);
+
+/* Puts the tensors that lie in the room: the layout's offsets count from its start, and its tensors are row-major. The room is
+ * taken, also on an error. options->flags is 0. Errors: those of rdt_put. */
+enum rdt_status put_room_put(rdt *conn, struct put_room *take_room, const struct layout *layout,
+                             const struct rdt_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
+void put_room_drop(rdt *conn, struct put_room *room); /* does nothing if it has none */
 
 #endif

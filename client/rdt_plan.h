@@ -62,6 +62,68 @@ enum rdt_status rdt_part_give_up(rdt *rdt, const struct rdt_ref *name, uint64_t 
  * error with which the request failed. */
 enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err);
 
+/* ---- publishing tensor by tensor ----
+ * For a publisher that has its tensors one after the other, as when each comes from a collective, and does not know their names
+ * and shapes before:
+ *
+ *     rdt_publishing_begin(c, &name, step, r, n, NULL, &p, &err);
+ *     while (next(&tensor, &shard))
+ *         rdt_publishing_add(p, &tensor, &shard, &err);
+ *     rdt_publishing_end(p, RDT_FOREVER, &version, &err);
+ *     rdt_publishing_destroy(p);
+ *
+ * librdt copies each tensor into memory of the daemon. A large tensor, and as many small ones as fill such memory, is a piece:
+ * an object that is there for other nodes at once, while the next tensors are added. All pieces of a rank are its part.
+ * The version becomes visible whole, as after rdt_publish_part, or not at all: if this session ends before, or the publisher is
+ * destroyed, nothing of it is left. Readers cannot tell it from another version. The memory of the version before the last is
+ * used again, if only its owner may see the versions: then the tensors of each version should come in one order. */
+
+typedef struct rdt_publishing rdt_publishing;
+
+struct rdt_publishing_options {
+    size_t struct_size;
+    enum rdt_visibility visibility; /* who may fetch the version; equal for all ranks */
+    int64_t timeout_ns; /* how long rdt_publishing_add may wait for room under a limit; 0: not at all; negative: no limit */
+};
+
+/* Begins the part of `rank` (below `of`) of the version `step` of a name; the parameters are those of rdt_publish_part. Does
+ * not wait for an answer: what the daemon refuses is the error of a later call. The caller destroys *publishing_p, before
+ * rdt_close. Errors: INVALID, UNSUPPORTED (the daemon is of a release without this), NO_MEMORY, DISCONNECTED, FORKED. */
+enum rdt_status rdt_publishing_begin(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                     const struct rdt_publishing_options *options, rdt_publishing **publishing_p,
+                                     struct rdt_error *err);
+
+/* Copies a tensor in host memory, which may be changed when the call has returned. shard says of which larger tensor it is a
+ * box; its key is not NULL. The same key may come again with another box. One thread at a time. Errors, which name the tensor:
+ * INVALID, LIMIT and NO_MEMORY (there is no room for it), TIMED_OUT (nor has there been any in time), CANCELLED; after these
+ * the tensor is not part of the version, and the caller may go on. Errors that end the version, for all later calls, too: those
+ * of rdt_publish_part, such as EXISTS (another process publishes this rank of the step), OWNER_DIED (another rank has given
+ * up); LIMIT, NO_MEMORY and TIMED_OUT for a piece. */
+enum rdt_status rdt_publishing_add(rdt_publishing *publishing, const struct rdt_tensor *tensor, const struct rdt_shard *shard,
+                                   struct rdt_error *err);
+
+/* Notes the key of a tensor that this rank has, too, and leaves to others: see rdt_part_options.others. INVALID, NO_MEMORY. */
+enum rdt_status rdt_publishing_leave(rdt_publishing *publishing, const char *key, struct rdt_error *err);
+
+struct rdt_publishing_info {
+    uint64_t step, version; /* version 0: it is not complete */
+    size_t tensors, pieces; /* that were added, and that they are in so far */
+    uint64_t bytes;         /* of the tensors */
+};
+void rdt_publishing_info(const rdt_publishing *publishing, struct rdt_publishing_info *info_p);
+
+/* Says that all tensors of this rank were added, waits until the version is complete, and writes its number to *version_p,
+ * which may be NULL. timeout_ns limits the wait for the other ranks. Errors: those of rdt_publish_part; INVALID: the only rank
+ * has added nothing. */
+enum rdt_status rdt_publishing_end(rdt_publishing *publishing, int64_t timeout_ns, uint64_t *version_p, struct rdt_error *err);
+
+/* Gives the version up: it fails for the other ranks with OWNER_DIED and the sentence. Does not wait for an answer. Errors:
+ * INVALID (the version is complete, or was given up), FORKED, DISCONNECTED. */
+enum rdt_status rdt_publishing_give_up(rdt_publishing *publishing, const char *sentence, struct rdt_error *err);
+
+/* Frees it; gives the version up if it is not complete. publishing may be NULL. */
+void rdt_publishing_destroy(rdt_publishing *publishing);
+
 /* ---- the manifest of a version ---- */
 
 typedef struct rdt_manifest rdt_manifest;

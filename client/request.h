@@ -75,6 +75,15 @@ void request_make_wait(rdt_request *request, const char *what);
 /* Makes a created request a hold: its reply brings the hold. */
 void request_make_hold(rdt_request *request);
 
+/* Starts a PUBLISH_PART whose name and timeout_ns are filled in here. Errors: INVALID, FORKED, NO_MEMORY, those of
+ * connection_send. Takes the lock, as the next one does. */
+enum rdt_status request_publish_part(rdt *conn, const struct rdt_ref *name, const Rdt__Pb__PublishPart *message,
+                                     int64_t timeout_ns, rdt_request **request_p, struct rdt_error *err);
+
+/* Sends a PUBLISH_PART that says why the rank has no part, and does not wait for the answer. */
+enum rdt_status request_give_up_part(rdt *conn, const struct rdt_ref *name, const Rdt__Pb__PublishPart *message,
+                                     enum rdt_status why, const char *sentence, struct rdt_error *err);
+
 /* With the lock: handles HOLD_LOST. The hold ends with that error from then on, as a cancelled one is CANCELLED. */
 void request_on_hold_lost(rdt *conn, struct frame *frame);
 /* Makes a created request the publish of a part: its reply brings the version. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "alloc.h"
+#include "client/call.h"
 #include "rdt.pb-c.h"
 
 /* Returns the size of the largest region that a put of `bytes` may use, less than a quarter above `bytes`. A region that held
@@ -78,6 +79,17 @@ enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_n
     }
     *loan_p = loan;
     return RDT_OK;
+}
+
+enum rdt_status loans_claim(rdt *conn, const struct loan *loan, int64_t deadline_ns, struct rdt_error *err)
+{
+    Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
+    Rdt__Pb__RegionUse again = RDT__PB__REGION_USE__INIT;
+
+    again.region = loan->mapping->region;
+    again.generation = loan->mapping->generation;
+    request.again = &again;
+    return call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, deadline_ns, NULL, NULL, err);
 }
 
 /* ---- after the put ---- */

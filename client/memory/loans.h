@@ -34,6 +34,10 @@ struct loan {
 enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct loan **loan_p,
                            struct rdt_error *err);
 
+/* Makes sure that the daemon does not drop the loan's region, whose pages it would take away, before the put: for a caller that
+ * fills the region over a long time. Takes the lock. Errors: NOT_FOUND (it has dropped it), LIMIT, those of call. */
+enum rdt_status loans_claim(rdt *conn, const struct loan *loan, int64_t deadline_ns, struct rdt_error *err);
+
 /* Ends the put. If it succeeded, the region is lent to the object; else it is released at the daemon. */
 void loans_end(rdt *conn, struct loan *take_loan, bool succeeded);
 

@@ -94,13 +94,14 @@
 
 enum connection_state { CONNECTION_UP, CONNECTION_AWAY, CONNECTION_GREETING, CONNECTION_RESUMING, CONNECTION_ENDED };
 
-/* What the daemon can do. All but loan_flags never changes after rdt_connect, so it is read without the lock. The next
- * daemon may be older. */
+/* What the daemon can do. What is not atomic never changes after rdt_connect, so it is read without the lock. The next daemon
+ * may be older. */
 struct connection_can {
     uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;          /* it reads lists of tensors in runs */
     bool loans;                /* it understands Put.loaned */
     atomic_uint loan_flags;    /* the flags that such a put may have */
+    atomic_bool growing_parts; /* parts may come in pieces */
 };
 
 /* What the files above are told. It never changes after rdt_connect. */

@@ -79,6 +79,22 @@ static void on_end(struct call *call)
     wait->call = NULL;
 }
 
+/* A region that the client has back is in use again. */
+static enum rdt_status use_again(struct call *call, const Rdt__Pb__RegionUse *use, struct rdt_error *err)
+{
+    Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
+    struct region *region;
+    enum rdt_status status = client_region(call->client, use->region, use->generation, &region, err);
+
+    if (status != RDT_OK)
+        return status;
+    reply.region = region->id;
+    reply.generation = region->generation;
+    reply.bytes = region->room;
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
 enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Alloc *alloc = request;
@@ -87,6 +103,8 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
     enum rdt_status status;
     bool host = alloc->memory[0] == '\0' || strcasecmp(alloc->memory, "host") == 0;
 
+    if (alloc->again)
+        return use_again(call, alloc->again, err);
     if (host && alloc->device[0] != '\0' && strcmp(alloc->device, "cpu") != 0)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no device \"%.64s\"", alloc->device);
     if (!call_may_wait(call, err))

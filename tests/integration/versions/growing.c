@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions whose publishers bring their tensors one after the other (rdt_publishing): they become visible whole or not at all.
+ * */
+#include "tests/integration/versions/shards_fixture.h"
+#include "tests/support/actor.h"
+
+#include <pthread.h>
+
+TestSuite(growing, .timeout = 120);
+
+enum { TENSORS = 12, LARGE = 700000 /* elements of each fourth tensor: a piece by itself; the others share pieces */ };
+
+static const char *key_of(unsigned i)
+{
+    static char keys[4][32];
+    char *key = keys[i % 4];
+
+    (void)snprintf(key, sizeof keys[0], "layer.%u", i);
+    return key;
+}
+
+static int64_t elements(unsigned i)
+{
+    return i % 4 == 0 ? LARGE : 1000 + (int64_t)i;
+}
+
+static float *values_of(uint64_t step, unsigned i)
+{
+    float *values = malloc((size_t)elements(i) * sizeof *values);
+
+    for (int64_t k = 0; k < elements(i); k++)
+        values[k] = (float)(step * 1000 + i) + (float)(k % 1000) / 1000;
+    return values;
+}
+
+static rdt_publishing *begin_publishing(rdt *conn, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of)
+{
+    rdt_publishing *publishing = NULL;
+
+    must_ok(rdt_publishing_begin(conn, name, step, rank, of, NULL, &publishing, &err));
+    return publishing;
+}
+
+/* Adds tensor i from memory that is overwritten at once. */
+static enum rdt_status add(rdt_publishing *publishing, uint64_t step, unsigned i, struct rdt_error *err)
+{
+    int64_t shape[1] = {elements(i)};
+    float *values = values_of(step, i);
+    struct rdt_tensor tensor = {.dtype = RDT_F32, .ndim = 1, .shape = shape, .data = values};
+    struct rdt_shard shard = {.key = key_of(i)};
+    enum rdt_status status = rdt_publishing_add(publishing, &tensor, &shard, err);
+
+    memset(values, 0xff, (size_t)shape[0] * sizeof *values);
+    free(values);
+    return status;
+}
+
+static uint64_t publish_all(rdt *conn, const struct rdt_ref *name, uint64_t step)
+{
+    rdt_publishing *publishing = begin_publishing(conn, name, step, 0, 1);
+    struct rdt_publishing_info info;
+    uint64_t version = 0;
+
+    for (unsigned i = 0; i < TENSORS; i++)
+        must_ok(add(publishing, step, i, &err));
+    must_ok(rdt_publishing_end(publishing, LONG, &version, &err));
+    rdt_publishing_info(publishing, &info);
+    must(info.version == version && info.step == step && info.tensors == TENSORS);
+    rdt_publishing_destroy(publishing);
+    return version;
+}
+
+/* All tensors of the newest version, which must be of one step. Returns the step. */
+static uint64_t must_read_whole(rdt *conn, const struct rdt_ref *name, uint64_t after)
+{
+    static float values[TENSORS][LARGE];
+    int64_t counts[TENSORS][1];
+    struct rdt_want wants[TENSORS];
+    struct rdt_plan_options options = RDT_INIT(options);
+    struct rdt_plan_run run;
+    rdt_plan *plan = NULL;
+    char keys[TENSORS][32];
+
+    for (unsigned i = 0; i < TENSORS; i++) {
+        counts[i][0] = elements(i);
+        (void)snprintf(keys[i], sizeof keys[i], "%s", key_of(i));
+        wants[i] = (struct rdt_want){.key = keys[i], .ndim = 1, .count = counts[i], .dtype = RDT_F32, .data = values[i]};
+    }
+    options.strict = true;
+    must_ok(rdt_plan_create(conn, name, wants, TENSORS, &options, &plan, &err));
+    must_ok(rdt_plan_run(plan, after, LONG, &run, &err));
+    rdt_plan_destroy(plan);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        float *expected = values_of(run.step, i);
+        must_say(memcmp(values[i], expected, (size_t)counts[i][0] * sizeof *expected) == 0, "tensor %u of step %llu differs", i,
+                 (unsigned long long)run.step);
+        free(expected);
+    }
+    return run.step;
+}
+
+Test(growing, version_is_read_as_any_other_and_its_memory_is_used_again)
+{
+    rdt *conn = begin_shards(2);
+    rdt *far = on(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    rdt_manifest *manifest = NULL;
+    struct rdt_manifest_info info;
+    uint64_t regions = 0;
+
+    for (uint64_t step = 1; step <= 6; step++) {
+        must(publish_all(conn, &name, step) == step);
+        must(must_read_whole(conn, &name, step - 1) == step);
+        must(must_read_whole(far, &name, step - 1) == step);
+        if (step == 3)
+            regions = node_now(&c.node[0]).regions;
+    }
+    must_say(node_now(&c.node[0]).regions <= regions, "the memory of earlier versions is not used again");
+    must_ok(rdt_manifest_fetch(far, &name, LONG, &manifest, &err));
+    rdt_manifest_info(manifest, &info);
+    must(info.step == 6 && info.parts > 3);
+    rdt_manifest_release(manifest);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    end_shards(conn, far);
+}
+
+/* Nothing of a version can be fetched by its name before it is whole. */
+static void must_see_nothing_new(rdt *conn, const struct rdt_ref *name, uint64_t after)
+{
+    struct rdt_ref later = *name;
+
+    later.after = after;
+    must_be(RDT_NOT_PUT, rdt_wait_put(conn, &later, 0, &err));
+}
+
+Test(growing, version_is_visible_whole_or_not_at_all)
+{
+    rdt *conn = begin_shards(1);
+    rdt *reader = on(0);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    uint64_t version = 0, objects;
+
+    must(publish_all(conn, &name, 1) == 1);
+    objects = objects_on(0);
+    rdt_publishing *publishing = begin_publishing(conn, &name, 2, 0, 1);
+    for (unsigned i = 0; i < TENSORS; i++) {
+        must_ok(add(publishing, 2, i, &err));
+        must_see_nothing_new(reader, &name, 1);
+        must(must_read_whole(reader, &name, 0) == 1);
+    }
+    must(objects_on(0) > objects);
+    must_ok(rdt_publishing_give_up(publishing, "the loss is not a number", &err));
+    must_refuse(RDT_INVALID, "was given up", add(publishing, 2, 0, &err));
+    must_refuse(RDT_INVALID, "was given up", rdt_publishing_end(publishing, LONG, NULL, &err));
+    rdt_publishing_destroy(publishing);
+    wait_until(LONG, objects_on(0) == objects);
+    must(must_read_whole(reader, &name, 0) == 1);
+    must(publish_all(conn, &name, 2) == 2); /* the step can be tried again */
+    must(must_read_whole(reader, &name, 1) == 2);
+    publishing = begin_publishing(conn, &name, 3, 0, 1);
+    must_ok(add(publishing, 3, 0, &err));
+    must_ok(add(publishing, 3, 1, &err));
+    must_ok(add(publishing, 3, 1, &err));
+    must_refuse(RDT_INVALID, "tensor \"layer.1\": the box [0:1001] of rank 0 overlaps the box [0:1001] of rank 0",
+                rdt_publishing_end(publishing, LONG, &version, &err));
+    must_refuse(RDT_INVALID, "overlaps", rdt_publishing_end(publishing, LONG, &version, &err));
+    rdt_publishing_destroy(publishing);
+    must(must_read_whole(reader, &name, 0) == 2);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    wait_until(LONG, objects_on(0) == 0);
+    end_shards(conn, reader);
+}
+
+struct ending {
+    rdt_publishing *publishing;
+    uint64_t version;
+    enum rdt_status status;
+    struct rdt_error err;
+};
+
+static void *end_in_thread(void *arg)
+{
+    struct ending *ending = arg;
+
+    ending->status = rdt_publishing_end(ending->publishing, LONG, &ending->version, &ending->err);
+    return NULL;
+}
+
+Test(growing, ranks_on_two_nodes_add_their_parts)
+{
+    rdt *conns[2] = {begin_shards(2), on(1)};
+    struct rdt_ref name = name_on(0, "policy", 0);
+    rdt_publishing *publishing[2];
+    uint64_t version = 0;
+
+    for (uint64_t step = 1; step <= 3; step++) {
+        struct ending ending = {0};
+        pthread_t thread;
+
+        for (unsigned i = 0; i < 2; i++)
+            publishing[i] = begin_publishing(conns[i], &name, step, i, 2);
+        for (unsigned i = 0; i < TENSORS; i++)
+            must_ok(add(publishing[i % 2], step, i, &err));
+        must_ok(rdt_publishing_leave(publishing[1], step == 2 ? "none has it" : key_of(0), &err));
+        ending.publishing = publishing[1];
+        cr_assert_eq(pthread_create(&thread, NULL, end_in_thread, &ending), 0);
+        if (step == 2) {
+            must_refuse(RDT_INVALID, "tensor \"none has it\": rank 1 has it, but no rank has published it",
+                        rdt_publishing_end(publishing[0], LONG, &version, &err));
+        } else {
+            must_ok(rdt_publishing_end(publishing[0], LONG, &version, &err));
+        }
+        cr_assert_eq(pthread_join(thread, NULL), 0);
+        must(ending.status == (step == 2 ? RDT_INVALID : RDT_OK) && (step == 2 || ending.version == version));
+        for (unsigned i = 0; i < 2; i++)
+            rdt_publishing_destroy(publishing[i]);
+        for (unsigned i = 0; i < 2; i++)
+            must(must_read_whole(conns[i], &name, 0) == (step == 2 ? 1 : step));
+    }
+    for (unsigned i = 0; i < 2; i++)
+        publishing[i] = begin_publishing(conns[i], &name, 4, i, 2);
+    must_ok(add(publishing[0], 4, 0, &err));
+    must_refuse(RDT_TIMED_OUT, "1 of 2 parts are there, but not those of ranks 1; rank 1 has added 0 pieces so far",
+                rdt_publishing_end(publishing[0], 50 * MSEC, &version, &err));
+    wait_until(LONG, add(publishing[1], 4, 1, NULL) == RDT_OWNER_DIED);
+    for (unsigned i = 0; i < 2; i++)
+        rdt_publishing_destroy(publishing[i]);
+    must_ok(rdt_unpublish(conns[0], &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    end_shards(conns[0], conns[1]);
+}
+
+Test(growing, what_one_rank_may_not_do_is_named)
+{
+    static const int64_t shape[1] = {4}, global[1] = {6}, start[1] = {3};
+    rdt *conn = begin_shards(1);
+    rdt *other = on(0);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_error why;
+    uint64_t version = 0;
+    float values[4] = {0};
+    struct rdt_tensor tensor = {.dtype = RDT_F32, .ndim = 1, .shape = shape, .data = values};
+
+    rdt_publishing *first = begin_publishing(conn, &name, 7, 0, 1);
+    must_ok(add(first, 7, 0, &err));
+    rdt_publishing *second = begin_publishing(other, &name, 7, 0, 1); /* of another process */
+    wait_until(LONG, add(second, 7, 1, &why) == RDT_EXISTS);
+    must(strstr(why.msg, "another publisher is adding the tensors of rank 0 of step 7 of \"policy\""));
+    must_be(RDT_EXISTS, rdt_publishing_end(second, LONG, NULL, &err));
+    must_ok(rdt_publishing_give_up(second, "it is not its turn", &err)); /* nor does it end the first */
+    rdt_publishing_destroy(second);
+    second = begin_publishing(other, &name, 7, 0, 1);
+    rdt_publishing_destroy(second);
+    must_refuse(RDT_INVALID,
+                "tensor \"w\": ", rdt_publishing_add(first, &tensor, &(struct rdt_shard){"w", global, start}, &err));
+    must_refuse(RDT_INVALID, "needs a key", rdt_publishing_add(first, &tensor, &(struct rdt_shard){0}, &err));
+    for (unsigned i = 1; i < TENSORS; i++)
+        must_ok(add(first, 7, i, &err));
+    must_ok(rdt_publishing_end(first, LONG, &version, &err));
+    must_refuse(RDT_INVALID, "is complete already", add(first, 7, 0, &err));
+    must_refuse(RDT_INVALID, "is complete already", rdt_publishing_end(first, LONG, NULL, &err));
+    rdt_publishing_destroy(first);
+    must(must_read_whole(other, &name, 0) == 7);
+
+    first = begin_publishing(conn, &name, 7, 0, 1);
+    wait_until(LONG, add(first, 7, 0, &why) == RDT_INVALID);
+    must(strstr(why.msg, "step 7 is complete, and steps must grow"));
+    rdt_publishing_destroy(first);
+    first = begin_publishing(conn, &name, 8, 0, 1);
+    must_refuse(RDT_INVALID, "no tensor was added", rdt_publishing_end(first, LONG, NULL, &err));
+    rdt_publishing_destroy(first);
+    must_refuse(RDT_INVALID, "rank 2 of 2", rdt_publishing_begin(conn, &name, 8, 2, 2, NULL, &first, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    wait_until(LONG, objects_on(0) == 0);
+    end_shards(conn, other);
+}
