@@ -31,13 +31,13 @@ from ._groups import Group, Member
 from ._arrays import DTYPES
 from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
-from ._shards import Box, Manifest, Part, Plan, PlanRun, Shard
+from ._shards import Box, Manifest, Part, Plan, PlanRun, Publishing, Shard
 from ._versions import Published, Versions
 
 __version__ = _rdt.VERSION
 __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request",
            "Fetched", "Tensor", "Versions", "Published", "DeltaPublisher", "DeltaFollower", "Member", "Group", "Box",
-           "Shard", "Part", "Manifest", "Plan", "PlanRun", *_error_names]
+           "Shard", "Part", "Manifest", "Plan", "PlanRun", "Publishing", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {dtype.name: dtype.number for dtype in DTYPES.values()
                                             if not dtype.kind})

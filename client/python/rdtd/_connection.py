@@ -19,7 +19,7 @@ from ._aio import AGAIN
 from ._arrays import box, convert, gpu_of, kind_of, stream_number, torch_uses_gpus
 from ._check import checked, shown
 from ._daemon import SYSTEM_SOCKET
-from ._errors import Denied, Error, Freed, NotFound, OwnerDied, PeerLost
+from ._errors import Denied, Error, Freed, Invalid, NotFound, OwnerDied, PeerLost, TimedOut
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
@@ -27,7 +27,7 @@ from ._many import ManyCalls
 from ._memory import As, MemoryCalls
 from ._requests import (HOLD, MODES, VISIBILITY, Fetched, FetchInto, Held, How, Ref, Request, Steps, Visible, is_open,
                         parts_refused, ref_of)
-from ._shards import PartCalls
+from ._shards import PartCalls, Publishing
 from ._structure import Layout, bare, encode, encode_nested, refused
 from ._targets import Targets, check_memory
 from ._versions import Published, Versions
@@ -81,6 +81,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         self._kept_live: dict[Request, Any] = {}
         # The connections that took the place of this one after it was lost.
         self._heirs: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._steps: dict[str, int] = {}  # that were published last, by name: the next ones need not be asked for
         info = self._node()
         self._session = info["session"]
         self._called = name
@@ -649,6 +650,42 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if stored:
             self._store(published.ref, self._store_timeout(ref))
         return published
+
+    def _next_step(self, name: Ref) -> int:
+        """One above the newest version's, which stays the newest until all ranks have published. If the next publish fails,
+        the one after it asks again, on all ranks."""
+        known = self._steps.pop(str(name), 0)
+        if known:
+            return known + 1
+        try:
+            self.stat(name)  # finds a name of another node, and does not wait for a version
+            return 1 + int(self._manifest(name, 10)[1])
+        except (TimedOut, Invalid, Freed, NotFound):
+            return 1
+
+    @checked
+    def publishing(self, name: Union[str, Ref], *, step: Optional[int] = None, rank: int = 0, of: int = 1,
+                   visible: Visible = "owner", timeout: Optional[float] = None) -> Publishing:
+        """Begins the next version of a name for tensors that come one after the other, as from a generator whose every tensor
+        takes a collective:
+
+            with c.publishing("policy") as version:
+                for key, tensor in generator:
+                    version.add(key, tensor)
+
+        Each tensor is copied at once, into memory that the version before the last had if only the owner may see the versions.
+        Other nodes can read ahead while the next tensors come. The version becomes visible whole at the end of the block, and
+        is read as any other. If the block raises, or this process ends in it, nothing of the version is left.
+
+        step, name, visible: as in `publish_part`; None: one more than the newest version's. rank, of: of this publisher, if
+        several processes publish parts of the version. timeout: seconds that `add` may wait for room under a limit, and that
+        the end may wait for the other ranks; None: `add` does not wait, and the end has no limit. What the daemon refuses, such
+        as a step that is not above the newest, is the error of a later call. Errors: Invalid, Unsupported (the daemon is
+        older)."""
+        at = ref_of(name)
+        number = self._next_step(at) if step is None else step
+        raw = self._publishing(at, number, rank, of, VISIBILITY[visible], timeout)
+        return Publishing(self._steps, raw, at, number, timeout)
 
     @checked
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:

@@ -135,6 +135,91 @@ class Plan:
         return run
 
 
+def _said(error: BaseException) -> str:
+    """Of an exception, for the other ranks and for rdtctl."""
+    return f"{type(error).__name__}: {error}".replace("\0", "").encode(errors="replace").decode()
+
+
+class Publishing:
+    """A version to which this process adds its tensors one after the other: see Connection.publishing."""
+
+    def __init__(self, steps: dict[str, int], raw: _rdt.Publishing, name: Ref, step: int, timeout: Optional[float]) -> None:
+        self._steps = steps  # the connection's
+        self._raw = raw
+        self._name = name
+        self._timeout = timeout
+        self._given_up = False
+        self._starts: dict[str, set[Any]] = {}  # of the boxes that were added, by key
+        self.step = step
+        self.version = 0
+        """The number of the version, once it is complete."""
+
+    def __enter__(self) -> Publishing:
+        return self
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        if error is None:
+            if self.version == 0 and not self._given_up:
+                self.end()
+            return
+        with contextlib.suppress(Error):  # a lost connection has the same effect
+            self._raw.give_up(_said(error))
+
+    def __repr__(self) -> str:
+        return f"<rdtd.Publishing of {self._name!s}, step {self.step}: {self.tensors} tensors, {self.bytes} bytes>"
+
+    def add(self, key: str, tensor: Any) -> None:
+        """Copies a tensor, or a Box, into the version; the tensor may be changed when the call has returned. A torch tensor on
+        a GPU is copied through host memory. A key may come again with another box of the same tensor. One thread at a time.
+        Errors: TypeError, ValueError (the key was added already; no tensor that `put` takes), Invalid, LimitReached, NoMemory
+        and TimedOut (there is no room for the tensor): the version goes on without the tensor. All other errors end the version
+        (Exists: another process publishes this rank; OwnerDied: another rank has given up)."""
+        (box,) = _boxes({key: tensor}, "tensors").values()
+        shape, start = box.global_shape, box.start if any(box.start or ()) else None
+        known = self._starts.get(key)
+        if known is not None and start in known:
+            raise ValueError(f"tensor {key!r} was added to step {self.step} already")
+        value = box.tensor
+        if getattr(value, "is_cuda", False) is True and hasattr(value, "cpu"):
+            value = value.detach().cpu()
+        with _naming([key]):
+            self._raw.add([value], [key], [None if shape is None else tuple(shape)], [None if start is None else tuple(start)])
+        self._starts.setdefault(key, set()).add(start)
+
+    def leave(self, key: str) -> None:
+        """Says that this rank has the tensor, too, and leaves it to another rank: the version fails if none adds it."""
+        a_text(key, "key")
+        self._raw.leave([key])
+
+    def end(self) -> int:
+        """Says that all tensors of this rank were added, waits until the version is complete, and returns its number. The end
+        of a `with` block does this. Errors: those of `publish_part`; Invalid (the only rank has added nothing)."""
+        self.version = self._raw.end(self._timeout)
+        self._steps[str(self._name)] = self.step
+        return self.version
+
+    def give_up(self, why: str = "its publisher gave it up") -> None:
+        """Ends the version without publishing it: nothing of it is left, and the other ranks are told why."""
+        a_text(why, "why")
+        self._raw.give_up(why)
+        self._given_up = True
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors were added."""
+        return self._raw.info()[2]
+
+    @property
+    def pieces(self) -> int:
+        """How many objects they are in, which other nodes can read ahead. A tensor that was added last may be in none yet."""
+        return self._raw.info()[3]
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors that were added."""
+        return self._raw.info()[4]
+
+
 class PartCalls(_rdt.Conn):
     @checked
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
@@ -182,8 +267,7 @@ class PartCalls(_rdt.Conn):
             put = self.put_part(part, visible=visible, timeout=timeout)
         except BaseException as error:
             with contextlib.suppress(Error):  # a lost connection tells them, too
-                said = f"{type(error).__name__}: {error}".replace("\0", "").encode(errors="replace").decode()
-                self._give_up_part(ref_of(name), step, rank, of, said)
+                self._give_up_part(ref_of(name), step, rank, of, _said(error))
             raise
         with put as ref:
             left = None if end is None else max(0.0, end - time.monotonic())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch  # type: ignore[import]
@@ -183,19 +182,6 @@ def _boxes(locals_: list[_Local]) -> dict[str, Box]:
     return made
 
 
-# The step published last, by name.
-_steps: weakref.WeakKeyDictionary[rdtd.Connection, dict[str, int]] = weakref.WeakKeyDictionary()
-
-
-def _newest_step(connection: rdtd.Connection, name: Ref) -> int:
-    """The step above which all ranks begin: that version stays the newest until all of them have published."""
-    try:
-        connection.stat(name)  # finds a name of another node, and does not wait for a version
-        return connection.manifest(name, timeout=10).step
-    except (rdtd.TimedOut, rdtd.Invalid, rdtd.Freed, rdtd.NotFound):
-        return 0
-
-
 @checked
 def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, layout: Layout = None,
             rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
@@ -214,15 +200,11 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     if not locals_ and world_size == 1:
         raise ValueError("the model has no tensors to publish")
     at = ref_of(name)
-    steps = _steps.setdefault(connection, {})
-    number = step
-    before = steps.pop(str(at), 0)  # if this publish fails, the next one begins above the newest version again, on all ranks
-    if number is None:
-        number = 1 + (before or _newest_step(connection, at))
+    number = connection._next_step(at) if step is None else step
     version = connection.publish_part(at, number, rank, world_size, _boxes(locals_),
                                       others=[local.key for local in locals_ if not local.mine],
                                       visible=visible, timeout=timeout)
-    steps[str(at)] = number
+    connection._steps[str(at)] = number
     return version
 
 

@@ -32,6 +32,7 @@ static void settle(struct conn *conn)
 
     if (!conn->closed || conn->calls > 0 || conn->session_users > 0 || !gone)
         return;
+    conn_end_publishings(conn);
     conn->rdt = NULL;
     while (conn->requests.next != &conn->requests) {
         struct request *request =
@@ -139,6 +140,7 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
     conn->closed = true;
     for (struct link *at = conn->requests.next; at != &conn->requests; at = at->next)
         rdt_cancel(container_of(at, struct request, link)->request);
+    conn_end_publishings(conn);
     drop_holds(conn);
     settle(conn);
     Py_DECREF(conn);
@@ -177,6 +179,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     link_init(&conn->requests);
     link_init(&conn->holds);
+    link_init(&conn->publishings);
     link_init(&conn->retained);
     link_init(&conn->memories);
     (void)pthread_mutex_init(&conn->cuda_opens, NULL);

@@ -55,7 +55,7 @@ struct conn {
     bool closed;            /* close() was called: new calls are refused, but memory that is still visible stays mapped */
     size_t calls;           /* threads that are inside librdt with this connection */
     size_t session_users;   /* Objects and Memories; the session lasts until this is 0 */
-    struct link requests, holds;
+    struct link requests, holds, publishings;
     struct link retained; /* of struct retained_hold: holds that outlive their Refs */
     struct link memories;
     /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
@@ -135,7 +135,7 @@ struct tensor {
 };
 struct used_streams *tensor_streams(struct tensor *tensor);
 
-extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type, plan_type;
+extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type, plan_type, publishing_type;
 
 /* Set by the Python side (see module.c); NULL until then. */
 extern PyObject *made_ref_type, *made_request_type;
@@ -223,6 +223,17 @@ PyObject *ref_new(const struct rdt_ref *ref, struct conn *conn);
 
 /* Copies the value of a Ref. Returns false with TypeError set if the object is none. */
 bool ref_read(PyObject *object, struct rdt_ref *value_p);
+
+/* ---- parts ---- */
+
+/* The key of tensor i of a list. Returns NULL with an exception set. */
+const char *part_key(PyObject *list, size_t i);
+
+/* Reads entry i of a list, a tuple of `ndim` numbers; None leaves *to as it is. Returns false with an exception set. */
+bool part_numbers(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to);
+
+/* Gives up the versions that the connection is publishing tensor by tensor, unless a thread is inside a call of one. */
+void conn_end_publishings(struct conn *conn);
 
 /* ---- request, object ---- */
 
@@ -447,5 +458,6 @@ PyObject *conn_give_up_part(PyObject *self, PyObject *args);
 PyObject *conn_part_version(PyObject *self, PyObject *request);
 PyObject *conn_manifest(PyObject *self, PyObject *args);
 PyObject *conn_plan(PyObject *self, PyObject *args);
+PyObject *conn_publishing(PyObject *self, PyObject *args);
 
 #endif

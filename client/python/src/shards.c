@@ -13,8 +13,7 @@ struct plan {
     bool runs;                    /* in some thread; under the GIL */
 };
 
-/* Reads a tuple of `ndim` numbers; None leaves *to as it is. Returns false with an exception set. */
-static bool numbers_from(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to)
+bool part_numbers(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to)
 {
     PyObject *tuple = PyList_GET_ITEM(list, i);
 
@@ -27,8 +26,7 @@ static bool numbers_from(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t 
     return dims_from_tuple(tuple, to, ndim);
 }
 
-/* The key of tensor i. Returns NULL with an exception set. */
-static const char *key_from(PyObject *list, size_t i)
+const char *part_key(PyObject *list, size_t i)
 {
     PyObject *text = PyList_GET_ITEM(list, (Py_ssize_t)i);
     Py_ssize_t bytes = 0;
@@ -93,11 +91,11 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     for (size_t i = 0; i < set->count; i++, at += 2 * set->tensors[i - 1].ndim) {
         Py_ssize_t ndim = (Py_ssize_t)set->tensors[i].ndim;
 
-        shards[i].key = key_from(lists[0], i);
+        shards[i].key = part_key(lists[0], i);
         if (ndim > 0) /* without a global shape it is whole */
             memcpy(at, set->tensors[i].shape, (size_t)ndim * sizeof *at);
-        if (!shards[i].key || !numbers_from(lists[1], (Py_ssize_t)i, ndim, at) ||
-            !numbers_from(lists[2], (Py_ssize_t)i, ndim, at + ndim))
+        if (!shards[i].key || !part_numbers(lists[1], (Py_ssize_t)i, ndim, at) ||
+            !part_numbers(lists[2], (Py_ssize_t)i, ndim, at + ndim))
             goto end;
         shards[i].global_shape = at;
         shards[i].start = at + ndim;
@@ -147,7 +145,7 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     if (!keys)
         return PyErr_NoMemory();
     for (size_t i = 0; i < options.n_others; i++) {
-        keys[i] = key_from(others, i);
+        keys[i] = part_key(others, i);
         if (!keys[i]) {
             PyMem_Free(keys);
             return NULL;
@@ -260,7 +258,7 @@ static bool want_from(struct rdt_want *want, const struct rdt_tensor *tensor, Py
     Py_ssize_t ndim = (Py_ssize_t)tensor->ndim;
     long padded;
 
-    *want = (struct rdt_want){.key = key_from(lists[0], (size_t)i),
+    *want = (struct rdt_want){.key = part_key(lists[0], (size_t)i),
                               .ndim = tensor->ndim,
                               .count = tensor->shape,
                               .dtype = tensor->dtype,
@@ -269,12 +267,12 @@ static bool want_from(struct rdt_want *want, const struct rdt_tensor *tensor, Py
     if (!want->key)
         return false;
     if (PyList_GET_ITEM(lists[1], i) != Py_None) {
-        if (!numbers_from(lists[1], i, ndim, dims))
+        if (!part_numbers(lists[1], i, ndim, dims))
             return false;
         want->start = dims;
     }
     if (PyList_GET_ITEM(lists[2], i) != Py_None) {
-        if (!numbers_from(lists[2], i, ndim, dims + ndim))
+        if (!part_numbers(lists[2], i, ndim, dims + ndim))
             return false;
         *shape_p = dims + ndim;
     }
