@@ -253,6 +253,32 @@ static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *fr
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "remembered"), from->names_remembered);
 }
 
+static void put_followers(const struct text *text, const Rdt__Pb__FollowersReply *from)
+{
+    static const struct family families[] = {
+        {"rdtd_follower_committed_version", "", "The version that the follower has committed.", GAUGE},
+        {"rdtd_follower_prepared_version", "", "The version that is whole on this node for the follower; 0: none.", GAUGE},
+        {"rdtd_follower_lag_versions", "", "How many versions the follower is behind the newest one.", GAUGE},
+        {"rdtd_follower_lag_seconds", "seconds", "Since when the daemon has known of the newest version; 0: it is committed.",
+         GAUGE},
+    };
+
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        const char *suffix = begin(text, &families[f]);
+
+        for (size_t i = 0; i < from->n_followers; i++) {
+            const Rdt__Pb__FollowerInfo *row = from->followers[i];
+            const double values[] = {(double)row->committed, (double)row->prepared, (double)row->lag,
+                                     (double)row->lag_ns / 1e9};
+            char client[24], number[24];
+
+            (void)snprintf(client, sizeof client, "%" PRIu64, row->client);
+            (void)snprintf(number, sizeof number, "%" PRIu64, row->follower);
+            sample(text, families[f].name, suffix, LABELS("name", row->name, "client", client, "follower", number), values[f]);
+        }
+    }
+}
+
 /* ---- lists ---- */
 
 struct pages {
@@ -295,7 +321,7 @@ static void put_owners(const struct text *text, const struct pages *pages)
     for (size_t u = 0; first && u < first->n_usage && u < USAGE_MAX; u++) {
         const char *what = first->usage[u]->what;
         bool bytes = strcmp(what, "bytes") == 0 || strcmp(what, "heap") == 0 || strcmp(what, "device_bytes") == 0 ||
-                     strcmp(what, "stored_bytes") == 0;
+                     strcmp(what, "stored_bytes") == 0 || strcmp(what, "followed_bytes") == 0;
         uint64_t others = 0;
         unsigned n = 0;
         char name[64], help[160];
@@ -408,7 +434,7 @@ static void put_backends(const struct text *text, const struct pages *pages)
 /* ---- the whole ---- */
 
 struct answers {
-    ProtobufCMessage *status, *metrics;
+    ProtobufCMessage *status, *metrics, *followers;
     struct pages owners, nodes, backends;
 };
 
@@ -416,10 +442,13 @@ static enum rdt_status ask(struct answers *answers, rdt *conn, struct rdt_error 
 {
     Rdt__Pb__Status status_request = RDT__PB__STATUS__INIT;
     Rdt__Pb__Metrics metrics_request = RDT__PB__METRICS__INIT;
+    Rdt__Pb__Followers followers_request = RDT__PB__FOLLOWERS__INIT;
     enum rdt_status status = call(conn, RDT_MSG_STATUS, &status_request.base, CALL_TIMEOUT_NS, &answers->status, err);
 
     if (status == RDT_OK)
         status = call(conn, RDT_MSG_METRICS, &metrics_request.base, CALL_TIMEOUT_NS, &answers->metrics, err);
+    if (status == RDT_OK)
+        status = call(conn, RDT_MSG_FOLLOWERS, &followers_request.base, CALL_TIMEOUT_NS, &answers->followers, err);
     if (status == RDT_OK)
         status = pages_get(&answers->owners, conn, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, err);
     if (status == RDT_OK)
@@ -448,6 +477,7 @@ static enum rdt_status write_text(const struct answers *answers, enum rdt_metric
         put_owners(&text, &answers->owners);
         put_nodes(&text, &answers->nodes);
         put_backends(&text, &answers->backends);
+        put_followers(&text, (const Rdt__Pb__FollowersReply *)answers->followers);
         if (text.openmetrics)
             fputs("# EOF\n", text.file);
     }
@@ -476,6 +506,8 @@ enum rdt_status rdt_metrics(rdt *conn, enum rdt_metrics_format format, char **te
         protobuf_c_message_free_unpacked(answers.status, NULL);
     if (answers.metrics)
         protobuf_c_message_free_unpacked(answers.metrics, NULL);
+    if (answers.followers)
+        protobuf_c_message_free_unpacked(answers.followers, NULL);
     pages_fini(&answers.owners);
     pages_fini(&answers.nodes);
     pages_fini(&answers.backends);

@@ -206,6 +206,11 @@ struct rdt_daemon_status {
     uint64_t replicas_checked, replicas_damaged, replicas_unchecked;
     uint64_t freeing_bytes;         /* of memory_bytes: on its way back to the system */
     uint64_t storage_damaged_bytes; /* of files that were set aside because they are damaged; no user is charged for them */
+    uint64_t followers;             /* of names (rdt_follow.h) */
+    uint64_t followed_bytes;        /* of versions that are kept for followers */
+    uint64_t followed_versions;     /* that were whole on this node for followers */
+    uint64_t followed_moved;        /* bytes of these that came from other nodes */
+    uint64_t follow_commits, follow_skipped; /* versions that followers have committed, and have skipped */
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */

@@ -136,7 +136,7 @@ static bool release_some(struct conn *conn, uint64_t until_ns)
     client->task = NULL;
     if (!transfers_client_gone(conn->rpc->transfers, client, until_ns) || !calls_client_gone(conn->rpc, client, until_ns))
         return false;
-    if (!names_client_gone(client, until_ns))
+    if (!names_client_gone(client, until_ns) || !followers_client_gone(client, until_ns))
         return false;
     while (!list_empty(&client->objects)) {
         object_producer_ended(container_of(list_first(&client->objects), struct object, by_producer));

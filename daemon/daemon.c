@@ -385,6 +385,17 @@ static void init_rooms(struct daemon *daemon)
         .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone},
     };
     shards_init(&daemon->shards);
+    daemon->cluster.follows = (struct follows){
+        .node = &daemon->cluster.node,
+        .deadlines = &daemon->deadlines,
+        .regions = &daemon->regions,
+        .objects = &daemon->objects,
+        .transfers = &daemon->transfers,
+        .counts = &daemon->counts,
+        .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone},
+    };
+    follows_init(&daemon->cluster.follows);
+    daemon->transfers.held = (struct transfers_held){.follows = &daemon->cluster.follows, .find = follows_held};
     map_init(&daemon->rpc.calls.forwarded);
     map_init(&daemon->rpc.retakes.nodes);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);

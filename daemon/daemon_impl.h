@@ -19,6 +19,7 @@ struct daemon_cluster {
     struct directory directory;
     struct directory_names directory_names;
     struct holds holds;
+    struct follows follows;
 };
 
 struct daemon_signals {

@@ -122,6 +122,7 @@ static void close_transfers(void *arg)
     detached_end_all(&daemon->objects);
     transit_end_all(&daemon->objects);
     shards_clear(&daemon->shards); /* they hold objects, here and on other nodes */
+    follows_clear(&daemon->cluster.follows);
     holds_clear(&daemon->cluster.holds);
     if (daemon->options->keeper[0] != '\0') /* the next daemon restores the names: other nodes must not take them over */
         directory_names_mute(&daemon->cluster.directory_names);
@@ -196,6 +197,7 @@ static void drain(struct daemon *daemon, const char *why)
 
     daemon->rpc.intake.draining = true;
     recovery_drain(&daemon->recovery);
+    follows_drain(&daemon->cluster.follows);
     transfers_refuse_parked(&daemon->transfers);
     active = transfers_active(&daemon->transfers);
     log_info("%s: draining %u transfers", why, active);

@@ -56,7 +56,13 @@
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \
     X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
-    X(80, EXISTS, exists, exists_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
+    X(76, EXISTS, exists, exists_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
+    X(80, FOLLOW, follow, empty, VERB_NOT_DRAINING | VERB_REPEATABLE, "")                                                      \
+    X(81, PREPARE, prepare, prepare_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE,                \
+      "no newer version is whole on this node")                                                                                \
+    X(82, COMMIT, commit, empty, VERB_REPEATABLE, "")                                                                          \
+    X(83, UNFOLLOW, unfollow, empty, VERB_REPEATABLE, "")                                                                      \
+    X(84, FOLLOWERS, followers, followers_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                             \
     X(110, SCRUB, scrub, scrub_reply, VERB_ADMIN | VERB_WAITS | VERB_CANCELLABLE, "not all files were read")                   \
     X(111, SUM, sum, sum_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                              \
       "its checksum was not computed")                                                                                         \

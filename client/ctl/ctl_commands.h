@@ -79,6 +79,11 @@ struct ctl;
       "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                     \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                           \
     X(names, "", "lists published names and their newest versions", NULL)                                                 \
+    X(followers, "", "lists who follows which name, and how far behind each follower is",                                 \
+      "For programs that follow a name (rdt_follow.h). COMMITTED is the version that the program has copied, PREPARED\n"  \
+      "one that is whole on this node, NEWEST what the daemon knows of, LAG their difference, and FOR since when.\n"      \
+      "KEPT is the memory of the versions that the daemon has for all followers of the name and user together.\n"         \
+      "Sessions other than root's and the daemon's own user's see their own user's.")                                     \
     X(nodes, "", "lists the nodes of the cluster, the sources that name them, and their links",                           \
       "SOURCE says where a node is known from: file, dns and etcd are the options nodes, nodes_dns and\n"                 \
       "etcd_endpoints; met is a node that has connected or that a ref named; self is this one. LISTED is the age\n"       \

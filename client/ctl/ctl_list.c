@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl objects, regions, clients, names, groups, peers, backends and transfers: print the pages of a LIST as a table or as
- * {"objects": [...]}. */
+ * {"objects": [...]}; and rdtctl followers. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -702,4 +702,61 @@ int ctl_backends(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {
         RDT__PB__LIST_KIND__LIST_KIND_BACKENDS, "backends", COLUMNS(backend_columns), add_backend, "no backends", NULL};
     return show_all(ctl, &view, argc, argv);
+}
+
+/* ---- followers, which FOLLOWERS lists ---- */
+
+static const struct ctl_column follower_columns[] = {
+    {"NAME", false},  {"CLIENT", true}, {"CLIENT NAME", false}, {"UID", true},  {"COMMITTED", true}, {"PREPARED", true},
+    {"NEWEST", true}, {"LAG", true},    {"FOR", true},          {"KEPT", true}, {"STATE", false},    {"WHY", false},
+};
+
+static void add_version(struct ctl_table *table, uint64_t version)
+{
+    if (version)
+        ctl_table_add(table, "%llu", (unsigned long long)version);
+    else
+        ctl_table_add(table, "%s", "");
+}
+
+static void add_follower(struct ctl_table *table, const Rdt__Pb__FollowerInfo *f)
+{
+    char text[CTL_HUMAN_BYTES], word[128];
+
+    ctl_table_add(table, "%s", ctl_plain(f->name, word, sizeof word));
+    ctl_table_add(table, "%llu", (unsigned long long)f->client);
+    ctl_table_add(table, "%s", ctl_plain(f->client_name, word, sizeof word));
+    ctl_table_add(table, "%u", f->uid);
+    add_version(table, f->committed);
+    add_version(table, f->prepared);
+    add_version(table, f->newest);
+    ctl_table_add(table, "%llu", (unsigned long long)f->lag);
+    ctl_table_add(table, "%s", f->lag > 0 ? ctl_human_duration(f->lag_ns, text) : "");
+    ctl_table_add(table, "%s", ctl_human_bytes(f->bytes, text));
+    ctl_table_add(table, "%s", f->state);
+    ctl_table_add(table, "%s", ctl_plain(f->failure, word, sizeof word));
+}
+
+static int print_followers(struct ctl *ctl, const ProtobufCMessage *reply)
+{
+    const Rdt__Pb__FollowersReply *followers = (const Rdt__Pb__FollowersReply *)reply;
+    struct ctl_table table;
+    bool printed;
+
+    ctl_table_init(&table, COLUMNS(follower_columns));
+    for (size_t i = 0; i < followers->n_followers; i++)
+        add_follower(&table, followers->followers[i]);
+    printed = ctl_table_print(&table, "nobody follows a name", stdout);
+    ctl_table_fini(&table);
+    if (followers->more > 0)
+        ctl_line("and %llu more", (unsigned long long)followers->more);
+    return printed ? CTL_OK : CTL_FAILED;
+}
+
+int ctl_followers(struct ctl *ctl, int argc, char **argv)
+{
+    Rdt__Pb__Followers request = RDT__PB__FOLLOWERS__INIT;
+    int code = ctl_parse(ctl, NULL, argc, argv, 0, 0, NULL, NULL);
+
+    return code == CTL_GO ? ctl_show(ctl, RDT_MSG_FOLLOWERS, &request.base, print_followers) : code;
 }

@@ -87,6 +87,21 @@ static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *obj
     return status;
 }
 
+enum rdt_status manifest_read(rdt *conn, const rdt_object *object, const struct rdt_ref *name, rdt_manifest **manifest_p,
+                              struct rdt_error *err)
+{
+    rdt_manifest *manifest = calloc(1, sizeof *manifest);
+    enum rdt_status status = manifest ? read_object(manifest, object, name, err) : no_memory(err);
+
+    if (status == RDT_OK) {
+        manifest->conn = conn;
+        *manifest_p = manifest;
+    } else {
+        rdt_manifest_release(manifest);
+    }
+    return status;
+}
+
 bool rdt_object_is_manifest(const rdt_object *object)
 {
     size_t bytes;

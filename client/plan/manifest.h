@@ -23,6 +23,10 @@ struct rdt_manifest {
     struct manifest_part *parts; /* [message->n_parts] */
 };
 
+/* Reads the manifest that the object is, without a hold. name: for errors. Errors: INVALID, UNSUPPORTED, NO_MEMORY. */
+enum rdt_status manifest_read(rdt *conn, const rdt_object *object, const struct rdt_ref *name, rdt_manifest **manifest_p,
+                              struct rdt_error *err);
+
 /* The tensors of all parts, in order of their keys in the manifest, then of the parts: [*n_p], the caller's to free; their
  * pointers are borrowed from the manifest. NULL: no memory. */
 struct source *manifest_sources(const rdt_manifest *manifest, size_t *n_p);

@@ -6,6 +6,8 @@
  *
  * A fetch brings shared mappings on the same node, and on another one either a replica of the part, which all readers of this
  * node share, or a copy of slices. Casts read from there, so the published bytes cross the network and not the wider ones. */
+#include "client/plan/plan.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +53,7 @@ struct rdt_plan {
     size_t n_wants;
     struct want *wants;
 
+    bool all_here;        /* the parts are all on this node, whatever their refs say */
     rdt_manifest *layout; /* of the version that the pieces were computed for, without a hold; NULL: there are none yet */
     uint8_t *near_parts;  /* [parts]: whether each was on this node then */
     struct pieces pieces;
@@ -323,6 +326,8 @@ static bool is_near(const rdt_plan *plan, const struct rdt_ref *ref)
 {
     struct rdt_node_info node;
 
+    if (plan->all_here)
+        return true;
     connection_copy_node(plan->conn, &node);
     return memcmp(ref->node, node.node, sizeof node.node) == 0;
 }
@@ -603,21 +608,71 @@ static enum rdt_status check_twins(const rdt_plan *plan, rdt_object *const *obje
     return RDT_OK;
 }
 
-static void copy_all(const rdt_plan *plan, rdt_object *const *objects, struct rdt_plan_run *run)
+static void copy_load(const rdt_plan *plan, const struct load *load, const rdt_object *object, struct rdt_plan_run *run)
 {
-    for (size_t i = 0; i < plan->n_loads; i++) {
-        const struct load *load = &plan->loads[i];
+    for (size_t at = load->first; at < load->first + load->n; at++) {
+        const struct piece *piece = &plan->pieces.list[plan->order[at]];
+        uint64_t bytes = rdt_dtype_bytes(plan->wants[piece->want].box.dtype);
 
-        for (size_t at = load->first; at < load->first + load->n; at++) {
-            const struct piece *piece = &plan->pieces.list[plan->order[at]];
-            uint64_t bytes = rdt_dtype_bytes(plan->wants[piece->want].box.dtype);
-
-            copy_piece(plan, load, piece, objects[i]);
-            for (uint32_t d = 0; d < plan->wants[piece->want].box.ndim; d++)
-                bytes *= piece->count[d];
-            run->bytes += bytes;
-        }
+        copy_piece(plan, load, piece, object);
+        for (uint32_t d = 0; d < plan->wants[piece->want].box.ndim; d++)
+            bytes *= piece->count[d];
+        run->bytes += bytes;
     }
+}
+
+/* The objects that the loads bring, of the parts. NULL: no memory. */
+static rdt_object **objects_of_loads(const rdt_plan *plan, rdt_object *const *parts)
+{
+    rdt_object **objects = calloc(plan->n_loads + 1, sizeof(rdt_object *));
+
+    for (size_t i = 0; i < plan->n_loads && objects; i++)
+        objects[i] = parts[plan->loads[i].part];
+    return objects;
+}
+
+static void keep_layout(rdt_plan *plan, rdt_manifest *manifest)
+{
+    rdt_request_destroy(manifest->hold);
+    manifest->hold = NULL;
+    plan->layout = manifest;
+}
+
+enum rdt_status plan_fit(rdt_plan *plan, rdt_manifest *manifest, rdt_object *const *parts, bool *kept_p, struct rdt_error *err)
+{
+    rdt_object **objects;
+    bool planned;
+    enum rdt_status status = RDT_OK;
+
+    *kept_p = false;
+    plan->all_here = true;
+    planned = is_planned(plan, manifest);
+    if (!planned)
+        status = make_plan(plan, manifest, err);
+    plan->all_here = false;
+    if (status != RDT_OK)
+        return status;
+    objects = objects_of_loads(plan, parts);
+    status = objects ? RDT_OK : no_memory(err);
+    for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++)
+        status = check_object(manifest, &plan->loads[i], objects[i], err);
+    if (status == RDT_OK)
+        status = check_twins(plan, objects, err);
+    free(objects);
+    if (status == RDT_OK && !planned) {
+        keep_layout(plan, manifest);
+        *kept_p = true;
+    }
+    return status;
+}
+
+uint64_t plan_write(rdt_plan *plan, rdt_object *const *parts)
+{
+    struct rdt_plan_run run = {0};
+
+    for (size_t i = 0; i < plan->n_loads; i++)
+        copy_load(plan, &plan->loads[i], parts[plan->loads[i].part], &run);
+    return run.bytes;
 }
 
 static uint64_t moved_from_others(const rdt_object *object)
@@ -646,7 +701,8 @@ static enum rdt_status run_version(rdt_plan *plan, const rdt_manifest *manifest,
         status = check_twins(plan, objects, err);
     if (status == RDT_OK) {
         began_ns = clock_now_ns();
-        copy_all(plan, objects, run);
+        for (size_t i = 0; i < plan->n_loads; i++)
+            copy_load(plan, &plan->loads[i], objects[i], run);
         run->copy_ns = clock_now_ns() - began_ns;
     }
     rdt_cork(plan->conn);
@@ -695,13 +751,10 @@ enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns,
         rdt_error_prefix(err, "version %llu", (unsigned long long)run.version);
     run.parts = count_parts(plan);
     run.pieces = plan->pieces.n;
-    if (run.planned && plan->order) { /* the layout of the sources is kept for a comparison; the hold is dropped */
-        rdt_request_destroy(manifest->hold);
-        manifest->hold = NULL;
-        plan->layout = manifest;
-    } else {
+    if (run.planned && plan->order) /* the layout of the sources is kept for a comparison; the hold is dropped */
+        keep_layout(plan, manifest);
+    else
         rdt_manifest_release(manifest);
-    }
     if (status == RDT_OK && run_p)
         *run_p = run;
     return status;

@@ -26,6 +26,7 @@
 #include "daemon/calls/event_log.h"
 #include "daemon/directory/directory.h"
 #include "daemon/directory/directory_names.h"
+#include "daemon/follows/follow.h"
 #include "daemon/objects/names.h"
 #include "daemon/peers/holds.h"
 #include "daemon/transfers/transfer.h"
@@ -164,6 +165,7 @@ struct call_waits {
     struct name_seeker seeker;
     struct claim_waiter claim;
     struct part_waiter part;
+    struct prepare_waiter prepare;
     struct region_waiter range;
     struct region *region;    /* whose range it waits for, a reference */
     struct client_wake wake;  /* queued when the event has come: the call is answered in a turn of its client */

@@ -320,6 +320,10 @@ const struct option_key option_keys[] = {
      .help =
          "The most address space that the daemon's mappings of one user's regions take. 0 means all that they may take, less "
          "the eighth that is for others."},
+    {LIMIT_ROW(owner, followed_bytes, OPTION_BYTES, USAGE_FOLLOWED_BYTES), .fallback = "0",
+     .help = "The most memory of versions that the daemon keeps for one user's followers of names. A version that does not fit "
+             "beside "
+             "the one before waits until a follower has committed that one. 0 means up to memory_limit."},
     {ROW("limits", "version_max_tensors", OPTION_UINT, version_max_tensors, 1, MANIFEST_MAX_BOXES), .reload = RELOAD_ALWAYS,
      .fallback = "1000000",
      .help = "The most tensors of one version of a name that several processes publish in parts. The list of them is memory of "

@@ -30,6 +30,7 @@ void client_init(struct client *client, uint64_t id)
     list_init(&client->link);
     list_init(&client->objects);
     list_init(&client->leases);
+    list_init(&client->followers);
     list_init(&client->rpc.calls);
     list_init(&client->wakes);
     list_init(&client->read_barriers);

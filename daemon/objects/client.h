@@ -62,6 +62,7 @@ struct client_transfers {
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
     char maps[128];       /* kinds of memory that the client can map: " cuda " */
+    bool maps_nothing;    /* it belongs to the daemon itself: answers carry no descriptors */
     char *mapped_devices; /* " cuda:UUID cuda:UUID ", the preferred one first. NULL, or none of a kind: all of that kind */
 };
 
@@ -152,6 +153,7 @@ struct client {
     struct list objects; /* struct object.by_producer: objects that it put and has not freed */
     unsigned n_objects;
     struct list leases;    /* struct name.by_publisher: names that end with the client */
+    struct list followers; /* struct follower.by_client (daemon/follows) */
     struct map regions;    /* region id -> struct region, one reference each: the regions that it may name */
     size_t reaped_regions; /* how far client_fini has walked that map */
     struct client_holds holds;

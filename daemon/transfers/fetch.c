@@ -441,7 +441,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     struct transfer *transfer;
     struct rdt_ref ref;
     enum rdt_status status;
-    bool joins = false, is_here;
+    struct object *held = NULL;
+    bool joins = false, is_here, trusted = false;
 
     if (item->handle == 0 || map_get_u64(&client->transfers.fetches, item->handle))
         return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
@@ -458,7 +459,9 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         return status;
     place_name(transfers, client, &ref);
     is_here = node_is_here(transfers->node, ref.node, ref.address);
-    if (!twin && !is_here) {
+    if (transfers->held.find)
+        held = transfers->held.find(transfers->held.follows, client, &ref, &trusted);
+    if (!twin && !is_here && !held) {
         twin = find_joinable(transfers, client, message, item, &ref);
         joins = twin;
         transfers->counts->fetches_joined += joins;
@@ -467,9 +470,12 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         *transfer_p = NULL;
         return join(client, twin, message, item, joins, err);
     }
-    transfer = transfer_new(transfers, is_here ? &transfer_local_kind : &transfer_pull_kind, client, client->account, &ref);
+    transfer =
+        transfer_new(transfers, is_here || held ? &transfer_local_kind : &transfer_pull_kind, client, client->account, &ref);
     if (!transfer)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
+    if (held)
+        transfer_local_hold(transfer, held, trusted);
     transfer->wish.mode = message->mode;
     transfer->wish.meta_only = message->meta_only;
     transfer->wish.self_copy_bytes = message->self_copy_bytes;

@@ -183,6 +183,15 @@ struct transfers_ends {
     void *closed_arg;
 };
 
+struct follows;
+
+struct transfers_held { /* of the room follows */
+    struct follows *follows;
+    /* What the client has of that object without asking the object's node, and whether pickles in it are trusted. NULL: it has
+     * nothing; as a member: nobody has. */
+    struct object *(*find)(struct follows *follows, const struct client *client, const struct rdt_ref *ref, bool *trusted_p);
+};
+
 struct transfers {
     const struct events *events; /* NULL: no client watches events */
     uv_loop_t *loop;
@@ -211,6 +220,7 @@ struct transfers {
     struct list broadcasts;       /* struct broadcast.link: of this node's objects (broadcast.h) */
     /* struct remote.link: one for each node that was ever asked or served */
     struct list remotes;
+    struct transfers_held held;
     bool refuse_parked; /* the daemon takes no more puts, so nothing may wait for one */
     bool closing;
     struct transfers_ends ends;

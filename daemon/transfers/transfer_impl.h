@@ -92,6 +92,7 @@ struct answers {
     enum path_kind how;
     bool notice; /* the next answer says that the object may still be written */
     bool pickles_trusted;
+    bool snapshot; /* the object never changes */
     uint64_t bytes_moved;
     struct rdt_error *why; /* owned; of fetches that have failed */
 };
@@ -245,6 +246,9 @@ enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_
  *
  * Serves the transfer from the object, which the caller holds. Answers its fetches and ends it, or starts a copy. */
 void transfer_local_serve(struct transfer *transfer, struct object *object);
+
+/* The transfer, which has not begun, is of that object, wherever its ref may lead. */
+void transfer_local_hold(struct transfer *transfer, struct object *object, bool pickles_trusted);
 
 /* Holds and pins the object, allocates memory for the reader and copies the tensors there. Ends the transfer when that is done
  * or has failed. */

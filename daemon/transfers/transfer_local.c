@@ -407,6 +407,14 @@ static void start_named(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
 }
 
+void transfer_local_hold(struct transfer *transfer, struct object *object, bool pickles_trusted)
+{
+    object_hold(object);
+    transfer->local.woken = object;
+    transfer->local.from_replica = object->kind == OBJECT_REPLICA;
+    transfer->local.pickles_trusted = pickles_trusted;
+}
+
 static void start(struct transfer *transfer)
 {
     struct object_table *objects = transfer->transfers->objects;
@@ -414,6 +422,11 @@ static void start(struct transfer *transfer)
     struct object *object;
     enum rdt_status status;
 
+    if (transfer->local.woken) {
+        reservation_join(transfer, NULL);
+        on_wake(&transfer->local.wake);
+        return;
+    }
     if (transfer->ref.is_name) {
         start_named(transfer);
         return;

@@ -32,6 +32,7 @@ static void result_init(struct result *result, const struct fetch *fetch, const 
     result->done.version = transfer->version;
     result->done.path = (char *)transfer->record.path;
     result->done.pickles_trusted = transfer->answers.pickles_trusted;
+    result->done.snapshot = transfer->answers.snapshot;
     result->done.elapsed_ns = (int64_t)(uv_hrtime() - transfer->record.began_ns);
     result->done.bytes_moved = transfer->answers.bytes_moved;
     result->regions = NULL;
@@ -133,7 +134,7 @@ static bool has_fd(const struct fetch *fetch, const struct region *region)
 {
     const struct client_fd *out = &fetch->client->transfers.fds_out[region->id % CLIENT_FDS_OUT];
 
-    if (mapped_has(&fetch->client->mapped, region))
+    if (fetch->client->transfers.maps_nothing || mapped_has(&fetch->client->mapped, region))
         return true;
     return fetch->message != 0 && out->message == fetch->message && out->region == region->id &&
            out->generation == region->generation;
@@ -299,9 +300,19 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
     return true;
 }
 
+static bool is_snapshot(const struct transfer *transfer)
+{
+    const struct object *object = transfer->answers.object;
+
+    if (transfer->kind->pulls)
+        return transfer->pull.answer.snapshot;
+    return object && (object->memory.chunk || object_is_constant(object));
+}
+
 /* Notes what the transfer knows only until it ends. */
 static void answer_all(struct transfer *transfer, void (*one)(struct fetch *))
 {
+    transfer->answers.snapshot = is_snapshot(transfer);
     transfer->answers.pickles_trusted = transfer->kind->pickles_trusted(transfer);
     transfer->answers.bytes_moved = transfer->record.bytes_done;
     transfer_answer(transfer, one);

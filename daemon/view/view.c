@@ -80,6 +80,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.stored_objects = rpc->storage->n_objects;
     reply.stored_names = rpc->storage->n_names;
     reply.stored_bytes = rpc->objects->accounts->node.used[USAGE_STORED_BYTES];
+    reply.followed_bytes = rpc->objects->accounts->node.used[USAGE_FOLLOWED_BYTES];
     reply.socket = rpc->options->socket;
     list_for_each (node, plugins_memory_kinds(rpc->plugins))
         n += container_of(node, struct memory_kind, link)->available;

@@ -97,6 +97,7 @@ static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullM
     transfer->record.ref = ref;
     transfer->record.bytes = transfer->move.stream_bytes;
     transfer->pull.answer.contiguous = meta->contiguous;
+    transfer->pull.answer.snapshot = meta->snapshot;
     if (!transfer->pull.subpull.parent && subpulls_read_places(transfer, meta, err) != RDT_OK)
         return err->status;
     text_copy(transfer->pull.answer.preferred, sizeof transfer->pull.answer.preferred, meta->transport);

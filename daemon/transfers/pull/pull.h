@@ -53,6 +53,7 @@ enum pull_answer_state { ANSWER_NONE, ANSWER_PARKED, ANSWER_ARRIVED };
 struct pull_answer {
     uint8_t state;      /* enum pull_answer_state */
     bool contiguous;    /* every tensor is contiguous at the owner */
+    bool snapshot;      /* the object never changes */
     char preferred[65]; /* the transport that the producer prefers; "": none */
     char memory[65];    /* the memory kind of the tensors */
     char producer[65];  /* the name of the client that put the object; "": it has ended */

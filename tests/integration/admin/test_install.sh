@@ -17,7 +17,7 @@ make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" 
 expected=(
   etc/rdtd/rdtd.conf
   usr/local/bin/rdt{-check-backend,ctl,d,d-keeper}
-  usr/local/include/rdt/{rdt,rdt_backend,rdt_delta,rdt_devices,rdt_dtype,rdt_groups,rdt_info,rdt_many,rdt_plan,rdt_plugin,rdt_put_flags,rdt_ref,rdt_status}.h
+  usr/local/include/rdt/{rdt,rdt_backend,rdt_delta,rdt_devices,rdt_dtype,rdt_follow,rdt_groups,rdt_info,rdt_many,rdt_plan,rdt_plugin,rdt_put_flags,rdt_ref,rdt_status}.h
   usr/local/lib/librdt.so{,.0,.0.1.0}
   usr/local/lib/pkgconfig/rdt.pc
   usr/local/lib/rdtd/rdt_{host,stream,ucx}.so

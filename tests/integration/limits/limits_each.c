@@ -490,6 +490,8 @@ Test(limits_each, none_is_forgotten)
         known |= strncmp(line, "owner_max_stored_bytes", 22) == 0;
         /* shards_many::more_tensors_than_version_max_tensors_are_refused */
         known |= strncmp(line, "version_max_tensors", 19) == 0;
+        /* follow::next_version_waits_where_two_do_not_fit */
+        known |= strncmp(line, "owner_max_followed_bytes", 24) == 0;
         known |= strstr(line, "_max_mapp") != NULL; /* unmapped::refused_mapping_names_each_limit */
         if (line[0] == '[')
             limits = strcmp(line, "[limits]") == 0;

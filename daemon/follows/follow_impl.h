@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private to the room follows.
+ *
+ *   follow.c           followed names, their followers, and what these are told
+ *   follow_fetch.c     the states of a followed name: seeks, holds, fetches
+ *   follow_version.c   a version and its objects
+ */
+#ifndef DAEMON_FOLLOW_IMPL_H
+#define DAEMON_FOLLOW_IMPL_H
+
+#include "daemon/follows/follow.h"
+
+#define FOLLOW_KEY_MAX_BYTES (2u * OWNER_KEY_MAX_BYTES + 16u + 65u)
+#define FOLLOW_MAX_OBJECTS 4097u /* of a version: its manifest, and SHARDS_MAX_RANKS parts */
+
+/* ---- versions ---- */
+
+struct follow_object {   /* of a version: what a client would name by `ref` */
+    uint8_t key[16 + 8]; /* node, generation */
+    struct rdt_ref ref;
+    uint64_t bytes;        /* that the manifest says; of the version's own object: that its tensors have */
+    struct object *object; /* with a hold; NULL: it is not here yet */
+    bool trusted;          /* pickles in it */
+};
+
+/* The objects of a version: the first is its own, a manifest or the only one; the others are its parts. Readers of several
+ * followers may have it, beside the followed name itself. */
+struct follow_version {
+    struct follow *follow;
+    struct list link; /* in follow->dying, once nobody refers to it */
+    unsigned refs;
+    uint64_t number, seen_ns, whole_ns;
+    uint64_t bytes;       /* of all tensors */
+    uint64_t bytes_moved; /* from other nodes */
+    uint64_t charged;     /* USAGE_FOLLOWED_BYTES */
+    uint64_t heap_bytes;  /* charged for it */
+    bool is_manifest;
+    bool committed;                /* a follower has committed it */
+    uint32_t n_objects, n_here;    /* n_here: how many are whole on this node */
+    uint32_t next;                 /* the first that has not been asked for; while it ends: that has not been dropped */
+    struct map by_ref;             /* struct follow_object.key -> struct follow_object */
+    struct follow_object *objects; /* [n_objects] */
+};
+
+/* What the answer to a fetch of the name without its bytes says. The parts of a version are charged as heap. Errors:
+ * UNSUPPORTED (it is no snapshot), INVALID (it cannot be read), LIMIT, NO_MEMORY. */
+enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, struct follow_version **version_p,
+                               struct rdt_error *err);
+struct follow_version *version_ref(struct follow_version *version);        /* returns its argument */
+void version_unref(struct follow_version *version);                        /* NULL is fine. Its objects are dropped in slices */
+bool version_drop_some(struct follow_version *version, uint64_t until_ns); /* true: it has been freed */
+
+/* Takes over what a fetch has brought for object i: ends the hold. */
+enum rdt_status version_take(struct follow_version *version, uint32_t i, const Rdt__Pb__FetchDone *done, struct hold *hold,
+                             struct rdt_error *err);
+struct follow_object *version_find(const struct follow_version *version, const struct rdt_ref *ref);
+
+bool follower_has(const struct follower *follower, const struct rdt_ref *ref, uint64_t version); /* it has committed it */
+bool follow_needed(const struct follow *follow, const struct rdt_ref *ref, uint64_t version);    /* a follower has not */
+
+static inline const struct rdt_ref *version_ref_of(const struct follow_version *version)
+{
+    return &version->objects[0].ref;
+}
+
+/* ---- followed names ---- */
+
+enum follow_state { FOLLOW_SEEKING, FOLLOW_FULL, FOLLOW_HOLDING, FOLLOW_FETCHING, FOLLOW_PAUSING, FOLLOW_ENDED };
+
+struct follow {
+    struct list link; /* ENDED: in follows->ended */
+    struct follows *follows;
+    struct account *account; /* of the user of its followers, a reference */
+    struct rdt_ref name;
+    struct sm sm;         /* enum follow_state */
+    struct slice work;    /* does what the state wants */
+    struct client client; /* fetches; nobody is connected to it */
+    uint64_t serial;      /* of the present attempt: answers to earlier ones are passed over */
+    bool asked;           /* SEEKING, HOLDING: the answer has not come */
+    unsigned n_under_way; /* FETCHING: fetches without an answer */
+    bool again;           /* the next fetch asks for any version: the node of the name may count anew */
+    uint64_t pause_ns;    /* of the next failure; 0: the last attempt went well */
+    struct deadline pause;
+    uint64_t newest, newest_ns; /* the newest version that is known, and since when */
+    struct rdt_ref newest_ref;  /* generation 0: none is known */
+    struct follow_version *arriving, *whole;
+    struct list dying;     /* struct follow_version.link */
+    struct list followers; /* struct follower.by_follow */
+    unsigned n_followers;
+    struct list waiters, telling; /* struct prepare_waiter.link; telling: they try again in the next slice */
+    struct rdt_error failure;     /* of the last attempt; status OK: it went well */
+    uint64_t failure_number;      /* followers are told it; 0: they are not, because the next attempt may go well */
+    uint64_t n_failures;          /* that they were told */
+    struct rdt_error noted;       /* what an answer has said, until the next slice; status OK: nothing */
+    bool noted_of_version;        /* it is about a version, not about the name */
+    uint16_t key_bytes;
+    uint8_t key[FOLLOW_KEY_MAX_BYTES];
+};
+
+void follow_fetch_init(struct follow *follow);
+void follow_seek_again(struct follow *follow); /* a new follower may need a version that the others have */
+void follow_stop(struct follow *follow);       /* the daemon is draining: its fetches end */
+void follow_tell(struct follow *follow);       /* those who wait for a version try again */
+
+/* ENDED: releases a part of what it had. true: it is freed. */
+bool follow_end_some(struct follow *follow, uint64_t until_ns);
+
+/* Something has changed: the name works on, in a slice. */
+static inline void follow_look(struct follow *follow)
+{
+    slice_start(&follow->follows->deadlines->slices, &follow->work);
+}
+
+#endif
