@@ -73,6 +73,7 @@ static void call_free(struct call *call)
     name_waiter_remove(&call->waits.named);
     name_seeker_remove(&call->waits.seeker);
     claim_waiter_remove(&call->waits.claim);
+    growth_waiter_remove(&call->waits.growth);
     list_remove(&call->waits.range.link);
     region_unref(call->waits.region);
     account_unref(call->account);

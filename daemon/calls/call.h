@@ -166,6 +166,7 @@ struct call_waits {
     struct claim_waiter claim;
     struct part_waiter part;
     struct prepare_waiter prepare;
+    struct growth_waiter growth;
     struct region_waiter range;
     struct region *region;    /* whose range it waits for, a reference */
     struct client_wake wake;  /* queued when the event has come: the call is answered in a turn of its client */

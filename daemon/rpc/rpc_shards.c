@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PUBLISH_PART and SHARDS: versions of a name that consist of many objects (shards.h). */
+/* PUBLISH_PART, GROWING and SHARDS: versions of a name that consist of many objects (shards.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -349,6 +349,98 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
     else if (status == RDT_AGAIN)
         status = call_wait_for_claim(call, timeout_ns, err);
     description_fini(&description);
+    return status;
+}
+
+/* ---- GROWING ---- */
+
+struct growing { /* what a deferred call asks for */
+    struct rdt_ref name;
+    uint64_t growth;
+    uint32_t from;
+};
+
+static void reply_growth(struct call *call, const struct growth *growth)
+{
+    Rdt__Pb__GrowingReply reply = RDT__PB__GROWING_REPLY__INIT;
+    Rdt__Pb__Ref parts[GROWTH_PARTS], *list[GROWTH_PARTS];
+    uint64_t bytes[GROWTH_PARTS];
+
+    for (uint32_t i = 0; i < growth->n; i++) {
+        wire_ref_from(&growth->parts[i].ref, &parts[i]);
+        list[i] = &parts[i];
+        bytes[i] = growth->parts[i].bytes;
+    }
+    reply.growth = growth->number;
+    reply.step = growth->step;
+    reply.parts = list;
+    reply.bytes = bytes;
+    reply.n_parts = reply.n_bytes = growth->n;
+    reply.ended = growth->ended;
+    reply.version = growth->version;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+static void on_growing_end(struct call *call)
+{
+    free(call->waiting);
+    call->waiting = NULL;
+}
+
+static void on_news(struct growth_waiter *waiter)
+{
+    struct call *call = container_of(waiter, struct call, waits.growth);
+    const struct growing *growing = call->waiting;
+    struct growth growth;
+    struct rdt_error err;
+    enum rdt_status status = shards_growth(call->rpc->shards, &growing->name, call->account, growing->growth, growing->from,
+                                           &call->waits.growth, &growth, &err);
+
+    if (status == RDT_AGAIN)
+        return;
+    on_growing_end(call);
+    call->on_end = NULL;
+    if (status == RDT_OK)
+        reply_growth(call, &growth);
+    else
+        call_fail(call, &err);
+}
+
+enum rdt_status rpc_growing(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Growing *message = request;
+    struct growing *growing;
+    struct growth growth;
+    struct rdt_ref ref;
+    enum rdt_status status = call_ref(message->name, &ref, err);
+
+    if (status == RDT_OK && !ref.is_name)
+        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", ref.id);
+    if (status != RDT_OK)
+        return status;
+    growth_waiter_remove(&call->waits.growth); /* if the name has been looked for meanwhile */
+    if (call->waiting)
+        on_growing_end(call);
+    (void)call_place_known(call, &ref);
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, message->timeout_ns, err);
+    call->waits.growth.on_news = on_news;
+    status = shards_growth(call->rpc->shards, &ref, call->account, message->growth, message->from, &call->waits.growth, &growth,
+                           err);
+    if (status == RDT_OK)
+        reply_growth(call, &growth);
+    if (status != RDT_AGAIN)
+        return status;
+    growing = malloc(sizeof *growing);
+    if (!growing)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for parts");
+    *growing = (struct growing){ref, message->growth, message->from};
+    call->waiting = growing;
+    status = call_defer(call, message->timeout_ns, on_growing_end, err);
+    if (status == RDT_OK)
+        status = call_seek_name(call, &ref, err);
+    if (status != RDT_OK)
+        on_growing_end(call);
     return status;
 }
 

@@ -17,6 +17,8 @@ static void set_held(struct part *part, bool held)
     part->held = held;
     version->n_held += held ? 1 : -1u;
     version->ranks[part->rank].n_held += held ? 1 : -1u;
+    if (held && version->state == VERSION_FILLING)
+        version_growth_add(version, part);
 }
 
 /* A version that is not complete can no longer become complete. */

@@ -41,8 +41,8 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
         row->of = version->of;
         row->age_ns = (int64_t)(now_ns - version->began_ns);
         row->pieces = version->n_pieces;
-        row->tensors = version->n_tensors;
-        row->bytes = version->bytes;
+        row->tensors = version->growth.n_tensors;
+        row->bytes = version->growth.bytes;
         row->ranks = calloc(version->of, sizeof *row->ranks);
         row->growing = calloc(version->of, sizeof *row->growing);
         for (uint32_t i = 0; row->ranks && row->growing && i < version->of; i++)

@@ -24,6 +24,7 @@ void shards_init(struct shards *shards)
 {
     shards->failures.every_ns = FAILURE_LINES_NS;
     map_init(&shards->names);
+    map_init(&shards->watched);
     list_init(&shards->ended);
 }
 
@@ -138,6 +139,7 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
     list_init(&version->manifest.link);
     list_init(&version->waiters);
     map_init(&version->by_piece);
+    version_growth_init(version);
     version->uses_claim = directory_names_use(name->shards->directory_names, &account->owner,
                                               (const uint8_t *)shard_name_id(name), name->id_bytes);
     version_holder_init(version);
@@ -214,6 +216,7 @@ static bool run_slice(struct slice *slice, uint64_t until_ns)
     account_give(version->account, USAGE_HEAP, version->heap_bytes);
     account_unref(version->account);
     map_fini(&version->by_piece);
+    free(version->growth.held);
     free(version->parts);
     free(version->ranks);
     free(version);
@@ -234,6 +237,8 @@ void version_end(struct version *version)
 
     if (name->current == version)
         name->current = NULL;
+    if (version->state == VERSION_FILLING)
+        version_growth_end(version);
     end_claim(version);
     object_waiter_remove(&version->manifest);
     deadline_unset(version->shards->deadlines, &version->settle);
@@ -384,6 +389,7 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
     version->state = VERSION_COMPLETE;
     version->number = number;
     end_claim(version);
+    version_growth_end(version);
     name->current = version;
     name->shards->counts->shard_versions++;
     log_debug("step %llu of \"%.*s\" is complete: version %llu, %u parts", (unsigned long long)version->step, name->id_bytes,
@@ -588,8 +594,9 @@ enum rdt_status version_add_part(struct version *version, const struct shard_par
     *part = (struct part){
         .version = version, .rank = from->rank, .piece = from->piece, .number = version->n_pieces, .ref = from->object};
     version->parts[version->n_pieces++] = part;
-    version->bytes += from->bytes;
-    version->n_tensors += from->layout ? from->layout->count : 0;
+    part->bytes = from->bytes;
+    version->growth.bytes += from->bytes;
+    version->growth.n_tensors += from->layout ? from->layout->count : 0;
     rank->n_pieces++;
     rank->last = from->piece > rank->last ? from->piece : rank->last;
     *part_p = part;
@@ -677,5 +684,6 @@ void shards_clear(struct shards *shards)
         slice_stop(&version->slice);
         (void)run_slice(&version->slice, UINT64_MAX);
     }
+    growth_clear(shards);
     map_fini(&shards->names);
 }

@@ -55,6 +55,7 @@ struct shards { /* the creator fills what stands above `names` */
     Rdt__Pb__StatusReply *counts;
     struct shards_above above;
     struct map names;         /* owner and name -> struct shard_name */
+    struct map watched;       /* the same -> struct growth_watch */
     struct list ended;        /* struct version.link: what they hold is being released, in slices of the loop */
     struct log_rare failures; /* publishers can cause any number of failures */
     uint32_t max_tensors;     /* of one version: version_max_tensors */
@@ -111,6 +112,38 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
  * others when it comes within a minute, unless that rank has tried again by then. Errors: INVALID, NO_MEMORY. */
 enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *part, const char *why,
                                struct rdt_error *err);
+
+/* Somebody who wants to know the parts of a version before it is complete, to fetch them ahead. Embedded; zeroed before its
+ * first use. */
+struct growth_waiter {
+    struct list link;
+    struct growth_watch *watch; /* NULL: it does not wait */
+    struct account *account;    /* of the requester; charged for `watch` */
+    /* Called once, when shards_growth may be tried again. The waiter does not wait any more. */
+    void (*on_news)(struct growth_waiter *waiter);
+};
+
+#define GROWTH_PARTS 64u
+
+struct growth_part {
+    struct rdt_ref ref;
+    uint64_t bytes;
+};
+
+struct growth { /* of a version that is not complete, or was not when the requester asked before */
+    uint64_t number, step;
+    bool ended;
+    uint64_t version;                       /* if it has ended; 0: it failed */
+    struct growth_part parts[GROWTH_PARTS]; /* [n] that are held */
+    uint32_t n;
+};
+
+/* Returns what is new about the version with the number `growth`, of whose parts the requester knows `from`; 0: about any
+ * version of the name that is not complete and may be seen by the requester. AGAIN: nothing is new, and the waiter waits.
+ * Errors: LIMIT, NO_MEMORY. */
+enum rdt_status shards_growth(struct shards *shards, const struct rdt_ref *name, struct account *requester, uint64_t growth,
+                              uint32_t from, struct growth_waiter *waiter, struct growth *growth_p, struct rdt_error *err);
+void growth_waiter_remove(struct growth_waiter *waiter); /* does nothing if it does not wait */
 
 /* Describes the name's versions in *reply_p, except reply->manifest. The caller frees it by shards_view_fini. */
 enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *name,

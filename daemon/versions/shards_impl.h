@@ -7,6 +7,7 @@
  *   shard_check.c      has a worker check this, and write the manifest
  *   shard_manifest.c   the manifest of a complete version
  *   shard_restore.c    complete versions of an earlier daemon
+ *   shard_growth.c     what nodes are told of a version that is not complete
  *   shard_view.c       the reply of SHARDS
  */
 #ifndef DAEMON_SHARDS_IMPL_H
@@ -46,7 +47,8 @@ struct part { /* a whole part, or a piece of one that grows */
     struct part_waiter *waiter; /* NULL: the publisher was told, or has left */
     struct rdt_ref ref;
     struct object_waiter gone; /* of the object, if it is on this node: a forced free ends the hold */
-    bool held;                 /* COMPLETE: false: the part is lost: it did not survive a daemon, or was freed by force */
+    uint64_t bytes;
+    bool held; /* COMPLETE: false: the part is lost: it did not survive a daemon, or was freed by force */
 };
 
 struct shard_rank {     /* a publisher's part */
@@ -56,6 +58,14 @@ struct shard_rank {     /* a publisher's part */
     uint32_t n_held;
     uint32_t last; /* the highest number of a piece that is there */
     bool begun;    /* its publisher has said something */
+};
+
+struct version_growth {        /* what is there before the version is complete */
+    uint64_t number;           /* random */
+    uint64_t n_tensors, bytes; /* of all parts */
+    uint32_t *held;            /* [n_held] numbers of parts, in the order in which they were held */
+    uint32_t n_held;
+    size_t room;
 };
 
 enum version_state { VERSION_FILLING, VERSION_COMPLETE, VERSION_ENDED };
@@ -71,11 +81,11 @@ struct version {
     uint32_t of, n_parts;      /* ranks; those whose parts are there, with all pieces */
     uint32_t n_pieces, n_held; /* of `parts` */
     Rdt__Pb__Visibility visibility;
-    struct shard_rank *ranks;      /* [of] */
-    struct part **parts;           /* [n_pieces], in the order of their arrival */
-    size_t room;                   /* of `parts` */
-    struct map by_piece;           /* rank and piece (part_key) -> struct part, until the version is complete */
-    uint64_t n_tensors, bytes;     /* of all parts */
+    struct shard_rank *ranks; /* [of] */
+    struct part **parts;      /* [n_pieces], in the order of their arrival */
+    size_t room;              /* of `parts` */
+    struct map by_piece;      /* rank and piece (part_key) -> struct part, until the version is complete */
+    struct version_growth growth;
     struct list waiters;           /* struct part_waiter.link: the publishers, in the order of their messages */
     struct shard_check *check;     /* FILLING: its boxes so far */
     struct client holder;          /* has the holds on the parts; nobody is connected to it */
@@ -133,6 +143,13 @@ static inline enum rdt_status version_charge(struct version *version, uint64_t *
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
 /* Takes it off its name. Its publishers are answered, and all that it holds is released, in slices. */
 void version_end(struct version *version);
+
+/* ---- shard_growth.c ---- */
+
+void version_growth_init(struct version *version);
+void version_growth_add(struct version *version, const struct part *part); /* the part is held */
+void version_growth_end(struct version *version);                          /* it is complete, or has failed */
+void growth_clear(struct shards *shards);                                  /* nobody waits any more */
 
 /* ---- shard_check.c ---- */
 

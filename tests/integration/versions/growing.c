@@ -3,6 +3,7 @@
  * */
 #include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/actor.h"
+#include "wire_ref.h"
 
 #include <pthread.h>
 
@@ -276,4 +277,99 @@ Test(growing, what_one_rank_may_not_do_is_named)
     must_ok(rdt_unpublish(conn, &name, &err));
     wait_until(LONG, objects_on(0) == 0);
     end_shards(conn, other);
+}
+
+/* ---- what nodes are told of a version that is not complete ---- */
+
+struct asking {
+    rdt *conn;
+    struct rdt_ref name;
+    uint64_t growth;
+    uint32_t from;
+    int64_t timeout_ns;
+    struct rdt_error err;
+    Rdt__Pb__GrowingReply *reply; /* NULL: it failed */
+};
+
+static void *ask(void *arg)
+{
+    struct asking *asking = arg;
+    Rdt__Pb__Growing request = RDT__PB__GROWING__INIT;
+    ProtobufCMessage *reply = NULL;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(&asking->name, &wire);
+    request.name = &wire;
+    request.growth = asking->growth;
+    request.from = asking->from;
+    request.timeout_ns = asking->timeout_ns;
+    (void)call(asking->conn, RDT_MSG_GROWING, &request.base, LONG, &reply, &asking->err);
+    asking->reply = (Rdt__Pb__GrowingReply *)reply;
+    return NULL;
+}
+
+static Rdt__Pb__GrowingReply *must_hear(rdt *conn, const struct rdt_ref *name, uint64_t growth, uint32_t from)
+{
+    struct asking asking = {.conn = conn, .name = *name, .growth = growth, .from = from, .timeout_ns = LONG};
+
+    (void)ask(&asking);
+    must_say(asking.reply, "%s", asking.err.msg);
+    return asking.reply;
+}
+
+static void release(Rdt__Pb__GrowingReply *reply)
+{
+    rdt__pb__growing_reply__free_unpacked(reply, NULL);
+}
+
+Test(growing, nodes_are_told_of_each_piece_and_of_the_end)
+{
+    rdt *conns[2] = {begin_shards(2), on(1)};
+    struct rdt_ref name = name_on(0, "policy", 0);
+    uint64_t version = 0;
+
+    for (uint64_t step = 1; step <= 4; step++) {
+        rdt *conn = conns[step % 2], *reader = conns[(step / 2) % 2];
+        struct asking asking = {.conn = reader, .name = name, .timeout_ns = LONG};
+        pthread_t thread;
+
+        cr_assert_eq(pthread_create(&thread, NULL, ask, &asking), 0); /* waits for the first piece */
+        rdt_publishing *publishing = begin_publishing(conn, &name, step, 0, 1);
+        must_ok(add(publishing, step, 0, &err));
+        cr_assert_eq(pthread_join(thread, NULL), 0);
+        must_say(asking.reply && asking.reply->n_parts == 1 && asking.reply->step == step && !asking.reply->ended, "%s",
+                 asking.err.msg);
+        uint64_t growth = asking.growth = asking.reply->growth, bytes = asking.reply->bytes[0];
+        must(growth != 0 && bytes == (uint64_t)elements(0) * sizeof(float));
+        release(asking.reply);
+        asking.from = 1;
+        asking.timeout_ns = 10 * MSEC;
+        (void)ask(&asking);
+        must(!asking.reply && asking.err.status == RDT_TIMED_OUT && strstr(asking.err.msg, "no version of the name has grown"));
+        asking.timeout_ns = LONG;
+        cr_assert_eq(pthread_create(&thread, NULL, ask, &asking), 0);
+        must_ok(add(publishing, step, 4, &err));
+        cr_assert_eq(pthread_join(thread, NULL), 0);
+        must(asking.reply && asking.reply->n_parts == 1 && asking.reply->growth == growth);
+        struct rdt_ref ref;
+        must_ok(wire_ref_to(asking.reply->parts[0], &ref, &err));
+        release(asking.reply);
+        rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO); /* it can be fetched ahead */
+        must(rdt_object_count(object) == 1);
+        rdt_release(object);
+        asking.from = 2;
+        cr_assert_eq(pthread_create(&thread, NULL, ask, &asking), 0);
+        if (step % 2)
+            must_ok(rdt_publishing_end(publishing, LONG, &version, &err));
+        rdt_publishing_destroy(publishing);
+        cr_assert_eq(pthread_join(thread, NULL), 0);
+        must(asking.reply && asking.reply->ended && asking.reply->n_parts == 0);
+        must(asking.reply->version == (step % 2 ? version : 0));
+        release(asking.reply);
+        release(must_hear(reader, &name, growth, 0)); /* that it has ended */
+    }
+    must_ok(rdt_unpublish(conns[0], &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    end_shards(conns[0], conns[1]);
 }
