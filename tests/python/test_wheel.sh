@@ -34,7 +34,7 @@ for python in $RDT_PYTHONS; do
   (cd "$dir" && env -i "$dir/$tag/bin/python" -I -c "$alone") || fail "the wheel does not work alone"
 
   extension=$(compgen -G "$dir/$tag/lib/python*/site-packages/rdtd/_rdt.*.so") || fail "no extension was installed"
-  others=$(readelf -d "$extension" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vxE 'lib(c|pthread|dl)\.so\.[0-9]+')
+  others=$(readelf -d "$extension" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vxE 'lib(c|pthread|dl)\.so\.[0-9]+|ld-linux-[a-z0-9-]+\.so\.[0-9]+')
   [[ -z $others ]] || fail "the wheel needs $others"
   newest=$(readelf -V "$extension" | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
   ((${newest#GLIBC_2.} <= 28)) || fail "the wheel needs $newest"
