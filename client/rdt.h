@@ -332,9 +332,10 @@ enum rdt_fetch_mode {
     RDT_FETCH_COW = 3,
 };
 
-/* A box of one tensor: the elements [start[d], start[d] + count[d]) in every dimension d. */
+/* A box of one tensor: the elements [start[d], start[d] + count[d]) in every dimension d below ndim, and all in the others. A
+ * count of 0: nothing of the tensor. */
 struct rdt_slice {
-    uint32_t ndim;        /* the tensor's number of dimensions; 0: the whole tensor */
+    uint32_t ndim;        /* at most the tensor's number of dimensions; 0: the whole tensor */
     const int64_t *start; /* [ndim] */
     const int64_t *count; /* [ndim] */
 };

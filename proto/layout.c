@@ -112,7 +112,7 @@ enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t 
 
 /* ---- other layouts of the same tensors ---- */
 
-/* Narrows tensor i of the view to the ranges that start at `first` in the slice's columns. */
+/* Narrows tensor i of the view to the ranges that start at `first` in the slice's columns. Dimensions without one stay. */
 static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__Pb__Slice *slice, size_t first,
                                     struct rdt_error *err)
 {
@@ -122,7 +122,7 @@ static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__
     uint64_t offset = view->offset[i];
     bool overflow = false;
 
-    for (uint32_t d = 0; d < view->ndim[i]; d++) {
+    for (uint32_t d = 0; d < slice->ndim[i]; d++) {
         uint64_t start = slice->start[first + d], count = slice->count[first + d];
 
         if (start > shape[d] || count > shape[d] - start)
@@ -135,7 +135,7 @@ static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__
     /* The offset of a view without elements is not changed: it could point past the end of the region. */
     if (layout_elems(view, i) == 0)
         return RDT_OK;
-    for (uint32_t d = 0; d < view->ndim[i]; d++) {
+    for (uint32_t d = 0; d < slice->ndim[i]; d++) {
         int64_t bytes;
 
         overflow |= __builtin_mul_overflow(slice->start[first + d], strides[d], &bytes);
@@ -167,7 +167,7 @@ enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *
 
         if (slice->ndim[i] == 0)
             continue;
-        if (slice->ndim[i] != layout->ndim[i])
+        if (slice->ndim[i] > layout->ndim[i])
             status = rdt_error_set(err, RDT_INVALID,
                                    "tensor %" PRIu32 ": the slice has %" PRIu32 " ranges for %" PRIu32 " dimensions", i,
                                    slice->ndim[i], layout->ndim[i]);

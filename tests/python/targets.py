@@ -4,6 +4,7 @@ shards_torch.py does the same with torch."""
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any
 
 import rdtd
@@ -160,6 +161,72 @@ def test_follower_of_arrays_that_were_replaced_or_tied() -> None:
         with raises(rdtd.Mismatch, "into['b'] is f64 in the object, but f32 in the target"):
             rdtd.DeltaFollower(c, "policy", {"a": mine, "b": np.zeros(9000, "f4")}).update(LONG)
         weights.unpublish()
+
+
+def test_nothing_is_fetched_of_what_is_not_wanted() -> None:
+    need(np, "numpy")
+    with Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket) as c, rdtd.connect(far.socket) as reader:
+        big = np.arange(1 << 18, dtype="f4").reshape(512, 512)
+        value = {"w": np.arange(20_000.0), "optim": {"m": big, "v": [big + 1, np.array(3, "f4")]}, "step": np.array(7)}
+        shared = {"a": big, "b": big}  # one tensor under two names
+        for get in c.get_fetched, reader.get_fetched:
+            ref = c.put(value)
+            mine = {"w": np.zeros(20_000), "optim": None, "step": None}
+            got = get(ref, into=mine)
+            assert got.value is mine and (mine["w"] == value["w"]).all()
+            if get == reader.get_fetched:
+                assert got.bytes_moved < 200_000, got
+            mine = {"w": None, "optim": {"m": None, "v": [np.zeros((512, 512), "f4"), None]}, "step": np.array(0)}
+            got = get(ref, into=mine)
+            assert (mine["optim"]["v"][0] == big + 1).all() and mine["step"] == 7
+            flat = [None, np.zeros((512, 512), "f4"), None, None]
+            get(c.put([value["w"], big, big + 1, np.zeros((0, 3))]), into=flat, as_="list")
+            assert (flat[1] == big).all()
+            mine = {"a": None, "b": np.zeros((512, 512), "f4")}
+            get(c.put(shared), into=mine)
+            assert (mine["b"] == big).all()
+            part = get(ref, as_="list", slices=[np.s_[5:7], np.s_[0:0], np.s_[3:5], None] + [None] * 1).value
+            assert part[0].shape == (2,) and part[1].shape == (0, 512) and (part[2] == big[3:5] + 1).all()
+            mixed = [np.zeros(2), None, np.zeros((2, 512), "f4"), None, None]
+            get(ref, into=mixed, as_="list", slices=[np.s_[5:7], None, np.s_[3:5], None, None])
+            assert (mixed[0] == [5, 6]).all() and (mixed[2] == big[3:5] + 1).all()
+            both = get(ref, into=None).value
+            assert (both["w"] == value["w"]).all()
+            del got, part, both
+        far.kill()
+        with raises(ValueError, "into wants nothing of any tensor"):
+            c.get(ref, into={"w": None})
+        with raises(ValueError, "only a whole object can be verified, and into"):
+            c.get(ref, into={"w": mine["b"], "optim": None}, verify=True)
+        with raises(rdtd.Mismatch, "into has no target for the object's key 'step'"):
+            c.get(ref, into={"w": np.zeros(20_000), "optim": None})
+        with raises(rdtd.Mismatch, "into['w'], dimension 0: has 20000 elements in the object, but 20"):
+            c.get(ref, into={"w": np.zeros(20), "optim": None, "step": None})
+        with raises(TypeError, "tensors in dicts"):
+            c.empty_like({"a": None})
+        names = c.put({"a": np.zeros(3)}), c.put(np.ones(3))
+        two = [{"a": np.ones(3)}, None]
+        assert c.get(list(names), into=two)[1][0] == 1 and two[0]["a"][0] == 0
+
+
+def test_ctypes_arrays_and_mmaps_are_targets() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        floats, page = (ctypes.c_float * 10_000)(*range(10_000)), mmap.mmap(-1, 40_960)
+        page[:] = bytes(range(256)) * 160
+        for ref, target in ((c.put(floats), (ctypes.c_float * 10_000)()), (c.put(page), mmap.mmap(-1, 40_960)),
+                            (c.put(bytes(page)), mmap.mmap(-1, 40_960)), (c.put(page), bytearray(40_960)),
+                            (c.put(page), (ctypes.c_ubyte * 40_960)())):
+            assert c.get(ref, into=target) is target
+            assert bytes(target) == bytes(floats if isinstance(target[0], float) else page)
+            pair = [target, bytearray(4)]
+            c.get(c.put([target, b"abcd"]), into=pair)
+            assert pair[1] == b"abcd"
+            with raises(rdtd.Mismatch, "into"):
+                c.get(c.put(bytes(8)), into=target)
+        request = c.fetch(rdtd.Ref.from_id("later"), into=page)
+        with raises((BufferError, ValueError), "exported"):  # its memory stays
+            page.close()
+        request.cancel()
 
 
 def test_errors_name_the_target() -> None:

@@ -48,7 +48,7 @@ def _in_two_steps(ref: Any, targets: Optional[Targets], as_: str) -> bool:
     """Whether the targets are handed to librdt only when the object is there."""
     if targets is None:
         return False
-    return _is_structure(targets.into) and as_ != "list" or (ref.is_name or not ref.generation) and targets.may_move()
+    return targets.skips or _is_structure(targets.into) and as_ != "list" or (ref.is_name or not ref.generation) and targets.may_move()
 
 
 class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitCalls):
@@ -392,10 +392,11 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         several may have the very same, as tied weights: then the object must have the same for all of them; nor do they
         share memory of a live object that is fetched, unless each tensor is its own target. Targets in
         dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the object, except
-        for parts without tensors. With as_="list", into is a list of targets in the order of the tensors. The result is
-        `into`. slices: a list that has, for
-        each tensor of the object, None or the box of the tensor to be fetched, such as numpy.s_[0:10, 5:6] (for a
-        list of refs: a list of such lists).
+        for parts without tensors. With as_="list", into is a list of targets in the order of the tensors. None in place of
+        a target, or of a dict or list of targets: nothing is wanted of these tensors, and they are not moved. The result is
+        `into`. slices: a list that has, for each tensor of the object, None (the whole tensor) or the box of it to be fetched,
+        such as numpy.s_[0:10, 5:6], or numpy.s_[0:10], which is whole in the other dimensions, or numpy.s_[0:0], which is
+        nothing (for a list of refs: a list of such lists).
         transport: use only this transport. least_path: the slowest acceptable path: "share", "cow", "copy",
         "inline", "direct" or a transport's name.
         group: use only this group (see `create_group`); None: if a path needs a group, the first one that
@@ -442,9 +443,11 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
                                     f"a {type(each).__name__}")
         targets = None
         if into is not None:
-            targets = [None if value is None else Targets(value, "into" if one else f"into[{i}]")
+            targets = [None if value is None else Targets(value, "into" if one else f"into[{i}]", True)
                        for i, value in enumerate(into)]
             check_memory(targets)
+            if verify and any([each is not None and each.skips for each in targets]):
+                raise ValueError("only a whole object can be verified, and into does not want all of it (None)")
         boxes = None if slices is None else [None if each is None else [box(one_) for one_ in each]
                                              for each in slices]
         number = MODES["auto"] if mode is None else MODES[mode]
@@ -457,7 +460,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if into is not None and targets is not None:
             if len(into) != len(wanted) or boxes is not None and len(boxes) != len(wanted):
                 raise ValueError(f"into has {len(into)} entries, and slices {len(boxes or into)}, for {len(wanted)} refs")
-            if as_ == "list" and not all(all(map(kind_of, value)) for value in into if _is_structure(value)):
+            if as_ == "list" and not all(each is None or kind_of(each) for value in into if _is_structure(value)
+                                          for each in value):
                 raise TypeError("as_=\"list\" takes a list of targets, in the order of the tensors")
             if any([_in_two_steps(*each, as_) for each in zip(wanted, targets)]):
                 made = [self._fetch_into(into[i], targets[i], number, as_, mode, allow_pickle, again[i], verify)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Generator, Literal, NamedTuple,
 
 from . import _rdt
 from ._aio import AGAIN, OK
-from ._arrays import kind_of
+from ._arrays import DTYPES, kind_of
 from ._check import a_text, checked
 from ._errors import Cancelled, Error, TimedOut, Unsupported, status_name
 from ._structure import Layout
@@ -495,6 +495,24 @@ class Request(_rdt.Request):
         return connection._again(how)
 
 
+def _without_skipped(connection: Connection, structure: _rdt.Object, targets: list[Any], boxes: Any) -> tuple[list[Any], Any]:
+    """The targets, and the boxes of a fetch of one object, with boxes of no elements for what is not wanted (None)."""
+    ranges = list(boxes[0]) if boxes is not None and boxes[0] is not None else [None] * len(targets)
+    made = list(targets)
+    scalars = []
+    for i in range(min(len(made), len(ranges), structure.count)):
+        if made[i] is None:
+            made[i] = structure.nothing(i)
+            ranges[i] = tuple([(0, 0)] * len(made[i].shape)) or None
+            if ranges[i] is None:
+                scalars.append(i)
+    if scalars:  # of a scalar there is no box, so it comes, to where nobody looks
+        memory = _rdt.Memory(connection, 16 * len(scalars), None)
+        for at, i in enumerate(scalars):
+            made[i] = memory.tensor(DTYPES[made[i].dtype].number, (), 16 * at)
+    return made, [ranges]
+
+
 class FetchInto(Request):
     """A fetch into dicts, lists or tuples of targets. Its first step brings the structure of the object, by
     which each tensor finds its target; the second one writes the targets.
@@ -569,6 +587,8 @@ class FetchInto(Request):
         assert how.targets is not None
         targets = how.targets.in_order() if how.as_ == "list" or kind_of(how.into) else \
             how.targets.arrange(structure.metadata, structure.count, may_unpickle, connection._source_of(structure))
+        if how.targets.skips:
+            targets, boxes = _without_skipped(connection, structure, targets, boxes)
         (request,) = connection._fetch([found], steps.number, steps.left(), transport, least_path, boxes,
                                        [targets], place, group)
         steps.found, steps.version = found, structure.version

@@ -23,33 +23,34 @@ def _children(value: Any) -> Optional[Iterator[tuple[Any, Any]]]:
     return enumerate(value) if isinstance(value, (list, tuple)) else None
 
 
-def places(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of a nested value in the order of put, and the expressions that name them. Raises TypeError if the value
-    contains anything else."""
+def places(value: Any, where: str, skips: bool = False) -> Iterator[tuple[str, Any]]:
+    """The tensors of a nested value in the order of put, and the expressions that name them. skips: None is a place, too.
+    Raises TypeError if the value contains anything else."""
     children = None if kind_of(value) else _children(value)
-    if kind_of(value):
+    if kind_of(value) or value is None and skips:
         yield where, value
     elif children is None:
         raise TypeError(f"{where} is a {type_name(value).removeprefix('builtins.')}, and tensors in dicts, lists and tuples "
                         "are wanted")
     else:
         for key, item in children:
-            yield from places(item, f"{where}[{key!r}]")
+            yield from places(item, f"{where}[{key!r}]", skips)
 
 
-def flatten(value: Any, where: str) -> list[Any]:
-    """The tensors of a nested value, in the order of put. Raises TypeError if the value contains anything else."""
+def flatten(value: Any, where: str, skips: bool = False) -> list[Any]:
+    """The tensors of a nested value, in the order of put, and with `skips` None, too. Raises TypeError if the value contains
+    anything else."""
     found: list[Any] = []
 
     def walk(item: Any) -> bool:
-        if kind_of(item):
+        if kind_of(item) or item is None and skips:
             found.append(item)
             return True
         children = _children(item)
         return children is not None and all([walk(child) for _, child in children])
 
     try:
-        return found if walk(value) else [leaf for _, leaf in places(value, where)]
+        return found if walk(value) else [leaf for _, leaf in places(value, where, skips)]
     except RecursionError:
         raise ValueError(f"{where} is nested more deeply than Python's recursion limit") from None
 
@@ -83,18 +84,23 @@ class _Place:
 
 class Targets:
     """The targets of one object. A tensor may have several targets, which are written after the fetch. Several tensors may have
-    one target, such as tied weights, if all of them are equal."""
+    one target, such as tied weights, if all of them are equal. skips: nothing is wanted of a tensor whose target is None."""
 
-    def __init__(self, into: Any, where: str = "into") -> None:
+    def __init__(self, into: Any, where: str = "into", skips: bool = False) -> None:
         self.into = into
-        self.leaves = flatten(into, where)
+        self._order = flatten(into, where, skips)
+        self.leaves = [leaf for leaf in self._order if leaf is not None]
+        self.skips = len(self.leaves) < len(self._order)
+        if self.skips and not self.leaves:
+            raise ValueError(f"{where} wants nothing of any tensor")
         self._where = where
         self.twins: list[tuple[int, int]] = []  # of the leaves, by number: those in the very same memory
         self._roots: dict[int, Any] = {}  # by id: the first leaf in that memory
         self._clear()
 
     def _clear(self) -> None:
-        self._placed: dict[int, tuple[Any, str]] = {}  # by the number of the tensor
+        self._placed: dict[int, tuple[Any, str]] = {}  # by the number of the tensor; None: nothing is wanted of it
+        self._unwanted: dict[int, str] = {}  # what one place does not want, another one may
         self._users: dict[int, tuple[int, str]] = {}  # by the id of a leaf in self._roots: the first tensor for it
         self._copies: list[tuple[Any, Any]] = []  # (from, to)
         self._ties: list[tuple[int, int, str, str]] = []  # two tensors that must be equal, and the targets that say so
@@ -104,7 +110,10 @@ class Targets:
         return any([kind_of(leaf) == "t" for leaf in self.leaves])
 
     def places(self) -> list[str]:
-        return [where for where, _ in places(self.into, self._where)]
+        return [where for where, _ in places(self.into, self._where, self.skips)]
+
+    def leaf_places(self) -> list[str]:
+        return [where for where, leaf in places(self.into, self._where, self.skips) if leaf is not None]
 
     def add_twins(self, first: int, second: int) -> None:
         self.twins.append((first, second))
@@ -114,10 +123,13 @@ class Targets:
     def in_order(self) -> list[Any]:
         """The targets for the tensors of an object whose structure does not matter."""
         self._clear()
-        found = self.places() if self._roots else [""] * len(self.leaves)
-        for i, leaf in enumerate(self.leaves):
-            self._place(i, leaf, found[i])
-        return [self._placed[i][0] for i in range(len(self.leaves))]
+        found = self.places() if self._roots or self.skips else [""] * len(self._order)
+        for i, leaf in enumerate(self._order):
+            if leaf is None:
+                self._placed[i] = None, found[i]
+            else:
+                self._place(i, leaf, found[i])
+        return [self._placed[i][0] for i in range(len(self._order))]
 
     def arrange(self, metadata: bytes, count: int, may_unpickle: Callable[[], bool], source: str) -> list[Any]:
         """The targets for the tensors of an object: dicts match by key, lists and tuples by index. Parts of the object without
@@ -127,13 +139,17 @@ class Targets:
             return self.in_order()  # the tensors have an order and nothing else
         self._clear()
         self._match(self.into, layout.filled(layout.tensors, may_unpickle, str, source), self._where)
+        for number, place in self._unwanted.items():
+            self._placed.setdefault(number, (None, place))
         if len(self._placed) != count:
             raise Mismatch(f"the object has {count} tensors, of which only {len(self._placed)} lie in its dicts, "
                            f"lists and tuples: {_IN_ORDER}")
         return [self._placed[i][0] for i in range(count)]
 
     def _match(self, into: Any, put: Any, where: str) -> None:
-        if kind_of(into):
+        if into is None:
+            self._unwanted.update((tensor.number, where) for tensor in _tensors_of(put))
+        elif kind_of(into):
             if not isinstance(put, _Place):
                 raise Mismatch(f"{where} is a tensor, but the object has {_described(put)} there")
             self._place(put.number, into, where)
@@ -228,7 +244,7 @@ def check_memory(all_targets: Sequence[Optional[Targets]]) -> None:
 
     def place(number: int) -> str:
         targets, i = owner(number)
-        return targets.places()[i]
+        return targets.leaf_places()[i]
 
     try:
         twins, clash = _rdt.target_twins(given[0].leaves if len(given) == 1 else
@@ -247,17 +263,20 @@ def check_memory(all_targets: Sequence[Optional[Targets]]) -> None:
         raise Invalid(f"{place(clash[1])} shares memory with {place(clash[0])}, so one would overwrite the other")
 
 
-def _has_tensors(put: Any, seen: Optional[set[int]] = None) -> bool:
-    """Whether a value, which may contain itself, has a tensor besides those that were seen."""
+def _tensors_of(put: Any, seen: Optional[set[int]] = None) -> Iterator[_Place]:
+    """The tensors in a value, which may contain itself."""
     if isinstance(put, _Place):
-        return True
-    if not isinstance(put, (dict, list, tuple)):
-        return False
-    seen = set() if seen is None else seen
-    if id(put) in seen:
-        return False
-    seen.add(id(put))
-    return any(_has_tensors(child, seen) for child in (put.values() if isinstance(put, dict) else put))
+        yield put
+    elif isinstance(put, (dict, list, tuple)):
+        seen = set() if seen is None else seen
+        if id(put) not in seen:
+            seen.add(id(put))
+            for child in put.values() if isinstance(put, dict) else put:
+                yield from _tensors_of(child, seen)
+
+
+def _has_tensors(put: Any) -> bool:
+    return next(_tensors_of(put), None) is not None
 
 
 def _described(put: Any) -> str:

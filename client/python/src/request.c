@@ -357,6 +357,25 @@ static PyObject *object_tensors(PyObject *self, PyObject *args)
     return list;
 }
 
+/* nothing(i): a target for no element of tensor i: every dimension that it has is 0. */
+static PyObject *object_nothing(PyObject *self, PyObject *number)
+{
+    struct object *object = (struct object *)self;
+    size_t i = PyLong_AsSize_t(number);
+    static const int64_t zeros[32];
+    struct rdt_tensor view;
+    struct rdt_error err;
+
+    if (i == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    if (rdt_object_tensor(object->object, i, &view, &err) != RDT_OK)
+        return raise_error(&err);
+    view.shape = zeros;
+    view.strides = NULL;
+    view.data = NULL;
+    return tensor_new(self, &view, false, HOST);
+}
+
 static PyObject *get_metadata(PyObject *self, void *ignored)
 {
     size_t bytes;
@@ -432,6 +451,7 @@ static PyObject *object_verify(PyObject *self, PyObject *ignored)
 static PyMethodDef object_methods[] = {
     {"verify", object_verify, METH_NOARGS, NULL},
     {"tensors", object_tensors, METH_VARARGS, NULL},
+    {"nothing", object_nothing, METH_O, NULL},
     {"info", object_info, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -426,6 +426,19 @@ Test(slice, narrows_and_moves)
     free(layout);
 }
 
+Test(slice, is_whole_in_dimensions_without_a_range)
+{
+    struct layout *view, *layout = must_read(LIST(DTYPE(RDT_F32), NDIM(2), SHAPE(4, 6), STRIDES(6, 1), OFFSET(100)));
+    Rdt__Pb__Slice slice = {.base = no_ranges.base, NDIM(1), START(1), COUNT(2)};
+
+    cr_assert_eq(layout_slice(layout, &slice, &view, NULL), RDT_OK);
+    cr_assert_eq(view->shape[0], 2);
+    cr_assert_eq(view->shape[1], 6);
+    cr_assert_eq(view->offset[0], 124);
+    free(view);
+    free(layout);
+}
+
 Test(slice, of_nothing_stays_in_place)
 {
     struct layout *view, *layout = must_read(LIST(DTYPE(RDT_U8), NDIM(1), SHAPE(5), STRIDES(INT64_MAX / 8), OFFSET(9)));
@@ -442,8 +455,8 @@ Test(slice, bad_is_refused)
 {
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base}, "the slice is of 0 tensors, but the object has 2");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(1), COUNT(1, 1)}, "1 starts but 2 counts");
-    must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(1, 1), START(1, 1), COUNT(1, 1)},
-                   "tensor 0: the slice has 1 ranges for 2 dimensions");
+    must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(1, 2), START(1, 1, 1), COUNT(1, 1, 1)},
+                   "tensor 1: the slice has 2 ranges for 1 dimensions");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(2, 1), START(1, 1), COUNT(1, 1)}, "tensor 1: the slice lacks");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(1, 1), COUNT(1, 1)},
                    "the slice has 2 ranges, but its tensors need 1");
