@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python as the user of a store: keys whose values are replaced."""
+"""Python as the user of a store: keys whose values are replaced, and memory of the program that the daemon knows."""
+import gc
+import mmap
+import os
+import tempfile
 import threading
 
 import rdtd
@@ -58,6 +62,84 @@ def test_get_of_an_id_finds_a_value_while_threads_replace_it():
             assert (value == value[0]).all()
         del value
         c.free(key)
+
+
+def _memfd(count, flags=os.MFD_ALLOW_SEALING):
+    fd = os.memfd_create("pages", flags)
+    os.ftruncate(fd, count)
+    return fd
+
+
+def test_memory_of_the_program_is_known_and_not_copied():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        fd = _memfd(1 << 20)
+        pages = mmap.mmap(fd, 1 << 20)
+        os.close(fd)  # the mmap has one of its own
+        array = np.frombuffer(pages, "f4").reshape(256, 1024)
+        array[:] = 1
+        assert c.put(array).copied == 1
+        with c.import_memory(array[3:5]) as imported:  # the whole mapping is known
+            assert imported.bytes == 1 << 20 and "1048576 bytes" in repr(imported)
+            with raises(rdtd.Invalid, "knows already"):
+                c.import_memory(pages)
+            ref = c.put({"all": array, "row": array[7]})
+            assert ref.copied == 0
+            read = other.get(ref)
+            array[7] = 2
+            assert (read["row"] == 2).all() and (read["all"][7] == 2).all(), "the object is live"
+            assert not read["row"].flags.writeable
+            with raises(BufferError):
+                pages.close()
+            del ref, read
+            c.wait_freed(array, timeout=LONG)
+            got = c.fetch(other.put(np.full((256, 1024), 5, "f4")), into=array).result()
+            assert got is array and (array == 5).all()
+            kept = c.put(array[2:4], id="kept", detached=True)
+            assert kept.copied == 0
+        imported.close()  # again
+        assert "closed" in repr(imported) and c.put(array).copied == 1
+        assert (other.get(kept) == 5).all(), "objects stay"
+        c.free(kept)
+        c.wait_freed(kept, timeout=LONG)
+        c.import_memory(array)  # the connection keeps it
+        assert c.put(array).copied == 0
+        del array, got
+        c.close()
+        until(lambda: not _refuses(pages.close), "nothing has the pages any more")
+
+
+def _refuses(call):
+    gc.collect()
+    try:
+        call()
+    except BufferError:
+        return True
+    return False
+
+
+def test_memory_that_cannot_be_passed_on_is_refused():
+    with Node() as node, rdtd.connect(node.socket) as c, tempfile.TemporaryFile(dir="/dev/shm") as file:
+        with raises(rdtd.Unsupported, "does not lie in a shared mapping of a file"):
+            c.import_memory(np.zeros(100_000))
+        with raises(rdtd.Unsupported, "does not lie in a shared mapping of a file"):
+            c.import_memory(mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        file.truncate(1 << 20)
+        with raises(rdtd.Unsupported, "cannot be sealed against shrinking"):
+            c.import_memory(mmap.mmap(file.fileno(), 1 << 20))
+        fd = _memfd(1 << 20)
+        pages = mmap.mmap(fd, 4096, offset=8192)
+        with raises(rdtd.Unsupported, "8192 bytes behind the beginning"):
+            c.import_memory(pages)
+        whole = mmap.mmap(fd, 1 << 20)
+        with raises(ValueError, "another file"):
+            c.import_memory(whole, fd=file.fileno())
+        for wrong in -1, "3", 2**31:
+            with raises((TypeError, ValueError), "fd"):
+                c.import_memory(whole, fd=wrong)
+        with raises(TypeError):
+            c.import_memory(5)
+        c.import_memory(whole, fd=fd).close()
+        os.close(fd)
 
 
 main(globals())

@@ -28,6 +28,7 @@ from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
 from ._groups import Group, Member
+from ._memory import Imported
 from ._arrays import DTYPES
 from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
@@ -35,8 +36,8 @@ from ._shards import Box, Manifest, Part, Plan, PlanRun, Publishing, Shard
 from ._versions import Published, Versions
 
 __version__ = _rdt.VERSION
-__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request",
-           "Fetched", "Tensor", "Versions", "Published", "DeltaPublisher", "DeltaFollower", "Member", "Group", "Box",
+__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor",
+           "Versions", "Published", "Imported", "DeltaPublisher", "DeltaFollower", "Member", "Group", "Box",
            "Shard", "Part", "Manifest", "Plan", "PlanRun", "Publishing", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {dtype.name: dtype.number for dtype in DTYPES.values()

@@ -78,6 +78,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
                  timeout: Optional[float] = None, daemon_uid: Optional[int] = None) -> None:
         self._own_pools: Optional[TorchPools] = None
+        self._imported = {}
         self._kept_live: dict[Request, Any] = {}
         # The connections that took the place of this one after it was lost.
         self._heirs: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -112,6 +113,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         Arrays and tensors that came from it stay valid: the session lasts, with nothing but their memory,
         until the last of them is deleted."""
         super().close()
+        for imported in list(self._imported.values()):
+            imported.close()
         if self._own_hub:
             self._own_hub.look()
         if "rdtd.torch" in sys.modules:

@@ -1,23 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in the daemon's memory, and the GPUs that they may be on."""
+"""Arrays in the daemon's memory, memory of the program that the daemon knows, and the GPUs that they may be on."""
 from __future__ import annotations
 
-from typing import Any, Literal, Optional, Sequence, Union
+import contextlib
+import fcntl
+import os
+import weakref
+from typing import Any, Literal, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
 from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch_uses_gpus)
 from ._check import a_number, checked, shown
-from ._errors import Unsupported
+from ._errors import Disconnected, Forked, Unsupported
 from ._targets import flatten
 
 As = Literal["auto", "numpy", "torch", "tensor", "list"]
 ALIGN = 64  # alignment in bytes of arrays that share an allocation
 
 
+class _Mapped(NamedTuple):
+    """A line of /proc/self/maps."""
+    start: int
+    end: int
+    shared: bool
+    offset: int
+    device: int
+    inode: int
+    path: str
+
+
+def _mapping_of(address: int, count: int) -> Optional[_Mapped]:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            ends, access, offset, device, inode, *path = line.split(None, 5)
+            start, end = [int(number, 16) for number in ends.split("-")]
+            if start <= address < end:
+                major, minor = [int(number, 16) for number in device.split(":")]
+                return _Mapped(start, end, access[3] == "s", int(offset, 16), os.makedev(major, minor), int(inode),
+                               path[0].strip() if path else "") if address + count <= end else None
+    return None
+
+
+def _descriptor_of(mapped: _Mapped) -> Optional[int]:
+    """A descriptor of this process for the mapping's file: mmap.mmap, for instance, keeps one."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            stat = os.fstat(int(name))
+            if (stat.st_dev, stat.st_ino) == (mapped.device, mapped.inode):
+                return int(name)
+    return None
+
+
+class Imported:
+    """Memory that the daemon knows, see `Connection.import_memory`. `close`, or leaving a `with` block, ends that."""
+
+    def __init__(self, connection: MemoryCalls, keeps: Any, start: int, count: int) -> None:
+        self._connection = weakref.ref(connection)
+        self._keeps: Any = keeps
+        self.address, self.bytes = start, count
+
+    def __repr__(self) -> str:
+        return f"<rdtd.Imported{'' if self._keeps else ' (closed)'}: {self.bytes} bytes at {self.address:#x}>"
+
+    def __enter__(self) -> Imported:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The daemon forgets the memory: later puts of tensors there copy them. Objects that were put stay. The program may
+        then unmap the memory. A second close does nothing."""
+        connection = self._connection()
+        keeps, self._keeps = self._keeps, None
+        if keeps is None:
+            return
+        if connection is not None:
+            connection._imported.pop(self.address, None)
+            with contextlib.suppress(Disconnected, Forked):
+                connection._forget(self.address)
+        self._drop(keeps)
+
+    @staticmethod
+    def _drop(keeps: Any) -> None:
+        for view in keeps:
+            if isinstance(view, memoryview):
+                view.release()
+
+
 class MemoryCalls(_rdt.Conn):
     """The part of Connection that allocates arrays."""
 
     _gpus_open = False
+    _imported: dict[int, Imported]  # by address
+
+    @checked
+    def import_memory(self, buffer: Any, *, fd: Optional[int] = None) -> Imported:
+        """Makes memory of this program known to the daemon, so that putting tensors there copies nothing, and a fetch into
+        them is written by the daemon. For memory that other processes map, too, such as the pages of an engine.
+
+        buffer: an mmap, array, tensor or memoryview in a shared mapping of a file of `os.memfd_create`, which begins at
+        the beginning of the file; the daemon knows the whole mapping then. Only such memory can be passed on: the pages of
+        malloc, of torch's pinned allocator and of files in /dev/shm cannot, and `empty` allocates memory that needs no
+        import. The file is sealed against shrinking, unless it is. fd: a descriptor of the file; None: one that this process
+        has (an mmap keeps one).
+
+        Objects from there are live: `wait_freed` returns when nobody reads a tensor any more. The memory stays known until
+        `Imported.close`, or this connection is closed; until then the buffer is kept, and an mmap cannot be closed.
+        Errors: Unsupported (other memory, the message says which), Invalid (it is known already), LimitReached."""
+        start, count = self._span(buffer)
+        mapped = _mapping_of(start, max(count, 1))
+        if mapped is None or not mapped.shared or not mapped.inode:
+            raise Unsupported("the buffer does not lie in a shared mapping of a file, which the daemon could map, too: take "
+                              "memory of os.memfd_create, or of empty, or put it, which copies it")
+        if mapped.offset:
+            raise Unsupported(f"the mapping of the buffer begins {mapped.offset} bytes behind the beginning of its file: map "
+                              "the file from its beginning")
+        number = _descriptor_of(mapped) if fd is None else a_number(fd, "fd", 0, 2**31 - 1)
+        if number is None:
+            raise Unsupported(f"this process has no descriptor of {mapped.path}: pass it as fd")
+        stat = os.fstat(number)
+        if (stat.st_dev, stat.st_ino) != (mapped.device, mapped.inode):
+            raise ValueError(f"fd is the descriptor of another file than {mapped.path}, in which the buffer lies")
+        try:
+            if not fcntl.fcntl(number, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        except OSError as error:
+            raise Unsupported(f"{mapped.path} cannot be sealed against shrinking, so its memory could vanish while others read "
+                              "it: take memory of os.memfd_create(name, os.MFD_ALLOW_SEALING), or of empty") from error
+        length = min(mapped.end - mapped.start, stat.st_size)
+        self._import(number, mapped.start, length)
+        keeps = [buffer]
+        with contextlib.suppress(TypeError, ValueError, BufferError):
+            keeps.append(memoryview(buffer))
+        made = Imported(self, keeps, mapped.start, length)
+        self._imported[mapped.start] = made
+        return made
 
     @checked
     def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto",

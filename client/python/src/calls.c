@@ -141,6 +141,36 @@ static PyObject *span(PyObject *self, PyObject *tensor)
     return tensor;
 }
 
+/* _import(fd, address, bytes): the memfd's first bytes are mapped at the address. */
+static PyObject *import_memory(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    unsigned long long address;
+    struct rdt_error err;
+    enum rdt_status status;
+    Py_ssize_t bytes;
+    int fd;
+
+    if (!PyArg_ParseTuple(args, "iKn:_import", &fd, &address, &bytes) || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status, rdt_import(conn->rdt, fd, (void *)(uintptr_t)address, (size_t)bytes, &err));
+    return none_or_raise(status, &err);
+}
+
+/* _forget(address): what _import has made known. */
+static PyObject *forget_memory(PyObject *self, PyObject *number)
+{
+    struct conn *conn = (struct conn *)self;
+    unsigned long long address = PyLong_AsUnsignedLongLong(number);
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (PyErr_Occurred() || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status, rdt_dealloc_soon(conn->rdt, (void *)(uintptr_t)address, &err));
+    return none_or_raise(status, &err);
+}
+
 /* _publish(name, ref, visibility, lease, ttl_ns): (version, the name's ref). */
 static PyObject *publish(PyObject *self, PyObject *args)
 {
@@ -287,6 +317,8 @@ PyMethodDef conn_methods[] = {
     {"_start", start, METH_VARARGS, NULL},
     {"_shared", conn_shared, METH_O, NULL},
     {"_span", span, METH_O, NULL},
+    {"_import", import_memory, METH_VARARGS, NULL},
+    {"_forget", forget_memory, METH_O, NULL},
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
     {"_store", store, METH_VARARGS, NULL},
