@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python as the user of a store: keys whose values are replaced, and memory of the program that the daemon knows."""
+"""Python as the user of a store: keys whose values are replaced, memory of the program that the daemon knows, and
+buffers that are written in turn."""
+import asyncio
 import gc
 import mmap
 import os
@@ -140,6 +142,50 @@ def test_memory_that_cannot_be_passed_on_is_refused():
             c.import_memory(5)
         c.import_memory(whole, fd=fd).close()
         os.close(fd)
+
+
+def test_sets_of_buffers_are_given_in_turn():
+    state = {"w": np.zeros((300, 100), "f4"), "b": [np.zeros(7, "i8"), bytearray(5)], "n": np.zeros(())}
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        buffers = c.buffers(like=state)
+        assert len(buffers) == 2
+        places = set()
+        for step in range(1, 7):
+            state["w"][:] = step
+            state["b"][0][:] = -step
+            state["b"][1][:] = bytes([step]) * 5
+            mine = buffers.filled(state, timeout=LONG)
+            places.add(mine["w"].ctypes.data)
+            assert c.publish("policy", mine, immutable=True) == step
+            got = other.get(c.name("policy"))
+            assert (got["w"] == step).all() and got["b"][0][-1] == -step and bytes(got["b"][1]) == bytes([step]) * 5
+            del got
+        assert len(places) == 2, "nothing was allocated"
+        held = other.get(c.name("policy"))
+        c.publish("policy", buffers.filled(state), immutable=True)
+        with raises(rdtd.TimedOut):
+            buffers.next(timeout=0.05)  # two versions later, the reader still has the first
+        assert (held["w"] == 6).all()
+        del held
+        mine = asyncio.run(_next(buffers))
+        assert mine["w"].ctypes.data in places
+        for wrong, said in (({"w": state["w"]}, "state['b'][0] is a tensor of the buffers alone"),
+                            ({**state, "x": state["w"]}, "state['x'] is a tensor of state alone"),
+                            ({**state, "w": state["w"][1:]}, "state['w'] has the shape (299, 100), and its buffer (300, 100)")):
+            with raises(rdtd.Mismatch, said):
+                buffers.filled(wrong)
+        with raises(ValueError, "like has no tensors"):
+            c.buffers(like={})
+        with raises(ValueError, "count"):
+            c.buffers(like=state, count=0)
+        one = c.buffers(like=[state["w"]], count=3)
+        sets = [one.next() for _ in range(4)]
+        assert sets[0] is sets[3] and sets[0] is not sets[1]
+        c.unpublish("policy")
+
+
+async def _next(buffers):
+    return await buffers.next_async(timeout=LONG)
 
 
 main(globals())

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 import weakref
-from typing import Any, Literal, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Sequence, Union, cast
 
 from . import _rdt
-from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch_uses_gpus)
+from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch, torch_uses_gpus)
 from ._check import a_number, checked, shown
-from ._errors import Disconnected, Forked, Unsupported
-from ._targets import flatten
+from ._errors import Disconnected, Forked, Mismatch, Unsupported
+from ._targets import flatten, places
+
+if TYPE_CHECKING:
+    from ._connection import Connection
 
 As = Literal["auto", "numpy", "torch", "tensor", "list"]
 ALIGN = 64  # alignment in bytes of arrays that share an allocation
@@ -86,6 +90,66 @@ class Imported:
         for view in keeps:
             if isinstance(view, memoryview):
                 view.release()
+
+
+def _copy(target: Any, source: Any) -> None:
+    if kind_of(target) == "t":
+        module = torch()
+        with module.no_grad():
+            target.copy_(source if kind_of(source) == "t" else module.as_tensor(source))
+    elif isinstance(target, _rdt.Tensor):  # numpy lacks its dtype
+        raw = source.bits() if isinstance(source, _rdt.Tensor) else source
+        memoryview(target.bits()).cast("B")[:] = memoryview(raw).cast("B")
+    else:
+        target[...] = source
+
+
+class Buffers:
+    """Sets of arrays that are given in turn, see `Connection.buffers`. One thread at a time uses them."""
+
+    def __init__(self, connection: Connection, sets: list[tuple[Any, _rdt.Tensor]]) -> None:
+        self._connection = connection
+        self._sets = sets
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def next(self, timeout: Optional[float] = None) -> Any:
+        """The next set, which may be written: waits until no object that was put from it has a hold or a transfer left, on any
+        node. Error: TimedOut (names an object and who holds it), after which the same set is the next."""
+        value, memory = self._sets[self._turn]
+        self._connection.wait_freed(memory, timeout=timeout)
+        self._turn = (self._turn + 1) % len(self._sets)
+        return value
+
+    async def next_async(self, timeout: Optional[float] = None) -> Any:
+        """Like `next`, for event loops."""
+        value, memory = self._sets[self._turn]
+        await self._connection.when_freed(memory, timeout=timeout)
+        self._turn = (self._turn + 1) % len(self._sets)
+        return value
+
+    def filled(self, state: Any, timeout: Optional[float] = None) -> Any:
+        """The next set, with the values of `state`, whose structure and shapes are those of `like`. Tensors of torch may be on
+        GPUs. Errors: Mismatch (names the tensor; nothing was copied), TimedOut."""
+        theirs = dict(places(state, "state"))
+        mine = dict(places(self._sets[self._turn][0], "state"))
+        if theirs.keys() != mine.keys():
+            other = next(where for where in (*mine, *theirs) if where not in mine or where not in theirs)
+            raise Mismatch(f"{other} is a tensor of {'state' if other in theirs else 'the buffers'} alone")
+        for where, source in theirs.items():
+            shape, wanted = _shape_of(source), _shape_of(mine[where])
+            if shape != wanted:
+                raise Mismatch(f"{where} has the shape {shape}, and its buffer {wanted}")
+        value = self.next(timeout)
+        for where, target in places(value, "state"):
+            _copy(target, theirs[where])
+        return value
+
+
+def _shape_of(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape) if hasattr(tensor, "shape") else (len(tensor),)
 
 
 class MemoryCalls(_rdt.Conn):
@@ -169,7 +233,27 @@ class MemoryCalls(_rdt.Conn):
 
         Fill the arrays (a model's state dict, for instance) and put them, step after step, without a copy.
         device, errors: see `empty`."""
-        leaves = flatten(value, "value")
+        return self._like(value, flatten(value, "value"), timeout, device)[0]
+
+    @checked
+    def buffers(self, like: Any, *, count: int = 2, timeout: Optional[float] = None, device: Any = None) -> Buffers:
+        """Allocates `count` sets of arrays like all tensors of a structure, each as `empty_like` does, which are given in turn:
+        for a trainer that publishes each step, and then allocates nothing and waits only for readers that are `count` versions
+        behind. device, errors: see `empty`.
+
+            buffers = c.buffers(like=model.state_dict())
+            for step in ...:
+                c.publish("policy", buffers.filled(model.state_dict()), immutable=True)"""
+        leaves = flatten(like, "like")
+        if not leaves:
+            raise ValueError("like has no tensors")
+        number = a_number(count, "count", 1, 1 << 16)
+        end = None if timeout is None else time.monotonic() + timeout
+        return Buffers(cast("Connection", self), [self._like(like, leaves, None if end is None else max(0.0, end - time.monotonic()), device)
+                              for _ in range(number)])
+
+    def _like(self, value: Any, leaves: list[Any], timeout: Optional[float], device: Any) -> tuple[Any, _rdt.Tensor]:
+        """The same structure with new arrays, and all their memory as bytes."""
         shapes = []
         kinds = []
         for leaf in leaves:
@@ -177,20 +261,24 @@ class MemoryCalls(_rdt.Conn):
             shapes.append((tuple(getattr(leaf, "shape", None)
                                  or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
             kinds.append("t" if kind_of(leaf) == "t" else "auto")
-        made = iter(self._arrays(shapes, kinds, timeout, None if device is None else self._place(device)))
+        made, memory = self._allocated(shapes, kinds, timeout, None if device is None else self._place(device))
+        left = iter(made)
 
         def rebuild(node: Any) -> Any:
             if kind_of(node):
-                return next(made)
+                return next(left)
             if isinstance(node, dict):
                 return {key: rebuild(item) for key, item in node.items()}
             return type(node)([rebuild(item) for item in node])
 
-        return rebuild(value)
+        return rebuild(value), memory
 
-    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str],
-                timeout: Optional[float],
+    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str], timeout: Optional[float],
                 place: Optional[tuple[Optional[str], Optional[str]]]) -> list[Any]:
+        return self._allocated(shapes, kinds, timeout, place)[0]
+
+    def _allocated(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str], timeout: Optional[float],
+                   place: Optional[tuple[Optional[str], Optional[str]]]) -> tuple[list[Any], _rdt.Tensor]:
         offsets = []
         end = 0
         for dims, text in shapes:
@@ -209,7 +297,7 @@ class MemoryCalls(_rdt.Conn):
                 made.append(to_torch(tensor))
             else:
                 made.append(tensor if kind == "tensor" else to_numpy(tensor))
-        return made
+        return made, memory.tensor(DTYPES["u8"].number, (max(end, 1),), 0)
 
     def _place(self, device: Any) -> Optional[tuple[Optional[str], Optional[str]]]:
         """The memory kind and device uuid of a device that the caller names; None: keep each tensor where it
