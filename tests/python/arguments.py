@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import mmap
+import os
 import pickle
 from typing import Any, Callable
 
@@ -65,6 +67,10 @@ WRONG: dict[str, list[Any]] = {
     "layout": [5, "text", [1], {"nix": (0, 0, 1)}, {"a": 5}, {"a": (0, 0)}, {"a": ("0", 0, 1)}, {"a": (0, 2**70, 1)},
                {"a": (5, 0, 1)}, {"a": (0, 1, 1)}, {"a": (0, -1, 1)}, {"a": (0, 1.5, 2)}],
     "model": NO_DICT,
+    "like": [5, "text", {}, [], {"a": 5}, None, object()],
+    "count": [*NO_NUMBER, 0],
+    "buffer": [5, "text", None, {"a": 1}, object()],
+    "fd": [*NO_NUMBER, 2**31],
 }
 # Where an error names what is inside a parameter, or where the parameter may be more.
 ALSO = {"boxes": "'a'", "targets": "'a'", "slices": "slice"}
@@ -130,10 +136,14 @@ def test_errors_name_the_parameter() -> None:
         publisher = rdtd.DeltaPublisher(c, "deltas")
         publisher.publish({"a": a})
         follower = rdtd.DeltaFollower(c, "deltas", mine)
+        fd = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 4096)
+        pages = mmap.mmap(fd, 4096)
+        os.close(fd)
         calls: list[tuple[Any, dict[str, Any]]] = [
             (rdtd.connect, {"socket": node.socket}), (rdtd.Connection, {"socket": node.socket}),
             (c.put, {"value": a}), (c.put_async, {"value": a}), (c.empty, {"shape": 5}), (c.empty_async, {"shape": 5}),
-            (c.empty_like, {"value": a}),
+            (c.empty_like, {"value": a}), (c.buffers, {"like": a}), (c.import_memory, {"buffer": pages}),
             (c.store, {"ref": ref}), (c.free, {"ref": ref}), (c.fetch, {"refs": ref}), (c.get, {"refs": ref}),
             (c.get_fetched, {"ref": ref}), (c.publish, {"name": "name", "what": a}), (c.unpublish, {"name": "name"}),
             (c.name, {"name": "name"}), (c.versions, {"name": "name"}), (c.ping, {}), (c.torch_pool, {}),

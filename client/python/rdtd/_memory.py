@@ -172,7 +172,10 @@ class MemoryCalls(_rdt.Conn):
         Objects from there are live: `wait_freed` returns when nobody reads a tensor any more. The memory stays known until
         `Imported.close`, or this connection is closed; until then the buffer is kept, and an mmap cannot be closed.
         Errors: Unsupported (other memory, the message says which), Invalid (it is known already), LimitReached."""
-        start, count = self._span(buffer)
+        try:
+            start, count = self._span(buffer)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"buffer must be an mmap, an array, a tensor or a memoryview, not {shown(buffer)}") from error
         mapped = _mapping_of(start, max(count, 1))
         if mapped is None or not mapped.shared or not mapped.inode:
             raise Unsupported("the buffer does not lie in a shared mapping of a file, which the daemon could map, too: take "
