@@ -157,6 +157,37 @@ def test_parts_take_every_tensor_that_put_takes() -> None:
     room.close()
 
 
+def test_a_part_and_a_plan_may_have_several_boxes_of_a_tensor() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    w = numpy.arange(64 * 96, dtype="f4").reshape(64, 96)
+    quarters = [(0, 0), (0, 48), (32, 0), (32, 48)]
+
+    def box(at: tuple[int, int], value: Any = w) -> rdtd.Box:
+        return rdtd.Box(numpy.ascontiguousarray(value[at[0]:at[0] + 32, at[1]:at[1] + 48]), (64, 96), at)
+
+    with Node() as node, rdtd.connect(node.socket) as c:
+        part = c.put_part({"w": [box(quarters[0]), box(quarters[3])], "b": w[0]})
+        first = c.start_part("policy", 1, 0, 2, part, timeout=LONG)
+        version = c.publish_part("policy", 1, 1, 2, {"w": [box(quarters[1]), box(quarters[2])]}, timeout=LONG)
+        first.result()
+        rows = [shard.start for part in c.manifest("policy").parts for shard in part.shards if shard.key == "w"]
+        assert sorted(rows) == quarters
+        whole = c.get(c.name("policy"))
+        assert (whole["w"] == w).all() and (whole["b"] == w[0]).all()
+        wanted = [rdtd.Box(numpy.zeros((10, 96), "f4"), (64, 96), (27, 0)),
+                  rdtd.Box(numpy.zeros((64, 3), "f2"), (64, 96), (0, 46))]
+        assert c.plan("policy", {"w": wanted, "b": numpy.zeros(96, "f4")}, strict=True).run(timeout=LONG).version == version
+        assert (wanted[0].tensor == w[27:37]).all() and (wanted[1].tensor == w[:, 46:49].astype("f2")).all()
+        with raises(rdtd.Invalid, 'tensor "w": the box [0:32, 0:48] of rank 0 overlaps the box'):
+            c.publish_part("policy", 2, 0, 1, {"w": [box(at) for at in quarters] + [box(quarters[0])]}, timeout=LONG)
+        for wrong, said in (([box(quarters[0]), w], "'w'"), ([], "'w'"), ([box(quarters[0]), rdtd.Box(w, (64, 96), (1.5, 0))],
+                                                                          "start of boxes['w'][1]")):
+            with raises((TypeError, ValueError), said):
+                c.put_part({"w": wrong})
+        c.unpublish("policy")
+
+
 def test_a_version_of_parts_is_fetched_as_its_whole_tensors() -> None:
     if numpy is None:
         raise Skipped("numpy is not installed")

@@ -87,16 +87,22 @@ def _dims(numbers: Any, what: str) -> Optional[tuple[int, ...]]:
     return tuple([a_number(n, what, 0, 2**63 - 1) for n in numbers])
 
 
-def _boxes(listed: Any, what: str) -> dict[str, Box]:
-    """The boxes by key, with tuples of numbers. what: the parameter."""
+def _box(value: Any, what: str) -> Box:
+    box = value if isinstance(value, Box) else Box(value)
+    return Box(box.tensor, _dims(box.global_shape, f"global_shape of {what}"), _dims(box.start, f"start of {what}"))
+
+
+def _boxes(listed: Any, what: str) -> list[tuple[str, Box]]:
+    """Keys and boxes, with tuples of numbers; a key has several if its value is a list of them. what: the parameter."""
     if not isinstance(listed, Mapping):
         raise TypeError(f"{what} must be a dict of tensors, not {shown(listed)}")
-    made = {}
+    made = []
     for key, value in listed.items():
         a_text(key, f"a key of {what}")
-        box = value if isinstance(value, Box) else Box(value)
-        made[key] = Box(box.tensor, _dims(box.global_shape, f"global_shape of {what}[{key!r}]"),
-                        _dims(box.start, f"start of {what}[{key!r}]"))
+        if isinstance(value, list) and value and all([isinstance(one, Box) for one in value]):
+            made += [(key, _box(one, f"{what}[{key!r}][{i}]")) for i, one in enumerate(value)]
+        else:
+            made.append((key, _box(value, f"{what}[{key!r}]")))
     return made
 
 
@@ -225,12 +231,12 @@ class PartCalls(_rdt.Conn):
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
-        tensor's key. A value is a Box, or a tensor that is whole. Errors as `put`."""
+        tensor's key. A value is a Box, a list of boxes of one tensor, or a tensor that is whole. Errors as `put`."""
         listed = _boxes(boxes, "boxes")
-        with _naming(listed):
-            return self._put_part([box.tensor for box in listed.values()], list(listed),
-                                  [box.global_shape for box in listed.values()], [box.start for box in listed.values()],
-                                  VISIBILITY[visible], timeout)
+        keys = [key for key, _ in listed]
+        with _naming(keys):
+            return self._put_part([box.tensor for _, box in listed], keys, [box.global_shape for _, box in listed],
+                                  [box.start for _, box in listed], VISIBILITY[visible], timeout)
 
     @checked
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
@@ -285,7 +291,7 @@ class PartCalls(_rdt.Conn):
              move: Literal["auto", "whole", "slices"] = "auto", padded: Optional[Mapping[str, int]] = None,
              strict: bool = False) -> Plan:
         """Prepares to read boxes of the versions of a name. targets: by the key of the larger tensor, the
-        writable tensor in host memory that receives the whole tensor, or a Box of it; there is at least one.
+        writable tensor in host memory that receives the whole tensor, a Box of it, or a list of boxes; there is at least one.
         `run` raises Mismatch if the published tensor has another shape than the target, or than the Box's
         global_shape; a Box with a start and no global_shape is a box of a tensor of any shape. Another dtype than
         the published one is a cast on the way: f32, f16 and bf16 to each other, to
@@ -302,9 +308,9 @@ class PartCalls(_rdt.Conn):
         listed = _boxes(targets, "targets")
         if not listed:
             raise ValueError("targets must not be empty: a plan needs at least one target")
-        dims = check_padded(padded, listed)
-        boxes: list[Any] = list(listed.values())
-        keys = list(listed)
+        keys = [key for key, _ in listed]
+        boxes: list[Any] = [box for _, box in listed]
+        dims = check_padded(padded, keys)
         with _naming(keys):
             plan = self._plan(at, [box.tensor for box in boxes], keys, [box.start for box in boxes],
                               [box.global_shape for box in boxes], [dims.get(key, -1) for key in keys], strict, _MOVES[move])
