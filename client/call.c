@@ -15,12 +15,13 @@
 #include "session/connection.h"
 #include "session/events.h"
 
-struct waiting { /* on the caller's stack, and in the table until its frame has come */
+struct waiting { /* of a call: in the table until its frame has come */
     struct pending pending;
     const struct verb *verb;
     const ProtobufCMessage *request; /* with send_fds the caller's, which is there as long as it waits */
     const int *send_fds;
     unsigned n_send;
+    unsigned n_ids; /* request ids that it has, from pending.id on: PUT_MANY has one for each object */
     int64_t start_ns;
     uint64_t sent_on; /* number of the socket; 0: it has not been sent yet */
     bool repeated;    /* it was sent to an earlier daemon too */
@@ -182,9 +183,10 @@ static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
 
-    if (waiting->verb->type == RDT_MSG_PUT && conn->session.kept && waiting->sent_on != 0)
-        (void)ids_append(&conn->calls.abandoned,
-                         waiting->pending.id); /* without memory the object may stay until the session ends */
+    if ((waiting->verb->type == RDT_MSG_PUT || waiting->verb->type == RDT_MSG_PUT_MANY) && conn->session.kept &&
+        waiting->sent_on != 0)
+        for (unsigned i = 0; i < waiting->n_ids; i++) /* without memory the object may stay until the session ends */
+            (void)ids_append(&conn->calls.abandoned, waiting->pending.id + i);
     if (waiting->verb->type == RDT_MSG_RELEASE_REGION)
         await_release(conn, waiting->pending.id, (const Rdt__Pb__ReleaseRegion *)waiting->request);
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
@@ -215,7 +217,6 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
 {
     enum rdt_status status = RDT_OK;
 
-    pending_add(&conn->calls.pending, &waiting->pending);
     while (!waiting->done && status != RDT_TIMED_OUT && status != RDT_CANCELLED)
         status = connection_step(conn, deadline_ns);
     if (waiting->done)
@@ -235,40 +236,91 @@ void call_got_close(struct call_got *got)
         (void)close(got->fds[--got->n_fds]);
 }
 
+/* Sends the request. It must be the last call of its thread until wait_for that can move `waiting`. */
+static enum rdt_status begin(rdt *conn, struct waiting *waiting, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    connection_lock(conn);
+    waiting->pending.id = connection_ids(conn, waiting->n_ids);
+    waiting->start_ns = clock_now_ns();
+    waiting->sent_on = repeat_socket(conn);
+    status = connection_send_fds(conn, waiting->verb->type, waiting->pending.id, waiting->request, waiting->send_fds,
+                                 waiting->n_send, err);
+    if (status == RDT_OK)
+        pending_add(&conn->calls.pending, &waiting->pending);
+    connection_unlock(conn);
+    return status;
+}
+
+/* The result of a request that has ended. */
+static enum rdt_status result_of(struct waiting *waiting, ProtobufCMessage **reply_p, struct call_got *got_p,
+                                 struct rdt_error *err)
+{
+    if (waiting->err.status != RDT_OK) {
+        call_got_close(&waiting->got);
+        protobuf_c_message_free_unpacked(waiting->reply, NULL);
+        if (err)
+            *err = waiting->err;
+        return waiting->err.status;
+    }
+    *got_p = waiting->got;
+    if (reply_p)
+        *reply_p = waiting->reply;
+    else
+        protobuf_c_message_free_unpacked(waiting->reply, NULL);
+    return RDT_OK;
+}
+
 enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
                           unsigned n_send, int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p,
                           struct rdt_error *err)
 {
     struct waiting waiting = {
-        .pending.ops = &ops, .verb = verb_find(type), .request = request, .send_fds = send_fds, .n_send = n_send};
+        .pending.ops = &ops, .verb = verb_find(type), .request = request, .send_fds = send_fds, .n_send = n_send, .n_ids = 1};
     enum rdt_status status = connection_check(conn, err);
 
+    if (status == RDT_OK)
+        status = begin(conn, &waiting, err);
     if (status != RDT_OK)
         return status;
     connection_lock(conn);
-    waiting.pending.id = connection_id(conn);
-    waiting.start_ns = clock_now_ns();
-    waiting.sent_on = repeat_socket(conn);
-    status = connection_send_fds(conn, type, waiting.pending.id, request, send_fds, n_send, err);
-    if (status == RDT_OK)
-        wait_for(conn, &waiting, deadline_ns);
+    wait_for(conn, &waiting, deadline_ns);
     connection_unlock(conn);
+    return result_of(&waiting, reply_p, got_p, err);
+}
 
-    if (status != RDT_OK)
-        return status;
-    if (waiting.err.status != RDT_OK) {
-        call_got_close(&waiting.got);
-        protobuf_c_message_free_unpacked(waiting.reply, NULL);
-        if (err)
-            *err = waiting.err;
-        return waiting.err.status;
-    }
-    *got_p = waiting.got;
-    if (reply_p)
-        *reply_p = waiting.reply;
+enum rdt_status call_begin(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, unsigned n_ids,
+                           struct waiting **waiting_p, struct rdt_error *err)
+{
+    struct waiting *waiting = calloc(1, sizeof *waiting);
+    enum rdt_status status;
+
+    if (!waiting)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a call");
+    *waiting = (struct waiting){.pending.ops = &ops, .verb = verb_find(type), .request = request, .n_ids = n_ids};
+    status = begin(conn, waiting, err);
+    if (status == RDT_OK)
+        *waiting_p = waiting;
     else
-        protobuf_c_message_free_unpacked(waiting.reply, NULL);
-    return RDT_OK;
+        free(waiting);
+    return status;
+}
+
+enum rdt_status call_end(rdt *conn, struct waiting *take_waiting, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                         struct rdt_error *err)
+{
+    struct call_got got = {.n_fds = 0};
+    enum rdt_status status;
+
+    connection_lock(conn);
+    wait_for(conn, take_waiting, deadline_ns);
+    connection_unlock(conn);
+    status = result_of(take_waiting, reply_p, &got, err);
+    if (status == RDT_OK)
+        call_got_close(&got);
+    free(take_waiting);
+    return status;
 }
 
 enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd, int64_t deadline_ns,
@@ -339,6 +391,35 @@ static void give_back_object(rdt *conn, const struct frame *frame)
     rdt__pb__put_reply__free_unpacked(reply, NULL);
 }
 
+static void give_back_objects(rdt *conn, const struct frame *frame)
+{
+    Rdt__Pb__PutManyReply *reply = rdt__pb__put_many_reply__unpack(NULL, frame->length, frame->payload);
+    Rdt__Pb__Free request = RDT__PB__FREE__INIT;
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    size_t at = 0;
+
+    for (size_t i = 0; reply && i < reply->n_generation; i++) {
+        size_t bytes = i < reply->n_id_bytes ? reply->id_bytes[i] : 0;
+        char id[WIRE_REF_GENERATED_BYTES];
+
+        ids_remove(&conn->calls.abandoned, frame->request_id + i);
+        if (bytes > reply->ids.len - at)
+            break;
+        ref.id = (ProtobufCBinaryData){bytes, reply->ids.data + at};
+        at += bytes;
+        if (reply->generation[i] == 0)
+            continue;
+        if (bytes == 0)
+            ref.id = (ProtobufCBinaryData){wire_ref_generated_id(reply->generation[i], id), (uint8_t *)id};
+        ref.generation = reply->generation[i];
+        ref.any_owner = true;
+        request.ref = &ref;
+        (void)note_send(conn, RDT_MSG_FREE, &request.base, false, NULL);
+    }
+    if (reply)
+        rdt__pb__put_many_reply__free_unpacked(reply, NULL);
+}
+
 static void end_watch(rdt *conn)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
@@ -362,6 +443,9 @@ void call_on_late_reply(rdt *conn, struct frame *frame)
         break;
     case RDT_MSG_PUT:
         give_back_object(conn, frame);
+        break;
+    case RDT_MSG_PUT_MANY:
+        give_back_objects(conn, frame);
         break;
     case RDT_MSG_WATCH:
         end_watch(conn);

@@ -42,6 +42,14 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
                           struct rdt_error *err);
 void call_got_close(struct call_got *got);
 
+/* A call in two steps, between which the caller may make others: call_begin sends the request (borrowed until call_end), and
+ * call_end waits for its reply, as call. The request has n_ids ids, the first of which is that of its reply. */
+struct waiting;
+enum rdt_status call_begin(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, unsigned n_ids,
+                           struct waiting **waiting_p, struct rdt_error *err);
+enum rdt_status call_end(rdt *conn, struct waiting *take_waiting, int64_t deadline_ns, ProtobufCMessage **reply_p,
+                         struct rdt_error *err);
+
 /* Fetches the page of a list that `request` asks for, and makes it ask for the next page; request->after is 0 after the last
  * one. The caller frees *page_p by rdt__pb__list_reply__free_unpacked. Errors: those of call; PROTOCOL: the daemon named the
  * same page twice, so the list would have no end. */

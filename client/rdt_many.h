@@ -16,6 +16,26 @@
 extern "C" {
 #endif
 
+/* ---- put ---- */
+
+struct rdt_value {
+    const struct rdt_tensor *tensors; /* [count] */
+    size_t count;
+    const void *id; /* as in rdt_put_options; NULL: generated */
+    size_t id_bytes;
+    const void *metadata; /* the same */
+    size_t metadata_bytes;
+};
+
+/* Puts values [count], each as an object of its own, with the same options: their id, metadata, how and shards are NULL.
+ * refs_p [count] receives the refs. Objects of up to 32 KiB whose bytes rdt_put would copy into the message travel together, a
+ * few hundred in a message, by memory that is used again. They are what rdt_put makes of them: each can be freed by itself, and
+ * its memory is free again then. Every other object is put by rdt_put, one after the other. timeout_ns holds for each message.
+ * statuses_p NULL: if one cannot be put, those that were put are freed. Errors of each: EXISTS (the id), LIMIT, NO_MEMORY,
+ * TIMED_OUT, UNSUPPORTED. */
+enum rdt_status rdt_put_many(rdt *rdt, const struct rdt_value *values, size_t count, const struct rdt_put_options *options,
+                             struct rdt_ref *refs_p, enum rdt_status *statuses_p, struct rdt_error *err);
+
 /* ---- exists ---- */
 
 /* Finds out which of refs [count] could be fetched now: ids that were put, with or without a generation, and names that have a

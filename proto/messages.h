@@ -55,10 +55,11 @@
     X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \
+    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
     X(72, GROWING, growing, growing_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                  \
       "no version of the name has grown")                                                                                      \
-    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
     X(76, EXISTS, exists, exists_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
+    X(77, PUT_MANY, put_many, put_many_reply, VERB_NOT_DRAINING | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                    \
     X(80, FOLLOW, follow, empty, VERB_NOT_DRAINING | VERB_REPEATABLE, "")                                                      \
     X(81, PREPARE, prepare, prepare_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE,                \
       "no newer version is whole on this node")                                                                                \

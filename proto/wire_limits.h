@@ -25,6 +25,7 @@
 #define RDT_MAX_RUN_DIMS 65536u           /* dimensions of all tensors of one such list */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
 #define RDT_MAX_TARGET_REGIONS 4096u      /* regions in which the targets of one object lie */
+#define RDT_MAX_MANY_BYTES (8u << 20)     /* tensors of all objects that are put in one message */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                    /* rows of one list reply */
 #define RDT_BUSY_POLL_MAX_NS 1000000u         /* polling of either end before it sleeps */

@@ -91,6 +91,24 @@ void wire_ref_id_text(const void *id, size_t bytes, char *text_p)
     *text_p = '\0';
 }
 
+size_t wire_ref_generated_id(uint64_t generation, char id_p[WIRE_REF_GENERATED_BYTES])
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t n = 2, shift = 60;
+
+    id_p[0] = 'o';
+    id_p[1] = '-';
+    while (shift > 0 && generation >> shift == 0)
+        shift -= 4;
+    for (;; shift -= 4) {
+        id_p[n++] = digits[generation >> shift & 15];
+        if (shift == 0)
+            break;
+    }
+    id_p[n] = '\0';
+    return n;
+}
+
 static bool is_failure(int32_t status)
 {
     switch (status) {

@@ -19,6 +19,10 @@ enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, stru
  * `bytes` and one byte more. */
 void wire_ref_id_text(const void *id, size_t bytes, char *text_p);
 
+/* Writes the id that an object without one of its own has; returns its length. */
+#define WIRE_REF_GENERATED_BYTES 33u
+size_t wire_ref_generated_id(uint64_t generation, char id_p[WIRE_REF_GENERATED_BYTES]);
+
 /* Fills err (may be NULL) and returns its status, which is always a failure. A number that is unknown, or
  * cannot be a failure, becomes RDT_PROTOCOL with a message that names it: AGAIN would make the caller wait
  * for ever, and DISCONNECTED and FORKED are statuses of librdt only. An empty message becomes the sentence

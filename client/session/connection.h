@@ -263,6 +263,7 @@ void connection_copy_node(const rdt *conn, struct rdt_node_info *node_p);
 
 /* Returns a new id for a request or a fetch handle. */
 uint64_t connection_id(rdt *conn);
+uint64_t connection_ids(rdt *conn, unsigned n); /* the first of n successive ones */
 
 /* Queues the message and sends what the socket takes. While the connection is neither UP nor ENDED the message is dropped:
  * whoever waits for an answer sends it from on_resumed. Errors: LIMIT (the message is longer than a frame, or too many bytes

@@ -15,7 +15,15 @@
 
 uint64_t connection_id(rdt *conn)
 {
-    return ++conn->calls.last_id;
+    return connection_ids(conn, 1);
+}
+
+uint64_t connection_ids(rdt *conn, unsigned n)
+{
+    uint64_t first = conn->calls.last_id + 1;
+
+    conn->calls.last_id += n;
+    return first;
 }
 
 enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err)

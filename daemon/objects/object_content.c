@@ -49,6 +49,33 @@ static enum rdt_status find_spans(struct object_content *content, const struct o
     return status;
 }
 
+/* Metadata and shapes that are too long to be in the object itself. */
+static enum rdt_status separate(struct object_content *content, const struct object_put *put, struct rdt_error *err)
+{
+    if (put->metadata_bytes + content->shapes_bytes <= OBJECT_SEPARATE_BYTES)
+        return RDT_OK;
+    content->separate = malloc(put->metadata_bytes + content->shapes_bytes);
+    if (!content->separate)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    work_touch(content->separate, put->metadata_bytes + content->shapes_bytes);
+    if (put->metadata_bytes > 0)
+        memcpy(content->separate, put->metadata, put->metadata_bytes);
+    if (content->shapes_bytes > 0)
+        shapes_pack(put->layout, content->separate + put->metadata_bytes);
+    return RDT_OK;
+}
+
+enum rdt_status object_content_of_packed(struct object_content *content, const struct object_put *put, const uint8_t *packed,
+                                         uint64_t bytes, struct rdt_error *err)
+{
+    *content = (struct object_content){.bytes = layout_total_bytes(put->layout),
+                                       .packed = (uint8_t *)packed,
+                                       .packed_bytes = bytes,
+                                       .borrowed = true,
+                                       .shapes_bytes = shapes_bytes(put->layout)};
+    return separate(content, put, err);
+}
+
 enum rdt_status object_content_init(struct object_content *content, const struct object_put *put, struct rdt_error *err)
 {
     enum rdt_status status;
@@ -59,17 +86,8 @@ enum rdt_status object_content_init(struct object_content *content, const struct
         content->shapes_bytes = shapes_bytes(put->layout);
         status = pack(content, put, err);
     }
-    if (status == RDT_OK && put->metadata_bytes + content->shapes_bytes > OBJECT_SEPARATE_BYTES) {
-        content->separate = malloc(put->metadata_bytes + content->shapes_bytes);
-        if (!content->separate)
-            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-        else
-            work_touch(content->separate, put->metadata_bytes + content->shapes_bytes);
-        if (content->separate && put->metadata_bytes > 0)
-            memcpy(content->separate, put->metadata, put->metadata_bytes);
-    }
-    if (status == RDT_OK && content->separate && content->shapes_bytes > 0)
-        shapes_pack(put->layout, content->separate + put->metadata_bytes);
+    if (status == RDT_OK)
+        status = separate(content, put, err);
     if (status != RDT_OK)
         object_content_fini(content);
     return status;
@@ -79,7 +97,8 @@ void object_content_fini(struct object_content *content)
 {
     if (content->spans != content->few_spans)
         free(content->spans);
-    free(content->packed);
+    if (!content->borrowed)
+        free(content->packed);
     free(content->separate);
     *content = (struct object_content){0};
 }

@@ -7,6 +7,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/objects/object_table_impl.h"
 #include "rdt_put_flags.h"
+#include "wire_ref.h"
 
 /* Moves all bytes to the arena, packed. From then on the shapes describe them. */
 static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_content *content,
@@ -87,7 +88,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
                                    struct object **object_p, struct rdt_error *err)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
-    char generated[33];
+    char generated[WIRE_REF_GENERATED_BYTES];
     const uint8_t *id = put->id;
     size_t id_bytes = put->id_bytes, key_bytes;
     struct object *awaited, *object, *old = NULL;
@@ -105,7 +106,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     if (generation == 0)
         generation = object_table_new_generation(table, put->account);
     if (id_bytes == 0) {
-        id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)generation);
+        id_bytes = wire_ref_generated_id(generation, generated);
         id = (const uint8_t *)generated;
     }
     key_bytes = owner_key(key, &put->account->owner, id, id_bytes);
@@ -196,7 +197,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     else
         object_set_live(object);
     *object_p = object;
-    if (!object->memory.layout)
+    if (!object->memory.layout && !content->borrowed)
         work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
     if (awaited) {
         object_take_over_waiters(object, awaited);

@@ -85,7 +85,7 @@ struct object_put {
     const uint8_t *metadata;
     size_t metadata_bytes;
     uint32_t box_bytes;      /* the last bytes of the metadata are a packed Boxes, which the caller has checked */
-    struct layout *layout;   /* taken on success */
+    struct layout *layout;   /* taken on success, unless the content is `borrowed` */
     struct region **regions; /* [n_regions] borrowed */
     uint32_t n_regions;
     const uint8_t *inline_data; /* bytes of the tensors whose region index is n_regions; copied */

@@ -40,6 +40,10 @@ void rpc_postpone_waits(struct client *client);
  * (daemon/persist). generation: of the object that was freed; 0: none was. */
 void call_reply_removed(struct call *call, uint64_t generation);
 
+/* rpc_put.c: checks the time to live that a put asks for; and which one its object gets, 0 if it is not DETACHED. */
+enum rdt_status put_check_ttl(const struct call *call, uint32_t flags, int64_t ttl_ns, struct rdt_error *err);
+int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns);
+
 /* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */
 enum rdt_status rpc_refuse_drained(struct rdt_error *err);
 

@@ -7,6 +7,7 @@
 #include "daemon/calls/call.h"
 #include "daemon/objects/snapshot.h"
 #include "daemon/persist/storage.h"
+#include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_read.h"
 #include "proto/boxes.h"
 #include "rdt_put_flags.h"
@@ -215,26 +216,25 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
 
 /* ---- the request ---- */
 
-/* 0: the object is not detached. */
-static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
+int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns)
 {
-    if (!(message->flags & RDT_PUT_DETACHED))
+    if (!(flags & RDT_PUT_DETACHED))
         return 0;
-    if (message->ttl_ns > 0)
-        return message->ttl_ns;
+    if (ttl_ns > 0)
+        return ttl_ns;
     return (int64_t)(call->rpc->options->detached_max_ns < DETACHED_TTL_NS ? call->rpc->options->detached_max_ns
                                                                            : DETACHED_TTL_NS);
 }
 
-static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+enum rdt_status put_check_ttl(const struct call *call, uint32_t flags, int64_t ttl_ns, struct rdt_error *err)
 {
-    if (message->ttl_ns < 0)
+    if (ttl_ns < 0)
         return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object must not be negative");
-    if (message->ttl_ns > 0 && !(message->flags & RDT_PUT_DETACHED))
+    if (ttl_ns > 0 && !(flags & RDT_PUT_DETACHED))
         return rdt_error_set(err, RDT_INVALID, "only DETACHED objects have a time to live");
-    if ((uint64_t)message->ttl_ns > call->rpc->options->detached_max_ns)
-        return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s",
-                             (double)message->ttl_ns / 1e9, (double)call->rpc->options->detached_max_ns / 1e9);
+    if ((uint64_t)ttl_ns > call->rpc->options->detached_max_ns)
+        return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s", (double)ttl_ns / 1e9,
+                             (double)call->rpc->options->detached_max_ns / 1e9);
     return RDT_OK;
 }
 
@@ -298,7 +298,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .inline_bytes = message->inline_data.len,
                              .visibility = message->visibility,
                              .producer = call->client,
-                             .ttl_ns = ttl_of(call, message),
+                             .ttl_ns = put_ttl_of(call, message->flags, message->ttl_ns),
                              .pending = message->flags & RDT_PUT_PENDING,
                              .sum = message->sum,
                              .layout = digest->layout,
@@ -377,7 +377,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
         return rdt_error_set(err, RDT_INVALID, "a PENDING put must not have tensors in the message or hand over regions");
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
-    status = check_ttl(call, message, err);
+    status = put_check_ttl(call, message->flags, message->ttl_ns, err);
     if (status == RDT_OK)
         status = check_stored(call, message, err);
     if (status == RDT_OK)

@@ -6,9 +6,13 @@
  *     many peers ROUNDS READER_SOCKET OWNER_SOCKET
  */
 #include "bench_client.h"
+#include "client/rdt_many.h"
 
 #define OBJECTS 1000u
 #define TENSORS 10000u
+#define SMALL 6144u /* objects that are put in one call, */
+#define SMALL_BYTES 2048
+#define ASKED 10000u      /* and names that are asked for */
 #define TENSOR_BYTES 6720 /* together 67.2e6 */
 
 struct many {
@@ -83,6 +87,99 @@ static void measure_objects(struct many *many, const char *suffix, unsigned roun
         bench_row("fetch_1000_objects_in_one_call", suffix, "us", "lower", "0.1", ours, fetch_objects(many, 1));
     }
     bench_note("fetch_1000_objects_in_one_call", suffix, "of 4 KiB; reference: the same, one call each");
+}
+
+/* ---- puts ---- */
+
+struct small {
+    struct rdt_tensor *tensors;
+    struct rdt_value *values;
+    struct rdt_ref *refs;
+};
+
+static const int64_t small_bytes = SMALL_BYTES;
+
+enum way { IN_ONE_CALL, ONE_BY_ONE, ONE_OBJECT };
+
+/* us, without the frees. */
+static double put_small(rdt *conn, const struct small *small, enum way way)
+{
+    int64_t since = bench_now_ns();
+    double result;
+
+    if (way == IN_ONE_CALL)
+        must_ok(rdt_put_many(conn, small->values, SMALL, NULL, small->refs, NULL, &err));
+    else if (way == ONE_OBJECT)
+        must_ok(rdt_put(conn, small->tensors, SMALL, NULL, small->refs, &err));
+    else
+        for (unsigned i = 0; i < SMALL; i++)
+            must_ok(rdt_put(conn, &small->tensors[i], 1, NULL, &small->refs[i], &err));
+    result = (double)(bench_now_ns() - since) / 1e3;
+    rdt_cork(conn);
+    for (unsigned i = 0; i < (way == ONE_OBJECT ? 1 : SMALL); i++)
+        must_ok(rdt_drop(conn, &small->refs[i], &err));
+    rdt_uncork(conn);
+    must_ok(rdt_ping(conn, BENCH_TIMEOUT_NS, &err));
+    return result;
+}
+
+static void measure_puts(rdt *conn, unsigned rounds)
+{
+    uint8_t *memory = allocate(SMALL, SMALL_BYTES);
+    struct small small = {.values = allocate(SMALL, sizeof *small.values), .refs = allocate(SMALL, sizeof *small.refs)};
+    const struct rdt_tensor whole = {.data = memory};
+
+    memset(memory, 1, (size_t)SMALL * SMALL_BYTES);
+    small.tensors = cut(&whole, SMALL, &small_bytes);
+    for (unsigned i = 0; i < SMALL; i++)
+        small.values[i] = (struct rdt_value){.tensors = &small.tensors[i], .count = 1};
+    for (unsigned i = 0; i < 3; i++) /* the pages of the regions and of the arena */
+        (void)put_small(conn, &small, i % 2 ? ONE_OBJECT : IN_ONE_CALL);
+    for (unsigned i = 0; i < rounds; i++) {
+        double ours = put_small(conn, &small, IN_ONE_CALL);
+
+        bench_row("put_6144_in_one_call", "_beside_one_by_one", "us", "lower", "0.1", ours,
+                  put_small(conn, &small, ONE_BY_ONE));
+        ours = put_small(conn, &small, IN_ONE_CALL);
+        bench_row("put_6144_in_one_call", "_beside_one_object", "us", "lower", "2", ours, put_small(conn, &small, ONE_OBJECT));
+    }
+    bench_note("put_6144_in_one_call", "_beside_one_by_one", "of 2 KiB, without the frees; reference: rdt_put for each");
+    bench_note("put_6144_in_one_call", "_beside_one_object", "reference: one object of 6,144 tensors");
+    free(memory);
+    free(small.tensors);
+    free(small.values);
+    free(small.refs);
+}
+
+/* ---- exists ---- */
+
+/* us. */
+static double ask(struct many *many, const struct rdt_ref *refs, enum rdt_status *statuses, unsigned at_once)
+{
+    int64_t since = bench_now_ns();
+
+    for (unsigned i = 0; i < ASKED; i += at_once)
+        must_ok(rdt_exists(many->reader, &refs[i], at_once, &statuses[i], &err));
+    return (double)(bench_now_ns() - since) / 1e3;
+}
+
+static void measure_exists(struct many *many, const char *suffix, unsigned rounds)
+{
+    enum rdt_status *statuses = allocate(ASKED, sizeof *statuses);
+    struct rdt_ref *refs = allocate(ASKED, sizeof *refs);
+
+    for (unsigned i = 0; i < ASKED; i++) {
+        refs[i] = many->refs[i % OBJECTS];
+        refs[i].generation = 0;
+    }
+    for (unsigned i = 0; i < rounds; i++) {
+        double ours = ask(many, refs, statuses, ASKED);
+
+        bench_row("exists_10000_in_one_call", suffix, "us", "lower", "0.1", ours, ask(many, refs, statuses, 1));
+    }
+    bench_note("exists_10000_in_one_call", suffix, "of objects by their ids; reference: one call each");
+    free(statuses);
+    free(refs);
 }
 
 /* ---- tensors ---- */
@@ -177,6 +274,9 @@ int main(int argc, char **argv)
     many.owner = bench_connect(argv[peers ? 4 : 3], "bench-owner");
     prepare_objects(&many);
     measure_objects(&many, suffix, rounds);
+    measure_exists(&many, suffix, rounds);
+    if (local)
+        measure_puts(many.owner, rounds);
     prepare_tensors(&many);
     if (local) {
         measure_tensors(&many, "tensors_10000_share_and_read", "", fetch_and_read, rounds);

@@ -4,7 +4,7 @@ import sys
 
 import rdtd
 
-from nodes import LONG, Node, main, raises
+from nodes import LONG, Killed, Node, main, raises, until
 
 try:
     import numpy as np
@@ -25,12 +25,86 @@ def test_exists_of_names_and_refs():
         assert c.exists(["name %d" % i for i in range(20000)] + ["a"]) == [False] * 20000 + [True]
         with raises(TypeError, "item 1"):
             c.exists(["a", 5])
-        with raises(TypeError, "a name, a Ref"):
+        with raises(TypeError, "must be a list"):
             c.exists(b"a")
         with raises(rdtd.Invalid, "item 0"):
             c.exists(["x" * 200])
         assert node.ctl("exists", "a") == "yes a\n"
         c.unpublish("a")
+
+
+def test_put_many_of_one_kind():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        values = [np.full(100, i, dtype=np.int32) for i in range(3000)]
+        refs = c.put_many(values, ids=[None, "one", b"two"] + [None] * 2997)
+        assert [ref.id for ref in refs[1:3]] == [b"one", b"two"] and len({ref.id for ref in refs}) == 3000
+        for got, value in zip(c.get(refs[::97]), values[::97]):
+            assert (got == value).all() and got.dtype == value.dtype
+        assert refs[5].holds and refs[5].copied == 1
+        with raises(rdtd.Exists, "value 1"):
+            c.put_many(values, ids=["new", "one"] + [None] * 2998)
+        assert not c.exists(rdtd.Ref.from_id("new"))
+        made = c.put_many(values[:20], ids=["one"] + [None] * 19, errors="return")
+        assert isinstance(made[0], rdtd.Exists) and (c.get(made[19]) == values[19]).all()
+        del refs, made
+        refs = c.put_many(values, detached=True, ttl=LONG, snapshot=True, visible="all", checksum=True)
+        assert not refs[0].holds and c.stat(refs[0])["snapshot"] and c.stat(refs[0])["detached"]
+        assert (c.get(refs[7], verify=True) == values[7]).all()
+        for ref in refs:
+            c.free(ref)
+        for ref in (rdtd.Ref.from_id("one"), rdtd.Ref.from_id("two")):
+            c.free(ref)
+
+
+def test_put_many_of_any_kind():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ours = c.empty(10, "i64")
+        values = [np.arange(3), 5, {"a": np.arange(4)}, [np.arange(2), "text"], np.zeros(100000), ours, b"bytes",
+                  np.array("odd", dtype=object), np.arange(24).reshape(4, 6)[::2, ::-1], np.float32(1.5)] * 3
+        refs = c.put_many(values)
+        ours[0] = 9
+        got = c.get(refs)
+        assert (got[0] == np.arange(3)).all() and got[1] == 5 and (got[2]["a"] == np.arange(4)).all()
+        assert (got[13][0] == np.arange(2)).all() and got[13][1] == "text" and got[14].shape == (100000,)
+        assert got[5][0] == 9 and got[6] == b"bytes" and got[7] == "odd" and (got[28] == values[8]).all()
+        assert got[9] == np.float32(1.5) and type(got[9]) is type(c.get(c.put(np.float32(1.5))))
+        assert c.put_many([]) == [] and c.put_many(iter(values[:2]))[1].id
+        with raises(TypeError, "must be a list"):
+            c.put_many({"a": 1})
+        with raises(ValueError, "2 values and 1 ids"):
+            c.put_many([1, 2], ids=["a"])
+        with raises(TypeError, "unexpected"):
+            c.put_many([1], id="a")
+        with raises(ValueError, "ttl needs"):
+            c.put_many([1], ttl=5)
+        del ours, got
+
+
+def test_put_many_of_torch():
+    try:
+        import torch
+    except ImportError:
+        return
+    with Node() as node, rdtd.connect(node.socket) as c:
+        values = [torch.full((7,), i) for i in range(50)]
+        got = c.get(c.put_many(values))
+        assert all(torch.equal(a, b) for a, b in zip(values, got))
+        mixed = c.get(c.put_many([torch.nn.Parameter(torch.ones(2)), torch.ones(2), np.ones(2)]))
+        assert isinstance(mixed[0], torch.nn.Parameter) and type(mixed[1]) is torch.Tensor and type(mixed[2]) is np.ndarray
+
+
+def test_put_many_while_the_daemon_is_killed():
+    with Killed() as killed, rdtd.connect(killed.node.socket) as c:
+        values = [np.full(500, i, dtype=np.int32) for i in range(2000)]
+        with killed.kill_every(0.3):
+            for _ in range(20):
+                refs = c.put_many(values)
+                got = c.get(refs)
+                assert all((a == b).all() for a, b in zip(values, got))
+                assert c.exists(refs) == [True] * len(refs)
+                del refs, got
+        assert killed.kills > 0
+        until(lambda: c.status()["objects"] == 0, "every object is gone")
 
 
 def test_get_returns_an_error_for_each():

@@ -2,14 +2,123 @@
 """Connection's calls for many objects or names at once."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Union, overload
+import contextlib
+import sys
+from typing import Any, Iterable, Iterator, Literal, Mapping, Optional, Sequence, Union, overload
 
 from . import _rdt
+from ._arrays import kind_of
 from ._check import checked, shown
+from ._errors import BY_STATUS, Error
+from ._requests import VISIBILITY, Ref, Visible
+from ._structure import ONE_OF_TORCH, encode, notes_of
+from ._waits import returns_errors
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
+        raise TypeError(f"{what} must be a list, not {shown(values)}")
+    return list(values)
+
+
+def _all_alone(values: list[Any]) -> Optional[tuple[Optional[list[Optional[bytes]]], int]]:
+    """Metadata and hint, if each value is one plain tensor, and all are numpy's or all are torch's."""
+    kinds = set(map(type, values))
+    if len(kinds) != 1:
+        return None
+    (cls,) = kinds
+    if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
+        of_dtype = {id(value.dtype): value for value in values}
+        return (None, 0) if all([kind_of(value) == "n" for value in of_dtype.values()]) else None
+    torch = sys.modules.get("torch")
+    if torch is not None and cls is torch.Tensor and not notes_of(values):
+        return [ONE_OF_TORCH] * len(values), 1
+    return None
 
 
 class ManyCalls(_rdt.Conn):
     """The part of Connection for many things at once: thousands take one message each way."""
+
+    # ---- put ----
+
+    @checked
+    def put_many(self, values: Iterable[Any], *, ids: Optional[Sequence[Union[str, bytes, None]]] = None,
+                 errors: Literal["raise", "return"] = "raise", **options: Any) -> list[Any]:
+        """Puts each of the values as an object of its own, and returns their Refs in the same order. Small ones (up to
+        32 KiB of tensors) travel together, a few hundred in a message; each of them can be freed by itself, and its memory
+        is free again then. Larger ones, and tensors from `empty` or on GPUs, are put one after the other, as are dicts of
+        tensors.
+
+        ids: a list with an id, or None, for each value. options: see `put`, without id, stored, copy and stream; they hold
+        for all values. errors: "raise": the first failure is raised, and the other objects are freed; "return": the
+        result has the exception in place of the Ref of a value that was not put.
+        Errors: TypeError, ValueError (a value that cannot be put: nothing was put); Exists (id), LimitReached, NoMemory,
+        TimedOut, Unsupported."""
+        listed = _listed(values, "values")
+        keys = None if ids is None else [key.encode() if isinstance(key, str) else key for key in _listed(ids, "ids")]
+        if keys is not None and len(keys) != len(listed):
+            raise ValueError(f"there are {len(listed)} values and {len(keys)} ids")
+        made = self._put_listed(listed, keys, **options)
+        if returns_errors(errors):
+            return made
+        for one in made:
+            if isinstance(one, Error):
+                for ref in made:
+                    if isinstance(ref, Ref):
+                        with contextlib.suppress(Error):
+                            self._free(ref, False)
+                raise one
+        return made
+
+    def _put_listed(self, values: list[Any], ids: Optional[list[Optional[bytes]]], *,
+                    snapshot: Union[bool, Literal["unsealed"]] = False, detached: bool = False,
+                    ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
+                    timeout: Optional[float] = None, allow_pickle: bool = True, grace: Optional[float] = None,
+                    immutable: bool = False, checksum: bool = False) -> list[Any]:
+        flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
+        flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
+        flags |= _rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" else 0
+        if snapshot and immutable:
+            raise ValueError("snapshot copies the tensors, and immutable promises that nobody writes them: pass one of the two")
+        if ttl is not None and not detached:
+            raise ValueError("ttl needs detached=True")
+        alone = _all_alone(values)
+        which: Sequence[int] = range(len(values))
+        if alone is not None:
+            tensors, counts, metadata, hints = values, None, alone[0], [alone[1]] * len(values)
+        else:
+            encoded = [encode(value, allow_pickle) for value in values]
+            which = [i for i, one in enumerate(encoded) if one.names is None]
+            tensors = [tensor for i in which for tensor in encoded[i].tensors]
+            counts = [len(encoded[i].tensors) for i in which]
+            metadata = [encoded[i].metadata or None for i in which]
+            hints = [int(encoded[i].has_torch) for i in which]
+            for i in which:
+                for inner in encoded[i].refs:
+                    inner._hand_on()
+        keys = None if ids is None else [ids[i] for i in which]
+        put = self._put_many(tensors, counts, keys, metadata, VISIBILITY[visible], transport, flags, timeout, ttl) \
+            if which else ([], None)
+        made: list[Any] = [None] * len(values)
+        if put is not None:
+            for i, hint, one in zip(which, hints, _results(*put)):
+                made[i] = one
+                if hint and isinstance(one, Ref):
+                    one._hint = hint
+                if grace is not None and isinstance(one, Ref):
+                    one._grace = grace
+        options = {"snapshot": snapshot, "detached": detached, "ttl": ttl, "visible": visible, "transport": transport,
+                   "timeout": timeout, "allow_pickle": allow_pickle, "grace": grace, "immutable": immutable,
+                   "checksum": checksum}
+        for i in range(len(values)) if put is None or len(which) < len(values) else ():
+            if made[i] is None:
+                try:
+                    made[i] = self.put(values[i], id=None if ids is None else ids[i], **options)  # type: ignore[attr-defined]
+                except Error as error:
+                    made[i] = error.with_traceback(None)
+        return made
+
+    # ---- exists ----
 
     @overload
     def exists(self, names: Union[str, _rdt.Ref]) -> bool: ...  # type: ignore[misc]
@@ -28,6 +137,18 @@ class ManyCalls(_rdt.Conn):
         object that its user does not show), Unsupported (an older daemon)."""
         if isinstance(names, (str, _rdt.Ref)):
             return self._exists([names])[0]
-        if isinstance(names, bytes) or not isinstance(names, Iterable):
-            raise TypeError(f"names must be a name, a Ref or a list of them, not {shown(names)}")
-        return self._exists(list(names))
+        return self._exists(_listed(names, "names"))
+
+
+def _results(items: list[Any], sentence: Optional[str]) -> Iterator[Any]:
+    """The Refs, with exceptions in place of statuses. The sentence is that of the first."""
+    if sentence is None:
+        yield from items
+        return
+    for item in items:
+        if isinstance(item, int):
+            kind = BY_STATUS.get(item, Error)
+            yield kind(sentence if sentence is not None else f"the value was not put: {kind.__name__}")
+            sentence = None
+        else:
+            yield item

@@ -35,7 +35,7 @@ TAIL_BYTES = 1 << 18  # longer text becomes a tensor
 BLOB_BYTES = 1 << 12  # longer bytes in a pickle become a tensor
 
 
-_ONE_OF_TORCH = b'{"rdt":1,"kinds":"t"}\n'  # the metadata of a single torch tensor
+ONE_OF_TORCH = b'{"rdt":1,"kinds":"t"}\n'  # the metadata of a single torch tensor
 
 
 class Encoded(NamedTuple):
@@ -54,7 +54,7 @@ def encode(value: Any, allow_pickle: bool) -> Encoded:
     if kind == "t":
         note = notes_of([value])
         if not note:
-            return Encoded([value], _ONE_OF_TORCH, None, True)
+            return Encoded([value], ONE_OF_TORCH, None, True)
         if note != "?":
             return Encoded([value], _head_of("bare", [kind], note), None, True)
     elif kind in ("n", "o"):
@@ -508,7 +508,7 @@ class Layout:
         self.why = ""
         self.names: Optional[_Names] = None
         self.buffers: list[int] = []
-        if metadata == _ONE_OF_TORCH:
+        if metadata == ONE_OF_TORCH:
             self.kinds = "t"
             return
         self.names = _by_name_quickly(metadata, tensors)

@@ -310,6 +310,7 @@ PyMethodDef conn_methods[] = {
     {"_fetch", conn_fetch, METH_VARARGS, NULL},
     {"_get", conn_get, METH_VARARGS, NULL},
     {"_wait", conn_wait, METH_VARARGS, NULL},
+    {"_put_many", conn_put_many, METH_VARARGS, NULL},
     {"_exists", conn_exists, METH_O, NULL},
     {"_node", node, METH_NOARGS, NULL},
     {"_ping", ping, METH_O, NULL},

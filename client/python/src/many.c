@@ -37,6 +37,145 @@ static struct rdt_ref *refs_of(PyObject *list, Py_ssize_t count)
     return refs;
 }
 
+/* ---- put ---- */
+
+struct putting { /* everything that rdt_put_many borrows */
+    Py_ssize_t count;
+    struct borrowed_set *set;
+    struct rdt_value *values;
+    struct rdt_ref *refs;
+    enum rdt_status *statuses;
+};
+
+static void putting_fini(struct putting *putting)
+{
+    borrowed_set_free(putting->set);
+    PyMem_Free(putting->values);
+    PyMem_Free(putting->refs);
+    PyMem_Free(putting->statuses);
+}
+
+/* Item i of a list of bytes and None, or of None. */
+static bool bytes_at(PyObject *list, Py_ssize_t i, const void **data_p, size_t *bytes_p)
+{
+    PyObject *item = list == Py_None ? Py_None : PyList_GET_ITEM(list, i);
+
+    if (item != Py_None && !PyBytes_Check(item)) {
+        PyErr_Format(PyExc_TypeError, "item %zd must be bytes or None, not a %.100s", i, Py_TYPE(item)->tp_name);
+        return false;
+    }
+    *data_p = item == Py_None ? NULL : PyBytes_AS_STRING(item);
+    *bytes_p = item == Py_None ? 0 : (size_t)PyBytes_GET_SIZE(item);
+    return true;
+}
+
+static bool putting_init(struct putting *putting, PyObject *tensors, PyObject *counts, PyObject *ids, PyObject *metadata)
+{
+    size_t at = 0, n = 0;
+
+    putting->set = borrowed_set_from(tensors, false, Py_None, "put_many:");
+    if (!putting->set)
+        return false;
+    putting->count = counts == Py_None ? (Py_ssize_t)putting->set->count : PyList_GET_SIZE(counts);
+    if ((ids != Py_None && PyList_GET_SIZE(ids) != putting->count) ||
+        (metadata != Py_None && PyList_GET_SIZE(metadata) != putting->count)) {
+        PyErr_SetString(PyExc_ValueError, "there must be an id for each value");
+        return false;
+    }
+    putting->values = PyMem_Calloc((size_t)putting->count + 1, sizeof *putting->values);
+    putting->refs = PyMem_Calloc((size_t)putting->count + 1, sizeof *putting->refs);
+    putting->statuses = PyMem_Calloc((size_t)putting->count + 1, sizeof *putting->statuses);
+    if (!putting->values || !putting->refs || !putting->statuses) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < putting->count; i++, at += n) {
+        struct rdt_value *value = &putting->values[i];
+
+        n = counts == Py_None ? 1 : PyLong_AsSize_t(PyList_GET_ITEM(counts, i));
+        if (PyErr_Occurred() || !bytes_at(ids, i, &value->id, &value->id_bytes) ||
+            !bytes_at(metadata, i, &value->metadata, &value->metadata_bytes))
+            return false;
+        if (n > putting->set->count - at) {
+            PyErr_SetString(PyExc_ValueError, "the values have more tensors than there are");
+            return false;
+        }
+        value->tensors = putting->set->tensors + at;
+        value->count = n;
+    }
+    return true;
+}
+
+/* A Ref, or the number of the status of a value that was not put. */
+static PyObject *result_at(struct conn *conn, const struct putting *putting, Py_ssize_t i, bool detached)
+{
+    PyObject *made;
+
+    if (putting->statuses[i] != RDT_OK)
+        return PyLong_FromLong(putting->statuses[i]);
+    made = ref_new(&putting->refs[i], detached || conn->closed ? NULL : conn);
+    if (made) {
+        ((struct ref *)made)->retained = putting->values[i].id;
+        ((struct ref *)made)->copied = (Py_ssize_t)putting->values[i].count;
+    } else {
+        (void)rdt_drop(conn->rdt, &putting->refs[i], NULL);
+    }
+    return made;
+}
+
+/* _put_many(tensors of all values, number of each (None: one), ids, metadata (None, or lists of bytes and None), visibility,
+ * transport, flags, timeout, ttl): (a list with a Ref for each value, or with the number of its status; the sentence of the
+ * first that was not put, or None). None: a tensor is on a GPU, and nothing was put. */
+PyObject *conn_put_many(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_put_options options = RDT_INIT(options);
+    struct putting putting = {0};
+    PyObject *tensors, *counts, *ids, *metadata, *list = NULL;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    int visibility;
+
+    if (!PyArg_ParseTuple(args, "OOOOizIO&O&:_put_many", &tensors, &counts, &ids, &metadata, &visibility, &options.transport,
+                          &options.flags, timeout_or_none, &options.timeout_ns, timeout_or_none, &options.ttl_ns))
+        return NULL;
+    if ((counts != Py_None && !PyList_Check(counts)) || (ids != Py_None && !PyList_Check(ids)) ||
+        (metadata != Py_None && !PyList_Check(metadata)))
+        return PyErr_Format(PyExc_TypeError, "expected lists");
+    options.visibility = (enum rdt_visibility)visibility;
+    if (!putting_init(&putting, tensors, counts, ids, metadata) || putting.set->on_gpus > 0 || !conn_enter(conn)) {
+        bool on_gpus = putting.set && putting.set->on_gpus > 0 && !PyErr_Occurred();
+        putting_fini(&putting);
+        if (!on_gpus)
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    for (Py_ssize_t i = 0; i < putting.count; i++)
+        putting.statuses[i] = RDT_AGAIN;
+    WAITS(conn, status,
+          rdt_put_many(conn->rdt, putting.values, (size_t)putting.count, &options, putting.refs, putting.statuses, &err));
+    if (status == RDT_CANCELLED || (putting.count > 0 && putting.statuses[0] == RDT_AGAIN)) { /* nothing was put */
+        for (Py_ssize_t i = 0; i < putting.count; i++)
+            if (putting.statuses[i] == RDT_OK)
+                (void)rdt_drop(conn->rdt, &putting.refs[i], NULL);
+        (void)raise_error(&err);
+    } else {
+        list = PyList_New(putting.count);
+    }
+    for (Py_ssize_t i = 0; list && i < putting.count; i++) {
+        PyObject *item = result_at(conn, &putting, i, options.flags & RDT_PUT_DETACHED);
+        if (item)
+            PyList_SET_ITEM(list, i, item);
+        else
+            Py_CLEAR(list);
+    }
+    conn_leave(conn);
+    putting_fini(&putting);
+    return list ? Py_BuildValue("(Nz)", list, status == RDT_OK ? NULL : err.msg) : NULL;
+}
+
+/* ---- exists ---- */
+
 /* _exists([ref or name]): a list of bools. */
 PyObject *conn_exists(PyObject *self, PyObject *list)
 {

@@ -446,6 +446,7 @@ PyObject *conn_put(PyObject *self, PyObject *args);
 PyObject *conn_fetch(PyObject *self, PyObject *args);
 PyObject *conn_get(PyObject *self, PyObject *args);
 PyObject *conn_wait(PyObject *self, PyObject *args);
+PyObject *conn_put_many(PyObject *self, PyObject *args);
 PyObject *conn_exists(PyObject *self, PyObject *list);
 PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);

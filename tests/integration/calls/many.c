@@ -7,6 +7,8 @@ TestSuite(many, .timeout = 120);
 
 #define MANY 20000u /* more than one message has */
 
+static const int64_t one[] = {1};
+
 static struct rdt_ref id_ref(const char *word, unsigned i)
 {
     struct rdt_ref ref = {0};
@@ -15,6 +17,272 @@ static struct rdt_ref id_ref(const char *word, unsigned i)
     (void)snprintf(id, sizeof id, "%s-%u", word, i);
     must_ok(rdt_ref_from_id(id, strlen(id), &ref, &err));
     return ref;
+}
+
+/* ---- put ---- */
+
+static void fill_values(struct rdt_value *values, struct rdt_tensor *tensors, uint32_t *data, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        data[i] = i;
+        tensors[i] = VECTOR(RDT_U32, 1, &data[i]);
+        tensors[i].shape = one;
+        values[i] = (struct rdt_value){.tensors = &tensors[i], .count = 1};
+    }
+}
+
+Test(many, put_many_makes_objects_of_their_own)
+{
+    static struct rdt_value values[5000];
+    static struct rdt_tensor tensors[5000];
+    static struct rdt_ref refs[5000];
+    static uint32_t data[5000];
+    static enum rdt_status statuses[5000];
+    struct node_status before, after;
+    rdt_object *object;
+
+    begin(NULL);
+    fill_values(values, tensors, data, 5000);
+    values[7].id = "seven";
+    values[7].id_bytes = 5;
+    values[8].metadata = "eight";
+    values[8].metadata_bytes = 5;
+    must_ok(rdt_put_many(trainer, values, 5000, NULL, refs, statuses, &err));
+    node_status(&node, &before);
+    cr_assert_eq(before.objects, 5000u);
+    for (unsigned i = 0; i < 5000; i += 619) {
+        object = fetch_one(sampler, &refs[i], RDT_FETCH_AUTO);
+        cr_assert_eq(*(const uint32_t *)tensor_of(object, 0).data, i);
+        rdt_release(object);
+    }
+    object = fetch_one(sampler, &(struct rdt_ref){.any_owner = 1, .id_bytes = 5, .id = "seven"}, RDT_FETCH_AUTO);
+    cr_assert_eq(*(const uint32_t *)tensor_of(object, 0).data, 7);
+    cr_assert_eq(info_of(object).ref.generation, refs[7].generation);
+    rdt_release(object);
+    object = fetch_one(sampler, &refs[8], RDT_FETCH_AUTO);
+    cr_assert(memcmp(rdt_object_metadata(object, &(size_t){0}), "eight", 5) == 0);
+    rdt_release(object);
+    for (unsigned i = 0; i < 5000; i += 2)
+        must_ok(rdt_free(trainer, &refs[i], false, &err));
+    node_status(&node, &after);
+    cr_assert_eq(after.objects, 2500u);
+    object = fetch_one(sampler, &refs[4999], RDT_FETCH_AUTO);
+    cr_assert_eq(*(const uint32_t *)tensor_of(object, 0).data, 4999u);
+    rdt_release(object);
+    end();
+}
+
+/* Tensors of any strides, several in a value, none, large ones, and memory of the daemon. */
+Test(many, put_many_takes_what_put_takes)
+{
+    static uint8_t big[100 * 1024];
+    uint32_t square[9] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    const int64_t shape[] = {3, 3}, transposed[] = {1, 3}, zero[] = {0}, all[] = {sizeof big};
+    struct rdt_tensor pair[2] = {{RDT_U32, 2, shape, transposed, square}, {RDT_U32, 1, zero, NULL, NULL}};
+    struct rdt_tensor large = {RDT_U8, 1, all, NULL, big}, ours, small = {RDT_U32, 2, shape, NULL, square};
+    uint32_t *memory;
+    struct rdt_value values[8] = {{pair, 2, NULL, 0, NULL, 0},   {NULL, 0, NULL, 0, NULL, 0},   {&large, 1, NULL, 0, NULL, 0},
+                                  {&ours, 1, NULL, 0, NULL, 0},  {&small, 1, NULL, 0, NULL, 0}, {&small, 1, NULL, 0, NULL, 0},
+                                  {&small, 1, NULL, 0, NULL, 0}, {&small, 1, NULL, 0, NULL, 0}};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref refs[8];
+    rdt_object *object;
+
+    begin(NULL);
+    fill_pattern(big, sizeof big, 3);
+    memory = alloc_memory(trainer, 4096);
+    memory[0] = 5;
+    ours = small;
+    ours.data = memory;
+    options.flags = RDT_PUT_SUM;
+    must_ok(rdt_put_many(trainer, values, 8, &options, refs, NULL, &err));
+    object = fetch_one(sampler, &refs[0], RDT_FETCH_AUTO);
+    cr_assert_eq(rdt_object_count(object), 2u);
+    cr_assert_eq(((const uint32_t *)tensor_of(object, 0).data)[1], 3u);
+    must_ok(rdt_verify(object, LONG, &err));
+    rdt_release(object);
+    object = fetch_one(sampler, &refs[1], RDT_FETCH_AUTO);
+    cr_assert_eq(rdt_object_count(object), 0u);
+    rdt_release(object);
+    object = fetch_one(sampler, &refs[2], RDT_FETCH_AUTO);
+    cr_assert(holds_pattern(tensor_of(object, 0).data, sizeof big, 3));
+    rdt_release(object);
+    memory[0] = 6;
+    object = fetch_one(sampler, &refs[3], RDT_FETCH_AUTO);
+    cr_assert_eq(*(const uint32_t *)tensor_of(object, 0).data, 6u, "memory of rdt_alloc is not copied");
+    rdt_release(object);
+    must_ok(rdt_dealloc(trainer, memory, &err));
+    end();
+}
+
+Test(many, put_many_says_which_failed)
+{
+    static struct rdt_value values[300];
+    static struct rdt_tensor tensors[300];
+    static struct rdt_ref refs[300];
+    static uint32_t data[300];
+    static enum rdt_status statuses[300];
+    struct rdt_put_options options = RDT_INIT(options);
+
+    begin(NULL);
+    fill_values(values, tensors, data, 300);
+    (void)put_one(trainer, &tensors[0], "taken");
+    values[40].id = values[50].id = "taken";
+    values[40].id_bytes = values[50].id_bytes = 5;
+    values[60].id = "empty";
+    must_refuse(RDT_EXISTS, "value 40", rdt_put_many(trainer, values, 300, NULL, refs, statuses, &err));
+    for (unsigned i = 0; i < 300; i++)
+        cr_assert_eq(statuses[i],
+                     i == 40 || i == 50 ? RDT_EXISTS
+                     : i == 60          ? RDT_INVALID
+                                        : RDT_OK,
+                     "value %u: %s", i, rdt_status_name(statuses[i]));
+    cr_assert_eq(node_now(&node).objects, 298u);
+    must_refuse(RDT_EXISTS, "value 40", rdt_put_many(trainer, values, 300, NULL, refs, NULL, &err));
+    wait_until(LONG, node_now(&node).objects == 298);
+    options.id = "one";
+    must_refuse(RDT_INVALID, "for one object", rdt_put_many(trainer, values, 300, &options, refs, NULL, &err));
+    options = (struct rdt_put_options)RDT_INIT(options);
+    options.ttl_ns = SEC;
+    must_refuse(RDT_INVALID, "time to live", rdt_put_many(trainer, values, 10, &options, refs, statuses, &err));
+    options.flags = RDT_PUT_PENDING;
+    options.ttl_ns = 0;
+    must_refuse(RDT_INVALID, "PENDING", rdt_put_many(trainer, values, 10, &options, refs, statuses, &err));
+    must_ok(rdt_put_many(trainer, NULL, 0, NULL, NULL, NULL, &err));
+    end();
+}
+
+Test(many, put_many_at_a_limit_puts_what_fits)
+{
+    static const char *const flags[] = {"--set", "limits.owner_max_objects=100", NULL};
+    static struct rdt_value values[300];
+    static struct rdt_tensor tensors[300];
+    static struct rdt_ref refs[300];
+    static uint32_t data[300];
+    static enum rdt_status statuses[300];
+
+    begin(flags);
+    fill_values(values, tensors, data, 300);
+    must_refuse(RDT_LIMIT, "owner_max_objects", rdt_put_many(trainer, values, 300, NULL, refs, statuses, &err));
+    for (unsigned i = 0; i < 300; i++)
+        cr_assert_eq(statuses[i], i < 100 ? RDT_OK : RDT_LIMIT);
+    end();
+}
+
+static Rdt__Pb__PutMany put_of(Rdt__Pb__RegionUse *use, Rdt__Pb__TensorList *list, uint32_t *count)
+{
+    Rdt__Pb__PutMany message = RDT__PB__PUT_MANY__INIT;
+
+    message.region = use;
+    message.tensors = list;
+    message.count = count;
+    message.n_count = 2;
+    return message;
+}
+
+static void must_refuse_put(struct raw *raw, const Rdt__Pb__PutMany *message, enum rdt_status expected)
+{
+    enum rdt_status status;
+    char text[256];
+
+    (void)raw_send(raw, RDT_MSG_PUT_MANY, &message->base, NULL, 0);
+    status = raw_error(raw, text);
+    must_say(status == expected, "%s: %s", rdt_status_name(status), text);
+}
+
+Test(many, put_many_of_a_client_that_lies_is_refused)
+{
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
+    Rdt__Pb__PutManyReply *reply;
+    Rdt__Pb__PutMany message;
+    uint32_t dtype[] = {RDT_U8, RDT_U8}, ndim[] = {1, 1}, index[] = {0, 0}, count[] = {1, 1}, bytes[] = {3, 200};
+    uint64_t shape[] = {4096, 4096}, offset[] = {0, 0};
+    struct raw raw;
+
+    node_start(&node, &(struct node_options){0});
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    list.n_dtype = list.n_ndim = list.n_region_index = list.n_offset = list.n_shape = 2;
+    list.dtype = dtype;
+    list.ndim = ndim;
+    list.region_index = index;
+    list.offset = offset;
+    list.shape = shape;
+    message = put_of(&use, &list, count);
+    must_refuse_put(&raw, &message, RDT_NOT_FOUND); /* the region */
+    use.region = raw_alloc(&raw, 8192, NULL, &use.generation);
+    count[1] = 2;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    count[1] = UINT32_MAX;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    count[1] = 1;
+    offset[1] = 4097;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    offset[1] = UINT64_MAX - 1;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    offset[1] = 0;
+    index[1] = 1;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    index[1] = 0;
+    shape[1] = 33000;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    shape[1] = 4096;
+    message.flags = RDT_PUT_PENDING;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    message.flags = 0;
+    message.id_bytes = bytes;
+    message.n_id_bytes = 1;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    message.n_id_bytes = 2;
+    must_refuse_put(&raw, &message, RDT_INVALID); /* too long */
+    bytes[1] = 3;
+    must_refuse_put(&raw, &message, RDT_INVALID); /* not there */
+    message.n_id_bytes = 0;
+    message.metadata_bytes = bytes;
+    message.n_metadata_bytes = 2;
+    must_refuse_put(&raw, &message, RDT_INVALID);
+    message.n_metadata_bytes = 0;
+    message.transport = (char *)"none";
+    must_refuse_put(&raw, &message, RDT_UNSUPPORTED);
+    message.transport = (char *)"";
+    cr_assert_eq(node_now(&node).objects, 0u);
+    (void)raw_send(&raw, RDT_MSG_PUT_MANY, &message.base, NULL, 0);
+    must(raw_next(&raw) && raw.frame.type == RDT_EVENT_REGION_BACK);
+    reply = (Rdt__Pb__PutManyReply *)raw_reply(&raw, raw.last_id, &rdt__pb__put_many_reply__descriptor);
+    cr_assert_eq(reply->n_generation, 2u);
+    rdt__pb__put_many_reply__free_unpacked(reply, NULL);
+    raw_close(&raw);
+    node_end(&node, NULL);
+}
+
+static int put_and_die(struct actor *self, void *arg)
+{
+    static struct rdt_value values[50000];
+    static struct rdt_tensor tensors[50000];
+    static struct rdt_ref refs[50000];
+    static uint32_t data[50000];
+    rdt *conn = node_client(&node, "putter");
+
+    fill_values(values, tensors, data, 50000);
+    actor_step(self);
+    for (;;)
+        must_ok(rdt_put_many(conn, values, 50000, NULL, refs, NULL, &err));
+}
+
+Test(many, putter_that_is_killed_leaves_nothing)
+{
+    struct actor putter;
+
+    begin(NULL);
+    for (int i = 0; i < 5; i++) {
+        actor_start(&putter, put_and_die, NULL);
+        actor_await(&putter);
+        wait_until(LONG, node_now(&node).objects > 1000);
+        actor_kill(&putter, SIGKILL);
+        wait_until(LONG, node_now(&node).objects == 0);
+    }
+    end();
 }
 
 /* ---- exists ---- */

@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdt_put_many: packs small values into loaned regions, and puts those of a region with one message. While the daemon puts
+ * one batch, the next is packed into another region.
+ *
+ *     batch 0   pack ── PUT_MANY ─────────────► answer
+ *     batch 1              pack ── PUT_MANY ───────────────► answer
+ *     batch 2                         (waits for 0)  pack ── PUT_MANY ──►
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/call.h"
+#include "client/memory/loans.h"
+#include "client/options.h"
+#include "client/rdt_many.h"
+#include "client/session/clock.h"
+#include "client/session/connection.h"
+#include "client/session/interrupt.h"
+#include "client/tensor.h"
+#include "proto/wire_limits.h"
+#include "proto/wire_ref.h"
+
+#define BATCH_BYTES ((uint64_t)1 << 20) /* of a region: what is packed next is still in the processor's cache when it is read */
+#define BATCH_MOST 1024u                /* objects in a message */
+#define BATCHES 2u                      /* at a time */
+#define TOGETHER_LEAST 4u               /* fewer are put one by one, which takes no region */
+#define FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_SUM))
+
+struct batch { /* values that are put with one message */
+    struct arena arena;
+    Rdt__Pb__PutMany message;
+    Rdt__Pb__RegionUse use;
+    Rdt__Pb__TensorList list;
+    struct layout_rows rows;
+    struct layout *layout;
+    struct loan *loan;
+    size_t *values; /* [n] */
+    unsigned n;
+    struct waiting *waiting; /* NULL: it has not been sent */
+};
+
+struct putting {
+    rdt *conn;
+    const struct rdt_value *values;
+    size_t count;
+    const struct rdt_put_options *options;
+    struct rdt_ref *refs;
+    enum rdt_status *statuses;
+    struct rdt_error why; /* of the failed value with the lowest number */
+    size_t why_at;
+    struct rdt_node_info node;
+    bool one_by_one;    /* the daemon knows no PUT_MANY */
+    struct batch *sent; /* NULL: none waits for its answer */
+};
+
+static void set(struct putting *putting, size_t i, enum rdt_status status, const struct rdt_error *why)
+{
+    putting->statuses[i] = status;
+    if (status == RDT_OK || (putting->why.status != RDT_OK && putting->why_at < i))
+        return;
+    putting->why = *why;
+    putting->why_at = i;
+    rdt_error_prefix(&putting->why, "value %zu", i);
+}
+
+static void put_alone(struct putting *putting, size_t i)
+{
+    const struct rdt_value *value = &putting->values[i];
+    struct rdt_put_options options = *putting->options;
+    struct rdt_error why = {0};
+
+    options.id = value->id;
+    options.id_bytes = value->id_bytes;
+    options.metadata = value->metadata;
+    options.metadata_bytes = value->metadata_bytes;
+    set(putting, i, rdt_put(putting->conn, value->tensors, value->count, &options, &putting->refs[i], &why), &why);
+}
+
+/* ---- which values travel together ---- */
+
+static uint64_t align_up(uint64_t bytes)
+{
+    return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
+}
+
+/* Whether some byte of the tensor is in memory that the daemon knows. With the lock. */
+static bool is_known(rdt *conn, const struct rdt_tensor *tensor)
+{
+    uint64_t lo = (uintptr_t)tensor->data, hi = lo, row = rdt_dtype_bytes(tensor->dtype);
+    const uint64_t item = row;
+
+    for (uint32_t d = tensor->ndim; d-- > 0;) {
+        int64_t step = tensor->strides ? tensor->strides[d] * (int64_t)item : (int64_t)row;
+        if (tensor->shape[d] == 0)
+            return false;
+        row *= (uint64_t)tensor->shape[d];
+        if (step < 0)
+            lo += (uint64_t)(step * (tensor->shape[d] - 1));
+        else
+            hi += (uint64_t)(step * (tensor->shape[d] - 1));
+    }
+    return memory_at(&conn->memory, lo, hi + item);
+}
+
+/* The bytes that the value takes in a region; 0: it does not travel with others, or is wrong, which rdt_put will say. With the
+ * lock. */
+static uint64_t bytes_of(const struct putting *putting, const struct rdt_value *value)
+{
+    uint64_t end = 0;
+
+    if (putting->one_by_one || (value->count > 0 && !value->tensors) || (value->id && value->id_bytes == 0) ||
+        value->id_bytes > RDT_MAX_ID_BYTES || (value->metadata_bytes > 0 && !value->metadata))
+        return 0;
+    for (size_t t = 0; t < value->count; t++) {
+        size_t bytes;
+        if (rdt_tensor_bytes(&value->tensors[t], &bytes, NULL) != RDT_OK || bytes > putting->conn->can.inline_max_bytes ||
+            (bytes > 0 && (!value->tensors[t].data || is_known(putting->conn, &value->tensors[t]))))
+            return 0;
+        end = align_up(end) + bytes;
+        if (end > putting->conn->can.inline_max_bytes)
+            return 0;
+    }
+    return end + value->metadata_bytes + 1;
+}
+
+/* ---- a batch ---- */
+
+static void batch_free(rdt *conn, struct batch *batch, bool done)
+{
+    if (batch->loan) {
+        connection_lock(conn);
+        loans_end(conn, batch->loan, done);
+        connection_unlock(conn);
+    }
+    free(batch->layout);
+    arena_fini(&batch->arena);
+    free(batch);
+}
+
+/* The columns of ids, metadata and checksums. */
+static enum rdt_status add_texts(const struct putting *putting, struct batch *batch, struct rdt_error *err)
+{
+    Rdt__Pb__PutMany *message = &batch->message;
+    size_t ids = 0, texts = 0;
+
+    for (unsigned i = 0; i < batch->n; i++) {
+        ids += putting->values[batch->values[i]].id ? putting->values[batch->values[i]].id_bytes : 0;
+        texts += putting->values[batch->values[i]].metadata_bytes;
+    }
+    message->count = arena_alloc(&batch->arena, (batch->n + 1) * sizeof *message->count);
+    message->id_bytes = arena_alloc(&batch->arena, (batch->n + 1) * sizeof *message->id_bytes);
+    message->metadata_bytes = arena_alloc(&batch->arena, (batch->n + 1) * sizeof *message->metadata_bytes);
+    message->ids.data = arena_alloc(&batch->arena, ids + 1);
+    message->metadata.data = arena_alloc(&batch->arena, texts + 1);
+    if (!message->count || !message->id_bytes || !message->metadata_bytes || !message->ids.data || !message->metadata.data)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to put %u objects", batch->n);
+    for (unsigned i = 0; i < batch->n; i++) {
+        const struct rdt_value *value = &putting->values[batch->values[i]];
+        message->count[i] = (uint32_t)value->count;
+        message->id_bytes[i] = value->id ? (uint32_t)value->id_bytes : 0;
+        message->metadata_bytes[i] = (uint32_t)value->metadata_bytes;
+        if (message->id_bytes[i] > 0)
+            memcpy(message->ids.data + message->ids.len, value->id, value->id_bytes);
+        if (value->metadata_bytes > 0)
+            memcpy(message->metadata.data + message->metadata.len, value->metadata, value->metadata_bytes);
+        message->ids.len += message->id_bytes[i];
+        message->metadata.len += value->metadata_bytes;
+    }
+    message->n_count = batch->n;
+    message->n_id_bytes = ids > 0 ? batch->n : 0;
+    message->n_metadata_bytes = texts > 0 ? batch->n : 0;
+    return RDT_OK;
+}
+
+static enum rdt_status add_sums(const struct putting *putting, struct batch *batch, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    batch->message.sum = arena_alloc(&batch->arena, (batch->n + 1) * sizeof *batch->message.sum);
+    if (!batch->message.sum)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for checksums");
+    batch->message.n_sum = batch->n;
+    for (unsigned i = 0; status == RDT_OK && i < batch->n; i++) {
+        const struct rdt_value *value = &putting->values[batch->values[i]];
+        void **data = calloc(value->count + 1, sizeof *data);
+        struct layout *layout = NULL;
+
+        status = data ? tensor_layout(value->tensors, value->count, &layout, err)
+                      : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for checksums");
+        for (size_t t = 0; status == RDT_OK && t < value->count; t++)
+            data[t] = value->tensors[t].data;
+        if (status == RDT_OK)
+            status = tensor_sum(layout, data, value->metadata, value->metadata_bytes, &batch->message.sum[i], err);
+        free(layout);
+        free(data);
+    }
+    return status;
+}
+
+/* Copies the tensors into the region, one behind the other, and makes the layout say where they lie there. */
+static void pack(struct batch *batch)
+{
+    struct layout *layout = batch->layout;
+    uint8_t *base = batch->loan->mapping->addr;
+    uint64_t at = 0;
+
+    for (uint32_t t = 0; t < layout->count; t++) {
+        const uint8_t *data = (const uint8_t *)(uintptr_t)layout->offset[t];
+        uint64_t bytes = layout_bytes(layout, t);
+
+        layout->offset[t] = 0;
+        layout->region[t] = 0;
+        at = align_up(at);
+        if (bytes > 0 && layout_is_contiguous(layout, t))
+            memcpy(base + at, data, bytes);
+        else if (bytes > 0)
+            layout_gather(layout, t, data, 0, bytes, base + at);
+        layout_set_row_major(layout, t);
+        layout->offset[t] = at;
+        at += bytes;
+    }
+}
+
+static enum rdt_status prepare(struct putting *putting, struct batch *batch, uint64_t region_bytes, struct rdt_error *err)
+{
+    const struct rdt_put_options *options = putting->options;
+    Rdt__Pb__PutMany *message = &batch->message;
+    struct rdt_tensor *tensors;
+    size_t n = 0, at = 0;
+    enum rdt_status status;
+
+    for (unsigned i = 0; i < batch->n; i++)
+        n += putting->values[batch->values[i]].count;
+    tensors = arena_alloc(&batch->arena, (n + 1) * sizeof *tensors);
+    if (!tensors)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to put %u objects", batch->n);
+    for (unsigned i = 0; i < batch->n; i++) {
+        const struct rdt_value *value = &putting->values[batch->values[i]];
+        if (value->count > 0)
+            memcpy(tensors + at, value->tensors, value->count * sizeof *tensors);
+        at += value->count;
+    }
+    status = tensor_layout(tensors, n, &batch->layout, err);
+    if (status == RDT_OK)
+        status = add_texts(putting, batch, err);
+    if (status == RDT_OK && options->flags & RDT_PUT_SUM)
+        status = add_sums(putting, batch, err);
+    if (status == RDT_OK)
+        status = loans_take(putting->conn, region_bytes, false, options->timeout_ns > 0 ? options->timeout_ns : 0,
+                            clock_deadline_ns(clock_default_ns(region_bytes)), &batch->loan, err);
+    if (status != RDT_OK)
+        return status;
+    pack(batch);
+    batch->use.region = batch->loan->mapping->region;
+    batch->use.generation = batch->loan->mapping->generation;
+    layout_to_wire(batch->layout, true, putting->conn->can.tensor_runs ? &batch->rows : NULL, &batch->list);
+    message->tensors = &batch->list;
+    message->region = &batch->use;
+    message->flags = options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED);
+    message->transport = (char *)(options->transport ? options->transport : "");
+    message->visibility = (Rdt__Pb__Visibility)options->visibility;
+    message->ttl_ns = options->ttl_ns;
+    return RDT_OK;
+}
+
+static void make_ref(const struct putting *putting, size_t i, uint64_t generation)
+{
+    const struct rdt_value *value = &putting->values[i];
+    struct rdt_ref *ref = &putting->refs[i];
+
+    memset(ref, 0, sizeof *ref);
+    memcpy(ref->node, putting->node.node, sizeof ref->node);
+    memcpy(ref->address, putting->node.address, sizeof ref->address);
+    memcpy(ref->tenant, putting->node.tenant, sizeof ref->tenant);
+    ref->uid = putting->node.uid;
+    ref->generation = generation;
+    ref->id_bytes = (uint8_t)(value->id ? value->id_bytes : wire_ref_generated_id(generation, ref->id));
+    if (value->id)
+        memcpy(ref->id, value->id, value->id_bytes);
+}
+
+/* Sets what the message answers for its objects. */
+static enum rdt_status take_answer(struct putting *putting, const struct batch *batch, const Rdt__Pb__PutManyReply *reply,
+                                   struct rdt_error *err)
+{
+    if (reply->n_generation != batch->n || (reply->n_status != 0 && reply->n_status != batch->n))
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered PUT_MANY of %u objects for %zu", batch->n, reply->n_generation);
+    for (unsigned i = 0; i < batch->n; i++) {
+        struct rdt_error why = {0};
+        enum rdt_status status = RDT_OK;
+
+        if (reply->n_status != 0 && reply->status[i] != RDT_OK)
+            status = wire_error(reply->status[i], 0, reply->why, &why);
+        if (status == RDT_OK)
+            make_ref(putting, batch->values[i], reply->generation[i]);
+        set(putting, batch->values[i], status, &why);
+    }
+    return RDT_OK;
+}
+
+static void set_all(struct putting *putting, const struct batch *batch, const struct rdt_error *why)
+{
+    for (unsigned i = 0; i < batch->n; i++)
+        set(putting, batch->values[i], why->status, why);
+}
+
+static int64_t answer_ns(const struct putting *putting)
+{
+    int64_t timeout_ns = putting->options->timeout_ns;
+
+    return clock_deadline_ns(timeout_ns == 0 ? clock_default_ns(BATCH_BYTES) : timeout_ns);
+}
+
+/* Waits for the answer of a batch that was sent. One that the daemon does not understand, or whose region it has dropped, is
+ * put in another way. */
+static void finish(struct putting *putting, struct batch *take_batch)
+{
+    struct rdt_error why = {0};
+    ProtobufCMessage *reply = NULL;
+    bool reused = take_batch->loan->reused;
+    enum rdt_status status = call_end(putting->conn, take_batch->waiting, answer_ns(putting), &reply, &why);
+
+    if (status == RDT_OK)
+        status = take_answer(putting, take_batch, (const Rdt__Pb__PutManyReply *)reply, &why);
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    putting->one_by_one |= status == RDT_UNSUPPORTED;
+    if (status == RDT_UNSUPPORTED || (reused && (status == RDT_NOT_FOUND || status == RDT_LIMIT)))
+        for (unsigned i = 0; i < take_batch->n; i++)
+            put_alone(putting, take_batch->values[i]);
+    else if (status != RDT_OK)
+        set_all(putting, take_batch, &why);
+    batch_free(putting->conn, take_batch, status == RDT_OK);
+}
+
+/* Sends a batch, and finishes the one before. */
+static void put_batch(struct putting *putting, struct batch *take_batch, uint64_t region_bytes)
+{
+    struct batch *before;
+    struct rdt_error why = {0};
+    enum rdt_status status = prepare(putting, take_batch, region_bytes, &why);
+
+    if (status == RDT_OK && interrupt_ask())
+        status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");
+    if (status == RDT_OK)
+        status =
+            call_begin(putting->conn, RDT_MSG_PUT_MANY, &take_batch->message.base, take_batch->n, &take_batch->waiting, &why);
+    before = putting->sent;
+    putting->sent = status == RDT_OK ? take_batch : NULL;
+    if (before)
+        finish(putting, before);
+    if (status == RDT_OK)
+        return;
+    set_all(putting, take_batch, &why);
+    batch_free(putting->conn, take_batch, false);
+}
+
+/* ---- the call ---- */
+
+/* The next batch: values from *next_p on that travel together. Others are put on the way. NULL: there is none. */
+static struct batch *next_batch(struct putting *putting, size_t *next_p, uint64_t *bytes_p)
+{
+    struct batch *batch = calloc(1, sizeof *batch);
+    uint64_t bytes;
+
+    *bytes_p = 0;
+    if (!batch)
+        return NULL;
+    arena_init(&batch->arena, SIZE_MAX / 2);
+    rdt__pb__put_many__init(&batch->message);
+    rdt__pb__region_use__init(&batch->use);
+    batch->values = arena_alloc(&batch->arena, BATCH_MOST * sizeof *batch->values);
+    for (; batch->values && *next_p < putting->count && batch->n < BATCH_MOST; ++*next_p) {
+        connection_lock(putting->conn);
+        bytes = bytes_of(putting, &putting->values[*next_p]);
+        connection_unlock(putting->conn);
+        if (bytes == 0)
+            put_alone(putting, *next_p);
+        else if (*bytes_p + align_up(bytes) > BATCH_BYTES)
+            break;
+        else
+            batch->values[batch->n++] = *next_p;
+        *bytes_p += bytes == 0 ? 0 : align_up(bytes);
+    }
+    return batch;
+}
+
+static void put_all(struct putting *putting)
+{
+    uint64_t bytes;
+
+    for (size_t next = 0; next < putting->count;) {
+        size_t first = next;
+        struct batch *batch = next_batch(putting, &next, &bytes);
+        bool together = batch && batch->n >= TOGETHER_LEAST;
+
+        if (together) {
+            put_batch(putting, batch, next < putting->count ? BATCH_BYTES : bytes);
+            continue;
+        }
+        for (unsigned i = 0; batch && i < batch->n; i++)
+            put_alone(putting, batch->values[i]);
+        if (batch)
+            batch_free(putting->conn, batch, false);
+        if (next == first) /* there is no memory for a batch, or the value is larger than one */
+            put_alone(putting, next++);
+    }
+    if (putting->sent)
+        finish(putting, putting->sent);
+}
+
+static enum rdt_status check(const rdt *conn, const struct rdt_value *values, size_t count,
+                             const struct rdt_put_options *options, struct rdt_put_options *own_p, const struct rdt_ref *refs_p,
+                             struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && count > 0 && (!values || !refs_p))
+        status = rdt_error_set(err, RDT_INVALID, "%s is NULL, and count is %zu", values ? "refs_p" : "values", count);
+    if (status == RDT_OK)
+        status = options_copy(own_p, sizeof *own_p, options, err);
+    if (status == RDT_OK && (own_p->id || own_p->metadata || own_p->how || own_p->shards))
+        status = rdt_error_set(err, RDT_INVALID,
+                               "id, metadata, how and shards of the options are for one object: give id and metadata in each "
+                               "rdt_value");
+    return status;
+}
+
+enum rdt_status rdt_put_many(rdt *conn, const struct rdt_value *values, size_t count, const struct rdt_put_options *options,
+                             struct rdt_ref *refs_p, enum rdt_status *statuses_p, struct rdt_error *err)
+{
+    struct rdt_put_options own;
+    struct putting putting = {.conn = conn, .values = values, .count = count, .options = &own, .refs = refs_p};
+    enum rdt_status status = check(conn, values, count, options, &own, refs_p, err);
+
+    if (status != RDT_OK)
+        return status;
+    putting.statuses = statuses_p ? statuses_p : calloc(count + 1, sizeof *putting.statuses);
+    if (!putting.statuses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu statuses", count);
+    connection_copy_node(conn, &putting.node);
+    putting.one_by_one = (own.flags & ~FLAGS) != 0;
+    put_all(&putting);
+    for (size_t i = 0; !statuses_p && putting.why.status != RDT_OK && i < count; i++)
+        if (putting.statuses[i] == RDT_OK)
+            (void)rdt_drop(conn, &refs_p[i], NULL);
+    if (!statuses_p)
+        free(putting.statuses);
+    if (putting.why.status != RDT_OK && err)
+        *err = putting.why;
+    return putting.why.status;
+}
