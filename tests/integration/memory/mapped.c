@@ -476,7 +476,9 @@ Test(mapped, allocation_gives_up_cached_memory_and_idle_loans)
     struct rdt_ref ref;
     void *own;
 
-    start();
+    node_start(&node, &(struct node_options){.flags = (const char *const[]){"--pool-idle=60s", NULL}});
+    producer = node_client(&node, "producer");
+    consumer = node_client(&node, "consumer");
     own = alloc_memory(producer, 5 * MIB);
     must_ok(rdt_dealloc(producer, own, &err)); /* the mapping stays for the next allocation of that size */
     cr_assert(is_mapped(own));
