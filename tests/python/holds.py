@@ -378,11 +378,21 @@ def test_pickling_after_the_connection_was_closed_warns():
         other.free(detached)
 
 
+def copied_at_once(c, ref):
+    """An object that exists has 200 ms, in which a busy machine may not get to the copy: then once more."""
+    for _ in range(50):
+        try:
+            return c.get(ref, timeout=0, mode="copy")
+        except rdtd.TimedOut as error:
+            assert "bytes were copied" in str(error), error
+    raise AssertionError("no copy in 50 times 200 ms")
+
+
 def test_a_timeout_of_zero_does_what_can_be_done_at_once():
     with Node() as node, rdtd.connect(node.socket, timeout=0) as c:
         small, large = c.put(np.arange(4), timeout=0), c.put(np.arange(10**6), timeout=0, snapshot=True)
         for _ in range(20):
-            assert c.get(small, timeout=0)[3] == 3 and c.get(large, timeout=0, mode="copy")[-1] == 10**6 - 1
+            assert c.get(small, timeout=0)[3] == 3 and copied_at_once(c, large)[-1] == 10**6 - 1
             with raises(rdtd.NotPut, "does not wait: nobody has put an object with this id"):
                 c.get(rdtd.Ref("nobody"), timeout=0)
             for missed in (lambda: c.hold(rdtd.Ref("nobody"), timeout=0), lambda: c.wait_put(rdtd.Ref("nobody"), timeout=0),
