@@ -20,6 +20,7 @@ from ._arrays import box, convert, gpu_of, kind_of, stream_number, torch_uses_gp
 from ._check import checked, shown
 from ._daemon import SYSTEM_SOCKET
 from ._errors import Denied, Error, Freed, Invalid, NotFound, OwnerDied, PeerLost, TimedOut
+from ._follow import Follower
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
@@ -712,6 +713,30 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         return made
 
     @checked
+    def follow(self, name: Union[str, _rdt.Ref], after: int = 0, *, owner: Union[str, int, None] = None,
+               near: Optional[_rdt.Ref] = None, address: Optional[str] = None) -> Follower:
+        """Follows a name: from now on the daemon of this node fetches each new version while this process works.
+        `Follower.prepare` waits until one is whole here, and `Follower.commit` only copies it, or shares it. All
+        followers of a user on this node share one copy, which is charged under owner_max_followed_bytes
+        (rdt-concepts(7), FOLLOWED NAMES). Single objects and versions in parts can be followed; they must be snapshots, as
+        those that `publish` puts are.
+
+        name, owner, near, address: as in `versions`. after: the version that this process has already. Errors: LimitReached,
+        ValueError (the Ref of an object)."""
+        at = self._one_name(name, owner, near, address)
+        return Follower(self, at, self._follow(at, after))
+
+    def _one_name(self, name: Union[str, _rdt.Ref], owner: Union[str, int, None], near: Optional[_rdt.Ref],
+                  address: Optional[str]) -> Any:
+        if not isinstance(name, _rdt.Ref):
+            return self.name(name, owner=owner, near=near, address=address)
+        if not name.is_name:
+            raise ValueError(f"{name!r} is not the Ref of a name")
+        if owner is not None or near is not None or address is not None:
+            raise ValueError("a Ref says itself whose name it is and on which node")
+        return name
+
+    @checked
     def versions(self, name: Union[str, _rdt.Ref], after: int = 0, *, owner: Union[str, int, None] = None,
                  near: Optional[_rdt.Ref] = None,
                  address: Optional[str] = None, reconnect: bool = False, **options: Any) -> Versions:
@@ -732,10 +757,4 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         unknown = options.keys() - inspect.signature(self.fetch).parameters.keys()
         if unknown:
             raise TypeError(f"fetch has no option {', '.join(sorted(unknown))}")
-        if not isinstance(name, _rdt.Ref):
-            name = self.name(name, owner=owner, near=near, address=address)
-        elif not name.is_name:
-            raise ValueError(f"{name!r} is not the Ref of a name")
-        elif owner is not None or near is not None or address is not None:
-            raise ValueError("a Ref says itself whose name it is and on which node")
-        return Versions(self, name, after, reconnect, options)
+        return Versions(self, self._one_name(name, owner, near, address), after, reconnect, options)

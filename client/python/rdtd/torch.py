@@ -24,6 +24,7 @@ import rdtd
 
 from ._arrays import torch as load_torch
 from ._check import a_number, checked, shown
+from ._follow import Committed, Follower, Prepared
 from ._requests import Ref, ref_of
 from ._shards import Box, Plan, PlanRun, check_padded
 from ._shared import Shared
@@ -31,7 +32,7 @@ from ._shared import Shared
 Split = tuple[int, int, int]
 Layout = Union[Mapping[str, Split], Callable[[str, torch.Tensor], Optional[Split]], None]
 
-__all__ = ["publish", "update", "plan", "boxes", "ModelPlan"]
+__all__ = ["publish", "update", "plan", "follow", "boxes", "ModelPlan", "ModelFollower"]
 
 
 class _Local(NamedTuple):
@@ -281,12 +282,7 @@ class ModelPlan:
     def update(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes it into the model. Errors: those of
         `rdtd.torch.update`, and ValueError if the memory of a tensor has been freed or moved since the plan was made."""
-        assert self._locals is not None
-        for local, place in zip(self._locals, self._places):
-            if local.tensor.data_ptr() != place:
-                raise ValueError(f"the memory of tensor {local.key!r} has been freed or moved since the plan was made: make a "
-                                 "new plan")
-        return self._run(self._locals, after, timeout)
+        return self._run(self._check_places(), after, timeout)
 
     def _let_go(self) -> None:
         """From now on `_run` is called with the model's tensors, and the plan does not keep them alive."""
@@ -298,11 +294,24 @@ class ModelPlan:
     def _is_of_lost_model(self) -> bool:
         return any(storage.expired() for storage in self._storages)
 
+    def _check_places(self) -> list[_Local]:
+        assert self._locals is not None
+        for local, place in zip(self._locals, self._places):
+            if local.tensor.data_ptr() != place:
+                raise ValueError(f"the memory of tensor {local.key!r} has been freed or moved since the plan was made: make a "
+                                 "new plan")
+        return self._locals
+
     def _run(self, locals_: list[_Local], after: Optional[int], timeout: Optional[float]) -> PlanRun:
+        run: PlanRun = self._write(locals_, lambda: self._plan.run(after, timeout=timeout))
+        return run
+
+    def _write(self, locals_: list[_Local], write: Callable[[], Any]) -> Any:
+        """Writes the model. write: has the plan write its targets, and returns what says the version."""
         with torch.no_grad():
             for i, staged in self._kept:
                 staged.copy_(locals_[i].tensor)
-        run = self._plan.run(after, timeout=timeout)
+        run = write()
         with torch.no_grad():
             for i, staged in self._staged:
                 locals_[i].tensor.copy_(staged, non_blocking=True)
@@ -323,6 +332,65 @@ def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any 
     the published one is cast (Connection.plan)."""
     load_torch()
     return ModelPlan(_connection_of(connection), name, list(_locals(model, layout, 0)), move, padded or {}, strict)
+
+
+class ModelFollower:
+    """Follows a name for a model: see `follow`."""
+
+    def __init__(self, plan: ModelPlan, follower: Follower) -> None:
+        self._plan = plan
+        self._follower = follower
+
+    def __enter__(self) -> ModelFollower:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.close()
+
+    @property
+    def committed(self) -> int:
+        """The version that the model has; 0: none was committed."""
+        return self._follower.committed
+
+    @property
+    def prepared(self) -> int:
+        """The version that `prepare` returned last and that is not committed; 0: none."""
+        return self._follower.prepared
+
+    @property
+    def lag(self) -> int:
+        """See Follower.lag."""
+        return self._follower.lag
+
+    def prepare(self, timeout: Optional[float] = None) -> Prepared:
+        """Waits until a newer version is whole on this node: see Follower.prepare. The model can be used meanwhile."""
+        return self._follower.prepare(timeout)
+
+    def commit(self) -> Committed:
+        """Copies the prepared version into the model, whose tensors must be where they were. It only copies on this node.
+        After an error of the check that comes first the model has what it had. Errors: those of `rdtd.torch.update`, ValueError
+        if the memory of a tensor has been freed or moved, Invalid (nothing is prepared)."""
+        plan = self._plan
+        got: Committed = plan._write(plan._check_places(),
+                                     lambda: Committed(None, **self._follower._commit_plan(plan._plan)))
+        return got
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+@checked
+def follow(model: Any, name: Union[str, Ref], after: int = 0, *, layout: Layout = None,
+           connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
+           strict: bool = True) -> ModelFollower:
+    """Follows a name for a model or state dict: the daemon of this node fetches each version of `rdtd.torch.publish` while the
+    model is used; `prepare` waits until one is whole here, and `commit` copies it into the model's own tensors, which stay where
+    they are. Several processes of a node, such as the ranks of an engine, share one copy. Parameters as in `plan`; after: the
+    version that the model has already."""
+    load_torch()
+    connection = _connection_of(connection)
+    made = ModelPlan(connection, name, list(_locals(model, layout, 0)), "whole", padded or {}, strict)
+    return ModelFollower(made, connection.follow(name, after))
 
 
 # Those of update: by what the plan is of, without keeping the model alive.

@@ -306,6 +306,7 @@ PyMethodDef conn_methods[] = {
     {"_manifest", conn_manifest, METH_VARARGS, NULL},
     {"_plan", conn_plan, METH_VARARGS, NULL},
     {"_publishing", conn_publishing, METH_VARARGS, NULL},
+    {"_follow", conn_follow, METH_VARARGS, NULL},
     {"_put", conn_put, METH_VARARGS, NULL},
     {"_fetch", conn_fetch, METH_VARARGS, NULL},
     {"_get", conn_get, METH_VARARGS, NULL},

@@ -141,6 +141,7 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
     for (struct link *at = conn->requests.next; at != &conn->requests; at = at->next)
         rdt_cancel(container_of(at, struct request, link)->request);
     conn_end_publishings(conn);
+    conn_end_followers(conn);
     drop_holds(conn);
     settle(conn);
     Py_DECREF(conn);
@@ -182,6 +183,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->publishings);
     link_init(&conn->retained);
     link_init(&conn->memories);
+    link_init(&conn->followers);
     (void)pthread_mutex_init(&conn->cuda_opens, NULL);
     WAITS(NULL, status, rdt_connect(&options, &conn->rdt, &err));
     Py_XDECREF(socket_bytes);

@@ -187,7 +187,8 @@ PyMODINIT_FUNC PyInit__rdt(void);
 PyMODINIT_FUNC PyInit__rdt(void)
 {
     static PyTypeObject *const types[] = {&conn_type,   &ref_type,    &request_type, &object_type,
-                                          &memory_type, &tensor_type, &plan_type,    &publishing_type};
+                                          &memory_type, &tensor_type, &plan_type,    &publishing_type,
+                                          &follower_type};
     PyObject *module = PyModule_Create(&definition);
 
     if (!module)

@@ -4,7 +4,7 @@
  *
  *   conn.c      Conn: a connection, who may still use it, and when the session really ends
  *   calls.c     Conn's calls with one answer (publish, waits);  groups.c: its calls about groups;  info.c: those that describe
- *   transfer.c  Conn's put and fetch;  shards.c: its calls about versions of many parts, and Plan
+ *   transfer.c  Conn's put and fetch;  shards.c: its calls about versions of many parts, and Plan;  follow.c: Follower
  *   many.c      Conn's calls about many objects or names
  *   ref.c       Ref: the name of an object, and the hold on that object if the Ref has one
  *   request.c   Request and Object: what a call started, and what a fetch brought
@@ -28,6 +28,7 @@
 #include <Python.h>
 #include <pthread.h>
 #include <rdt.h>
+#include <rdt_plan.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -58,6 +59,7 @@ struct conn {
     struct link requests, holds, publishings;
     struct link retained; /* of struct retained_hold: holds that outlive their Refs */
     struct link memories;
+    struct link followers;
     /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
     PyObject *shared;
     rdt_cuda *cuda;             /* NULL: no call has used GPU memory yet */
@@ -122,6 +124,14 @@ struct memory {
     struct used_streams used;
 };
 
+struct plan {
+    PyObject_HEAD struct conn *conn;
+    rdt_plan *plan;
+    struct borrowed_set *targets; /* NULL after let_go */
+    PyObject *list;               /* the tensors of `targets` */
+    bool runs;                    /* in some thread; under the GIL */
+};
+
 struct tensor {
     PyObject_VAR_HEAD PyObject *owner; /* Object or Memory */
     PyObject *weakrefs;
@@ -135,7 +145,8 @@ struct tensor {
 };
 struct used_streams *tensor_streams(struct tensor *tensor);
 
-extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type, plan_type, publishing_type;
+extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type, plan_type, publishing_type,
+    follower_type;
 
 /* Set by the Python side (see module.c); NULL until then. */
 extern PyObject *made_ref_type, *made_request_type;
@@ -460,5 +471,10 @@ PyObject *conn_part_version(PyObject *self, PyObject *request);
 PyObject *conn_manifest(PyObject *self, PyObject *args);
 PyObject *conn_plan(PyObject *self, PyObject *args);
 PyObject *conn_publishing(PyObject *self, PyObject *args);
+
+/* ---- follow ---- */
+
+PyObject *conn_follow(PyObject *self, PyObject *args);
+void conn_end_followers(struct conn *conn); /* the connection is closed */
 
 #endif

@@ -1,17 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts: Conn's puts and publishes of parts, manifests, and plans. */
-#include <rdt_plan.h>
 #include <string.h>
 
 #include "rdtpy.h"
-
-struct plan {
-    PyObject_HEAD struct conn *conn;
-    rdt_plan *plan;
-    struct borrowed_set *targets; /* NULL after let_go */
-    PyObject *list;               /* the tensors of `targets` */
-    bool runs;                    /* in some thread; under the GIL */
-};
 
 bool part_numbers(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to)
 {

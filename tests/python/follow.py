@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Followers from Python, with numpy arrays and between two nodes; with torch where it is installed."""
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import rdtd
+from nodes import LONG, Node, Skipped, main, raises, until
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+try:
+    import torch
+    import rdtd.torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+
+def need_numpy() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+
+
+def weights(step: int) -> dict[str, Any]:
+    return {"w": numpy.full((64, 100), step, "f4"), "layers": [numpy.full(7, step, "i8")], "step": step}
+
+
+def test_single_objects() -> None:
+    need_numpy()
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as trainer, rdtd.connect(b.socket) as engine:
+        home = trainer.publish("policy", weights(1)).ref
+        follower = engine.follow(home)
+        got = follower.prepare(timeout=LONG)
+        assert (got.version, got.objects, got.in_parts, got.skipped) == (1, 1, False, 0), got
+        assert got.bytes == got.bytes_moved == 64 * 100 * 4 + 56, got
+        assert (follower.prepared, follower.committed) == (1, 0)
+        done = follower.commit()
+        assert done.value["step"] == 1 and (done.value["w"] == 1).all() and not done.value["w"].flags.writeable
+        assert (done.version, done.bytes) == (1, 0) and (follower.prepared, follower.committed) == (0, 1)
+        with raises(rdtd.Invalid, "no version of"):
+            follower.commit()
+        with raises(rdtd.TimedOut, "no newer version is whole on this node"):
+            follower.prepare(timeout=0)
+        into = {"w": numpy.zeros((64, 100), "f4"), "layers": [numpy.zeros(7, "i8")]}
+        for step in 2, 3:
+            trainer.publish("policy", weights(step))
+            assert follower.prepare(timeout=LONG).version == step
+            done = follower.commit(into)
+            assert done.value is into and (into["w"] == step).all() and (into["layers"][0] == step).all()
+            assert done.bytes == 64 * 100 * 4 + 56
+        trainer.publish("policy", weights(4))
+        until(lambda: follower.lag == 1, "the daemon knows version 4")
+        follower.prepare(timeout=LONG)
+        with raises(rdtd.Mismatch, "into['w']"):
+            follower.commit({"w": numpy.zeros((64, 99), "f4"), "layers": [numpy.zeros(7, "i8")]})
+        with raises(rdtd.Mismatch, "has the key 'v'"):
+            follower.commit({"v": numpy.zeros(3)})
+        assert (follower.commit(into).value["w"] == 4).all()
+        shown = b.ctl("followers")
+        assert "policy" in shown and " 4 " in shown, shown
+        assert 'rdtd_follower_committed_version{name="policy"' in b.ctl("metrics")
+        trainer.publish("policy", 5)  # has no tensors
+        follower.prepare(timeout=LONG)
+        assert follower.commit().value == 5
+        follower.close()
+        with raises(ValueError, "the follower was closed"):
+            follower.prepare(timeout=0)
+        trainer.unpublish(home)
+
+
+def test_parts() -> None:
+    need_numpy()
+    w = numpy.arange(64 * 96, dtype="f4").reshape(64, 96)
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as trainer, rdtd.connect(b.socket) as engine:
+        home = rdtd.Ref.from_name("policy", address=trainer.node["address"])
+        columns = numpy.zeros((64, 10), "f2")
+        plan = engine.plan(home, {"w": rdtd.Box(columns, start=(0, 7))})
+        with engine.follow(home) as follower:
+            for step in 1, 2:
+                first = trainer.start_part(home, step, 0, 2, trainer.put_part({"w": rdtd.Box(w[:32] * step, (64, 96))}),
+                                           timeout=LONG)
+                trainer.publish_part(home, step, 1, 2, {"w": rdtd.Box(w[32:] * step, (64, 96), (32, 0)), "b": w[0]},
+                                     timeout=LONG)
+                first.result()
+                got = follower.prepare(timeout=LONG)
+                assert (got.version, got.step, got.objects, got.in_parts) == (step, step, 2, True), got
+                if step == 1:
+                    with raises(rdtd.Unsupported, "tensor 'w' of version 1 is split over several parts"):
+                        follower.commit()
+                    with raises(rdtd.NotFound, "\"v\""):
+                        follower.commit({"v": numpy.zeros(3, "f4")})
+                    bias = numpy.zeros(96, "f4")
+                    follower.commit({"b": bias})
+                    assert (bias == w[0]).all()
+                else:
+                    done = follower.commit(plan)
+                    assert done.bytes == columns.nbytes and (columns == (w * step)[:, 7:17].astype("f2")).all()
+                    assert plan.version == step
+            trainer.publish_part(home, 3, 0, 1, {"w": w, "b": w[0]}, timeout=LONG)
+            follower.prepare(timeout=LONG)
+            value = follower.commit().value
+            assert sorted(value) == ["b", "w"] and (value["w"] == w).all()
+        trainer.unpublish(home)
+        del first, plan, value, done
+
+
+def test_waits_and_ends() -> None:
+    with Node() as node, rdtd.connect(node.socket) as trainer:
+        engine = rdtd.connect(node.socket)
+        follower = engine.follow("policy")
+        later = threading.Timer(0.05, lambda: trainer.publish("policy", b"x"))
+        later.start()
+        assert asyncio.run(follower.prepare_async(LONG)).version == 1
+        later.join()
+        assert follower.commit().value == b"x"
+        ended: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                follower.prepare()
+            except rdtd.Error as error:
+                ended.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        until(lambda: "PREPARE" in node.ctl("metrics") and follower._follower is not None, "it waits")
+        engine.close()
+        waiting.join()
+        assert len(ended) == 1, ended
+        with raises(ValueError, "is not the Ref of a name"):
+            trainer.follow(trainer.put(b"y").keep())
+        trainer.unpublish("policy")
+
+
+def test_torch_models() -> None:
+    if torch is None:
+        raise Skipped("torch is not installed")
+
+    def model(step: int) -> Any:
+        torch.manual_seed(step)
+        return torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 20))
+
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as trainer, rdtd.connect(b.socket) as engine:
+        home = rdtd.Ref.from_name("policy", address=trainer.node["address"])
+        mine = model(0)
+        with rdtd.torch.follow(mine, home, connection=engine) as follower:
+            for step in 1, 2, 3:
+                rdtd.torch.publish(model(step), home, connection=trainer, timeout=LONG)
+                assert follower.prepare(timeout=LONG).version == step
+                before = mine[0].weight.data_ptr()
+                assert follower.commit().version == step == follower.committed
+                assert mine[0].weight.data_ptr() == before
+                for key, value in model(step).state_dict().items():
+                    assert torch.equal(mine.state_dict()[key], value), key
+            until(lambda: follower.lag == 0, "the daemon knows of the commit")
+        other = torch.nn.Linear(3, 3)
+        with rdtd.torch.follow(other, home, connection=engine) as follower:
+            follower.prepare(timeout=LONG)
+            with raises(rdtd.NotFound, 'no tensor "weight"'):
+                follower.commit()
+        trainer.unpublish(home)
+
+
+if __name__ == "__main__":
+    main(globals())
