@@ -212,7 +212,7 @@ struct rdt_shard {
 struct rdt_put_options {
     size_t struct_size;
     const void *id;       /* the caller's name for the object, unique for its uid and tenant; NULL: generated */
-    size_t id_bytes;      /* 1..128 */
+    size_t id_bytes;      /* 1..RDT_ID_MAX_BYTES (rdt_ref.h) */
     const void *metadata; /* opaque; every reader gets it; at most 8 MiB */
     size_t metadata_bytes;
     enum rdt_visibility visibility; /* who else may fetch the object; default: this uid (and tenant) only */
@@ -506,10 +506,10 @@ struct rdt_publish_options {
  * runs. Fetches that wait for the version continue. The name holds the object, even after this session has ended. An object
  * whose bytes are still being written (RDT_PUT_PENDING, or rdt_cuda_put with a stream) becomes a version when they are there:
  * the call waits for that, at most 50 s, or 5 s if the object is on another node, and fails as the put does. Errors: INVALID
- * (a name of 0 or more than 128 bytes; the visibility; a negative ttl_ns), NOT_FOUND, FREED, OWNER_DIED, DENIED (another
- * owner's object), EXISTS (the name is published on another node of the node table, which the sentence names; rdt-network(7),
- * DIRECTORY), LIMIT (owner_max_names; too many requests wait), TIMED_OUT (the bytes are still being written), UNSUPPORTED (a
- * lease for an object of another node), PEER_LOST. */
+ * (a name of 0 or more than RDT_ID_MAX_BYTES bytes; the visibility; a negative ttl_ns), NOT_FOUND, FREED, OWNER_DIED, DENIED
+ * (another owner's object), EXISTS (the name is published on another node of the node table, which the sentence names;
+ * rdt-network(7), DIRECTORY), LIMIT (owner_max_names; too many requests wait), TIMED_OUT (the bytes are still being written),
+ * UNSUPPORTED (a lease for an object of another node), PEER_LOST. */
 enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
                             uint64_t *version_p, struct rdt_error *err);
 

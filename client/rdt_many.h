@@ -62,6 +62,32 @@ enum rdt_status rdt_fetch_each(rdt *rdt, const struct rdt_ref *refs, size_t coun
 enum rdt_status rdt_wait_each(rdt *rdt, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
                               enum rdt_status *statuses_p, struct rdt_error *err);
 
+/* ---- names ---- */
+
+/* Publishes refs [count] of objects of this node under names [count], at most RDT_PUBLISH_MOST, as rdt_publish does, so that
+ * all become visible at once: whoever finds the new version of one of them on this node finds those of all. All or nothing: an
+ * error, which names the first name that cannot be published, has published none; but NO_MEMORY and a death of the daemon may
+ * leave some of them. The options hold for all; name_ref is NULL. versions_p [count], may be NULL, receives the versions. A
+ * node that others list asks the homes of all names at the same time. Errors: those of rdt_publish; INVALID (a name occurs
+ * twice, the objects have different owners), UNSUPPORTED (an object of another node; an older daemon). */
+#define RDT_PUBLISH_MOST 1024u
+enum rdt_status rdt_publish_many(rdt *rdt, const char *const *names, const struct rdt_ref *refs, size_t count,
+                                 const struct rdt_publish_options *options, uint64_t *versions_p, struct rdt_error *err);
+
+/* ---- ends ---- */
+
+/* Frees refs [count] as rdt_free does, without waiting for one before the next. statuses_p may be NULL. */
+enum rdt_status rdt_free_many(rdt *rdt, const struct rdt_ref *refs, size_t count, bool force, enum rdt_status *statuses_p,
+                              struct rdt_error *err);
+
+/* Frees the objects of this user on this node whose ids begin with `prefix`, which is not empty: without force those that this
+ * session has put, and detached ones; with force all. *n_p, may be NULL, receives how many. Objects that are put meanwhile may
+ * stay. Errors: INVALID, and that of the first that could not be freed. */
+enum rdt_status rdt_free_prefix(rdt *rdt, const char *prefix, bool force, size_t *n_p, struct rdt_error *err);
+
+/* Unpublishes the names of this user on this node that begin with `prefix`, as rdt_free_prefix frees objects. */
+enum rdt_status rdt_unpublish_prefix(rdt *rdt, const char *prefix, size_t *n_p, struct rdt_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+#define RDT_ID_MAX_BYTES 128u    /* the longest id of an object, and the longest published name: the one length of all keys */
 #define RDT_REF_TEXT_BYTES 768   /* enough for any ref as text, its terminating zero included */
 #define RDT_REF_PACKED_BYTES 320 /* enough for any ref as bytes */
 
@@ -24,14 +25,14 @@ struct rdt_ref {
     uint32_t uid;        /* with tenant: the owner in whose name space the id is */
     uint8_t any_owner;   /* 1: uid and tenant are not given; the caller's own apply */
     uint8_t is_name;     /* 1: id is a published name, and the ref means its newest version above `after`; generation is 0 */
-    uint8_t id_bytes;    /* 1..128 */
+    uint8_t id_bytes;    /* 1..RDT_ID_MAX_BYTES */
     char tenant[33];     /* "" is the unnamed tenant */
     char address[65];    /* "host:port" of the node's peer link, or its name; "": the daemon must already know the node */
-    char id[129];        /* any bytes; also zero-terminated, for ids that are text */
+    char id[129];        /* RDT_ID_MAX_BYTES and a zero: any bytes; also zero-terminated, for ids that are text */
 };
 
 /* Makes a ref for an id on the caller's own node and in the caller's own name space. rdt_fetch can wait for the id before
- * anyone has put the object. RDT_INVALID: empty, or longer than 128 bytes. */
+ * anyone has put the object. RDT_INVALID: empty, or longer than RDT_ID_MAX_BYTES. */
 enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* Makes a ref for the versions that are published under a name (rdt_publish): every call that fetches or awaits an object
@@ -45,7 +46,7 @@ enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref 
  *         rdt_fetch(c, &ref, 1, NULL, &object, &err); rdt_object_info(object, &info); ...; rdt_release(object);
  *     }
  *
- * RDT_INVALID: empty, or longer than 128 bytes. */
+ * RDT_INVALID: empty, or longer than RDT_ID_MAX_BYTES. */
 enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct rdt_ref *near, struct rdt_ref *ref_p,
                                   struct rdt_error *err);
 

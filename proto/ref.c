@@ -16,14 +16,15 @@
 #define PACKED_VERSION_NAME 2u /* of a name: the same, with `after` instead of the generation */
 #define PACKED_FIXED_BYTES 33u /* version, node, generation, uid, any_owner, three lengths */
 
-#define ID_MAX_BYTES (sizeof(((struct rdt_ref *)0)->id) - 1)
+#define ID_MAX_BYTES ((size_t)RDT_ID_MAX_BYTES)
+_Static_assert(sizeof(((struct rdt_ref *)0)->id) == RDT_ID_MAX_BYTES + 1, "an id and its zero");
 #define ADDRESS_MAX_BYTES (sizeof(((struct rdt_ref *)0)->address) - 1)
 #define TENANT_MAX_BYTES (sizeof(((struct rdt_ref *)0)->tenant) - 1)
 
 /* Everything but the escaped fields: scheme, node, names and digits of the parameters, the final 0. */
 #define TEXT_FIXED_BYTES (sizeof TEXT_SCHEME - 1 + 32 + 1 + 3 + 20 + 3 + 3 + 10 + 3 + 1)
-_Static_assert(TEXT_FIXED_BYTES + 3 * (128 + 64 + 32) <= RDT_REF_TEXT_BYTES, "the longest ref fits as text");
-_Static_assert(PACKED_FIXED_BYTES + 128 + 64 + 32 <= RDT_REF_PACKED_BYTES, "the longest ref fits as bytes");
+_Static_assert(TEXT_FIXED_BYTES + 3 * (RDT_ID_MAX_BYTES + 64 + 32) <= RDT_REF_TEXT_BYTES, "the longest ref fits as text");
+_Static_assert(PACKED_FIXED_BYTES + RDT_ID_MAX_BYTES + 64 + 32 <= RDT_REF_PACKED_BYTES, "the longest ref fits as bytes");
 
 static size_t id_length(const struct rdt_ref *ref)
 {

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "rdt_ref.h"
+
 #define RDT_PROTOCOL_MIN 1
 #define RDT_PROTOCOL_MAX 1
 
@@ -13,7 +15,7 @@
 #define RDT_MAX_FRAME_FDS 64u             /* fds of one frame */
 #define RDT_MAX_ANSWER_FDS 4096u          /* fds of the answer to one fetch, in as many frames as they take */
 #define RDT_MAX_DECODED_BYTES (96u << 20) /* heap of one decoded message: protobuf-c may expand a small message a lot */
-#define RDT_MAX_ID_BYTES 128u             /* object id */
+#define RDT_MAX_ID_BYTES RDT_ID_MAX_BYTES /* of an object, and of a published name */
 #define RDT_MAX_TENANT_BYTES 32u
 #define RDT_MAX_NAME_BYTES 64u            /* transports, clients, groups */
 #define RDT_MAX_ADDRESS_BYTES 64u         /* "host:port" */
@@ -25,6 +27,7 @@
 #define RDT_MAX_RUN_DIMS 65536u           /* dimensions of all tensors of one such list */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
 #define RDT_MAX_TARGET_REGIONS 4096u      /* regions in which the targets of one object lie */
+#define RDT_MAX_PUBLISH_NAMES 1024u       /* names that are published at once */
 #define RDT_MAX_MANY_BYTES (8u << 20)     /* tensors of all objects that are put in one message */
 #define RDT_MAX_GROUP_MEMBERS 1024u
 #define RDT_MAX_PAGE 1024u                    /* rows of one list reply */

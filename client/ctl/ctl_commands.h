@@ -125,12 +125,12 @@ struct ctl;
       "Without --timeout it waits for ever.")                                                                             \
     X(exists, "NAME|REF ...", "says which names and objects could be fetched now",                                        \
       "A NAME is looked for at all nodes of the node table. Exit status 1: one of them does not exist.")                  \
-    X(free, "REF", "drops the producer's hold, or with --force ends the object for later readers", NULL)                  \
+    X(free, "REF|--prefix TEXT", "drops the producer's hold, or with --force ends the object for later readers", NULL)    \
     X(publish, "NAME REF", "makes an object the next version of a name",                                                  \
       "The name lives on the object's node and holds the object until the next version or unpublish. Prints a\n"          \
       "ref of the name, which is valid on every node, and the version. `rdtctl put FILE --publish NAME` puts\n"           \
       "and publishes a file.")                                                                                            \
-    X(unpublish, "NAME|REF", "removes a name; waits for its next version fail", NULL)
+    X(unpublish, "NAME|REF|--prefix TEXT", "removes a name; waits for its next version fail", NULL)
 
 #define X(name, arguments, help, more) int ctl_##name(struct ctl *ctl, int argc, char **argv);
 CTL_COMMAND_MAP(X)

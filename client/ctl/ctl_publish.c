@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/rdt_many.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
@@ -51,13 +52,36 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
     return CTL_OK;
 }
 
+static int unpublish_all(struct ctl *ctl, const char *prefix)
+{
+    struct rdt_error err = {0};
+    size_t n = 0;
+
+    if (ctl_connect(ctl, &err) || rdt_unpublish_prefix(ctl->rdt, prefix, &n, &err))
+        return ctl_fail(ctl, &err);
+    if (ctl->json)
+        return ctl_print_json(json_pack("{s:o, s:I}", "prefix", ctl_json_text(prefix), "unpublished", (json_int_t)n));
+    if (!ctl->quiet)
+        printf("%zu name%s unpublished\n", n, n == 1 ? " is" : "s are");
+    return CTL_OK;
+}
+
 int ctl_unpublish(struct ctl *ctl, int argc, char **argv)
 {
+    const char *prefix = NULL;
+    const struct ctl_option options[] = {
+        {0, "prefix", CTL_TEXT, "TEXT", "unpublish all of the caller's names on this node that begin with TEXT", &prefix},
+        {0},
+    };
     char name[160], **operands;
     struct rdt_error err = {0};
     struct rdt_ref ref;
-    int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
+    int count, code = ctl_parse(ctl, options, argc, argv, 0, 1, &operands, &count);
 
+    if (code == CTL_GO && (count == 1) == (prefix != NULL))
+        code = ctl_usage_error(ctl, "give a NAME, a REF or --prefix");
+    if (code == CTL_GO && prefix)
+        return unpublish_all(ctl, prefix);
     if (code == CTL_GO && strncmp(operands[0], "rdt:", 4) == 0)
         code = ctl_ref(ctl, operands[0], &ref);
     else if (code == CTL_GO && rdt_ref_from_name(operands[0], 0, NULL, &ref, &err))

@@ -111,6 +111,8 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
         limits->client[USAGE_OBJECTS] = seven_eighths(options->max_objects);
     if (limits->owner[USAGE_OBJECTS] == 0)
         limits->owner[USAGE_OBJECTS] = options->max_objects;
+    if (limits->owner[USAGE_NAMES] == 0) /* as many as a home of names has records, with the default of max_objects */
+        limits->owner[USAGE_NAMES] = options->max_objects / 4 + 1;
     if (limits->client[USAGE_FDS] == 0)
         limits->client[USAGE_FDS] = seven_eighths(limits->node[USAGE_FDS]);
     for (unsigned i = USAGE_MAPPINGS; i <= USAGE_MAPPED_BYTES; i++) {

@@ -23,7 +23,7 @@ static inline uint64_t name_number_after(uint64_t number)
 /* Owner and name as a key of a map. */
 struct name_key {
     struct owner owner;
-    uint8_t id[128];
+    uint8_t id[RDT_MAX_ID_BYTES];
     size_t id_bytes;
     uint8_t packed[OWNER_KEY_MAX_BYTES];
     size_t bytes;

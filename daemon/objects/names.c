@@ -513,6 +513,42 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
     return publish_version(names, publish, 0, version_p, err);
 }
 
+/* Whether all of them can be published, but for memory. */
+static enum rdt_status check_all(struct names *names, const struct name_publish *publishes, size_t n, struct rdt_error *err)
+{
+    struct account *account = publishes[0].object->account;
+    uint64_t n_new = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct name_publish *publish = &publishes[i];
+        const struct name *name = name_find(names, &account->owner, publish->id, publish->id_bytes);
+        enum rdt_status status = check_visibility(name, publish->object, publish->visibility, err);
+        if (status == RDT_OK && !owner_equal(&publish->object->account->owner, &account->owner))
+            status = rdt_error_set(err, RDT_INVALID, "its object belongs to another user than the first one");
+        if (status == RDT_OK && !rdt_number_is_valid(next_version(names, name)))
+            status = rdt_error_set(err, RDT_LIMIT, "it has had its last version: publish under another name");
+        if (status != RDT_OK) {
+            rdt_error_prefix(err, "name %zu", i);
+            return status;
+        }
+        n_new += !name || !name->published;
+    }
+    return account_check(account_owner(account), USAGE_NAMES, n_new, err);
+}
+
+enum rdt_status names_publish_all(struct names *names, const struct name_publish *publishes, size_t n, uint64_t *versions_p,
+                                  struct rdt_error *err)
+{
+    enum rdt_status status = n > 0 ? check_all(names, publishes, n, err) : RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < n; i++) {
+        status = names_publish(names, &publishes[i], &versions_p[i], err);
+        if (status != RDT_OK && i > 0)
+            rdt_error_prefix(err, "only the first %zu of %zu names have been published", i, n);
+    }
+    return status;
+}
+
 enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
                               struct rdt_error *err)
 {

@@ -134,6 +134,12 @@ uint64_t names_repeated(const struct names *names, const struct name_publish *pu
 enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
                               struct rdt_error *err);
 
+/* The same for all of them [n], whose objects have one owner and whose names differ, inside this call: no event of the loop
+ * finds only some of them. An error changes nothing, and names the publish by its number; but out of memory some may have been
+ * published, and err says so. */
+enum rdt_status names_publish_all(struct names *names, const struct name_publish *publishes, size_t n, uint64_t *versions_p,
+                                  struct rdt_error *err);
+
 /* The number that the next version of the owner's name will have. */
 uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes);
 

@@ -209,8 +209,8 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
     struct object *object;
     bool same_id, visible;
 
-    if (ref->id_bytes == 0 || ref->id_bytes > 128)
-        return rdt_error_set(err, RDT_INVALID, "the ref has no id of 1 to 128 bytes");
+    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref has no id of 1 to %u bytes", RDT_MAX_ID_BYTES);
     if (ref->generation != 0) {
         object = object_table_by_generation(table, ref->generation);
         same_id = object && object->tail.id_bytes == ref->id_bytes && memcmp(object_id(object), ref->id, ref->id_bytes) == 0;

@@ -44,6 +44,10 @@ void call_reply_removed(struct call *call, uint64_t generation);
 enum rdt_status put_check_ttl(const struct call *call, uint32_t flags, int64_t ttl_ns, struct rdt_error *err);
 int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns);
 
+/* rpc_names.c: checks that the caller may publish this object, and that the object is live or will be. */
+enum rdt_status publish_check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
+                                     struct rdt_error *err);
+
 /* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */
 enum rdt_status rpc_refuse_drained(struct rdt_error *err);
 

@@ -11,9 +11,8 @@
 #define PUT_WAIT_NS INT64_C(50000000000)
 #define PEERS_PUT_WAIT_NS INT64_C(5000000000)
 
-/* Checks that the caller may publish this object, and that the object is live or will be. */
-static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
-                                    struct rdt_error *err)
+enum rdt_status publish_check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
+                                     struct rdt_error *err)
 {
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may publish it", ref->id,
@@ -110,7 +109,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
     if (status == RDT_AGAIN)
         return object_table_not_put(&ref, &call->account->owner, err);
     if (status == RDT_OK)
-        status = check_object(call, &ref, publish.object, err);
+        status = publish_check_object(call, &ref, publish.object, err);
     if (status == RDT_OK && publish.object->state == OBJECT_FILLING)
         return call_wait_for_put(call, publish.object, call->client ? PUT_WAIT_NS : PEERS_PUT_WAIT_NS, err);
     if (status != RDT_OK)

@@ -107,6 +107,52 @@ def test_put_many_while_the_daemon_is_killed():
         until(lambda: c.status()["objects"] == 0, "every object is gone")
 
 
+def test_publish_many():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ref = c.put(np.arange(9))
+        versions = c.publish_many({"step 1/a": np.arange(3), "step 1/b": {"x": np.arange(4)}, "step 1/c": ref})
+        assert versions == {"step 1/a": 1, "step 1/b": 1, "step 1/c": 1} and versions["step 1/a"].ref.is_name
+        assert (c.get(versions["step 1/a"].ref) == np.arange(3)).all()
+        assert c.publish_many({"step 1/a": np.arange(5), "new": np.arange(5)}) == {"step 1/a": 2, "new": 1}
+        assert (c.get(c.name("step 1/b"))["x"] == np.arange(4)).all() and len(c.names(prefix="step 1/")) == 3
+        with raises(rdtd.Invalid, "name 1"):
+            c.publish_many({"other": np.arange(2), "new": np.arange(2)}, visible="all")  # "new" is the owner's alone
+        assert not c.exists("other")
+        gone = c.put(np.arange(3))
+        gone.free()
+        with raises(rdtd.Freed, "name 1"):
+            c.publish_many({"other": np.arange(2), "gone": gone})
+        assert not c.exists("other") and c.publish_many({}) == {}
+        with raises(rdtd.Invalid, "1024"):
+            c.publish_many({f"n{i}": ref for i in range(1025)})
+        assert len(c.publish_many({f"n{i}": ref for i in range(1024)}, lease=True)) == 1024
+        with raises(TypeError, "no errors"):
+            c.publish_many({"a": 1}, errors="return")
+        assert c.unpublish(prefix="n") == 1025
+        assert c.unpublish(prefix="step 1/") == 3 and c.unpublish(prefix="step") == 0
+        with raises(TypeError, "a name or a prefix"):
+            c.unpublish()
+        ref.free()
+
+
+def test_free_by_prefix():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        refs = c.put_many([np.arange(3)] * 3000, ids=[f"epoch 1/{i}" for i in range(3000)])
+        theirs = other.put(np.arange(3), id="epoch 1/theirs")
+        detached = other.put(np.arange(3), id="epoch 1/detached", detached=True)
+        stays = c.put(np.arange(3), id="epoch 2")
+        assert c.free(prefix="epoch 1/") == 3001
+        assert c.exists([refs[0], refs[2999], theirs, detached, stays]) == [False, False, True, False, True]
+        assert c.free(prefix="epoch 1/") == 0 and c.free(prefix="epoch 1/", force=True) == 1 and not c.exists(theirs)
+        with raises(rdtd.Invalid, "empty"):
+            c.free(prefix="")
+        with raises(TypeError, "a Ref or a prefix"):
+            c.free(stays, prefix="a")
+        assert "1 object is" in node.ctl("free", "--prefix", "epoch", "--force")
+        c.publish("a b%", np.arange(3))
+        assert "1 name is" in node.ctl("unpublish", "--prefix", "a b")
+
+
 def test_get_returns_an_error_for_each():
     with Node() as node, rdtd.connect(node.socket) as c:
         refs = [c.put(np.arange(3)), c.put(np.arange(4), id="gone"), c.name("nothing"), c.put(np.arange(5))]

@@ -346,11 +346,20 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
     @checked
-    def free(self, ref: _rdt.Ref, *, force: bool = False) -> None:
+    def free(self, ref: Optional[_rdt.Ref] = None, *, force: bool = False, prefix: Optional[str] = None) -> Optional[int]:
         """Drops the producer's hold on an object of this user. The object ends when its last reader has
         released it. With force=True nobody on any node can fetch it after this call has returned; readers
-        that have fetched it keep it. Errors: NotFound, Freed, Denied, PeerLost."""
-        self._free(ref, force)
+        that have fetched it keep it.
+
+        prefix: in place of a Ref, all objects of this user on this node whose ids begin with it: those that this
+        connection has put and detached ones, and with force=True all. Returns how many there were.
+        Errors: NotFound, Freed, Denied, PeerLost."""
+        if (ref is None) == (prefix is None):
+            raise TypeError("free takes a Ref or a prefix")
+        if prefix is not None:
+            return self._end_prefix(prefix, False, force)
+        self._free(ref, force)  # type: ignore[arg-type]
+        return None
 
     # ---- fetch ----
 
@@ -696,10 +705,16 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         return Publishing(self._steps, raw, at, number, timeout)
 
     @checked
-    def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
+    def unpublish(self, name: Union[str, _rdt.Ref, None] = None, *, prefix: Optional[str] = None) -> Optional[int]:
         """Removes a name and its hold on the object. Requests that wait for a version raise `Freed`.
+        prefix: in place of a name, all names of this user on this node that begin with it; returns how many there were.
         Errors: NotFound, Denied, PeerLost."""
+        if (name is None) == (prefix is None):
+            raise TypeError("unpublish takes a name or a prefix")
+        if prefix is not None:
+            return self._end_prefix(prefix, True, False)
         self._unpublish(ref_of(name))
+        return None
 
     @checked
     def name(self, name: str, after: int = 0, *, owner: Union[str, int, None] = None,

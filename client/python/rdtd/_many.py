@@ -12,6 +12,7 @@ from ._check import checked, shown
 from ._errors import BY_STATUS, Error
 from ._requests import VISIBILITY, Ref, Visible
 from ._structure import ONE_OF_TORCH, encode, notes_of
+from ._versions import Published
 from ._waits import returns_errors
 
 
@@ -117,6 +118,36 @@ class ManyCalls(_rdt.Conn):
                 except Error as error:
                     made[i] = error.with_traceback(None)
         return made
+
+    # ---- names ----
+
+    @checked
+    def publish_many(self, values: Mapping[str, Any], *, visible: Visible = "owner", lease: bool = False,
+                     ttl: Optional[float] = None, **options: Any) -> dict[str, Published]:
+        """Publishes a dict of names and values, or Refs of objects of this node, so that all become visible at once: who
+        finds the new version of one of the names on this node finds those of all. At most 1024. All or nothing: after an
+        error none is published (NoMemory, or a death of the daemon in that moment, may leave some). Returns the version
+        of each name, as `publish` does; lease, ttl and visible are as there, and options as in `put_many`.
+
+        Where nodes list each other, all names are registered in one round.
+        Errors: as of `publish`; Unsupported (an object of another node)."""
+        options.setdefault("snapshot", False if options.get("immutable") else "unsealed")
+        names = list(values)
+        refs = [values[name] if isinstance(values[name], _rdt.Ref) else None for name in names]
+        which = [i for i, ref in enumerate(refs) if ref is None]
+        if options.keys() & {"errors", "ids"}:
+            raise TypeError("publish_many takes no errors and no ids: it publishes all or nothing")
+        put = self.put_many([values[names[i]] for i in which], visible=visible, **options)
+        for i, ref in zip(which, put):
+            refs[i] = ref
+        try:
+            ttl_ns = 0 if ttl is None else int(ttl * 1e9)
+            versions = self._publish_many(names, refs, VISIBILITY[visible], lease, ttl_ns)
+        finally:
+            for ref in put:
+                ref.drop()
+        near = refs[0] if refs else None
+        return {name: Published(version, Ref.from_name(name, near=near)) for name, version in zip(names, versions)}
 
     # ---- exists ----
 

@@ -312,6 +312,8 @@ PyMethodDef conn_methods[] = {
     {"_get", conn_get, METH_VARARGS, NULL},
     {"_wait", conn_wait, METH_VARARGS, NULL},
     {"_put_many", conn_put_many, METH_VARARGS, NULL},
+    {"_publish_many", conn_publish_many, METH_VARARGS, NULL},
+    {"_end_prefix", conn_end_prefix, METH_VARARGS, NULL},
     {"_exists", conn_exists, METH_O, NULL},
     {"_node", node, METH_NOARGS, NULL},
     {"_ping", ping, METH_O, NULL},

@@ -174,6 +174,72 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
     return list ? Py_BuildValue("(Nz)", list, status == RDT_OK ? NULL : err.msg) : NULL;
 }
 
+/* ---- names ---- */
+
+/* _publish_many([name], [ref], visibility, lease, ttl_ns): a list of versions. */
+PyObject *conn_publish_many(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_publish_options options = RDT_INIT(options);
+    PyObject *names, *list, *made = NULL;
+    const char **texts = NULL;
+    uint64_t *versions = NULL;
+    struct rdt_ref *refs = NULL;
+    enum rdt_status status;
+    struct rdt_error err;
+    Py_ssize_t count;
+    int visibility, lease;
+    long long ttl_ns;
+
+    if (!PyArg_ParseTuple(args, "O!O!ipL:_publish_many", &PyList_Type, &names, &PyList_Type, &list, &visibility, &lease,
+                          &ttl_ns))
+        return NULL;
+    count = PyList_GET_SIZE(names);
+    if (PyList_GET_SIZE(list) != count)
+        return PyErr_Format(PyExc_ValueError, "there are %zd names and %zd refs", count, PyList_GET_SIZE(list));
+    options.visibility = (enum rdt_visibility)visibility;
+    options.lease = lease;
+    options.ttl_ns = ttl_ns;
+    texts = PyMem_Calloc((size_t)count + 1, sizeof *texts);
+    versions = PyMem_Calloc((size_t)count + 1, sizeof *versions);
+    refs = refs_of(list, count);
+    if (refs && (!texts || !versions))
+        (void)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; refs && texts && versions && i < count; i++)
+        if (!(texts[i] = PyUnicode_AsUTF8(PyList_GET_ITEM(names, i))))
+            break;
+    if (!PyErr_Occurred() && conn_enter(conn)) {
+        CONN_CALL(conn, status, rdt_publish_many(conn->rdt, texts, refs, (size_t)count, &options, versions, &err));
+        made = status == RDT_OK ? PyList_New(count) : raise_error(&err);
+        for (Py_ssize_t i = 0; made && i < count; i++)
+            PyList_SET_ITEM(made, i, PyLong_FromUnsignedLongLong(versions[i]));
+        for (Py_ssize_t i = 0; made && i < count; i++)
+            if (PyObject_TypeCheck(PyList_GET_ITEM(list, i), &ref_type))
+                ((struct ref *)PyList_GET_ITEM(list, i))->end = REF_OUTLIVES;
+    }
+    PyMem_Free((void *)texts);
+    PyMem_Free(versions);
+    PyMem_Free(refs);
+    return made;
+}
+
+/* _end_prefix(prefix, names, force): how many objects, or names, have ended. */
+PyObject *conn_end_prefix(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    enum rdt_status status;
+    struct rdt_error err;
+    const char *prefix;
+    size_t n = 0;
+    int names, force;
+
+    if (!PyArg_ParseTuple(args, "spp:_end_prefix", &prefix, &names, &force) || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status,
+              names ? rdt_unpublish_prefix(conn->rdt, prefix, &n, &err) : rdt_free_prefix(conn->rdt, prefix, force, &n, &err));
+    return status == RDT_OK ? PyLong_FromSize_t(n) : raise_error(&err);
+}
+
 /* ---- exists ---- */
 
 /* _exists([ref or name]): a list of bools. */

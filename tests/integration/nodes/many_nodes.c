@@ -142,3 +142,117 @@ Test(many_nodes, asker_that_is_killed_leaves_nothing)
     rdt_close(conn);
     cluster_end(&c, link_warnings);
 }
+
+/* ---- names ---- */
+
+#define PUBLISHED 128u
+
+static const char *names[PUBLISHED];
+static char name_texts[PUBLISHED][32];
+
+static void name_all(const char *word)
+{
+    for (unsigned i = 0; i < PUBLISHED; i++) {
+        (void)snprintf(name_texts[i], sizeof name_texts[i], "%s-%u", word, i);
+        names[i] = name_texts[i];
+    }
+}
+
+static void must_exist(rdt *conn, enum rdt_status expected, unsigned but)
+{
+    struct rdt_ref refs[PUBLISHED];
+    enum rdt_status statuses[PUBLISHED];
+
+    for (unsigned i = 0; i < PUBLISHED; i++)
+        must_ok(rdt_ref_from_name(names[i], 0, NULL, &refs[i], &err));
+    must_ok(rdt_exists(conn, refs, PUBLISHED, statuses, &err));
+    for (unsigned i = 0; i < PUBLISHED; i++)
+        must_say(statuses[i] == expected || i == but, "%s: %s", names[i], rdt_status_name(statuses[i]));
+}
+
+Test(many_nodes, publish_many_is_all_or_nothing)
+{
+    struct rdt_ref refs[PUBLISHED], other;
+    uint64_t versions[PUBLISHED];
+    size_t n;
+    rdt *conn[3];
+
+    cluster_start(&c, 3, &(struct cluster_options){.table = true});
+    for (unsigned i = 0; i < 3; i++)
+        conn[i] = node_client(&c.node[i], "publisher");
+    for (unsigned i = 0; i < PUBLISHED; i++)
+        refs[i] = put_pattern(conn[0], NULL, 64, i);
+    other = put_pattern(conn[1], NULL, 64, 1);
+    name_all("layer");
+    must_ok(rdt_publish(conn[1], names[77], &other, NULL, NULL, &err)); /* another node has one of them */
+    must_refuse(RDT_EXISTS, names[77], rdt_publish_many(conn[0], names, refs, PUBLISHED, NULL, versions, &err));
+    must_exist(conn[2], RDT_NOT_PUT, 77);
+    must_ok(rdt_unpublish_prefix(conn[1], "layer-", &n, &err));
+    cr_assert_eq(n, 1u);
+    wait_until(LONG,
+               rdt_publish_many(conn[0], names, refs, PUBLISHED, NULL, versions, NULL) == RDT_OK); /* the homes are told */
+    for (unsigned i = 0; i < 3; i++)
+        must_exist(conn[i], RDT_OK, PUBLISHED);
+    must_refuse(RDT_UNSUPPORTED, "another node", rdt_publish_many(conn[1], names, refs, 2, NULL, NULL, &err));
+    must_ok(rdt_unpublish_prefix(conn[0], "layer-", &n, &err));
+    cr_assert_eq(n, PUBLISHED);
+    must_ok(rdt_free_many(conn[0], refs, PUBLISHED, false, NULL, &err));
+    must_refuse(RDT_FREED, "", rdt_free_many(conn[0], refs, 2, false, NULL, &err));
+    for (unsigned i = 0; i < 3; i++)
+        rdt_close(conn[i]);
+    cluster_end(&c, link_warnings);
+}
+
+/* A home that does not answer is waited for once, and not for each name. */
+Test(many_nodes, publish_many_waits_once_for_a_frozen_home)
+{
+    struct rdt_ref refs[PUBLISHED];
+    int64_t since;
+    rdt *conn;
+
+    cluster_start(&c, 3, &(struct cluster_options){.table = true});
+    conn = node_client(&c.node[0], "publisher");
+    for (unsigned i = 0; i < PUBLISHED; i++)
+        refs[i] = put_pattern(conn, NULL, 64, i);
+    name_all("frozen");
+    node_freeze(&c.node[2]);
+    since = now_ns();
+    must_ok(rdt_publish_many(conn, names, refs, PUBLISHED, NULL, NULL, &err));
+    must_say(now_ns() - since < patience(30 * SEC), "it took %lld ns", (long long)(now_ns() - since));
+    node_thaw(&c.node[2]);
+    must_ok(rdt_unpublish_prefix(conn, "frozen-", NULL, &err));
+    rdt_close(conn);
+    cluster_end(&c, link_warnings);
+}
+
+static int publish_and_die(struct actor *self, void *arg)
+{
+    struct rdt_ref refs[PUBLISHED];
+    rdt *conn = node_client(&c.node[0], "publisher");
+
+    for (unsigned i = 0; i < PUBLISHED; i++)
+        refs[i] = put_pattern(conn, NULL, 64, i);
+    name_all("dying");
+    actor_step(self);
+    (void)rdt_publish_many(conn, names, refs, PUBLISHED, NULL, NULL, NULL);
+    return 0;
+}
+
+Test(many_nodes, publisher_that_is_killed_while_homes_are_asked_leaves_nothing)
+{
+    struct actor publisher;
+    rdt *conn;
+
+    cluster_start(&c, 2, &(struct cluster_options){.table = true});
+    node_freeze(&c.node[1]);
+    actor_start(&publisher, publish_and_die, NULL);
+    actor_await(&publisher);
+    actor_kill(&publisher, SIGKILL);
+    wait_until(LONG, node_now(&c.node[0]).clients == 0 && node_now(&c.node[0]).objects == 0);
+    node_thaw(&c.node[1]);
+    conn = node_client(&c.node[1], "reader");
+    name_all("dying");
+    must_exist(conn, RDT_NOT_PUT, PUBLISHED);
+    rdt_close(conn);
+    cluster_end(&c, link_warnings);
+}
