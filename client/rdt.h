@@ -466,6 +466,12 @@ void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
  * checksums), FREED, TIMED_OUT, PEER_LOST, NO_MEMORY. */
 enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct rdt_error *err);
 
+/* The same for a copy of the object's tensors, wherever the caller has made it, such as in the memory of an engine: tensors
+ * [count] have the dtypes and shapes of the object's, in host memory, and any strides. Errors also: MISMATCH (other
+ * tensors). */
+enum rdt_status rdt_verify_copy(const rdt_object *object, const struct rdt_tensor *tensors, size_t count, int64_t timeout_ns,
+                                struct rdt_error *err);
+
 /* Whether code that the object contains, such as a pickle of Python, may run here although it came from another node: the
  * option trusted_pickles of this node's daemon lists every node through which it came. The owner in its ref is that node's
  * word, too. false for objects of this node, which need no such trust: info.ref.node is the daemon's word. */

@@ -203,7 +203,11 @@ struct rdt_plan_options {
      * a vocabulary that is padded for the number of ranks; -1: none. Where the published tensor is shorter, the memory of the
      * want beyond it is left as it is. INVALID: for a want whose larger tensor has no known shape. */
     const int32_t *padded;
-    bool strict; /* a run refuses a version with a tensor of which there is no want, with MISMATCH */
+    bool strict;    /* a run refuses a version with a tensor of which there is no want, with MISMATCH */
+    bool unused[7]; /* programs that were built with an earlier rdt_plan.h may have anything here */
+    /* A run compares each part that it reads with its checksum, as rdt_verify does, before the first want is written: with
+     * DAMAGED, the wants are unchanged. Parts then come whole. INVALID: with RDT_PLAN_SLICES. */
+    bool verify;
 };
 
 typedef struct rdt_plan rdt_plan;
@@ -230,7 +234,8 @@ struct rdt_plan_run {
  * a time may run a plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
  * tensor), MISMATCH (a tensor of another shape, of which the sentence names both; a box that ends outside the tensor; with
  * `strict`, a tensor that is not wanted; tensors that differ, whose wants have the same memory), UNSUPPORTED (a cast that does
- * not exist), those of a fetch. Shapes are compared again for each version whose tensors have changed. */
+ * not exist), those of a fetch, and with `verify` those of rdt_verify. Shapes are compared again for each version whose
+ * tensors have changed. */
 enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
                              struct rdt_error *err);
 void rdt_plan_destroy(rdt_plan *plan); /* may be NULL */

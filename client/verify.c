@@ -48,9 +48,25 @@ static enum rdt_status ask(const rdt_object *object, int64_t timeout_ns, uint64_
     return RDT_OK;
 }
 
-enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct rdt_error *err)
+/* layout and data: of what is compared. whose: the words for it. */
+static enum rdt_status verify(const rdt_object *object, const struct layout *layout, void *const *data, const char *whose,
+                              int64_t timeout_ns, struct rdt_error *err)
 {
     uint64_t expected = 0, found = 0;
+    enum rdt_status status = ask(object, timeout_ns, &expected, err);
+
+    if (status == RDT_OK)
+        status = tensor_sum(layout, data, object->metadata, object->metadata_bytes, &found, err);
+    if (status != RDT_OK || found == expected)
+        return status;
+    return rdt_error_set(err, RDT_DAMAGED,
+                         "the bytes of object \"%s\" that this process %s by %s are not those that were put: their checksum is "
+                         "%016" PRIx64 ", and should be %016" PRIx64,
+                         object->info.ref.id, whose, object->info.path, found, expected);
+}
+
+static enum rdt_status check_object(const rdt_object *object, struct rdt_error *err)
+{
     enum rdt_status status;
 
     if (!object)
@@ -63,15 +79,49 @@ enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct 
                                object->info.ref.id);
     if (status == RDT_OK)
         status = check(object, err);
+    return status;
+}
+
+enum rdt_status rdt_verify(const rdt_object *object, int64_t timeout_ns, struct rdt_error *err)
+{
+    enum rdt_status status = check_object(object, err);
+
+    return status == RDT_OK ? verify(object, object->layout, object->data, "got", timeout_ns, err) : status;
+}
+
+/* Whether both have the same dtypes and shapes. */
+static enum rdt_status compare(const struct layout *object, const struct layout *copy, struct rdt_error *err)
+{
+    if (copy->count != object->count)
+        return rdt_error_set(err, RDT_MISMATCH, "the copy has %" PRIu32 " tensors, and the object %" PRIu32, copy->count,
+                             object->count);
+    for (uint32_t i = 0; i < copy->count; i++)
+        if (copy->dtype[i] != object->dtype[i] || copy->ndim[i] != object->ndim[i] ||
+            memcmp(copy->shape + copy->first_dim[i], object->shape + object->first_dim[i],
+                   copy->ndim[i] * sizeof *copy->shape) != 0)
+            return rdt_error_set(err, RDT_MISMATCH,
+                                 "tensor %" PRIu32 " of the copy has another dtype or shape than the object's", i);
+    return RDT_OK;
+}
+
+enum rdt_status rdt_verify_copy(const rdt_object *object, const struct rdt_tensor *tensors, size_t count, int64_t timeout_ns,
+                                struct rdt_error *err)
+{
+    struct layout *layout = NULL;
+    void **data = NULL;
+    enum rdt_status status = check_object(object, err);
+
     if (status == RDT_OK)
-        status = ask(object, timeout_ns, &expected, err);
+        status = tensor_layout(tensors, count, &layout, err);
     if (status == RDT_OK)
-        status = tensor_sum(object->layout, object->data, object->metadata, object->metadata_bytes, &found, err);
-    if (status != RDT_OK || found == expected)
-        return status;
-    return rdt_error_set(
-        err, RDT_DAMAGED,
-        "the bytes of object \"%s\" that this process got by %s are not those that were put: their checksum is "
-        "%016" PRIx64 ", and should be %016" PRIx64,
-        object->info.ref.id, object->info.path, found, expected);
+        status = compare(object->layout, layout, err);
+    if (status == RDT_OK && !(data = calloc(count + 1, sizeof *data)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu tensors", count);
+    for (size_t i = 0; status == RDT_OK && i < count; i++)
+        data[i] = tensors[i].data;
+    if (status == RDT_OK)
+        status = verify(object, layout, data, "has copied after it got them", timeout_ns, err);
+    free(data);
+    free(layout);
+    return status;
 }

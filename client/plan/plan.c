@@ -238,6 +238,8 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
         status = rdt_error_set(err, RDT_INVALID, "a plan reads versions of a name: make its ref with rdt_ref_from_name");
     if (status == RDT_OK && ((unsigned)own.move > RDT_PLAN_SLICES || (count > 0 && !wants) || count > UINT32_MAX))
         status = rdt_error_set(err, RDT_INVALID, "move %d is unknown, or the wants are NULL", (int)own.move);
+    if (status == RDT_OK && own.verify && own.move == RDT_PLAN_SLICES)
+        status = rdt_error_set(err, RDT_INVALID, "only whole parts have checksums: verify needs another move than slices");
     if (status == RDT_OK)
         status = options_check_text(own.transport, RDT_MAX_NAME_BYTES, "transport", err);
     for (size_t i = 0; i < count && status == RDT_OK; i++)
@@ -334,7 +336,7 @@ static bool is_near(const rdt_plan *plan, const struct rdt_ref *ref)
 
 static bool take_whole(const rdt_plan *plan, const rdt_manifest *manifest, uint32_t part, uint64_t wanted_bytes)
 {
-    if (plan->options.move == RDT_PLAN_WHOLE || is_near(plan, &manifest->parts[part].ref))
+    if (plan->options.move == RDT_PLAN_WHOLE || plan->options.verify || is_near(plan, &manifest->parts[part].ref))
         return true;
     return plan->options.move == RDT_PLAN_AUTO && wanted_bytes >= manifest->parts[part].bytes / 2;
 }
@@ -693,6 +695,8 @@ static enum rdt_status run_version(rdt_plan *plan, const rdt_manifest *manifest,
 
     for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++) {
         status = check_object(manifest, &plan->loads[i], objects[i], err);
+        if (status == RDT_OK && plan->options.verify)
+            status = rdt_verify(objects[i], left_ns(deadline_ns), err);
         if (!plan->near_parts[plan->loads[i].part])
             run->bytes_moved += moved_from_others(objects[i]);
     }

@@ -188,6 +188,51 @@ def test_a_part_and_a_plan_may_have_several_boxes_of_a_tensor() -> None:
         c.unpublish("policy")
 
 
+def test_a_plan_that_verifies_writes_nothing_of_damaged_parts() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    w = (numpy.arange(200_000, dtype="f4") % 997).reshape(400, 500)
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        def publish(step: int, **options: Any) -> int:
+            first = c.start_part("policy", step, 0, 2, c.put_part({"w": rdtd.Box(w[:200], (400, 500))}, **options), timeout=LONG)
+            version = c.publish_part("policy", step, 1, 2, {"w": rdtd.Box(w[200:], (400, 500), (200, 0))}, **options)
+            first.result()
+            return version
+
+        target, casts = numpy.zeros((400, 500), "f4"), numpy.zeros((10, 500), "f2")
+        plan = reader.plan("policy", {"w": target}, verify=True)
+        other = reader.plan("policy", {"w": rdtd.Box(casts, (400, 500), (150, 0))}, verify=True)
+        for step, options in enumerate(({}, {"checksum": True}), 1):
+            version = publish(step, **options)
+            assert plan.run(timeout=LONG).version == version and (target == w).all()
+            assert other.run(timeout=LONG).version == version and (casts == w[150:160].astype("f2")).all()
+            assert (reader.get(reader.name("policy"), verify=True)["w"] == w).all()
+        node.ctl("fetch", "--name", "policy", "--verify", "-o", str(node.dir / "whole.safetensors"))
+        with raises(rdtd.Invalid, "verify needs another move than slices"):
+            reader.plan("policy", {"w": target}, verify=True, move="slices")
+        w += 1
+        version = publish(3, checksum=True)
+        _change_a_byte_of(w[200:].tobytes())
+        for call in (lambda: plan.run(timeout=LONG), lambda: reader.get(reader.name("policy"), verify=True)):
+            with raises(rdtd.Damaged, "are not those that were put"):
+                call()
+        assert (target == w - 1).all(), "nothing was written"
+        assert other.run(timeout=LONG).version == version and (casts == w[150:160].astype("f2")).all(), "its part is whole"
+        c.unpublish("policy")
+
+
+def _change_a_byte_of(value: bytes) -> None:
+    """In librdt's memory, where nobody but a broken program writes."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            ends, access, *_ = line.split()
+            start, end = [int(number, 16) for number in ends.split("-")]
+            if access == "rw-s" and "memfd" in line and ctypes.string_at(start, end - start).startswith(value):
+                ctypes.memset(start + 1000, value[1000] ^ 1, 1)
+                return
+    raise AssertionError("librdt does not have the bytes")
+
+
 def test_a_version_of_parts_is_fetched_as_its_whole_tensors() -> None:
     if numpy is None:
         raise Skipped("numpy is not installed")

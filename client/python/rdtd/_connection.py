@@ -425,7 +425,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         verify: the result is compared with the checksum of the object, when it is taken: `Damaged` if the bytes that
         this process got (shared, copied or in `into`) are not those that were put. All of them are read for that. A
         snapshot always has a checksum; other objects have one if they were put with checksum=True, and otherwise
-        the result raises `Unsupported`, as it does for tensors on a GPU. Not with slices.
+        the result raises `Unsupported`, as it does for tensors on a GPU. Of a version of many parts each part is compared,
+        before they are put together. Not with slices, nor where `into` does not want all.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
         TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), Damaged, ShuttingDown (the
         daemon of the object's node was stopped: fetch again when it is back), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
@@ -546,7 +547,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             whole = {key: (shape, dtype) for _, rows in parts for key, dtype, shape, _, _ in rows}
             tensors = self._arrays(list(whole.values()), ["tensor"] * len(whole), left(), None)
             anywhere: list[Any] = [None] * len(whole)
-            run = self._plan(held, tensors, list(whole), anywhere, anywhere, [-1] * len(whole), True, 0).run(0, left())
+            run = self._plan(held, tensors, list(whole), anywhere, anywhere, [-1] * len(whole), True, 0,
+                             how.verify).run(0, left())
             info = brought.info()
             info.update(ref=Ref._unpack(held.pack()), path="plan", bytes_moved=run["bytes_moved"], writable=True,
                         elapsed=run["wait_s"] + run["fetch_s"] + run["copy_s"], version=version if ref.is_name else 0)

@@ -98,8 +98,9 @@ def _copy(target: Any, source: Any) -> None:
         with module.no_grad():
             target.copy_(source if kind_of(source) == "t" else module.as_tensor(source))
     elif isinstance(target, _rdt.Tensor):  # numpy lacks its dtype
-        raw = source.bits() if isinstance(source, _rdt.Tensor) else source
-        memoryview(target.bits()).cast("B")[:] = memoryview(raw).cast("B")
+        raw: Any = source.bits() if isinstance(source, _rdt.Tensor) else source
+        memory: Any = target.bits()
+        memoryview(memory).cast("B")[:] = memoryview(raw).cast("B")
     else:
         target[...] = source
 

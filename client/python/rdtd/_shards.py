@@ -229,14 +229,14 @@ class Publishing:
 class PartCalls(_rdt.Conn):
     @checked
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
-                 visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
+                 visible: Visible = "owner", timeout: Optional[float] = None, checksum: bool = False) -> Ref:
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
-        tensor's key. A value is a Box, a list of boxes of one tensor, or a tensor that is whole. Errors as `put`."""
+        tensor's key. A value is a Box, a list of boxes of one tensor, or a tensor that is whole. checksum, errors: as `put`."""
         listed = _boxes(boxes, "boxes")
         keys = [key for key, _ in listed]
         with _naming(keys):
             return self._put_part([box.tensor for _, box in listed], keys, [box.global_shape for _, box in listed],
-                                  [box.start for _, box in listed], VISIBILITY[visible], timeout)
+                                  [box.start for _, box in listed], VISIBILITY[visible], timeout, checksum)
 
     @checked
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
@@ -250,7 +250,7 @@ class PartCalls(_rdt.Conn):
     @checked
     def publish_part(self, name: Union[str, Ref], step: int, rank: int, of: int,
                      part: Union[_rdt.Ref, Mapping[str, Any]], *, others: Sequence[str] = (),
-                     visible: Visible = "owner", timeout: Optional[float] = None) -> int:
+                     visible: Visible = "owner", timeout: Optional[float] = None, checksum: bool = False) -> int:
         """Publishes a Ref of `put_part`, or boxes, which are put first, as the part of `rank` (below `of`) of
         the version `step` of a name. Returns the version's number when all parts have been published and cover
         every tensor once: only then can anybody see the version. Each step must be greater than the one before.
@@ -258,7 +258,7 @@ class PartCalls(_rdt.Conn):
         table. others: keys of tensors that this rank has, too, and leaves to other ranks: the version fails if none
         of them publishes one. timeout: seconds, including the wait of the daemon for room for the boxes; TimedOut
         says which ranks are missing, and which of them are at other steps. If boxes cannot be put, the other ranks
-        are told at once. Errors: those of `put_part`, Invalid (names the tensor and
+        are told at once. checksum: of boxes, see `put_part`. Errors: those of `put_part`, Invalid (names the tensor and
         the box), Exists (this rank has published, or another node has the name), OwnerDied (another publisher
         ended, gave up, or could not put its part: the message says why), Freed (a later step became complete first),
         TimedOut, LimitReached."""
@@ -270,7 +270,7 @@ class PartCalls(_rdt.Conn):
             raise TypeError(f"part must be a Ref that put_part returned, or a dict of boxes, not {shown(part)}")
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            put = self.put_part(part, visible=visible, timeout=timeout)
+            put = self.put_part(part, visible=visible, timeout=timeout, checksum=checksum)
         except BaseException as error:
             with contextlib.suppress(Error):  # a lost connection tells them, too
                 self._give_up_part(ref_of(name), step, rank, of, _said(error))
@@ -289,7 +289,7 @@ class PartCalls(_rdt.Conn):
     @checked
     def plan(self, name: Union[str, Ref], targets: Mapping[str, Union[Box, Any]], *,
              move: Literal["auto", "whole", "slices"] = "auto", padded: Optional[Mapping[str, int]] = None,
-             strict: bool = False) -> Plan:
+             strict: bool = False, verify: bool = False) -> Plan:
         """Prepares to read boxes of the versions of a name. targets: by the key of the larger tensor, the
         writable tensor in host memory that receives the whole tensor, a Box of it, or a list of boxes; there is at least one.
         `run` raises Mismatch if the published tensor has another shape than the target, or than the Box's
@@ -303,7 +303,8 @@ class PartCalls(_rdt.Conn):
         padded: by key, the dimension in which this reader's tensor is longer or shorter than the published one on
         purpose, such as a vocabulary that is padded for the number of ranks. What the target has beyond the
         published tensor stays as it is. strict: a version with a tensor that is not among the targets is a
-        Mismatch, too."""
+        Mismatch, too. verify: each part is compared with its publisher's checksum on this node before the first target is
+        written, and comes whole for that: `run` raises Damaged if its bytes are not those that were put."""
         at = ref_of(name)
         listed = _boxes(targets, "targets")
         if not listed:
@@ -313,5 +314,6 @@ class PartCalls(_rdt.Conn):
         dims = check_padded(padded, keys)
         with _naming(keys):
             plan = self._plan(at, [box.tensor for box in boxes], keys, [box.start for box in boxes],
-                              [box.global_shape for box in boxes], [dims.get(key, -1) for key in keys], strict, _MOVES[move])
+                              [box.global_shape for box in boxes], [dims.get(key, -1) for key in keys], strict, _MOVES[move],
+                              verify)
         return Plan(self, at, plan, keys)

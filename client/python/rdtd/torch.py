@@ -186,12 +186,12 @@ def _boxes(locals_: list[_Local]) -> dict[str, Box]:
 @checked
 def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, layout: Layout = None,
             rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
-            timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None) -> int:
+            timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None, checksum: bool = False) -> int:
     """Publishes a model, or a state dict, as the next version of a name; every rank calls it. Returns the version
     when all ranks have published; the tensors have been copied, and may be changed. name: a string, or a Ref with
     its node's address, which ranks on several nodes need where there is no node table. step: a number that grows
     from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher, both or neither;
-    None: torch.distributed's, or 0 of 1. Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors),
+    None: torch.distributed's, or 0 of 1. checksum: as for Connection.put. Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors),
     TypeError (a value that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank
     above 0, such as a pipeline stage's, that has no layout and is none of rank 0's."""
     load_torch()
@@ -204,7 +204,7 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     number = connection._next_step(at) if step is None else step
     version = connection.publish_part(at, number, rank, world_size, _boxes(locals_),
                                       others=[local.key for local in locals_ if not local.mine],
-                                      visible=visible, timeout=timeout)
+                                      visible=visible, timeout=timeout, checksum=checksum)
     connection._steps[str(at)] = number
     return version
 
@@ -236,7 +236,7 @@ class ModelPlan:
     """Reads version after version of a name into a model: see `plan`."""
 
     def __init__(self, connection: rdtd.Connection, name: Union[str, Ref], locals_: list[_Local], move: Any,
-                 padded: Mapping[str, int], strict: bool) -> None:
+                 padded: Mapping[str, int], strict: bool, verify: bool) -> None:
         if not locals_:
             raise ValueError("the model has no tensors to update")
         at = ref_of(name)
@@ -271,7 +271,7 @@ class ModelPlan:
                     self._staged.append((i, target))
             targets[local.key] = Box(target, local.global_shape, local.start)
         self._places = [local.tensor.data_ptr() for local in locals_]
-        self._plan: Plan = connection.plan(at, targets, move=move, padded=padded, strict=strict)
+        self._plan: Plan = connection.plan(at, targets, move=move, padded=padded, strict=strict, verify=verify)
 
     @property
     def version(self) -> int:
@@ -327,11 +327,11 @@ class ModelPlan:
 @checked
 def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any = "auto",
          connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
-         strict: bool = True) -> ModelPlan:
+         strict: bool = True, verify: bool = False) -> ModelPlan:
     """Prepares `update` for a model or state dict, whose tensors stay where they are. A parameter of another dtype than
     the published one is cast (Connection.plan)."""
     load_torch()
-    return ModelPlan(_connection_of(connection), name, list(_locals(model, layout, 0)), move, padded or {}, strict)
+    return ModelPlan(_connection_of(connection), name, list(_locals(model, layout, 0)), move, padded or {}, strict, verify)
 
 
 class ModelFollower:
@@ -418,7 +418,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, layout: Layout = None,
            timeout: Optional[float] = None, move: Any = "auto",
            connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
-           strict: bool = True) -> int:
+           strict: bool = True, verify: bool = False) -> int:
     """Waits for a version of the name above `after` (None: the one that this model got last) and writes this rank's
     boxes of it into the model's own memory, all from one version. Returns the version. The plan is made in the first
     call, and again when the model's tensors have moved; it does not keep the model alive.
@@ -426,20 +426,21 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
     Model and version must have the same tensors, with the same whole shapes: `layout` says which box this rank has of
     a tensor that is no DTensor. strict=False: the version may have more tensors, as for a stage of a pipeline or some of
     the experts. padded: by key, the dimension in which this model's tensor is longer or shorter on purpose; what it has
-    beyond the published tensor stays as it is. Errors: Mismatch (a shape, with strict a tensor that the model lacks, tied
+    beyond the published tensor stays as it is. verify: nothing is written before all parts of the version have been compared
+    with their publishers' checksums (Damaged). Errors: Mismatch (a shape, with strict a tensor that the model lacks, tied
     tensors that differ; names the tensors), NotFound (a tensor that the version lacks), ValueError (no tensors, a tensor
     on the meta device), TypeError (a value that is no tensor), and those of Plan.run."""
     load_torch()
     connection = _connection_of(connection)
     locals_ = list(_locals(model, layout, 0))
     padded = check_padded(padded, {local.key for local in locals_})
-    key = (connection, str(name), move, tuple(padded.items()), strict,
+    key = (connection, str(name), move, tuple(padded.items()), strict, verify,
            tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape), l.tensor.stride(), l.global_shape, l.start)
                  for l in locals_))
     with _plans_lock:
         prepared = _plans.get(key)
     if prepared is None or prepared._is_of_lost_model():  # another model may have its memory now
-        made = ModelPlan(connection, name, locals_, move, padded, strict)
+        made = ModelPlan(connection, name, locals_, move, padded, strict, verify)
         made._let_go()
         lost = {one[0] for one in list(_plans) if not one[0]._is_alive()}
         with _plans_lock:

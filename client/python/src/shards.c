@@ -45,8 +45,8 @@ static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
     return true;
 }
 
-/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout): puts a snapshot of tensors in host
- * memory that are boxes of larger ones. */
+/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout, checksum): puts a snapshot of tensors
+ * in host memory that are boxes of larger ones. */
 PyObject *conn_put_part(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -59,10 +59,10 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     struct rdt_ref value;
     struct rdt_error err;
     enum rdt_status status;
-    int visibility;
+    int visibility, checksum = 0;
 
-    if (!PyArg_ParseTuple(args, "OOOOiO&:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility, timeout_or_none,
-                          &options.timeout_ns))
+    if (!PyArg_ParseTuple(args, "OOOOiO&|p:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility, timeout_or_none,
+                          &options.timeout_ns, &checksum))
         return NULL;
     set = borrowed_set_from(tensors, false, Py_None, "part:");
     if (!set || !are_lists(set->count, lists, 3))
@@ -91,7 +91,7 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
         shards[i].global_shape = at;
         shards[i].start = at + ndim;
     }
-    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | (checksum ? RDT_PUT_SUM : 0);
     options.visibility = (enum rdt_visibility)visibility;
     options.shards = shards;
     if (!conn_enter(conn))
@@ -274,7 +274,7 @@ static bool want_from(struct rdt_want *want, const struct rdt_tensor *tensor, Py
     return true;
 }
 
-/* _plan(name ref, targets, keys, starts, global shapes, padded dimensions, strict, move): see Connection.plan. */
+/* _plan(name ref, targets, keys, starts, global shapes, padded dimensions, strict, move, verify): see Connection.plan. */
 PyObject *conn_plan(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -290,10 +290,10 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     struct ref *name;
     struct rdt_error err;
     enum rdt_status status;
-    int strict, move;
+    int strict, move, verify = 0;
 
-    if (!PyArg_ParseTuple(args, "O!OOOOOpi:_plan", &ref_type, &name, &targets, &lists[0], &lists[1], &lists[2], &lists[3],
-                          &strict, &move))
+    if (!PyArg_ParseTuple(args, "O!OOOOOpi|p:_plan", &ref_type, &name, &targets, &lists[0], &lists[1], &lists[2], &lists[3],
+                          &strict, &move, &verify))
         return NULL;
     set = borrowed_set_from(targets, true, Py_None, "plan:");
     if (!set || !are_lists(set->count, lists, 4))
@@ -331,6 +331,7 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     options.global_shapes = shapes;
     options.padded = padded;
     options.strict = strict;
+    options.verify = verify;
     status = rdt_plan_create(conn->rdt, &name->ref, wants, set->count, &options, &plan->plan, &err);
     conn_leave(conn);
     if (status != RDT_OK) {

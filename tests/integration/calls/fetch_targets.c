@@ -286,14 +286,57 @@ Test(fetch_targets, slices_out_of_range_are_invalid)
     count[1] = INT64_MAX;
     must_refuse(RDT_INVALID, "tensor 0", rdt_fetch(reader, &ref, 1, &options, &object, &err));
     count[1] = 4;
-    slice[0].ndim = 1;
+    slice[0] = (struct rdt_slice){3, (const int64_t[]){0, 0, 0}, (const int64_t[]){1, 1, 1}};
     must_refuse(RDT_INVALID, "tensor 0", rdt_fetch(reader, &ref, 1, &options, &object, &err));
-    slice[0].ndim = 2;
+    slice[0] = (struct rdt_slice){1, (const int64_t[]){1}, (const int64_t[]){2}}; /* all of the second dimension */
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    cr_assert(tensor_of(object, 0).shape[0] == 2 && tensor_of(object, 0).shape[1] == 4);
+    rdt_release(object);
+    object = NULL;
+    slice[0] = (struct rdt_slice){2, start, count};
     n = 2; /* more than there are tensors */
     must_be(RDT_INVALID, rdt_fetch(reader, &ref, 1, &options, &object, &err));
     n = 1;
     slice[0].ndim = 0; /* the whole */
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     rdt_release(object);
+    end();
+}
+
+/* ---- checksums of copies ---- */
+
+Test(fetch_targets, copy_of_an_object_is_compared_with_its_checksum)
+{
+    enum { ROWS = 300, COLUMNS = 50 };
+    static float matrix[ROWS][COLUMNS], copy[COLUMNS][ROWS]; /* the copy is transposed */
+    char text[] = "metadata counts, too", word[8] = "abcdefg", own[8];
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .metadata = text, .metadata_bytes = sizeof text};
+    rdt_object *object;
+
+    begin(NULL);
+    fill_pattern(matrix, sizeof matrix, 1);
+    struct rdt_tensor tensors[] = {MATRIX(RDT_F32, ROWS, COLUMNS, matrix), VECTOR(RDT_U8, sizeof word, word)};
+    struct rdt_tensor copies[] = {MATRIX(RDT_F32, ROWS, COLUMNS, copy), VECTOR(RDT_U8, sizeof own, own)};
+    copies[0].strides = (const int64_t[]){1, ROWS};
+    struct rdt_ref ref = put_as(conn, tensors, 2, &options);
+    object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    must_ok(rdt_verify(object, LONG, &err));
+    for (unsigned i = 0; i < ROWS; i++)
+        for (unsigned j = 0; j < COLUMNS; j++)
+            copy[j][i] = matrix[i][j];
+    memcpy(own, word, sizeof own);
+    must_ok(rdt_verify_copy(object, copies, 2, LONG, &err));
+    own[3] ^= 1;
+    must_refuse(RDT_DAMAGED, "has copied", rdt_verify_copy(object, copies, 2, LONG, &err));
+    own[3] ^= 1;
+    copy[7][9] = -copy[7][9];
+    must_be(RDT_DAMAGED, rdt_verify_copy(object, copies, 2, LONG, &err));
+    must_refuse(RDT_MISMATCH, "1 tensors, and the object 2", rdt_verify_copy(object, copies, 1, LONG, &err));
+    copies[1].dtype = RDT_I8;
+    must_refuse(RDT_MISMATCH, "tensor 1 of the copy", rdt_verify_copy(object, copies, 2, LONG, &err));
+    must_be(RDT_INVALID, rdt_verify_copy(NULL, copies, 2, LONG, &err));
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
     end();
 }
