@@ -56,7 +56,7 @@
     X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
       "the version was not complete")                                                                                          \
     X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
-    X(72, GROWING, growing, growing_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                  \
+    X(72, GROWING, growing, growing_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                   \
       "no version of the name has grown")                                                                                      \
     X(76, EXISTS, exists, exists_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
     X(77, PUT_MANY, put_many, put_many_reply, VERB_NOT_DRAINING | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                    \

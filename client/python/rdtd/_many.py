@@ -11,7 +11,8 @@ from ._arrays import kind_of
 from ._check import checked, shown
 from ._errors import BY_STATUS, Error
 from ._requests import VISIBILITY, Ref, Visible
-from ._structure import ONE_OF_TORCH, encode, notes_of
+from ._shared import notes_of
+from ._structure import ONE_OF_TORCH, encode
 from ._versions import Published
 from ._waits import returns_errors
 

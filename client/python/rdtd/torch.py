@@ -68,11 +68,11 @@ def _with_memory(local: _Local) -> _Local:
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cuda"
+    return bool(tensor.device.type == "cuda")
 
 
 def _in_host_memory(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
+    return bool(tensor.device.type == "cpu")
 
 
 def _like_in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -382,14 +382,14 @@ class ModelFollower:
 @checked
 def follow(model: Any, name: Union[str, Ref], after: int = 0, *, layout: Layout = None,
            connection: Optional[rdtd.Connection] = None, padded: Optional[Mapping[str, int]] = None,
-           strict: bool = True) -> ModelFollower:
+           strict: bool = True, verify: bool = False) -> ModelFollower:
     """Follows a name for a model or state dict: the daemon of this node fetches each version of `rdtd.torch.publish` while the
     model is used; `prepare` waits until one is whole here, and `commit` copies it into the model's own tensors, which stay where
     they are. Several processes of a node, such as the ranks of an engine, share one copy. Parameters as in `plan`; after: the
-    version that the model has already."""
+    version that the model has already; verify: each commit compares the parts with their checksums, before it writes."""
     load_torch()
     connection = _connection_of(connection)
-    made = ModelPlan(connection, name, list(_locals(model, layout, 0)), "whole", padded or {}, strict)
+    made = ModelPlan(connection, name, list(_locals(model, layout, 0)), "whole", padded or {}, strict, verify)
     return ModelFollower(made, connection.follow(name, after))
 
 

@@ -186,9 +186,8 @@ static bool add_constants(PyObject *module)
 PyMODINIT_FUNC PyInit__rdt(void);
 PyMODINIT_FUNC PyInit__rdt(void)
 {
-    static PyTypeObject *const types[] = {&conn_type,   &ref_type,    &request_type, &object_type,
-                                          &memory_type, &tensor_type, &plan_type,    &publishing_type,
-                                          &follower_type};
+    static PyTypeObject *const types[] = {&conn_type,   &ref_type,  &request_type,    &object_type,  &memory_type,
+                                          &tensor_type, &plan_type, &publishing_type, &follower_type};
     PyObject *module = PyModule_Create(&definition);
 
     if (!module)
