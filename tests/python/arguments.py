@@ -71,6 +71,10 @@ WRONG: dict[str, list[Any]] = {
     "count": [*NO_NUMBER, 0],
     "buffer": [5, "text", None, {"a": 1}, object()],
     "fd": [*NO_NUMBER, 2**31],
+    "names": [5, b"bytes", object(), 1.5, "zero\0byte", "half\ud800", ["zero\0byte"], [5], [None], ["half\ud800"]],
+    "values": [5, "text", None, object()],
+    "ids": [5, "text", [5], ["half\ud800"], object()],
+    "errors": NO_CHOICE,
 }
 # Where an error names what is inside a parameter, or where the parameter may be more.
 ALSO = {"boxes": "'a'", "targets": "'a'", "slices": "slice"}
@@ -156,6 +160,8 @@ def test_errors_name_the_parameter() -> None:
             (c.create_group, {"name": "g", "transport": "gloo", "members": ["a", "b"]}),
             (c.create_group_async, {"name": "g", "transport": "gloo", "members": ["a", "b"]}), (c.destroy_group, {"name": "g"}),
             (c.when_broadcast, {"ref": ref, "group": "g"}), (c.broadcast, {"ref": ref, "group": "g"}),
+            (c.exists, {"names": ["policy"]}), (c.put_many, {"values": [a]}), (c.publish_many, {"values": {"m": a}}),
+            (c.end_client, {"client": 1 << 40}), (c.publishing, {"name": "grows"}), (c.follow, {"name": "policy"}),
             (c.stat, {"ref": ref}), (c.objects, {}), (c.names, {}), (done.result, {}), (done.fetched, {}),
             (rdtd.Ref.__new__, {"cls": rdtd.Ref}), (rdtd.Ref.from_id, {"id": "id"}), (rdtd.Ref.from_name, {"name": "name"}),
             (ref.at, {"address": "host:1"}), (ref.free, {}),

@@ -23,7 +23,7 @@ def test_exists_of_names_and_refs():
         assert c.exists(["b", "a", ref, gone, rdtd.Ref.from_id("x"), c.name("a", 1)]) == [False, True, True, False, False, False]
         assert c.exists([]) == [] and c.exists(name for name in ("a",)) == [True]
         assert c.exists(["name %d" % i for i in range(20000)] + ["a"]) == [False] * 20000 + [True]
-        with raises(TypeError, "item 1"):
+        with raises(TypeError, "names[1]"):
             c.exists(["a", 5])
         with raises(TypeError, "must be a list"):
             c.exists(b"a")

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Iterator, Literal, Mapping, Optional, Sequence
 
 from . import _rdt
 from ._arrays import kind_of
-from ._check import checked, shown
+from ._check import a_text, checked, shown
 from ._errors import BY_STATUS, Error
 from ._requests import VISIBILITY, Ref, Visible
 from ._shared import notes_of
@@ -21,6 +21,15 @@ def _listed(values: Any, what: str) -> list[Any]:
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
         raise TypeError(f"{what} must be a list, not {shown(values)}")
     return list(values)
+
+
+def _texts(items: list[Any], what: str, others: tuple[type, ...]) -> None:
+    """Whether all items are text, or of the other types; names the first that is not."""
+    if set(map(type, items)) == {str} and (every := "".join(items)).isascii() and "\0" not in every:
+        return
+    for i, item in enumerate(items):
+        if not isinstance(item, others):
+            a_text(item, f"{what}[{i}]")
 
 
 def _all_alone(values: list[Any]) -> Optional[tuple[Optional[list[Optional[bytes]]], int]]:
@@ -57,7 +66,10 @@ class ManyCalls(_rdt.Conn):
         Errors: TypeError, ValueError (a value that cannot be put: nothing was put); Exists (id), LimitReached, NoMemory,
         TimedOut, Unsupported."""
         listed = _listed(values, "values")
-        keys = None if ids is None else [key.encode() if isinstance(key, str) else key for key in _listed(ids, "ids")]
+        keys: Optional[list[Any]] = None if ids is None else _listed(ids, "ids")
+        if keys is not None:
+            _texts(keys, "ids", (bytes, type(None)))
+            keys = [key.encode() if isinstance(key, str) else key for key in keys]
         if keys is not None and len(keys) != len(listed):
             raise ValueError(f"there are {len(listed)} values and {len(keys)} ids")
         made = self._put_listed(listed, keys, **options)
@@ -132,8 +144,11 @@ class ManyCalls(_rdt.Conn):
 
         Where nodes list each other, all names are registered in one round.
         Errors: as of `publish`; Unsupported (an object of another node)."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"values must be a dict of names and values, not {shown(values)}")
         options.setdefault("snapshot", False if options.get("immutable") else "unsealed")
         names = list(values)
+        _texts(names, "values", ())
         refs = [values[name] if isinstance(values[name], _rdt.Ref) else None for name in names]
         which = [i for i, ref in enumerate(refs) if ref is None]
         if options.keys() & {"errors", "ids"}:
@@ -167,9 +182,13 @@ class ManyCalls(_rdt.Conn):
         node table, and each other node is asked about its own in one message.
         Errors, if that cannot be found out for one of them: PeerLost, TimedOut (a node does not answer), Denied (an
         object that its user does not show), Unsupported (an older daemon)."""
+        if isinstance(names, str):
+            a_text(names, "names")
         if isinstance(names, (str, _rdt.Ref)):
             return self._exists([names])[0]
-        return self._exists(_listed(names, "names"))
+        listed = _listed(names, "names")
+        _texts(listed, "names", (_rdt.Ref,))
+        return self._exists(listed)
 
 
 def _results(items: list[Any], sentence: Optional[str]) -> Iterator[Any]:
