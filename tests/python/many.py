@@ -27,6 +27,9 @@ def test_exists_of_names_and_refs():
             c.exists(["a", 5])
         with raises(TypeError, "must be a list"):
             c.exists(b"a")
+        for null in ("a\0b", "\0", "a\0"):
+            with raises(ValueError, "item 1"):
+                c.exists(["a", null])
         with raises(rdtd.Invalid, "item 0"):
             c.exists(["x" * 200])
         assert node.ctl("exists", "a") == "yes a\n"

@@ -23,7 +23,11 @@ static struct rdt_ref *refs_of(PyObject *list, Py_ssize_t count)
         }
         if (PyUnicode_Check(item))
             name = PyUnicode_AsUTF8AndSize(item, &bytes);
-        else
+        if (name && strlen(name) != (size_t)bytes) {
+            PyErr_Format(PyExc_ValueError, "item %zd is a name with a null character", i);
+            name = NULL;
+        }
+        if (!PyUnicode_Check(item))
             PyErr_Format(PyExc_TypeError, "item %zd must be a Ref or a name, not a %.100s", i, Py_TYPE(item)->tp_name);
         if (name && rdt_ref_from_name(name, 0, NULL, &refs[i], &err) == RDT_OK)
             continue;
