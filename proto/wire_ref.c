@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "wire_limits.h"
 
 static bool node_is_set(const struct rdt_ref *ref)
@@ -51,13 +54,13 @@ enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, stru
     if (msg->node.len != 0 && msg->node.len != sizeof ref.node)
         return rdt_error_set(err, RDT_INVALID, "the ref's node has %zu bytes: it must have %zu", msg->node.len,
                              sizeof ref.node);
-    address = msg->address ? strlen(msg->address) : 0;
-    tenant = msg->tenant ? strlen(msg->tenant) : 0;
+    address = msg->address ? strnlen(msg->address, sizeof ref.address) : 0; /* thousands of refs may have it in common */
+    tenant = msg->tenant ? strnlen(msg->tenant, sizeof ref.tenant) : 0;
     if (address >= sizeof ref.address)
-        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes: at most %zu are allowed", address,
+        return rdt_error_set(err, RDT_INVALID, "the ref's address is longer than %zu bytes, which is the most",
                              sizeof ref.address - 1);
     if (tenant >= sizeof ref.tenant)
-        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes: at most %zu are allowed", tenant,
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant is longer than %zu bytes, which is the most",
                              sizeof ref.tenant - 1);
 
     if (msg->node.len)
@@ -134,29 +137,80 @@ enum rdt_status wire_error(int32_t status, int32_t sys_errno, const char *messag
 
 /* ---- lists of refs ---- */
 
-#define LIKES_TRIED 8u /* how many of the latest `like`s a ref is compared with */
+/* What refs may have in common, with zeros in all bytes that do not count. */
+struct like {
+    uint8_t node[16];
+    uint64_t after;
+    uint32_t uid;
+    bool is_name, any_owner;
+    char address[sizeof((struct rdt_ref *)0)->address], tenant[sizeof((struct rdt_ref *)0)->tenant];
+};
 
-static bool is_like(const struct rdt_ref *a, const struct rdt_ref *b)
+/* The `like`s that a list has already: a hash table of their numbers, which are above 0 there. */
+struct likes {
+    struct like *all; /* [n] */
+    uint32_t n, last;
+    uint32_t *slots; /* [n_slots]; NULL: there is only one `like` so far */
+    size_t n_slots;  /* a power of two */
+};
+
+static void make_like(const struct rdt_ref *ref, struct like *like_p)
 {
-    return memcmp(a->node, b->node, sizeof a->node) == 0 && !a->is_name == !b->is_name && !a->any_owner == !b->any_owner &&
-           (!a->is_name || a->after == b->after) && (a->any_owner || a->uid == b->uid) &&
-           strncmp(a->address, b->address, sizeof a->address) == 0 &&
-           (a->any_owner || strncmp(a->tenant, b->tenant, sizeof a->tenant) == 0);
+    memset(like_p, 0, sizeof *like_p);
+    memcpy(like_p->node, ref->node, sizeof like_p->node);
+    like_p->is_name = ref->is_name != 0;
+    like_p->after = ref->is_name ? ref->after : 0;
+    like_p->any_owner = ref->any_owner != 0;
+    memcpy(like_p->address, ref->address, strnlen(ref->address, sizeof like_p->address - 1));
+    if (ref->any_owner)
+        return;
+    like_p->uid = ref->uid;
+    memcpy(like_p->tenant, ref->tenant, strnlen(ref->tenant, sizeof like_p->tenant - 1));
 }
 
-static uint32_t find_like(const struct rdt_ref *const *likes, size_t n, const struct rdt_ref *ref)
+/* The slot of all[number], or where it belongs. */
+static uint32_t *slot_of(const struct likes *likes, uint32_t number)
 {
-    for (size_t i = n; i > 0 && n - i < LIKES_TRIED; i--)
-        if (is_like(likes[i - 1], ref))
-            return (uint32_t)(i - 1);
-    return (uint32_t)n;
+    const struct like *like = &likes->all[number];
+
+    for (size_t i = XXH3_64bits(like, sizeof *like);; i++) {
+        uint32_t *slot = &likes->slots[i & (likes->n_slots - 1)];
+        if (*slot == 0 || memcmp(&likes->all[*slot - 1], like, sizeof *like) == 0)
+            return slot;
+    }
+}
+
+/* Writes the number of what the ref has in common with others: likes->n, if it is the first. False: no memory. */
+static bool find_like(struct likes *likes, struct arena *arena, const struct rdt_ref *ref, size_t n_refs, uint32_t *number_p)
+{
+    uint32_t *slot;
+
+    make_like(ref, &likes->all[likes->n]);
+    if (likes->n > 0 && memcmp(&likes->all[likes->last], &likes->all[likes->n], sizeof *likes->all) == 0) {
+        *number_p = likes->last;
+        return true;
+    }
+    if (likes->n > 0 && !likes->slots) {
+        for (likes->n_slots = 2; likes->n_slots < 2 * n_refs; likes->n_slots *= 2)
+            ;
+        likes->slots = arena_alloc(arena, likes->n_slots * sizeof *likes->slots);
+        if (!likes->slots)
+            return false;
+        memset(likes->slots, 0, likes->n_slots * sizeof *likes->slots);
+        *slot_of(likes, 0) = 1;
+    }
+    slot = likes->slots ? slot_of(likes, likes->n) : NULL;
+    if (slot && *slot == 0)
+        *slot = likes->n + 1;
+    *number_p = likes->last = slot ? *slot - 1 : 0;
+    return true;
 }
 
 enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, size_t n, Rdt__Pb__RefList **list_p,
                               struct rdt_error *err)
 {
     Rdt__Pb__RefList *list = arena_message(arena, &rdt__pb__ref_list__descriptor);
-    const struct rdt_ref **likes = arena_alloc(arena, (n + 1) * sizeof *likes);
+    struct likes likes = {.all = arena_alloc(arena, (n + 1) * sizeof *likes.all)};
     size_t bytes = 0, at = 0;
 
     for (size_t i = 0; i < n; i++)
@@ -168,20 +222,22 @@ enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, s
         list->like_index = arena_alloc(arena, (n + 1) * sizeof *list->like_index);
         list->like = arena_alloc(arena, (n + 1) * sizeof *list->like);
     }
-    if (!likes || !list || !list->ids.data || !list->id_bytes || !list->generation || !list->like_index || !list->like)
+    if (!likes.all || !list || !list->ids.data || !list->id_bytes || !list->generation || !list->like_index || !list->like)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu refs", n);
     for (size_t i = 0; i < n; i++) {
-        uint32_t like = find_like(likes, list->n_like, &refs[i]);
+        uint32_t like;
 
-        if (like == list->n_like) {
+        if (!find_like(&likes, arena, &refs[i], n, &like))
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu refs", n);
+        if (like == likes.n) {
             Rdt__Pb__Ref *message = arena_alloc(arena, sizeof *message);
             if (!message)
                 return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu refs", n);
             wire_ref_from(&refs[i], message);
             message->id.len = 0;
             message->generation = 0;
-            likes[list->n_like] = &refs[i];
             list->like[list->n_like++] = message;
+            likes.n++;
         }
         memcpy(list->ids.data + at, refs[i].id, refs[i].id_bytes);
         at += refs[i].id_bytes;
@@ -206,9 +262,10 @@ enum rdt_status ref_list_check(const Rdt__Pb__RefList *list, struct rdt_error *e
     if (n == 0)
         return RDT_OK;
     if ((list->n_generation != 0 && list->n_generation != n) || (list->n_like_index != 0 && list->n_like_index != n) ||
-        list->n_like == 0)
-        return rdt_error_set(err, RDT_INVALID, "the columns of a list of %zu refs have %zu generations and %zu indices", n,
-                             list->n_generation, list->n_like_index);
+        list->n_like == 0 || list->n_like > n)
+        return rdt_error_set(err, RDT_INVALID,
+                             "the columns of a list of %zu refs have %zu generations, %zu indices and %zu to be like", n,
+                             list->n_generation, list->n_like_index, list->n_like);
     for (size_t i = 0; i < n; i++) {
         if (list->n_like_index && list->like_index[i] >= list->n_like)
             return rdt_error_set(err, RDT_INVALID, "ref %zu is like number %u of %zu", i, list->like_index[i], list->n_like);

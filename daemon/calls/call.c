@@ -46,6 +46,17 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
     return call;
 }
 
+/* Questions that were held back until this one ends are sent (call_ask). */
+static void leave_node(struct call *call)
+{
+    struct peer_calls *calls = &call->forwarded.to->calls;
+
+    calls->n_there--;
+    calls->asked_bytes -= call->forwarded.asked_bytes;
+    if (call->forwarded.asked_bytes > 0 && !list_empty(&calls->held_back) && !call->rpc->calls.no_links)
+        slice_start(&call->rpc->deadlines->slices, &calls->send);
+}
+
 static void call_free(struct call *call)
 {
     deadline_unset(call->rpc->deadlines, &call->deadline);
@@ -60,7 +71,7 @@ static void call_free(struct call *call)
     list_remove(&call->waits.wake.link);
     if (call->forwarded.number) {
         (void)map_remove_u64(&call->rpc->calls.forwarded, call->forwarded.number);
-        call->forwarded.to->calls.n_there--;
+        leave_node(call);
     }
     if (call->waits.woken)
         object_drop(call->waits.woken);

@@ -6,7 +6,8 @@
 #include "daemon/calls/call.h"
 #include "wire_ref.h"
 
-#define MAX_CALLS 16384u    /* the most calls of one node that are deferred here */
+#define MAX_CALLS 16384u              /* the most calls of one node that are deferred here */
+#define ASKED_BYTES ((size_t)4 << 20) /* of questions (call_ask) that one node has not answered */
 #define POLL_NS 200000000ll /* the timeout of a call with timeout 0, because it needs a round trip to the other node */
 
 /* ---- forwarding a client's request ---- */
@@ -34,10 +35,32 @@ static void send_call(struct call *call)
         return;
     }
     call->forwarded.sent = true;
+    if (call->on_answer) {
+        call->forwarded.asked_bytes = call->copy.packed_bytes;
+        call->forwarded.to->calls.asked_bytes += call->copy.packed_bytes;
+    }
     list_remove(&call->forwarded.by_peer);
     list_append(&call->forwarded.to->calls.there, &call->forwarded.by_peer);
     if (peer_send(call->forwarded.to, RDT_PEER_CALL, &message.base, &err) != RDT_OK)
         call_fail(call, &err);
+}
+
+/* Questions are large. They may not fill the queue of a link on which the calls of others wait. */
+static bool may_send(const struct call *call)
+{
+    size_t asked = call->forwarded.to->calls.asked_bytes;
+
+    return !call->on_answer || asked == 0 || asked + call->copy.packed_bytes <= ASKED_BYTES;
+}
+
+static void send_or_hold_back(struct call *call)
+{
+    if (may_send(call)) {
+        send_call(call);
+    } else {
+        list_remove(&call->forwarded.by_peer);
+        list_append(&call->forwarded.to->calls.held_back, &call->forwarded.by_peer);
+    }
 }
 
 /* The call ends before its answer: the other node is told to end it, too. */
@@ -115,7 +138,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (status != RDT_OK)
         return status;
     if (call->forwarded.to->state == PEER_UP)
-        send_call(call);
+        send_or_hold_back(call);
     return RDT_OK;
 }
 
@@ -159,8 +182,14 @@ static bool send_unsent(struct slice *slice, uint64_t until_ns)
 {
     struct peer_calls *calls = container_of(slice, struct peer_calls, send);
 
-    while (!list_empty(&calls->unsent) && peer_of(calls)->state == PEER_UP) {
-        send_call(container_of(list_first(&calls->unsent), struct call, forwarded.by_peer));
+    while (peer_of(calls)->state == PEER_UP) {
+        if (!list_empty(&calls->unsent))
+            send_or_hold_back(container_of(list_first(&calls->unsent), struct call, forwarded.by_peer));
+        else if (!list_empty(&calls->held_back) &&
+                 may_send(container_of(list_first(&calls->held_back), struct call, forwarded.by_peer)))
+            send_call(container_of(list_first(&calls->held_back), struct call, forwarded.by_peer));
+        else
+            break;
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -181,6 +210,7 @@ void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
     static const uint8_t nobody[16];
     bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* then another node has taken its address */
 
+    list_splice(&from->calls.unsent, &from->calls.held_back);
     list_each_safe (struct call, call, &from->calls.unsent, forwarded.by_peer) {
         if (call->forwarded.to_uuid && from_is_known)
             continue;
@@ -222,6 +252,7 @@ void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error 
     struct peer_calls *calls = &peer->calls;
 
     list_splice(&calls->failing, &calls->unsent);
+    list_splice(&calls->failing, &calls->held_back);
     list_splice(&calls->failing, &calls->there);
     list_splice(&calls->dropping, &calls->here);
     if (list_empty(&calls->failing) && list_empty(&calls->dropping))

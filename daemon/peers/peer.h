@@ -67,8 +67,10 @@ enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 struct peer_calls {
     struct list here;          /* of that node: they wait here for their answer */
     struct list unsent, there; /* of clients of this node: they wait for the link, or for that node's answer */
+    struct list held_back;     /* questions that wait for the answers to others */
+    size_t asked_bytes;        /* of the questions in `there` */
     unsigned n_here, n_there;  /* those, and those below */
-    /* The link is up, and slices send `unsent`; or it has ended, and slices end what it had. */
+    /* The link is up, and slices send `unsent` and `held_back`; or it has ended, and slices end what it had. */
     struct slice send, end;
     struct list failing, dropping; /* of clients of this node; of that node */
     struct rdt_error why;

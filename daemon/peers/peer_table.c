@@ -290,6 +290,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     list_init(&peer->calls.here);
     list_init(&peer->calls.unsent);
     list_init(&peer->calls.there);
+    list_init(&peer->calls.held_back);
     list_init(&peer->calls.failing);
     list_init(&peer->calls.dropping);
     list_init(&peer->calls.ending);

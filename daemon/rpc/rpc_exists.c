@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* EXISTS: which of many objects and names there are.
  *
- *   look      each ref in order, in slices: what this node knows is answered; the homes of a name that it does not know are
- *             asked, of SEEKS_MAX names at a time
- *   ask       each other node about its own refs, in one message or a few
- *   answer    when nobody is asked any more */
+ *   look      each ref in order: what this node knows is answered; the homes of a name that it does not know are asked, of
+ *             SEEKS_MAX names at a time
+ *   ask       each other node about its own refs, QUESTIONS_MAX nodes at a time, each by one message after the other
+ *   answer    when nobody is asked any more, or the time is over
+ *
+ * All of it runs in slices. A ref whose homes or node do not answer in time is unknown, and the others are answered: homes have
+ * at most half of the time. When one has not answered, the next ones get a shorter time, so that it does not use up all of it.
+ *
+ * Refuses: to show a node anything of a ref that is meant for another. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,14 +17,18 @@
 #include "daemon/calls/call.h"
 #include "wire_ref.h"
 
-#define SEEKS_MAX 1024u
-#define ASKED_MAX 4096u /* refs in a message to another node, which decodes it on its loop */
-#define ASKINGS_TRIED 64u
-#define REF_HEAP_BYTES 64u
+#define TIMEOUT_NS INT64_C(60000000000) /* of a message without one */
+#define SEEKS_MAX 256u
+#define QUESTIONS_MAX 64u
+#define ASKED_MAX 4096u                 /* refs in a message to another node, which decodes it on its loop */
+#define ASKED_BYTES ((size_t)256 << 10) /* and about its size */
+#define LIKE_BYTES 160u                 /* the most that a `like` has in it, about */
+#define REF_HEAP_BYTES 20u              /* `at`, `status`, `after`, and `position`: there are no more `like`s than refs */
+#define ASKING_HEAP_BYTES (sizeof(struct asking) + 64u) /* with its place in the map */
 
 struct exists;
 
-struct seeking { /* a name whose homes are asked */
+struct seeking { /* a name whose homes are asked; it is charged as a waiter */
     struct list link;
     struct name_seeker seeker;
     struct exists *exists;
@@ -29,46 +38,69 @@ struct seeking { /* a name whose homes are asked */
 struct asking { /* refs that are on another node */
     struct list link;
     struct exists *exists;
-    struct rdt_ref at; /* one of them, with its node */
-    uint32_t *refs;    /* [n] */
-    uint32_t n, room;
-    struct call *question; /* NULL: the node has not been asked yet */
+    struct rdt_ref at;       /* one of them, with its node */
+    uint8_t key[1 + 65];     /* its node, or the address if the node is not set */
+    uint32_t first, last, n; /* the refs without an answer, by exists->after */
+    uint32_t n_asked;        /* the first of them, which the node is being asked for */
+    struct call *question;   /* NULL: it is not being asked */
+};
+
+struct others { /* nodes that are asked */
+    struct map by_key;
+    struct list unasked, asked; /* struct asking.link */
+    unsigned n_asked;
+    uint32_t *position; /* [n_like] where a `like` is in the message that is being made (renumber) */
+    struct deadline ends;
+    bool over; /* that has passed */
+};
+
+struct homes { /* of names */
+    struct list seekings;
+    unsigned n;
+    bool silent; /* some have not answered */
+    uint64_t until_ns;
+    struct deadline patience; /* since the last answer */
 };
 
 struct exists {
     struct call *call;
     struct slice slice;
-    struct arena arena; /* of the message */
+    struct arena arena; /* of the message and of the askings */
     const Rdt__Pb__RefList *refs;
     uint32_t *at;    /* [n] where the id of each begins */
+    uint32_t *after; /* [n] the next ref on the same node */
     int32_t *status; /* [n] */
     uint32_t n, next;
     uint64_t heap;
-    struct list seekings, askings;
-    unsigned n_seeking, n_asked;
-    struct deadline patience; /* for the homes */
-    struct rdt_error why;     /* of the first ref of which nothing is known */
+    struct homes homes;
+    struct others others;
+    struct rdt_error why; /* of the first ref of which nothing is known */
+    uint32_t why_ref;
 };
 
 static void exists_free(struct exists *exists)
 {
+    struct account *account = exists->call->account;
     struct rpc *rpc = exists->call->rpc;
 
     slice_stop(&exists->slice);
-    deadline_unset(rpc->deadlines, &exists->patience);
-    list_drain (struct seeking, seeking, &exists->seekings, link) {
+    deadline_unset(rpc->deadlines, &exists->homes.patience);
+    deadline_unset(rpc->deadlines, &exists->others.ends);
+    account_give(account, USAGE_WAITERS, exists->homes.n);
+    list_drain (struct seeking, seeking, &exists->homes.seekings, link) {
         list_remove(&seeking->link);
         name_seeker_remove(&seeking->seeker);
         free(seeking);
     }
-    list_drain (struct asking, asking, &exists->askings, link) {
+    list_drain (struct asking, asking, &exists->others.asked, link) {
         list_remove(&asking->link);
         call_forget(asking->question);
-        free(asking->refs);
-        free(asking);
     }
-    account_give(exists->call->account, USAGE_HEAP, exists->heap);
+    map_fini(&exists->others.by_key);
+    account_give(account, USAGE_HEAP, exists->heap);
     free(exists->at);
+    free(exists->after);
+    free(exists->others.position);
     free(exists->status);
     work_free_arena(rpc->regions->pool, &exists->arena);
     free(exists);
@@ -92,11 +124,21 @@ static bool is_known(enum rdt_status status)
            status == RDT_NOT_FOUND;
 }
 
+/* Where the sentence for an unknown ref belongs; NULL: that of an earlier one is wanted. */
+static struct rdt_error *why_of(struct exists *exists, uint32_t i)
+{
+    return exists->why.status == RDT_OK || i < exists->why_ref ? &exists->why : NULL;
+}
+
 static void set(struct exists *exists, uint32_t i, enum rdt_status status, const struct rdt_error *why)
 {
+    struct rdt_error *first = is_known(status) ? NULL : why_of(exists, i);
+
     exists->status[i] = status;
-    if (!is_known(status) && exists->why.status == RDT_OK)
-        exists->why = *why;
+    if (!first)
+        return;
+    *first = *why;
+    exists->why_ref = i;
 }
 
 static enum rdt_status find_here(struct exists *exists, const struct rdt_ref *ref, struct rdt_error *err)
@@ -112,108 +154,240 @@ static enum rdt_status find_here(struct exists *exists, const struct rdt_ref *re
 
 /* ---- other nodes ---- */
 
+/* The node is not asked any more: none of its refs will be known. */
+static void asking_fail(struct asking *asking, const struct rdt_error *why)
+{
+    struct exists *exists = asking->exists;
+    struct rdt_error unknown = *why;
+
+    if (is_known(why->status)) /* that would be an answer: NOT_FOUND is here the node */
+        unknown.status = RDT_PEER_LOST;
+    list_remove(&asking->link);
+    for (uint32_t i = asking->first; asking->n > 0; asking->n--, i = exists->after[i])
+        set(exists, i, unknown.status, &unknown);
+}
+
+static void take_answer(struct asking *asking, const Rdt__Pb__ExistsReply *reply)
+{
+    struct exists *exists = asking->exists;
+    uint32_t i = asking->first;
+
+    for (uint32_t k = 0; k < asking->n_asked; k++, i = exists->after[i]) {
+        enum rdt_status status = (enum rdt_status)reply->status[k];
+        struct rdt_error why;
+        if (!is_known(status))
+            status = wire_error(status, 0, reply->why, why_of(exists, i) ? &why : NULL);
+        set(exists, i, status, &why);
+    }
+    asking->first = i;
+    asking->n -= asking->n_asked;
+    list_remove(&asking->link);
+    if (asking->n > 0)
+        list_append(&exists->others.unasked, &asking->link);
+}
+
 static void on_answer(struct call *question, const ProtobufCMessage *message, const struct rdt_error *err)
 {
     const Rdt__Pb__ExistsReply *reply = (const Rdt__Pb__ExistsReply *)message;
     struct asking *asking = question->asker;
     struct exists *exists = asking->exists;
-    struct rdt_error why = err ? *err : (struct rdt_error){0};
+    struct rdt_error why;
 
-    if (reply && reply->n_status != asking->n)
+    exists->others.n_asked--;
+    if (reply && reply->n_status != asking->n_asked)
         (void)rdt_error_set(&why, RDT_PROTOCOL, "node %s answered for %zu of %u refs", question->forwarded.to->name,
-                            reply->n_status, asking->n);
-    for (uint32_t i = 0; i < asking->n; i++) {
-        enum rdt_status status = why.status == RDT_OK ? (enum rdt_status)reply->status[i] : why.status;
-        struct rdt_error one = why;
-        if (why.status == RDT_OK && !is_known(status))
-            status = wire_error(status, 0, reply->why, &one);
-        set(exists, asking->refs[i], status, &one);
-    }
-    list_remove(&asking->link);
-    free(asking->refs);
-    free(asking);
-    exists->n_asked--;
+                            reply->n_status, asking->n_asked);
+    else if (!reply)
+        why = *err;
+    if (reply && reply->n_status == asking->n_asked)
+        take_answer(asking, reply);
+    else
+        asking_fail(asking, &why);
     go_on(exists);
 }
 
-/* Asks the node, or says why that is not possible. */
-static void ask(struct exists *exists, struct asking *asking)
+static uint32_t like_of(const Rdt__Pb__RefList *refs, uint32_t i)
 {
-    Rdt__Pb__RefList list = RDT__PB__REF_LIST__INIT;
-    Rdt__Pb__Exists request = RDT__PB__EXISTS__INIT;
+    return refs->n_like_index ? refs->like_index[i] : 0;
+}
+
+/* Chooses as many refs as one message may have, and gives those `like`s that they use a position in it: used_p
+ * [*n_like_p] has their numbers in the client's message. */
+static void choose(struct exists *exists, struct asking *asking, uint32_t *used_p, uint32_t *n_like_p, size_t *id_bytes_p)
+{
+    uint32_t *position = exists->others.position, n_like = 0, n = 0;
+    size_t id_bytes = 0;
+
+    for (uint32_t i = asking->first; n < asking->n && n < ASKED_MAX && id_bytes + n_like * LIKE_BYTES < ASKED_BYTES;
+         i = exists->after[i], n++) {
+        uint32_t like = like_of(exists->refs, i);
+        id_bytes += exists->refs->id_bytes[i];
+        if (position[like] < n_like && used_p[position[like]] == like)
+            continue;
+        position[like] = n_like;
+        used_p[n_like++] = like;
+    }
+    asking->n_asked = n;
+    *n_like_p = n_like;
+    *id_bytes_p = id_bytes;
+}
+
+/* What the refs of this node have in common, without the client's address for it. */
+static Rdt__Pb__Ref *like_for(const struct asking *asking, uint32_t i, struct arena *arena)
+{
+    const struct exists *exists = asking->exists;
+    struct rdt_ref *ref = arena_alloc(arena, sizeof *ref);
+    Rdt__Pb__Ref *message = arena_alloc(arena, sizeof *message);
+
+    if (!ref || !message || ref_list_get(exists->refs, i, exists->at[i], ref, NULL) != RDT_OK)
+        return NULL;
+    memcpy(ref->node, asking->at.node, sizeof ref->node);
+    ref->address[0] = '\0';
+    wire_ref_from(ref, message);
+    message->id.len = 0;
+    message->generation = 0;
+    return message;
+}
+
+/* NULL: no memory. */
+static Rdt__Pb__RefList *make_list(struct asking *asking, struct arena *arena)
+{
+    const struct exists *exists = asking->exists;
     const Rdt__Pb__RefList *all = exists->refs;
+    uint32_t most = asking->n < ASKED_MAX ? asking->n : ASKED_MAX, *used = arena_alloc(arena, most * sizeof *used), n_like, n;
+    Rdt__Pb__RefList *list = arena_message(arena, &rdt__pb__ref_list__descriptor);
+    uint32_t i = asking->first;
+    size_t id_bytes;
+
+    if (!used || !list)
+        return NULL;
+    choose(asking->exists, asking, used, &n_like, &id_bytes);
+    n = asking->n_asked;
+    list->ids.data = arena_alloc(arena, id_bytes);
+    list->id_bytes = arena_alloc(arena, n * sizeof *list->id_bytes);
+    list->generation = arena_alloc(arena, n * sizeof *list->generation);
+    list->like_index = arena_alloc(arena, n * sizeof *list->like_index);
+    list->like = arena_alloc(arena, n_like * sizeof *list->like);
+    if (!list->ids.data || !list->id_bytes || !list->generation || !list->like_index || !list->like)
+        return NULL;
+    for (uint32_t k = 0; k < n; k++, i = exists->after[i]) {
+        uint32_t like = exists->others.position[like_of(all, i)];
+        memcpy(list->ids.data + list->ids.len, all->ids.data + exists->at[i], all->id_bytes[i]);
+        list->ids.len += all->id_bytes[i];
+        list->id_bytes[k] = all->id_bytes[i];
+        list->generation[k] = all->n_generation ? all->generation[i] : 0;
+        list->like_index[k] = like;
+        if (like == list->n_like && !(list->like[list->n_like++] = like_for(asking, i, arena)))
+            return NULL;
+    }
+    list->n_id_bytes = n;
+    list->n_generation = all->n_generation ? n : 0;
+    list->n_like_index = n_like > 1 ? n : 0;
+    return list;
+}
+
+/* Asks the node, or says why that is not possible. */
+static void ask(struct asking *asking)
+{
+    struct exists *exists = asking->exists;
+    Rdt__Pb__Exists request = RDT__PB__EXISTS__INIT;
     struct rdt_error err = {0};
     struct arena arena;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    list = *all;
-    list.ids = (ProtobufCBinaryData){0, arena_alloc(&arena, (size_t)asking->n * RDT_MAX_ID_BYTES)};
-    list.id_bytes = arena_alloc(&arena, asking->n * sizeof *list.id_bytes);
-    list.generation = arena_alloc(&arena, asking->n * sizeof *list.generation);
-    list.like_index = arena_alloc(&arena, asking->n * sizeof *list.like_index);
-    if (!list.ids.data || !list.id_bytes || !list.generation || !list.like_index)
+    if (exists->others.over)
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no time left to ask another node");
+    else if (!(request.refs = make_list(asking, &arena)))
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to ask another node");
-    for (uint32_t i = 0; err.status == RDT_OK && i < asking->n; i++) {
-        uint32_t ref = asking->refs[i];
-        memcpy(list.ids.data + list.ids.len, all->ids.data + exists->at[ref], all->id_bytes[ref]);
-        list.ids.len += all->id_bytes[ref];
-        list.id_bytes[i] = all->id_bytes[ref];
-        list.generation[i] = all->n_generation ? all->generation[ref] : 0;
-        list.like_index[i] = all->n_like_index ? all->like_index[ref] : 0;
+    if (err.status == RDT_OK) {
+        exists->others.n_asked++;
+        list_remove(&asking->link);
+        list_append(&exists->others.asked, &asking->link);
+        if (call_ask(exists->call, &asking->at, &request.base, on_answer, asking, &asking->question, &err) != RDT_OK)
+            exists->others.n_asked--;
     }
-    list.n_id_bytes = asking->n;
-    list.n_generation = all->n_generation ? asking->n : 0;
-    list.n_like_index = all->n_like_index ? asking->n : 0;
-    request.refs = &list;
-    exists->n_asked++;
-    if (err.status == RDT_OK)
-        (void)call_ask(exists->call, &asking->at, &request.base, on_answer, asking, &asking->question, &err);
+    if (err.status != RDT_OK)
+        asking_fail(asking, &err);
     arena_fini(&arena);
-    if (err.status == RDT_OK)
-        return;
-    exists->n_asked--;
-    for (uint32_t i = 0; i < asking->n; i++)
-        set(exists, asking->refs[i], err.status, &err);
-    list_remove(&asking->link);
-    free(asking->refs);
-    free(asking);
 }
 
-static bool is_at(const struct asking *asking, const struct rdt_ref *ref)
+static bool may_ask(const struct exists *exists)
 {
-    return !asking->question && asking->n < ASKED_MAX && memcmp(asking->at.node, ref->node, sizeof ref->node) == 0 &&
-           strcmp(asking->at.address, ref->address) == 0;
+    return exists->others.over || exists->others.n_asked == 0 ||
+           (exists->others.n_asked < QUESTIONS_MAX && account_check(exists->call->account, USAGE_WAITERS, 1, NULL) == RDT_OK);
 }
 
-/* The ref is on another node, which is asked later. */
-static enum rdt_status ask_later(struct exists *exists, uint32_t i, const struct rdt_ref *ref, struct rdt_error *err)
+static void on_over(struct deadline *deadline)
 {
-    struct asking *asking = NULL;
-    unsigned tried = 0;
-    uint32_t *grown;
+    struct exists *exists = container_of(deadline, struct exists, others.ends);
+    struct rdt_error err;
 
-    list_each (struct asking, each, &exists->askings, link) {
-        if (is_at(each, ref))
-            asking = each;
-        if (asking || ++tried == ASKINGS_TRIED)
-            break;
+    exists->others.over = true;
+    list_drain (struct asking, asking, &exists->others.asked, link) {
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", asking->question->forwarded.to->name);
+        call_forget(asking->question);
+        asking->question = NULL;
+        exists->others.n_asked--;
+        asking_fail(asking, &err);
     }
-    if (!asking && (asking = calloc(1, sizeof *asking))) {
+    go_on(exists);
+}
+
+/* The node alone counts: a client may give it any number of addresses. */
+static size_t make_key(const struct rdt_ref *ref, uint8_t key_p[1 + 65])
+{
+    static const uint8_t nobody[16];
+    size_t bytes;
+
+    key_p[0] = memcmp(ref->node, nobody, sizeof nobody) != 0;
+    bytes = key_p[0] ? sizeof ref->node : strlen(ref->address);
+    memcpy(key_p + 1, key_p[0] ? (const void *)ref->node : ref->address, bytes);
+    return 1 + bytes;
+}
+
+/* The askings of one node. NULL: err is LIMIT or NO_MEMORY. */
+static struct asking *asking_of(struct exists *exists, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    uint8_t key[1 + 65];
+    size_t bytes = make_key(ref, key);
+    struct asking *asking = map_get(&exists->others.by_key, key, bytes);
+
+    if (asking) {
+        if (asking->at.address[0] == '\0')
+            text_copy(asking->at.address, sizeof asking->at.address, ref->address);
+        return asking;
+    }
+    if (account_take(exists->call->account, USAGE_HEAP, ASKING_HEAP_BYTES, err) != RDT_OK)
+        return NULL;
+    exists->heap += ASKING_HEAP_BYTES;
+    asking = arena_alloc(&exists->arena, sizeof *asking);
+    if (asking) {
+        memset(asking, 0, sizeof *asking);
+        memcpy(asking->key, key, bytes);
         asking->exists = exists;
         asking->at = *ref;
-        list_prepend(&exists->askings, &asking->link);
     }
-    if (asking && asking->n == asking->room) {
-        grown = realloc(asking->refs, (asking->room ? 4 * asking->room : 64) * sizeof *grown);
-        if (!grown)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask another node");
-        asking->refs = grown;
-        asking->room = asking->room ? 4 * asking->room : 64;
+    if (!asking || !map_put(&exists->others.by_key, asking->key, bytes, asking)) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask another node");
+        return NULL;
     }
+    list_append(&exists->others.unasked, &asking->link);
+    return asking;
+}
+
+/* The ref is on another node, which is asked later. AGAIN. */
+static enum rdt_status ask_later(struct exists *exists, uint32_t i, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    struct asking *asking = asking_of(exists, ref, err);
+
     if (!asking)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask another node");
-    asking->refs[asking->n++] = i;
-    return RDT_OK;
+        return err->status;
+    if (asking->n++ == 0)
+        asking->first = i;
+    else
+        exists->after[asking->last] = i;
+    asking->last = i;
+    return RDT_AGAIN;
 }
 
 /* ---- the homes of names ---- */
@@ -225,8 +399,46 @@ static void seeking_end(struct seeking *seeking)
     list_remove(&seeking->link);
     name_seeker_remove(&seeking->seeker);
     free(seeking);
-    exists->n_seeking--;
+    exists->homes.n--;
+    account_give(exists->call->account, USAGE_WAITERS, 1);
     go_on(exists);
+}
+
+static void on_silence(struct deadline *deadline)
+{
+    struct exists *exists = container_of(deadline, struct exists, homes.patience);
+    struct rdt_error err;
+
+    exists->homes.silent = true;
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "the nodes that would know the name have not answered");
+    list_drain (struct seeking, seeking, &exists->homes.seekings, link) {
+        set(exists, seeking->ref, RDT_TIMED_OUT, &err);
+        seeking_end(seeking);
+    }
+}
+
+/* From the last answer on: then all that wait have been asked as long ago at least. */
+static void be_patient(struct exists *exists)
+{
+    struct rpc *rpc = exists->call->rpc;
+    uint64_t now = uv_hrtime(), left_ns = exists->homes.until_ns > now ? exists->homes.until_ns - now : 0;
+    uint64_t ns = rpc->options->connect_timeout_ns;
+
+    if (exists->homes.silent)
+        ns /= RDT_MAX_FETCH_REFS / SEEKS_MAX;
+    if (!deadline_set(rpc->deadlines, &exists->homes.patience, (int64_t)(ns < left_ns ? ns : left_ns)))
+        on_silence(&exists->homes.patience);
+}
+
+static void seeking_answered(struct seeking *seeking)
+{
+    struct exists *exists = seeking->exists;
+
+    seeking_end(seeking);
+    if (exists->homes.n > 0)
+        be_patient(exists);
+    else
+        deadline_unset(exists->call->rpc->deadlines, &exists->homes.patience);
 }
 
 static void on_found(struct name_seeker *seeker, const uint8_t node[16], const char *address)
@@ -242,9 +454,9 @@ static void on_found(struct name_seeker *seeker, const uint8_t node[16], const c
         text_copy(ref.address, sizeof ref.address, address);
         status = ask_later(exists, seeking->ref, &ref, &err);
     }
-    if (status != RDT_OK)
+    if (status != RDT_AGAIN)
         set(exists, seeking->ref, status, &err);
-    seeking_end(seeking);
+    seeking_answered(seeking);
 }
 
 static void on_missing(struct name_seeker *seeker, const uint8_t node[16], const char *address)
@@ -256,42 +468,44 @@ static void on_missing(struct name_seeker *seeker, const uint8_t node[16], const
         return;
     }
     set(seeking->exists, seeking->ref, RDT_NOT_PUT, NULL);
-    seeking_end(seeking);
+    seeking_answered(seeking);
 }
 
-static void on_silence(struct deadline *deadline)
+static bool may_seek(const struct exists *exists)
 {
-    struct exists *exists = container_of(deadline, struct exists, patience);
-    struct rdt_error err;
-
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "the nodes that would know the name have not answered");
-    list_drain (struct seeking, seeking, &exists->seekings, link) {
-        set(exists, seeking->ref, RDT_TIMED_OUT, &err);
-        seeking_end(seeking);
-    }
+    return exists->homes.n == 0 ||
+           (exists->homes.n < SEEKS_MAX && account_check(exists->call->account, USAGE_WAITERS, 1, NULL) == RDT_OK);
 }
 
 static enum rdt_status seek(struct exists *exists, uint32_t i, const struct rdt_ref *ref, const struct owner *owner,
                             struct rdt_error *err)
 {
-    struct rpc *rpc = exists->call->rpc;
-    struct seeking *seeking = calloc(1, sizeof *seeking);
+    struct call *call = exists->call;
+    struct seeking *seeking;
     enum rdt_status status;
 
-    if (!seeking)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for a name");
-    seeking->exists = exists;
-    seeking->ref = i;
-    seeking->seeker.on_found = on_found;
-    seeking->seeker.on_missing = on_missing;
-    status = directory_names_seek(rpc->directory_names, owner, (const uint8_t *)ref->id, ref->id_bytes, &seeking->seeker, err);
-    if (status != RDT_OK) {
-        free(seeking);
+    if (uv_hrtime() >= exists->homes.until_ns)
+        return rdt_error_set(err, RDT_TIMED_OUT, "there was no time left to ask the nodes that would know the name");
+    status = account_take(call->account, USAGE_WAITERS, 1, err);
+    if (status != RDT_OK)
         return status;
+    seeking = calloc(1, sizeof *seeking);
+    if (seeking) {
+        seeking->exists = exists;
+        seeking->ref = i;
+        seeking->seeker.on_found = on_found;
+        seeking->seeker.on_missing = on_missing;
+        status = directory_names_seek(call->rpc->directory_names, owner, (const uint8_t *)ref->id, ref->id_bytes,
+                                      &seeking->seeker, err);
     }
-    list_append(&exists->seekings, &seeking->link);
-    if (exists->n_seeking++ == 0 && !deadline_set(rpc->deadlines, &exists->patience, (int64_t)rpc->options->connect_timeout_ns))
-        on_silence(&exists->patience);
+    if (!seeking || status != RDT_OK) {
+        free(seeking);
+        account_give(call->account, USAGE_WAITERS, 1);
+        return seeking ? status : rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for a name");
+    }
+    list_append(&exists->homes.seekings, &seeking->link);
+    if (exists->homes.n++ == 0)
+        be_patient(exists);
     return RDT_AGAIN;
 }
 
@@ -316,8 +530,7 @@ static enum rdt_status look(struct exists *exists, uint32_t i, struct rdt_error 
         return find_here(exists, &ref, err);
     if (!call->client)
         return rdt_error_set(err, RDT_NOT_FOUND, "\"%s\" is not on this node", ref.id);
-    status = ask_later(exists, i, &ref, err);
-    return status == RDT_OK ? RDT_AGAIN : status;
+    return ask_later(exists, i, &ref, err);
 }
 
 static void answer(struct exists *exists)
@@ -341,30 +554,74 @@ static bool walk(struct slice *slice, uint64_t until_ns)
 {
     struct exists *exists = container_of(slice, struct exists, slice);
 
-    while (exists->next < exists->n && exists->n_seeking < SEEKS_MAX) {
+    while (exists->next < exists->n && may_seek(exists)) {
         struct rdt_error err = {0};
         uint32_t i = exists->next++;
         enum rdt_status status = look(exists, i, &err);
         if (status != RDT_AGAIN)
             set(exists, i, status, &err);
-        if (exists->next % 16 == 0 && uv_hrtime() >= until_ns)
+        if (uv_hrtime() >= until_ns)
             return false;
     }
-    if (exists->next < exists->n || exists->n_seeking > 0)
+    if (exists->next < exists->n || exists->homes.n > 0)
         return true; /* seeking_end goes on */
-    list_each_safe (struct asking, asking, &exists->askings, link)
-        if (!asking->question)
-            ask(exists, asking);
-    if (exists->n_asked == 0)
+    while (!list_empty(&exists->others.unasked) && may_ask(exists)) {
+        ask(container_of(list_first(&exists->others.unasked), struct asking, link));
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    if (exists->others.n_asked == 0)
         answer(exists);
-    return true;
+    return true; /* on_answer goes on */
+}
+
+static struct exists *exists_create(const Rdt__Pb__RefList *refs, uint32_t n)
+{
+    struct exists *exists = calloc(1, sizeof *exists);
+
+    if (!exists)
+        return NULL;
+    exists->at = malloc((n + 1u) * sizeof *exists->at);
+    exists->after = malloc((n + 1u) * sizeof *exists->after);
+    exists->status = calloc(n + 1u, sizeof *exists->status);
+    exists->others.position = calloc(n + 1u, sizeof *exists->others.position);
+    exists->slice.run = walk;
+    exists->refs = refs;
+    exists->n = n;
+    exists->homes.patience.on_passed = on_silence;
+    exists->others.ends.on_passed = on_over;
+    list_init(&exists->homes.seekings);
+    list_init(&exists->others.unasked);
+    list_init(&exists->others.asked);
+    map_init(&exists->others.by_key);
+    return exists;
+}
+
+static enum rdt_status start(struct exists *exists, struct call *call, int64_t timeout_ns, struct rdt_error *err)
+{
+    uint32_t n = exists->n, at = 0;
+    enum rdt_status status = call_defer(call, -1, on_end, err);
+
+    if (status == RDT_OK && (!exists->at || !exists->after || !exists->status || !exists->others.position ||
+                             !deadline_set(call->rpc->deadlines, &exists->others.ends, call->client ? timeout_ns : -1)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for %u refs", n);
+    if (status != RDT_OK)
+        return status;
+    exists->homes.until_ns = uv_hrtime() + (uint64_t)timeout_ns / 2;
+    for (uint32_t i = 0; i < n; i++) {
+        exists->at[i] = at;
+        at += exists->refs->id_bytes[i];
+    }
+    call_take_request(call, &exists->arena);
+    exists->arena.on_block = NULL; /* it was for the pool's threads */
+    return RDT_OK;
 }
 
 enum rdt_status rpc_exists(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Exists *message = request;
-    uint32_t n = message->refs ? (uint32_t)message->refs->n_id_bytes : 0, at = 0;
-    uint64_t heap = call->request.payload_bytes + (uint64_t)n * REF_HEAP_BYTES;
+    uint32_t n = message->refs ? (uint32_t)message->refs->n_id_bytes : 0;
+    uint64_t heap = call->request.arena->used_bytes + (uint64_t)n * REF_HEAP_BYTES;
     struct exists *exists;
     enum rdt_status status = ref_list_check(message->refs, err);
 
@@ -372,36 +629,20 @@ enum rdt_status rpc_exists(struct call *call, const void *request, struct rdt_er
         status = account_take(call->account, USAGE_HEAP, heap, err);
     if (status != RDT_OK)
         return status;
-    exists = calloc(1, sizeof *exists);
-    if (exists) {
-        exists->at = malloc((n + 1u) * sizeof *exists->at);
-        exists->status = calloc(n + 1u, sizeof *exists->status);
-    }
-    status = exists && exists->at && exists->status ? call_defer(call, -1, on_end, err)
-                                                    : rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for %u refs", n);
-    if (status != RDT_OK) {
+    exists = exists_create(message->refs, n);
+    if (!exists) {
         account_give(call->account, USAGE_HEAP, heap);
-        call->on_end = NULL;
-        if (exists) {
-            free(exists->at);
-            free(exists->status);
-        }
-        free(exists);
-        return status;
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for %u refs", n);
     }
     exists->call = call;
-    exists->slice.run = walk;
-    exists->refs = message->refs;
-    exists->n = n;
     exists->heap = heap;
-    exists->patience.on_passed = on_silence;
-    list_init(&exists->seekings);
-    list_init(&exists->askings);
-    for (uint32_t i = 0; i < n; i++) {
-        exists->at[i] = at;
-        at += message->refs->id_bytes[i];
+    arena_init(&exists->arena, RDT_MAX_DECODED_BYTES);
+    status = start(exists, call, message->timeout_ns > 0 ? message->timeout_ns : TIMEOUT_NS, err);
+    if (status != RDT_OK) {
+        call->on_end = NULL;
+        exists_free(exists);
+        return status;
     }
-    call_take_request(call, &exists->arena);
     call->waiting = exists;
     slice_begin(&call->rpc->deadlines->slices, &exists->slice);
     return RDT_OK;

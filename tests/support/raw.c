@@ -155,6 +155,22 @@ uint64_t raw_alloc(struct raw *raw, uint64_t bytes, int *fd_p, uint64_t *generat
     return region;
 }
 
+uint64_t raw_used(struct raw *raw, const char *what)
+{
+    Rdt__Pb__List request = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_OWNERS);
+    Rdt__Pb__ListReply *reply = (Rdt__Pb__ListReply *)raw_reply(raw, raw_send(raw, RDT_MSG_LIST, &request.base, NULL, 0),
+                                                                &rdt__pb__list_reply__descriptor);
+    uint64_t used = UINT64_MAX;
+
+    for (size_t i = 0; i < reply->n_owners; i++)
+        for (size_t k = 0; reply->owners[i]->uid == geteuid() && k < reply->owners[i]->n_usage; k++)
+            if (strcmp(reply->owners[i]->usage[k]->what, what) == 0)
+                used = reply->owners[i]->usage[k]->used;
+    must_say(used != UINT64_MAX, "%s is not counted", what);
+    rdt__pb__list_reply__free_unpacked(reply, NULL);
+    return used;
+}
+
 void raw_expect_closed(struct raw *raw)
 {
     must_say(!raw_next(raw), "a frame of type %u instead of the end", raw->frame.type);

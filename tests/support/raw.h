@@ -44,6 +44,9 @@ enum rdt_status raw_error(struct raw *raw, char text_p[256]);
 /* Memory of its own: the region's number. fd_p NULL: its descriptor is closed. */
 uint64_t raw_alloc(struct raw *raw, uint64_t bytes, int *fd_p, uint64_t *generation_p);
 
+/* How much of it the clients of this user have, this one included: "waiters", "heap". */
+uint64_t raw_used(struct raw *raw, const char *what);
+
 /* Nothing more comes but the end of the connection. */
 void raw_expect_closed(struct raw *raw);
 

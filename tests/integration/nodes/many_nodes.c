@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "client/rdt_many.h"
+#include "proto/wire_ref.h"
 #include "tests/support/cluster.h"
+#include "tests/support/raw.h"
 
 TestSuite(many_nodes, .timeout = 240);
 
@@ -107,40 +109,95 @@ Test(many_nodes, exists_says_whom_it_could_not_ask)
     cluster_end(&c, link_warnings);
 }
 
+/* ---- a home that does not answer ---- */
+
+#define SOUGHT 3000u
+
+/* Its link stays up. */
+static void begin_with_a_frozen_home(rdt **conn_p, struct raw *raw, struct rdt_ref *refs)
+{
+    static const char *const flags[] = {"--peer-timeout=1h", "--connect-timeout=1h", NULL};
+
+    cluster_start(&c, 4, &(struct cluster_options){.table = true, .flags = flags});
+    *conn_p = node_client(&c.node[0], "publisher");
+    raw_connect(raw, c.node[0].socket);
+    raw_hello(raw);
+    for (unsigned i = 0; i < SOUGHT; i++)
+        refs[i] = name_ref(i);
+    for (unsigned i = 0; i < SOUGHT; i += 500)
+        publish(*conn_p, i);
+    node_freeze(&c.node[3]);
+}
+
+static void end_with_a_thawed_home(rdt *conn, struct raw *raw)
+{
+    node_thaw(&c.node[3]);
+    for (unsigned i = 0; i < SOUGHT; i += 500)
+        unpublish(conn, i);
+    raw_close(raw);
+    rdt_close(conn);
+    cluster_end(&c, link_warnings);
+}
+
+/* The time is over for those that the home would know, and the others are answered. */
+Test(many_nodes, exists_beside_a_silent_home_says_what_is_known)
+{
+    static struct rdt_ref refs[SOUGHT];
+    Rdt__Pb__Exists request = MESSAGE(exists, .timeout_ns = patience(500 * MSEC));
+    Rdt__Pb__ExistsReply *reply;
+    unsigned unknown = 0;
+    struct arena arena;
+    struct raw raw;
+    rdt *conn;
+
+    begin_with_a_frozen_home(&conn, &raw, refs);
+    arena_init(&arena, SIZE_MAX / 2);
+    must_ok(ref_list_make(&arena, refs, SOUGHT, &request.refs, &err));
+    reply = (Rdt__Pb__ExistsReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_EXISTS, &request.base, NULL, 0),
+                                              &rdt__pb__exists_reply__descriptor);
+    arena_fini(&arena);
+    cr_assert_eq(reply->n_status, SOUGHT);
+    for (unsigned i = 0; i < SOUGHT; i++) {
+        if (i % 500 == 0)
+            cr_assert_eq(reply->status[i], RDT_OK);
+        else
+            cr_assert(reply->status[i] == RDT_NOT_PUT || reply->status[i] == RDT_TIMED_OUT, "%d", reply->status[i]);
+        unknown += reply->status[i] == RDT_TIMED_OUT;
+    }
+    cr_assert(unknown > 0 && strstr(reply->why, "the nodes that would know the name"), "%u unknown: %s", unknown, reply->why);
+    rdt__pb__exists_reply__free_unpacked(reply, NULL);
+    end_with_a_thawed_home(conn, &raw);
+}
+
 static int ask_and_die(struct actor *self, void *arg)
 {
-    static struct rdt_ref refs[4096];
-    static enum rdt_status statuses[4096];
+    static enum rdt_status statuses[SOUGHT];
     rdt *conn = node_client(&c.node[0], "asker");
 
-    for (unsigned i = 0; i < 4096; i++)
-        refs[i] = ref_on(&c.node[1], "there");
     actor_step(self);
-    (void)rdt_exists(conn, refs, 4096, statuses, NULL);
+    (void)rdt_exists(conn, arg, SOUGHT, statuses, NULL);
     return 0;
 }
 
-Test(many_nodes, asker_that_is_killed_leaves_nothing)
+/* Each name whose homes are asked is a request that waits. */
+Test(many_nodes, asker_that_is_killed_while_homes_are_asked_leaves_nothing)
 {
+    static struct rdt_ref refs[SOUGHT];
+    uint64_t heap, waiters;
     struct actor asker;
-    struct rdt_ref here;
-    enum rdt_status status;
+    struct raw raw;
     rdt *conn;
 
-    cluster_start(&c, 2, &(struct cluster_options){0});
-    node_freeze(&c.node[1]);
-    actor_start(&asker, ask_and_die, NULL);
+    begin_with_a_frozen_home(&conn, &raw, refs);
+    heap = raw_used(&raw, "heap");
+    waiters = raw_used(&raw, "waiters");
+    actor_start(&asker, ask_and_die, refs);
     actor_await(&asker);
-    wait_until(LONG, node_now(&c.node[0]).clients > 0);
+    wait_until(LONG, raw_used(&raw, "waiters") > waiters + 100);
+    cr_assert_gt(raw_used(&raw, "heap"), heap + 100 * sizeof(struct rdt_ref));
     actor_kill(&asker, SIGKILL);
-    wait_until(LONG, node_now(&c.node[0]).clients == 0);
-    node_thaw(&c.node[1]);
-    conn = node_client(&c.node[0], "other");
-    here = ref_on(&c.node[1], "there");
-    must_ok(rdt_exists(conn, &here, 1, &status, &err));
-    cr_assert_eq(status, RDT_NOT_PUT);
-    rdt_close(conn);
-    cluster_end(&c, link_warnings);
+    wait_until(LONG, raw_used(&raw, "waiters") == waiters && raw_used(&raw, "heap") == heap);
+    end_with_a_thawed_home(conn, &raw);
 }
 
 /* ---- names ---- */

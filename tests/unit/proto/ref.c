@@ -452,3 +452,40 @@ Test(ref, id_in_lists_prints)
     wire_ref_id_text("", 0, text);
     cr_assert_str_eq(text, "");
 }
+
+/* ---- lists ---- */
+
+Test(ref, list_has_what_its_refs_have_in_common_once)
+{
+    enum { N = 5000, KINDS = 40 };
+    struct rdt_ref kinds[KINDS], *refs = calloc(N, sizeof *refs), back;
+    Rdt__Pb__RefList *list;
+    struct arena arena;
+    size_t at = 0;
+
+    srand(7);
+    for (unsigned i = 0; i < KINDS; i++)
+        kinds[i] = random_ref();
+    for (unsigned i = 0; i < N; i++) {
+        refs[i] = kinds[i % KINDS];
+        refs[i].id[0] = (char)(i % 251);
+        if (!refs[i].is_name)
+            refs[i].generation = i;
+        memset(refs[i].address + strlen(refs[i].address) + 1, (int)i, sizeof refs[i].address - strlen(refs[i].address) - 1);
+    }
+    arena_init(&arena, SIZE_MAX / 2);
+    cr_assert_eq(ref_list_make(&arena, refs, N, &list, NULL), RDT_OK);
+    cr_assert_eq(list->n_like, KINDS);
+    cr_assert_eq(ref_list_check(list, NULL), RDT_OK);
+    for (unsigned i = 0; i < N; at += list->id_bytes[i++]) {
+        cr_assert_eq(ref_list_get(list, i, at, &back, NULL), RDT_OK);
+        cr_assert(memcmp(back.node, refs[i].node, 16) == 0 && back.is_name == refs[i].is_name && back.after == refs[i].after &&
+                  back.generation == refs[i].generation && back.any_owner == refs[i].any_owner && back.uid == refs[i].uid &&
+                  strcmp(back.address, refs[i].address) == 0 && strcmp(back.tenant, refs[i].tenant) == 0 &&
+                  back.id_bytes == refs[i].id_bytes && memcmp(back.id, refs[i].id, back.id_bytes) == 0);
+    }
+    list->n_id_bytes = list->n_like_index = list->n_generation = KINDS - 1;
+    cr_assert_eq(ref_list_check(list, NULL), RDT_INVALID);
+    arena_fini(&arena);
+    free(refs);
+}
