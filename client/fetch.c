@@ -590,13 +590,15 @@ enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, c
 }
 
 /* Takes the object of a request, which may have failed, and destroys the request. */
-static enum rdt_status take_result(rdt_request *take_request, bool verifies, int64_t deadline_ns, rdt_object **object_p,
-                                   struct rdt_error *err)
+static enum rdt_status take_result(rdt_request *take_request, bool interrupted, bool verifies, int64_t deadline_ns,
+                                   rdt_object **object_p, struct rdt_error *err)
 {
     rdt_object *object = NULL;
     enum rdt_status status = rdt_request_take_object(take_request, &object, err);
 
-    if (status == RDT_AGAIN)
+    if (status == RDT_AGAIN && interrupted)
+        status = rdt_error_set(err, RDT_CANCELLED, "the fetch of %s was interrupted", take_request->label);
+    else if (status == RDT_AGAIN)
         status = rdt_error_set(err, RDT_TIMED_OUT, "the fetch of %s had not ended when the time was over", take_request->label);
     if (status == RDT_OK && verifies)
         status = rdt_verify(object, clock_remaining_ns(deadline_ns), err);
@@ -613,20 +615,23 @@ enum rdt_status rdt_fetch_each(rdt *conn, const struct rdt_ref *refs, size_t cou
     rdt_request **requests;
     struct rdt_error why, first = {0};
     int64_t deadline_ns;
-    bool verifies;
+    bool verifies, interrupted;
     enum rdt_status status = check_verify(options, true, &verifies, err);
 
+    for (size_t i = 0; objects_p && i < count; i++)
+        objects_p[i] = NULL;
     if (status == RDT_OK && count > 0 && !objects_p)
         status = rdt_error_set(err, RDT_INVALID, "objects_p is NULL, and count is %zu", count);
     if (status == RDT_OK)
         status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
     if (status != RDT_OK)
-        return status;
-    status = rdt_wait_each(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, &why);
-    if (status == RDT_CANCELLED)
+        return request_statuses(statuses_p, count, status);
+    interrupted =
+        rdt_wait_each(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, &why) == RDT_CANCELLED;
+    if (interrupted)
         first = why;
     for (size_t i = 0; i < count; i++) {
-        status = take_result(requests[i], verifies, deadline_ns, &objects_p[i], &why);
+        status = take_result(requests[i], interrupted, verifies, deadline_ns, &objects_p[i], &why);
         if (statuses_p)
             statuses_p[i] = status;
         if (status != RDT_OK && first.status == RDT_OK)

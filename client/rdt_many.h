@@ -6,7 +6,8 @@
  * has statuses_p [count], it receives the status of each, in the order of the things. The call itself returns RDT_OK if that of
  * each is RDT_OK, and otherwise the status of the first that is not, whose sentence is in err; a comment says so where a call
  * differs. statuses_p is written unless the call fails as a whole: INVALID (NULL, or a malformed thing, which err names by its
- * number), NO_MEMORY, DISCONNECTED, RESTARTED, FORKED. */
+ * number), NO_MEMORY, DISCONNECTED, RESTARTED, FORKED. rdt_exists, rdt_fetch_each and rdt_wait_each always write it: how the
+ * call failed as a whole (also LIMIT, TIMED_OUT, UNSUPPORTED) is then the status of each of which nothing else is known. */
 #ifndef RDT_MANY_H
 #define RDT_MANY_H
 
@@ -40,11 +41,12 @@ enum rdt_status rdt_put_many(rdt *rdt, const struct rdt_value *values, size_t co
 
 /* Finds out which of refs [count] could be fetched now: ids that were put, with or without a generation, and names that have a
  * version above `after`. Moves and holds nothing, and waits for no put. A name whose ref gives no node is looked for at all
- * nodes of the node table. Each other node is asked about its own in one message.
+ * nodes of the node table. Each other node is asked about its own in one message, or in several if they are thousands.
+ * After a minute the call ends with what is known by then.
  * statuses_p [count]: RDT_OK: yes. NOT_PUT: nobody has put or published it, or this user may not see it. FREED, OWNER_DIED,
  * NOT_FOUND: it has ended. Returns RDT_OK if each has one of these. Anything else means that this is not known: PEER_LOST,
- * TIMED_OUT (another node does not answer), DENIED (an object of another user, who does not show it), UNSUPPORTED (an older
- * daemon). */
+ * TIMED_OUT (another node does not answer), LIMIT, DENIED (an object of another user, who does not show it), UNSUPPORTED (an
+ * older daemon), and what makes the call fail as a whole. */
 enum rdt_status rdt_exists(rdt *rdt, const struct rdt_ref *refs, size_t count, enum rdt_status *statuses_p,
                            struct rdt_error *err);
 
@@ -52,7 +54,8 @@ enum rdt_status rdt_exists(rdt *rdt, const struct rdt_ref *refs, size_t count, e
 
 /* Fetches refs [count] as rdt_fetch does, and waits for all, also when some fail. objects_p [count] receives the objects,
  * which the caller releases, and NULL for those that failed. With a timeout_ns (RDT_NO_WAIT: none waits for a put) those that
- * are not there in time have TIMED_OUT or NOT_PUT. statuses_p may be NULL. */
+ * are not there in time have TIMED_OUT or NOT_PUT; after an interruption, those that are not there yet have CANCELLED.
+ * statuses_p may be NULL. */
 enum rdt_status rdt_fetch_each(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                rdt_object **objects_p, enum rdt_status *statuses_p, struct rdt_error *err);
 

@@ -62,6 +62,14 @@ struct rdt_request {
     uint64_t copy_from;   /* its first byte that has not been copied */
 };
 
+/* Returns status, which is also written for each of a call that failed as a whole. statuses_p [count] may be NULL. */
+static inline enum rdt_status request_statuses(enum rdt_status *statuses_p, size_t count, enum rdt_status status)
+{
+    for (size_t i = 0; statuses_p && i < count; i++)
+        statuses_p[i] = status;
+    return status;
+}
+
 /* Writes the ref's id to label_p [REQUEST_LABEL_BYTES]: in quotes if it is text, else in hex. A long id is cut. */
 void request_label(const struct rdt_ref *ref, char *label_p);
 

@@ -120,7 +120,7 @@ enum rdt_status rdt_wait_each(rdt *conn, rdt_request *const *requests, size_t co
     enum rdt_status status = check(conn, requests, count, &how_many, err);
 
     if (status != RDT_OK)
-        return status;
+        return request_statuses(statuses_p, count, status);
     connection_lock(conn);
     status = wait_for(conn, requests, count, how_many, true, clock_deadline_ns(timeout_ns), err);
     connection_flush(conn);

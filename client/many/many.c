@@ -8,6 +8,7 @@
 
 #include "client/call.h"
 #include "client/options.h"
+#include "client/request.h"
 #include "client/session/clock.h"
 #include "client/session/connection.h"
 #include "proto/wire_limits.h"
@@ -37,8 +38,8 @@ static bool is_known(enum rdt_status status)
 }
 
 /* Of refs [n], at most RDT_MAX_FETCH_REFS. *why_p is filled by the first of all of which nothing is known. */
-static enum rdt_status ask(rdt *conn, const struct rdt_ref *refs, size_t n, enum rdt_status *statuses, struct rdt_error *why_p,
-                           struct rdt_error *err)
+static enum rdt_status ask(rdt *conn, const struct rdt_ref *refs, size_t n, int64_t deadline_ns, enum rdt_status *statuses,
+                           struct rdt_error *why_p, struct rdt_error *err)
 {
     Rdt__Pb__Exists request = RDT__PB__EXISTS__INIT;
     const Rdt__Pb__ExistsReply *reply;
@@ -47,9 +48,12 @@ static enum rdt_status ask(rdt *conn, const struct rdt_ref *refs, size_t n, enum
     enum rdt_status status;
 
     arena_init(&arena, SIZE_MAX / 2);
-    status = ref_list_make(&arena, refs, n, &request.refs, err);
+    request.timeout_ns = clock_remaining_ns(deadline_ns);
+    status = request.timeout_ns > 0 ? ref_list_make(&arena, refs, n, &request.refs, err)
+                                    : rdt_error_set(err, RDT_TIMED_OUT, "there was no time left to ask for the other refs");
     if (status == RDT_OK)
-        status = call(conn, RDT_MSG_EXISTS, &request.base, CALL_TIMEOUT_NS, &answer, err);
+        status = call_fds(conn, RDT_MSG_EXISTS, &request.base, -1, clock_after_answer_ns(deadline_ns, request.timeout_ns),
+                          &answer, NULL, err);
     arena_fini(&arena);
     if (status != RDT_OK)
         return status;
@@ -73,15 +77,22 @@ static enum rdt_status ask(rdt *conn, const struct rdt_ref *refs, size_t n, enum
 enum rdt_status rdt_exists(rdt *conn, const struct rdt_ref *refs, size_t count, enum rdt_status *statuses_p,
                            struct rdt_error *err)
 {
-    struct rdt_error why = {0};
+    struct rdt_error why = {0}, lost;
+    int64_t deadline_ns = clock_deadline_ns(CALL_TIMEOUT_NS);
     enum rdt_status status = check_refs(conn, refs, count, statuses_p, err);
 
+    if (status != RDT_OK)
+        return request_statuses(statuses_p, count, status);
     for (size_t first = 0; status == RDT_OK && first < count; first += RDT_MAX_FETCH_REFS) {
         size_t n = count - first < RDT_MAX_FETCH_REFS ? count - first : RDT_MAX_FETCH_REFS;
-        status = ask(conn, refs + first, n, statuses_p + first, &why, err);
+        status = ask(conn, refs + first, n, deadline_ns, statuses_p + first, &why, &lost);
+        if (status != RDT_OK)
+            (void)request_statuses(statuses_p + first, count - first, status);
     }
-    if (status != RDT_OK || why.status == RDT_OK)
-        return status;
+    if (status != RDT_OK && why.status == RDT_OK)
+        why = lost;
+    if (why.status == RDT_OK)
+        return RDT_OK;
     if (err)
         *err = why;
     return why.status;

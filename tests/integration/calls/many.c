@@ -337,7 +337,11 @@ Test(many, exists_of_more_than_one_message_is_in_order)
     for (unsigned i = 0; i < MANY; i++)
         cr_assert_eq(statuses[i], i % 1000 == 7 ? RDT_OK : RDT_NOT_PUT, "object %u: %s", i, rdt_status_name(statuses[i]));
     refs[3].id_bytes = 0;
+    memset(statuses, 0, MANY * sizeof *statuses);
     must_refuse(RDT_INVALID, "ref 3", rdt_exists(sampler, refs, MANY, statuses, &err));
+    for (unsigned i = 0; i < MANY; i++)
+        cr_assert_eq(statuses[i], RDT_INVALID, "nothing is said to exist");
+    must_be(RDT_INVALID, rdt_exists(sampler, NULL, 1, statuses, &err));
     free(refs);
     free(statuses);
     end();
@@ -419,6 +423,36 @@ Test(many, fetch_each_brings_what_there_is)
     options.verify = true;
     must_refuse(RDT_UNSUPPORTED, "checksum", rdt_fetch_each(sampler, &refs[3], 1, &options, objects, NULL, &err));
     cr_assert(!objects[0]);
+    refs[1].id_bytes = 0;
+    memset(statuses, 0, sizeof statuses);
+    objects[0] = objects[3] = (rdt_object *)statuses;
+    must_refuse(RDT_INVALID, "ref 1", rdt_fetch_each(sampler, refs, 4, NULL, objects, statuses, &err));
+    for (int i = 0; i < 4; i++)
+        cr_assert(statuses[i] == RDT_INVALID && !objects[i]);
+    end();
+}
+
+static bool stop(void *arg)
+{
+    return true;
+}
+
+Test(many, interrupted_fetch_each_says_so_of_each)
+{
+    enum rdt_status statuses[2];
+    rdt_object *objects[2];
+    struct rdt_ref refs[2];
+    uint8_t byte = 1;
+
+    begin(NULL);
+    refs[0] = put_one(trainer, &VECTOR(RDT_U8, 1, &byte), NULL);
+    must_ok(rdt_free(trainer, &refs[0], false, &err));
+    refs[1] = id_ref("never", 0);
+    rdt_interrupt_by(stop, NULL);
+    must_refuse(RDT_CANCELLED, "interrupted", rdt_fetch_each(sampler, refs, 2, NULL, objects, statuses, &err));
+    rdt_interrupt_by(NULL, NULL);
+    cr_assert(statuses[0] == RDT_FREED || statuses[0] == RDT_CANCELLED);
+    cr_assert_eq(statuses[1], RDT_CANCELLED);
     end();
 }
 
@@ -451,5 +485,8 @@ Test(many, wait_each_goes_on_after_a_failure)
     for (int i = 0; i < 3; i++)
         rdt_request_destroy(requests[i]);
     must_refuse(RDT_INVALID, "how_many", rdt_wait_each(sampler, requests, 0, 1, 0, NULL, &err));
+    requests[0] = NULL;
+    must_be(RDT_INVALID, rdt_wait_each(sampler, requests, 1, 1, 0, statuses, &err));
+    cr_assert_eq(statuses[0], RDT_INVALID);
     end();
 }

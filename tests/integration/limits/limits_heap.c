@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's heap that a client occupies: incomplete messages, answers that nobody reads, and metadata in flight. All of
  * it is charged to the client, and a limit bounds it. */
+#include "client/rdt_many.h"
 #include "client/rdt_plan.h"
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
@@ -180,4 +181,25 @@ Test(limits_heap, versions_of_many_parts_are_their_publishers)
     wait_until(LONG, used(session(conn), "heap") == before);
     must_ok(rdt_free(conn, &part, false, &err));
     end((const char *const[]){"did not become a version", NULL});
+}
+
+/* What the daemon keeps of an EXISTS is the decoded message. With what is refused as a whole each ref has that status. */
+Test(limits_heap, exists_is_its_askers)
+{
+    static struct rdt_ref refs[RDT_MAX_FETCH_REFS];
+    static enum rdt_status statuses[RDT_MAX_FETCH_REFS];
+
+    begin((const char *[]){"--client-max-heap=2500KiB", NULL});
+    for (unsigned i = 0; i < RDT_MAX_FETCH_REFS; i++) {
+        must_ok(rdt_ref_from_id("x", 1, &refs[i], &err));
+        (void)snprintf(refs[i].address, sizeof refs[i].address, "n%u:1", i); /* nothing in common */
+    }
+    must_refuse(RDT_LIMIT, "client_max_heap", rdt_exists(conn, refs, RDT_MAX_FETCH_REFS, statuses, &err));
+    for (unsigned i = 0; i < RDT_MAX_FETCH_REFS; i++)
+        cr_assert_eq(statuses[i], RDT_LIMIT);
+    for (unsigned i = 0; i < RDT_MAX_FETCH_REFS; i++)
+        refs[i].address[0] = '\0';
+    must_ok(rdt_exists(conn, refs, RDT_MAX_FETCH_REFS, statuses, &err));
+    cr_assert_eq(statuses[7], RDT_NOT_PUT);
+    end(NULL);
 }
