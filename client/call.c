@@ -56,6 +56,11 @@ static void read_reply(rdt *conn, struct waiting *waiting, struct frame *frame)
         waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
 }
 
+static bool is_put(const struct waiting *waiting)
+{
+    return waiting->verb->type == RDT_MSG_PUT || waiting->verb->type == RDT_MSG_PUT_MANY;
+}
+
 /* The request asked an earlier daemon for the end of something that is not there any more: it has had its effect. */
 static bool has_ended_it(const struct waiting *waiting)
 {
@@ -73,7 +78,7 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &waiting->err);
         /* A daemon that is about to end takes no more puts. The next one does. */
-        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->session.kept && waiting->verb->type == RDT_MSG_PUT) {
+        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->session.kept && is_put(waiting)) {
             waiting->err.status = RDT_OK;
             pending_add(&conn->calls.pending, pending);
             return;
@@ -183,8 +188,7 @@ static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
 
-    if ((waiting->verb->type == RDT_MSG_PUT || waiting->verb->type == RDT_MSG_PUT_MANY) && conn->session.kept &&
-        waiting->sent_on != 0)
+    if (is_put(waiting) && conn->session.kept && waiting->sent_on != 0)
         for (unsigned i = 0; i < waiting->n_ids; i++) /* without memory the object may stay until the session ends */
             (void)ids_append(&conn->calls.abandoned, waiting->pending.id + i);
     if (waiting->verb->type == RDT_MSG_RELEASE_REGION)

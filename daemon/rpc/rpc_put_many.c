@@ -205,6 +205,32 @@ static enum rdt_status put_one(struct putting *putting, uint32_t i, uint64_t *ge
     return RDT_OK;
 }
 
+/* An earlier daemon has put everything, and its region went back to the client before that daemon ended: it has no region
+ * here. */
+static bool was_put_before(struct putting *putting)
+{
+    for (uint32_t i = 0; i < putting->n; i++)
+        if ((putting->generation[i] = put_before(putting, i)) == 0)
+            return false;
+    return putting->n > 0;
+}
+
+/* Tells the client that it may write to the region again, or that the region has ended. */
+static void return_region(struct putting *putting)
+{
+    struct region_cache *cache = &putting->call->client->cache;
+    struct region *region = putting->region;
+
+    putting->region = NULL;
+    if (!region && cache->ops) {
+        cache->ops->on_returned(cache, putting->message->region->region, true);
+    } else if (region) {
+        if (region->state == REGION_USED)
+            region_set_state(region, REGION_LOANED);
+        region_unref(region);
+    }
+}
+
 static void answer(struct putting *putting)
 {
     Rdt__Pb__PutManyReply reply = RDT__PB__PUT_MANY_REPLY__INIT;
@@ -218,10 +244,7 @@ static void answer(struct putting *putting)
     reply.ids = putting->message->ids;
     reply.n_id_bytes = putting->message->n_id_bytes;
     reply.id_bytes = putting->message->id_bytes;
-    if (putting->region->state == REGION_USED)
-        region_set_state(putting->region, REGION_LOANED);
-    region_unref(putting->region); /* which tells the client that it may write there again, before the answer */
-    putting->region = NULL;
+    return_region(putting); /* before the answer */
     call->on_end = NULL;
     call_reply(call, &reply.base, NULL, 0);
     putting_free(putting);
@@ -359,8 +382,11 @@ static enum rdt_status begin(struct putting *putting, struct rdt_error *err)
     if (!putting->items || !putting->status || !putting->generation)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %u objects", putting->n);
     status = place_texts(putting, err);
-    if (status == RDT_OK)
-        status = find_region(call, putting->message, &putting->region, err);
+    if (status != RDT_OK)
+        return status;
+    status = find_region(call, putting->message, &putting->region, err);
+    if (status != RDT_OK && was_put_before(putting))
+        return RDT_OK;
     if (status == RDT_OK)
         status = memory_place_of(putting->region, &putting->place, err);
     return status == RDT_OK ? call_defer(call, -1, on_end, err) : status;
@@ -400,6 +426,10 @@ enum rdt_status rpc_put_many(struct call *call, const void *request, struct rdt_
         return status;
     }
     call_take_request(call, &putting->arena);
+    if (!putting->region) {
+        answer(putting);
+        return RDT_OK;
+    }
     call->waiting = putting;
     putting->packing = true;
     putting->work = (struct work){.run = run_pack, .done = done_pack, .lane = call->client->id};

@@ -100,13 +100,12 @@ def test_put_many_while_the_daemon_is_killed():
     with Killed() as killed, rdtd.connect(killed.node.socket) as c:
         values = [np.full(500, i, dtype=np.int32) for i in range(2000)]
         with killed.kill_every(0.3):
-            for _ in range(20):
+            while killed.kills < 6:
                 refs = c.put_many(values)
                 got = c.get(refs)
                 assert all((a == b).all() for a, b in zip(values, got))
                 assert c.exists(refs) == [True] * len(refs)
                 del refs, got
-        assert killed.kills > 0
         until(lambda: c.status()["objects"] == 0, "every object is gone")
 
 
@@ -136,6 +135,22 @@ def test_publish_many():
         with raises(TypeError, "a name or a prefix"):
             c.unpublish()
         ref.free()
+
+
+def test_publish_many_while_the_daemon_is_killed():
+    with Killed() as killed, rdtd.connect(killed.node.socket) as c:
+        with killed.kill_every(0.3):
+            step = 0
+            while killed.kills < 6:
+                step += 1
+                values = {f"layer {i}": np.full(50, step * 100 + i) for i in range(40)}
+                versions = c.publish_many(values)
+                assert set(versions.values()) == {step}, versions
+                got = c.get([c.name(name) for name in values])
+                assert all((a == b).all() for a, b in zip(values.values(), got))
+        assert c.unpublish(prefix="layer") == 40
+        del got
+        until(lambda: c.status()["objects"] == 0, "every object is gone")
 
 
 def test_free_by_prefix():

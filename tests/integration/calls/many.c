@@ -393,6 +393,81 @@ Test(many, exists_shows_nothing_that_others_hide)
     end();
 }
 
+static void must_refuse_list(struct raw *raw, const Rdt__Pb__RefList *refs, enum rdt_status expected)
+{
+    Rdt__Pb__Exists message = RDT__PB__EXISTS__INIT;
+    enum rdt_status status;
+    char text[256];
+
+    message.refs = (Rdt__Pb__RefList *)refs;
+    (void)raw_send(raw, RDT_MSG_EXISTS, &message.base, NULL, 0);
+    status = raw_error(raw, text);
+    must_say(status == expected, "%s: %s", rdt_status_name(status), text);
+}
+
+Test(many, lists_of_a_client_that_lies_are_refused)
+{
+    static uint32_t many[RDT_MAX_FETCH_REFS + 1];
+    Rdt__Pb__PublishMany publish = RDT__PB__PUBLISH_MANY__INIT;
+    Rdt__Pb__RefList list = RDT__PB__REF_LIST__INIT;
+    Rdt__Pb__Exists none = RDT__PB__EXISTS__INIT;
+    Rdt__Pb__Ref like = RDT__PB__REF__INIT, *likes[] = {&like};
+    uint32_t bytes[] = {1, 1}, index[] = {0, 1}, long_one[] = {200, 200};
+    uint64_t generation[] = {1, 1};
+    uint8_t ids[] = "ab";
+    enum rdt_status status;
+    char text[256];
+    struct raw raw;
+
+    node_start(&node, &(struct node_options){0});
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    list.ids = (ProtobufCBinaryData){2, ids};
+    list.id_bytes = bytes;
+    list.n_id_bytes = 2;
+    must_refuse_list(&raw, &list, RDT_INVALID); /* like what? */
+    list.like = likes;
+    list.n_like = 1;
+    list.like_index = index;
+    list.n_like_index = 2;
+    must_refuse_list(&raw, &list, RDT_INVALID);
+    list.n_like_index = 1;
+    must_refuse_list(&raw, &list, RDT_INVALID);
+    list.n_like_index = 0;
+    list.generation = generation;
+    list.n_generation = 1;
+    must_refuse_list(&raw, &list, RDT_INVALID);
+    list.n_generation = 0;
+    list.ids.len = 1;
+    must_refuse_list(&raw, &list, RDT_INVALID);
+    list.ids.len = 2;
+    list.id_bytes = long_one;
+    must_refuse_list(&raw, &list, RDT_INVALID);
+    list.id_bytes = many;
+    list.n_id_bytes = RDT_MAX_FETCH_REFS + 1;
+    must_refuse_list(&raw, &list, RDT_LIMIT);
+    list.n_id_bytes = 2;
+    list.id_bytes = bytes;
+    publish.objects = &list;
+    publish.names = list.ids;
+    publish.name_bytes = bytes;
+    for (publish.n_name_bytes = 1; publish.n_name_bytes <= 2;
+         publish.n_name_bytes++) { /* one name; objects that nobody has put */
+        (void)raw_send(&raw, RDT_MSG_PUBLISH_MANY, &publish.base, NULL, 0);
+        status = raw_error(&raw, text);
+        must_say(status == (publish.n_name_bytes == 1 ? RDT_INVALID : RDT_NOT_FOUND), "%s: %s", rdt_status_name(status), text);
+    }
+    publish.n_name_bytes = 2;
+    ids[1] = 'a';
+    (void)raw_send(&raw, RDT_MSG_PUBLISH_MANY, &publish.base, NULL, 0);
+    cr_assert_eq(raw_error(&raw, text), RDT_INVALID);
+    cr_assert(strstr(text, "twice"), "%s", text);
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_EXISTS, &none.base, NULL, 0), &rdt__pb__exists_reply__descriptor), NULL);
+    raw_close(&raw);
+    node_end(&node, NULL);
+}
+
 /* ---- fetch, wait ---- */
 
 Test(many, fetch_each_brings_what_there_is)
