@@ -115,7 +115,7 @@ static enum rdt_status pack(struct putting *putting, struct rdt_error *err)
     }
     if (status != RDT_OK)
         return status;
-    putting->packed = calloc(1, at + 1); /* the gaps are sent to readers, too */
+    putting->packed = malloc(at + 1);
     if (!putting->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors");
     for (uint32_t i = 0; i < putting->n; i++) {
@@ -123,8 +123,10 @@ static enum rdt_status pack(struct putting *putting, struct rdt_error *err)
         uint64_t end = 0;
         for (uint32_t t = putting->items[i].first; t < putting->items[i].first + message->count[i]; t++) {
             uint64_t bytes = layout_bytes(putting->layout, t);
+            uint64_t gap = -end & (LAYOUT_ALIGN_BYTES - 1);
             int failed;
-            end = (end + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
+            memset(to + end, 0, gap); /* readers see the gaps, too */
+            end += gap;
             failed = bytes > 0 ? memory_place_gather(&putting->place, putting->layout, t, 0, bytes, to + end) : 0;
             if (failed)
                 return rdt_error_sys(err, failed, "reading tensor %u", t);
