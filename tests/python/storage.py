@@ -8,7 +8,7 @@ import tempfile
 
 import rdtd
 
-from nodes import Node, Skipped, main, raises, required
+from nodes import Node, Skipped, main, raises, required, until
 
 np = required("numpy")
 
@@ -38,6 +38,35 @@ def test_stored_objects_survive_a_killed_daemon():
             c.unpublish("weights")
             c.free(ref, force=True)
         assert os.listdir(store) == ["storage.lock"], os.listdir(store)
+
+
+def test_stored_object_is_replaced_and_its_file_goes():
+    store = tempfile.mkdtemp(prefix="store")
+    with Node("--storage-dir", store, keeps_identity=True) as node:
+        with rdtd.connect(node.socket) as c:
+            c.put(WEIGHTS["w"], id="key", detached=True, stored=True)
+            read = c.get(rdtd.Ref.from_id("key"))
+            with raises(ValueError, "replace and stored"):
+                c.put(WEIGHTS["b"], id="key", detached=True, stored=True, replace=True)
+            second = c.put(WEIGHTS["b"], id="key", detached=True, snapshot=True, replace=True)
+            assert (read == WEIGHTS["w"]).all(), "its reader keeps it"
+            until(lambda: os.listdir(store) == ["storage.lock"], "its file goes, although somebody reads it")
+            c.store(second)
+            c.publish("name", second, stored=True)
+            with raises(rdtd.Exists, "is stored on the disk for a published name"):
+                c.put(3, id="key", detached=True, replace=True)
+            first = c.put(WEIGHTS["b"], id="other", detached=True, snapshot=True)
+            c.publish("mine", first)
+            c.put(4, id="other", detached=True, replace=True)
+            with raises(rdtd.Freed, "another one has replaced it"):
+                c.store(first)
+            del read
+        node.kill()
+        node.start()
+        with rdtd.connect(node.socket) as c:
+            assert np.array_equal(c.get(rdtd.Ref.from_id("key")), WEIGHTS["b"])
+            c.unpublish("name")
+            c.free(rdtd.Ref.from_id("key"))
 
 
 def test_time_to_store_grows_with_the_bytes():

@@ -49,7 +49,9 @@ def _in_two_steps(ref: Any, targets: Optional[Targets], as_: str) -> bool:
     """Whether the targets are handed to librdt only when the object is there."""
     if targets is None:
         return False
-    return targets.skips or _is_structure(targets.into) and as_ != "list" or (ref.is_name or not ref.generation) and targets.may_move()
+    if targets.skips or _is_structure(targets.into) and as_ != "list":
+        return True
+    return (ref.is_name or not ref.generation) and targets.may_move()
 
 
 class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitCalls):
@@ -237,8 +239,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
         holds such an object until it is freed, even after the Ref is deleted. replace: if an object has the id, this one
         takes its place in one step, when its bytes are there: a `get` of the id finds one or the other. The earlier one is
-        freed as by `free`: its readers, holds and names keep it. After TimedOut the id has one of the two. snapshot: the tensors are copied
-        now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
+        freed as by `free`: its readers, holds and names keep it. After TimedOut the id has one of the two. Not with stored:
+        publish under a name. snapshot: the tensors are copied now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
         that this library uses again when the object has ended, so later puts of large tensors take a fraction of
         the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
         detached: the object is freed ttl seconds after the put (above 0; None: ten minutes), whether or not this connection
@@ -268,6 +270,9 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         the earlier object, and it is not detached), LimitReached, NoMemory, Unsupported (for instance no driver), TimedOut."""
         if replace and id is None:
             raise ValueError("replace needs an id")
+        if replace and stored:
+            raise ValueError("replace and stored: the disk would have neither of the two for a moment: publish under a name, "
+                             "whose earlier version stays there until the new one is stored")
         flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= (_rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" and not stored else 0) | (0 if copy else _rdt.PUT_MAY_SHARE)
