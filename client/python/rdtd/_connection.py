@@ -240,9 +240,9 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         holds such an object until it is freed, even after the Ref is deleted. replace: if an object has the id, this one
         takes its place in one step, when its bytes are there: a `get` of the id finds one or the other. The earlier one is
         freed as by `free`: its readers, holds and names keep it. After TimedOut the id has one of the two. Not with stored:
-        publish under a name. snapshot: the tensors are copied now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
-        that this library uses again when the object has ended, so later puts of large tensors take a fraction of
-        the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
+        publish under a name. snapshot: the tensors are copied now, and the object never changes: its memory is sealed.
+        "unsealed": the same, but the copy lies in memory that this library uses again when the object has ended, so later
+        puts of large tensors take a fraction of the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
         detached: the object is freed ttl seconds after the put (above 0; None: ten minutes), whether or not this connection
         lives, and the Ref has no hold.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
