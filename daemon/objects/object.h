@@ -296,8 +296,8 @@ static inline bool object_has_producer_hold(const struct object *object)
     return object->producer || object->survives.detached;
 }
 
-/* Makes a FILLING object live with the given layout and regions, and notifies its waiters before it
- * returns. Takes the layout on success; the regions are borrowed. Error: NO_MEMORY. */
+/* Makes a FILLING object live with the given layout and regions. Takes the layout on success; the regions are borrowed. The
+ * caller calls object_prepare_id before and object_take_id after it. Error: NO_MEMORY. */
 enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
                             struct rdt_error *err);
 
@@ -308,16 +308,15 @@ enum rdt_status object_move(struct object *object, struct layout *take_layout, s
 /* Before a FILLING object becomes live: provides for object_take_id. Errors: NO_MEMORY. */
 enum rdt_status object_prepare_id(struct object *object, struct rdt_error *err);
 
-/* The object has become live. If KEY_TAKES, fetches of the id lead to it from now on, and the object that had the id is freed,
- * as by its producer. If it has lost its key meanwhile, it is freed itself: it may be gone afterwards unless the caller holds
- * it. */
+/* The object has just become live: tells its waiters. If KEY_TAKES, fetches of the id lead to it from now on, and the object
+ * that had the id is freed, as by its producer. If it has lost its key meanwhile, it is freed itself: it may be gone afterwards
+ * unless the caller holds it. */
 void object_take_id(struct object *object);
 
 /* For an object of an earlier daemon that was put again: it has lost its id, or takes it when it is live. */
 void object_leave_id(struct object *object, bool takes_it_again);
 
-/* Makes a pending object live: the bytes have been written to where its layout says. Notifies its waiters
- * before it returns. */
+/* Makes a pending object live, as object_fill does: the bytes have been written to where its layout says. */
 void object_ready(struct object *object);
 
 /* Gives memory to an object without (object_table_adopt with no regions): its layout lies in these

@@ -198,7 +198,6 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     if (status != RDT_OK)
         return status;
     object_set_live(object);
-    object_notify_waiters(object, NULL);
     return RDT_OK;
 }
 
@@ -224,7 +223,6 @@ void object_ready(struct object *object)
     assert(object->state == OBJECT_FILLING && object->pending);
     object->pending = false;
     object_set_live(object);
-    object_notify_waiters(object, NULL);
 }
 
 enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)

@@ -199,11 +199,8 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     *object_p = object;
     if (!object->memory.layout && !content->borrowed)
         work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
-    if (awaited) {
+    if (awaited)
         object_take_over_waiters(object, awaited);
-        if (!filling)
-            object_notify_waiters(object, NULL);
-    }
     if (!filling)
         object_take_id(object);
     return RDT_OK;

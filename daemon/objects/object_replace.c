@@ -86,17 +86,12 @@ static void lose_id(struct object *old)
     object_drop(old);
 }
 
-void object_take_id(struct object *object)
+/* Nothing has run since object_prepare_id that could end the old object, or free the users. */
+static void take(struct object *object)
 {
-    struct object *old = object->access.key == KEY_TAKES ? holder_of_id(object) : NULL;
+    struct object *old = holder_of_id(object);
     bool is_object = old && old->state != OBJECT_AWAITED;
 
-    if (object->access.key == KEY_LOST) {
-        object_free(object, false, OBJECT_END_FREED);
-        return;
-    }
-    if (object->access.key != KEY_TAKES)
-        return;
     assert(old);
     map_replace(&object->table->by_name, object->tail_data, object->tail.key_bytes, object);
     object->access.key = KEY_OWN;
@@ -106,7 +101,19 @@ void object_take_id(struct object *object)
         lose_id(old); /* its record says so before that of the new object stops saying that it takes the id */
     if (object->record)
         object_lasting_changed(object);
+}
+
+void object_take_id(struct object *object)
+{
+    bool lost = object->access.key == KEY_LOST;
+
+    if (object->access.key == KEY_TAKES)
+        take(object);
+    object_hold(object);
     object_notify_waiters(object, NULL);
+    if (lost)
+        object_free(object, false, OBJECT_END_FREED);
+    object_drop(object);
 }
 
 void object_leave_id(struct object *object, bool takes_it_again)

@@ -291,6 +291,46 @@ Test(replace, object_that_lost_its_id_while_it_was_filled_ends_when_it_is_there)
     end();
 }
 
+static int publishes(struct actor *self, void *arg)
+{
+    rdt *mine = node_client(&node, "publisher");
+    struct rdt_ref ref;
+
+    (void)arg;
+    actor_recv(self, &ref, sizeof ref);
+    must_ok(rdt_publish(mine, "name", &ref, NULL, NULL, &err)); /* waits for the bytes */
+    rdt_close(mine);
+    return 0;
+}
+
+/* Those who wait for the new object may end the earlier one as soon as they are told. */
+Test(replace, name_that_alone_keeps_the_earlier_object_goes_on_to_the_new_one)
+{
+    struct rdt_ref id = ref_named("key"), before, ref, name;
+    struct actor actor;
+
+    begin(NULL);
+    before = put(conn, "key", MIB, RDT_PUT_DETACHED, 1);
+    must_ok(rdt_publish(conn, "name", &before, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &before, false, &err));
+    char *memory = alloc_memory(conn, MIB);
+    ref = put_pending(conn, memory, 0);
+    actor_start_keeping(&actor, publishes, NULL, -1);
+    actor_send(&actor, &ref, sizeof ref);
+    wait_until(LONG, stat_of(conn, &ref).waiters == 1);
+    fill_pattern(memory, MIB, 2);
+    must_ok(rdt_ready(conn, &ref, &err));
+    actor_wait(&actor);
+    must_be(RDT_FREED, rdt_stat(conn, &before, &(struct rdt_stat){0}, &err));
+    must_ok(rdt_ref_from_name("name", 0, NULL, &name, &err));
+    must_get(other, &name, MIB, 2);
+    must_get(other, &id, MIB, 2);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
+    end();
+}
+
 /* ---- those who wait and may not see it ---- */
 
 static int stranger_waits(struct actor *self, void *arg)
@@ -330,10 +370,18 @@ Test(replace, stranger_who_waits_gets_the_first_object_that_it_may_see)
     actor_start_keeping(&actor, stranger_waits, (void *)(uintptr_t)geteuid(), -1);
     actor_await(&actor);
     (void)put(conn, "key", MIB, RDT_PUT_DETACHED | RDT_PUT_REPLACE, 2);
+    char *memory = alloc_memory(conn, MIB); /* one that it may not see either, for which others wait */
+    struct rdt_ref pending = put_pending(conn, memory, 0);
+    rdt_request *request = start_one(other, &pending, 0);
+    must_ok(rdt_ping(other, LONG, &err));
+    must_ok(rdt_ready(conn, &pending, &err));
+    rdt_release(await_object(other, request));
+    rdt_request_destroy(request);
     fill_pattern(data, sizeof data, 3);
     struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U8, sizeof data, data), 1, &options);
     actor_wait(&actor);
     must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
     end();
 }
 

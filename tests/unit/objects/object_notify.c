@@ -199,6 +199,7 @@ Test(object_notify, filling_keeps_waiters_until_it_is_full)
     cr_assert_eq(object_n_waiters(object), 3u);
     cr_assert_not(list_empty(&region->uses));
     cr_assert_eq(object_fill(object, bytes_at(0, 4096), &copy, 1, NULL), RDT_OK);
+    object_take_id(object);
     cr_assert(before.told == 1 && meanwhile.told == 1 && by_generation.told == 1);
     cr_assert(before.object == object && before.why == RDT_OK);
     cr_assert_eq(find_as("a", 0, &me), RDT_OK);
