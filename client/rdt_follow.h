@@ -20,10 +20,10 @@
  *
  * All followers of a name on one node that belong to one user share one copy. The daemon has at most two versions for them: the
  * newest that is whole, and the next, which is being fetched; beside these, a version that a follower has prepared stays until
- * it commits, prepares another, or ends. What a process has mapped, it keeps until it releases it. The bytes of these versions
+ * it commits, prepares another, or ends. A process unmaps what it has copied in its next prepare. The bytes of these versions
  * are charged to the user of the followers, once however many there are, under the limit owner_max_followed_bytes. A next
- * version that does not fit beside the present one waits until a follower has committed that one, which then makes room; a
- * version that does not fit alone is skipped, and prepare says so with LIMIT.
+ * version that does not fit beside the present one waits until a follower has committed that one, which then makes room; one
+ * that does not fit alone is not fetched, and prepare says so with LIMIT.
  *
  * The daemon fetches whole versions. A reader that needs only boxes of it, such as one rank of several, commits by a plan: the
  * mapping costs nothing, and only the boxes are read.

@@ -61,8 +61,8 @@
     X(76, EXISTS, exists, exists_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
     X(77, PUT_MANY, put_many, put_many_reply, VERB_NOT_DRAINING | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                    \
     X(78, PUBLISH_MANY, publish_many, publish_many_reply, VERB_REPEATABLE, "")                                                 \
-    X(80, FOLLOW, follow, empty, VERB_NOT_DRAINING | VERB_REPEATABLE, "")                                                      \
-    X(81, PREPARE, prepare, prepare_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE,                \
+    X(80, FOLLOW, follow, empty, VERB_REPEATABLE, "")                                                                          \
+    X(81, PREPARE, prepare, prepare_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_REPEATABLE,                                    \
       "no newer version is whole on this node")                                                                                \
     X(82, COMMIT, commit, empty, VERB_REPEATABLE, "")                                                                          \
     X(83, UNFOLLOW, unfollow, empty, VERB_REPEATABLE, "")                                                                      \

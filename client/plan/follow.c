@@ -42,7 +42,8 @@ struct rdt_follower {
     uint64_t committed;
     struct rdt_ref committed_ref; /* id_bytes 0: it is not known */
     struct version next;
-    int64_t wait_ns; /* since the last commit */
+    struct version last; /* that was copied: to unmap it takes long, so the next prepare does it, and not the commit */
+    int64_t wait_ns;     /* since the last commit */
 };
 
 static enum rdt_status no_memory(struct rdt_error *err)
@@ -130,6 +131,7 @@ void rdt_follower_close(rdt_follower *follower)
 
     if (!follower)
         return;
+    version_fini(follower->conn, &follower->last);
     version_fini(follower->conn, &follower->next);
     request.follower = follower->number;
     note(follower->conn, RDT_MSG_UNFOLLOW, &request.base);
@@ -275,6 +277,7 @@ enum rdt_status rdt_follower_prepare(rdt_follower *follower, int64_t timeout_ns,
 
     if (!follower)
         return rdt_error_set(err, RDT_INVALID, "follower is NULL");
+    version_fini(follower->conn, &follower->last);
     began_ns = follower->wait_ns;
     next = &follower->next;
     for (unsigned tries = 0; (status = prepare(follower, timeout_ns, deadline_ns, &why)) == RDT_AGAIN; tries++)
@@ -460,7 +463,9 @@ enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_com
         own.objects[follower->next.n - 1] = follower->next.objects[follower->next.n - 1];
     follower->wait_ns = 0;
     tell_committed(follower);
-    version_fini(follower->conn, &follower->next);
+    version_fini(follower->conn, &follower->last);
+    follower->last = follower->next;
+    follower->next = (struct version){0};
     if (commit_p)
         *commit_p = commit;
     return RDT_OK;

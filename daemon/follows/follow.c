@@ -276,7 +276,7 @@ void follower_commit(struct follower *follower, uint64_t version, const struct r
     struct follow *follow = follower->follow;
     struct follow_version *whole = follow->whole;
 
-    if (!follower_has(follower, ref, version)) {
+    if (follower->taken && follower->taken->number == version) { /* otherwise an earlier daemon has counted it */
         follow->follows->counts->follow_commits++;
         if (follower->committed > 0 && version > follower->committed + 1)
             follow->follows->counts->follow_skipped += version - follower->committed - 1;

@@ -275,7 +275,7 @@ void fuzz_client_say(struct fuzz_client *client, uint16_t type, uint8_t flags, c
 
     say(client, type, flags, payload, n, kinds, known);
     if (flags == 0 && type != RDT_MSG_WAIT && type != RDT_MSG_WAIT_FREED && type != RDT_MSG_HOLD &&
-        type != RDT_MSG_PUBLISH_PART && type != RDT_MSG_GROWING) /* every other request is answered, and soon */
+        type != RDT_MSG_PUBLISH_PART && type != RDT_MSG_GROWING && type != RDT_MSG_PREPARE) /* every other request is answered, and soon */
         fuzz_must(fuzz_client_await(client, client->next_id, 20000, &answer) || client->sock < 0);
 }
 
