@@ -30,7 +30,8 @@
 
 #define FIRST_BYTES (UINT64_C(1) << 20)
 #define MIDDLE_BYTES \
-    (UINT64_C(64) << 20)                /* pieces grow up to this with an eighth of the version, and from 4 GiB on by a 64th */
+    (UINT64_C(64) << 20) /* pieces grow up to this with an eighth of the version, and from 4 GiB on by a 64th */
+#define MANY_RANKS 32u   /* with more of them, the pieces of each are larger, because a version has at most 16,384 */
 #define COPY_BYTES (UINT64_C(64) << 20) /* what is copied between two looks at the clock */
 #define MAX_BOX_BYTES ((size_t)1 << 20) /* of a piece: each tensor of a million tiny ones takes more there than its bytes */
 
@@ -235,9 +236,9 @@ static void packing_fini(struct rdt_publishing *publishing, struct packing *pack
 
 static uint64_t next_piece_bytes(const struct rdt_publishing *publishing)
 {
-    uint64_t bytes = FIRST_BYTES;
+    uint64_t bytes = FIRST_BYTES, middle = publishing->of <= MANY_RANKS ? 16 : 4, late = publishing->of <= MANY_RANKS ? 128 : 4;
 
-    while (bytes < MIDDLE_BYTES ? bytes * 16 <= publishing->bytes : bytes * 128 <= publishing->bytes)
+    while (bytes * (bytes < MIDDLE_BYTES ? middle : late) <= publishing->bytes)
         bytes *= 2;
     return bytes;
 }
