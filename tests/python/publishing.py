@@ -258,6 +258,14 @@ def test_daemon_is_killed_under_its_keeper() -> None:
                     if i == step - 1:
                         killed.kill()
             assert read(reader, step - 1) == step
+        with killed.kill_every(0.15):
+            goal = killed.kills + 8
+            while killed.kills < goal:
+                step += 1
+                with trainer.publishing("policy", step=step, timeout=LONG) as version:
+                    for i in range(8):
+                        version.add(f"w{i}", bytes([step]) * (300000 if i % 2 else 1000))
+                assert read(reader, 0) == version.version
         trainer.unpublish("policy")
 
 
