@@ -249,8 +249,7 @@ def test_publisher_is_killed_anywhere() -> None:
 
 
 def test_daemon_is_killed_under_its_keeper() -> None:
-    killed = Killed()
-    with killed.node as node, rdtd.connect(node.socket) as trainer, rdtd.connect(node.socket) as reader:
+    with Killed() as killed, rdtd.connect(killed.node.socket) as trainer, rdtd.connect(killed.node.socket) as reader:
         for step in range(1, 9):
             with trainer.publishing("policy", step=step, timeout=LONG) as version:
                 for i in range(8):
