@@ -28,13 +28,6 @@ void shards_init(struct shards *shards)
     list_init(&shards->ended);
 }
 
-struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
-{
-    uint8_t key[OWNER_KEY_MAX_BYTES];
-
-    return map_get(&shards->names, key, owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes));
-}
-
 static struct shard_name *name_get(struct shards *shards, struct account *account, const struct rdt_ref *ref)
 {
     struct shard_name *name = shard_name_find(shards, &account->owner, ref);

@@ -105,7 +105,13 @@ static inline const char *shard_name_id(const struct shard_name *name)
 }
 
 /* NULL: nothing is known of the name. */
-struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref);
+static inline struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner,
+                                                 const struct rdt_ref *ref)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+
+    return (struct shard_name *)map_get(&shards->names, key, owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes));
+}
 
 static inline uint64_t part_key(uint32_t rank, uint32_t piece)
 {
