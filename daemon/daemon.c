@@ -392,7 +392,7 @@ static void init_rooms(struct daemon *daemon)
         .objects = &daemon->objects,
         .transfers = &daemon->transfers,
         .counts = &daemon->counts,
-        .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone},
+        .above = {.arg = &daemon->rpc, .hold = rpc_hold_part, .holder_gone = rpc_holder_gone, .growing = rpc_ask_growing},
     };
     follows_init(&daemon->cluster.follows);
     daemon->transfers.held = (struct transfers_held){.follows = &daemon->cluster.follows, .find = follows_held};

@@ -37,6 +37,9 @@ struct follows_above { /* functions of a room above: as struct shards_above */
     void *arg;
     enum rdt_status (*hold)(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *ref, struct rdt_error *err);
     bool (*holder_gone)(void *arg, struct client *holder, uint64_t until_ns);
+    /* Asks the name's node for parts of a version that is not complete (GROWING). The client's send gets the answer. false: no
+     * memory. */
+    bool (*growing)(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *name, uint64_t growth, uint32_t from);
 };
 
 struct follows { /* the creator fills what stands above `names` */

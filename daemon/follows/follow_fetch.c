@@ -18,7 +18,7 @@
 #define FIRST_PAUSE_NS 2000000ull /* after a failure; each next one in a row is twice as long */
 #define LAST_PAUSE_NS 2000000000ull
 #define FULL_PAUSE_NS 200000000ll /* until room is looked for again: other names of the user may have given some back */
-#define INDEX_BITS 13u            /* of a fetch's handle, below the serial number of the attempt */
+#define INDEX_BITS 15u            /* of a fetch's handle, below the serial number of the attempt */
 #define NAME_INDEX ((1u << INDEX_BITS) - 1u) /* of the fetch of the name; those of objects are their index + 1 */
 _Static_assert(FOLLOW_MAX_OBJECTS < NAME_INDEX, "a handle has the index of any object");
 
@@ -128,19 +128,19 @@ static void fail_version(struct follow *follow, struct rdt_error *why)
 /* The same for an answer, in the next slice. The first failure counts. */
 static void note_failure(struct follow *follow, const struct rdt_error *why, bool of_version)
 {
-    if (follow->noted.status == RDT_OK) {
-        follow->noted = *why;
-        follow->noted_of_version = of_version;
+    if (follow->noted.err.status == RDT_OK) {
+        follow->noted.err = *why;
+        follow->noted.of_version = of_version;
     }
     follow_look(follow);
 }
 
 static void take_noted(struct follow *follow)
 {
-    struct rdt_error why = follow->noted;
+    struct rdt_error why = follow->noted.err;
 
-    follow->noted.status = RDT_OK;
-    if (follow->noted_of_version)
+    follow->noted.err.status = RDT_OK;
+    if (follow->noted.of_version)
         fail_version(follow, &why);
     else /* the name has ended, or cannot be found */
         fail(follow, &why, why.status == RDT_FREED || why.status == RDT_OWNER_DIED || is_told(&why));
@@ -148,7 +148,7 @@ static void take_noted(struct follow *follow)
 
 /* ---- SEEKING ---- */
 
-static enum rdt_status fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t index, bool meta_only,
+enum rdt_status follow_fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t handle, bool meta_only,
                              struct rdt_error *err)
 {
     Rdt__Pb__Fetch message = RDT__PB__FETCH__INIT;
@@ -159,7 +159,7 @@ static enum rdt_status fetch(struct follow *follow, const struct rdt_ref *ref, u
 
     wire_ref_from(ref, &wire);
     item.ref = &wire;
-    item.handle = follow->serial << INDEX_BITS | index;
+    item.handle = handle;
     message.items = items;
     message.n_items = 1;
     message.meta_only = meta_only;
@@ -171,6 +171,12 @@ static enum rdt_status fetch(struct follow *follow, const struct rdt_ref *ref, u
     return status;
 }
 
+static enum rdt_status fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t index, bool meta_only,
+                             struct rdt_error *err)
+{
+    return follow_fetch(follow, ref, follow->serial << INDEX_BITS | index, meta_only, err);
+}
+
 static void seek(struct follow *follow)
 {
     struct rdt_ref ref = follow->name;
@@ -178,6 +184,7 @@ static void seek(struct follow *follow)
 
     follow->serial++;
     follow->asked = true;
+    follow->ahead.off = false;
     ref.after = follow->again ? 0 : follow->newest;
     if (fetch(follow, &ref, NAME_INDEX, true, &err) != RDT_OK)
         fail(follow, &err, is_told(&err));
@@ -204,6 +211,7 @@ void follow_stop(struct follow *follow)
     struct rdt_error why;
 
     stop(follow);
+    (void)follow_ahead_end_some(follow, UINT64_MAX);
     (void)rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (waiting)
         fetch_fail(waiting, &why);
@@ -235,6 +243,7 @@ static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
     version->seen_ns = follow->newest_ns;
     if ((follow->whole && same_object(version_ref_of(follow->whole), version_ref_of(version))) ||
         !follow_needed(follow, version_ref_of(version), version->number)) {
+        follow_ahead_settle(follow, version->number);
         version_unref(version); /* it is here already, or all followers have it */
         follow_look(follow);
         return;
@@ -257,6 +266,7 @@ static bool may_go(const struct follow_version *whole)
 static void make_room(struct follow *follow)
 {
     struct follow_version *version = follow->arriving;
+    uint64_t ahead = follow_ahead_lend(follow, version->number);
     struct rdt_error err;
 
     if (account_take(follow->account, USAGE_FOLLOWED_BYTES, version->bytes, &err) == RDT_OK) {
@@ -264,6 +274,7 @@ static void make_room(struct follow *follow)
         hold(follow);
         return;
     }
+    follow_ahead_take_back(follow, ahead);
     rdt_error_prefix(&err, "version %llu of \"%s\"", (unsigned long long)version->number, follow->name.id);
     if (follow->whole && may_go(follow->whole)) {
         version_unref(follow->whole);
@@ -344,6 +355,9 @@ static void become_whole(struct follow *follow)
     follow->whole = follow->arriving;
     follow->arriving = NULL;
     follow->whole->whole_ns = uv_hrtime();
+    follow->whole->bytes_moved += follow_ahead_moved(follow, follow->whole->number);
+    if (follow->whole->bytes_moved > follow->whole->bytes) /* it has joined a fetch that was under way */
+        follow->whole->bytes_moved = follow->whole->bytes;
     follow->follows->counts->followed_versions++;
     follow->follows->counts->followed_moved += follow->whole->bytes_moved;
     follow->failure = (struct rdt_error){0};
@@ -353,6 +367,7 @@ static void become_whole(struct follow *follow)
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
               (unsigned long long)follow->whole->bytes_moved);
     sm_move(&follow->sm, FOLLOW_SEEKING);
+    follow_ahead_settle(follow, follow->whole->number);
     version_unref(before);
     follow_tell(follow);
 }
@@ -408,11 +423,15 @@ static void on_answer(struct client *client, uint16_t type, uint8_t flags, uint6
         (void)close(take_fds[i]); /* there are none: it maps nothing */
     if (type == RDT_MSG_HOLD && flags & FRAME_REPLY)
         on_hold(follow, flags, request_id, message);
+    if (type == RDT_MSG_GROWING && flags & FRAME_REPLY)
+        follow_ahead_on_answer(follow, flags, request_id, message);
     if (type != RDT_EVENT_FETCH_DONE)
         return;
     hold = done->hold ? map_get_u64(&client->holds.by_id, done->hold) : NULL;
     index = done->handle & NAME_INDEX;
-    if (done->handle >> INDEX_BITS != follow->serial || follow->sm.state == FOLLOW_ENDED) {
+    if (done->handle & FOLLOW_AHEAD_BIT) {
+        follow_ahead_on_object(follow, done, hold);
+    } else if (done->handle >> INDEX_BITS != follow->serial || follow->sm.state == FOLLOW_ENDED) {
         if (hold)
             client_release(hold);
     } else if (index == NAME_INDEX) {
@@ -470,7 +489,7 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         return false;
     if (follow->follows->draining)
         return true;
-    if (follow->noted.status != RDT_OK)
+    if (follow->noted.err.status != RDT_OK)
         take_noted(follow);
     if (follow->sm.state == FOLLOW_SEEKING && !follow->asked)
         seek(follow);
@@ -480,6 +499,8 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         return false;
     if (follow->sm.state == FOLLOW_FETCHING && follow->arriving->n_here == follow->arriving->n_objects)
         become_whole(follow);
+    if (!follow_ahead_work(follow, until_ns))
+        return false;
     list_drain (struct follow_version, version, &follow->dying, link) {
         if (!version_drop_some(version, until_ns))
             return false;
@@ -506,6 +527,7 @@ void follow_fetch_init(struct follow *follow)
     sm_init(&follow->sm, states, sizeof states / sizeof states[0], FOLLOW_SEEKING);
     follow->work.run = work_some;
     follow->again = true;
+    follow_ahead_init(follow);
 }
 
 /* ---- the end ---- */
@@ -525,7 +547,8 @@ bool follow_end_some(struct follow *follow, uint64_t until_ns)
 {
     const struct follows_above *above = &follow->follows->above;
 
-    if (!transfers_client_gone(follow->follows->transfers, &follow->client, until_ns) ||
+    if (!follow_ahead_end_some(follow, until_ns) ||
+        !transfers_client_gone(follow->follows->transfers, &follow->client, until_ns) ||
         !above->holder_gone(above->arg, &follow->client, until_ns) || !client_fini(&follow->client, until_ns))
         return false;
     list_drain (struct follow_version, version, &follow->dying, link)

@@ -3,6 +3,7 @@
  *
  *   follow.c           followed names, their followers, and what these are told
  *   follow_fetch.c     the states of a followed name: seeks, holds, fetches
+ *   follow_ahead.c     the parts of a version that is not complete
  *   follow_version.c   a version and its objects
  */
 #ifndef DAEMON_FOLLOW_IMPL_H
@@ -11,7 +12,8 @@
 #include "daemon/follows/follow.h"
 
 #define FOLLOW_KEY_MAX_BYTES (2u * OWNER_KEY_MAX_BYTES + 16u + 65u)
-#define FOLLOW_MAX_OBJECTS 4097u /* of a version: its manifest, and SHARDS_MAX_RANKS parts */
+#define FOLLOW_MAX_OBJECTS 16385u            /* of a version: its manifest, and SHARDS_MAX_PIECES parts */
+#define FOLLOW_AHEAD_BIT (UINT64_C(1) << 63) /* in the handles of fetches that follow_ahead.c starts */
 
 /* ---- versions ---- */
 
@@ -65,6 +67,30 @@ static inline const struct rdt_ref *version_ref_of(const struct follow_version *
 
 /* ---- followed names ---- */
 
+/* Parts of a version that were fetched ahead, or are. */
+struct ahead_set {
+    uint64_t growth;           /* GrowingReply.growth; 0: it is of no version */
+    uint64_t version;          /* its number; 0: it is not complete */
+    struct list wanted, parts; /* struct ahead_part.link: those that nothing has been done for; the others */
+    uint64_t charged;          /* USAGE_FOLLOWED_BYTES */
+    uint64_t moved;            /* bytes from other nodes */
+};
+
+struct follow_ahead {
+    struct ahead_set now, before; /* of the version that grows; of the one that is complete and not whole here yet */
+    struct list dropping;         /* struct ahead_part.link: they are being dropped, in slices */
+    struct map by_id;             /* struct ahead_part.id -> struct ahead_part */
+    uint64_t last_id, asked_id;   /* asked_id: of the GROWING that has not been answered; 0: there is none */
+    uint32_t n_known;             /* parts of `now` that were told */
+    unsigned n_under_way;
+    bool off; /* the name's node does not say; it is asked again when the name is sought again */
+};
+
+struct follow_note {      /* what an answer has said, until the next slice */
+    struct rdt_error err; /* status OK: nothing */
+    bool of_version;      /* it is about a version, not about the name */
+};
+
 enum follow_state { FOLLOW_SEEKING, FOLLOW_FULL, FOLLOW_HOLDING, FOLLOW_FETCHING, FOLLOW_PAUSING, FOLLOW_ENDED };
 
 struct follow {
@@ -91,19 +117,37 @@ struct follow {
     struct rdt_error failure;     /* of the last attempt; status OK: it went well */
     uint64_t failure_number;      /* followers are told it; 0: they are not, because the next attempt may go well */
     uint64_t n_failures;          /* that they were told */
-    struct rdt_error noted;       /* what an answer has said, until the next slice; status OK: nothing */
-    bool noted_of_version;        /* it is about a version, not about the name */
+    struct follow_note noted;
+    struct follow_ahead ahead;
     uint16_t key_bytes;
     uint8_t key[FOLLOW_KEY_MAX_BYTES];
 };
 
 void follow_fetch_init(struct follow *follow);
+
+/* Starts a fetch of the name's client. */
+enum rdt_status follow_fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t handle, bool meta_only,
+                             struct rdt_error *err);
 void follow_seek_again(struct follow *follow); /* a new follower may need a version that the others have */
 void follow_stop(struct follow *follow);       /* the daemon is draining: its fetches end */
 void follow_tell(struct follow *follow);       /* those who wait for a version try again */
 
 /* ENDED: releases a part of what it had. true: it is freed. */
 bool follow_end_some(struct follow *follow, uint64_t until_ns);
+
+/* ---- follow_ahead.c ---- */
+
+void follow_ahead_init(struct follow *follow);
+bool follow_ahead_work(struct follow *follow, uint64_t until_ns);     /* false: until_ns has passed */
+bool follow_ahead_end_some(struct follow *follow, uint64_t until_ns); /* true: nothing is left */
+void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, const ProtobufCMessage *message);
+void follow_ahead_on_object(struct follow *follow, const Rdt__Pb__FetchDone *done, struct hold *hold);
+
+/* What is charged for parts of that version is given back, because the version will be charged as a whole: so many bytes. */
+uint64_t follow_ahead_lend(struct follow *follow, uint64_t version);
+void follow_ahead_take_back(struct follow *follow, uint64_t charged); /* that has failed */
+uint64_t follow_ahead_moved(const struct follow *follow, uint64_t version);
+void follow_ahead_settle(struct follow *follow, uint64_t version); /* that version is whole, or nobody needs it */
 
 /* Something has changed: the name works on, in a slice. */
 static inline void follow_look(struct follow *follow)

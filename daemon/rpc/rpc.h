@@ -55,6 +55,9 @@ enum rdt_status rpc_refuse_drained(struct rdt_error *err);
 enum rdt_status rpc_hold_part(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *ref, struct rdt_error *err);
 bool rpc_holder_gone(void *arg, struct client *holder, uint64_t until_ns);
 
+/* For struct follows.above. */
+bool rpc_ask_growing(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *name, uint64_t growth, uint32_t from);
+
 /* Called by rpc->above.dispatch: decodes the request, checks it and calls its handler. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
 

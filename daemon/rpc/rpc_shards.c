@@ -514,3 +514,23 @@ bool rpc_holder_gone(void *rpc, struct client *holder, uint64_t until_ns)
 {
     return calls_client_gone(rpc, holder, until_ns);
 }
+
+/* ---- for struct follows.above ---- */
+
+bool rpc_ask_growing(void *arg, struct client *holder, uint64_t id, const struct rdt_ref *name, uint64_t growth, uint32_t from)
+{
+    struct call *call = call_create(arg, holder, NULL, RDT_MSG_GROWING, id);
+    Rdt__Pb__Growing message = RDT__PB__GROWING__INIT;
+    uint8_t packed[1024];
+    Rdt__Pb__Ref wire;
+
+    if (!call)
+        return false;
+    wire_ref_from(name, &wire);
+    message.name = &wire;
+    message.growth = growth;
+    message.from = from;
+    message.timeout_ns = -1;
+    rpc_dispatch(call, packed, rdt__pb__growing__pack(&message, packed));
+    return true;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes that follow a name fetch the pieces of a version while it grows. */
+#include "client/rdt_follow.h"
+#include "tests/integration/versions/shards_fixture.h"
+
+TestSuite(growing_ahead, .timeout = 120);
+
+#define PIECES 6u
+#define PIECE_BYTES (1u << 20)
+
+static struct rdt_ref name;
+
+/* A tensor that is a piece by itself, and is filled with the step. */
+static void add_piece(rdt_publishing *publishing, uint64_t step, unsigned i)
+{
+    int64_t shape[1] = {PIECE_BYTES};
+    uint8_t *bytes = malloc(PIECE_BYTES);
+    char key[16];
+
+    memset(bytes, (int)(step * 16 + i), PIECE_BYTES);
+    (void)snprintf(key, sizeof key, "w%u", i);
+    struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = bytes};
+    struct rdt_shard shard = {.key = key};
+    must_ok(rdt_publishing_add(publishing, &tensor, &shard, &err));
+    free(bytes);
+}
+
+static rdt_publishing *begin_publishing(rdt *conn, uint64_t step)
+{
+    rdt_publishing *publishing = NULL;
+
+    must_ok(rdt_publishing_begin(conn, &name, step, 0, 1, NULL, &publishing, &err));
+    return publishing;
+}
+
+static void must_commit(rdt *conn, rdt_follower *follower, uint64_t step)
+{
+    static uint8_t bytes[PIECES][PIECE_BYTES];
+    struct rdt_want wants[PIECES];
+    char keys[PIECES][16];
+    int64_t count[1] = {PIECE_BYTES};
+    rdt_plan *plan = NULL;
+    struct rdt_commit commit = {0};
+
+    for (unsigned i = 0; i < PIECES; i++) {
+        (void)snprintf(keys[i], sizeof keys[i], "w%u", i);
+        wants[i] = (struct rdt_want){.key = keys[i], .ndim = 1, .count = count, .dtype = RDT_U8, .data = bytes[i]};
+    }
+    must_ok(rdt_plan_create(conn, &name, wants, PIECES, NULL, &plan, &err));
+    struct rdt_commit_options options = {.struct_size = sizeof options, .plan = plan};
+    must_ok(rdt_follower_commit(follower, &options, &commit, &err));
+    rdt_plan_destroy(plan);
+    for (unsigned i = 0; i < PIECES; i++)
+        must(is_filled_with(bytes[i], PIECE_BYTES, (uint8_t)(step * 16 + i)));
+}
+
+static uint64_t sent(void)
+{
+    return node_now(&c.node[0]).bytes_out;
+}
+
+static uint64_t replicas(void)
+{
+    return node_now(&c.node[1]).replica_bytes;
+}
+
+Test(growing_ahead, pieces_are_here_before_the_version_is_whole)
+{
+    rdt *near = begin_shards(2), *far = on(1);
+    rdt_follower *follower = NULL;
+    struct rdt_prepared here = {0};
+    uint64_t version = 0;
+
+    name = name_on(0, "policy", 0);
+    must_ok(rdt_follow(far, &name, NULL, &follower, &err));
+    for (uint64_t step = 1; step <= 5; step++) {
+        rdt_publishing *publishing = begin_publishing(near, step);
+        uint64_t before = sent();
+        for (unsigned i = 0; i < PIECES; i++) {
+            add_piece(publishing, step, i);
+            wait_until(LONG, sent() - before >= (i + 1) * (uint64_t)PIECE_BYTES); /* it has come before the next is added */
+        }
+        must_refuse(RDT_TIMED_OUT, "no newer version is whole on this node", rdt_follower_prepare(follower, 0, NULL, &err));
+        must_ok(rdt_publishing_end(publishing, LONG, &version, &err));
+        rdt_publishing_destroy(publishing);
+        must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+        must(here.version == version && here.step == step && here.bytes == PIECES * (uint64_t)PIECE_BYTES);
+        must_say(sent() - before == PIECES * (uint64_t)PIECE_BYTES, "%llu bytes were sent for a version of %u",
+                 (unsigned long long)(sent() - before), PIECES * PIECE_BYTES);
+        must(here.bytes_moved == PIECES * (uint64_t)PIECE_BYTES);
+        must_commit(far, follower, step);
+    }
+    rdt_follower_close(follower);
+    must_ok(rdt_unpublish(near, &name, &err));
+    wait_until(LONG, objects_on(0) == 0 && objects_on(1) == 0);
+    end_shards(near, far);
+}
+
+Test(growing_ahead, pieces_of_a_version_that_fails_are_dropped)
+{
+    rdt *near = begin_shards(2), *far = on(1);
+    rdt_follower *follower = NULL;
+    uint64_t version = 0;
+
+    name = name_on(0, "policy", 0);
+    must_ok(rdt_follow(far, &name, NULL, &follower, &err));
+    for (uint64_t step = 1; step <= 4; step++) {
+        rdt_publishing *publishing = begin_publishing(near, step);
+        uint64_t had = replicas();
+        for (unsigned i = 0; i < PIECES; i++)
+            add_piece(publishing, step, i);
+        wait_until(LONG, replicas() >= had + PIECES * (uint64_t)PIECE_BYTES);
+        if (step % 2) {
+            must_ok(rdt_publishing_end(publishing, LONG, &version, &err));
+            must_ok(rdt_follower_prepare(follower, LONG, NULL, &err));
+            must_commit(far, follower, step);
+            rdt_publishing_destroy(publishing);
+            wait_until(LONG, replicas() == PIECES * (uint64_t)PIECE_BYTES);
+        } else {
+            rdt_publishing_destroy(publishing);
+            wait_until(LONG, replicas() == PIECES * (uint64_t)PIECE_BYTES); /* of the version before */
+            must_refuse(RDT_TIMED_OUT, "", rdt_follower_prepare(follower, 0, NULL, &err));
+        }
+    }
+    rdt_publishing *publishing = begin_publishing(near, 9);
+    add_piece(publishing, 9, 0);
+    wait_until(LONG, replicas() > PIECES * (uint64_t)PIECE_BYTES);
+    rdt_follower_close(follower); /* in the middle: nothing is left of it */
+    rdt_publishing_destroy(publishing);
+    wait_until(LONG, replicas() <= PIECES * (uint64_t)PIECE_BYTES); /* the version that is there may stay as a replica */
+    must_ok(rdt_unpublish(near, &name, &err));
+    wait_until(LONG, replicas() == 0 && objects_on(0) == 0 && objects_on(1) == 0);
+    end_shards(near, far);
+}
