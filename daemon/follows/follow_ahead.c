@@ -36,10 +36,11 @@ static void set_init(struct ahead_set *set)
     list_init(&set->parts);
 }
 
-void follow_ahead_init(struct follow *follow)
+void follow_ahead_init(struct follow *follow, follow_fetch fetch)
 {
     struct follow_ahead *ahead = &follow->ahead;
 
+    ahead->fetch = fetch;
     set_init(&ahead->now);
     set_init(&ahead->before);
     list_init(&ahead->dropping);
@@ -208,7 +209,7 @@ static void fetch_next(struct follow *follow)
     list_append(&ahead->now.parts, &part->link);
     part->under_way = true;
     ahead->n_under_way++;
-    if (follow_fetch(follow, &part->ref, part->id, false, NULL) != RDT_OK) {
+    if (ahead->fetch(follow, &part->ref, part->id, false, NULL) != RDT_OK) {
         part->under_way = false;
         ahead->n_under_way--;
     }

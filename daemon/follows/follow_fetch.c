@@ -148,8 +148,8 @@ static void take_noted(struct follow *follow)
 
 /* ---- SEEKING ---- */
 
-enum rdt_status follow_fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t handle, bool meta_only,
-                             struct rdt_error *err)
+static enum rdt_status fetch_as(struct follow *follow, const struct rdt_ref *ref, uint64_t handle, bool meta_only,
+                                struct rdt_error *err)
 {
     Rdt__Pb__Fetch message = RDT__PB__FETCH__INIT;
     Rdt__Pb__FetchItem item = RDT__PB__FETCH_ITEM__INIT, *items[] = {&item};
@@ -174,7 +174,7 @@ enum rdt_status follow_fetch(struct follow *follow, const struct rdt_ref *ref, u
 static enum rdt_status fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t index, bool meta_only,
                              struct rdt_error *err)
 {
-    return follow_fetch(follow, ref, follow->serial << INDEX_BITS | index, meta_only, err);
+    return fetch_as(follow, ref, follow->serial << INDEX_BITS | index, meta_only, err);
 }
 
 static void seek(struct follow *follow)
@@ -527,7 +527,7 @@ void follow_fetch_init(struct follow *follow)
     sm_init(&follow->sm, states, sizeof states / sizeof states[0], FOLLOW_SEEKING);
     follow->work.run = work_some;
     follow->again = true;
-    follow_ahead_init(follow);
+    follow_ahead_init(follow, fetch_as);
 }
 
 /* ---- the end ---- */

@@ -76,7 +76,12 @@ struct ahead_set {
     uint64_t moved;            /* bytes from other nodes */
 };
 
+/* Starts a fetch of the name's client. */
+typedef enum rdt_status (*follow_fetch)(struct follow *follow, const struct rdt_ref *ref, uint64_t handle, bool meta_only,
+                                        struct rdt_error *err);
+
 struct follow_ahead {
+    follow_fetch fetch;
     struct ahead_set now, before; /* of the version that grows; of the one that is complete and not whole here yet */
     struct list dropping;         /* struct ahead_part.link: they are being dropped, in slices */
     struct map by_id;             /* struct ahead_part.id -> struct ahead_part */
@@ -124,10 +129,6 @@ struct follow {
 };
 
 void follow_fetch_init(struct follow *follow);
-
-/* Starts a fetch of the name's client. */
-enum rdt_status follow_fetch(struct follow *follow, const struct rdt_ref *ref, uint64_t handle, bool meta_only,
-                             struct rdt_error *err);
 void follow_seek_again(struct follow *follow); /* a new follower may need a version that the others have */
 void follow_stop(struct follow *follow);       /* the daemon is draining: its fetches end */
 void follow_tell(struct follow *follow);       /* those who wait for a version try again */
@@ -137,7 +138,7 @@ bool follow_end_some(struct follow *follow, uint64_t until_ns);
 
 /* ---- follow_ahead.c ---- */
 
-void follow_ahead_init(struct follow *follow);
+void follow_ahead_init(struct follow *follow, follow_fetch fetch);
 bool follow_ahead_work(struct follow *follow, uint64_t until_ns);     /* false: until_ns has passed */
 bool follow_ahead_end_some(struct follow *follow, uint64_t until_ns); /* true: nothing is left */
 void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, const ProtobufCMessage *message);

@@ -531,6 +531,6 @@ bool rpc_ask_growing(void *arg, struct client *holder, uint64_t id, const struct
     message.growth = growth;
     message.from = from;
     message.timeout_ns = -1;
-    rpc_dispatch(call, packed, rdt__pb__growing__pack(&message, packed));
+    call->rpc->above.dispatch(call, packed, rdt__pb__growing__pack(&message, packed));
     return true;
 }
