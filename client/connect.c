@@ -54,7 +54,7 @@ static void let_go_of_frames(rdt *conn)
         conn->reader.sink = conn->sending.writer.sink = conn->sending.later.sink = &sink;
         conn->calls.early.n = 0;
     }
-    fetched_fds_close(&conn->calls.early);
+    connection_close_early(&conn->calls.early);
     frame_writer_fini(&conn->sending.writer);
     frame_writer_fini(&conn->sending.later);
     frame_reader_fini(&conn->reader);

@@ -110,7 +110,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
             fetched_release_unseen(conn, done);
         if (request && status != RDT_OK)
             request_fail(request, &err);
-        fetched_fds_close(&conn->calls.early);
+        connection_close_early(&conn->calls.early);
     }
     arena_fini(&arena);
 }

@@ -131,15 +131,6 @@ enum rdt_status fetched_fds_all(rdt *conn, uint64_t handle, struct frame *frame,
     return status;
 }
 
-void fetched_fds_close(struct connection_early *early)
-{
-    for (size_t i = 0; i < early->n; i++)
-        if (early->fds[i] >= 0)
-            (void)close(early->fds[i]);
-    free(early->fds);
-    *early = (struct connection_early){0};
-}
-
 /* ---- creating ---- */
 
 static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *done, struct rdt_error *err)

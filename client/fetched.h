@@ -44,11 +44,10 @@ struct answer_fds {
 /* FETCH_FDS: keeps the fds of the frame until the answer comes. Errors: PROTOCOL, NO_MEMORY. */
 enum rdt_status fetched_fds_early(rdt *conn, uint64_t handle, struct frame *frame, struct rdt_error *err);
 
-/* FETCH_DONE: *fds_p are all fds of the answer, borrowed until fetched_fds_close, or until the frame's fds are closed. Errors:
- * NO_MEMORY; then *fds_p are none. */
+/* FETCH_DONE: *fds_p are all fds of the answer, borrowed until connection_close_early, or until the frame's fds are closed.
+ * Errors: NO_MEMORY; then *fds_p are none. */
 enum rdt_status fetched_fds_all(rdt *conn, uint64_t handle, struct frame *frame, struct answer_fds *fds_p,
                                 struct rdt_error *err);
-void fetched_fds_close(struct connection_early *early); /* and makes it empty */
 
 /* Creates the object from the daemon's event and its fds. sliced: the tensors are slices of the object's. Takes the hold on
  * success only. Errors: PROTOCOL, NO_MEMORY, SYSTEM, a mapper's. */

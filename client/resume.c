@@ -255,6 +255,6 @@ void resume_on_away(rdt *conn)
     memory_uncache_all(&conn->memory);
     loans_drop_idle(conn);
     batches_fini(conn);
-    fetched_fds_close(&conn->calls.early);
+    connection_close_early(&conn->calls.early);
     conn->memory.n_gones = 0;
 }

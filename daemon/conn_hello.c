@@ -60,7 +60,7 @@ static void note_most_fds(struct client *client, const Rdt__Pb__Hello *hello)
 {
     uint32_t most = hello->answer_fds < RDT_MAX_ANSWER_FDS ? hello->answer_fds : RDT_MAX_ANSWER_FDS;
 
-    client->most_fds = (uint16_t)(most > RDT_MAX_FRAME_FDS ? most : RDT_MAX_FRAME_FDS);
+    client->transfers.most_fds = (uint16_t)(most > RDT_MAX_FRAME_FDS ? most : RDT_MAX_FRAME_FDS);
 }
 
 static void begin_session(struct conn *conn, const Rdt__Pb__Hello *hello)

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/fetched.h"
 #include "proto/messages.h"
 
 struct late {         /* an answer that waits */
@@ -35,7 +34,7 @@ static void destroy(rdt *conn, struct late *late)
     for (size_t i = 0; i < late->n_mappings; i++)
         memory_unref(&conn->memory, late->mappings[i]);
     frame_close_fds(&late->frame);
-    fetched_fds_close(&late->early);
+    connection_close_early(&late->early);
     list_remove(&late->link);
     free(late->mappings);
     free(late);

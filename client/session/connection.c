@@ -578,3 +578,12 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
         lead(conn, until_ns);
     return RDT_OK;
 }
+
+void connection_close_early(struct connection_early *early)
+{
+    for (size_t i = 0; i < early->n; i++)
+        if (early->fds[i] >= 0)
+            (void)close(early->fds[i]);
+    free(early->fds);
+    *early = (struct connection_early){0};
+}

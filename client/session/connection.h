@@ -335,4 +335,6 @@ enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err);
 /* Writes the ErrorReply of a frame to err. Never returns RDT_OK. */
 enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err);
 
+void connection_close_early(struct connection_early *early); /* closes its fds, and makes it empty */
+
 #endif

@@ -25,7 +25,7 @@ void client_save_hold_ids(uint64_t *next_p)
 void client_init(struct client *client, uint64_t id)
 {
     client->id = id;
-    client->most_fds = RDT_MAX_FRAME_FDS;
+    client->transfers.most_fds = RDT_MAX_FRAME_FDS;
     client->since_ns = uv_hrtime();
     list_init(&client->link);
     list_init(&client->objects);

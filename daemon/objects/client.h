@@ -63,6 +63,7 @@ struct client_transfers {
     } fds_out[CLIENT_FDS_OUT];
     char maps[128];       /* kinds of memory that the client can map: " cuda " */
     bool maps_nothing;    /* it belongs to the daemon itself: answers carry no descriptors */
+    uint16_t most_fds;    /* of one answer to a fetch, RDT_MAX_FRAME_FDS or more */
     char *mapped_devices; /* " cuda:UUID cuda:UUID ", the preferred one first. NULL, or none of a kind: all of that kind */
 };
 
@@ -143,7 +144,6 @@ struct client {
     pid_t pid;
     bool admin;        /* root or the daemon's own uid: it sees and may free everything */
     bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
-    uint16_t most_fds; /* of one answer to a fetch, RDT_MAX_FRAME_FDS or more */
     bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
     char name[65];
     uint64_t since_ns;

@@ -325,8 +325,8 @@ static const struct stored *find_rival(const struct storage *storage, const Rdt_
 
 /* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the
  * file, or left it for the record of a name. Whoever freed the new object would have the old one back after the next start.
- * Of two files, `order` says which is the later one, and the other one goes, unless it is a version of a name: then the one that
- * was restored first stays, and the other one is named in the log. */
+ * Of two files, `order` says which is the later one, and the other one goes, unless it is a version of a name: then the one
+ * that was restored first stays, and the other one is named in the log. */
 static bool is_replaced(struct restoring *restoring, const Rdt__Pb__ObjectRecord *facts, const struct account *account)
 {
     struct object_table *objects = restoring->storage->objects;

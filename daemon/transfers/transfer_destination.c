@@ -199,13 +199,13 @@ static enum rdt_status check_answer(const struct transfer *transfer, struct rdt_
             return status;
         all += n;
     }
-    if (all <= transfer->client->most_fds)
+    if (all <= transfer->client->transfers.most_fds)
         return RDT_OK;
     return rdt_error_set(
         err, RDT_LIMIT,
         "the memory for the object is made of %u chunks on %u devices and in host memory, and the reader takes "
         "%u file descriptors in one answer, a quarter of its limit of open files: fetch fewer tensors at once",
-        all, destination->n_ready, transfer->client->most_fds);
+        all, destination->n_ready, transfer->client->transfers.most_fds);
 }
 
 /* All regions are allocated: they become the transfer's target. */

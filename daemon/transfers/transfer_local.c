@@ -188,7 +188,8 @@ static bool needs_too_many_fds(const struct client *client, const struct object 
 {
     uint64_t n = n_fds_of(object);
 
-    return n > client->most_fds || (n > RDT_MAX_FRAME_FDS && account_check(client->account, USAGE_FDS, n, NULL) != RDT_OK);
+    return n > client->transfers.most_fds ||
+           (n > RDT_MAX_FRAME_FDS && account_check(client->account, USAGE_FDS, n, NULL) != RDT_OK);
 }
 
 /* Whether the reader's process exported the region's handle, which it cannot open itself. */

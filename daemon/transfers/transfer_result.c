@@ -41,7 +41,7 @@ static void result_init(struct result *result, const struct fetch *fetch, const 
     result->fds = result->few_fds;
     result->n_fds = 0;
     result->room_fds = RDT_MAX_FRAME_FDS;
-    result->most_fds = fetch->client->most_fds;
+    result->most_fds = fetch->client->transfers.most_fds;
 }
 
 /* Makes room for n more fds. */

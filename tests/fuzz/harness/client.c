@@ -251,21 +251,37 @@ static void say(struct fuzz_client *client, uint16_t type, uint8_t flags, const 
 
 #define FIRST_HIGH 56u
 
+/* Six bits for each type: low types are themselves. High ones take the places from FIRST_HIGH on, and then those of low numbers
+ * that no request has, from the highest down. */
 uint16_t fuzz_request_type(unsigned bits)
 {
-    static uint16_t high[64 - FIRST_HIGH];
-    static unsigned n;
+    static uint16_t type_at[64];
+    static bool is_request[FIRST_HIGH];
+    unsigned next = FIRST_HIGH, low = FIRST_HIGH;
 
-#define X(number, NAME, request, reply, properties, unmet)        \
-    if ((number) >= FIRST_HIGH) { /* no room: make it ten bits */ \
-        fuzz_must(n < sizeof high / sizeof *high);                \
-        high[n++] = (number);                                     \
-    }
-    if (n == 0) {
+#define X(number, NAME, request, reply, properties, unmet) \
+    if ((number) < FIRST_HIGH)                             \
+        is_request[(number) % FIRST_HIGH] = true;
+    if (type_at[1] == 0) {
         RDT_REQUEST_MAP(X)
     }
 #undef X
-    return bits >= FIRST_HIGH && bits - FIRST_HIGH < n ? high[bits - FIRST_HIGH] : (uint16_t)bits;
+#define X(number, NAME, request, reply, properties, unmet)                   \
+    if ((number) >= FIRST_HIGH && next < 64) {                               \
+        type_at[next++] = (number);                                          \
+    } else if ((number) >= FIRST_HIGH) {                                     \
+        do                                                                   \
+            fuzz_must(--low > 0); /* there is no room: make it seven bits */ \
+        while (is_request[low]);                                             \
+        type_at[low] = (number);                                             \
+    }
+    if (type_at[1] == 0) {
+        for (unsigned i = 0; i < FIRST_HIGH; i++)
+            type_at[i] = (uint16_t)i;
+        RDT_REQUEST_MAP(X)
+    }
+#undef X
+    return type_at[bits % 64];
 }
 
 void fuzz_client_say(struct fuzz_client *client, uint16_t type, uint8_t flags, const uint8_t *payload, size_t n, unsigned kinds,
@@ -275,7 +291,8 @@ void fuzz_client_say(struct fuzz_client *client, uint16_t type, uint8_t flags, c
 
     say(client, type, flags, payload, n, kinds, known);
     if (flags == 0 && type != RDT_MSG_WAIT && type != RDT_MSG_WAIT_FREED && type != RDT_MSG_HOLD &&
-        type != RDT_MSG_PUBLISH_PART && type != RDT_MSG_GROWING && type != RDT_MSG_PREPARE) /* every other request is answered, and soon */
+        type != RDT_MSG_PUBLISH_PART && type != RDT_MSG_GROWING &&
+        type != RDT_MSG_PREPARE) /* every other request is answered, and soon */
         fuzz_must(fuzz_client_await(client, client->next_id, 20000, &answer) || client->sock < 0);
 }
 

@@ -55,11 +55,12 @@ for name in $commands; do
   expect 0 '^ +--socket PATH' '' "$name" -h
   expect 0 "^usage: rdtctl $name" '' help "$name"
   expect 2 '' "rdtctl: $name: INVALID: unknown option --frobnicate" "$name" --frobnicate
-  expect 2 '' "unexpected argument|needs |is none of|is neither" "$name" one two three four
+  [[ $name == exists ]] || expect 2 '' "unexpected argument|needs |is none of|is neither" "$name" one two three four
   expect 2 '' "unknown option -Z" "$name" -Z
 done
 
-for name in explain stat put fetch wait free publish unpublish; do expect 2 '' "rdtctl: $name: INVALID: needs " "$name"; done
+for name in explain stat put fetch wait publish; do expect 2 '' "rdtctl: $name: INVALID: needs " "$name"; done
+for name in free unpublish; do expect 2 '' "rdtctl: $name: INVALID: give a .* or --prefix" "$name"; done
 expect 2 '' 'needs a REF, or --name NAME' fetch -o "$dir/x"
 expect 2 '' '--node needs --name' wait weights --node n1
 expect 2 '' 'exclude each other' fetch weights --name weights -o "$dir/x"

@@ -165,7 +165,7 @@ Test(limits_heap, metadata_from_another_node_is_its_readers_until_it_is_answered
 /* Whoever publishes the first part has the daemon make room for all. */
 Test(limits_heap, versions_of_many_parts_are_their_publishers)
 {
-    const char *flags[] = {"--client-max-heap=900KiB", NULL};
+    const char *flags[] = {"--client-max-heap=100KiB", NULL};
     struct rdt_ref part, name;
     rdt_request *request;
 
@@ -176,7 +176,7 @@ Test(limits_heap, versions_of_many_parts_are_their_publishers)
     must_refuse(RDT_LIMIT, "client_max_heap", rdt_publish_part(conn, &name, 1, 0, 4096, &part, NULL, LONG, NULL, &err));
     wait_until(LONG, used(session(conn), "heap") == before);
     must_ok(rdt_publish_part_start(conn, &name, 1, 0, 1000, &part, NULL, LONG, &request, &err));
-    wait_until(LONG, used(session(conn), "heap") >= before + 1000 * sizeof(struct rdt_ref));
+    wait_until(LONG, used(session(conn), "heap") >= before + 1000 * 32);
     rdt_request_destroy(request);
     wait_until(LONG, used(session(conn), "heap") == before);
     must_ok(rdt_free(conn, &part, false, &err));

@@ -276,7 +276,7 @@ Test(client_put, wrong_tensors_are_named)
 
     assert_status(RDT_OK, rdt_tensor_bytes(&tensor, &bytes, &err));
     cr_assert_eq(bytes, 16);
-    struct rdt_put_options options = {.struct_size = sizeof options, .flags = 128};
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = 1u << 30};
     assert_status(RDT_UNSUPPORTED, rdt_put(conn, NULL, 0, &options, &ref, &err));
     options.flags = 0;
     options.metadata = "x";

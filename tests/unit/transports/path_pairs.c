@@ -166,7 +166,8 @@ Test(path_pairs, pairs_table)
 
 /* ---- memory on devices ---- */
 
-/* Transport a is fast and moves host memory only, b is slow and moves both kinds, c moves the device's only. */
+/* Transport a is fast and moves host memory only, b is hardly slower and moves both kinds, c moves the device's only, and d is
+ * slow and moves both. */
 static const struct kind_row {
     const char *what, *source, *target;
     const char *offers; /* which of them are offered */
@@ -179,6 +180,8 @@ static const struct kind_row {
     {"host to host", "host", "host", "abc", .chosen = "a", .because = "fastest"},
     {"device to device, direct", "gpu", "gpu", "abc", .chosen = "c", .because = "fastest"},
     {"device to device, the one that moves both", "gpu", "gpu", "ab", .chosen = "b", .because = "fastest"},
+    {"device to device, a fast one through host memory", "gpu", "gpu", "ad", .chosen = "a", .source_staging = PATH_STAGED,
+     .target_staging = PATH_STAGED, .because = "through host memory on both nodes"},
     {"device to host, direct", "gpu", "host", "abc", .chosen = "b", .because = "fastest"},
     {"host to device, direct", "host", "gpu", "abc", .chosen = "b", .because = "fastest"},
     {"device to device, staged", "gpu", "gpu", "a", .chosen = "a", .source_staging = PATH_STAGED, .target_staging = PATH_STAGED,
@@ -204,9 +207,11 @@ Test(path_pairs, kinds_table)
         unsigned n = 0;
 
         for (const char *at = row->offers; *at; at++) {
+            static const unsigned speeds[] = {100, 95, 120, 50};
+            static const char *const names[] = {"a", "b", "c", "d"};
             bool device = *at != 'a', host = *at != 'c';
             struct path_offer *made = &offers[n++];
-            *made = offer(*at == 'a' ? "a" : *at == 'b' ? "b" : "c", *at == 'a' ? 100 : *at == 'b' ? 50 : 120);
+            *made = offer(names[*at - 'a'], speeds[*at - 'a']);
             made->source.moves = strcmp(row->source, "host") == 0 ? host : device;
             made->target.moves = strcmp(row->target, "host") == 0 ? host : device;
             made->source.stages = strcmp(row->source, "host") != 0 && host;
