@@ -28,7 +28,7 @@ def test_exists_of_names_and_refs():
         with raises(TypeError, "must be a list"):
             c.exists(b"a")
         for null in ("a\0b", "\0", "a\0"):
-            with raises(ValueError, "item 1"):
+            with raises(ValueError, "names[1]"):
                 c.exists(["a", null])
         with raises(rdtd.Invalid, "item 0"):
             c.exists(["x" * 200])

@@ -180,7 +180,7 @@ class Publishing:
         Errors: TypeError, ValueError (the key was added already; no tensor that `put` takes), Invalid, LimitReached, NoMemory
         and TimedOut (there is no room for the tensor): the version goes on without the tensor. All other errors end the version
         (Exists: another process publishes this rank; OwnerDied: another rank has given up)."""
-        if isinstance(tensor, (list, tuple)):
+        if isinstance(tensor, (list, tuple)) and not isinstance(tensor, Box):
             raise TypeError(f"add takes one tensor or Box, not {shown(tensor)}: call it for each box")
         ((_, box),) = _boxes({key: tensor}, "tensors")
         shape, start = box.global_shape, box.start if any(box.start or ()) else None
