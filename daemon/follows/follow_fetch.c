@@ -55,9 +55,10 @@ static void stop(struct follow *follow)
 
     follow->serial++;
     follow->asked = false;
+    follow->noted.err.status = RDT_OK; /* another failure of this attempt may have come before it */
     (void)rdt_error_set(&why, RDT_CANCELLED, "the attempt has ended");
-    for (uint32_t i = 0; version && i < version->next && follow->n_under_way > 0; i++) {
-        struct fetch *fetch = map_get_u64(&follow->client.transfers.fetches, first + i + 1);
+    for (uint32_t i = version ? version->next : 0; i > 0 && follow->n_under_way > 0; i--) { /* the last ones are under way */
+        struct fetch *fetch = map_get_u64(&follow->client.transfers.fetches, first + i);
         if (fetch) {
             follow->n_under_way--;
             fetch_fail(fetch, &why);

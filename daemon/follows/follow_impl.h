@@ -91,7 +91,7 @@ struct follow_ahead {
     bool off; /* the name's node does not say; it is asked again when the name is sought again */
 };
 
-struct follow_note {      /* what an answer has said, until the next slice */
+struct follow_note {      /* what an answer has said, until the next slice or the attempt's end */
     struct rdt_error err; /* status OK: nothing */
     bool of_version;      /* it is about a version, not about the name */
 };

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Followers of a name: the node fetches, prepare waits, commit copies. */
 #include "client/rdt_follow.h"
+#include "proto/manifest.h"
+#include "proto/wire_ref.h"
 #include "tests/integration/versions/shards_fixture.h"
 
 TestSuite(follow, .timeout = 120);
@@ -328,6 +330,64 @@ Test(follow, next_version_waits_where_two_do_not_fit)
     rdt_follower_close(follower);
     rdt_follower_close(lazy);
     end_far(near, far);
+}
+
+/* Publishes an object that looks like a manifest of these parts, of which only the refs are said, as the next version. */
+static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n)
+{
+    Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
+    Rdt__Pb__ManifestPart *parts = calloc(n, sizeof *parts), **list = calloc(n, sizeof(void *));
+    Rdt__Pb__Ref *wire = calloc(n, sizeof *wire);
+
+    for (size_t i = 0; i < n; i++) {
+        rdt__pb__manifest_part__init(&parts[i]);
+        wire_ref_from(&refs[i], &wire[i]);
+        parts[i].ref = &wire[i];
+        list[i] = &parts[i];
+    }
+    manifest.n_parts = n;
+    manifest.parts = list;
+    size_t bytes = rdt__pb__manifest__get_packed_size(&manifest);
+    uint8_t *metadata = malloc(MANIFEST_MAGIC_BYTES + bytes);
+    memcpy(metadata, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES);
+    (void)rdt__pb__manifest__pack(&manifest, metadata + MANIFEST_MAGIC_BYTES);
+    struct rdt_put_options options = {.struct_size = sizeof options,
+                                      .flags = RDT_PUT_SNAPSHOT,
+                                      .metadata = metadata,
+                                      .metadata_bytes = MANIFEST_MAGIC_BYTES + bytes};
+    struct rdt_ref ref = put_as(conn, NULL, 0, &options);
+    must_ok(rdt_publish(conn, "policy", &ref, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    free(metadata);
+    free(wire);
+    free(list);
+    free(parts);
+}
+
+/* The first part has ended, the next ones are awaited, and then there may be no more fetches. */
+Test(follow, version_that_fails_twice_at_once_fails_once)
+{
+    static const char *flags[] = {"--owner-max-transfers=4", NULL};
+    struct rdt_put_options pending = {.struct_size = sizeof pending, .flags = RDT_PUT_PENDING};
+    struct rdt_ref refs[8];
+
+    cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of[0] = flags});
+    rdt *conn = on(0);
+    name = name_on(0, "policy", 0);
+    rdt_follower *follower = follow(conn);
+    refs[0] = put_as(conn, NULL, 0, NULL);
+    must_ok(rdt_free(conn, &refs[0], false, &err));
+    for (unsigned i = 1; i < 8; i++)
+        refs[i] = put_as(conn, NULL, 0, &pending);
+    publish_list(conn, refs, 8);
+    must_refuse(RDT_LIMIT, "owner_max_transfers", rdt_follower_prepare(follower, LONG, NULL, &err));
+    for (unsigned i = 1; i < 8; i++)
+        must_ok(rdt_free(conn, &refs[i], true, &err));
+    publish_words(conn, 2, WORDS, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version == 2);
+    must(commit_words(follower, WORDS) == 2);
+    rdt_follower_close(follower);
+    end_far(conn, NULL);
 }
 
 static int follow_and_wait(struct actor *self, void *arg)
