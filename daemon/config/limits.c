@@ -95,7 +95,8 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
                                       .node[USAGE_MAPPINGS] = max_mappings(),
                                       .node[USAGE_MAPPED_BYTES] = max_mapped_bytes(),
                                       .node[USAGE_ORPHANS] = seven_eighths(max_watches()),
-                                      .node[USAGE_STORED_BYTES] = options->storage_max_bytes};
+                                      .node[USAGE_STORED_BYTES] = options->storage_max_bytes,
+                                      .node[USAGE_FOLLOWED_BYTES] = options_effective_memory_limit(options)};
     for (unsigned i = 0; i < USAGE_COUNT; i++) {
         limits->client[i] = options->client_max[i];
         limits->owner[i] = options->owner_max[i];
@@ -121,6 +122,8 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
     }
     if (limits->owner[USAGE_ORPHANS] == 0)
         limits->owner[USAGE_ORPHANS] = max_watches() / 4;
+    if (limits->owner[USAGE_FOLLOWED_BYTES] == 0)
+        limits->owner[USAGE_FOLLOWED_BYTES] = limits->node[USAGE_FOLLOWED_BYTES];
     if (limits->owner[USAGE_FDS] == 0)
         limits->owner[USAGE_FDS] = limits->node[USAGE_FDS];
 }

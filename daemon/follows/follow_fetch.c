@@ -69,6 +69,16 @@ static void stop(struct follow *follow)
         remote_hold_end(hold);
 }
 
+/* Makes room, if the present version has been copied by a follower, and none is about to copy it. */
+static bool drop_whole(struct follow *follow)
+{
+    if (!follow->whole || !follow->whole->committed || follow->whole->refs > 1)
+        return false;
+    version_unref(follow->whole);
+    follow->whole = NULL;
+    return true;
+}
+
 static void on_pause(struct deadline *deadline)
 {
     struct follow *follow = container_of(deadline, struct follow, pause);
@@ -89,10 +99,11 @@ static bool is_hopeless(const struct rdt_error *why)
     return why->status == RDT_UNSUPPORTED || why->status == RDT_INVALID;
 }
 
-/* Followers are told: waiting does not help, or not soon. */
-static bool is_told(const struct rdt_error *why)
+/* Followers are told: waiting does not help, or not soon. Where the version before takes the memory, its commit does. */
+static bool is_told(const struct follow *follow, const struct rdt_error *why)
 {
-    return is_hopeless(why) || why->status == RDT_LIMIT || why->status == RDT_DENIED;
+    return is_hopeless(why) || why->status == RDT_LIMIT || why->status == RDT_DENIED ||
+           (why->status == RDT_NO_MEMORY && !follow->whole && list_empty(&follow->dying));
 }
 
 static void set_failure(struct follow *follow, const struct rdt_error *why, bool tell)
@@ -123,7 +134,7 @@ static void fail(struct follow *follow, const struct rdt_error *why, bool tell)
 static void fail_version(struct follow *follow, struct rdt_error *why)
 {
     rdt_error_prefix(why, "version %llu of \"%s\"", (unsigned long long)follow->newest, follow->name.id);
-    fail(follow, why, is_told(why));
+    fail(follow, why, is_told(follow, why));
 }
 
 /* The same for an answer, in the next slice. The first failure counts. */
@@ -144,7 +155,7 @@ static void take_noted(struct follow *follow)
     if (follow->noted.of_version)
         fail_version(follow, &why);
     else /* the name has ended, or cannot be found */
-        fail(follow, &why, why.status == RDT_FREED || why.status == RDT_OWNER_DIED || is_told(&why));
+        fail(follow, &why, why.status == RDT_FREED || why.status == RDT_OWNER_DIED || is_told(follow, &why));
 }
 
 /* ---- SEEKING ---- */
@@ -188,7 +199,7 @@ static void seek(struct follow *follow)
     follow->ahead.off = false;
     ref.after = follow->again ? 0 : follow->newest;
     if (fetch(follow, &ref, NAME_INDEX, true, &err) != RDT_OK)
-        fail(follow, &err, is_told(&err));
+        fail(follow, &err, is_told(follow, &err));
 }
 
 void follow_seek_again(struct follow *follow)
@@ -258,12 +269,6 @@ static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
 
 static void hold(struct follow *follow);
 
-/* Whether the present version has been copied by a follower, and none is about to copy it. */
-static bool may_go(const struct follow_version *whole)
-{
-    return whole->committed && whole->refs == 1;
-}
-
 static void make_room(struct follow *follow)
 {
     struct follow_version *version = follow->arriving;
@@ -277,11 +282,8 @@ static void make_room(struct follow *follow)
     }
     follow_ahead_take_back(follow, ahead);
     rdt_error_prefix(&err, "version %llu of \"%s\"", (unsigned long long)version->number, follow->name.id);
-    if (follow->whole && may_go(follow->whole)) {
-        version_unref(follow->whole);
-        follow->whole = NULL;
+    if (drop_whole(follow))
         return; /* when its bytes have been given back, there may be room */
-    }
     if (follow->failure.status != RDT_LIMIT || strcmp(follow->failure.msg, err.msg) != 0)
         set_failure(follow, &err, !follow->whole && list_empty(&follow->dying)); /* or its own versions are in the way */
     follow->pause.on_passed = on_pause;
@@ -479,6 +481,16 @@ static bool tell_some(struct follow *follow, uint64_t until_ns)
     return true;
 }
 
+/* The next version found no memory: the one before may give its own. */
+static void try_without_whole(struct follow *follow)
+{
+    if (follow->failure.status != RDT_NO_MEMORY || !drop_whole(follow))
+        return;
+    follow->pause_ns = 0;
+    deadline_unset(follow->follows->deadlines, &follow->pause);
+    on_pause(&follow->pause);
+}
+
 /* Does what can be done now; what it waits for calls follow_look. */
 static bool work_some(struct slice *slice, uint64_t until_ns)
 {
@@ -492,6 +504,8 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         return true;
     if (follow->noted.err.status != RDT_OK)
         take_noted(follow);
+    if (follow->sm.state == FOLLOW_PAUSING)
+        try_without_whole(follow);
     if (follow->sm.state == FOLLOW_SEEKING && !follow->asked)
         seek(follow);
     if (follow->sm.state == FOLLOW_FULL)

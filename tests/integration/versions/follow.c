@@ -332,6 +332,40 @@ Test(follow, next_version_waits_where_two_do_not_fit)
     end_far(near, far);
 }
 
+/* The limit of followed bytes lets both versions in, and the daemon's memory, of which others have a part, does not. */
+Test(follow, next_version_waits_where_memory_has_no_room)
+{
+    static const char *flags[] = {"--memory-limit=12MiB", NULL};
+    const size_t n = 10 * WORDS; /* 5 MiB */
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of[1] = flags});
+    rdt *near = on(0), *far = on(1);
+    name = name_on(0, "policy", 0);
+    rdt_follower *follower = follow(far), *lazy = follow(far);
+    publish_words(near, 1, n, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version == 1 && prepared(lazy).version == 1);
+    must(commit_words(follower, n) == 1);
+    void *memory = alloc_memory(far, 3 << 20), *more;
+    publish_words(near, 2, n, RDT_PUT_SNAPSHOT);
+    wait_until(LONG, strstr(info_of_follower(follower).failure, "memory_limit"));
+    must_refuse(RDT_TIMED_OUT, "memory_limit", rdt_follower_prepare(follower, 20 * MSEC, NULL, &err));
+    must(commit_words(lazy, n) == 1);
+    must(prepared(follower).version == 2); /* it has made room */
+    must(commit_words(follower, n) == 2);
+    must(prepared(lazy).version == 2);
+    must(commit_words(lazy, n) == 2);
+    more = alloc_memory(far, 7 << 19); /* beside both there is too little, even without version 2 */
+    publish_words(near, 3, 12 * WORDS, RDT_PUT_SNAPSHOT);
+    must_refuse(RDT_NO_MEMORY, "version 3 of \"policy\"", rdt_follower_prepare(follower, LONG, NULL, &err));
+    must_ok(rdt_dealloc(far, more, &err));
+    must(prepared(follower).version == 3);
+    must(commit_words(follower, 12 * WORDS) == 3);
+    must_ok(rdt_dealloc(far, memory, &err));
+    rdt_follower_close(follower);
+    rdt_follower_close(lazy);
+    end_far(near, far);
+}
+
 /* Publishes an object that looks like a manifest of these parts, of which only the refs are said, as the next version. */
 static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n)
 {

@@ -25,6 +25,8 @@ Test(limits, zero_is_derived_and_numbers_stand)
     cr_assert_gt(limits.node[USAGE_MAPPINGS], 0u, "a part of what the kernel lets a process map");
     cr_assert_lt(limits.node[USAGE_MAPPED_BYTES], UINT64_C(1) << 47, "less than a process's address space");
     cr_assert_lt(limits.client[USAGE_MAPPED_BYTES], limits.owner[USAGE_MAPPED_BYTES]);
+    cr_assert_eq(limits.node[USAGE_FOLLOWED_BYTES], options_effective_memory_limit(&options));
+    cr_assert_eq(limits.owner[USAGE_FOLLOWED_BYTES], limits.node[USAGE_FOLLOWED_BYTES]);
     cr_assert_eq(limits.owner[USAGE_FDS], 17u);
     cr_assert_leq(limits.client[USAGE_FDS], limits.node[USAGE_FDS] * 7 / 8 + 1);
     cr_assert_eq(limits.node[USAGE_SESSIONS], 1000u + LIMITS_MORE_CONNECTIONS);
