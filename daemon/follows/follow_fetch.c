@@ -18,7 +18,7 @@
 #define FIRST_PAUSE_NS 2000000ull /* after a failure; each next one in a row is twice as long */
 #define LAST_PAUSE_NS 2000000000ull
 #define FULL_PAUSE_NS 200000000ll /* until room is looked for again: other names of the user may have given some back */
-#define INDEX_BITS 15u            /* of a fetch's handle, below the serial number of the attempt */
+#define INDEX_BITS 20u            /* of a fetch's handle, below the serial number of the attempt */
 #define NAME_INDEX ((1u << INDEX_BITS) - 1u) /* of the fetch of the name; those of objects are their index + 1 */
 _Static_assert(FOLLOW_MAX_OBJECTS < NAME_INDEX, "a handle has the index of any object");
 

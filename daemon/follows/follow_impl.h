@@ -10,10 +10,11 @@
 #define DAEMON_FOLLOW_IMPL_H
 
 #include "daemon/follows/follow.h"
+#include "daemon/versions/shards.h"
 
 #define FOLLOW_KEY_MAX_BYTES (2u * OWNER_KEY_MAX_BYTES + 16u + 65u)
-#define FOLLOW_MAX_OBJECTS 16385u            /* of a version: its manifest, and SHARDS_MAX_PIECES parts */
-#define FOLLOW_AHEAD_BIT (UINT64_C(1) << 63) /* in the handles of fetches that follow_ahead.c starts */
+#define FOLLOW_MAX_OBJECTS (SHARDS_MAX_PIECES + 1u) /* of a version: its manifest, and its parts */
+#define FOLLOW_AHEAD_BIT (UINT64_C(1) << 63)        /* in the handles of fetches that follow_ahead.c starts */
 
 /* ---- versions ---- */
 

@@ -108,6 +108,25 @@ def test_parts() -> None:
         del first, plan, value, done
 
 
+def test_version_to_which_tensors_were_added() -> None:
+    need_numpy()
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as trainer, rdtd.connect(b.socket) as engine:
+        home = rdtd.Ref.from_name("policy", address=trainer.node["address"])
+        into = {f"layer.{i}": numpy.zeros((700, 300), "f4") for i in range(9)}
+        plan = engine.plan(home, into)
+        with engine.follow(home) as follower:
+            for step in 1, 2:
+                with trainer.publishing("policy") as version:
+                    for i in range(9):
+                        version.add(f"layer.{i}", numpy.full((700, 300), step * 100 + i, "f4"))
+                got = follower.prepare(timeout=LONG)
+                assert (got.version, got.objects, got.in_parts) == (step, version.pieces, True) and got.objects > 1, got
+                follower.commit(plan)
+                assert all((into[f"layer.{i}"] == step * 100 + i).all() for i in range(9))
+                a.fds, b.fds = a.open_fds(), b.open_fds()  # the transports between the nodes stay connected
+        trainer.unpublish("policy")
+
+
 def test_waits_and_ends() -> None:
     with Node() as node, rdtd.connect(node.socket) as trainer:
         engine = rdtd.connect(node.socket)

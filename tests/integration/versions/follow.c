@@ -398,6 +398,24 @@ static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n)
     free(parts);
 }
 
+Test(follow, version_may_have_as_many_parts_as_can_be_published)
+{
+    enum { PARTS = 5000 }; /* more than there may be ranks */
+    static struct rdt_ref refs[PARTS];
+    struct rdt_put_options snapshot = {.struct_size = sizeof snapshot, .flags = RDT_PUT_SNAPSHOT};
+    rdt *conn = begin_shards(1);
+
+    name = name_on(0, "policy", 0);
+    rdt_follower *follower = follow(conn);
+    for (unsigned i = 0; i < PARTS; i++)
+        refs[i] = put_as(conn, NULL, 0, &snapshot);
+    publish_list(conn, refs, PARTS);
+    wait_until(LONG, info_of_follower(follower).prepared == 1);
+    rdt_follower_close(follower);
+    must_ok(rdt_drop(conn, &refs[0], &err));
+    end_far(conn, NULL);
+}
+
 /* The first part has ended, the next ones are awaited, and then there may be no more fetches. */
 Test(follow, version_that_fails_twice_at_once_fails_once)
 {
