@@ -98,10 +98,11 @@ struct rdt_commit {
 };
 
 /* Makes the prepared version the committed one, after its bytes have been copied to where the options say. Moves nothing
- * between nodes, does not wait for the daemon, and does not end before all is copied. An error leaves the reader's memory and
- * the follower unchanged. *commit_p may be NULL. Errors: INVALID (nothing is prepared; the options), NOT_FOUND and MISMATCH
- * (the version does not fit the plan or the targets; the sentence names the tensor), UNSUPPORTED (a cast that does not exist),
- * NO_MEMORY. */
+ * between nodes, does not wait for the daemon, and does not end before all is copied. A plan with `verify` does wait: the parts
+ * that it reads are compared with their checksums, for which their publishers' daemons are asked, for up to a minute, and a part
+ * that is gone there has none. An error leaves the reader's memory and the follower unchanged. *commit_p may be NULL. Errors:
+ * INVALID (nothing is prepared; the options), NOT_FOUND and MISMATCH (the version does not fit the plan or the targets; the
+ * sentence names the tensor), UNSUPPORTED (a cast that does not exist), NO_MEMORY, and with `verify` those of rdt_verify. */
 enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_commit_options *options,
                                     struct rdt_commit *commit_p, struct rdt_error *err);
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/call.h"
 #include "client/memory/overlap.h"
 #include "client/options.h"
 #include "client/plan/manifest.h"
@@ -557,6 +558,14 @@ static bool find_source(const struct load *load, const struct piece *piece, cons
     return true;
 }
 
+static enum rdt_status check_load(const rdt_plan *plan, const rdt_manifest *manifest, size_t load, const rdt_object *object,
+                                  int64_t deadline_ns, struct rdt_error *err)
+{
+    enum rdt_status status = check_object(manifest, &plan->loads[load], object, err);
+
+    return status == RDT_OK && plan->options.verify ? rdt_verify(object, left_ns(deadline_ns), err) : status;
+}
+
 static void copy_piece(const rdt_plan *plan, const struct load *load, const struct piece *piece, const rdt_object *object)
 {
     static const uint64_t nothing[RDT_MAX_NDIM];
@@ -642,6 +651,7 @@ static void keep_layout(rdt_plan *plan, rdt_manifest *manifest)
 
 enum rdt_status plan_fit(rdt_plan *plan, rdt_manifest *manifest, rdt_object *const *parts, bool *kept_p, struct rdt_error *err)
 {
+    int64_t deadline_ns = clock_deadline_ns(CALL_TIMEOUT_NS); /* of `verify`: nothing else waits */
     rdt_object **objects;
     bool planned;
     enum rdt_status status = RDT_OK;
@@ -657,7 +667,7 @@ enum rdt_status plan_fit(rdt_plan *plan, rdt_manifest *manifest, rdt_object *con
     objects = objects_of_loads(plan, parts);
     status = objects ? RDT_OK : no_memory(err);
     for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++)
-        status = check_object(manifest, &plan->loads[i], objects[i], err);
+        status = check_load(plan, manifest, i, objects[i], deadline_ns, err);
     if (status == RDT_OK)
         status = check_twins(plan, objects, err);
     free(objects);
@@ -694,9 +704,7 @@ static enum rdt_status run_version(rdt_plan *plan, const rdt_manifest *manifest,
     bool fetched = status == RDT_OK;
 
     for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++) {
-        status = check_object(manifest, &plan->loads[i], objects[i], err);
-        if (status == RDT_OK && plan->options.verify)
-            status = rdt_verify(objects[i], left_ns(deadline_ns), err);
+        status = check_load(plan, manifest, i, objects[i], deadline_ns, err);
         if (!plan->near_parts[plan->loads[i].part])
             run->bytes_moved += moved_from_others(objects[i]);
     }

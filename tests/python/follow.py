@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import rdtd
-from nodes import LONG, Node, Skipped, main, raises, until
+from nodes import LONG, Node, Skipped, change_a_byte_of, main, raises, until
 
 try:
     import numpy
@@ -124,6 +124,27 @@ def test_version_to_which_tensors_were_added() -> None:
                 follower.commit(plan)
                 assert all((into[f"layer.{i}"] == step * 100 + i).all() for i in range(9))
                 a.fds, b.fds = a.open_fds(), b.open_fds()  # the transports between the nodes stay connected
+        trainer.unpublish("policy")
+
+
+def test_plan_that_verifies() -> None:
+    need_numpy()
+    w = (numpy.arange(200_000, dtype="f4") % 997).reshape(400, 500)
+    with Node() as node, rdtd.connect(node.socket) as trainer, rdtd.connect(node.socket) as engine:
+        target = numpy.zeros((400, 500), "f4")
+        plan = engine.plan("policy", {"w": target}, verify=True)
+        with engine.follow("policy") as follower:
+            for step in 1, 2:
+                w += 1
+                trainer.publish_part("policy", step, 0, 1, {"w": w}, timeout=LONG, checksum=True)
+                follower.prepare(timeout=LONG)
+                if step == 1:
+                    follower.commit(plan)
+                    assert (target == w).all()
+            change_a_byte_of(w.tobytes())
+            with raises(rdtd.Damaged, "are not those that were put"):
+                follower.commit(plan)
+            assert (target == w - 1).all() and (follower.prepared, follower.committed) == (2, 1), "nothing was written"
         trainer.unpublish("policy")
 
 

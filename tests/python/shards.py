@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 import rdtd
-from nodes import LONG, Node, Skipped, main, raises, times_out, until
+from nodes import LONG, Node, Skipped, change_a_byte_of, main, raises, times_out, until
 
 try:
     import numpy
@@ -212,25 +212,13 @@ def test_a_plan_that_verifies_writes_nothing_of_damaged_parts() -> None:
             reader.plan("policy", {"w": target}, verify=True, move="slices")
         w += 1
         version = publish(3, checksum=True)
-        _change_a_byte_of(w[200:].tobytes())
+        change_a_byte_of(w[200:].tobytes())
         for call in (lambda: plan.run(timeout=LONG), lambda: reader.get(reader.name("policy"), verify=True)):
             with raises(rdtd.Damaged, "are not those that were put"):
                 call()
         assert (target == w - 1).all(), "nothing was written"
         assert other.run(timeout=LONG).version == version and (casts == w[150:160].astype("f2")).all(), "its part is whole"
         c.unpublish("policy")
-
-
-def _change_a_byte_of(value: bytes) -> None:
-    """In librdt's memory, where nobody but a broken program writes."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            ends, access, *_ = line.split()
-            start, end = [int(number, 16) for number in ends.split("-")]
-            if access == "rw-s" and "memfd" in line and ctypes.string_at(start, end - start).startswith(value):
-                ctypes.memset(start + 1000, value[1000] ^ 1, 1)
-                return
-    raise AssertionError("librdt does not have the bytes")
 
 
 def test_a_version_of_parts_is_fetched_as_its_whole_tensors() -> None:
