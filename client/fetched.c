@@ -416,7 +416,10 @@ void rdt_release(rdt_object *object)
     if (!conn || connection_is_forked(conn))
         return; /* in a forked child rdt_close unmaps */
     connection_lock(conn);
-    fetched_destroy(object);
+    if (object->shared > 0)
+        object->shared--;
+    else
+        fetched_destroy(object);
     connection_drain(conn);
     connection_unlock(conn);
 }

@@ -14,6 +14,7 @@ struct rdt_object {
     struct list link; /* conn->objects */
     struct rdt_object_info info;
     uint64_t hold; /* 0: nothing is held */
+    size_t shared; /* how many calls of rdt_release it outlives: it was handed out so many times more */
     struct layout *layout;
     void **data; /* [layout->count] address of element [0, 0, ...] */
     struct mapping **mappings;

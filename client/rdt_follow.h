@@ -78,6 +78,10 @@ enum rdt_status rdt_follower_prepare(rdt_follower *follower, int64_t timeout_ns,
  * another one is prepared, or the follower is closed. NULL: nothing is prepared, or there is no such object. */
 const rdt_object *rdt_follower_object(const rdt_follower *follower, size_t i);
 
+/* The same object as one of the caller's own, who ends it with rdt_release: for what must be made of it before a commit, which
+ * then takes nothing but the mark. NULL: as above. */
+rdt_object *rdt_follower_take(rdt_follower *follower, size_t i);
+
 struct rdt_commit_options { /* at most one of plan, targets and objects is set; none: only marks the version as committed */
     size_t struct_size;
     rdt_plan *plan;                   /* of the same name: its wants are written. The version must be in parts */

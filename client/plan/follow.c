@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "client/call.h"
+#include "client/fetched.h"
 #include "client/memory/overlap.h"
 #include "client/note.h"
 #include "client/options.h"
@@ -310,6 +311,18 @@ enum rdt_status rdt_follower_prepare(rdt_follower *follower, int64_t timeout_ns,
 const rdt_object *rdt_follower_object(const rdt_follower *follower, size_t i)
 {
     return follower && i < follower->next.n ? follower->next.objects[i] : NULL;
+}
+
+rdt_object *rdt_follower_take(rdt_follower *follower, size_t i)
+{
+    rdt_object *object = (rdt_object *)rdt_follower_object(follower, i);
+
+    if (!object || connection_is_forked(follower->conn))
+        return NULL;
+    connection_lock(follower->conn);
+    object->shared++;
+    connection_unlock(follower->conn);
+    return object;
 }
 
 /* ---- commit ---- */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import threading
 from typing import Any
 
@@ -145,6 +146,30 @@ def test_plan_that_verifies() -> None:
             with raises(rdtd.Damaged, "are not those that were put"):
                 follower.commit(plan)
             assert (target == w - 1).all() and (follower.prepared, follower.committed) == (2, 1), "nothing was written"
+        trainer.unpublish("policy")
+
+
+def test_error_of_a_commit_keeps_the_version() -> None:
+    need_numpy()
+    with Node() as node, rdtd.connect(node.socket) as trainer, rdtd.connect(node.socket) as engine:
+        with engine.follow("policy", after=7) as follower:
+            assert follower.committed == 7
+        with engine.follow("policy") as follower:
+            trainer.publish("policy", {"deque": collections.deque([1])})
+            follower.prepare(timeout=LONG)
+            with raises(rdtd.PickleRefused):
+                follower.commit(allow_pickle=False)
+            assert (follower.prepared, follower.committed) == (1, 0)
+            assert follower.commit(allow_pickle=True).value == {"deque": collections.deque([1])}
+            trainer.publish_part("policy", 2, 0, 1, {"w": numpy.ones(5)}, timeout=LONG)
+            follower.prepare(timeout=LONG)
+            with raises(ValueError, "as_"):
+                follower.commit(as_="nothing")
+            assert (follower.prepared, follower.committed) == (2, 1)
+            value = follower.commit().value
+            trainer.publish("policy", {"w": numpy.full(5, 3)})
+            follower.prepare(timeout=LONG)
+            assert (value["w"] == 1).all() and (follower.commit().value["w"] == 3).all(), "each stays what it was"
         trainer.unpublish("policy")
 
 

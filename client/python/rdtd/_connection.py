@@ -746,7 +746,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         name, owner, near, address: as in `versions`. after: the version that this process has already. Errors: LimitReached,
         ValueError (the Ref of an object)."""
         at = self._one_name(name, owner, near, address)
-        return Follower(self, at, self._follow(at, after))
+        return Follower(self, at, self._follow(at, after), after)
 
     def _one_name(self, name: Union[str, _rdt.Ref], owner: Union[str, int, None], near: Optional[_rdt.Ref],
                   address: Optional[str]) -> Any:

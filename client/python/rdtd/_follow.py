@@ -53,12 +53,12 @@ class Follower:
     """Follows a name: see Connection.follow. One thread at a time uses it. It ends with `close`, with its `with` block, or
     with the connection."""
 
-    def __init__(self, connection: Connection, name: Ref, follower: _rdt.Follower) -> None:
+    def __init__(self, connection: Connection, name: Ref, follower: _rdt.Follower, after: int) -> None:
         self._connection = connection
         self._name = name
         self._follower = follower
         self._prepared: Optional[Prepared] = None
-        self._committed = 0
+        self._committed = after
 
     def __repr__(self) -> str:
         return f"<rdtd.Follower of name {self._name.id.decode('utf-8', 'backslashreplace')}, committed {self._committed}>"
@@ -118,17 +118,17 @@ class Follower:
             return self._commit_parts(into, as_)
         if into is not None:
             return self._commit_into(into, as_, allow_pickle)
-        got, (brought,) = self._follower.commit_objects()
-        self._note(got)
+        (brought,) = self._follower.objects()
         connection = self._connection
         layout = Layout(brought.metadata, brought.tensors(True))
         value = layout.value(as_, partial(connection._may_unpickle, brought, allow_pickle), connection._ref_of(brought),
                              connection._source_of(brought) if layout.form == "pickle" else "")
-        return Committed(value, **got)
+        return Committed(value, **self._note(self._follower.commit_mark()))
 
-    def _note(self, got: dict[str, Any]) -> None:
+    def _note(self, got: dict[str, Any]) -> dict[str, Any]:
         self._committed = got["version"]
         self._prepared = None
+        return got
 
     def _commit_into(self, into: Any, as_: str, allow_pickle: Optional[bool]) -> Committed:
         if isinstance(into, Plan):
@@ -151,15 +151,13 @@ class Follower:
         except (TypeError, ValueError) as error:
             targets.name(error)
             raise
-        self._note(got)
-        return Committed(targets.written(), **got)
+        return Committed(targets.written(), **self._note(got))
 
     def _commit_plan(self, plan: Plan) -> dict[str, Any]:
         with _naming(plan._keys):
             got = self._follower.commit_plan(plan._plan)
         plan.version = got["version"]
-        self._note(got)
-        return got
+        return self._note(got)
 
     def _commit_parts(self, into: Any, as_: str) -> Committed:
         if isinstance(into, Plan):
@@ -175,13 +173,11 @@ class Follower:
                 if not whole:
                     raise Unsupported(f"tensor {key!r} of version {self.prepared} is split over several parts, so it is not in "
                                       "one piece here: commit into a Plan")
-        got, objects = self._follower.commit_objects()
-        self._note(got)
         value = {}
-        for row, brought in zip(keys, objects):
+        for row, brought in zip(keys, self._follower.objects()):
             leaves = convert(brought.tensors(True), "n", "auto" if as_ == "list" else as_)
             value.update({key: leaf for (key, _), leaf in zip(row, leaves)})
-        return Committed(value, **got)
+        return Committed(value, **self._note(self._follower.commit_mark()))
 
     def close(self) -> None:
         """Ends the follower. Values that a commit returned stay valid."""

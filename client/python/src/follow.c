@@ -264,41 +264,34 @@ static PyObject *follower_commit_plan(PyObject *self, PyObject *arg)
     return made;
 }
 
-/* commit_objects(): (a dict, [Object]) */
-static PyObject *follower_commit_objects(PyObject *self, PyObject *ignored)
+/* objects(): [Object] that are prepared, which outlive the follower's next calls */
+static PyObject *follower_objects(PyObject *self, PyObject *ignored)
 {
     struct follower *follower = (struct follower *)self;
-    struct rdt_commit_options options = RDT_INIT(options);
-    struct rdt_commit got;
-    struct rdt_error err;
+    rdt_object *object;
     PyObject *list;
-    enum rdt_status status;
-    size_t n = 0;
 
     if (!follower_enter(follower))
         return NULL;
-    while (rdt_follower_object(follower->follower, n))
-        n++;
-    options.objects = PyMem_Calloc(n + 1, sizeof(rdt_object *));
-    if (!options.objects) {
-        follower_leave(follower);
-        return PyErr_NoMemory();
-    }
-    status = rdt_follower_commit(follower->follower, &options, &got, &err);
-    list = status == RDT_OK ? PyList_New((Py_ssize_t)n) : raise_error(&err);
-    for (size_t i = 0; status == RDT_OK && i < n; i++) {
-        PyObject *object = list ? object_new(follower->conn, options.objects[i]) : NULL;
+    list = PyList_New(0);
+    for (size_t i = 0; list && (object = rdt_follower_take(follower->follower, i)); i++) {
+        PyObject *made = object_new(follower->conn, object);
 
-        if (object)
-            PyList_SET_ITEM(list, (Py_ssize_t)i, object);
-        else if (list)
-            Py_CLEAR(list); /* object_new has released it */
-        else
-            rdt_release(options.objects[i]);
+        if (!made || PyList_Append(list, made) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(made);
     }
-    PyMem_Free(options.objects);
     follower_leave(follower);
-    return list ? Py_BuildValue("(NN)", committed_dict(&got), list) : NULL;
+    return list;
+}
+
+/* commit_mark(): a dict. What was prepared is committed, and nothing is copied. */
+static PyObject *follower_commit_mark(PyObject *self, PyObject *ignored)
+{
+    struct follower *follower = (struct follower *)self;
+    struct rdt_commit_options options = RDT_INIT(options);
+
+    return follower_enter(follower) ? commit(follower, &options) : NULL;
 }
 
 /* info(): a dict */
@@ -348,7 +341,8 @@ static PyMethodDef follower_methods[] = {
     {"parts", follower_parts, METH_NOARGS, NULL},
     {"commit_into", follower_commit_into, METH_O, NULL},
     {"commit_plan", follower_commit_plan, METH_O, NULL},
-    {"commit_objects", follower_commit_objects, METH_NOARGS, NULL},
+    {"objects", follower_objects, METH_NOARGS, NULL},
+    {"commit_mark", follower_commit_mark, METH_NOARGS, NULL},
     {"info", follower_info, METH_NOARGS, NULL},
     {"close", follower_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
