@@ -449,6 +449,8 @@ static enum rdt_status ask(struct answers *answers, rdt *conn, struct rdt_error 
         status = call(conn, RDT_MSG_METRICS, &metrics_request.base, CALL_TIMEOUT_NS, &answers->metrics, err);
     if (status == RDT_OK)
         status = call(conn, RDT_MSG_FOLLOWERS, &followers_request.base, CALL_TIMEOUT_NS, &answers->followers, err);
+    if (status == RDT_UNSUPPORTED) /* an earlier daemon, which has none */
+        status = RDT_OK;
     if (status == RDT_OK)
         status = pages_get(&answers->owners, conn, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, err);
     if (status == RDT_OK)
@@ -477,7 +479,8 @@ static enum rdt_status write_text(const struct answers *answers, enum rdt_metric
         put_owners(&text, &answers->owners);
         put_nodes(&text, &answers->nodes);
         put_backends(&text, &answers->backends);
-        put_followers(&text, (const Rdt__Pb__FollowersReply *)answers->followers);
+        if (answers->followers)
+            put_followers(&text, (const Rdt__Pb__FollowersReply *)answers->followers);
         if (text.openmetrics)
             fputs("# EOF\n", text.file);
     }
