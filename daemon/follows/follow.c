@@ -212,7 +212,7 @@ static struct follow_version *newer(const struct follower *follower)
 {
     struct follow_version *whole = follower->follow->whole;
 
-    return whole && !follower_has(follower, version_ref_of(whole), whole->number) ? whole : NULL;
+    return whole && !whole->lost && !follower_has(follower, version_ref_of(whole), whole->number) ? whole : NULL;
 }
 
 static void take(struct follower *follower, struct follow_version *version)
@@ -230,6 +230,10 @@ enum rdt_status follower_prepare(struct follower *follower, struct prepare_waite
     struct follow *follow = follower->follow;
     struct follow_version *version = newer(follower);
 
+    if (follower->taken && follower->taken->lost) {
+        version_unref(follower->taken);
+        follower->taken = NULL;
+    }
     if (!version && follower->taken) /* the newest one has made room for the next */
         version = follower->taken;
     if (version) {
@@ -300,6 +304,8 @@ struct object *follows_held(struct follows *follows, const struct client *client
     list_each (const struct follower, follower, &client->followers, by_client) {
         object = follower->taken ? version_find(follower->taken, ref) : NULL;
         if (!object || object->object->access.forced)
+        if (object && object->object->access.forced)
+            follow_lose(follower->taken, object);
             continue;
         *trusted_p = object->trusted;
         return object->object;

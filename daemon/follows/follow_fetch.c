@@ -491,6 +491,21 @@ static void try_without_whole(struct follow *follow)
     on_pause(&follow->pause);
 }
 
+void follow_lose(struct follow_version *version, const struct follow_object *object)
+{
+    struct follow *follow = version->follow;
+
+    if (version->lost)
+        return;
+    version->lost = true;
+    if (version != follow->whole)
+        return;
+    (void)rdt_error_set(&follow->failure, RDT_FREED, "object \"%s\" of version %llu of \"%s\" was freed by force", object->ref.id,
+                        (unsigned long long)version->number, follow->name.id);
+    follow->failure_number = 0;
+    follow_look(follow);
+}
+
 /* Does what can be done now; what it waits for calls follow_look. */
 static bool work_some(struct slice *slice, uint64_t until_ns)
 {
@@ -516,6 +531,10 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         become_whole(follow);
     if (!follow_ahead_work(follow, until_ns))
         return false;
+    if (follow->whole && follow->whole->lost) {
+        version_unref(follow->whole);
+        follow->whole = NULL;
+    }
     list_drain (struct follow_version, version, &follow->dying, link) {
         if (!version_drop_some(version, until_ns))
             return false;

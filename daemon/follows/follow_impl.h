@@ -41,6 +41,7 @@ struct follow_version {
     bool committed;                /* a follower has committed it */
     uint32_t n_objects, n_here;    /* n_here: how many are whole on this node */
     uint32_t next;                 /* the first that has not been asked for; while it ends: that has not been dropped */
+    bool lost;                     /* an object was freed by force: nobody else gets it */
     struct map by_ref;             /* struct follow_object.key -> struct follow_object */
     struct follow_object *objects; /* [n_objects] */
 };
@@ -153,6 +154,10 @@ void follow_ahead_settle(struct follow *follow, uint64_t version); /* that versi
 
 /* Something has changed: the name works on, in a slice. */
 static inline void follow_look(struct follow *follow)
+
+/* An object of the version, which a follower was given, has been freed by force: followers wait for the next version. */
+void follow_lose(struct follow_version *version, const struct follow_object *object);
+
 {
     slice_start(&follow->follows->deadlines->slices, &follow->work);
 }

@@ -398,6 +398,28 @@ static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n)
     free(parts);
 }
 
+/* Also if nobody has fetched it for the follower yet, which then waits for the next one. */
+Test(follow, version_that_is_freed_by_force_is_passed_over)
+{
+    static uint64_t words[WORDS]; /* so many that they are not copied into an answer */
+    struct rdt_put_options snapshot = {.struct_size = sizeof snapshot, .flags = RDT_PUT_SNAPSHOT};
+    rdt *conn = begin_shards(1);
+
+    name = name_on(0, "policy", 0);
+    rdt_follower *follower = follow(conn);
+    struct rdt_ref ref = put_as(conn, &VECTOR(RDT_U64, WORDS, words), 1, &snapshot);
+    must_ok(rdt_publish(conn, "policy", &ref, NULL, NULL, &err));
+    wait_until(LONG, info_of_follower(follower).prepared == 1);
+    must_ok(rdt_free(conn, &ref, true, &err));
+    must_refuse(RDT_TIMED_OUT, "of version 1 of \"policy\" was freed by force",
+                rdt_follower_prepare(follower, 20 * MSEC, NULL, &err));
+    publish_words(conn, 5, 3, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version > 0);
+    must(commit_words(follower, 3) == 5);
+    rdt_follower_close(follower);
+    end_far(conn, NULL);
+}
+
 Test(follow, version_may_have_as_many_parts_as_can_be_published)
 {
     enum { PARTS = 5000 }; /* more than there may be ranks */
