@@ -166,7 +166,7 @@ enum rdt_status follower_start(struct follows *follows, struct client *client, u
     list_append(&follow->followers, &follower->by_follow);
     follow->n_followers++;
     follows->counts->followers++;
-    if (!follow->whole && follow->newest > 0) /* the others have it, and it may be what this one lacks */
+    if (follow->newest > 0) /* the others may have it without this node's help, and this one may lack it */
         follow_seek_again(follow);
     follow_look(follow);
     return RDT_OK;
@@ -282,7 +282,8 @@ void follower_commit(struct follower *follower, uint64_t version, const struct r
 
     if (follower->taken && follower->taken->number == version) { /* otherwise an earlier daemon has counted it */
         follow->follows->counts->follow_commits++;
-        if (follower->committed > 0 && version > follower->committed + 1)
+        if (follower->taken && follow_same_object(version_ref_of(follower->taken), ref) &&
+            follower->taken->number == version && follower->committed > 0 && version > follower->committed + 1)
             follow->follows->counts->follow_skipped += version - follower->committed - 1;
     }
     note_committed(follower, version, ref);
@@ -303,9 +304,9 @@ struct object *follows_held(struct follows *follows, const struct client *client
         return NULL;
     list_each (const struct follower, follower, &client->followers, by_client) {
         object = follower->taken ? version_find(follower->taken, ref) : NULL;
-        if (!object || object->object->access.forced)
         if (object && object->object->access.forced)
             follow_lose(follower->taken, object);
+        if (!object || object->object->access.forced)
             continue;
         *trusted_p = object->trusted;
         return object->object;

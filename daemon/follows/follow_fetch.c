@@ -32,11 +32,6 @@ static const struct sm_state states[] = {
     [FOLLOW_ENDED] = {"ended", 0},
 };
 
-static bool same_object(const struct rdt_ref *a, const struct rdt_ref *b)
-{
-    return a->generation == b->generation && memcmp(a->node, b->node, sizeof a->node) == 0;
-}
-
 void follow_tell(struct follow *follow)
 {
     list_splice(&follow->telling, &follow->waiters);
@@ -83,11 +78,8 @@ static void on_pause(struct deadline *deadline)
 {
     struct follow *follow = container_of(deadline, struct follow, pause);
 
-    if (follow->sm.state == FOLLOW_FULL) { /* there may be a newer version by now */
-        version_unref(follow->arriving);
-        follow->arriving = NULL;
+    if (follow->sm.state == FOLLOW_FULL) /* there may be a newer version by now */
         follow->again = true;
-    }
     if (follow->sm.state == FOLLOW_PAUSING || follow->sm.state == FOLLOW_FULL)
         sm_move(&follow->sm, FOLLOW_SEEKING);
     follow_look(follow);
@@ -134,7 +126,10 @@ static void fail(struct follow *follow, const struct rdt_error *why, bool tell)
 static void fail_version(struct follow *follow, struct rdt_error *why)
 {
     rdt_error_prefix(why, "version %llu of \"%s\"", (unsigned long long)follow->newest, follow->name.id);
+    if (is_hopeless(why))
+        follow->hopeless = follow->newest_ref;
     fail(follow, why, is_told(follow, why));
+    follow->again = true; /* the node of the name may count anew */
 }
 
 /* The same for an answer, in the next slice. The first failure counts. */
@@ -207,6 +202,8 @@ void follow_seek_again(struct follow *follow)
     struct fetch *waiting = map_get_u64(&follow->client.transfers.fetches, follow->serial << INDEX_BITS | NAME_INDEX);
     struct rdt_error why;
 
+    if (follow->whole && follow_same_object(&follow->newest_ref, version_ref_of(follow->whole)))
+        return; /* that is the newest */
     if (follow->sm.state != FOLLOW_SEEKING)
         return; /* it will seek */
     follow->again = true;
@@ -229,11 +226,19 @@ void follow_stop(struct follow *follow)
         fetch_fail(waiting, &why);
 }
 
+/* Whether nothing need be done for the newest version: it is here, or all followers have it, or it cannot be had. */
+static bool is_settled(const struct follow *follow)
+{
+    return (follow->whole && follow_same_object(&follow->newest_ref, version_ref_of(follow->whole))) ||
+           follow_same_object(&follow->newest_ref, &follow->hopeless) ||
+           !follow_needed(follow, &follow->newest_ref, follow->newest);
+}
+
 /* The newest version of the name, as its node says. */
 static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
 {
-    struct follow_version *version;
     struct rdt_error err;
+    struct rdt_ref ref;
 
     follow->asked = false;
     if (done->status != RDT_OK) {
@@ -241,26 +246,30 @@ static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
         note_failure(follow, &err, false);
         return;
     }
-    if (version_create(follow, done, &version, &err) != RDT_OK) {
-        follow->newest = done->version;
-        note_failure(follow, &err, true);
+    follow->newest = done->version;
+    if (wire_ref_to(done->ref, &ref, &err) != RDT_OK) {
+        note_failure(follow, &err, false);
         return;
     }
-    follow->again = false;
-    if (!same_object(&follow->newest_ref, version_ref_of(version))) {
-        follow->newest_ref = *version_ref_of(version);
+    if (!follow_same_object(&follow->newest_ref, &ref)) {
+        follow->newest_ref = ref;
         follow->newest_ns = uv_hrtime();
     }
-    follow->newest = version->number;
-    version->seen_ns = follow->newest_ns;
-    if ((follow->whole && same_object(version_ref_of(follow->whole), version_ref_of(version))) ||
-        !follow_needed(follow, version_ref_of(version), version->number)) {
-        follow_ahead_settle(follow, version->number);
-        version_unref(version); /* it is here already, or all followers have it */
-        follow_look(follow);
-        return;
+    follow->again = false;
+    if (!follow->arriving || !follow_same_object(version_ref_of(follow->arriving), &ref)) { /* it did not wait for room */
+        version_unref(follow->arriving);
+        follow->arriving = NULL;
+        if (is_settled(follow)) {
+            follow_ahead_settle(follow, follow->newest);
+            follow_look(follow);
+            return;
+        }
+        if (version_create(follow, done, &ref, &follow->arriving, &err) != RDT_OK) {
+            note_failure(follow, &err, true);
+            return;
+        }
+        follow->arriving->seen_ns = follow->newest_ns;
     }
-    follow->arriving = version;
     sm_move(&follow->sm, FOLLOW_FULL);
     follow_look(follow);
 }
@@ -276,6 +285,7 @@ static void make_room(struct follow *follow)
     struct rdt_error err;
 
     if (account_take(follow->account, USAGE_FOLLOWED_BYTES, version->bytes, &err) == RDT_OK) {
+        deadline_unset(follow->follows->deadlines, &follow->pause);
         version->charged = version->bytes;
         hold(follow);
         return;
@@ -287,7 +297,8 @@ static void make_room(struct follow *follow)
     if (follow->failure.status != RDT_LIMIT || strcmp(follow->failure.msg, err.msg) != 0)
         set_failure(follow, &err, !follow->whole && list_empty(&follow->dying)); /* or its own versions are in the way */
     follow->pause.on_passed = on_pause;
-    (void)deadline_set(follow->follows->deadlines, &follow->pause, FULL_PAUSE_NS);
+    if (follow->pause.index == 0) /* others may make it look for room more often */
+        (void)deadline_set(follow->follows->deadlines, &follow->pause, FULL_PAUSE_NS);
 }
 
 /* ---- HOLDING ---- */
@@ -369,6 +380,7 @@ static void become_whole(struct follow *follow)
     log_debug("version %llu of the followed name \"%s\" is here: %llu bytes, of which %llu came from other nodes",
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
               (unsigned long long)follow->whole->bytes_moved);
+    follow->again = true; /* meanwhile, the node of the name may have begun to count anew */
     sm_move(&follow->sm, FOLLOW_SEEKING);
     follow_ahead_settle(follow, follow->whole->number);
     version_unref(before);
@@ -519,6 +531,10 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         return true;
     if (follow->noted.err.status != RDT_OK)
         take_noted(follow);
+    if (follow->whole && follow->whole->lost) {
+        version_unref(follow->whole);
+        follow->whole = NULL;
+    }
     if (follow->sm.state == FOLLOW_PAUSING)
         try_without_whole(follow);
     if (follow->sm.state == FOLLOW_SEEKING && !follow->asked)
@@ -531,10 +547,6 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         become_whole(follow);
     if (!follow_ahead_work(follow, until_ns))
         return false;
-    if (follow->whole && follow->whole->lost) {
-        version_unref(follow->whole);
-        follow->whole = NULL;
-    }
     list_drain (struct follow_version, version, &follow->dying, link) {
         if (!version_drop_some(version, until_ns))
             return false;

@@ -9,6 +9,8 @@
 #ifndef DAEMON_FOLLOW_IMPL_H
 #define DAEMON_FOLLOW_IMPL_H
 
+#include <string.h>
+
 #include "daemon/follows/follow.h"
 #include "daemon/versions/shards.h"
 
@@ -39,17 +41,17 @@ struct follow_version {
     uint64_t heap_bytes;  /* charged for it */
     bool is_manifest;
     bool committed;                /* a follower has committed it */
+    bool lost;                     /* an object was freed by force: nobody else gets it */
     uint32_t n_objects, n_here;    /* n_here: how many are whole on this node */
     uint32_t next;                 /* the first that has not been asked for; while it ends: that has not been dropped */
-    bool lost;                     /* an object was freed by force: nobody else gets it */
     struct map by_ref;             /* struct follow_object.key -> struct follow_object */
     struct follow_object *objects; /* [n_objects] */
 };
 
 /* What the answer to a fetch of the name without its bytes says. The parts of a version are charged as heap. Errors:
  * UNSUPPORTED (it is no snapshot), INVALID (it cannot be read), LIMIT, NO_MEMORY. */
-enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, struct follow_version **version_p,
-                               struct rdt_error *err);
+enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
+                               struct follow_version **version_p, struct rdt_error *err);
 struct follow_version *version_ref(struct follow_version *version);        /* returns its argument */
 void version_unref(struct follow_version *version);                        /* NULL is fine. Its objects are dropped in slices */
 bool version_drop_some(struct follow_version *version, uint64_t until_ns); /* true: it has been freed */
@@ -61,6 +63,11 @@ struct follow_object *version_find(const struct follow_version *version, const s
 
 bool follower_has(const struct follower *follower, const struct rdt_ref *ref, uint64_t version); /* it has committed it */
 bool follow_needed(const struct follow *follow, const struct rdt_ref *ref, uint64_t version);    /* a follower has not */
+
+static inline bool follow_same_object(const struct rdt_ref *a, const struct rdt_ref *b)
+{
+    return a->generation == b->generation && memcmp(a->node, b->node, sizeof a->node) == 0;
+}
 
 static inline const struct rdt_ref *version_ref_of(const struct follow_version *version)
 {
@@ -116,7 +123,8 @@ struct follow {
     struct deadline pause;
     uint64_t newest, newest_ns; /* the newest version that is known, and since when */
     struct rdt_ref newest_ref;  /* generation 0: none is known */
-    struct follow_version *arriving, *whole;
+    struct rdt_ref hopeless;    /* the last version that cannot be had at any time; generation 0: none */
+    struct follow_version *arriving, *whole; /* arriving: in FULL, also while a newer one is sought */
     struct list dying;     /* struct follow_version.link */
     struct list followers; /* struct follower.by_follow */
     unsigned n_followers;
@@ -132,6 +140,10 @@ struct follow {
 
 void follow_fetch_init(struct follow *follow);
 void follow_seek_again(struct follow *follow); /* a new follower may need a version that the others have */
+
+/* An object of the version, which a follower was given, has been freed by force: followers wait for the next version. */
+void follow_lose(struct follow_version *version, const struct follow_object *object);
+
 void follow_stop(struct follow *follow);       /* the daemon is draining: its fetches end */
 void follow_tell(struct follow *follow);       /* those who wait for a version try again */
 
@@ -154,10 +166,6 @@ void follow_ahead_settle(struct follow *follow, uint64_t version); /* that versi
 
 /* Something has changed: the name works on, in a slice. */
 static inline void follow_look(struct follow *follow)
-
-/* An object of the version, which a follower was given, has been freed by force: followers wait for the next version. */
-void follow_lose(struct follow_version *version, const struct follow_object *object);
-
 {
     slice_start(&follow->follows->deadlines->slices, &follow->work);
 }

@@ -88,41 +88,80 @@ static enum rdt_status tensor_bytes(const Rdt__Pb__TensorList *tensors, uint64_t
     return RDT_OK;
 }
 
+/* Reads a number of a packed message, and goes behind it. */
+static bool skip_number(const uint8_t **at, const uint8_t *end, uint64_t *number_p)
+{
+    uint64_t number = 0;
+
+    for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
+        uint8_t byte = *(*at)++;
+
+        number |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) {
+            *number_p = number;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Counts the parts of a packed manifest up to one more than can be followed, before it is decoded, which takes long. It ends at
+ * what cannot be read: decoding that says so. */
+static size_t count_parts(const uint8_t *at, size_t bytes)
+{
+    enum { NUMBER = 0, BYTES = 2, PARTS = 3 << 3 | BYTES }; /* types of fields, and the field `parts` */
+    const uint8_t *end = at + bytes;
+    uint64_t tag, number;
+    size_t n = 0;
+
+    while (n < FOLLOW_MAX_OBJECTS && skip_number(&at, end, &tag) && ((tag & 7) == NUMBER || (tag & 7) == BYTES) &&
+           skip_number(&at, end, &number)) {
+        if ((tag & 7) == NUMBER)
+            continue;
+        if (number > (uint64_t)(end - at))
+            break;
+        at += number;
+        n += tag == PARTS;
+    }
+    return n;
+}
+
 /* arena: for the manifest */
-static enum rdt_status create(struct follow *follow, const Rdt__Pb__FetchDone *done, struct arena *arena,
-                              struct follow_version **version_p, struct rdt_error *err)
+static enum rdt_status create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
+                              struct arena *arena, struct follow_version **version_p, struct rdt_error *err)
 {
     ProtobufCMessage *manifest = NULL;
     struct follow_version *version = NULL;
-    struct rdt_ref ref;
+    const uint8_t *packed = done->metadata.data;
+    size_t n_bytes = done->metadata.len, n_parts = 0;
     uint64_t bytes = 0;
-    size_t n_parts = 0;
-    enum rdt_status status = wire_ref_to(done->ref, &ref, err);
+    bool is_manifest = manifest_has_magic(packed, n_bytes) && (memcmp(packed, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) == 0 ||
+                                                               memcmp(packed, MANIFEST_LARGE, MANIFEST_MAGIC_BYTES) == 0);
+    enum rdt_status status;
 
-    if (status == RDT_OK && !done->snapshot)
+    if (!done->snapshot)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "it is not a snapshot, and could change while it is fetched: publish snapshots");
-    if (status == RDT_OK)
-        status = tensor_bytes(done->tensors, &bytes, err);
-    if (status == RDT_OK && manifest_has_magic(done->metadata.data, done->metadata.len) &&
-        (memcmp(done->metadata.data, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) == 0 ||
-         memcmp(done->metadata.data, MANIFEST_LARGE, MANIFEST_MAGIC_BYTES) == 0))
-        status = arena_unpack(arena, &rdt__pb__manifest__descriptor, done->metadata.data + MANIFEST_MAGIC_BYTES,
-                              done->metadata.len - MANIFEST_MAGIC_BYTES, "its manifest", &manifest, err);
-    if (status == RDT_PROTOCOL)
+    status = tensor_bytes(done->tensors, &bytes, err);
+    if (status == RDT_OK && is_manifest)
+        n_parts = count_parts(packed + MANIFEST_MAGIC_BYTES, n_bytes - MANIFEST_MAGIC_BYTES);
+    if (status == RDT_OK && is_manifest && n_parts < FOLLOW_MAX_OBJECTS)
+        status = arena_unpack(arena, &rdt__pb__manifest__descriptor, packed + MANIFEST_MAGIC_BYTES,
+                              n_bytes - MANIFEST_MAGIC_BYTES, "its manifest", &manifest, err);
+    if (status == RDT_PROTOCOL || (status == RDT_LIMIT && is_manifest)) /* it will never be read */
         err->status = status = RDT_INVALID;
     if (status == RDT_OK && manifest)
         n_parts = ((const Rdt__Pb__Manifest *)manifest)->n_parts;
-    if (status == RDT_OK && n_parts > FOLLOW_MAX_OBJECTS - 1)
-        status = rdt_error_set(err, RDT_INVALID, "it has %zu parts, and at most %u can be followed", n_parts,
+    if (status == RDT_OK && n_parts >= FOLLOW_MAX_OBJECTS)
+        status = rdt_error_set(err, RDT_INVALID, "it has more than %u parts, which is the most that can be followed",
                                FOLLOW_MAX_OBJECTS - 1);
     if (status == RDT_OK)
-        status = make(follow, done->metadata.len, (uint32_t)n_parts, &version, err);
+        status = make(follow, n_bytes, (uint32_t)n_parts, &version, err);
     if (status != RDT_OK)
         return status;
     version->number = done->version;
     version->is_manifest = manifest;
-    status = set_object(version, 0, &ref, bytes, err);
+    status = set_object(version, 0, ref, bytes, err);
     if (status == RDT_OK && manifest)
         status = read_parts(version, (const Rdt__Pb__Manifest *)manifest, err);
     if (status != RDT_OK) {
@@ -133,14 +172,14 @@ static enum rdt_status create(struct follow *follow, const Rdt__Pb__FetchDone *d
     return RDT_OK;
 }
 
-enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, struct follow_version **version_p,
-                               struct rdt_error *err)
+enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
+                               struct follow_version **version_p, struct rdt_error *err)
 {
     struct arena arena;
     enum rdt_status status;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    status = create(follow, done, &arena, version_p, err);
+    status = create(follow, done, ref, &arena, version_p, err);
     arena_fini(&arena);
     return status;
 }
@@ -289,8 +328,10 @@ struct follow_object *version_find(const struct follow_version *version, const s
 
 bool follower_has(const struct follower *follower, const struct rdt_ref *ref, uint64_t version)
 {
-    if (follower->committed_generation == 0)
-        return version <= follower->committed;
+    const struct rdt_ref *newest_ref = &follower->follow->newest_ref;
+
+    if (follower->committed_generation == 0) /* the node of a name whose newest version is below that counts anew */
+        return version <= follower->committed && (newest_ref->generation == 0 || follower->follow->newest >= follower->committed);
     return follower->committed_generation == ref->generation &&
            memcmp(follower->committed_node, ref->node, sizeof ref->node) == 0;
 }

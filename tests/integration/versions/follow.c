@@ -420,6 +420,47 @@ Test(follow, version_that_is_freed_by_force_is_passed_over)
     end_far(conn, NULL);
 }
 
+static rdt_follower *follow_after(rdt *conn, uint64_t after)
+{
+    struct rdt_follow_options options = {.struct_size = sizeof options, .after = after};
+    rdt_follower *follower = NULL;
+
+    must_ok(rdt_follow(conn, &name, &options, &follower, &err));
+    return follower;
+}
+
+Test(follow, number_above_the_newest_version_is_of_an_earlier_count)
+{
+    rdt *near, *far = begin_far(&near);
+    rdt_follower *follower = follow_after(far, 5);
+
+    publish_words(near, 1, WORDS, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version == 1);
+    must(commit_words(follower, WORDS) == 1);
+    rdt_follower_close(follower);
+    end_far(near, far);
+}
+
+Test(follow, newcomer_gets_what_the_others_need_not)
+{
+    rdt *near, *far = begin_far(&near);
+    rdt_follower *follower = follow(far), *ahead;
+
+    publish_words(near, 1, WORDS, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version == 1);
+    ahead = follow_after(far, 2);
+    rdt_follower_close(follower); /* version 1 is still here, and version 2 not needed */
+    publish_words(near, 2, WORDS, RDT_PUT_SNAPSHOT);
+    wait_until(LONG, info_of_follower(ahead).newest == 2);
+    follower = follow(far);
+    wait_until(LONG, info_of_follower(follower).prepared == 2);
+    must(prepared(follower).version == 2);
+    must(commit_words(follower, WORDS) == 2);
+    rdt_follower_close(ahead);
+    rdt_follower_close(follower);
+    end_far(near, far);
+}
+
 Test(follow, version_may_have_as_many_parts_as_can_be_published)
 {
     enum { PARTS = 5000 }; /* more than there may be ranks */
