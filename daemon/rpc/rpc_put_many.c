@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PUT_MANY: many small objects, whose bytes lie in one region that the client loans for the message.
  *
- *   pack      a thread of the client's owner reads the list of tensors, and packs them out of the region (region_may_wait)
+ *   pack      a thread of the client's owner reads the list of tensors, packs them out of the region (region_may_wait), and
+ *             copies long metadata and shapes
  *   put       in slices, each object is put as if its bytes had come in a message of its own: so it has a piece of the arena,
  *             which is free again when it ends
  *   answer    the region goes back to its client */
@@ -16,12 +17,13 @@
 #include "wire_ref.h"
 
 #define FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED))
-#define OBJECT_HEAP_BYTES 64u
+#define OBJECT_HEAP_BYTES (64u + sizeof(struct object_content))
 
 struct item {
     uint32_t first;     /* tensor */
     uint32_t id_at;     /* in the message's ids */
     uint32_t text_at;   /* in its metadata */
+    uint32_t n_dims;    /* of its tensors */
     uint64_t at, bytes; /* of its packed tensors */
 };
 
@@ -36,9 +38,11 @@ struct putting {
     struct region *region; /* a reference */
     struct memory_place place;
     bool packing;
-    struct layout *layout; /* of all tensors */
-    struct item *items;    /* [n] */
+    struct layout *layout;           /* of all tensors */
+    struct item *items;              /* [n] */
+    struct object_content *contents; /* [n]; NULL: nothing has been packed */
     uint8_t *packed;
+    uint64_t packed_bytes;
     int32_t *status;
     uint64_t *generation;
     uint32_t n, next;
@@ -61,11 +65,47 @@ static void putting_free(struct putting *putting)
     work_free_arena(rpc->regions->pool, &putting->arena);
     if (putting->layout)
         work_free(rpc->regions->pool, putting->layout, layout_heap_bytes(putting->layout));
+    for (uint32_t i = 0; putting->contents && i < putting->n; i++)
+        object_content_fini(&putting->contents[i]);
+    if (putting->contents)
+        work_free(rpc->regions->pool, putting->contents, putting->n * sizeof *putting->contents);
+    if (putting->packed)
+        work_free(rpc->regions->pool, putting->packed, putting->packed_bytes);
     free(putting->items);
-    free(putting->packed);
     free(putting->status);
     free(putting->generation);
     free(putting);
+}
+
+/* ---- what an object is put from ---- */
+
+/* The tensors of one object among those of all. */
+static struct layout layout_of(const struct putting *putting, uint32_t i)
+{
+    const struct layout *all = putting->layout;
+    const struct item *item = &putting->items[i];
+
+    return (struct layout){.count = putting->message->count[i],
+                           .n_dims = item->n_dims,
+                           .dtype = all->dtype + item->first,
+                           .ndim = all->ndim + item->first,
+                           .first_dim = all->first_dim + item->first,
+                           .region = all->region + item->first,
+                           .offset = all->offset + item->first,
+                           .shape = all->shape,
+                           .strides = all->strides};
+}
+
+/* Its texts and tensors. */
+static struct object_put put_of(const struct putting *putting, uint32_t i, struct layout *layout)
+{
+    const Rdt__Pb__PutMany *message = putting->message;
+
+    return (struct object_put){.id = message->ids.data + putting->items[i].id_at,
+                               .id_bytes = message->n_id_bytes ? message->id_bytes[i] : 0,
+                               .metadata = message->metadata.data + putting->items[i].text_at,
+                               .metadata_bytes = message->n_metadata_bytes ? message->metadata_bytes[i] : 0,
+                               .layout = layout};
 }
 
 /* ---- packing, on a thread of the owner ---- */
@@ -86,6 +126,7 @@ static enum rdt_status place_item(struct putting *putting, uint32_t i, uint32_t 
         if (bytes > 0 && (layout->region[t] != 0 || hi > putting->region->bytes))
             return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %u, and the region has %llu", t,
                                  (unsigned long long)hi, layout->region[t], (unsigned long long)putting->region->bytes);
+        item->n_dims += layout->ndim[t];
         end = ((end + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1)) + bytes;
         if (end > RDT_INLINE_MAX_BYTES)
             return rdt_error_set(err, RDT_LIMIT, "object %u of the message has more than %u bytes of tensors", i,
@@ -98,6 +139,22 @@ static enum rdt_status place_item(struct putting *putting, uint32_t i, uint32_t 
         return rdt_error_set(err, RDT_LIMIT, "the objects of one message have more than %u bytes of tensors",
                              RDT_MAX_MANY_BYTES);
     return RDT_OK;
+}
+
+static enum rdt_status make_contents(struct putting *putting, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    putting->contents = calloc(putting->n + 1u, sizeof *putting->contents);
+    if (!putting->contents)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %u objects", putting->n);
+    for (uint32_t i = 0; status == RDT_OK && i < putting->n; i++) {
+        const struct item *item = &putting->items[i];
+        struct layout layout = layout_of(putting, i);
+        struct object_put put = put_of(putting, i, &layout);
+        status = object_content_of_packed(&putting->contents[i], &put, putting->packed + item->at, item->bytes, err);
+    }
+    return status;
 }
 
 static enum rdt_status pack(struct putting *putting, struct rdt_error *err)
@@ -115,6 +172,7 @@ static enum rdt_status pack(struct putting *putting, struct rdt_error *err)
     }
     if (status != RDT_OK)
         return status;
+    putting->packed_bytes = at + 1;
     putting->packed = malloc(at + 1);
     if (!putting->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors");
@@ -133,7 +191,7 @@ static enum rdt_status pack(struct putting *putting, struct rdt_error *err)
             end += bytes;
         }
     }
-    return RDT_OK;
+    return make_contents(putting, err);
 }
 
 static void run_pack(struct work *work)
@@ -155,51 +213,24 @@ static uint64_t put_before(const struct putting *putting, uint32_t i)
                : 0;
 }
 
-/* The tensors of one object among those of all. */
-static struct layout layout_of(const struct putting *putting, uint32_t i)
-{
-    const struct layout *all = putting->layout;
-    uint32_t first = putting->items[i].first, count = putting->message->count[i];
-    struct layout layout = {.count = count,
-                            .dtype = all->dtype + first,
-                            .ndim = all->ndim + first,
-                            .first_dim = all->first_dim + first,
-                            .region = all->region + first,
-                            .offset = all->offset + first,
-                            .shape = all->shape,
-                            .strides = all->strides};
-
-    for (uint32_t t = 0; t < count; t++)
-        layout.n_dims += layout.ndim[t];
-    return layout;
-}
-
 static enum rdt_status put_one(struct putting *putting, uint32_t i, uint64_t *generation_p, struct rdt_error *err)
 {
     const Rdt__Pb__PutMany *message = putting->message;
-    const struct item *item = &putting->items[i];
     struct layout layout = layout_of(putting, i);
-    struct object_put put = {.account = putting->account,
-                             .id = message->ids.data + item->id_at,
-                             .id_bytes = message->n_id_bytes ? message->id_bytes[i] : 0,
-                             .metadata = message->metadata.data + item->text_at,
-                             .metadata_bytes = message->n_metadata_bytes ? message->metadata_bytes[i] : 0,
-                             .visibility = message->visibility,
-                             .transport = putting->transport,
-                             .producer = putting->call->client,
-                             .ttl_ns = putting->ttl_ns,
-                             .layout = &layout,
-                             .promise = object_promise_of(message->flags),
-                             .request_id = putting->call->request_id + i,
-                             .sum = message->n_sum ? message->sum[i] : 0};
-    struct object_content content;
+    struct object_put put = put_of(putting, i, &layout);
     struct object *object;
-    enum rdt_status status = object_content_of_packed(&content, &put, putting->packed + item->at, item->bytes, err);
+    enum rdt_status status;
 
-    put.content = &content;
-    if (status == RDT_OK)
-        status = object_table_put(putting->rpc->objects, &put, &object, err);
-    object_content_fini(&content);
+    put.account = putting->account;
+    put.visibility = message->visibility;
+    put.transport = putting->transport;
+    put.producer = putting->call->client;
+    put.ttl_ns = putting->ttl_ns;
+    put.promise = object_promise_of(message->flags);
+    put.request_id = putting->call->request_id + i;
+    put.sum = message->n_sum ? message->sum[i] : 0;
+    put.content = &putting->contents[i];
+    status = object_table_put(putting->rpc->objects, &put, &object, err);
     if (status != RDT_OK)
         return status;
     putting->call->client->rpc.put_bytes += object->bytes;
@@ -269,7 +300,7 @@ static bool put_some(struct slice *slice, uint64_t until_ns)
         putting->status[i] = status;
         if (status != RDT_OK && putting->why.status == RDT_OK)
             putting->why = err;
-        if (putting->next % 8 == 0 && uv_hrtime() >= until_ns)
+        if (putting->next < putting->n && uv_hrtime() >= until_ns)
             return false;
     }
     answer(putting);
@@ -318,6 +349,9 @@ static enum rdt_status place_texts(struct putting *putting, struct rdt_error *er
         if (id_bytes > RDT_MAX_ID_BYTES)
             return rdt_error_set(err, RDT_INVALID, "the id of object %u has %u bytes: at most %u are allowed", i, id_bytes,
                                  RDT_MAX_ID_BYTES);
+        if (text_bytes > RDT_MAX_METADATA_BYTES)
+            return rdt_error_set(err, RDT_LIMIT, "the metadata of object %u has %u bytes: at most %u are allowed", i,
+                                 text_bytes, RDT_MAX_METADATA_BYTES);
         putting->items[i].id_at = (uint32_t)ids;
         putting->items[i].text_at = (uint32_t)texts;
         ids += id_bytes;

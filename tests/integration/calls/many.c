@@ -242,6 +242,12 @@ Test(many, put_many_of_a_client_that_lies_is_refused)
     message.metadata_bytes = bytes;
     message.n_metadata_bytes = 2;
     must_refuse_put(&raw, &message, RDT_INVALID);
+    bytes[1] = RDT_MAX_METADATA_BYTES + 1;
+    message.metadata = (ProtobufCBinaryData){bytes[0] + bytes[1], calloc(1, bytes[0] + bytes[1])};
+    must(message.metadata.data);
+    must_refuse_put(&raw, &message, RDT_LIMIT);
+    free(message.metadata.data);
+    message.metadata = (ProtobufCBinaryData){0, NULL};
     message.n_metadata_bytes = 0;
     message.transport = (char *)"none";
     must_refuse_put(&raw, &message, RDT_UNSUPPORTED);
