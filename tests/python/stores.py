@@ -2,6 +2,7 @@
 """Python as the user of a store: keys whose values are replaced, memory of the program that the daemon knows, and
 buffers that are written in turn."""
 import asyncio
+import ctypes
 import gc
 import mmap
 import os
@@ -171,13 +172,19 @@ def test_sets_of_buffers_are_given_in_turn():
         assert mine["w"].ctypes.data in places
         for wrong, said in (({"w": state["w"]}, "state['b'][0] is a tensor of the buffers alone"),
                             ({**state, "x": state["w"]}, "state['x'] is a tensor of state alone"),
-                            ({**state, "w": state["w"][1:]}, "state['w'] has the shape (299, 100), and its buffer (300, 100)")):
+                            ({**state, "w": state["w"][1:]}, "state['w'] has the shape (299, 100), and its buffer (300, 100)"),
+                            ({**state, "w": state["w"].astype("i4")}, "state['w'] has the dtype i32, and its buffer f32"),
+                            ({**state, "b": [state["b"][0].astype("f8"), state["b"][1]]}, "the dtype f64, and its buffer i64")):
             with raises(rdtd.Mismatch, said):
                 buffers.filled(wrong)
         with raises(ValueError, "like has no tensors"):
             c.buffers(like={})
         with raises(ValueError, "count"):
             c.buffers(like=state, count=0)
+        doubles = c.buffers(like=(ctypes.c_double * 3)(1, 2, 3))
+        assert doubles.filled((ctypes.c_double * 3)(0.5, 1, 2)).tolist() == [0.5, 1, 2]
+        with raises(rdtd.Mismatch, "state has the dtype i64, and its buffer f64"):
+            doubles.filled((ctypes.c_int64 * 3)(1, 2, 3))
         one = c.buffers(like=[state["w"]], count=3)
         sets = [one.next() for _ in range(4)]
         assert sets[0] is sets[3] and sets[0] is not sets[1]

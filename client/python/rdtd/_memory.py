@@ -132,8 +132,8 @@ class Buffers:
         return value
 
     def filled(self, state: Any, timeout: Optional[float] = None) -> Any:
-        """The next set, with the values of `state`, whose structure and shapes are those of `like`. Tensors of torch may be on
-        GPUs. Errors: Mismatch (names the tensor; nothing was copied), TimedOut."""
+        """The next set, with the values of `state`, whose structure, shapes and dtypes are those of `like`. Tensors of torch
+        may be on GPUs. Errors: Mismatch (names the tensor; nothing was copied), TimedOut."""
         theirs = dict(places(state, "state"))
         mine = dict(places(self._sets[self._turn][0], "state"))
         if theirs.keys() != mine.keys():
@@ -143,6 +143,9 @@ class Buffers:
             shape, wanted = _shape_of(source), _shape_of(mine[where])
             if shape != wanted:
                 raise Mismatch(f"{where} has the shape {shape}, and its buffer {wanted}")
+            dtype, wanted_dtype = _dtype_of(source), _dtype_of(mine[where])
+            if dtype != wanted_dtype:
+                raise Mismatch(f"{where} has the dtype {dtype}, and its buffer {wanted_dtype}")
         value = self.next(timeout)
         for where, target in places(value, "state"):
             _copy(target, theirs[where])
@@ -151,6 +154,22 @@ class Buffers:
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape) if hasattr(tensor, "shape") else (len(tensor),)
+
+
+_OF_FORMAT = {"?": "bool", "e": "f16", "f": "f32", "d": "f64", "c": "u8"}  # of memoryview; the others are integers
+
+
+def _dtype_of(tensor: Any) -> str:
+    if isinstance(tensor, _rdt.Tensor):
+        return tensor.dtype
+    if hasattr(tensor, "dtype"):
+        return dtype_text(tensor.dtype)
+    try:
+        view = memoryview(tensor)
+    except TypeError:
+        return "u8"
+    code = view.format.lstrip("@=<")
+    return _OF_FORMAT.get(code) or f"{'u' if code.isupper() else 'i'}{8 * view.itemsize}"
 
 
 class MemoryCalls(_rdt.Conn):
@@ -261,7 +280,7 @@ class MemoryCalls(_rdt.Conn):
         shapes = []
         kinds = []
         for leaf in leaves:
-            text = leaf.dtype if isinstance(leaf, _rdt.Tensor) else dtype_text(getattr(leaf, "dtype", "u8"))
+            text = _dtype_of(leaf)
             shapes.append((tuple(getattr(leaf, "shape", None)
                                  or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
             kinds.append("t" if kind_of(leaf) == "t" else "auto")
