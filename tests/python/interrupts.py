@@ -118,6 +118,8 @@ def calls_of(c: rdtd.Connection, ref: rdtd.Ref, part: rdtd.Ref) -> dict[str, Cal
         "put": lambda: c.put(bytearray(100000)),
         "put of little": lambda: c.put(b"x"),
         "put of a snapshot": lambda: c.put(bytearray(8 << 20), snapshot=True),
+        "put_many": lambda: c.put_many([bytearray(8)] * 10),
+        "put_many, of which one fails": lambda: c.put_many([bytearray(8)] * 10, ids=[b""] + [None] * 9, errors="return"),
         "empty": lambda: c.empty(1 << 20, "u1"),
         "get": lambda: c.get(ref),
         "fetch": lambda: c.fetch(ref).result(),

@@ -110,6 +110,19 @@ static bool putting_init(struct putting *putting, PyObject *tensors, PyObject *c
     return true;
 }
 
+/* An interrupted call is CANCELLED, whatever the first value that was not put met. */
+static enum rdt_status put_values(struct conn *conn, const struct putting *putting, const struct rdt_put_options *options,
+                                  struct rdt_error *err)
+{
+    enum rdt_status status =
+        rdt_put_many(conn->rdt, putting->values, (size_t)putting->count, options, putting->refs, putting->statuses, err);
+
+    for (Py_ssize_t i = 0; status != RDT_OK && status != RDT_CANCELLED && i < putting->count; i++)
+        if (putting->statuses[i] == RDT_CANCELLED)
+            status = rdt_error_set(err, RDT_CANCELLED, "the put was interrupted");
+    return status;
+}
+
 /* A Ref, or the number of the status of a value that was not put. */
 static PyObject *result_at(struct conn *conn, const struct putting *putting, Py_ssize_t i, bool detached)
 {
@@ -138,6 +151,7 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
     PyObject *tensors, *counts, *ids, *metadata, *list = NULL;
     struct rdt_error err = {0};
     enum rdt_status status;
+    bool raised;
     int visibility;
 
     if (!PyArg_ParseTuple(args, "OOOOizIO&O&:_put_many", &tensors, &counts, &ids, &metadata, &visibility, &options.transport,
@@ -156,13 +170,14 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
     }
     for (Py_ssize_t i = 0; i < putting.count; i++)
         putting.statuses[i] = RDT_AGAIN;
-    WAITS(conn, status,
-          rdt_put_many(conn->rdt, putting.values, (size_t)putting.count, &options, putting.refs, putting.statuses, &err));
-    if (status == RDT_CANCELLED || (putting.count > 0 && putting.statuses[0] == RDT_AGAIN)) { /* nothing was put */
+    WAITS(conn, status, put_values(conn, &putting, &options, &err));
+    raised = status != RDT_OK && waits_raise();
+    if (raised || status == RDT_CANCELLED || (putting.count > 0 && putting.statuses[0] == RDT_AGAIN)) { /* nothing was put */
         for (Py_ssize_t i = 0; i < putting.count; i++)
             if (putting.statuses[i] == RDT_OK)
                 (void)rdt_drop(conn->rdt, &putting.refs[i], NULL);
-        (void)raise_error(&err);
+        if (!raised)
+            (void)raise_error(&err);
     } else {
         list = PyList_New(putting.count);
     }
