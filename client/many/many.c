@@ -209,9 +209,15 @@ static enum rdt_status end_begin(rdt *conn, const struct rdt_ref *ref, bool forc
     return call_begin(conn, RDT_MSG_FREE, &ending->request.object.base, 1, &ending->waiting, err);
 }
 
+/* Somebody else has ended it. */
+static bool is_gone(enum rdt_status status)
+{
+    return status == RDT_FREED || status == RDT_NOT_FOUND || status == RDT_OWNER_DIED;
+}
+
 /* Ends refs [n], at most ENDS_AT_ONCE: all are sent before the first answer is waited for. *why_p is that of the first of all
- * that failed. */
-static void end_some(rdt *conn, const struct rdt_ref *refs, size_t n, bool force, enum rdt_status *statuses,
+ * that failed; with `listed`, those that have ended since they were listed have not. */
+static void end_some(rdt *conn, const struct rdt_ref *refs, size_t n, bool force, bool listed, enum rdt_status *statuses,
                      struct rdt_error *why_p)
 {
     struct ending endings[ENDS_AT_ONCE];
@@ -228,7 +234,7 @@ static void end_some(rdt *conn, const struct rdt_ref *refs, size_t n, bool force
         if (!endings[i].waiting)
             continue;
         statuses[i] = call_end(conn, endings[i].waiting, deadline_ns, NULL, &why);
-        if (statuses[i] != RDT_OK && why_p->status == RDT_OK)
+        if (statuses[i] != RDT_OK && !(listed && is_gone(statuses[i])) && why_p->status == RDT_OK)
             *why_p = why;
     }
 }
@@ -246,7 +252,7 @@ enum rdt_status rdt_free_many(rdt *conn, const struct rdt_ref *refs, size_t coun
         return status;
     for (size_t first = 0; first < count; first += ENDS_AT_ONCE) {
         size_t n = count - first < ENDS_AT_ONCE ? count - first : ENDS_AT_ONCE;
-        end_some(conn, refs + first, n, force, statuses_p ? statuses_p + first : few, &why);
+        end_some(conn, refs + first, n, force, false, statuses_p ? statuses_p + first : few, &why);
     }
     if (why.status != RDT_OK && err)
         *err = why;
@@ -334,7 +340,7 @@ static enum rdt_status end_prefix(rdt *conn, Rdt__Pb__ListKind kind, const char 
         for (size_t first = 0; first < n; first += ENDS_AT_ONCE) {
             enum rdt_status statuses[ENDS_AT_ONCE];
             size_t some = n - first < ENDS_AT_ONCE ? n - first : ENDS_AT_ONCE;
-            end_some(conn, refs + first, some, force, statuses, &why);
+            end_some(conn, refs + first, some, force, true, statuses, &why);
             for (size_t i = 0; i < some; i++)
                 n_ended += statuses[i] == RDT_OK;
         }
