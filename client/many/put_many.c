@@ -63,17 +63,23 @@ static void set(struct putting *putting, size_t i, enum rdt_status status, const
     rdt_error_prefix(&putting->why, "value %zu", i);
 }
 
-static void put_alone(struct putting *putting, size_t i)
+static enum rdt_status put_alone(struct putting *putting, size_t i, struct rdt_error *why_p)
 {
     const struct rdt_value *value = &putting->values[i];
     struct rdt_put_options options = *putting->options;
     struct rdt_error why = {0};
+    enum rdt_status status;
 
+    options.struct_size = sizeof options; /* 0: the caller gave no options */
     options.id = value->id;
     options.id_bytes = value->id_bytes;
     options.metadata = value->metadata;
     options.metadata_bytes = value->metadata_bytes;
-    set(putting, i, rdt_put(putting->conn, value->tensors, value->count, &options, &putting->refs[i], &why), &why);
+    status = rdt_put(putting->conn, value->tensors, value->count, &options, &putting->refs[i], &why);
+    set(putting, i, status, &why);
+    if (why_p)
+        *why_p = why;
+    return status;
 }
 
 /* ---- which values travel together ---- */
@@ -304,6 +310,21 @@ static void set_all(struct putting *putting, const struct batch *batch, const st
         set(putting, batch->values[i], why->status, why);
 }
 
+/* Puts each value by itself, so that one that cannot be put, or a region that there is not, does not fail the others. What would
+ * make each of them wait in vain fails all that are left. */
+static void put_each(struct putting *putting, const struct batch *batch)
+{
+    enum rdt_status status = RDT_OK;
+    struct rdt_error why;
+
+    for (unsigned i = 0; i < batch->n; i++) {
+        if (status == RDT_TIMED_OUT || status == RDT_CANCELLED || status == RDT_DISCONNECTED)
+            set(putting, batch->values[i], status, &why);
+        else
+            status = put_alone(putting, batch->values[i], &why);
+    }
+}
+
 static int64_t answer_ns(const struct putting *putting)
 {
     int64_t timeout_ns = putting->options->timeout_ns;
@@ -326,8 +347,7 @@ static void finish(struct putting *putting, struct batch *take_batch)
         protobuf_c_message_free_unpacked(reply, NULL);
     putting->one_by_one |= status == RDT_UNSUPPORTED;
     if (status == RDT_UNSUPPORTED || (reused && (status == RDT_NOT_FOUND || status == RDT_LIMIT)))
-        for (unsigned i = 0; i < take_batch->n; i++)
-            put_alone(putting, take_batch->values[i]);
+        put_each(putting, take_batch);
     else if (status != RDT_OK)
         set_all(putting, take_batch, &why);
     batch_free(putting->conn, take_batch, status == RDT_OK);
@@ -339,6 +359,7 @@ static void put_batch(struct putting *putting, struct batch *take_batch, uint64_
     struct batch *before;
     struct rdt_error why = {0};
     enum rdt_status status = prepare(putting, take_batch, region_bytes, &why);
+    bool alone = status != RDT_OK && status != RDT_CANCELLED;
 
     if (status == RDT_OK && interrupt_ask())
         status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");
@@ -351,7 +372,10 @@ static void put_batch(struct putting *putting, struct batch *take_batch, uint64_
         finish(putting, before);
     if (status == RDT_OK)
         return;
-    set_all(putting, take_batch, &why);
+    if (alone)
+        put_each(putting, take_batch);
+    else
+        set_all(putting, take_batch, &why);
     batch_free(putting->conn, take_batch, false);
 }
 
@@ -375,7 +399,7 @@ static struct batch *next_batch(struct putting *putting, size_t *next_p, uint64_
         bytes = bytes_of(putting, &putting->values[*next_p]);
         connection_unlock(putting->conn);
         if (bytes == 0)
-            put_alone(putting, *next_p);
+            (void)put_alone(putting, *next_p, NULL);
         else if (*bytes_p + align_up(bytes) > BATCH_BYTES)
             break;
         else
@@ -399,11 +423,11 @@ static void put_all(struct putting *putting)
             continue;
         }
         for (unsigned i = 0; batch && i < batch->n; i++)
-            put_alone(putting, batch->values[i]);
+            (void)put_alone(putting, batch->values[i], NULL);
         if (batch)
             batch_free(putting->conn, batch, false);
         if (next == first) /* there is no memory for a batch, or the value is larger than one */
-            put_alone(putting, next++);
+            (void)put_alone(putting, next++, NULL);
     }
     if (putting->sent)
         finish(putting, putting->sent);

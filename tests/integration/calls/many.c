@@ -169,6 +169,25 @@ Test(many, put_many_at_a_limit_puts_what_fits)
     end();
 }
 
+/* The region in which they travel is one region too many. */
+Test(many, put_many_without_a_region_puts_one_by_one)
+{
+    static const char *const flags[] = {"--set", "limits.client_max_regions=2", NULL};
+    static struct rdt_value values[300];
+    static struct rdt_tensor tensors[300];
+    static struct rdt_ref refs[300];
+    static uint32_t data[300];
+
+    begin(flags);
+    (void)alloc_memory(trainer, 4096);
+    (void)alloc_memory(trainer, 4096);
+    fill_values(values, tensors, data, 300);
+    must_ok(rdt_put_many(trainer, values, 300, NULL, refs, NULL, &err));
+    cr_assert_eq(node_now(&node).objects, 300u);
+    must_ok(rdt_put_many(trainer, values, 2, NULL, refs, NULL, &err));
+    end();
+}
+
 static Rdt__Pb__PutMany put_of(Rdt__Pb__RegionUse *use, Rdt__Pb__TensorList *list, uint32_t *count)
 {
     Rdt__Pb__PutMany message = RDT__PB__PUT_MANY__INIT;
@@ -288,6 +307,43 @@ Test(many, putter_that_is_killed_leaves_nothing)
         actor_kill(&putter, SIGKILL);
         wait_until(LONG, node_now(&node).objects == 0);
     }
+    end();
+}
+
+static int free_them(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "freer");
+
+    actor_step(self);
+    for (;;)
+        must_ok(rdt_free_prefix(conn, "both-", false, NULL, &err));
+}
+
+Test(many, free_prefix_of_what_others_end)
+{
+    static struct rdt_value values[3000];
+    static struct rdt_tensor tensors[3000];
+    static struct rdt_ref refs[3000];
+    static uint32_t data[3000];
+    static char ids[3000][16];
+    struct rdt_put_options options = RDT_INIT(options);
+    struct actor freer;
+
+    begin(NULL);
+    fill_values(values, tensors, data, 3000);
+    for (unsigned i = 0; i < 3000; i++) {
+        values[i].id = ids[i];
+        values[i].id_bytes = (size_t)snprintf(ids[i], sizeof ids[i], "both-%u", i);
+    }
+    options.flags = RDT_PUT_DETACHED;
+    actor_start(&freer, free_them, NULL);
+    actor_await(&freer);
+    for (int i = 0; i < 30; i++) {
+        must_ok(rdt_put_many(trainer, values, 3000, &options, refs, NULL, &err));
+        must_ok(rdt_free_prefix(trainer, "both-", false, NULL, &err));
+        wait_until(LONG, node_now(&node).objects == 0);
+    }
+    actor_kill(&freer, SIGKILL);
     end();
 }
 
