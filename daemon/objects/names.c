@@ -527,13 +527,14 @@ static enum rdt_status check_all(struct names *names, const struct name_publish 
             status = rdt_error_set(err, RDT_INVALID, "its object belongs to another user than the first one");
         if (status == RDT_OK && !rdt_number_is_valid(next_version(names, name)))
             status = rdt_error_set(err, RDT_LIMIT, "it has had its last version: publish under another name");
+        if (status == RDT_OK && (!name || !name->published))
+            status = account_check(account_owner(account), USAGE_NAMES, ++n_new, err);
         if (status != RDT_OK) {
-            rdt_error_prefix(err, "name %zu", i);
+            rdt_error_prefix(err, "name %zu, \"%.*s\"", i, (int)publish->id_bytes, (const char *)publish->id);
             return status;
         }
-        n_new += !name || !name->published;
     }
-    return account_check(account_owner(account), USAGE_NAMES, n_new, err);
+    return RDT_OK;
 }
 
 enum rdt_status names_publish_all(struct names *names, const struct name_publish *publishes, size_t n, uint64_t *versions_p,

@@ -212,7 +212,8 @@ static enum rdt_status find_all(struct call *call, const Rdt__Pb__PublishMany *m
         if (status == RDT_AGAIN)
             *filling_p = publish->object;
         else if (status != RDT_OK)
-            rdt_error_prefix(err, "name %zu", i);
+            rdt_error_prefix(err, "name %zu, \"%.*s\"", i, (int)message->name_bytes[i],
+                             (const char *)message->names.data + name_at);
         if (status != RDT_OK)
             return status;
         object_hold(publish->object);
