@@ -61,6 +61,12 @@ static bool is_put(const struct waiting *waiting)
     return waiting->verb->type == RDT_MSG_PUT || waiting->verb->type == RDT_MSG_PUT_MANY;
 }
 
+/* Whether this node's daemon alone carries it out, and not while it is about to end. The next one does. */
+static bool waits_for_next(const struct waiting *waiting)
+{
+    return is_put(waiting) || waiting->verb->type == RDT_MSG_PUBLISH_MANY;
+}
+
 /* The request asked an earlier daemon for the end of something that is not there any more: it has had its effect. */
 static bool has_ended_it(const struct waiting *waiting)
 {
@@ -77,8 +83,7 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &waiting->err);
-        /* A daemon that is about to end takes no more puts. The next one does. */
-        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->session.kept && is_put(waiting)) {
+        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->session.kept && waits_for_next(waiting)) {
             waiting->err.status = RDT_OK;
             pending_add(&conn->calls.pending, pending);
             return;

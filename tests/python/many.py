@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls for many objects and names at once."""
+import signal
 import sys
 
 import rdtd
@@ -109,6 +110,19 @@ def test_put_many_while_the_daemon_is_killed():
         until(lambda: c.status()["objects"] == 0, "every object is gone")
 
 
+def test_many_while_the_daemon_restarts():
+    with Killed() as killed, rdtd.connect(killed.node.socket) as c:
+        values = [np.full(50, i, dtype=np.int32) for i in range(2000)]
+        with killed.kill_every(0.3, signal.SIGTERM):
+            while killed.kills < 6:
+                refs = c.put_many(values)
+                step = c.publish_many({f"layer {i}": ref for i, ref in enumerate(refs[:40])})
+                assert len(set(step.values())) == 1, step
+                del refs
+        assert c.unpublish(prefix="layer") == 40
+        until(lambda: c.status()["objects"] == 0, "every object is gone")
+
+
 def test_publish_many():
     with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(9))
@@ -117,12 +131,12 @@ def test_publish_many():
         assert (c.get(versions["step 1/a"].ref) == np.arange(3)).all()
         assert c.publish_many({"step 1/a": np.arange(5), "new": np.arange(5)}) == {"step 1/a": 2, "new": 1}
         assert (c.get(c.name("step 1/b"))["x"] == np.arange(4)).all() and len(c.names(prefix="step 1/")) == 3
-        with raises(rdtd.Invalid, "name 1"):
+        with raises(rdtd.Invalid, 'name 1, "new"'):
             c.publish_many({"other": np.arange(2), "new": np.arange(2)}, visible="all")  # "new" is the owner's alone
         assert not c.exists("other")
         gone = c.put(np.arange(3))
         gone.free()
-        with raises(rdtd.Freed, "name 1"):
+        with raises(rdtd.Freed, 'name 1, "gone"'):
             c.publish_many({"other": np.arange(2), "gone": gone})
         assert not c.exists("other") and c.publish_many({}) == {}
         with raises(rdtd.Invalid, "1024"):
@@ -135,6 +149,15 @@ def test_publish_many():
         with raises(TypeError, "a name or a prefix"):
             c.unpublish()
         ref.free()
+
+
+def test_publish_many_names_the_first_that_does_not_fit():
+    with Node("--set", "limits.owner_max_names=3") as node, rdtd.connect(node.socket) as c:
+        c.publish_many({"a": np.arange(2), "b": np.arange(2)})
+        with raises(rdtd.LimitReached, '"d"'):
+            c.publish_many({"b": np.arange(2), "c": np.arange(2), "d": np.arange(2), "e": np.arange(2)})
+        assert c.exists(["a", "b", "c", "d"]) == [True, True, False, False]
+        c.unpublish(prefix="a"), c.unpublish(prefix="b")
 
 
 def test_publish_many_while_the_daemon_is_killed():

@@ -125,20 +125,21 @@ class Killed:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             return probe.connect_ex(str(self.dir / "keeper")) == 0
 
-    def kill(self) -> None:
-        self.node.kill()
+    def kill(self, by: int = signal.SIGKILL) -> None:
+        self.node.process.send_signal(by)
+        self.node.process.wait(LONG)
         self.node.start()
         self.kills += 1
 
     @contextmanager
-    def kill_every(self, seconds: float) -> Iterator[None]:
+    def kill_every(self, seconds: float, by: int = signal.SIGKILL) -> Iterator[None]:
         over = threading.Event()
         failures: list[BaseException] = []
 
         def run() -> None:
             try:
                 while not over.wait(seconds):
-                    self.kill()
+                    self.kill(by)
             except BaseException as error:
                 failures.append(error)
 
