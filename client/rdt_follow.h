@@ -9,11 +9,12 @@
  *         rdt_follower_commit(follower, &options, &commit, &err);     copies into the engine's memory, and waits for nobody
  *     }
  *
- * rdt_follower_prepare returns when the newest version above the committed one is whole on this node, has been compared with
- * its publisher's checksums, and is mapped into this process. From then on nobody is needed for it: neither its publisher, nor
- * another node, nor the daemon. Versions that were replaced meanwhile are dropped unseen. rdt_follower_commit checks first and
- * then copies all of that one version, so memory of the reader never holds a mixture of two versions, unless its process ends
- * within the copy.
+ * rdt_follower_prepare returns when the newest version above the committed one is whole on this node, and is mapped into this
+ * process. What came from another node was checked as a fetch checks it (rdt-concepts(7), CHECKSUMS): objects so small that
+ * they come within an answer, and those without a checksum, by their transport alone; objects of this node are not checked at
+ * all. From then on nobody is needed for it: neither its publisher, nor another node, nor the daemon. Versions that were
+ * replaced meanwhile are dropped unseen. rdt_follower_commit checks first and then copies all of that one version, so memory of
+ * the reader never holds a mixture of two versions, unless its process ends within the copy.
  *
  * Names of single objects and of versions in parts (rdt_plan.h) can be followed; the objects must be snapshots. If the
  * publisher is on this node, there is nothing to fetch, and the follower maps the publisher's snapshot.
@@ -28,8 +29,10 @@
  * The daemon fetches whole versions. A reader that needs only boxes of it, such as one rank of several, commits by a plan: the
  * mapping costs nothing, and only the boxes are read.
  *
- * A follower ends with its session, and costs others nothing. If the daemon is killed and started again, what is prepared can
- * still be committed, and the next prepare continues with the newest version. One thread at a time may use a follower. */
+ * A follower ends with its session, and costs others nothing. If the daemon is killed, what is prepared can still be committed.
+ * If it ran under a keeper (rdtd-keeper(8)), the session goes on with the next daemon, and so does the next prepare, with the
+ * newest version; without a keeper the session has ended, and prepare says DISCONNECTED. One thread at a time may use a
+ * follower. */
 #ifndef RDT_FOLLOW_H
 #define RDT_FOLLOW_H
 
@@ -43,7 +46,9 @@ typedef struct rdt_follower rdt_follower;
 
 struct rdt_follow_options {
     size_t struct_size;
-    uint64_t after; /* the version that the reader has already, by its number; 0: none */
+    /* The version that the reader has already, by its number; 0: none. The node of a name counts anew after its daemon has
+     * ended without a keeper: a number above the newest version's is of an earlier count, and is not believed. */
+    uint64_t after;
 };
 
 /* Begins to follow the name, a ref of rdt_ref_from_name or rdt_publish, whose `after` is ignored. Nobody need have published
@@ -68,9 +73,11 @@ struct rdt_prepared {
 /* Waits until timeout_ns for a version above the committed one that is whole on this node. If there are several, it is the
  * newest: a version that was prepared before and has not been committed may be replaced by a newer one, and stays prepared
  * after an error. *prepared_p, may be NULL, describes it. Errors: TIMED_OUT (no such version is whole here; the sentence says
- * what the daemon is doing, or why the last attempt failed), FREED (the name was unpublished: the follower goes on with what
- * is published later), UNSUPPORTED (the version is not a snapshot), LIMIT (it does not fit: the sentence names the limit; or
- * too many requests wait), DENIED, NO_MEMORY, DISCONNECTED. */
+ * what the daemon is doing, or why the last attempt failed), FREED (the name was unpublished: the follower goes on with what is
+ * published later), UNSUPPORTED (the version is not a snapshot), LIMIT (it does not fit: the sentence names the limit; or too
+ * many requests wait), DENIED, NO_MEMORY (of this process, or of the daemon, which goes on trying), BUSY (another thread waits
+ * with this follower), INVALID (the version cannot be read), SHUTTING_DOWN, DISCONNECTED. With timeout_ns 0 the call does not
+ * wait for a version, but for the answer of the daemon, and to map a version that is here: at most a minute. */
 enum rdt_status rdt_follower_prepare(rdt_follower *follower, int64_t timeout_ns, struct rdt_prepared *prepared_p,
                                      struct rdt_error *err);
 
@@ -103,10 +110,10 @@ struct rdt_commit {
 
 /* Makes the prepared version the committed one, after its bytes have been copied to where the options say. Moves nothing
  * between nodes, does not wait for the daemon, and does not end before all is copied. A plan with `verify` does wait: the parts
- * that it reads are compared with their checksums, for which their publishers' daemons are asked, for up to a minute, and a part
- * that is gone there has none. An error leaves the reader's memory and the follower unchanged. *commit_p may be NULL. Errors:
- * INVALID (nothing is prepared; the options), NOT_FOUND and MISMATCH (the version does not fit the plan or the targets; the
- * sentence names the tensor), UNSUPPORTED (a cast that does not exist), NO_MEMORY, and with `verify` those of rdt_verify. */
+ * that it reads are compared with their checksums, for which their publishers' daemons are asked, for up to a minute, and a
+ * part that is gone there has none. An error leaves the reader's memory and the follower unchanged. *commit_p may be NULL.
+ * Errors: INVALID (nothing is prepared; the options), NOT_FOUND and MISMATCH (the version does not fit the plan or the targets;
+ * the sentence names the tensor), UNSUPPORTED (a cast that does not exist); NO_MEMORY; with `verify` those of rdt_verify. */
 enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_commit_options *options,
                                     struct rdt_commit *commit_p, struct rdt_error *err);
 

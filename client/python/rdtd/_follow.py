@@ -94,7 +94,8 @@ class Follower:
         """Waits for a version above the committed one that is whole on this node, and maps it; 0 does not wait. If there are
         several, it is the newest, also in place of one that was prepared and not committed. Errors: TimedOut (the message
         says what the daemon is doing), Freed (the name was unpublished; the follower goes on with what is published later),
-        Unsupported (the version is no snapshot), LimitReached (it does not fit, the message names the limit), Denied."""
+        Unsupported (the version is no snapshot), Invalid (it cannot be read), LimitReached (it does not fit, the message names
+        the limit), NoMemory (the daemon has none for it, and goes on trying), Denied."""
         self._prepared = Prepared(**self._follower.prepare(timeout))
         return self._prepared
 
@@ -105,7 +106,8 @@ class Follower:
     @checked
     def commit(self, into: Any = None, *, as_: str = "auto", allow_pickle: Optional[bool] = None) -> Committed:
         """Makes the prepared version the committed one, after it has been copied to `into`. It only copies on this node,
-        and asks nobody. After an error `into` has what it had, and the version is still prepared.
+        and asks nobody, but for the checksums that a Plan with verify=True compares before it writes: a part that its publisher
+        has no longer has none. After an error `into` has what it had, and the version is still prepared.
 
         into: targets in the structure of the value that was published, as in `fetch`; of a version in parts a Plan, or a
         dict of targets as for `Connection.plan`, which costs the planning in each commit. None: the value itself, in the

@@ -368,8 +368,9 @@ class ModelFollower:
 
     def commit(self) -> Committed:
         """Copies the prepared version into the model, whose tensors must be where they were. It only copies on this node.
-        After an error of the check that comes first the model has what it had. Errors: those of `rdtd.torch.update`, ValueError
-        if the memory of a tensor has been freed or moved, Invalid (nothing is prepared)."""
+        After an error of the check that comes first the model has what it had, and the version is still prepared. After a later
+        one, of a copy to a GPU, the version counts as committed, and the model may have a part of it. Errors: those of
+        `rdtd.torch.update`, ValueError if the memory of a tensor has been freed or moved, Invalid (nothing is prepared)."""
         plan = self._plan
         got: Committed = plan._write(plan._check_places(),
                                      lambda: Committed(None, **self._follower._commit_plan(plan._plan)))
