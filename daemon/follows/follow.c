@@ -267,8 +267,10 @@ void follower_explain(const struct follower *follower, char *text_p, size_t size
     const struct follow_version *arriving = follow->arriving;
 
     if (arriving && follow->sm.state == FOLLOW_FETCHING)
-        (void)snprintf(text_p, size, "%u of %u objects of version %llu have arrived", arriving->n_here, arriving->n_objects,
-                       (unsigned long long)arriving->number);
+        (void)snprintf(text_p, size, "%u of %u objects of version %llu have arrived%s%s", arriving->n_here, arriving->n_objects,
+                       (unsigned long long)arriving->number,
+                       follow->failure.status != RDT_OK ? "; the attempt before has failed: " : "",
+                       follow->failure.status != RDT_OK ? follow->failure.msg : "");
     else if (follow->failure.status != RDT_OK)
         (void)snprintf(text_p, size, "the last attempt to get one has failed: %s", follow->failure.msg);
     else
@@ -282,8 +284,8 @@ void follower_commit(struct follower *follower, uint64_t version, const struct r
 
     if (follower->taken && follower->taken->number == version) { /* otherwise an earlier daemon has counted it */
         follow->follows->counts->follow_commits++;
-        if (follower->taken && follow_same_object(version_ref_of(follower->taken), ref) &&
-            follower->taken->number == version && follower->committed > 0 && version > follower->committed + 1)
+        if (follower->taken && follow_same_object(version_ref_of(follower->taken), ref) && follower->taken->number == version &&
+            follower->committed > 0 && version > follower->committed + 1)
             follow->follows->counts->follow_skipped += version - follower->committed - 1;
     }
     note_committed(follower, version, ref);

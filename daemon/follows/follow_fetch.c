@@ -17,8 +17,10 @@
 #define MOST_UNDER_WAY 32u        /* fetches of parts at a time: their memory is reserved one by one */
 #define FIRST_PAUSE_NS 2000000ull /* after a failure; each next one in a row is twice as long */
 #define LAST_PAUSE_NS 2000000000ull
-#define FULL_PAUSE_NS 200000000ll /* until room is looked for again: other names of the user may have given some back */
-#define INDEX_BITS 20u            /* of a fetch's handle, below the serial number of the attempt */
+#define LONG_PAUSE_NS 250000000ull /* from here on, followers are told that there is no memory */
+#define LONG_NS 1000000000ull      /* of a fetch */
+#define FULL_PAUSE_NS 200000000ll  /* until room is looked for again: other names of the user may have given some back */
+#define INDEX_BITS 20u             /* of a fetch's handle, below the serial number of the attempt */
 #define NAME_INDEX ((1u << INDEX_BITS) - 1u) /* of the fetch of the name; those of objects are their index + 1 */
 _Static_assert(FOLLOW_MAX_OBJECTS < NAME_INDEX, "a handle has the index of any object");
 
@@ -50,7 +52,7 @@ static void stop(struct follow *follow)
 
     follow->serial++;
     follow->asked = false;
-    follow->noted.err.status = RDT_OK; /* another failure of this attempt may have come before it */
+    follow->noted.why.status = RDT_OK; /* another failure of this attempt may have come before it */
     (void)rdt_error_set(&why, RDT_CANCELLED, "the attempt has ended");
     for (uint32_t i = version ? version->next : 0; i > 0 && follow->n_under_way > 0; i--) { /* the last ones are under way */
         struct fetch *fetch = map_get_u64(&follow->client.transfers.fetches, first + i);
@@ -91,11 +93,12 @@ static bool is_hopeless(const struct rdt_error *why)
     return why->status == RDT_UNSUPPORTED || why->status == RDT_INVALID;
 }
 
-/* Followers are told: waiting does not help, or not soon. Where the version before takes the memory, its commit does. */
+/* Followers are told: waiting does not help, or not soon. Where the version before takes the memory, its commit does, and the
+ * processes that have committed it release it soon after. */
 static bool is_told(const struct follow *follow, const struct rdt_error *why)
 {
     return is_hopeless(why) || why->status == RDT_LIMIT || why->status == RDT_DENIED ||
-           (why->status == RDT_NO_MEMORY && !follow->whole && list_empty(&follow->dying));
+           (why->status == RDT_NO_MEMORY && !follow->whole && list_empty(&follow->dying) && follow->pause_ns >= LONG_PAUSE_NS);
 }
 
 static void set_failure(struct follow *follow, const struct rdt_error *why, bool tell)
@@ -135,8 +138,8 @@ static void fail_version(struct follow *follow, struct rdt_error *why)
 /* The same for an answer, in the next slice. The first failure counts. */
 static void note_failure(struct follow *follow, const struct rdt_error *why, bool of_version)
 {
-    if (follow->noted.err.status == RDT_OK) {
-        follow->noted.err = *why;
+    if (follow->noted.why.status == RDT_OK) {
+        follow->noted.why = *why;
         follow->noted.of_version = of_version;
     }
     follow_look(follow);
@@ -144,9 +147,9 @@ static void note_failure(struct follow *follow, const struct rdt_error *why, boo
 
 static void take_noted(struct follow *follow)
 {
-    struct rdt_error why = follow->noted.err;
+    struct rdt_error why = follow->noted.why;
 
-    follow->noted.err.status = RDT_OK;
+    follow->noted.why.status = RDT_OK;
     if (follow->noted.of_version)
         fail_version(follow, &why);
     else /* the name has ended, or cannot be found */
@@ -380,7 +383,8 @@ static void become_whole(struct follow *follow)
     log_debug("version %llu of the followed name \"%s\" is here: %llu bytes, of which %llu came from other nodes",
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
               (unsigned long long)follow->whole->bytes_moved);
-    follow->again = true; /* meanwhile, the node of the name may have begun to count anew */
+    /* Meanwhile, the node of the name may have begun to count anew, unnoticed if the parts came from others. */
+    follow->again = follow->whole->whole_ns - follow->whole->seen_ns >= LONG_NS;
     sm_move(&follow->sm, FOLLOW_SEEKING);
     follow_ahead_settle(follow, follow->whole->number);
     version_unref(before);
@@ -512,8 +516,8 @@ void follow_lose(struct follow_version *version, const struct follow_object *obj
     version->lost = true;
     if (version != follow->whole)
         return;
-    (void)rdt_error_set(&follow->failure, RDT_FREED, "object \"%s\" of version %llu of \"%s\" was freed by force", object->ref.id,
-                        (unsigned long long)version->number, follow->name.id);
+    (void)rdt_error_set(&follow->failure, RDT_FREED, "object \"%s\" of version %llu of \"%s\" was freed by force",
+                        object->ref.id, (unsigned long long)version->number, follow->name.id);
     follow->failure_number = 0;
     follow_look(follow);
 }
@@ -529,7 +533,7 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         return false;
     if (follow->follows->draining)
         return true;
-    if (follow->noted.err.status != RDT_OK)
+    if (follow->noted.why.status != RDT_OK)
         take_noted(follow);
     if (follow->whole && follow->whole->lost) {
         version_unref(follow->whole);

@@ -101,7 +101,7 @@ struct follow_ahead {
 };
 
 struct follow_note {      /* what an answer has said, until the next slice or the attempt's end */
-    struct rdt_error err; /* status OK: nothing */
+    struct rdt_error why; /* status OK: nothing */
     bool of_version;      /* it is about a version, not about the name */
 };
 
@@ -121,12 +121,12 @@ struct follow {
     bool again;           /* the next fetch asks for any version: the node of the name may count anew */
     uint64_t pause_ns;    /* of the next failure; 0: the last attempt went well */
     struct deadline pause;
-    uint64_t newest, newest_ns; /* the newest version that is known, and since when */
-    struct rdt_ref newest_ref;  /* generation 0: none is known */
-    struct rdt_ref hopeless;    /* the last version that cannot be had at any time; generation 0: none */
+    uint64_t newest, newest_ns;              /* the newest version that is known, and since when */
+    struct rdt_ref newest_ref;               /* generation 0: none is known */
+    struct rdt_ref hopeless;                 /* the last version that cannot be had at any time; generation 0: none */
     struct follow_version *arriving, *whole; /* arriving: in FULL, also while a newer one is sought */
-    struct list dying;     /* struct follow_version.link */
-    struct list followers; /* struct follower.by_follow */
+    struct list dying;                       /* struct follow_version.link */
+    struct list followers;                   /* struct follower.by_follow */
     unsigned n_followers;
     struct list waiters, telling; /* struct prepare_waiter.link; telling: they try again in the next slice */
     struct rdt_error failure;     /* of the last attempt; status OK: it went well */
@@ -144,8 +144,8 @@ void follow_seek_again(struct follow *follow); /* a new follower may need a vers
 /* An object of the version, which a follower was given, has been freed by force: followers wait for the next version. */
 void follow_lose(struct follow_version *version, const struct follow_object *object);
 
-void follow_stop(struct follow *follow);       /* the daemon is draining: its fetches end */
-void follow_tell(struct follow *follow);       /* those who wait for a version try again */
+void follow_stop(struct follow *follow); /* the daemon is draining: its fetches end */
+void follow_tell(struct follow *follow); /* those who wait for a version try again */
 
 /* ENDED: releases a part of what it had. true: it is freed. */
 bool follow_end_some(struct follow *follow, uint64_t until_ns);

@@ -331,7 +331,8 @@ bool follower_has(const struct follower *follower, const struct rdt_ref *ref, ui
     const struct rdt_ref *newest_ref = &follower->follow->newest_ref;
 
     if (follower->committed_generation == 0) /* the node of a name whose newest version is below that counts anew */
-        return version <= follower->committed && (newest_ref->generation == 0 || follower->follow->newest >= follower->committed);
+        return version <= follower->committed &&
+               (newest_ref->generation == 0 || follower->follow->newest >= follower->committed);
     return follower->committed_generation == ref->generation &&
            memcmp(follower->committed_node, ref->node, sizeof ref->node) == 0;
 }
