@@ -310,8 +310,8 @@ static void set_all(struct putting *putting, const struct batch *batch, const st
         set(putting, batch->values[i], why->status, why);
 }
 
-/* Puts each value by itself, so that one that cannot be put, or a region that there is not, does not fail the others. What would
- * make each of them wait in vain fails all that are left. */
+/* Puts each value by itself, so that one that cannot be put, or a region that there is not, does not fail the others. What
+ * would make each of them wait in vain fails all that are left. */
 static void put_each(struct putting *putting, const struct batch *batch)
 {
     enum rdt_status status = RDT_OK;

@@ -158,8 +158,8 @@ enum rdt_status follower_start(struct follows *follows, struct client *client, u
     follower->follow = follow;
     follower->client = client;
     follower->number = number;
-    if (follow->failure.status == RDT_FREED || follow->failure.status == RDT_OWNER_DIED)
-        follower->told = follow->failure_number; /* that is over: the name is awaited anew */
+    if (follow->failed.why.status == RDT_FREED || follow->failed.why.status == RDT_OWNER_DIED)
+        follower->told = follow->failed.number; /* that is over: the name is awaited anew */
     note_committed(follower, committed, committed_ref);
     list_append(&follows->followers, &follower->link);
     list_append(&client->followers, &follower->by_client);
@@ -246,9 +246,9 @@ enum rdt_status follower_prepare(struct follower *follower, struct prepare_waite
                                         .objects = version->n_objects > 1 ? version->n_objects - 1 : 1};
         return RDT_OK;
     }
-    if (follower->told < follow->failure_number) {
-        follower->told = follow->failure_number;
-        *err = follow->failure;
+    if (follower->told < follow->failed.number) {
+        follower->told = follow->failed.number;
+        *err = follow->failed.why;
         return err->status;
     }
     if (follower->waiter && waiter)
@@ -269,10 +269,10 @@ void follower_explain(const struct follower *follower, char *text_p, size_t size
     if (arriving && follow->sm.state == FOLLOW_FETCHING)
         (void)snprintf(text_p, size, "%u of %u objects of version %llu have arrived%s%s", arriving->n_here, arriving->n_objects,
                        (unsigned long long)arriving->number,
-                       follow->failure.status != RDT_OK ? "; the attempt before has failed: " : "",
-                       follow->failure.status != RDT_OK ? follow->failure.msg : "");
-    else if (follow->failure.status != RDT_OK)
-        (void)snprintf(text_p, size, "the last attempt to get one has failed: %s", follow->failure.msg);
+                       follow->failed.why.status != RDT_OK ? "; the attempt before has failed: " : "",
+                       follow->failed.why.status != RDT_OK ? follow->failed.why.msg : "");
+    else if (follow->failed.why.status != RDT_OK)
+        (void)snprintf(text_p, size, "the last attempt to get one has failed: %s", follow->failed.why.msg);
     else
         (void)snprintf(text_p, size, "no version above %llu is published", (unsigned long long)follower->committed);
 }
@@ -333,7 +333,7 @@ void follower_view(const struct follower *follower, struct follower_view *view_p
                                      .lag = behind ? 1 : 0,
                                      .lag_ns = behind ? (int64_t)(uv_hrtime() - follow->newest_ns) : 0,
                                      .state = shown[follow->sm.state],
-                                     .failure = follow->failure.status != RDT_OK ? follow->failure.msg : "",
+                                     .failure = follow->failed.why.status != RDT_OK ? follow->failed.why.msg : "",
                                      .name = &follow->name,
                                      .bytes = (follow->whole ? follow->whole->charged : 0) +
                                               (follow->arriving ? follow->arriving->charged : 0)};

@@ -103,8 +103,8 @@ static bool is_told(const struct follow *follow, const struct rdt_error *why)
 
 static void set_failure(struct follow *follow, const struct rdt_error *why, bool tell)
 {
-    follow->failure = *why;
-    follow->failure_number = tell ? ++follow->n_failures : 0;
+    follow->failed.why = *why;
+    follow->failed.number = tell ? ++follow->failed.n : 0;
     if (tell)
         follow_tell(follow);
 }
@@ -297,7 +297,7 @@ static void make_room(struct follow *follow)
     rdt_error_prefix(&err, "version %llu of \"%s\"", (unsigned long long)version->number, follow->name.id);
     if (drop_whole(follow))
         return; /* when its bytes have been given back, there may be room */
-    if (follow->failure.status != RDT_LIMIT || strcmp(follow->failure.msg, err.msg) != 0)
+    if (follow->failed.why.status != RDT_LIMIT || strcmp(follow->failed.why.msg, err.msg) != 0)
         set_failure(follow, &err, !follow->whole && list_empty(&follow->dying)); /* or its own versions are in the way */
     follow->pause.on_passed = on_pause;
     if (follow->pause.index == 0) /* others may make it look for room more often */
@@ -377,8 +377,8 @@ static void become_whole(struct follow *follow)
         follow->whole->bytes_moved = follow->whole->bytes;
     follow->follows->counts->followed_versions++;
     follow->follows->counts->followed_moved += follow->whole->bytes_moved;
-    follow->failure = (struct rdt_error){0};
-    follow->failure_number = 0;
+    follow->failed.why = (struct rdt_error){0};
+    follow->failed.number = 0;
     follow->pause_ns = 0;
     log_debug("version %llu of the followed name \"%s\" is here: %llu bytes, of which %llu came from other nodes",
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
@@ -500,7 +500,7 @@ static bool tell_some(struct follow *follow, uint64_t until_ns)
 /* The next version found no memory: the one before may give its own. */
 static void try_without_whole(struct follow *follow)
 {
-    if (follow->failure.status != RDT_NO_MEMORY || !drop_whole(follow))
+    if (follow->failed.why.status != RDT_NO_MEMORY || !drop_whole(follow))
         return;
     follow->pause_ns = 0;
     deadline_unset(follow->follows->deadlines, &follow->pause);
@@ -516,9 +516,9 @@ void follow_lose(struct follow_version *version, const struct follow_object *obj
     version->lost = true;
     if (version != follow->whole)
         return;
-    (void)rdt_error_set(&follow->failure, RDT_FREED, "object \"%s\" of version %llu of \"%s\" was freed by force",
+    (void)rdt_error_set(&follow->failed.why, RDT_FREED, "object \"%s\" of version %llu of \"%s\" was freed by force",
                         object->ref.id, (unsigned long long)version->number, follow->name.id);
-    follow->failure_number = 0;
+    follow->failed.number = 0;
     follow_look(follow);
 }
 

@@ -100,6 +100,12 @@ struct follow_ahead {
     bool off; /* the name's node does not say; it is asked again when the name is sought again */
 };
 
+struct follow_failure {
+    struct rdt_error why; /* of the last attempt; status OK: it went well */
+    uint64_t number;      /* followers are told it; 0: they are not, because the next attempt may go well */
+    uint64_t n;           /* that they were told */
+};
+
 struct follow_note {      /* what an answer has said, until the next slice or the attempt's end */
     struct rdt_error why; /* status OK: nothing */
     bool of_version;      /* it is about a version, not about the name */
@@ -129,9 +135,7 @@ struct follow {
     struct list followers;                   /* struct follower.by_follow */
     unsigned n_followers;
     struct list waiters, telling; /* struct prepare_waiter.link; telling: they try again in the next slice */
-    struct rdt_error failure;     /* of the last attempt; status OK: it went well */
-    uint64_t failure_number;      /* followers are told it; 0: they are not, because the next attempt may go well */
-    uint64_t n_failures;          /* that they were told */
+    struct follow_failure failed;
     struct follow_note noted;
     struct follow_ahead ahead;
     uint16_t key_bytes;
