@@ -167,6 +167,31 @@ def test_limit_in_the_middle() -> None:
         trainer.unpublish("policy")
 
 
+def test_it_is_shown_while_a_thread_adds() -> None:
+    with Node("--set", "limits.client_max_bytes=8MiB") as node, rdtd.connect(node.socket) as trainer:
+        room = trainer.put(bytearray(6 << 20))
+        version = trainer.publishing("policy", step=1, timeout=LONG)
+        version.add("v", array.array("d", [1]))
+        thread = threading.Thread(target=version.add, args=("w", bytearray(4 << 20)))
+        thread.start()  # waits for room
+
+        def runs() -> bool:
+            try:
+                version.leave("w")
+            except RuntimeError:
+                return True
+            return False
+
+        until(runs, "the thread adds")
+        assert "step 1: 1 tensors, 8 bytes" in repr(version) and version.pieces == 0
+        del room
+        thread.join()
+        assert "step 1: 2 tensors" in repr(version) and version.tensors == 2
+        version.give_up("it was only shown")
+        trainer.close()
+        assert "step 1: 2 tensors" in repr(version)
+
+
 def test_ranks() -> None:
     with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as first, rdtd.connect(b.socket) as second:
         home = rdtd.Ref.from_name("policy", address=first.node["address"])

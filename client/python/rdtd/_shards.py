@@ -219,7 +219,7 @@ class Publishing:
 
     @property
     def pieces(self) -> int:
-        """How many objects they are in, which other nodes can read ahead. A tensor that was added last may be in none yet."""
+        """How many objects they are in. A tensor that was added last may be in none yet."""
         return self._raw.info()[3]
 
     @property

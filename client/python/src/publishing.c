@@ -7,9 +7,10 @@
 
 struct publishing {
     PyObject_HEAD struct conn *conn;
-    rdt_publishing *publishing; /* NULL: the connection was closed */
-    struct link link;           /* in conn->publishings */
-    bool runs;                  /* in some thread; under the GIL */
+    rdt_publishing *publishing;      /* NULL: the connection was closed */
+    struct link link;                /* in conn->publishings */
+    bool runs;                       /* in some thread; under the GIL */
+    struct rdt_publishing_info info; /* after the last call: a call may run meanwhile */
 };
 
 /* _publishing(name ref, step, rank, of, visibility, timeout): begins it. */
@@ -34,6 +35,7 @@ PyObject *conn_publishing(PyObject *self, PyObject *args)
     publishing->conn = NULL;
     publishing->publishing = NULL;
     publishing->runs = false;
+    publishing->info = (struct rdt_publishing_info){.step = step};
     link_init(&publishing->link);
     if (!conn_enter(conn)) {
         Py_DECREF(publishing);
@@ -79,6 +81,7 @@ static void destroy(struct publishing *publishing)
 static void leave(struct publishing *publishing)
 {
     publishing->runs = false;
+    rdt_publishing_info(publishing->publishing, &publishing->info);
     if (publishing->conn->closed)
         destroy(publishing);
     conn_leave(publishing->conn);
@@ -175,18 +178,13 @@ static PyObject *publishing_give_up(PyObject *self, PyObject *text)
     return none_or_raise(status, &err);
 }
 
-/* info(): (step, version, tensors, pieces, bytes) */
+/* info(): (step, version, tensors, pieces, bytes). Any thread. */
 static PyObject *publishing_info(PyObject *self, PyObject *ignored)
 {
-    struct publishing *publishing = (struct publishing *)self;
-    struct rdt_publishing_info info;
+    const struct rdt_publishing_info *info = &((struct publishing *)self)->info;
 
-    if (!enter(publishing))
-        return NULL;
-    rdt_publishing_info(publishing->publishing, &info);
-    leave(publishing);
-    return Py_BuildValue("(KKnnK)", (unsigned long long)info.step, (unsigned long long)info.version, (Py_ssize_t)info.tensors,
-                         (Py_ssize_t)info.pieces, (unsigned long long)info.bytes);
+    return Py_BuildValue("(KKnnK)", (unsigned long long)info->step, (unsigned long long)info->version,
+                         (Py_ssize_t)info->tensors, (Py_ssize_t)info->pieces, (unsigned long long)info->bytes);
 }
 
 void conn_end_publishings(struct conn *conn)
