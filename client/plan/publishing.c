@@ -7,8 +7,8 @@
  *
  * A tensor of at least a quarter of a piece is a piece by itself, so that little of the memory of a piece stays empty. Pieces
  * begin with FIRST_BYTES, so that a small version takes little memory, and grow with the version, because each costs an object,
- * a region and a request. Their sizes follow from the tensors' alone: a version with the same tensors as the one before the
- * last uses its memory again (loans.h), of which the daemon keeps 256 regions.
+ * a region and a request, and a version has only so many. Their sizes follow from the tensors' alone: a version with the same
+ * tensors as the one before the last uses its memory again (loans.h), of which the daemon keeps 256 regions.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +30,8 @@
 
 #define FIRST_BYTES (UINT64_C(1) << 20)
 #define MIDDLE_BYTES \
-    (UINT64_C(64) << 20) /* pieces grow up to this with an eighth of the version, and from 4 GiB on by a 64th */
-#define MANY_RANKS 32u   /* with more of them, the pieces of each are larger, because a version has at most 16,384 */
+    (UINT64_C(64) << 20)                /* pieces grow up to this with an eighth of the version, and from 4 GiB on by a 64th */
+#define MOST_GROWTH 8u                  /* a piece takes at most so many times the bytes of those before it */
 #define COPY_BYTES (UINT64_C(64) << 20) /* what is copied between two looks at the clock */
 #define MAX_BOX_BYTES ((size_t)1 << 20) /* of a piece: each tensor of a million tiny ones takes more there than its bytes */
 
@@ -234,11 +234,16 @@ static void packing_fini(struct rdt_publishing *publishing, struct packing *pack
     *packing = (struct packing){0};
 }
 
+/* However many tensors come, this rank must not have more pieces than its share of those of a version: a sixteenth of the
+ * share fills pieces of the first size, the next sixteenth those of twice the size, and so on. */
 static uint64_t next_piece_bytes(const struct rdt_publishing *publishing)
 {
-    uint64_t bytes = FIRST_BYTES, middle = publishing->of <= MANY_RANKS ? 16 : 4, late = publishing->of <= MANY_RANKS ? 128 : 4;
+    uint64_t bytes = FIRST_BYTES, n = publishing->n_pieces;
+    uint64_t share = publishing->of < RDT_MAX_VERSION_PIECES ? RDT_MAX_VERSION_PIECES / publishing->of : 1;
 
-    while (bytes * (bytes < MIDDLE_BYTES ? middle : late) <= publishing->bytes)
+    while (bytes < MIDDLE_BYTES ? bytes * 16 <= publishing->bytes : bytes * 128 <= publishing->bytes)
+        bytes *= 2;
+    for (uint64_t used = share; used <= n * 16 && bytes < publishing->bytes * MOST_GROWTH; used += share)
         bytes *= 2;
     return bytes;
 }
@@ -425,10 +430,12 @@ static enum rdt_status add_packed(struct rdt_publishing *publishing, const struc
                                   size_t box_bytes, struct rdt_error *err)
 {
     struct packing *packing = &publishing->packing;
-    bool full = packing->n > 0 && (align_up(packing->used) + layout_bytes(layout, 0) > packing->room.bytes ||
-                                   packing->box_bytes + box_bytes > MAX_BOX_BYTES);
-    enum rdt_status status = full ? flush(publishing, packing, err) : RDT_OK;
+    bool full = packing->room.addr && (align_up(packing->used) + layout_bytes(layout, 0) > packing->room.bytes ||
+                                       packing->box_bytes + box_bytes > MAX_BOX_BYTES);
+    enum rdt_status status = full && packing->n > 0 ? flush(publishing, packing, err) : RDT_OK;
 
+    if (full && packing->n == 0) /* its first tensor could not be copied, and pieces have grown since */
+        packing_fini(publishing, packing);
     if (status == RDT_OK)
         status = take_room(publishing, packing, next_piece_bytes(publishing), err);
     if (status == RDT_OK)

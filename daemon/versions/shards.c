@@ -484,7 +484,8 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
         return rdt_error_set(err, RDT_INVALID, "the publishers of step %llu of \"%s\" ask for different visibilities", step,
                              part->name.id);
     if (version && part->piece > 0 && version->n_pieces == SHARDS_MAX_PIECES)
-        return rdt_error_set(err, RDT_LIMIT, "step %llu of \"%s\" has %u pieces already: let them have more bytes", step,
+        return rdt_error_set(err, RDT_LIMIT,
+                             "step %llu of \"%s\" has %u pieces already: publish it with fewer ranks, or whole parts", step,
                              part->name.id, SHARDS_MAX_PIECES);
     return version ? check_rank(&version->ranks[part->rank], version, part, err) : RDT_OK;
 }

@@ -32,9 +32,10 @@
 #include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
 #include "daemon/persist/recovery.h"
+#include "proto/wire_limits.h"
 
 #define SHARDS_MAX_RANKS 4096u
-#define SHARDS_MAX_PIECES 16384u /* of one version: parts that are one object, and pieces of those that grow */
+#define SHARDS_MAX_PIECES RDT_MAX_VERSION_PIECES /* of one version */
 
 struct shards_above { /* functions of a room above */
     void *arg;
