@@ -73,7 +73,8 @@ enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p
  *     rdt_publishing_destroy(p);
  *
  * librdt copies each tensor into memory of the daemon. A large tensor, and as many small ones as fill such memory, is a piece:
- * an object that is there for other nodes at once, while the next tensors are added. All pieces of a rank are its part.
+ * an object of its own. All pieces of a rank are its part. Other nodes read nothing of a version before it is complete. Pieces
+ * grow with the part, and faster where there are many ranks, because all ranks together may have 16,384.
  * The version becomes visible whole, as after rdt_publish_part, or not at all: if this session ends before, or the publisher is
  * destroyed, nothing of it is left. Readers cannot tell it from another version. The memory of the version before the last is
  * used again, if only its owner may see the versions: then the tensors of each version should come in one order. */
@@ -98,7 +99,9 @@ enum rdt_status rdt_publishing_begin(rdt *rdt, const struct rdt_ref *name, uint6
  * INVALID, LIMIT and NO_MEMORY (there is no room for it), TIMED_OUT (nor has there been any in time), CANCELLED; after these
  * the tensor is not part of the version, and the caller may go on. Errors that end the version, for all later calls, too: those
  * of rdt_publish_part, such as EXISTS (another process publishes this rank of the step), OWNER_DIED (another rank has given
- * up); LIMIT, NO_MEMORY and TIMED_OUT for a piece. */
+ * up, or its time has passed: also if that was before this rank has begun, within a minute); LIMIT, NO_MEMORY and TIMED_OUT
+ * for a piece, which the other ranks are told; RESTARTED (the daemon has, and there are several ranks: all begin the step
+ * again; the only rank goes on) and PEER_LOST (the name's node). */
 enum rdt_status rdt_publishing_add(rdt_publishing *publishing, const struct rdt_tensor *tensor, const struct rdt_shard *shard,
                                    struct rdt_error *err);
 

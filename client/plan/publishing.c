@@ -83,17 +83,7 @@ static enum rdt_status no_memory(struct rdt_error *err)
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the tensors of a version");
 }
 
-/* Notes that the version has failed. */
-static enum rdt_status fail(struct rdt_publishing *publishing, const struct rdt_error *why, struct rdt_error *err)
-{
-    if (publishing->why.status == RDT_OK)
-        publishing->why = *why;
-    if (err)
-        *err = publishing->why;
-    return publishing->why.status;
-}
-
-/* ---- beginning ---- */
+/* ---- failing ---- */
 
 static void fill_message(const struct rdt_publishing *publishing, Rdt__Pb__PublishPart *message_p)
 {
@@ -104,6 +94,43 @@ static void fill_message(const struct rdt_publishing *publishing, Rdt__Pb__Publi
     message_p->publisher = publishing->publisher;
     message_p->visibility = (Rdt__Pb__Visibility)publishing->options.visibility;
 }
+
+/* Whether the name's daemon may not know that the version cannot become complete. */
+static bool daemon_may_wait(const struct rdt_publishing *publishing)
+{
+    switch (publishing->lease ? rdt_request_status(publishing->lease, NULL) : RDT_AGAIN) {
+    case RDT_AGAIN:
+    case RDT_RESTARTED:
+    case RDT_PEER_LOST:
+    case RDT_SHUTTING_DOWN:
+        return true;
+    default:
+        return false; /* it has said so itself */
+    }
+}
+
+static enum rdt_status tell_others(struct rdt_publishing *publishing, const char *sentence, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart message;
+
+    fill_message(publishing, &message);
+    return request_give_up_part(publishing->conn, &publishing->name, &message, RDT_OWNER_DIED, sentence, err);
+}
+
+/* Notes that the version has failed, and tells the other ranks, which may begin the step later. */
+static enum rdt_status fail(struct rdt_publishing *publishing, const struct rdt_error *why, struct rdt_error *err)
+{
+    if (publishing->why.status == RDT_OK) {
+        publishing->why = *why;
+        if (daemon_may_wait(publishing))
+            (void)tell_others(publishing, why->msg, NULL); /* a lost connection has the same effect */
+    }
+    if (err)
+        *err = publishing->why;
+    return publishing->why.status;
+}
+
+/* ---- beginning ---- */
 
 static enum rdt_status begin(struct rdt_publishing *publishing, struct rdt_error *err)
 {
@@ -177,12 +204,18 @@ static void end_requests(struct rdt_publishing *publishing)
     }
 }
 
-/* The daemon of the name has restarted, and does not know the version any more. The pieces are still there, and this session
- * has them: it publishes them again. */
+/* The daemon has restarted, and the version was lost. The pieces are still there, and this session has them: the only rank
+ * publishes them again. Of several, some would learn it in other ways or not at all, and have failed: all begin the step again.
+ * RESTARTED */
 static enum rdt_status begin_again(struct rdt_publishing *publishing, struct rdt_error *err)
 {
     enum rdt_status status;
 
+    if (publishing->of > 1)
+        return rdt_error_set(err, RDT_RESTARTED,
+                             "the daemon of this node restarted before step %llu of \"%s\" was complete: let all ranks publish "
+                             "it again",
+                             (unsigned long long)publishing->step, publishing->name.id);
     end_requests(publishing);
     publishing->publisher += 2; /* the earlier requests do not belong to it */
     status = begin(publishing, err);
@@ -285,14 +318,20 @@ static enum rdt_status put(struct rdt_publishing *publishing, struct packing *pa
 static enum rdt_status add_piece(struct rdt_publishing *publishing, const struct rdt_ref *ref, struct rdt_error *err)
 {
     struct piece *pieces = array_grow(publishing->pieces, publishing->n_pieces, &publishing->room, sizeof *pieces);
+    enum rdt_status status;
 
     if (!pieces) {
         (void)rdt_drop(publishing->conn, ref, NULL);
         return no_memory(err);
     }
     publishing->pieces = pieces;
-    pieces[publishing->n_pieces++] = (struct piece){.ref = *ref};
-    return send_piece(publishing, publishing->n_pieces - 1, err);
+    pieces[publishing->n_pieces] = (struct piece){.ref = *ref};
+    status = send_piece(publishing, publishing->n_pieces, err);
+    if (status == RDT_OK)
+        publishing->n_pieces++;
+    else
+        (void)rdt_drop(publishing->conn, ref, NULL);
+    return status;
 }
 
 /* Makes the packing a piece. An error ends the version, because the tensors are no longer anywhere else. */
@@ -638,15 +677,13 @@ enum rdt_status rdt_publishing_end(rdt_publishing *publishing, int64_t timeout_n
 
 enum rdt_status rdt_publishing_give_up(rdt_publishing *publishing, const char *sentence, struct rdt_error *err)
 {
-    Rdt__Pb__PublishPart message;
     struct rdt_error why = {0};
     enum rdt_status status = check(publishing, &why);
 
     if (status == RDT_OK) {
-        fill_message(publishing, &message);
-        status = request_give_up_part(publishing->conn, &publishing->name, &message, RDT_OWNER_DIED, sentence, &why);
+        status = tell_others(publishing, sentence, &why);
     } else if (publishing && publishing->state == PUBLISHING && status != RDT_FORKED) {
-        status = RDT_OK; /* it has failed already */
+        status = RDT_OK; /* it has failed already, and the others know */
     }
     if (status != RDT_OK && err)
         *err = why;

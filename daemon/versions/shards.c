@@ -70,6 +70,73 @@ static void name_set_idle(struct shard_name *name, bool idle)
     person->n_idle_names += idle ? 1 : -1u;
 }
 
+/* ---- publishers without a part ---- */
+
+static uint64_t given_up_bytes(uint32_t of)
+{
+    return sizeof(struct given_up) + of * sizeof(uint16_t);
+}
+
+static void forget_given_up(struct shard_name *name)
+{
+    if (name->given_up)
+        account_give(name->owner, USAGE_HEAP, given_up_bytes(name->given_up->of));
+    free(name->given_up);
+    name->given_up = NULL;
+}
+
+/* Not 0. That of publisher 0, which brings a whole part, does not tell one from the next. */
+static uint16_t mark_of(uint64_t publisher)
+{
+    return (uint16_t)(publisher % UINT16_MAX + 1);
+}
+
+/* Notes it in place of the one before. version may be NULL: nobody has begun the step. LIMIT, NO_MEMORY. */
+static enum rdt_status note_given_up(struct shard_name *name, const struct version *version, uint64_t step, uint32_t rank,
+                                     uint32_t of, const char *why, struct rdt_error *err)
+{
+    struct given_up *given_up;
+    enum rdt_status status;
+
+    forget_given_up(name);
+    status = account_take(name->owner, USAGE_HEAP, given_up_bytes(of), err);
+    if (status != RDT_OK)
+        return status;
+    given_up = calloc(1, given_up_bytes(of));
+    if (!given_up) {
+        account_give(name->owner, USAGE_HEAP, given_up_bytes(of));
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note that a rank gave up");
+    }
+    given_up->step = step;
+    given_up->rank = rank;
+    given_up->of = of;
+    given_up->at_ns = uv_hrtime();
+    text_copy(given_up->why, sizeof given_up->why, why);
+    for (uint32_t i = 0; version && i < version->of && i < of; i++)
+        given_up->told[i] = version->ranks[i].begun ? mark_of(version->ranks[i].publisher) : 0;
+    name->given_up = given_up;
+    return RDT_OK;
+}
+
+/* OWNER_DIED: another rank has given this step up, and this one has not been told yet, or had said this before it was. */
+static enum rdt_status tell_given_up(struct shard_name *name, const struct shard_part *from, struct rdt_error *err)
+{
+    struct given_up *given_up = name->given_up;
+    uint16_t mark = mark_of(from->publisher);
+
+    if (!given_up || given_up->step != from->step || given_up->of != from->of)
+        return RDT_OK;
+    if (from->publisher == 0 || given_up->told[from->rank] != mark) {
+        given_up->over = given_up->over || given_up->rank == from->rank;
+        if (given_up->over || given_up->told[from->rank] || uv_hrtime() - given_up->at_ns > GIVEN_UP_NS)
+            return RDT_OK;
+    }
+    given_up->told[from->rank] = mark;
+    return rdt_error_set(err, RDT_OWNER_DIED, "%s", given_up->why);
+}
+
+/* ---- the end of names ---- */
+
 static void name_settle(struct shard_name *name)
 {
     struct shards *shards = name->shards;
@@ -82,8 +149,8 @@ static void name_settle(struct shard_name *name)
     }
     name_set_idle(name, false);
     (void)map_remove(&shards->names, name->key, name->key_bytes);
+    forget_given_up(name);
     account_unref(name->owner);
-    free(name->given_up);
     free(name);
 }
 
@@ -267,8 +334,23 @@ struct version *version_restore(struct shards *shards, const struct shard_part *
     return version;
 }
 
-/* No reader has seen the version. Its publishers are told. */
-static void version_fail(struct version *version, const struct rdt_error *why)
+/* Steps grow until the name is unpublished. */
+static bool is_past(const struct shard_name *name, uint64_t step)
+{
+    return version_is_current(name->current) && step <= name->current->step;
+}
+
+static bool some_part_grows(const struct version *version)
+{
+    for (uint32_t rank = 0; rank < version->of; rank++)
+        if (version->ranks[rank].publisher != 0)
+            return true;
+    return false;
+}
+
+/* No reader has seen the version. Its publishers are told: of one that grows, those that begin later, too, because it is that
+ * rank's fault. The publisher of a whole part says itself that nobody need wait for it (shards_give_up). */
+static void version_fail(struct version *version, uint32_t rank, const struct rdt_error *why)
 {
     struct shard_name *name = version->name;
     struct rdt_error err;
@@ -280,6 +362,8 @@ static void version_fail(struct version *version, const struct rdt_error *why)
     text_copy(name->failure, sizeof name->failure, err.msg);
     name->failed_ns = uv_hrtime();
     name->shards->counts->shard_failures++;
+    if (version->of > 1 && !is_past(name, version->step) && some_part_grows(version))
+        (void)note_given_up(name, version, version->step, rank, version->of, err.msg, NULL);
     version->why = err;
     version_end(version);
 }
@@ -339,7 +423,7 @@ void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size)
     (void)rdt_error_set(
         &why, RDT_OWNER_DIED, "the publisher of rank %u %s%s", waiter->rank,
         whole ? "stopped waiting for the others, or ended" : "ended, or gave up, before it had added all tensors", others);
-    version_fail(version, &why);
+    version_fail(version, waiter->rank, &why);
 }
 
 /* ---- the fence ---- */
@@ -352,7 +436,7 @@ static void overtake(struct version *version)
         if (other->state != VERSION_FILLING || other->step > version->step)
             continue;
         (void)rdt_error_set(&why, RDT_FREED, "step %llu became complete first", (unsigned long long)version->step);
-        version_fail(other, &why);
+        version_fail(other, NO_RANK, &why);
     }
 }
 
@@ -373,7 +457,7 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
     if (status == RDT_OK)
         status = version_publish(version, manifest, &number, err);
     if (status != RDT_OK) {
-        version_fail(version, err);
+        version_fail(version, NO_RANK, err);
         return;
     }
     version_check_fini(version); /* ends its charge */
@@ -382,6 +466,7 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
     version->state = VERSION_COMPLETE;
     version->number = number;
     end_claim(version);
+    forget_given_up(name);
     version_growth_end(version);
     name->current = version;
     name->shards->counts->shard_versions++;
@@ -394,13 +479,14 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
 /* The publisher of the part is told what is wrong with it; the others, that their version has failed. */
 static void on_refused(struct version *version, uint32_t number, const struct rdt_error *why)
 {
-    struct part_waiter *waiter = number < version->n_pieces ? version->parts[number]->waiter : NULL;
+    const struct part *part = number < version->n_pieces ? version->parts[number] : NULL;
+    struct part_waiter *waiter = part ? part->waiter : NULL;
 
     if (waiter) {
         forget_waiter(waiter);
         waiter->on_settled(waiter, 0, why);
     }
-    version_fail(version, why);
+    version_fail(version, part ? part->rank : NO_RANK, why);
 }
 
 static const struct version_check_events check_events = {.on_checked = on_checked, .on_refused = on_refused};
@@ -420,7 +506,7 @@ static void settle(struct deadline *deadline)
         return;
     if (version->why.status != RDT_OK) {
         struct rdt_error why = version->why;
-        version_fail(version, &why);
+        version_fail(version, NO_RANK, &why);
     } else {
         check_if_whole(version);
     }
@@ -468,7 +554,7 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
 {
     unsigned long long step = part->step;
 
-    if (version_is_current(name->current) && part->step <= name->current->step)
+    if (is_past(name, part->step))
         return rdt_error_set(
             err, RDT_INVALID,
             "step %llu of \"%s\" cannot be published: step %llu is complete, and steps must grow (unpublish the name to "
@@ -490,32 +576,25 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
     return version ? check_rank(&version->ranks[part->rank], version, part, err) : RDT_OK;
 }
 
-/* ---- publishers without a part ---- */
+/* ---- giving up ---- */
 
-static void forget_given_up(struct shard_name *name)
-{
-    free(name->given_up);
-    name->given_up = NULL;
-}
-
-/* OWNER_DIED: another rank has given this step up, and this one has not been told yet. */
-static enum rdt_status tell_given_up(struct shard_name *name, const struct shard_part *from, struct rdt_error *err)
+/* Whether nothing changes: the step is complete, or has failed for that publisher, or for another rank's fault. */
+static bool gave_up_before(const struct shard_name *name, const struct shard_part *from)
 {
     struct given_up *given_up = name->given_up;
+    uint16_t mark = mark_of(from->publisher);
 
+    if (is_past(name, from->step))
+        return true;
     if (!given_up || given_up->step != from->step || given_up->of != from->of)
-        return RDT_OK;
-    if (given_up->rank == from->rank || uv_hrtime() - given_up->at_ns > GIVEN_UP_NS) {
-        forget_given_up(name);
-        return RDT_OK;
-    }
-    if (given_up->told[from->rank])
-        return RDT_OK;
-    given_up->told[from->rank] = true;
-    (void)rdt_error_set(err, RDT_OWNER_DIED, "%s", given_up->why);
-    if (++given_up->n_told == given_up->of - 1)
-        forget_given_up(name);
-    return RDT_OWNER_DIED;
+        return false;
+    if (from->publisher != 0 && given_up->told[from->rank] == mark)
+        return true;
+    if (given_up->over || given_up->rank == from->rank || given_up->told[from->rank] ||
+        uv_hrtime() - given_up->at_ns > GIVEN_UP_NS)
+        return false;
+    given_up->told[from->rank] = mark; /* it knows */
+    return true;
 }
 
 enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *from, const char *why,
@@ -523,48 +602,36 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
 {
     struct shard_name *name;
     struct version *version;
-    struct given_up *given_up;
     struct rdt_error said;
+    enum rdt_status status = RDT_OK;
 
     if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
         return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
                              from->of, SHARDS_MAX_RANKS);
-    name = shard_name_find(shards, &account->owner, &from->name);
-    version = name ? find_step(name, from->step) : NULL;
-    if (version && from->rank < version->of && version->ranks[from->rank].publisher != from->publisher)
-        return RDT_OK; /* another process publishes this rank, and goes on */
-    given_up = calloc(1, sizeof *given_up + from->of * sizeof given_up->told[0]);
-    name = given_up ? name_get(shards, account, &from->name) : NULL;
-    if (!name) {
-        free(given_up);
+    name = name_get(shards, account, &from->name);
+    if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note that a rank gave up");
+    version = find_step(name, from->step);
+    if (version ? from->rank < version->of && version->ranks[from->rank].publisher != from->publisher /* another's, goes on */
+                : gave_up_before(name, from)) {
+        name_settle(name);
+        return RDT_OK;
     }
-    given_up->step = from->step;
-    given_up->rank = from->rank;
-    given_up->of = from->of;
-    given_up->at_ns = uv_hrtime();
     (void)rdt_error_set(&said, RDT_OWNER_DIED, "rank %u could not put its part of step %llu of \"%s\": %s", from->rank,
                         (unsigned long long)from->step, from->name.id, why);
-    text_copy(given_up->why, sizeof given_up->why, said.msg);
-    version = find_step(name, from->step);
-    for (uint32_t rank = 0; version && rank < version->of && rank < from->of; rank++) {
-        given_up->told[rank] = version->ranks[rank].begun;
-        given_up->n_told += version->ranks[rank].begun && rank != from->rank;
-    }
-    forget_given_up(name);
-    if (given_up->n_told < from->of - 1)
-        name->given_up = given_up;
-    else
-        free(given_up);
+    if (!version || !some_part_grows(version))
+        status = note_given_up(name, version, from->step, from->rank, from->of, said.msg, err);
+    if (status == RDT_OK && !version)
+        name->given_up->told[from->rank] = mark_of(from->publisher);
     if (version) {
-        version_fail(version, &said);
+        version_fail(version, from->rank, &said);
     } else {
         text_copy(name->failure, sizeof name->failure, said.msg);
         name->failed_ns = uv_hrtime();
         shards->counts->shard_failures++;
         name_settle(name);
     }
-    return RDT_OK;
+    return status;
 }
 
 /* ---- adding a part ---- */
@@ -646,7 +713,7 @@ enum rdt_status shards_add(struct shards *shards, struct account *account, const
     status = take(version, from, &part, err);
     if (status != RDT_OK) { /* the caller tells this publisher; the others are told here */
         struct rdt_error why = *err;
-        version_fail(version, &why);
+        version_fail(version, from->rank, &why);
         return status;
     }
     add_waiter(version, waiter, part, from->rank);

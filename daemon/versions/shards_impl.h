@@ -19,20 +19,23 @@
 #include "daemon/versions/shards.h"
 #include "proto/wire_limits.h"
 
-/* A publisher that has no part for a step. Each of the others is told once: it may try again then. */
+/* A step that has failed because one of its ranks has no part. Each of the others is told once: it may try again then. */
 struct given_up {
     uint64_t step, at_ns;
-    uint32_t rank, of, n_told;
+    uint32_t rank, of; /* rank NO_RANK: it is not known whose part it was */
+    bool over;         /* that rank has tried again: nobody else is told */
     char why[256];
-    bool told[]; /* [of] */
+    uint16_t told[]; /* [of] 0: not told yet; else a mark of the publisher that was, whose messages may still be on their way */
 };
+
+#define NO_RANK UINT32_MAX
 
 struct shard_name {
     struct shards *shards;
     struct account *owner;     /* a reference */
     struct list versions;      /* struct version.link, those that are not complete and those that still exist */
     struct version *current;   /* the last version that became complete; NULL: its manifest has ended */
-    struct given_up *given_up; /* the last one; NULL: there is none */
+    struct given_up *given_up; /* the last one, charged to `owner`; NULL: there is none */
     char failure[256];         /* "": none failed */
     uint64_t failed_ns;
     bool idle; /* counted in its person's n_idle_names */

@@ -698,8 +698,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
                     version.add(key, tensor)
 
         Each tensor is copied at once, into memory that the version before the last had if only the owner may see the versions.
-        Other nodes can read ahead while the next tensors come. The version becomes visible whole at the end of the block, and
-        is read as any other. If the block raises, or this process ends in it, nothing of the version is left.
+        The version becomes visible whole at the end of the block, and is read as any other. If the block raises, or this
+        process ends in it, nothing of the version is left, and the other ranks are told, also those that begin within a minute.
 
         step, name, visible: as in `publish_part`; None: one more than the newest version's. rank, of: of this publisher, if
         several processes publish parts of the version. timeout: seconds that `add` may wait for room under a limit, and that

@@ -279,6 +279,140 @@ Test(growing, what_one_rank_may_not_do_is_named)
     end_shards(conn, other);
 }
 
+/* ---- ranks that cannot go on ---- */
+
+static void must_be_told_of(rdt_publishing *publishing, uint64_t step, unsigned i, const char *text)
+{
+    struct rdt_error why = {0};
+
+    (void)add(publishing, step, i, NULL); /* it may hear of it here already */
+    must_be(RDT_OWNER_DIED, rdt_publishing_end(publishing, LONG, NULL, &why));
+    must_say(strstr(why.msg, text), "%s", why.msg);
+}
+
+/* All ranks begin the step again, and each adds a tensor. */
+static void must_become_a_version(rdt *const *conns, uint32_t of, const struct rdt_ref *name, uint64_t step)
+{
+    struct ending endings[4] = {0};
+    pthread_t threads[4];
+
+    for (uint32_t rank = 0; rank < of; rank++) {
+        endings[rank].publishing = begin_publishing(conns[rank], name, step, rank, of);
+        must_ok(add(endings[rank].publishing, step, rank + 1, &err));
+        cr_assert_eq(pthread_create(&threads[rank], NULL, end_in_thread, &endings[rank]), 0);
+    }
+    for (uint32_t rank = 0; rank < of; rank++) {
+        cr_assert_eq(pthread_join(threads[rank], NULL), 0);
+        must_say(endings[rank].status == RDT_OK, "rank %u: %s", rank, endings[rank].err.msg);
+        rdt_publishing_destroy(endings[rank].publishing);
+    }
+}
+
+static void meet_a_limit(rdt_publishing *publishing, uint64_t step)
+{
+    struct rdt_error why = {0};
+    enum rdt_status status = RDT_OK;
+
+    for (unsigned i = 0; i < TENSORS && status == RDT_OK; i += 4)
+        status = add(publishing, step, i, &why);
+    must_say(status == RDT_LIMIT, "%s", why.msg);
+    must_refuse(RDT_LIMIT, "", rdt_publishing_end(publishing, LONG, NULL, &err));
+}
+
+static void time_out(rdt_publishing *publishing, uint64_t step)
+{
+    must_ok(add(publishing, step, 0, &err));
+    must_be(RDT_TIMED_OUT, rdt_publishing_end(publishing, 20 * MSEC, NULL, &err));
+}
+
+/* A rank that begins the step after another one could not go on does not wait for that one for ever. */
+static void later_ranks_are_told(void (*stop)(rdt_publishing *publishing, uint64_t step), const char *text)
+{
+    static const char *const flags[] = {"--client-max-objects=2", NULL};
+    rdt *conns[3];
+    struct rdt_ref name;
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of = {flags}});
+    for (unsigned i = 0; i < 3; i++)
+        conns[i] = on(i == 2 ? 1 : 0);
+    name = name_on(1, "policy", 0);
+    for (uint64_t step = 1; step <= 2; step++) {
+        rdt_publishing *first = begin_publishing(conns[0], &name, step, 0, 3);
+        stop(first, step); /* it stays, so its lease does not say it */
+        for (uint32_t rank = 1; rank < 3; rank++) {
+            rdt_publishing *late = begin_publishing(conns[rank], &name, step, rank, 3);
+            must_be_told_of(late, step, rank, text);
+            rdt_publishing_destroy(late);
+        }
+        rdt_publishing_destroy(first);
+        must_become_a_version(conns, 3, &name, step);
+    }
+    must_ok(rdt_unpublish(conns[2], &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    rdt_close(conns[0]);
+    end_shards(conns[1], conns[2]);
+}
+
+Test(growing, rank_that_meets_a_limit_tells_those_that_begin_later)
+{
+    later_ranks_are_told(meet_a_limit, "rank 0 could not put its part of step");
+}
+
+Test(growing, rank_whose_time_has_passed_tells_those_that_begin_later)
+{
+    later_ranks_are_told(time_out, "the publisher of rank 0 stopped waiting for the others");
+}
+
+Test(growing, rank_that_has_ended_is_told_to_those_that_begin_later)
+{
+    rdt *conns[2] = {begin_shards(1), on(0)}, *killed = on(0);
+    struct rdt_ref name = name_on(0, "policy", 0);
+
+    rdt_publishing *first = begin_publishing(killed, &name, 1, 0, 2);
+    must_ok(add(first, 1, 0, &err));
+    wait_until(LONG, objects_on(0) == 1);
+    rdt_publishing_destroy(first);
+    rdt_close(killed);
+    rdt_publishing *late = begin_publishing(conns[1], &name, 1, 1, 2);
+    must_be_told_of(late, 1, 1, "rank 0");
+    rdt_publishing_destroy(late);
+    must_become_a_version(conns, 2, &name, 1);
+    must_ok(rdt_unpublish(conns[0], &name, &err));
+    wait_until(LONG, objects_on(0) == 0);
+    end_shards(conns[0], conns[1]);
+}
+
+/* A version has at most 16,384 pieces: each of 1,024 ranks has 16 of them, however many tensors it has. */
+Test(growing, pieces_of_many_ranks_are_few)
+{
+    enum { MANY = 300, OF = 1024, MOST = 16 };
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0);
+    struct rdt_publishing_info info;
+
+    for (uint32_t of = 1; of <= OF; of *= OF) {
+        rdt_publishing *publishing = begin_publishing(conn, &name, of, 0, of);
+        for (unsigned i = 0; i < MANY; i++) {
+            static float values[LARGE / 2];
+            int64_t shape[1] = {LARGE / 2};
+            char key[32];
+            (void)snprintf(key, sizeof key, "layer.%u", i);
+            must_ok(rdt_publishing_add(publishing,
+                                       &(struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = shape, .data = values},
+                                       &(struct rdt_shard){.key = key}, &err));
+        }
+        rdt_publishing_info(publishing, &info);
+        must_say(of == 1 || info.pieces < MOST, "%zu pieces", info.pieces);
+        if (of == 1)
+            must_ok(rdt_publishing_end(publishing, LONG, NULL, &err));
+        rdt_publishing_destroy(publishing);
+    }
+    must_ok(rdt_unpublish(conn, &name, &err));
+    wait_until(LONG, objects_on(0) == 0);
+    end_shards(conn, NULL);
+}
+
 /* ---- what nodes are told of a version that is not complete ---- */
 
 struct asking {

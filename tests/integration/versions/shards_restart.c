@@ -4,6 +4,8 @@
 #include "tests/support/keeper.h"
 #include "wire_ref.h"
 
+#include <pthread.h>
+
 TestSuite(shards_restart, .timeout = 120);
 
 static struct test_keeper keepers[2];
@@ -183,4 +185,97 @@ Test(shards_restart, version_that_has_lost_parts_says_so)
     must_go_on();
     must(n_lost() == 0);
     end(1);
+}
+
+/* ---- versions that grow ---- */
+
+struct ranking { /* one rank */
+    rdt *conn;
+    rdt_publishing *publishing;
+    uint32_t rank;
+    enum rdt_status status;
+    struct rdt_error err;
+};
+
+static void begin_rank(struct ranking *ranking, uint64_t step)
+{
+    must_ok(rdt_publishing_begin(ranking->conn, &name, step, ranking->rank, 3, NULL, &ranking->publishing, &err));
+}
+
+static enum rdt_status add_rows(struct ranking *ranking)
+{
+    static float row[3][COLUMNS];
+    int64_t shape[2] = {1, COLUMNS}, global[2] = {3, COLUMNS}, start[2] = {ranking->rank, 0};
+    const struct rdt_tensor tensor = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = row[ranking->rank]};
+
+    return rdt_publishing_add(ranking->publishing, &tensor, &(struct rdt_shard){"rows", global, start}, &ranking->err);
+}
+
+static void *publish_rank(void *arg)
+{
+    struct ranking *ranking = arg;
+
+    ranking->status = add_rows(ranking);
+    if (ranking->status == RDT_OK)
+        ranking->status = rdt_publishing_end(ranking->publishing, LONG, NULL, &ranking->err);
+    return NULL;
+}
+
+/* Ranks 0 and 1 have begun the step, each on its node; rank 2 begins it on node 1 after the kill. */
+static void kill_while_it_grows(unsigned killed)
+{
+    struct ranking ranks[3] = {0};
+    pthread_t threads[3];
+
+    begin(2);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        ranks[rank] = (struct ranking){.conn = on(rank > 0), .rank = rank};
+    for (uint64_t step = 2; step <= 4; step++) {
+        for (uint32_t rank = 0; rank < 2; rank++)
+            begin_rank(&ranks[rank], step);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            must_ok(add_rows(&ranks[rank]));
+            if (step > 2)
+                cr_assert_eq(pthread_create(&threads[rank], NULL, publish_rank, &ranks[rank]), 0);
+        }
+        restart(killed, SIGKILL);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            if (step > 2)
+                cr_assert_eq(pthread_join(threads[rank], NULL), 0);
+            else
+                (void)publish_rank(&ranks[rank]);
+            must_say(ranks[rank].status == RDT_RESTARTED || ranks[rank].status == RDT_PEER_LOST ||
+                         ranks[rank].status == RDT_OWNER_DIED,
+                     "rank %u: %s", rank, ranks[rank].err.msg);
+            rdt_publishing_destroy(ranks[rank].publishing);
+        }
+        begin_rank(&ranks[2], step);
+        (void)publish_rank(&ranks[2]);
+        must_say(ranks[2].status == RDT_OWNER_DIED || ranks[2].status == RDT_PEER_LOST || ranks[2].status == RDT_RESTARTED,
+                 "rank 2: %s", ranks[2].err.msg);
+        rdt_publishing_destroy(ranks[2].publishing);
+        wait_until(LONG, rdt_wait_put(ranks[1].conn, &name, LONG, NULL) == RDT_OK); /* the nodes have found each other */
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            begin_rank(&ranks[rank], step);
+            cr_assert_eq(pthread_create(&threads[rank], NULL, publish_rank, &ranks[rank]), 0);
+        }
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            cr_assert_eq(pthread_join(threads[rank], NULL), 0);
+            must_say(ranks[rank].status == RDT_OK, "rank %u: %s", rank, ranks[rank].err.msg);
+            rdt_publishing_destroy(ranks[rank].publishing);
+        }
+    }
+    for (uint32_t rank = 0; rank < 3; rank++)
+        rdt_close(ranks[rank].conn);
+    end(2);
+}
+
+Test(shards_restart, all_ranks_learn_that_the_daemon_of_the_name_was_killed)
+{
+    kill_while_it_grows(0);
+}
+
+Test(shards_restart, all_ranks_learn_that_the_daemon_of_one_was_killed)
+{
+    kill_while_it_grows(1);
 }
