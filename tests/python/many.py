@@ -84,6 +84,18 @@ def test_put_many_of_any_kind():
         del ours, got
 
 
+def test_put_many_leaves_nothing_after_a_dict_that_cannot_be_put():
+    class Stopped(rdtd.Connection):
+        def put(self, value, **options):
+            raise KeyboardInterrupt
+
+    with Node() as node, Stopped(node.socket) as c:
+        for options in {}, {"detached": True, "ttl": LONG}, {"ids": ["a", "b", "c"]}, {"ids": ["a", "b", "c"], "detached": True}:
+            with raises(KeyboardInterrupt):
+                c.put_many([np.arange(3), {"x": np.arange(3)}, np.arange(3)], errors="return", **options)
+            until(lambda: c.status()["objects"] == 0, f"nothing stays: {options}")
+
+
 def test_put_many_of_torch():
     try:
         import torch

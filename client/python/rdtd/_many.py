@@ -77,12 +77,16 @@ class ManyCalls(_rdt.Conn):
             return made
         for one in made:
             if isinstance(one, Error):
-                for ref in made:
-                    if isinstance(ref, Ref):
-                        with contextlib.suppress(Error):
-                            self._free(ref, False)
+                self._free_all(made, bool(options.get("detached")))
                 raise one
         return made
+
+    def _free_all(self, made: list[Any], detached: bool) -> None:
+        """Frees what was put; those that are not detached without waiting."""
+        for ref in made:
+            if isinstance(ref, Ref):
+                with contextlib.suppress(Error):
+                    self._free(ref, False) if detached else ref.drop()
 
     def _put_listed(self, values: list[Any], ids: Optional[list[Optional[bytes]]], *,
                     snapshot: Union[bool, Literal["unsealed"]] = False, detached: bool = False,
@@ -124,12 +128,16 @@ class ManyCalls(_rdt.Conn):
         options = {"snapshot": snapshot, "detached": detached, "ttl": ttl, "visible": visible, "transport": transport,
                    "timeout": timeout, "allow_pickle": allow_pickle, "grace": grace, "immutable": immutable,
                    "checksum": checksum}
-        for i in range(len(values)) if put is None or len(which) < len(values) else ():
-            if made[i] is None:
-                try:
-                    made[i] = self.put(values[i], id=None if ids is None else ids[i], **options)  # type: ignore[attr-defined]
-                except Error as error:
-                    made[i] = error.with_traceback(None)
+        try:
+            for i in range(len(values)) if put is None or len(which) < len(values) else ():
+                if made[i] is None:
+                    try:
+                        made[i] = self.put(values[i], id=None if ids is None else ids[i], **options)  # type: ignore[attr-defined]
+                    except Error as error:
+                        made[i] = error.with_traceback(None)
+        except BaseException:  # a value that cannot be put, or Ctrl-C: nothing stays
+            self._free_all(made, detached)
+            raise
         return made
 
     # ---- names ----
