@@ -73,8 +73,9 @@ enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p
  *     rdt_publishing_destroy(p);
  *
  * librdt copies each tensor into memory of the daemon. A large tensor, and as many small ones as fill such memory, is a piece:
- * an object of its own. All pieces of a rank are its part. Other nodes read nothing of a version before it is complete. Pieces
- * grow with the part, and faster where there are many ranks, because all ranks together may have 16,384.
+ * an object of its own. All pieces of a rank are its part. Nodes that follow the name (rdt_follow.h) fetch pieces while more
+ * of them come; no reader sees a version before it is complete. Pieces grow with the part, and faster where there are many
+ * ranks, because all ranks together may have 16,384.
  * The version becomes visible whole, as after rdt_publish_part, or not at all: if this session ends before, or the publisher is
  * destroyed, nothing of it is left. Readers cannot tell it from another version. The memory of the version before the last is
  * used again, if only its owner may see the versions: then the tensors of each version should come in one order. */

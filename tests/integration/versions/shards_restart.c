@@ -270,11 +270,6 @@ static void kill_while_it_grows(unsigned killed)
     end(2);
 }
 
-Test(shards_restart, all_ranks_learn_that_the_daemon_of_the_name_was_killed)
-{
-    kill_while_it_grows(0);
-}
-
 Test(shards_restart, all_ranks_learn_that_the_daemon_of_one_was_killed)
 {
     kill_while_it_grows(1);
