@@ -376,7 +376,7 @@ Test(impostor, session_does_not_resume_with_somebody_else)
     char keeper_flag[192];
     const char *flags[] = {"--restart-grace=1s", keeper_flag, NULL};
     struct impostor impostor;
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct test_node node;
     rdt *conn = NULL;
 
