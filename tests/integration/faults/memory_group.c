@@ -250,7 +250,7 @@ Test(memory_group, metadata_that_does_not_fit_is_refused)
 Test(memory_group, record_that_does_not_fit_is_refused)
 {
     static struct rdt_ref refs[GROUP_BYTES / MIB];
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct rdt_error why = {0};
     unsigned n;
     char flag[192];

@@ -267,7 +267,7 @@ static void must_answer_at_its_port(const struct test_node *at)
 Test(hostile_close, daemon_killed_while_closes_never_return_can_be_restarted, .timeout = 180)
 {
     static const char *const taken_over[] = {"has been killed and does not end", "connection from 127.0.0.1:", NULL};
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct test_node nodes[3];
     struct mute_fs fs;
     struct actor actors[2];
