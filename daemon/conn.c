@@ -39,7 +39,7 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 
     *conns = (struct conns){.rpc = rpc, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
     owner_work_watch(rpc->owner_work, on_work_ended, conns);
-    ids_init(&conns->ids, IDS_SESSIONS, IDS_HALF_BITS, 64);
+    ids_init(&conns->ids, IDS_SESSIONS, IDS_HALF_BITS, IDS_FIRST);
     list_init(&conns->all);
     map_init(&conns->tokens);
     list_init(&conns->unflushed);

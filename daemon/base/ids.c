@@ -5,8 +5,9 @@
 #include <sys/random.h>
 #include <uv.h>
 
-#define OWN_BITS 6u /* the bits that count within a block of an owner */
-#define OWN ((UINT64_C(1) << OWN_BITS) - 1)
+#define OWN_BITS 8u /* the bits that count within a block of an owner: long blocks make the index of objects small */
+#define OWN (IDS_FIRST - 1)
+_Static_assert(IDS_FIRST == UINT64_C(1) << OWN_BITS, "the ids of a block");
 
 /* ---- the permutation ---- */
 
@@ -81,7 +82,7 @@ static void begin_span(struct ids *ids, uint64_t base)
 
 void ids_init(struct ids *ids, enum account_ids what, unsigned half_bits, uint64_t base)
 {
-    assert(base > 0 && (base & OWN) == 0);
+    assert(base > 0 && base % IDS_FIRST == 0);
     *ids = (struct ids){.what = what, .base = base};
     permutation_init(&ids->order, half_bits);
 }

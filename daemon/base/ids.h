@@ -37,9 +37,10 @@ struct ids {
     uint64_t *saved;   /* the end of the span, for a later daemon; NULL: none needs it */
 };
 
-#define IDS_HALF_BITS 10u /* of what a restart continues: 8 digits for the first daemon */
+#define IDS_FIRST UINT64_C(256) /* the ids of a block: the least base, and each is a multiple of it */
+#define IDS_HALF_BITS 9u        /* of what a restart continues: 8 digits for the first daemon */
 
-/* base: a multiple of 64, and not 0. The spans have 2^(2 * half_bits + 6) ids. */
+/* base: a multiple of IDS_FIRST, and not 0. The spans have 2^(2 * half_bits) blocks. */
 void ids_init(struct ids *ids, enum account_ids what, unsigned half_bits, uint64_t base);
 
 /* A new id; the account is of the owner or of one of its clients. */

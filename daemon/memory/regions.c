@@ -45,7 +45,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
 {
     *regions = (struct regions){.plugins = plugins, .pool = pool, .limit_bytes = limit_bytes, .on_freed = on_freed};
     index_init(&regions->by_id, 1);
-    ids_init(&regions->ids, IDS_REGIONS, IDS_HALF_BITS, 64);
+    ids_init(&regions->ids, IDS_REGIONS, IDS_HALF_BITS, IDS_FIRST);
     map_init(&regions->caches.clients);
     map_init(&regions->caches.importers);
     list_init(&regions->caches.by_age);

@@ -13,7 +13,7 @@ static struct ids *hold_ids(void)
     static struct ids ids;
 
     if (ids.base == 0)
-        ids_init(&ids, IDS_HOLDS, IDS_HALF_BITS, 64);
+        ids_init(&ids, IDS_HOLDS, IDS_HALF_BITS, IDS_FIRST);
     return &ids;
 }
 

@@ -9,7 +9,7 @@
 #include "daemon/objects/object_table_impl.h"
 
 #define GENERATION_BITS 40u /* the bits that count within one start of the daemon */
-#define BLOCK_HALF_BITS 17u /* of these bits, those of blocks: ids.h */
+#define BLOCK_HALF_BITS 16u /* of these bits, those of blocks: ids.h */
 #define STARTS 0x7fffffu
 
 /* ---- generations ---- */

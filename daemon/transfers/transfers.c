@@ -37,7 +37,7 @@ void transfers_init(struct transfers *transfers)
     transfer_tickets_init(transfers);
     transfers->connections = &transfers_connection_events;
     transfers->tickets.events = &transfer_ticket_events;
-    ids_init(&transfers->ids, IDS_TRANSFERS, IDS_HALF_BITS, 64);
+    ids_init(&transfers->ids, IDS_TRANSFERS, IDS_HALF_BITS, IDS_FIRST);
 }
 
 void transfers_fini(struct transfers *transfers)

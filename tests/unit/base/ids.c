@@ -14,7 +14,7 @@ static void setup(void)
     accounts_init(&accounts);
     mine = account_get(&accounts, &(struct owner){.uid = 1});
     theirs = account_get(&accounts, &(struct owner){.uid = 2});
-    ids_init(&ids, IDS_REGIONS, 3, 64);
+    ids_init(&ids, IDS_REGIONS, 3, IDS_FIRST);
 }
 
 static void end(void)
@@ -46,11 +46,11 @@ Test(ids, of_one_owner_do_not_depend_on_what_others_do)
 {
     uint64_t last = 0;
 
-    ids_init(&ids, IDS_REGIONS, IDS_HALF_BITS, 64);
-    for (unsigned i = 0; i < 640; i++) {
+    ids_init(&ids, IDS_REGIONS, IDS_HALF_BITS, IDS_FIRST);
+    for (unsigned i = 0; i < 10 * IDS_FIRST; i++) {
         uint64_t id = ids_next(&ids, mine);
         cr_assert(ids_was_begun(&ids, id));
-        cr_assert(i % 64 == 0 || id == last + 1, "a gap shows that somebody else has begun something");
+        cr_assert(i % IDS_FIRST == 0 || id == last + 1, "a gap shows that somebody else has begun something");
         last = id;
         for (unsigned n = 0; n < i % 7; n++)
             (void)ids_next(&ids, theirs);
@@ -81,7 +81,7 @@ Test(ids, none_is_given_twice)
 
     for (unsigned i = 0; i < N; i++) {
         if (i % (N / STARTS) == 0) {
-            ids_init(&ids, IDS_REGIONS, 3, 64);
+            ids_init(&ids, IDS_REGIONS, 3, IDS_FIRST);
             for (unsigned k = i; k > 0 && k > i - 100; k--)
                 ids_above(&ids, all[k - 1]); /* what the next daemon restores */
             ids_save(&ids, &next);
