@@ -153,14 +153,13 @@ struct object *object_new(struct object_table *table, struct account *account, c
     /* Without content the list of tensors is an empty one: two zeros. */
     size_t shapes_bytes = content ? content->shapes_bytes : 2, metadata_bytes = put ? put->metadata_bytes : 0;
     bool separate = content && content->separate;
-    struct object *object =
-        calloc(1, sizeof *object + key_bytes + (separate ? sizeof content->separate : metadata_bytes + shapes_bytes));
+    struct object *object = calloc(1, offsetof(struct object, tail_data) + key_bytes +
+                                          (separate ? sizeof content->separate : metadata_bytes + shapes_bytes));
 
     if (!object)
         return NULL;
     object->table = table;
     object->account = account_ref(account);
-    object->transport = "";
     memcpy(object->tail_data, key, key_bytes);
     object->tail.key_bytes = (uint8_t)key_bytes;
     object->tail.id_bytes = (uint8_t)id_bytes;

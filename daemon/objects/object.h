@@ -157,7 +157,6 @@ struct object {
     uint64_t generation;     /* 0: awaited, or a replica */
     struct object_memory memory;
     struct object_users *users; /* NULL: no holders of a kind, no waiters */
-    const char *transport;      /* preferred transport, "" for none; the plug-in owns the string */
     struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
     uint64_t producer_id;
     struct list by_producer;
@@ -181,6 +180,7 @@ struct object {
     bool pending : 1;     /* FILLING: its bytes have not been written yet */
     bool cover_known : 1; /* memory.uses[].covered has been computed */
     bool unkept : 1;      /* of lasting: it should have had a record, and there was no room */
+    uint8_t transport;    /* which of table->transports it prefers */
     uint8_t tail_data[];
 };
 

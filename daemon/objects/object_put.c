@@ -84,6 +84,22 @@ static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
                       put->n_regions * sizeof(struct region_use) + 24 * put->layout->count + 16 * put->layout->n_dims);
 }
 
+/* Finds or adds the transport's name, so that an object stores one byte of it. */
+static enum rdt_status set_transport(struct object *object, const char *name, struct rdt_error *err)
+{
+    const char **known = object->table->transports;
+    uint8_t i = 0;
+
+    while (i < OBJECT_TRANSPORTS && known[i] && strcmp(known[i], name) != 0)
+        i++;
+    if (i == OBJECT_TRANSPORTS)
+        return rdt_error_set(err, RDT_LIMIT, "objects preferred %u transports since this daemon began: it must restart first",
+                             OBJECT_TRANSPORTS - 1);
+    known[i] = name;
+    object->transport = i;
+    return RDT_OK;
+}
+
 static enum rdt_status put_content(struct object_table *table, const struct object_put *put, struct object_content *content,
                                    struct object **object_p, struct rdt_error *err)
 {
@@ -136,7 +152,9 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     object->heap_bytes = (uint32_t)(heap + record);
     object_charges(object, want);
-    status = account_take_all(put->account, want, err);
+    status = set_transport(object, put->transport, err);
+    if (status == RDT_OK)
+        status = account_take_all(put->account, want, err);
     if (status != RDT_OK) {
         object_discard(object);
         return status;
@@ -178,7 +196,6 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     object->survives.detached = put->ttl_ns > 0;
     object->generation = generation;
     object->access.visibility = (uint8_t)put->visibility;
-    object->transport = put->transport;
     object->producer = put->producer;
     object->producer_id = put->producer ? put->producer->id : 0;
     object->holds = 1;
@@ -239,13 +256,18 @@ enum rdt_status object_table_adopt(struct object_table *table, const struct obje
     uint8_t key[OWNER_KEY_MAX_BYTES];
     size_t key_bytes = owner_key(key, &put->account->owner, put->id, put->id_bytes);
     struct object *object = object_new(table, put->account, key, key_bytes, put->id_bytes, put, NULL);
+    enum rdt_status status;
 
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a copy");
+    status = set_transport(object, put->transport, err);
+    if (status != RDT_OK) {
+        object_discard(object);
+        return status;
+    }
     object->memory.layout = put->layout;
     object->bytes = layout_total_bytes(put->layout);
     object->access.visibility = (uint8_t)put->visibility;
-    object->transport = put->transport;
     object->changes.promise = put->promise;
     object->kind = OBJECT_REPLICA;
     object->holds = 1;

@@ -33,7 +33,8 @@ void object_table_init(struct object_table *table, const struct node *node, stru
 {
     uint32_t boot = 0;
 
-    *table = (struct object_table){.node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects};
+    *table = (struct object_table){
+        .node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects, .transports = {""}};
     map_init(&table->by_name);
     map_init(&table->detached);
     map_init(&table->transit);

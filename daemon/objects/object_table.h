@@ -13,6 +13,7 @@
 #include "daemon/objects/object.h"
 
 #define TOMBSTONES 8192
+#define OBJECT_TRANSPORTS 64u
 
 struct tombstone { /* why an object ended */
     struct fair_entry entry;
@@ -36,8 +37,9 @@ struct object_table {
      * is not in the table has ended. */
     uint64_t oldest_generation;
     uint64_t max_objects;
-    struct map detached; /* generation -> struct detached */
-    struct left_walk {   /* ends objects whose memory does not fit any more (objects_end_without_room) */
+    const char *transports[OBJECT_TRANSPORTS]; /* those that objects have preferred; the first is "": none */
+    struct map detached;                       /* generation -> struct detached */
+    struct left_walk {                         /* ends objects whose memory does not fit any more (objects_end_without_room) */
         struct slice slice;
         uint64_t next; /* the generation from which it looks further */
         bool again;    /* from the beginning, when it has ended */
@@ -111,6 +113,11 @@ struct object_put {
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
+
+static inline const char *object_transport(const struct object *object) /* "": it prefers none */
+{
+    return object->table->transports[object->transport];
+}
 
 /* What flags of enum rdt_put_flags promise. */
 enum object_promise object_promise_of(uint32_t flags);

@@ -120,7 +120,7 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->uid = object->account->owner.uid;
     info->producer = object->producer_id;
     info->visibility = (char *)visibility[object->access.visibility];
-    info->transport = (char *)object->transport;
+    info->transport = (char *)object_transport(object);
     info->bytes = object->bytes;
     info->snapshot = object_is_constant(object);
     info->detached = object->survives.detached;

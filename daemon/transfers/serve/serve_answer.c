@@ -260,7 +260,7 @@ static void answer(struct serve *serve, struct gather *gather)
     meta.box_bytes = object->tail.box_bytes;
     meta.tensors = &tensors;
     meta.bytes = serve->stream_bytes;
-    meta.transport = (char *)object->transport;
+    meta.transport = (char *)object_transport(object);
     meta.memory = object_n_places(object) > 0 ? (char *)object_region(object, 0)->kind->name : (char *)"host";
     /* No reader gets a key to the arena, to imported memory, or to a replica that is being filled. */
     meta.contiguous = !object->memory.chunk && !object_slow_owner(object, serve->source) && all_contiguous(serve->source) &&
