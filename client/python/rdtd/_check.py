@@ -167,6 +167,7 @@ def checked(function: _F) -> _F:
     by_position = [by_name.get(name) for name, p in parameters.items()
                    if p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     names = list(parameters)
+    unchecked = next((i for i, check in enumerate(by_position) if check), len(by_position))
 
     def check_one(check: _Check, value: Any, name: str) -> Any:
         if value is None and name in optional or name in refs and isinstance(value, _rdt.Ref):
@@ -176,6 +177,8 @@ def checked(function: _F) -> _F:
 
     def check_all(args: Any, kwargs: Any) -> Any:
         """The arguments by position; those by name are replaced."""
+        if not kwargs and len(args) <= unchecked:
+            return args
         for name in kwargs.keys() & by_name.keys():
             kwargs[name] = check_one(by_name[name], kwargs[name], name)
         if not any(by_position[:len(args)]):
