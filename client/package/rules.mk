@@ -42,15 +42,17 @@ PY_EXT  := $(if $(PY_INFO),$(B)/python/rdtd/_rdt$(lastword $(PY_INFO)))
 
 .PHONY: python wheel-run test-wheel
 
-# The package as it is imported, PYTHONPATH=$(B)/python: librdt is within, so it needs nothing that is installed.
+# The package as it is imported, PYTHONPATH=$(B)/python: librdt is within, so it needs nothing that is installed, and the
+# dist-info beside it says to engines which plug-ins it has.
 python: $(PY_EXT)
 	$(if $(PY_EXT),,$(error no Python package for PYTHON=$(PYTHON) and VARIANT=$(VARIANT)))
 
 # GPU memory is within too where cuda.h is.
 $(PY_EXT): $(call obj,$(call srcs,client/python/src)) $(if $(CUDA_INC),$(B)/librdt-cuda.a) $(B)/librdt.a $(B)/libproto.a \
-    $(PY_FILES) client/python/python.map $(B)/.python
+    $(PY_FILES) client/python/python.map client/python/dist-info client/python/pyproject.toml $(B)/.python
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && rm -rf $(@D)/* && cp $(PY_FILES) $(@D)/
+	$(Q)client/python/dist-info $(CURDIR)/$(B)/python/rdtd-$(VERSION).dist-info $(VERSION) make
 	$(Q)$(CC) $(LDFLAGS_ALL) -shared $(symbols)client/python/python.map -o $@ $(filter %.o %.a,$^) $(CLIENT_LIBS)
 $(B)/obj/client/python/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition -Iclient -Iclient/cuda -Iproto \
     -isystem $(firstword $(PY_INFO)) $(if $(CUDA_INC),,-DRDTPY_WITHOUT_CUDA)

@@ -27,11 +27,11 @@ expected=(
 )
 if command -v scdoc >/dev/null; then
   expected+=(usr/local/share/man/man1/rdtctl.1 usr/local/share/man/man3/librdt.3 usr/local/share/man/man5/rdtd.conf.5
-    usr/local/share/man/man7/rdt-{backend,concepts,container,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-etcd,rdtd-exporter,rdtd-keeper}.8)
+    usr/local/share/man/man7/rdt-{backend,concepts,container,engines,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-etcd,rdtd-exporter,rdtd-keeper}.8)
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(bin/rdtd-(exporter|etcd)|lib/systemd/system/rdtd-exporter\.service|lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER))|lib/rdtd/rdt_[a-z]+\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(bin/rdtd-(exporter|etcd)|lib/systemd/system/rdtd-exporter\.service|lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER|entry_points\.txt))|lib/rdtd/rdt_[a-z]+\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"
