@@ -87,7 +87,7 @@ $(B)/obj/tests/bench/%.o $(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE 
 # ---- targets for people: `make test`, demo, bench, fault-matrix, fuzz and cov begin in the Makefile ----
 
 .PHONY: test-run demo-run bench-run fault-matrix-run fuzz-run cov-run check-asan check-tsan check-layers check-backend-run \
-        test-ray test-ray-own bench-workloads test-gpu bench-gpu probe-gpu gpu-bundle
+        test-ray test-ray-own test-engines bench-workloads test-gpu bench-gpu probe-gpu gpu-bundle
 
 test-run: tests
 	@tests/run-tests $(B) '$(T)'
@@ -118,6 +118,9 @@ test-ray:
 	+@RDT_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
 test-ray-own: all # RAY_SOURCE=PATH, a checkout of Ray: its wheels do not carry its own tests
 	@tests/python/ray-own '$(RAY_SOURCE)' $(PYTHON) '$(RAY)'
+test-engines:
+	@tests/engines/venv build/engines $(PYTHON)
+	+@RDT_ENGINES_PYTHON=$(CURDIR)/build/engines/bin/python $(SUB) VARIANT=$(VARIANT) T=engines/test_engines test-run
 bench-workloads: # its variables: tests/bench/workloads/run.py
 	@.ci/venv build/workloads $(PYTHON) 'ray>=2.56' torch numpy nixl==1.5.1 safetensors pyarrow
 	+@$(SUB) all

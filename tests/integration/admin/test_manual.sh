@@ -15,7 +15,7 @@ failed=0
 bad() { echo "$*"; failed=1; }
 
 pages=(daemon/{rdtd.8,rdtd-keeper.8,rdt-concepts.7,rdt-container.7}.scd daemon/config/rdtd.conf.5.scd daemon/peers/rdt-network.7.scd daemon/directory/rdtd-etcd.8.scd client/librdt.3.scd client/ctl/rdtctl.1.scd client/exporter/rdtd-exporter.8.scd
-  client/python/rdt-{python,ray}.7.scd backends/rdt-{backend,gpu}.7.scd)
+  client/python/rdt-{engines,python,ray}.7.scd backends/rdt-{backend,gpu}.7.scd)
 for page in "${pages[@]}"; do [[ -e $page ]] || bad "the page $page is missing"; done
 known=" ${pages[*]} "
 for page in $(find daemon client backends proto -name '*.scd'); do
