@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Optional
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, MIDDLE, WORDS = 2, 64, 4, 2, 128, 256
+LAYERS, HIDDEN, HEADS, KV_HEADS, MIDDLE, WORDS = 2, 128, 4, 2, 128, 256
 PROMPTS = [[5, 6, 7, 8, 9], [100, 3, 250], [17] * 12]
 
 
@@ -64,7 +64,7 @@ class Engine:
         theirs, ours = os.pipe()
         answers, answer = os.pipe()
         self.process = subprocess.Popen([sys.executable, __file__, str(theirs), str(answer), json.dumps(
-            {"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4,
+            {"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4,
              "weight_transfer_config": {"backend": "rdtd"}, **options})], env=environment, pass_fds=(theirs, answer),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True)
         os.close(theirs)
@@ -77,11 +77,11 @@ class Engine:
 
     def end(self) -> Any:
         line = self._answers.readline()
-        if not line:
-            self._log.seek(0)
-            raise ConnectionError("the engine has ended:\n" + self._log.read()[-4000:])
-        result, error = json.loads(line)
+        result, error = json.loads(line) if line else (None, "EngineDeadError: its process has ended")
         if error is not None:
+            if "EngineDeadError" in error:
+                self._log.seek(0)
+                error += "\n" + self._log.read()[-6000:]
             raise RuntimeError(error)
         return result
 

@@ -380,7 +380,8 @@ def test_daemon_killed_under_its_keeper_is_only_a_pause() -> None:
                 while not over.is_set() or updates < 3:
                     try:
                         version = trains.publish()
-                    except rdtd.Error:  # the daemon died with a version that was not complete
+                    except rdtd.Error as error:  # the daemon died with a version that was not complete
+                        print(f"lost a version: {type(error).__name__}: {error}")
                         lost += 1
                         continue
                     for one, toy in (engine, model), (beside, other):

@@ -14,13 +14,13 @@ from ._weights import Weights
 from .vllm import other_version
 
 try:
-    import torch
     from vllm.distributed.parallel_state import get_world_group
     from vllm.distributed.weight_transfer.base import TrainerInitInfo as TrainerInfo
     from vllm.distributed.weight_transfer.base import (
         TrainerWeightTransferEngine, WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo)
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+    import torch
 except ImportError as error:
     raise ImportError(other_version(str(error))) from None
 
