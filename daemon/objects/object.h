@@ -305,7 +305,8 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
  * borrowed. Takes the layout on success. Error: NO_MEMORY. */
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err);
 
-/* Before a FILLING object becomes live: provides for object_take_id. Errors: NO_MEMORY. */
+/* Before a FILLING object becomes live: provides for object_take_id. Errors: NO_MEMORY; EXISTS: another object has got the id
+ * meanwhile, which this one may not replace. */
 enum rdt_status object_prepare_id(struct object *object, struct rdt_error *err);
 
 /* The object has just become live: tells its waiters. If KEY_TAKES, fetches of the id lead to it from now on, and the object

@@ -137,7 +137,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
                              "with an id of your own stays when its Ref is dropped)",
                              (int)id_bytes, (const char *)id);
     if (old) {
-        status = object_may_replace(put, old, err);
+        status = object_may_replace(put->producer, old, err);
         if (status != RDT_OK)
             return status;
     }

@@ -4,8 +4,9 @@
  *     put ─► FILLING, KEY_TAKES ── object_prepare_id, live, object_take_id ─► LIVE, KEY_OWN
  *            the old object: KEY_OWN ──────────────────────────────────────► KEY_LOST, and its producer's hold ends
  *
- * Somebody else may have freed the old object meanwhile, or put another one: whatever has the id then is replaced. An old
- * object that is FILLING itself goes on to be filled, for those who wait for it, and is freed when it is live. */
+ * Somebody else may have freed the old object meanwhile, or put another one: whatever has the id then is replaced, if it may be
+ * (object_may_replace). Otherwise the put fails. An old object that is FILLING itself goes on to be filled, for those who wait
+ * for it, and is freed when it is live. */
 #include <assert.h>
 
 #include "daemon/objects/client.h"
@@ -16,11 +17,11 @@ static int id_bytes(const struct object *object)
     return object->tail.id_bytes;
 }
 
-enum rdt_status object_may_replace(const struct object_put *put, const struct object *old, struct rdt_error *err)
+enum rdt_status object_may_replace(const struct client *producer, const struct object *old, struct rdt_error *err)
 {
     const char *id = (const char *)object_id(old);
 
-    if (old->producer && old->producer != put->producer && !old->survives.detached)
+    if (old->producer && old->producer != producer && !old->survives.detached)
         return rdt_error_set(err, RDT_EXISTS,
                              "object \"%.*s\" is held by its producer, client %llu, and is not detached: only that client may "
                              "replace it; other clients of the same user may free it by force first",
@@ -42,9 +43,12 @@ static struct object *holder_of_id(const struct object *object)
 enum rdt_status object_prepare_id(struct object *object, struct rdt_error *err)
 {
     struct object *old = object->access.key == KEY_TAKES ? holder_of_id(object) : NULL;
+    bool is_object = old && old->state != OBJECT_AWAITED;
 
     if (object->access.key != KEY_TAKES)
         return RDT_OK;
+    if (is_object && object->state == OBJECT_FILLING && object_may_replace(object->producer, old, err) != RDT_OK)
+        return err->status;
     if (old && !object_users_get(object)) /* for those who wait for the id */
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (old)

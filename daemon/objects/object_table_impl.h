@@ -37,8 +37,8 @@ void object_event(const struct object *object, const char *what);
 struct object *object_table_by_generation(struct object_table *table, uint64_t generation);
 struct object *object_table_by_key(struct object_table *table, const uint8_t *key, size_t key_bytes);
 
-/* Whether the object may be put in the place of another one, which has its id. EXISTS: err says why not. */
-enum rdt_status object_may_replace(const struct object_put *put, const struct object *old, struct rdt_error *err);
+/* Whether an object of this producer may be put in the place of the one that has its id. EXISTS: err says why not. */
+enum rdt_status object_may_replace(const struct client *producer, const struct object *old, struct rdt_error *err);
 
 /* The object has replaced the awaited entry in the table. Waiters that may see the object wait for it now; the others keep
  * waiting in the entry, which stays beside the object. The object has users. */

@@ -222,6 +222,30 @@ Test(replace, earlier_object_has_the_id_until_the_new_one_is_there)
     end();
 }
 
+/* What may be replaced is asked again then, because it may be another object. */
+Test(replace, object_that_another_session_put_meanwhile_is_not_replaced)
+{
+    struct rdt_ref id = ref_named("key"), before, ref;
+    rdt_request *request;
+
+    begin(NULL);
+    char *memory = alloc_memory(conn, MIB);
+    for (unsigned i = 0; i < 2; i++) {
+        before = put(conn, "key", MIB, 0, 1);
+        ref = put_pending(conn, memory, i ? RDT_PUT_SNAPSHOT : 0);
+        request = start_one(other, &ref, 0);
+        must_ok(rdt_free(conn, &before, false, &err));
+        before = put(other, "key", MIB, 0, 2); /* `conn` could not free it */
+        must_ok(rdt_ready(conn, &ref, &err));
+        must_refuse(RDT_EXISTS, "is held by its producer", rdt_wait(other, &request, 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(request);
+        must_get(conn, &id, MIB, 2);
+        must_ok(rdt_free(other, &before, false, &err));
+    }
+    must_ok(rdt_dealloc(conn, memory, &err));
+    end();
+}
+
 static int puts_pending(struct actor *self, void *arg)
 {
     rdt *mine = node_client(&node, "dies");
