@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "fetched.h"
 #include "memory/batch.h"
@@ -17,16 +16,6 @@
 
 /* ---- HELLO ---- */
 
-/* What one answer may bring must leave the program room to open files of its own: if this process has no room, the kernel drops
- * the fds of a frame, and the connection is lost. */
-static uint32_t most_fds(void)
-{
-    struct rlimit limit;
-    rlim_t most = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
-
-    return most < RDT_MAX_ANSWER_FDS ? (uint32_t)most : RDT_MAX_ANSWER_FDS;
-}
-
 void resume_fill_hello(const rdt *conn, Rdt__Pb__Hello *request_p)
 {
     rdt__pb__hello__init(request_p);
@@ -35,7 +24,7 @@ void resume_fill_hello(const rdt *conn, Rdt__Pb__Hello *request_p)
     request_p->client_name = (char *)conn->name;
     request_p->library_version = (char *)RDT_VERSION;
     request_p->tensor_runs = true;
-    request_p->answer_fds = most_fds();
+    request_p->answer_fds = room_most_fds();
 }
 
 enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, struct rdt_error *err)

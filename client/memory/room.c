@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "proto/messages.h"
+#include "proto/wire_limits.h"
 
 struct late {         /* an answer that waits */
     struct list link; /* conn->room.answers */
@@ -14,8 +16,22 @@ struct late {         /* an answer that waits */
         early;                 /* the fds of an answer with more than fit into one frame; those of the frame are among them */
     struct mapping **mappings; /* [n_mappings] a reference to each that it names without an fd, so that none of them ends */
     size_t n_mappings;
+    unsigned n_fds; /* of those in conn->room.n_fds */
     uint8_t payload[];
 };
+
+static unsigned fds_of(const struct frame *frame, const struct connection_early *early)
+{
+    return early->n > 0 ? (unsigned)early->n : frame->nfds;
+}
+
+uint32_t room_most_fds(void)
+{
+    struct rlimit limit;
+    rlim_t most = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
+
+    return most < RDT_MAX_ANSWER_FDS ? (uint32_t)most : RDT_MAX_ANSWER_FDS;
+}
 
 static bool is_short(const struct rdt_error *why)
 {
@@ -31,6 +47,7 @@ static bool can_give_up(const rdt *conn)
 
 static void destroy(rdt *conn, struct late *late)
 {
+    conn->room.n_fds -= late->n_fds;
     for (size_t i = 0; i < late->n_mappings; i++)
         memory_unref(&conn->memory, late->mappings[i]);
     frame_close_fds(&late->frame);
@@ -90,17 +107,23 @@ static bool ask(rdt *conn)
     return conn->room.asked = true;
 }
 
+/* The object of the answer, which could not be made, may have been the only user of a mapping, as of one that it took out of the
+ * cache: such a one is retired by now. */
 static void keep_mappings(rdt *conn, const Rdt__Pb__FetchDone *done, struct late *late)
 {
     for (size_t i = 0; i < done->n_regions; i++) {
         const Rdt__Pb__SharedRegion *shared = done->regions[i];
-        struct mapping *mapping =
-            shared->fd_index < 0 ? memory_find(&conn->memory, shared->region, shared->generation, false) : NULL;
+        struct mapping *mapping;
 
-        if (!mapping)
+        if (shared->fd_index >= 0)
             continue;
-        memory_ref(mapping);
-        late->mappings[late->n_mappings++] = mapping;
+        mapping = memory_find(&conn->memory, shared->region, shared->generation, false);
+        if (mapping)
+            memory_ref(mapping);
+        else
+            mapping = memory_take_retired_again(&conn->memory, shared->region, shared->generation);
+        if (mapping)
+            late->mappings[late->n_mappings++] = mapping;
     }
 }
 
@@ -108,8 +131,11 @@ bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, 
 {
     /* An answer may also lack a mapping that came with one that waits (Fetch.fds_once). */
     bool depends = !list_empty(&conn->room.answers) && why->status == RDT_PROTOCOL;
+    unsigned n_fds = fds_of(frame, &conn->calls.early);
     struct late *late;
 
+    if (conn->room.n_fds + n_fds > room_most_fds())
+        return false;
     if (conn->room.made || done->status != RDT_OK || (!depends && !is_short(why)) || (!conn->room.asked && !can_give_up(conn)))
         return false;
     late = malloc(sizeof *late + frame->length);
@@ -122,6 +148,8 @@ bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, 
         return false;
     }
     late->n_mappings = 0;
+    late->n_fds = n_fds;
+    conn->room.n_fds += n_fds;
     keep_mappings(conn, done, late);
     late->frame = *frame;
     late->frame.payload = memcpy(late->payload, frame->payload, frame->length);

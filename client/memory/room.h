@@ -12,6 +12,8 @@
  *       │ ◄── the reply ─────────────────────────────────────┤
  *       │  the answer is handled again                       │
  *
+ * Answers that wait have room_most_fds() descriptors together at most; those that would exceed it fail.
+ *
  * An allocation does the same in the thread that waits for it. Whatever cannot be mapped then either has failed. Under the
  * connection's lock unless a comment says otherwise. */
 #ifndef CLIENT_ROOM_H
@@ -20,9 +22,13 @@
 #include "client/session/connection.h"
 #include "rdt.pb-c.h"
 
+/* How many descriptors answers may bring before this process maps or drops them: so many that the program has room to open files
+ * of its own. Without room the kernel would drop the fds of a frame, and the connection would be lost. */
+uint32_t room_most_fds(void);
+
 /* The answer could not be mapped, for the reason in *why. True: it waits, with the fds of the frame, and the callback for
- * events will be called with it again. False: it has failed, because nothing can be given up, or because it has waited
- * already. */
+ * events will be called with it again. False: it has failed, because nothing can be given up, because it has waited already, or
+ * because those that wait have too many descriptors. */
 bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const struct rdt_error *why);
 
 /* The same for what this thread maps itself: gives up what is cached, and waits for it until the deadline. True: it is worth

@@ -193,6 +193,7 @@ struct connection_loop {
 /* For room.c. */
 struct connection_room {
     struct list answers; /* to fetches: they wait until cached mappings are given up */
+    unsigned n_fds;      /* descriptors of these answers */
     bool asked;          /* `pending` waits for the reply */
     bool made;           /* the answers are being handled again */
     struct pending pending;

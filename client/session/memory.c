@@ -365,20 +365,37 @@ bool memory_is_cached(const struct memory *memory, uint64_t region)
     return false;
 }
 
-struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin)
+/* Takes the mapping out of `cached` or `retired`, and adds it to the others, with one reference. */
+static struct mapping *take_back(struct memory *memory, struct mapping **at)
 {
-    struct mapping **at = find_cached(memory, region), *mapping = *at;
+    struct mapping *mapping = *at;
 
-    if (!mapping)
-        return NULL;
     *at = mapping->next;
-    mapping->generation = generation;
-    mapping->origin = origin;
-    mapping->released = false;
     mapping->refs = 1;
     add_to_bucket(memory, mapping);
     memory->count++;
     return mapping;
+}
+
+struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin)
+{
+    struct mapping **at = find_cached(memory, region);
+
+    if (!*at)
+        return NULL;
+    (*at)->generation = generation;
+    (*at)->origin = origin;
+    (*at)->released = false;
+    return take_back(memory, at);
+}
+
+struct mapping *memory_take_retired_again(struct memory *memory, uint64_t region, uint64_t generation)
+{
+    struct mapping **at = &memory->retired;
+
+    while (*at && ((*at)->region != region || (*at)->generation != generation || (*at)->access == MAPPING_COW || (*at)->loan))
+        at = &(*at)->next;
+    return *at ? take_back(memory, at) : NULL;
 }
 
 static void stop_caching_readable(struct memory *memory, struct mapping *mapping)

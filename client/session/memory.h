@@ -158,6 +158,9 @@ bool memory_cache_readable(struct mapping *mapping);
 struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin);
 bool memory_is_cached(const struct memory *memory, uint64_t region); /* as a writable one */
 
+/* The same for a mapping that is retired, and that memory_find would have found before. */
+struct mapping *memory_take_retired_again(struct memory *memory, uint64_t region, uint64_t generation);
+
 /* Stops caching the region, which is retired as soon as it has no references. Does nothing if it is not cached. */
 void memory_uncache(struct memory *memory, uint64_t region);
 
