@@ -19,7 +19,8 @@ struct resuming {
     struct arena arena; /* of the message */
     const Rdt__Pb__Resume *message;
     enum kind kind;
-    size_t next; /* index of the next id of `kind` to note; after the last one: `cursor` walks what the daemon has */
+    size_t next; /* index of the next id of `kind` to note; after the last one: `cursor` walks what the daemon has. KINDS: index
+                     * of the next abandoned put */
     size_t cursor;
     struct map listed;        /* of `kind`: id -> the message */
     uint64_t *missing[KINDS]; /* [n_missing] */
@@ -80,14 +81,20 @@ static bool note(struct resuming *resuming, uint64_t id)
     return map_get_u64(&resuming->listed, id) || map_put_u64(&resuming->listed, id, (void *)resuming->message);
 }
 
-static void free_abandoned(struct resuming *resuming)
+/* Frees the object of the next put that the client gave up. false: there are no more. */
+static bool free_next_abandoned(struct resuming *resuming)
 {
-    for (size_t i = 0; i < resuming->message->n_abandoned_puts; i++) {
-        uint64_t generation = (uintptr_t)map_get_u64(&resuming->client->session.answers, resuming->message->abandoned_puts[i]);
-        struct object *object = index_get(&resuming->rpc->objects->by_generation, generation);
-        if (object && object->producer == resuming->client && !object->access.took_key) /* as in rpc_cancel_request */
-            object_free(object, false, OBJECT_END_FREED);
-    }
+    const Rdt__Pb__Resume *message = resuming->message;
+    uint64_t generation;
+    struct object *object;
+
+    if (resuming->next == message->n_abandoned_puts)
+        return false;
+    generation = (uintptr_t)map_get_u64(&resuming->client->session.answers, message->abandoned_puts[resuming->next++]);
+    object = index_get(&resuming->rpc->objects->by_generation, generation);
+    if (object && object->producer == resuming->client && !object->access.took_key) /* as in rpc_cancel_request */
+        object_free(object, false, OBJECT_END_FREED);
+    return true;
 }
 
 static void resuming_end(struct resuming *resuming)
@@ -142,8 +149,9 @@ static bool step(struct client_task *task, uint64_t until_ns)
     bool failed = false;
 
     do {
+        if (resuming->kind == KINDS && free_next_abandoned(resuming))
+            continue;
         if (resuming->kind == KINDS) {
-            free_abandoned(resuming);
             answer(resuming);
             remote_holds_tell_lost(resuming->client);
             resuming_end(resuming);

@@ -358,6 +358,55 @@ Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
     end();
 }
 
+/* Whether another client saw that the first of the puts has been freed, and the last one not yet. */
+static bool freed_one_after_the_other(rdt *other)
+{
+    enum { MANY = 1 << 20 };
+    uint64_t *ids = malloc(MANY * sizeof *ids);
+    struct rdt_ref first, last;
+    struct rdt_stat stat = {0};
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Put put;
+    struct raw raw;
+    bool seen = false;
+
+    struct welcome welcome = greet(&raw, NULL);
+    fill_put(&put, &tensors);
+    for (size_t i = 0; i < MANY; i++)
+        ids[i] = UINT64_MAX - i; /* unknown */
+    ids[0] = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    first = reply_ref(&raw, ids[0]);
+    ids[MANY - 1] = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    last = reply_ref(&raw, ids[MANY - 1]);
+    again(SIGKILL);
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    must_ok(rdt_ping(other, LONG, &err));
+    Rdt__Pb__Resume message = MESSAGE(resume, .abandoned_puts = ids, .n_abandoned_puts = MANY);
+    uint64_t id = raw_send(&raw, RDT_MSG_RESUME, &message.base, NULL, 0);
+    while (rdt_stat(other, &first, &stat, NULL) == RDT_OK)
+        continue;
+    seen = rdt_stat(other, &last, &stat, NULL) == RDT_OK;
+    protobuf_c_message_free_unpacked(raw_reply(&raw, id, &rdt__pb__resume_reply__descriptor), NULL);
+    must_be(RDT_FREED, rdt_stat(other, &last, &stat, &err));
+    raw_close(&raw);
+    free(ids);
+    return seen;
+}
+
+/* The loop serves others meanwhile. Whether this process runs at the right moment is chance, so it may try again. */
+Test(recovery_sessions, many_puts_that_their_caller_gave_up_are_freed_in_several_turns)
+{
+    unsigned tries = 0;
+
+    begin();
+    rdt *other = node_client(&node, "other");
+    while (!freed_one_after_the_other(other))
+        must(++tries < 20);
+    leave(other);
+    end();
+}
+
 /* Two regions: the client lists one, and one that it never had. */
 Test(recovery_sessions, what_the_client_does_not_list_ends_and_what_is_missing_is_said)
 {
