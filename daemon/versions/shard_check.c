@@ -21,7 +21,9 @@ struct adding {
 
 struct shard_check {
     struct work work;
-    struct version *version; /* NULL: it has ended meanwhile */
+    struct version *version; /* NULL: it has ended meanwhile. Then the check itself is what is charged: */
+    struct account *account; /* a reference; NULL: nothing */
+    uint64_t charged;        /* bytes */
     const struct version_check_events *events;
     struct shard_cover cover;
     struct work_pool *pool; /* NULL: there are no boxes */
@@ -80,7 +82,29 @@ static void run_fini(struct work *work)
     struct shard_check *check = container_of(work, struct shard_check, work);
 
     shard_cover_fini(&check->cover);
+    list_drain (struct adding, adding, &check->adding, link)
+        adding_free(adding);
+}
+
+static void done_fini(struct work *work)
+{
+    struct shard_check *check = container_of(work, struct shard_check, work);
+
+    account_give(check->account, USAGE_HEAP, check->charged);
+    account_unref(check->account);
     check_free(check);
+}
+
+/* No worker has it, and its version has ended. */
+static void begin_fini(struct shard_check *check)
+{
+    check->work = (struct work){.run = run_fini, .done = done_fini};
+    if (check->pool) {
+        work_submit(check->pool, &check->work);
+    } else {
+        run_fini(&check->work);
+        done_fini(&check->work);
+    }
 }
 
 void version_check_fini(struct version *version)
@@ -88,18 +112,16 @@ void version_check_fini(struct version *version)
     struct shard_check *check = version->check;
 
     version->check = NULL;
-    account_give(version->account, USAGE_HEAP, version->check_bytes);
+    if (check) { /* what a worker still has stays charged until it is freed */
+        check->version = NULL;
+        check->account = account_ref(version->account);
+        check->charged = version->check_bytes;
+        if (!check->running) /* otherwise `done` does */
+            begin_fini(check);
+    } else {
+        account_give(version->account, USAGE_HEAP, version->check_bytes);
+    }
     version->check_bytes = 0;
-    if (!check)
-        return;
-    check->version = NULL;
-    if (check->running) /* `done` frees it */
-        return;
-    check->work = (struct work){.run = run_fini};
-    if (check->pool)
-        work_submit(check->pool, &check->work);
-    else
-        run_fini(&check->work);
 }
 
 static uint64_t adding_bytes(const struct adding *adding)
@@ -254,8 +276,7 @@ static void done(struct work *work)
     check->running = false;
     if (!version) {
         region_unref(check->manifest.region);
-        check->work = (struct work){.run = run_fini};
-        work_submit(check->pool, &check->work);
+        begin_fini(check);
     } else if (check->at) {
         noted(check);
     } else if (check->err.status == RDT_OK && check->manifest.tensor) {

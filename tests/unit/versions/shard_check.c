@@ -74,10 +74,10 @@ static void on_closed(void *arg) {}
 
 static void teardown(void)
 {
-    cr_assert_eq(version.account->used[USAGE_HEAP], 0u, "%llu bytes are charged",
-                 (unsigned long long)version.account->used[USAGE_HEAP]);
     work_pool_close(pool, on_closed, NULL);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(version.account->used[USAGE_HEAP], 0u, "%llu bytes are charged",
+                 (unsigned long long)version.account->used[USAGE_HEAP]);
     cr_assert_eq(uv_loop_close(&loop), 0, "a handle was left open");
     account_unref(version.account);
     accounts_fini(&accounts);
@@ -158,4 +158,38 @@ Test(shard_check, version_that_ends_meanwhile_leaves_nothing)
     add(0, layout, &all);
     add(1, layout, &all);
     version_check_fini(&version);
+}
+
+static uv_sem_t go_on;
+
+static void block(struct work *work)
+{
+    (void)work;
+    uv_sem_wait(&go_on);
+}
+
+static void unblocked(struct work *work)
+{
+    *work = (struct work){0};
+}
+
+/* What the worker has not freed yet stays charged. */
+Test(shard_check, boxes_of_a_version_that_has_ended_are_charged_until_a_worker_has_freed_them)
+{
+    const Rdt__Pb__Boxes all = boxes_of(N);
+    struct work blocking = {.run = block, .done = unblocked};
+    uint64_t charged;
+
+    cr_assert_eq(uv_sem_init(&go_on, 0), 0);
+    work_submit(pool, &blocking);
+    add(0, layout, &all);
+    charged = version.account->used[USAGE_HEAP];
+    cr_assert_gt(charged, N);
+    version_check_fini(&version);
+    cr_assert_eq(version.account->used[USAGE_HEAP], charged);
+    uv_sem_post(&go_on);
+    while (version.account->used[USAGE_HEAP] > 0)
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+    cr_assert_null(blocking.run);
+    uv_sem_destroy(&go_on);
 }
