@@ -16,6 +16,22 @@ static enum rdt_status no_memory(struct rdt_error *err)
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the manifest of a version");
 }
 
+enum rdt_status manifest_unpack(struct arena *arena, const void *packed, size_t bytes, Rdt__Pb__Manifest **message_p,
+                                struct rdt_error *err)
+{
+    const size_t least = (size_t)1 << 20; /* the arena's blocks need it */
+    size_t room = least + MANIFEST_ROOM * bytes, most = MANIFEST_MORE_BYTES + 2 * bytes;
+    ProtobufCMessage *message = NULL;
+    enum rdt_status status;
+
+    arena_init(arena, room < most ? room : most);
+    status = arena_unpack(arena, &rdt__pb__manifest__descriptor, packed, bytes, "the manifest of a version", &message, err);
+    *message_p = (Rdt__Pb__Manifest *)message;
+    if (status != RDT_OK && status != RDT_NO_MEMORY)
+        err->status = status = RDT_INVALID;
+    return status;
+}
+
 /* first_dim: [message->n_key], of each key in message->global_shape. */
 static enum rdt_status read_layout(const Rdt__Pb__Manifest *message, const size_t *first_dim,
                                    const Rdt__Pb__ManifestLayout *from, struct manifest_layout *to, struct rdt_error *err)
@@ -118,6 +134,10 @@ enum rdt_status manifest_open(const Rdt__Pb__Manifest *message, struct manifest 
     enum rdt_status status;
 
     *manifest = (struct manifest){.message = message};
+    /* Each belongs to a part, so more of them would only take memory. */
+    if (message->n_layouts > message->n_parts || message->n_moves > message->n_parts)
+        return rdt_error_set(err, RDT_INVALID, "the manifest has %zu layouts and %zu moves for %zu parts", message->n_layouts,
+                             message->n_moves, message->n_parts);
     status = read_layouts(message, manifest, err);
     if (status == RDT_OK)
         status = make_starts(manifest, err);

@@ -25,7 +25,7 @@ static bool is_message(const rdt_object *object, const struct rdt_tensor *tensor
 
 /* The message of a manifest with a tensor: that, and behind it the metadata. */
 static enum rdt_status read_large(rdt_manifest *manifest, const rdt_object *object, const uint8_t *fields, size_t bytes,
-                                  const struct rdt_ref *name, struct rdt_error *err)
+                                  struct rdt_error *err)
 {
     struct rdt_tensor tensor = {0};
     enum rdt_status status = rdt_object_tensor(object, 0, &tensor, err);
@@ -35,7 +35,7 @@ static enum rdt_status read_large(rdt_manifest *manifest, const rdt_object *obje
     if (status != RDT_OK)
         return status;
     if (!is_message(object, &tensor))
-        return rdt_error_set(err, RDT_INVALID, "the manifest of \"%s\" cannot be read", name->id);
+        return rdt_error_set(err, RDT_INVALID, "its tensor is not one of bytes in host memory");
     n = (size_t)tensor.shape[0];
     message = malloc(n + bytes + 1);
     if (!message)
@@ -43,9 +43,9 @@ static enum rdt_status read_large(rdt_manifest *manifest, const rdt_object *obje
     if (n > 0)
         memcpy(message, tensor.data, n);
     memcpy(message + n, fields, bytes);
-    manifest->message = rdt__pb__manifest__unpack(NULL, n + bytes, message);
+    status = manifest_unpack(&manifest->arena, message, n + bytes, &manifest->message, err);
     free(message);
-    return RDT_OK;
+    return status;
 }
 
 static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *object, const struct rdt_ref *name,
@@ -61,15 +61,15 @@ static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *obj
     metadata += MANIFEST_MAGIC_BYTES;
     bytes -= MANIFEST_MAGIC_BYTES;
     if (memcmp(metadata - MANIFEST_MAGIC_BYTES, MANIFEST_LARGE, MANIFEST_MAGIC_BYTES) == 0)
-        status = read_large(manifest, object, metadata, bytes, name, err);
+        status = read_large(manifest, object, metadata, bytes, err);
     else if (memcmp(metadata - MANIFEST_MAGIC_BYTES, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) == 0)
-        manifest->message = rdt__pb__manifest__unpack(NULL, bytes, metadata);
+        status = manifest_unpack(&manifest->arena, metadata, bytes, &manifest->message, err);
     else
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "the manifest of \"%s\" has the format of another release: use the librdt of the daemon's release",
                              name->id);
-    if (status == RDT_OK && !manifest->message)
-        return rdt_error_set(err, RDT_INVALID, "the manifest of \"%s\" cannot be read", name->id);
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "the manifest of \"%s\" cannot be read", name->id);
     if (status == RDT_OK)
         status = manifest_open(manifest->message, &manifest->checked, err);
     if (status != RDT_OK)
@@ -161,8 +161,7 @@ void rdt_manifest_release(rdt_manifest *manifest)
     rdt_request_destroy(manifest->hold);
     manifest_close(&manifest->checked);
     free(manifest->parts);
-    if (manifest->message)
-        rdt__pb__manifest__free_unpacked(manifest->message, NULL);
+    arena_fini(&manifest->arena);
     free(manifest);
 }
 

@@ -18,6 +18,7 @@ struct manifest_part {
 struct rdt_manifest {
     rdt *conn;
     rdt_request *hold;
+    struct arena arena; /* of the message */
     Rdt__Pb__Manifest *message;
     struct manifest checked;
     struct manifest_part *parts; /* [message->n_parts] */

@@ -79,11 +79,13 @@ void shards_restore(void *shards, struct object *object)
 {
     const size_t magic = MANIFEST_MAGIC_BYTES;
     Rdt__Pb__Manifest *manifest = NULL;
+    struct arena arena;
     struct rdt_error err;
 
+    arena_init(&arena, 0);
     if (object->tail.metadata_bytes > magic && (memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0 ||
                                                 memcmp(object_metadata(object), MANIFEST_LARGE, magic) == 0))
-        manifest = rdt__pb__manifest__unpack(NULL, object->tail.metadata_bytes - magic, object_metadata(object) + magic);
+        (void)manifest_unpack(&arena, object_metadata(object) + magic, object->tail.metadata_bytes - magic, &manifest, &err);
     if (!manifest)
         log_error(
             "obj %016llx is the manifest of a version, whose parts are no longer held: it is invalid, or has the format of "
@@ -95,6 +97,5 @@ void shards_restore(void *shards, struct object *object)
     else
         log_error("the parts of version %llu of \"%.*s\" are no longer held: %s", (unsigned long long)manifest->version,
                   (int)manifest->name.len, (const char *)manifest->name.data, err.msg);
-    if (manifest)
-        rdt__pb__manifest__free_unpacked(manifest, NULL);
+    arena_fini(&arena);
 }

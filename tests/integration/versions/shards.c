@@ -278,6 +278,7 @@ static Rdt__Pb__Manifest *real_manifest(rdt *conn, const struct rdt_ref *name)
 Test(shards, forged_manifests_are_refused_by_their_readers_alone)
 {
     static struct view view, other;
+    static uint8_t empty_parts[2 << 20];
     int64_t *start; /* of the second part, which is the only one of its layout */
 
     rdt *conn = begin_shards(1);
@@ -293,13 +294,17 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     view_check(&other, 1);
     publish_forged(conn, MANIFEST_MAGIC, "\xff\xff\xff", 3);
     must_refuse(RDT_INVALID, "the manifest of \"forged\" cannot be read", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    for (unsigned i = 0; i < sizeof empty_parts; i += 2)
+        empty_parts[i] = 3 << 3 | 2; /* its length follows: 0 */
+    publish_forged(conn, MANIFEST_MAGIC, empty_parts, sizeof empty_parts);
+    must_refuse(RDT_INVALID, "takes more than", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     publish_forged(conn, MANIFEST_MAGIC, "", 0);
     must_refuse(RDT_NOT_FOUND, "the version has no tensor \"w\"", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    manifest->n_parts = 1;
+    manifest->n_parts = manifest->n_layouts = manifest->n_moves = 1;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [32:64, 0:96]",
                 rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    manifest->n_parts = 2;
+    manifest->n_parts = manifest->n_layouts = manifest->n_moves = 2;
     start[0] = ROWS / 4;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "tensor \"w\": several parts of the version have elements of the box [16:48, 0:96]",

@@ -80,6 +80,8 @@ Test(shard_manifest, of_4096_ranks_with_400_tensors_has_less_than_a_mebibyte)
     struct shard_row *rows = calloc(RANKS, sizeof *rows);
     struct shard_cover cover;
     struct manifest manifest;
+    Rdt__Pb__Manifest *message;
+    struct arena arena;
     struct shard_manifest packed = {0};
 
     for (unsigned i = 0; i < TENSORS; i++) {
@@ -100,14 +102,14 @@ Test(shard_manifest, of_4096_ranks_with_400_tensors_has_less_than_a_mebibyte)
     must_ok(shard_manifest_pack(&cover, rows, RANKS, &packed, &err));
     cr_assert_lt(packed.metadata_bytes, 1u << 20);
     must(!packed.tensor);
-    Rdt__Pb__Manifest *message =
-        rdt__pb__manifest__unpack(NULL, packed.metadata_bytes - MANIFEST_MAGIC_BYTES, packed.metadata + MANIFEST_MAGIC_BYTES);
-    must(message && message->n_parts == RANKS);
+    must_ok(manifest_unpack(&arena, packed.metadata + MANIFEST_MAGIC_BYTES, packed.metadata_bytes - MANIFEST_MAGIC_BYTES,
+                            &message, &err));
+    must(message->n_parts == RANKS);
     must_ok(manifest_open(message, &manifest, &err));
     for (uint32_t rank = 0; rank < RANKS; rank++)
         must_have(&manifest, rank);
     manifest_close(&manifest);
-    rdt__pb__manifest__free_unpacked(message, NULL);
+    arena_fini(&arena);
     shard_cover_fini(&cover);
     free(packed.metadata);
     free(rows);
@@ -124,6 +126,8 @@ Test(shard_manifest, of_long_names_is_in_two_pieces_that_are_one_message)
     struct shard_row row = {0};
     struct shard_cover cover;
     struct manifest manifest;
+    Rdt__Pb__Manifest *message;
+    struct arena arena;
     Rdt__Pb__Boxes boxes = RDT__PB__BOXES__INIT;
 
     for (uint32_t i = 0; i < MANY; i++) {
@@ -151,12 +155,12 @@ Test(shard_manifest, of_long_names_is_in_two_pieces_that_are_one_message)
     uint8_t *joined = malloc(all);
     memcpy(joined, packed.tensor, packed.tensor_bytes);
     memcpy(joined + packed.tensor_bytes, packed.metadata + MANIFEST_MAGIC_BYTES, parts);
-    Rdt__Pb__Manifest *message = rdt__pb__manifest__unpack(NULL, all, joined);
-    must(message && message->n_parts == 1 && message->n_key == MANY);
+    must_ok(manifest_unpack(&arena, joined, all, &message, &err));
+    must(message->n_parts == 1 && message->n_key == MANY);
     must_ok(manifest_open(message, &manifest, &err));
     must(strcmp(manifest.layouts[0].key[MANY - 1], many[MANY - 1]) == 0);
     manifest_close(&manifest);
-    rdt__pb__manifest__free_unpacked(message, NULL);
+    arena_fini(&arena);
     shard_cover_fini(&cover);
     free(joined);
     free(packed.metadata);
@@ -166,4 +170,48 @@ Test(shard_manifest, of_long_names_is_in_two_pieces_that_are_one_message)
     free(many);
     free(zeros);
     free(twos);
+}
+
+/* Tensors as small as they can be take the most memory for their bytes. */
+Test(shard_manifest, of_tiny_tensors_is_far_from_the_limit_of_its_readers)
+{
+    enum { MANY = 65536 };
+    char(*text)[5] = calloc(MANY, sizeof *text), **many = calloc(MANY, sizeof *many);
+    uint64_t *zeros = calloc(MANY, sizeof *zeros), *ones = calloc(MANY, sizeof *ones);
+    struct layout *layout = layout_create(MANY, MANY);
+    Rdt__Pb__Boxes boxes = RDT__PB__BOXES__INIT;
+    struct shard_manifest packed = {0};
+    struct shard_row row = {0};
+    Rdt__Pb__Manifest *message;
+    struct shard_cover cover;
+    struct arena arena;
+
+    for (uint32_t i = 0; i < MANY; i++) {
+        (void)snprintf(text[i], sizeof text[i], "%x", i);
+        many[i] = text[i];
+        ones[i] = layout->shape[i] = 1;
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+    }
+    boxes.key = many;
+    boxes.global_shape = ones;
+    boxes.start = zeros;
+    boxes.n_key = boxes.n_global_shape = boxes.n_start = MANY;
+    shard_cover_init(&cover, MANY);
+    must_ok(shard_cover_add(&cover, 0, 0, layout, &boxes, &err));
+    must_ok(shard_cover_check(&cover, &err));
+    must_ok(shard_manifest_pack(&cover, &row, 1, &packed, &err));
+    must(!packed.tensor);
+    size_t bytes = packed.metadata_bytes - MANIFEST_MAGIC_BYTES;
+    must_ok(manifest_unpack(&arena, packed.metadata + MANIFEST_MAGIC_BYTES, bytes, &message, &err));
+    cr_assert_lt(arena.used_bytes, MANIFEST_ROOM / 2 * bytes, "%zu bytes take %zu", bytes, arena.used_bytes);
+    arena_fini(&arena);
+    shard_cover_fini(&cover);
+    free(packed.metadata);
+    free(layout);
+    free(text);
+    free(many);
+    free(zeros);
+    free(ones);
 }
