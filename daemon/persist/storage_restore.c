@@ -267,6 +267,44 @@ static enum rdt_status read_bytes(int fd, struct stored_file *file, uint8_t *dat
     return RDT_OK;
 }
 
+/* The object of another file that was restored before, with the same id; NULL: there is none. */
+static const struct stored *find_rival(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts,
+                                       const struct account *account)
+{
+    const struct object *object = object_table_of_id(storage->objects, &account->owner, facts->id.data, facts->id.len);
+    const struct stored *stored = object ? stored_get(storage, object->generation) : NULL;
+
+    return stored && stored->from_file ? stored : NULL;
+}
+
+/* It has ended, but for the name whose version it is. */
+static void lose_id(struct object *object)
+{
+    object_leave_id(object, false);
+    object_free(object, false, OBJECT_END_FREED);
+}
+
+/* Puts the object. If one from another file has its id, the later one of the two has the id from then on, and the other one is
+ * there for its name. Of two without an order, the first one keeps it, and the other one is refused. */
+static enum rdt_status put_beside(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts, struct object_put *put,
+                                  struct object **object_p, struct rdt_error *err)
+{
+    const struct stored *rival = find_rival(storage, facts, put->account);
+    bool is_earlier = rival && facts->order < rival->order;
+    enum rdt_status status;
+
+    if (is_earlier)
+        object_leave_id(rival->object, true);
+    else if (rival && rival->order < facts->order)
+        lose_id(rival->object);
+    status = record_restore_object(storage->plugins, storage->objects, facts, put, object_p, err);
+    if (is_earlier && status == RDT_OK)
+        lose_id(*object_p);
+    if (is_earlier && object_prepare_id(rival->object, NULL) == RDT_OK)
+        object_take_id(rival->object);
+    return status;
+}
+
 /* Takes *fd if the object is served from the file. */
 static enum rdt_status put_again(struct storage *storage, int *fd, struct stored_file *file, struct object **object_p,
                                  struct rdt_error *err)
@@ -294,7 +332,7 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
     if (status == RDT_OK && facts->n_sums > 0)
         put.sum = tensor_sum_object(file->layout, facts->sums, facts->metadata.data, facts->metadata.len - facts->box_bytes);
     if (status == RDT_OK)
-        status = record_restore_object(storage->plugins, storage->objects, facts, &put, object_p, err);
+        status = put_beside(storage, facts, &put, object_p, err);
     if (status == RDT_OK) {
         file->layout = NULL; /* the object has taken it */
         if (!(*object_p)->survives.detached)
@@ -313,20 +351,10 @@ static bool is_same(const struct object *object, const Rdt__Pb__ObjectRecord *fa
            memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
 }
 
-/* The object of another file that was restored before, with the same id; NULL: there is none. */
-static const struct stored *find_rival(const struct storage *storage, const Rdt__Pb__ObjectRecord *facts,
-                                       const struct account *account)
-{
-    const struct object *object = object_table_of_id(storage->objects, &account->owner, facts->id.data, facts->id.len);
-    const struct stored *stored = object ? stored_get(storage, object->generation) : NULL;
-
-    return stored && stored->from_file ? stored : NULL;
-}
-
 /* The object of the file has ended: an object that was put later has its id. The earlier daemon did not come to remove the
  * file, or left it for the record of a name. Whoever freed the new object would have the old one back after the next start.
- * Of two files, `order` says which is the later one, and the other one goes, unless it is a version of a name: then the one
- * that was restored first stays, and the other one is named in the log. */
+ * Of two files, `order` says which is the later one, and the other one goes, unless it is a version of a name: then it is
+ * restored without its id (put_beside). */
 static bool is_replaced(struct restoring *restoring, const Rdt__Pb__ObjectRecord *facts, const struct account *account)
 {
     struct object_table *objects = restoring->storage->objects;
@@ -400,7 +428,8 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         object->file.unchecked |= object->memory.uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
     stored_set_durable(stored);
-    if (object->access.key != KEY_OWN) /* it was freed by force, and somebody keeps it: its file goes */
+    /* it was freed by force, or replaced, and somebody keeps it: its file goes */
+    if (object->access.key == KEY_NONE || (object->access.key == KEY_LOST && !from_file))
         storage_object_ended(storage, object);
     return RDT_OK;
 }

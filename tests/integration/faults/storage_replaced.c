@@ -261,6 +261,48 @@ Test(storage_replaced, file_stays_for_the_name_whose_version_it_is)
     finish(conn);
 }
 
+/* The later object has the id, in whatever order the files are read. */
+Test(storage_replaced, name_keeps_its_version_beside_a_later_stored_object_with_the_id)
+{
+    struct rdt_ref names[OBJECTS], now[OBJECTS], ref;
+    char text[32];
+    rdt *conn = start_client("client");
+
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        (void)snprintf(text, sizeof text, "name %u", i);
+        names[i] = name_ref(text);
+        ref = put_nth(conn, i, true, 1);
+        must_ok(rdt_publish(conn, text, &ref, NULL, NULL, &err));
+        must_ok(rdt_store(conn, &names[i], LONG, NULL, 0, &err));
+        must_ok(rdt_free(conn, &ref, false, &err));
+        ref = put_snapshot(conn, NULL, SIZE, 0, 3);
+        must_ok(rdt_publish(conn, text, &ref, NULL, NULL, &err)); /* this version is not stored */
+        must_ok(rdt_free(conn, &ref, false, &err));
+    }
+    for (unsigned i = 0; i < OBJECTS; i++)
+        now[i] = put_nth(conn, i, true, 2);
+    for (unsigned round = 0; round < 2; round++) {
+        conn = restart(conn, SIGKILL, "client");
+        cr_assert(!node_log_has(&node, "is ignored"));
+        cr_assert_eq(count_files(".safetensors"), 2 * OBJECTS);
+        for (unsigned i = 0; i < OBJECTS; i++) {
+            must_have(conn, &now[i], SIZE, 2);
+            ref = now[i];
+            ref.generation = 0;
+            must_have(conn, &ref, SIZE, 2);
+            must_have(conn, &names[i], SIZE, 1);
+        }
+    }
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        must_ok(rdt_unpublish(conn, &names[i], &err));
+        must_ok(rdt_free(conn, &now[i], false, &err));
+    }
+    must_be_empty();
+    rdt_close(conn);
+    node_stop(&node);
+    remove_store();
+}
+
 /* The daemon came to remove neither the object's file nor that of its name. */
 Test(storage_replaced, file_and_name_of_an_object_that_was_freed_by_force_go)
 {
