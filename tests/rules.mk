@@ -80,7 +80,7 @@ $(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_hold
     hostile/hostile_exists calls/tensor_runs faults/recovery_damage faults/storage): $(B)/librdtd.a # they use the daemon's TLS, or write journals
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o
 $(B)/tests/unit/backends/gloo_mesh: LIBS += $(BACKEND_LIBS_gloo)
-$(B)/tests/unit/backends/stream_strangers: $(call obj,$(call srcs,backends/stream))
+$(filter $(B)/tests/unit/backends/stream_%,$(UNIT)): $(call obj,$(call srcs,backends/stream))
 $(filter $(B)/tests/unit/backends/ucx_%,$(UNIT)): $(call obj,backends/ucx/wire.c)
 $(B)/obj/tests/bench/%.o $(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 

@@ -115,6 +115,8 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
     bool plain;
     enum rdt_status status = wire_read_offer(blob, bytes, &address, &secrets, &plain, err);
 
+    if (status == RDT_OK)
+        status = listen_may_dial(transport, conn->ctx, &address, err);
     if (status != RDT_OK)
         return status;
     (void)pthread_mutex_lock(&transport->lock);

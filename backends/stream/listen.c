@@ -77,11 +77,21 @@ static void set_address(struct sockaddr_storage *to, const struct sockaddr_stora
     ((struct sockaddr_in *)to)->sin_port = port;
 }
 
-void listen_address(const struct transport *transport, void *conn_ctx, struct sockaddr_storage *address_p)
+/* This node's end of the peer link. False: it is not known. */
+static bool link_address(const struct transport *transport, void *conn_ctx, struct sockaddr_storage *address_p)
 {
     const struct rdt_host *host = &transport->host;
-    const struct sockaddr_storage *advertise = &transport->settings.advertise;
     bool knows_link = host->struct_size >= offsetof(struct rdt_host, conn_address) + sizeof host->conn_address;
+    char text[INET6_ADDRSTRLEN] = "";
+
+    if (knows_link)
+        host->conn_address(conn_ctx, text, sizeof text);
+    return address_parse(text, address_p);
+}
+
+void listen_address(const struct transport *transport, void *conn_ctx, struct sockaddr_storage *address_p)
+{
+    const struct sockaddr_storage *advertise = &transport->settings.advertise;
     char text[INET6_ADDRSTRLEN] = "";
     struct sockaddr_storage address;
 
@@ -89,9 +99,7 @@ void listen_address(const struct transport *transport, void *conn_ctx, struct so
     if (advertise->ss_family != AF_UNSPEC) {
         set_address(address_p, advertise);
     } else if (address_is_wildcard(transport->settings.listen)) {
-        if (knows_link)
-            host->conn_address(conn_ctx, text, sizeof text);
-        if (address_parse(text, &address) || (address_of_interfaces("", text) && address_parse(text, &address)))
+        if (link_address(transport, conn_ctx, &address) || (address_of_interfaces("", text) && address_parse(text, &address)))
             set_address(address_p, &address);
     }
     if (((const struct sockaddr_in *)advertise)->sin_port)
@@ -99,6 +107,51 @@ void listen_address(const struct transport *transport, void *conn_ctx, struct so
 }
 
 /* Adds the channel to the strangers, of whom another may have to make room. The caller holds the lock. */
+/* ---- the peer's address ---- */
+
+enum reach { NOBODY, THIS_MACHINE, THIS_WIRE, ANYWHERE }; /* who can have the address */
+
+static enum reach reach_v4(uint32_t address)
+{
+    if (address >> 24 == 0 || address >> 28 >= 0xe) /* "this" network, multicast, reserved, broadcast */
+        return NOBODY;
+    if (address >> 24 == 127)
+        return THIS_MACHINE;
+    return address >> 16 == 0xa9fe ? THIS_WIRE : ANYWHERE; /* 169.254.0.0/16 */
+}
+
+static enum reach reach_of(const struct sockaddr_storage *address)
+{
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)address)->sin6_addr;
+    uint32_t four;
+
+    if (address->ss_family == AF_INET)
+        return reach_v4(ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr));
+    if (IN6_IS_ADDR_V4MAPPED(six)) {
+        memcpy(&four, six->s6_addr + 12, sizeof four);
+        return reach_v4(ntohl(four));
+    }
+    if (IN6_IS_ADDR_UNSPECIFIED(six) || IN6_IS_ADDR_MULTICAST(six))
+        return NOBODY;
+    if (IN6_IS_ADDR_LOOPBACK(six))
+        return THIS_MACHINE;
+    return IN6_IS_ADDR_LINKLOCAL(six) ? THIS_WIRE : ANYWHERE;
+}
+
+enum rdt_status listen_may_dial(const struct transport *transport, void *conn_ctx, const struct sockaddr_storage *address,
+                                struct rdt_error *err)
+{
+    enum reach reach = reach_of(address);
+    struct sockaddr_storage own;
+
+    if (reach == ANYWHERE || (reach != NOBODY && (!link_address(transport, conn_ctx, &own) || reach_of(&own) == reach)))
+        return RDT_OK;
+    return rdt_error_set(err, RDT_PROTOCOL, "the peer offers %s, at which it cannot be met: correct its listen or advertise",
+                         reach == NOBODY         ? "an address that no machine can have"
+                         : reach == THIS_MACHINE ? "an address of the loopback interface, which its link does not use"
+                                                 : "a link-local address, which its link does not use");
+}
+
 static void admit(struct channel *channel, const struct sockaddr_storage *address)
 {
     struct stranger *evicted;

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* backends/stream: which addresses of a peer's offer are dialled. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+#include "backends/common/address.h"
+#include "backends/stream/stream.h"
+
+TestSuite(stream_offers, .timeout = 60);
+
+static const char *link_at; /* this node's end of the peer link */
+
+static void say_link(void *conn_ctx, char *text_p, size_t size)
+{
+    (void)snprintf(text_p, size, "%s", link_at);
+}
+
+static enum rdt_status offered(const char *text)
+{
+    struct transport transport = {.host = {.struct_size = sizeof transport.host, .conn_address = say_link}};
+    struct sockaddr_storage address;
+    struct rdt_error err;
+
+    cr_assert(address_parse(text, &address), "%s", text);
+    return listen_may_dial(&transport, NULL, &address, &err);
+}
+
+Test(stream_offers, address_that_only_a_machine_itself_or_its_wire_has_must_be_of_the_kind_of_the_link)
+{
+    static const struct {
+        const char *link, *offer;
+        enum rdt_status status;
+    } rows[] = {
+        {"10.0.0.1", "10.0.0.2", RDT_OK},
+        {"10.0.0.1", "192.168.7.7", RDT_OK}, /* a network for data */
+        {"10.0.0.1", "2001:db8::7", RDT_OK},
+        {"10.0.0.1", "127.0.0.1", RDT_PROTOCOL},
+        {"10.0.0.1", "127.9.9.9", RDT_PROTOCOL},
+        {"10.0.0.1", "::1", RDT_PROTOCOL},
+        {"10.0.0.1", "::ffff:127.0.0.1", RDT_PROTOCOL},
+        {"10.0.0.1", "169.254.169.254", RDT_PROTOCOL},
+        {"10.0.0.1", "::ffff:169.254.169.254", RDT_PROTOCOL},
+        {"10.0.0.1", "fe80::1", RDT_PROTOCOL},
+        {"127.0.0.1", "127.0.0.2", RDT_OK},
+        {"::1", "127.0.0.1", RDT_OK},
+        {"127.0.0.1", "10.0.0.2", RDT_OK},
+        {"127.0.0.1", "169.254.169.254", RDT_PROTOCOL},
+        {"169.254.3.3", "169.254.4.4", RDT_OK},
+        {"fe80::1", "127.0.0.1", RDT_PROTOCOL},
+        {"", "127.0.0.1", RDT_OK}, /* an older daemon does not say */
+    };
+
+    for (unsigned i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        link_at = rows[i].link;
+        cr_assert_eq(offered(rows[i].offer), rows[i].status, "link at %s, offer of %s", rows[i].link, rows[i].offer);
+    }
+}
+
+Test(stream_offers, address_that_no_machine_has_is_refused)
+{
+    static const char *const none[] = {"0.0.0.0", "0.1.2.3", "224.0.0.1", "255.255.255.255", "::", "ff02::1", "::ffff:0.0.0.0"};
+
+    for (unsigned i = 0; i < sizeof none / sizeof none[0]; i++) {
+        link_at = i % 2 ? "10.0.0.1" : "";
+        cr_assert_eq(offered(none[i]), RDT_PROTOCOL, "%s", none[i]);
+    }
+}
