@@ -444,7 +444,7 @@ enum rdt_status request_publish_part(rdt *conn, const struct rdt_ref *name, cons
     return start_wait(request, RDT_MSG_PUBLISH_PART, &filled.base, request_p, err);
 }
 
-#define GIVE_UP_NS (INT64_C(10) * 1000000000) /* how long the daemon may look for the name's node */
+#define GIVE_UP_NS (INT64_C(60) * 1000000000) /* how long the daemon may look for the name's node, which may restart */
 
 enum rdt_status request_give_up_part(rdt *conn, const struct rdt_ref *name, const Rdt__Pb__PublishPart *message,
                                      enum rdt_status why, const char *sentence, struct rdt_error *err)

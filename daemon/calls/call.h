@@ -188,6 +188,7 @@ struct call_forwarded {
     bool to_uuid;        /* the ref names that node by its uuid */
     uint64_t number;     /* of the call on that link; 0: not forwarded */
     bool sent;
+    bool patient;       /* set by the handler: it waits for the node until its deadline, however often that cannot be reached */
     size_t asked_bytes; /* counted in to->calls.asked_bytes */
 };
 

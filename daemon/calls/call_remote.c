@@ -112,7 +112,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     status = peers_find(rpc->peers, ref->node, ref->address, call->account, &call->forwarded.to, err);
     if (status != RDT_OK)
         return status;
-    if (call->forwarded.to->state == PEER_BACKOFF)
+    if (call->forwarded.to->state == PEER_BACKOFF && !call->forwarded.patient)
         return peer_away(call->forwarded.to, call->account, err);
     free(call->copy.packed); /* it may have been kept while the name was looked for */
     account_give(call->account, USAGE_HEAP, call->copy.heap_bytes);
@@ -137,8 +137,8 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     status = call_defer(call, timeout_ns == 0 ? POLL_NS : with_answer_ns(timeout_ns), cancel_forwarded, err);
     if (status != RDT_OK)
         return status;
-    if (call->forwarded.to->state == PEER_UP)
-        send_or_hold_back(call);
+    if (call->forwarded.to->state == PEER_UP && list_first(&call->forwarded.to->calls.unsent) == &call->forwarded.by_peer)
+        send_or_hold_back(call); /* otherwise after those before it, to which it may belong */
     return RDT_OK;
 }
 
@@ -229,12 +229,29 @@ bool calls_name_peer(const struct rpc *rpc, const struct peer *peer)
     return peer->calls.n_here + peer->calls.n_there > 0 || slice_waits(&peer->calls.send) || slice_waits(&peer->calls.end);
 }
 
+/* The call is sent when there is a link again, perhaps for the second time. */
+static void await_link(struct call *call)
+{
+    struct peer *peer = call->forwarded.to;
+
+    call->forwarded.sent = false;
+    list_remove(&call->forwarded.by_peer);
+    list_append(&peer->calls.unsent, &call->forwarded.by_peer);
+    if (peer->state == PEER_UP)
+        slice_begin(&call->rpc->deadlines->slices, &peer->calls.send);
+}
+
 static bool end_some(struct slice *slice, uint64_t until_ns)
 {
     struct peer_calls *calls = container_of(slice, struct peer_calls, end);
 
     while (!list_empty(&calls->failing)) {
-        call_fail(container_of(list_first(&calls->failing), struct call, forwarded.by_peer), &calls->why);
+        struct call *call = container_of(list_first(&calls->failing), struct call, forwarded.by_peer);
+
+        if (call->forwarded.patient && !call->rpc->calls.no_links)
+            await_link(call);
+        else
+            call_fail(call, &calls->why);
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -311,6 +328,8 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
 
     if (!call || call->forwarded.to != peer)
         return; /* the call has ended meanwhile */
+    if (reply->status == RDT_SHUTTING_DOWN && call->forwarded.patient)
+        return; /* it is sent to the next daemon when the link has ended */
     if (reply->status != RDT_OK) {
         take_failure(call, peer, reply, &err);
         call_fail(call, &err);

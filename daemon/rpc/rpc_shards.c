@@ -296,6 +296,7 @@ static enum rdt_status give_up(struct call *call, const Rdt__Pb__PublishPart *me
 
     if (status == RDT_AGAIN)
         return call_wait_for_claim(call, timeout_ns, err);
+    call->forwarded.patient = true; /* the daemon of the name may restart just now, which may be why */
     if (status == RDT_OK && call_is_remote(call, &part->name))
         return call_forward(call, &part->name, &message->base, timeout_ns, err);
     (void)wire_error(message->gave_up, 0, message->why[0] ? message->why : "it did not say why", &why);

@@ -597,6 +597,13 @@ static bool gave_up_before(const struct shard_name *name, const struct shard_par
     return true;
 }
 
+/* Whether the rank has begun the step again meanwhile. If it has not begun the step at this daemon, the one that gave up is who
+ * the others wait for: it had begun it at an earlier daemon. */
+static bool is_of_another(const struct shard_rank *rank, const struct shard_part *from)
+{
+    return rank->begun && rank->publisher != from->publisher;
+}
+
 enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *from, const char *why,
                                struct rdt_error *err)
 {
@@ -612,8 +619,7 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note that a rank gave up");
     version = find_step(name, from->step);
-    if (version ? from->rank < version->of && version->ranks[from->rank].publisher != from->publisher /* another's, goes on */
-                : gave_up_before(name, from)) {
+    if (version ? from->rank < version->of && is_of_another(&version->ranks[from->rank], from) : gave_up_before(name, from)) {
         name_settle(name);
         return RDT_OK;
     }

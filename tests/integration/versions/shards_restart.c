@@ -274,3 +274,73 @@ Test(shards_restart, all_ranks_learn_that_the_daemon_of_one_was_killed)
 {
     kill_while_it_grows(1);
 }
+
+Test(shards_restart, all_ranks_learn_that_the_daemon_of_the_name_was_killed)
+{
+    kill_while_it_grows(0);
+}
+
+static struct ranking ranks_of_three[3];
+
+static void begin_three(void)
+{
+    begin(2);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        ranks_of_three[rank] = (struct ranking){.conn = on(rank > 0), .rank = rank};
+}
+
+static void end_three(void)
+{
+    for (uint32_t rank = 0; rank < 3; rank++)
+        rdt_close(ranks_of_three[rank].conn);
+    end(2);
+}
+
+/* The rank has begun a step that another one gave up. */
+static void must_hear(struct ranking *rank)
+{
+    (void)publish_rank(rank);
+    must_say(rank->status == RDT_OWNER_DIED, "rank %u: %s", rank->rank, rank->err.msg);
+    rdt_publishing_destroy(rank->publishing);
+}
+
+/* It gives up while no daemon has the name. */
+Test(shards_restart, rank_that_fails_while_the_names_daemon_is_away_is_told_to_those_that_begin_later)
+{
+    struct ranking *ranks = ranks_of_three;
+
+    begin_three();
+    begin_rank(&ranks[1], 2);
+    must_ok(add_rows(&ranks[1]));
+    node_kill(&c.node[0], SIGKILL);
+    (void)publish_rank(&ranks[1]);
+    must_be(RDT_PEER_LOST, ranks[1].status);
+    rdt_publishing_destroy(ranks[1].publishing);
+    cluster_restart(&c, 0);
+    must_ok(rdt_ping(ranks[0].conn, LONG, &err)); /* its session goes on */
+    begin_rank(&ranks[0], 2);
+    must_hear(&ranks[0]);
+    wait_until(LONG, rdt_wait_put(ranks[2].conn, &name, LONG, NULL) == RDT_OK); /* the nodes have found each other */
+    begin_rank(&ranks[2], 2);
+    must_hear(&ranks[2]);
+    end_three();
+}
+
+/* The version has begun at the next daemon without the rank that learns of the restart last. */
+Test(shards_restart, rank_of_another_node_hears_of_the_restart_of_the_names_daemon)
+{
+    struct ranking *ranks = ranks_of_three;
+
+    begin_three();
+    begin_rank(&ranks[0], 2);
+    must_ok(add_rows(&ranks[0]));
+    restart(0, SIGKILL);
+    wait_until(LONG, rdt_wait_put(ranks[2].conn, &name, LONG, NULL) == RDT_OK);
+    begin_rank(&ranks[2], 2);
+    must_ok(add_rows(&ranks[2]));
+    (void)publish_rank(&ranks[0]);
+    must_be(RDT_RESTARTED, ranks[0].status);
+    rdt_publishing_destroy(ranks[0].publishing);
+    must_hear(&ranks[2]);
+    end_three();
+}
