@@ -403,3 +403,43 @@ Test(session_restart, threads_work_on_while_the_daemon_is_killed_again_and_again
         must(pthread_join(threads[i], NULL) == 0);
     end_all();
 }
+
+/* ---- names ---- */
+
+static void *publish(void *arg)
+{
+    struct rdt_error why;
+
+    if (rdt_publish(conn, "name", arg, NULL, NULL, &why) != RDT_OK) {
+        fprintf(stderr, "%s\n", why.msg);
+        abort();
+    }
+    return NULL;
+}
+
+/* The object's bytes come at a later daemon. */
+Test(session_restart, publish_waits_for_a_put_across_restarts)
+{
+    pthread_t thread;
+
+    begin_with_clients();
+    char *memory = alloc_memory(other, MIB);
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_PENDING};
+    struct rdt_ref ref = put_as(other, &VECTOR(RDT_U8, MIB, memory), 1, &options), name = name_ref("name");
+    must(pthread_create(&thread, NULL, publish, &ref) == 0);
+    wait_until(LONG, stat_of(other, &ref).waiters == 1);
+    again(SIGTERM);
+    wait_until(LONG, stat_of(other, &ref).waiters == 1);
+    again(SIGKILL);
+    wait_until(LONG, stat_of(other, &ref).waiters == 1);
+    fill_pattern(memory, MIB, 1);
+    must_ok(rdt_ready(other, &ref, &err));
+    must(pthread_join(thread, NULL) == 0);
+    rdt_object *object = fetch_one(other, &name, RDT_FETCH_AUTO);
+    must(holds_pattern(tensor_of(object, 0).data, MIB, 1));
+    rdt_release(object);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_ok(rdt_free(other, &ref, false, &err));
+    must_ok(rdt_dealloc(other, memory, &err));
+    end_all();
+}
