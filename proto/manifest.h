@@ -42,8 +42,8 @@ bool manifest_has_magic(const void *metadata, size_t bytes);
 
 /* Unpacks the message into the arena, which it initialises; arena_fini frees it, also after an error. A field of two bytes may
  * become a hundred in memory, so the arena has room for MANIFEST_ROOM times what arrived at most, and for
- * MANIFEST_MORE_BYTES more than twice that. What the daemon makes takes less than 12 times its bytes, even with the smallest tensors.
- * Errors: INVALID (it is no such message, or takes more), NO_MEMORY. */
+ * MANIFEST_MORE_BYTES more than twice that. What the daemon makes takes less than 12 times its bytes, however small the tensors
+ * are. Errors: INVALID (it is no such message, or takes more), NO_MEMORY. */
 #define MANIFEST_ROOM 24u
 #define MANIFEST_MORE_BYTES ((size_t)2 << 30)
 enum rdt_status manifest_unpack(struct arena *arena, const void *packed, size_t bytes, Rdt__Pb__Manifest **message_p,

@@ -107,8 +107,8 @@ static bool ask(rdt *conn)
     return conn->room.asked = true;
 }
 
-/* The object of the answer, which could not be made, may have been the only user of a mapping, as of one that it took out of the
- * cache: such a one is retired by now. */
+/* The object of the answer, which could not be made, may have been the only user of a mapping, as of one that it took out of
+ * the cache: such a one is retired by now. */
 static void keep_mappings(rdt *conn, const Rdt__Pb__FetchDone *done, struct late *late)
 {
     for (size_t i = 0; i < done->n_regions; i++) {

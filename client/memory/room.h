@@ -22,8 +22,8 @@
 #include "client/session/connection.h"
 #include "rdt.pb-c.h"
 
-/* How many descriptors answers may bring before this process maps or drops them: so many that the program has room to open files
- * of its own. Without room the kernel would drop the fds of a frame, and the connection would be lost. */
+/* How many descriptors answers may bring before this process maps or drops them: so many that the program has room to open
+ * files of its own. Without room the kernel would drop the fds of a frame, and the connection would be lost. */
 uint32_t room_most_fds(void);
 
 /* The answer could not be mapped, for the reason in *why. True: it waits, with the fds of the frame, and the callback for
