@@ -365,9 +365,9 @@ enum rdt_status listen_open(struct transport *transport, struct rdt_error *err);
 void listen_address(const struct transport *transport, void *conn_ctx,
                     struct sockaddr_storage *address_p); /* where that peer reaches the listener; loop thread */
 /* Whether the other node of the connection may be at the address that it offers. A daemon must not be sent to services that
- * trust their own machine or wire, so an address of the loopback interface, or a link-local one, is allowed only where the peer link
- * uses such a one, too. All others are: data may have a network of its own, behind routers and port mappings, of which the peer
- * link says nothing, and the node has proved its identity there. Loop thread. PROTOCOL. */
+ * trust their own machine or wire, so an address of the loopback interface, or a link-local one, is allowed only where the
+ * peer link uses such a one, too. All others are: data may have a network of its own, behind routers and port mappings, of
+ * which the peer link says nothing, and the node has proved its identity there. Loop thread. PROTOCOL. */
 enum rdt_status listen_may_dial(const struct transport *transport, void *conn_ctx, const struct sockaddr_storage *address,
                                 struct rdt_error *err);
 void listen_accept(struct transport *transport, struct thread *thread);
