@@ -152,12 +152,14 @@ static void submit(struct device_work *creation)
 }
 
 /* The device has no memory although device_limit leaves room, because other processes have it. So the daemon gives up what it
- * keeps there unused, and tries once more. */
+ * keeps there unused, and tries once more; but not for memory that a client has already, or clients could empty the pool of
+ * others. */
 static bool try_again(struct device_work *creation)
 {
     struct memory_device *device = creation->region->device;
 
-    if (creation->status != RDT_NO_MEMORY || creation->reused || creation->again || device->memory.pooled_bytes == 0)
+    if (creation->status != RDT_NO_MEMORY || creation->import || creation->reused || creation->again ||
+        device->memory.pooled_bytes == 0)
         return false;
     creation->again = true;
     device_pool_evict(&creation->region->regions->device_pool, device, device->memory.pooled_bytes, &creation->victims);
