@@ -299,15 +299,20 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
     return result_of(&waiting, reply_p, got_p, err);
 }
 
-enum rdt_status call_begin(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, unsigned n_ids,
-                           struct waiting **waiting_p, struct rdt_error *err)
+enum rdt_status call_begin(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
+                           unsigned n_send, unsigned n_ids, struct waiting **waiting_p, struct rdt_error *err)
 {
     struct waiting *waiting = calloc(1, sizeof *waiting);
     enum rdt_status status;
 
     if (!waiting)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a call");
-    *waiting = (struct waiting){.pending.ops = &ops, .verb = verb_find(type), .request = request, .n_ids = n_ids};
+    *waiting = (struct waiting){.pending.ops = &ops,
+                                .verb = verb_find(type),
+                                .request = request,
+                                .send_fds = send_fds,
+                                .n_send = n_send,
+                                .n_ids = n_ids};
     status = begin(conn, waiting, err);
     if (status == RDT_OK)
         *waiting_p = waiting;

@@ -43,10 +43,11 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
 void call_got_close(struct call_got *got);
 
 /* A call in two steps, between which the caller may make others: call_begin sends the request (borrowed until call_end), and
- * call_end waits for its reply, as call. The request has n_ids ids, the first of which is that of its reply. */
+ * call_end waits for its reply, as call. The request has n_ids ids, the first of which is that of its reply. send_fds [n_send]
+ * is borrowed likewise. */
 struct waiting;
-enum rdt_status call_begin(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, unsigned n_ids,
-                           struct waiting **waiting_p, struct rdt_error *err);
+enum rdt_status call_begin(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
+                           unsigned n_send, unsigned n_ids, struct waiting **waiting_p, struct rdt_error *err);
 enum rdt_status call_end(rdt *conn, struct waiting *take_waiting, int64_t deadline_ns, ProtobufCMessage **reply_p,
                          struct rdt_error *err);
 

@@ -66,6 +66,12 @@ enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt
  * SYSTEM (the device refused it; the sentence says why), TIMED_OUT. */
 enum rdt_status rdt_import_shared(rdt *rdt, const struct rdt_shared *shared, void *addr, struct rdt_error *err);
 
+/* rdt_import_shared for several ranges [n], which waits for the daemon once for all that take no more than one message. shared
+ * and addrs [n] are as there. statuses [n] receives how each has ended; those that are OK stay known. Returns OK, or the first
+ * error. */
+enum rdt_status rdt_import_shared_many(rdt *rdt, const struct rdt_shared *const *shared, void *const *addrs, size_t n,
+                                       enum rdt_status *statuses, struct rdt_error *err);
+
 /* Finds the range of rdt_alloc, rdt_import or rdt_import_shared that contains all of [addr, addr + bytes). *known_p is false
  * if the daemon knows none of these bytes. *memory_p and *device_p, each may be NULL, receive the memory kind and the device's
  * uuid, and are valid as long as the range. INVALID: only a part of the bytes is known. */

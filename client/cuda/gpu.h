@@ -183,6 +183,16 @@ void offers_release(struct offers *offers, rdt_cuda *cuda, struct offer *offer);
 enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
                               size_t *bytes_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
 
+/* The first step of offers_import for several ranges: exports one. UNSUPPORTED: it must be copied. The GPU is entered. */
+enum rdt_status offers_export(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
+                              struct rdt_error *err);
+
+/* The second step: imports what was exported [n] with one wait for the daemon, and frees it. statuses [n]: UNSUPPORTED where the
+ * daemon cannot map it. Returns the first other error; *err is then the first error of all. */
+#define OFFERS_MAX_IMPORTS 64u
+enum rdt_status offers_import_many(rdt_cuda *cuda, struct exported *take_exported, size_t n, enum rdt_status *statuses,
+                                   struct rdt_error *err);
+
 /* ---- places.c: in which allocations the tensors of one put lie ---- */
 
 struct allocation {

@@ -51,6 +51,8 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
 
 /* ---- many tensors ---- */
 
+#define MOST_FDS 64u /* of exported chunks, which stay open until they are imported */
+
 struct offering {
     rdt_cuda *cuda;
     struct places places;
@@ -89,22 +91,50 @@ static enum rdt_status find_places(struct offering *offering, const struct rdt_t
     return status == RDT_OK ? offers_join_ranges(offering->chunks, count, err) : status;
 }
 
-/* Offers what the tensor lies in, unless it has been offered for another one. */
-static enum rdt_status offer_one(struct offering *offering, size_t i, enum rdt_cuda_how *how_p, struct rdt_error *err)
+/* What is exported, and not imported yet. */
+struct batch {
+    struct exported exported[OFFERS_MAX_IMPORTS];
+    size_t tensor[OFFERS_MAX_IMPORTS]; /* for which it was exported */
+    size_t n, n_fds;
+};
+
+static enum rdt_status import_batch(struct offering *offering, struct batch *batch, enum rdt_cuda_how *how,
+                                    struct rdt_error *err)
+{
+    enum rdt_status statuses[OFFERS_MAX_IMPORTS], status;
+    enum rdt_cuda_how as[OFFERS_MAX_IMPORTS];
+    void *bases[OFFERS_MAX_IMPORTS];
+
+    for (size_t i = 0; i < batch->n; i++) {
+        as[i] = batch->exported[i].shared.kind == RDT_SHARED_VMM ? RDT_CUDA_CHUNKS : RDT_CUDA_HANDLE;
+        bases[i] = batch->exported[i].base;
+    }
+    status = offers_import_many(offering->cuda, batch->exported, batch->n, statuses, err);
+    for (size_t i = 0; i < batch->n; i++) {
+        struct allocation *allocation = places_at(&offering->places, offering->chunks[batch->tensor[i]].from);
+
+        allocation->offered = statuses[i] == RDT_OK;
+        allocation->refused = statuses[i] != RDT_OK;
+        if (statuses[i] != RDT_OK)
+            continue;
+        how[batch->tensor[i]] = as[i];
+        offering->bases[offering->n_bases++] = bases[i];
+    }
+    batch->n = batch->n_fds = 0;
+    return status;
+}
+
+/* Exports what the tensor lies in, unless that was done for another one. */
+static enum rdt_status export_one(struct offering *offering, size_t i, struct batch *batch, struct rdt_error *err)
 {
     struct address_range chunks = offering->chunks[i];
     struct allocation *allocation = places_at(&offering->places, chunks.from);
+    struct exported *exported = &batch->exported[batch->n];
     bool known = false;
-    size_t bytes;
-    void *base;
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status;
 
-    if (!allocation || allocation->refused)
+    if (!allocation || allocation->refused || allocation->offered)
         return RDT_OK;
-    if (allocation->offered) {
-        *how_p = RDT_CUDA_KNOWN;
-        return RDT_OK;
-    }
     /* Another call may have offered a part of it. */
     if (rdt_known(offering->cuda->conn, (void *)chunks.from, chunks.to - chunks.from, &known, NULL, NULL, NULL) != RDT_OK) {
         allocation->refused = true;
@@ -112,15 +142,41 @@ static enum rdt_status offer_one(struct offering *offering, size_t i, enum rdt_c
     }
     status = places_enter(&offering->places, offering->gpus[i], err);
     if (status == RDT_OK)
-        status = offers_import(offering->cuda, offering->gpus[i], (void *)chunks.from, chunks.to - chunks.from, 0, &base,
-                               &bytes, how_p, err);
-    allocation->offered = status == RDT_OK;
+        status = offers_export(offering->cuda, offering->gpus[i], (void *)chunks.from, chunks.to - chunks.from, exported, err);
+    allocation->offered = status == RDT_OK; /* until the daemon says no */
     allocation->refused = status == RDT_UNSUPPORTED;
-    if (status == RDT_OK)
-        offering->bases[offering->n_bases++] = base;
-    else
-        *how_p = RDT_CUDA_COPIED;
+    if (status == RDT_OK) {
+        batch->n_fds += exported->shared.n_fds;
+        batch->tensor[batch->n++] = i;
+    }
     return status == RDT_UNSUPPORTED ? RDT_OK : status;
+}
+
+/* Makes known what find_places has found. */
+static enum rdt_status offer_all(struct offering *offering, size_t count, enum rdt_cuda_how *how, struct rdt_error *err)
+{
+    struct batch *batch = calloc(1, sizeof *batch);
+    enum rdt_status status = batch ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to offer %zu tensors", count);
+
+    for (size_t i = 0; status == RDT_OK && i < count; i++) {
+        if (offering->chunks[i].to != 0)
+            status = export_one(offering, i, batch, err);
+        if (status == RDT_OK && (batch->n == OFFERS_MAX_IMPORTS || batch->n_fds >= MOST_FDS))
+            status = import_batch(offering, batch, how, err);
+    }
+    if (status == RDT_OK && batch->n > 0)
+        status = import_batch(offering, batch, how, err);
+    for (size_t i = 0; status != RDT_OK && batch && i < batch->n; i++)
+        exported_free(&batch->exported[i]);
+    free(batch);
+    for (size_t i = 0; status == RDT_OK && i < count; i++) {
+        const struct allocation *allocation =
+            offering->chunks[i].to != 0 ? places_at(&offering->places, offering->chunks[i].from) : NULL;
+
+        if (allocation && allocation->offered && how[i] == RDT_CUDA_COPIED)
+            how[i] = RDT_CUDA_KNOWN; /* by another tensor */
+    }
+    return status;
 }
 
 enum rdt_status rdt_cuda_offer_tensors(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, void **bases,
@@ -141,9 +197,8 @@ enum rdt_status rdt_cuda_offer_tensors(rdt_cuda *cuda, const struct rdt_tensor *
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to offer %zu tensors", count);
     if (status == RDT_OK)
         status = find_places(&offering, tensors, count, how, err);
-    for (size_t i = 0; status == RDT_OK && i < count; i++)
-        if (offering.chunks[i].to != 0)
-            status = offer_one(&offering, i, &how[i], err);
+    if (status == RDT_OK)
+        status = offer_all(&offering, count, how, err);
     places_fini(&offering.places);
     for (size_t i = 0; status != RDT_OK && i < offering.n_bases; i++)
         (void)rdt_dealloc_soon(cuda->conn, bases[i], NULL);

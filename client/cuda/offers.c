@@ -105,21 +105,52 @@ static bool is_refused(const struct offers *offers, enum rdt_shared_kind kind)
            clock_now_ns() < atomic_load(&offers->refused_until_ns[chunks]);
 }
 
+enum rdt_status offers_export(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
+                              struct rdt_error *err)
+{
+    enum rdt_status status = export_range(cuda->driver, gpu, addr, bytes, exported_p, err);
+
+    if (status != RDT_OK || !is_refused(&((struct handle *)cuda)->offers, exported_p->shared.kind))
+        return status;
+    exported_free(exported_p);
+    return rdt_error_set(err, RDT_UNSUPPORTED,
+                         "rdtd could not map memory of this process %u times in a row, so it is copied; it is tried again "
+                         "a minute after the last time",
+                         MAX_REFUSED);
+}
+
+enum rdt_status offers_import_many(rdt_cuda *cuda, struct exported *take_exported, size_t n, enum rdt_status *statuses,
+                                   struct rdt_error *err)
+{
+    const struct rdt_shared *shared[OFFERS_MAX_IMPORTS] = {NULL};
+    void *bases[OFFERS_MAX_IMPORTS] = {NULL};
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < n; i++) {
+        statuses[i] = RDT_SYSTEM;
+        shared[i] = &take_exported[i].shared;
+        bases[i] = take_exported[i].base;
+    }
+    (void)rdt_import_shared_many(cuda->conn, shared, bases, n, statuses, err);
+    for (size_t i = 0; i < n; i++) {
+        struct rdt_error why = {.msg = ""};
+
+        statuses[i] = note_answer(cuda, take_exported[i].shared.kind, statuses[i], &why);
+        if (status == RDT_OK && statuses[i] != RDT_OK && statuses[i] != RDT_UNSUPPORTED)
+            status = statuses[i];
+        exported_free(&take_exported[i]);
+    }
+    return status;
+}
+
 enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
                               size_t *bytes_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     struct exported exported;
-    enum rdt_status status = export_range(cuda->driver, gpu, addr, bytes, &exported, err);
+    enum rdt_status status = offers_export(cuda, gpu, addr, bytes, &exported, err);
 
     if (status != RDT_OK)
         return status;
-    if (is_refused(&((struct handle *)cuda)->offers, exported.shared.kind)) {
-        exported_free(&exported);
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "rdtd could not map memory of this process %u times in a row, so it is copied; it is tried again "
-                             "a minute after the last time",
-                             MAX_REFUSED);
-    }
     exported.shared.timeout_ns = timeout_ns;
     status = rdt_import_shared(cuda->conn, &exported.shared, exported.base, err);
     status = note_answer(cuda, exported.shared.kind, status, err);

@@ -167,7 +167,7 @@ enum rdt_status rdt_publish_many(rdt *conn, const char *const *names, const stru
     arena_init(&arena, SIZE_MAX / 2);
     status = fill_publish(&arena, names, refs, count, bytes, &own, &message, err);
     if (status == RDT_OK)
-        status = call_begin(conn, RDT_MSG_PUBLISH_MANY, &message.base, (unsigned)count, &waiting, err);
+        status = call_begin(conn, RDT_MSG_PUBLISH_MANY, &message.base, NULL, 0, (unsigned)count, &waiting, err);
     if (status == RDT_OK)
         status = call_end(conn, waiting, clock_deadline_ns(CALL_TIMEOUT_NS), &answer, err);
     arena_fini(&arena);
@@ -201,12 +201,12 @@ static enum rdt_status end_begin(rdt *conn, const struct rdt_ref *ref, bool forc
     if (ref->is_name) {
         rdt__pb__unpublish__init(&ending->request.name);
         ending->request.name.name = &ending->ref;
-        return call_begin(conn, RDT_MSG_UNPUBLISH, &ending->request.name.base, 1, &ending->waiting, err);
+        return call_begin(conn, RDT_MSG_UNPUBLISH, &ending->request.name.base, NULL, 0, 1, &ending->waiting, err);
     }
     rdt__pb__free__init(&ending->request.object);
     ending->request.object.ref = &ending->ref;
     ending->request.object.force = force;
-    return call_begin(conn, RDT_MSG_FREE, &ending->request.object.base, 1, &ending->waiting, err);
+    return call_begin(conn, RDT_MSG_FREE, &ending->request.object.base, NULL, 0, 1, &ending->waiting, err);
 }
 
 /* Somebody else has ended it. */

@@ -364,8 +364,8 @@ static void put_batch(struct putting *putting, struct batch *take_batch, uint64_
     if (status == RDT_OK && interrupt_ask())
         status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");
     if (status == RDT_OK)
-        status =
-            call_begin(putting->conn, RDT_MSG_PUT_MANY, &take_batch->message.base, take_batch->n, &take_batch->waiting, &why);
+        status = call_begin(putting->conn, RDT_MSG_PUT_MANY, &take_batch->message.base, NULL, 0, take_batch->n,
+                            &take_batch->waiting, &why);
     before = putting->sent;
     putting->sent = status == RDT_OK ? take_batch : NULL;
     if (before)

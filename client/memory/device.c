@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "client/call.h"
 #include "client/memory/alloc.h"
@@ -95,23 +96,29 @@ static enum rdt_status check_shared(const struct rdt_shared *shared, const void 
     return RDT_OK;
 }
 
+static void fill_request(Rdt__Pb__Import *request, const struct rdt_shared *shared)
+{
+    *request = (Rdt__Pb__Import)RDT__PB__IMPORT__INIT;
+    request->memory = (char *)shared->memory;
+    request->device = (char *)(shared->device ? shared->device : "");
+    request->kind = (Rdt__Pb__RegionKind)shared->kind;
+    request->bytes = shared->bytes;
+    request->offset = shared->offset;
+    if (shared->n_fds == 0)
+        request->handle = (ProtobufCBinaryData){shared->handle_bytes, (uint8_t *)(uintptr_t)shared->handle};
+}
+
 /* Sends the chunks in as many messages as it takes. The last one is answered with the region. */
 static enum rdt_status send_chunks(rdt *conn, const struct rdt_shared *shared, uint64_t number, int64_t deadline_ns,
                                    ProtobufCMessage **answer_p, struct rdt_error *err)
 {
-    Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
+    Rdt__Pb__Import request;
     size_t sent = 0;
     enum rdt_status status;
     struct call_got got;
 
-    request.memory = (char *)shared->memory;
-    request.device = (char *)(shared->device ? shared->device : "");
-    request.kind = (Rdt__Pb__RegionKind)shared->kind;
-    request.bytes = shared->bytes;
-    request.offset = shared->offset;
+    fill_request(&request, shared);
     request.number = number;
-    if (shared->n_fds == 0)
-        request.handle = (ProtobufCBinaryData){shared->handle_bytes, (uint8_t *)(uintptr_t)shared->handle};
     for (;;) {
         unsigned n = shared->n_fds - sent < RDT_MAX_FRAME_FDS ? (unsigned)(shared->n_fds - sent) : RDT_MAX_FRAME_FDS;
 
@@ -232,6 +239,94 @@ enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, voi
     status = alloc_adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, shared.bytes, mapper, err);
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
+}
+
+#define MOST_AT_ONCE 64u /* requests that the daemon has not answered */
+
+struct importing { /* a range whose request is under way */
+    Rdt__Pb__Import request;
+    struct rdt_shared shared;
+    struct mapper *mapper;
+    struct waiting *waiting; /* NULL: none is under way */
+    int64_t deadline_ns;
+    size_t i;
+};
+
+static enum rdt_status import_begin(rdt *conn, const struct rdt_shared *given, void *addr, struct importing *importing,
+                                    struct rdt_error *err)
+{
+    struct rdt_shared *shared = &importing->shared;
+    enum rdt_status status = options_copy(shared, sizeof *shared, given, err);
+
+    if (status == RDT_OK && shared->n_fds > RDT_MAX_FRAME_FDS)
+        return rdt_import_shared(conn, given, addr, err);
+    if (status == RDT_OK)
+        status = check_shared(shared, addr, err);
+    if (status == RDT_OK)
+        status = alloc_check_unknown(conn, addr, shared->bytes, err);
+    if (status != RDT_OK)
+        return status;
+    importing->mapper = find_mapper(conn, shared->memory, err);
+    if (!importing->mapper)
+        return RDT_UNSUPPORTED;
+    importing->deadline_ns = clock_deadline_ns(shared->timeout_ns ? shared->timeout_ns : clock_default_ns(shared->bytes));
+    fill_request(&importing->request, shared);
+    importing->request.chunk_bytes = (uint64_t *)(uintptr_t)shared->chunk_bytes;
+    importing->request.n_chunk_bytes = shared->n_fds;
+    return call_begin(conn, RDT_MSG_IMPORT, &importing->request.base, shared->fds, (unsigned)shared->n_fds, 1,
+                      &importing->waiting, err);
+}
+
+static enum rdt_status import_end(rdt *conn, struct importing *importing, void *addr, struct rdt_error *err)
+{
+    ProtobufCMessage *answer;
+    enum rdt_status status = call_end(conn, importing->waiting, importing->deadline_ns, &answer, err);
+
+    importing->waiting = NULL;
+    if (status != RDT_OK)
+        return status;
+    status = alloc_adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, importing->shared.bytes, importing->mapper, err);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return status;
+}
+
+static void note_status(enum rdt_status *status_p, enum rdt_status status, const struct rdt_error *why, enum rdt_status *first,
+                        struct rdt_error *err)
+{
+    *status_p = status;
+    if (status == RDT_OK || *first != RDT_OK)
+        return;
+    *first = status;
+    if (err)
+        *err = *why;
+}
+
+enum rdt_status rdt_import_shared_many(rdt *conn, const struct rdt_shared *const *shared, void *const *addrs, size_t n,
+                                       enum rdt_status *statuses, struct rdt_error *err)
+{
+    struct importing *all;
+    struct rdt_error why;
+    enum rdt_status first = connection_check(conn, err);
+
+    if (first == RDT_OK && n > 0 && (!shared || !addrs || !statuses))
+        first = rdt_error_set(err, RDT_INVALID, "shared, addrs or statuses is NULL");
+    if (first != RDT_OK)
+        return first;
+    all = calloc(MOST_AT_ONCE, sizeof *all);
+    if (!all)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to import %zu ranges", n);
+    for (size_t i = 0; i < n + MOST_AT_ONCE; i++) { /* ends range i - MOST_AT_ONCE, and begins range i */
+        struct importing *importing = &all[i % MOST_AT_ONCE];
+
+        if (importing->waiting)
+            note_status(&statuses[importing->i], import_end(conn, importing, addrs[importing->i], &why), &why, &first, err);
+        if (i >= n)
+            continue;
+        importing->i = i;
+        note_status(&statuses[i], import_begin(conn, shared[i], addrs[i], importing, &why), &why, &first, err);
+    }
+    free(all);
+    return first;
 }
 
 enum rdt_status rdt_known(rdt *conn, const void *addr, size_t bytes, bool *known_p, const char **memory_p,
