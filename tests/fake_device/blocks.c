@@ -195,7 +195,7 @@ enum rdt_status fake_import(void *memory, const char *device, const struct rdt_i
     fake_await_zero(&fake.control->hold_imports);
     atomic_fetch_sub(&fake.control->importing, 1);
     if (fake_take(&fake.control->fail_imports))
-        return rdt_error_set(err, RDT_SYSTEM, "refused, as the test wants it");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory, as the test wants it");
     struct fake_block *block = block_new(device, import->kind == RDT_IMPORT_VMM ? import->n_fds : 1);
     if (!block)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");

@@ -105,6 +105,26 @@ Test(device_cache, unexported_memory_serves_any_client_and_is_zeroed)
     end_caching();
 }
 
+/* Its memory is there already. If it took the pool, any client could take it from all others. */
+Test(device_cache, import_that_fails_for_memory_keeps_the_pool)
+{
+    struct fake_memory_own own;
+
+    begin_caching(NULL);
+    void *from = fake_device_alloc(a, "FAKE-0", BYTES);
+    snapshot_and_free(a, from, BYTES);
+    fake_device_malloc(&own, 1, 4 * KIB);
+    struct rdt_shared shared = fake_device_handle(&own, "FAKE-0");
+    atomic_store(&gpu.control->fail_imports, 1);
+    must_be(RDT_NO_MEMORY, rdt_import_shared(a, &shared, own.addr, &err));
+    expect_output("backends", NULL, "(256.0 KiB in the free pool)");
+    must_ok(rdt_import_shared(a, &shared, own.addr, &err));
+    must_ok(rdt_dealloc(a, own.addr, &err));
+    wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
+    fake_device_free(&own);
+    end_caching();
+}
+
 /* Host memory that devices use a second time is pinned. An unload of their kind unpins it and leaves it to its users. */
 Test(device_cache, unload_unpins_host_memory_that_is_in_use)
 {
