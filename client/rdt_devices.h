@@ -35,6 +35,29 @@ struct rdt_shared {
     int64_t timeout_ns; /* used by rdt_import_shared; 0: the default; negative: no limit */
 };
 
+/* How librdt itself writes memory of one kind, as plans do (rdt_plan.h): it puts bytes into host memory of the writer, and the
+ * writer copies them to the device. The functions run without the connection's lock, must not call librdt but for
+ * rdt_interrupted, and one thread at a time uses a writing. arg is the mapper's. */
+struct rdt_writer {
+    size_t struct_size;
+    /* Finds the device in whose memory addr lies. *device_p: its uuid, valid for ever; NULL: it is not memory of this kind. */
+    enum rdt_status (*find)(void *arg, const void *addr, const char **device_p, struct rdt_error *err);
+    /* Begins to write memory of the device. */
+    enum rdt_status (*begin)(void *arg, const char *device, void **writing_p, struct rdt_error *err);
+    /* Waits until the work that is queued in the vendor's streams [n] of the device has ended. Negative: no limit. Errors:
+     * TIMED_OUT, CANCELLED (rdt_interrupt_by), INVALID (a stream is being captured), those of the device. */
+    enum rdt_status (*await)(void *writing, void *const *streams, size_t n, int64_t timeout_ns, struct rdt_error *err);
+    /* Finds host memory for `bytes`, at most room_bytes; it stays the caller's until the next call of room or end. */
+    enum rdt_status (*room)(void *writing, size_t bytes, void **room_p, struct rdt_error *err);
+    /* Queues a copy of `rows` rows of row_bytes each, which lie next to one another in that memory, to addresses of the device
+     * that are `pitch` bytes apart. */
+    enum rdt_status (*copy)(void *writing, const void *from, void *to, size_t row_bytes, size_t rows, size_t pitch,
+                            struct rdt_error *err);
+    /* Ends the writing, when all its copies have ended; also after an error. */
+    enum rdt_status (*end)(void *writing, struct rdt_error *err);
+    size_t room_bytes;
+};
+
 struct rdt_mapper {
     size_t struct_size;
     const char *memory; /* the kind of memory that it maps */
@@ -53,6 +76,7 @@ struct rdt_mapper {
     /* NULL, or says whether this process uses the device already. A fetch that names no device then brings no tensors to one
      * that it does not use, where they would cost a context, unless it uses none at all. Called as map is, for each fetch. */
     bool (*uses)(void *arg, const char *device);
+    const struct rdt_writer *writer; /* NULL: librdt does not write such memory. Borrowed until the connection ends */
 };
 
 /* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.

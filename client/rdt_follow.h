@@ -93,7 +93,7 @@ struct rdt_commit_options { /* at most one of plan, targets and objects is set; 
     size_t struct_size;
     rdt_plan *plan;                   /* of the same name: its wants are written. The version must be in parts */
     const struct rdt_tensor *targets; /* [n_targets] for a single object, as of rdt_fetch: equal shapes and dtypes, contiguous
-                                       * host memory, no two overlap */
+                                       * memory of the host, or of a device as of a plan's want; no two overlap */
     size_t n_targets;
     rdt_object **objects; /* [prepared.objects] receives the objects themselves, as a fetch with RDT_FETCH_SHARE would; the
                            * caller ends each with rdt_release */
@@ -113,7 +113,9 @@ struct rdt_commit {
  * that it reads are compared with their checksums, for which their publishers' daemons are asked, for up to a minute, and a
  * part that is gone there has none. An error leaves the reader's memory and the follower unchanged. *commit_p may be NULL.
  * Errors: INVALID (nothing is prepared; the options), NOT_FOUND and MISMATCH (the version does not fit the plan or the targets;
- * the sentence names the tensor), UNSUPPORTED (a cast that does not exist); NO_MEMORY; with `verify` those of rdt_verify. */
+ * the sentence names the tensor), UNSUPPORTED (a cast that does not exist); NO_MEMORY; CANCELLED while streams of the plan are
+ * waited for; with `verify` those of rdt_verify. Only SYSTEM, of a device that fails while it is written, may leave a part in the
+ * wants; the version then stays prepared. */
 enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_commit_options *options,
                                     struct rdt_commit *commit_p, struct rdt_error *err);
 

@@ -165,9 +165,10 @@ void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
 
 /* ---- plans ---- */
 
-/* A box that the reader wants, and the host memory that receives it. Wants share no memory, except that several may have the
- * very same: then the version must have the same for all of them, as for tied weights. To bring a box to a GPU, copy it from
- * there, or fetch it by rdt_fetch with slices and with targets on the device. */
+/* A box that the reader wants, and the memory that receives it: of the host, or of a device whose memory a mapper of the
+ * connection writes, as that of librdt-cuda does for GPUs (after rdt_cuda_open), whoever allocated it. Casts are made on the way
+ * there. Wants share no memory, except that several may have the very same: then the version must have the same for all of
+ * them, as for tied weights. */
 struct rdt_want {
     const char *key;
     uint32_t ndim;
@@ -219,10 +220,21 @@ typedef struct rdt_plan rdt_plan;
 /* Prepares to read the boxes `wants` [count] of versions of the name. The wants and options are copied; the memory that the
  * wants name must stay until rdt_plan_destroy. name may also be the ref of a manifest (rdt_object_is_manifest), which the
  * caller holds (rdt_hold): the plan then reads that version. Does not contact the daemon. Errors: INVALID, and UNSUPPORTED if
- * the memory is a device's; LIMIT: so many wants lie between each other that it would take too long to find out whether they
+ * the memory is a device's that no mapper writes; LIMIT: so many wants lie between each other that it would take too long to find out whether they
  * share memory; the sentence names the want. */
 enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
                                 const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
+
+struct rdt_plan_stream {
+    const char *device; /* uuid */
+    void *stream;       /* of the device's vendor; for GPUs a CUstream, which may be NULL */
+};
+
+/* Names the streams [n] whose work may use the wants on their devices; they replace those named before. From now on a run, or a
+ * commit, writes no want before all work that is in these streams then has ended. Without this, the caller sees to it that no
+ * work uses the wants. When the call returns, the bytes are there, for work in any stream. At most 8 streams a device, copied;
+ * those of other devices than the wants' are left out. INVALID. */
+enum rdt_status rdt_plan_order(rdt_plan *plan, const struct rdt_plan_stream *streams, size_t n, struct rdt_error *err);
 
 struct rdt_plan_run {
     uint64_t version, step;
@@ -234,8 +246,9 @@ struct rdt_plan_run {
 };
 
 /* Waits until timeout_ns for a version above `after` (0: the newest), and writes all wants from that one version. All bytes
- * are on this node before the first is written, and no error comes later, so an error leaves the wants unchanged. One thread at
- * a time may run a plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
+ * are on this node before the first is written, and no error comes later, so an error leaves the wants unchanged; but for SYSTEM
+ * from a device that fails while it is written, whose sentence says that wants may have a part. One thread at a time may run a
+ * plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
  * tensor), MISMATCH (a tensor of another shape, of which the sentence names both; a box that ends outside the tensor; with
  * `strict`, a tensor that is not wanted; tensors that differ, whose wants have the same memory), UNSUPPORTED (a cast that does
  * not exist), those of a fetch, and with `verify` those of rdt_verify. Shapes are compared again for each version whose

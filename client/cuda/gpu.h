@@ -8,7 +8,9 @@
  *     6  pool put                an allocator for other libraries; rdt_cuda_put
  *     5  rooms                   copies of the tensors of a put
  *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
- *     3  map names offers        the rdt_mapper for librdt; GPUs and streams; memory offered while puts run
+ *     4  map                     the rdt_mapper for librdt
+ *     3  names offers            GPUs and streams; memory offered while puts run
+ *     3  write                   the rdt_writer for librdt
  *     3  places                  in which allocations the tensors of a put lie
  *     2  closing export streams  handles to be closed; memory of this process, described so that the daemon can map it; what
  *                                follows the work in a stream
@@ -106,6 +108,11 @@ bool stream_is_default(CUstream stream);
 enum rdt_status completion_enqueue(struct completion *take_completion, CUstream stream, const struct rdt_ref *ref,
                                    void **take_buffers, size_t n_buffers, struct rdt_error *err);
 
+/* Waits until the work that is in the stream now has ended. The GPU is entered. Errors: TIMED_OUT, CANCELLED
+ * (rdt_interrupt_by), INVALID (the stream is being captured), those of cuda_gpu_failed. */
+enum rdt_status stream_await(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUstream stream, int64_t deadline_ns,
+                             struct rdt_error *err);
+
 /* Whether a stream is being captured into a graph: it does no work now, and an event in it would become a part of the graph. */
 bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
 
@@ -137,6 +144,12 @@ void exported_free(struct exported *exported);
  * process that it is of. 0: it has not, or the memory is gone. */
 CUdeviceptr export_find_own(struct cuda_driver *driver, const void *handle);
 void export_after_fork(void); /* in the child: it has exported nothing */
+
+/* ---- write.c: memory of GPUs, written for librdt ---- */
+
+extern const struct rdt_writer cuda_writer;
+void write_forget(void);     /* unpins the memory through which no writing goes now */
+void write_after_fork(void); /* in the child: there is none */
 
 /* ---- map.c: memory of other processes, mapped here ---- */
 

@@ -132,4 +132,4 @@ static bool uses(void *arg, const char *device)
 }
 
 const struct rdt_mapper cuda_mapper = {
-    .struct_size = sizeof cuda_mapper, .memory = "cuda", .map = map, .unmap = unmap, .uses = uses};
+    .struct_size = sizeof cuda_mapper, .memory = "cuda", .map = map, .unmap = unmap, .uses = uses, .writer = &cuda_writer};

@@ -76,16 +76,15 @@ enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, 
 {
     struct cuda_gpu *gpu;
     struct entered entered;
-    CUresult result;
     enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
 
     if (status == RDT_OK)
         status = gpu_enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)
         return status;
-    result = cuda->driver->cuStreamSynchronize(stream);
+    status = stream_await(cuda->driver, gpu, stream, CLOCK_NEVER, err);
     gpu_leave(cuda->driver, &entered);
-    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "waiting for a stream");
+    return status;
 }
 
 /* This library has mapped no memory of a GPU that it has not opened, so there is nothing to wait for, even if another library

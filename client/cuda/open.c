@@ -26,6 +26,7 @@ static void after_fork(void)
     pool_after_fork();
     retained_after_fork();
     map_after_fork();
+    write_after_fork();
     closing_after_fork();
 }
 
@@ -72,6 +73,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
         streams_fini(&handle->streams);
         offers_fini(&handle->offers);
         closing_end();
+        write_forget();
     } else {
         streams_forget(&handle->streams);
     }

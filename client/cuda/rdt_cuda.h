@@ -9,7 +9,8 @@
  *
  * From rdt_cuda_open on, the connection maps GPU memory: fetches deliver tensors on GPUs (rdt_object_place says where),
  * rdt_fetch_options has `memory` "cuda" and `device`, and targets of fetches may be GPU memory that the daemon knows
- * (rdt_cuda_alloc, rdt_cuda_offer).
+ * (rdt_cuda_alloc, rdt_cuda_offer). Plans (rdt_plan.h) and commits (rdt_follow.h) then write memory of GPUs, too, through 16 MiB
+ * of pinned host memory for each GPU, which stay until a connection with GPU memory is closed.
  *
  * Devices are named by UUID ("GPU-..."), as nvidia-smi -L shows them. Pointers are CUDA's own, and a stream is a CUstream or
  * a cudaStream_t. Any thread may make any call; when a call returns, the context that was current in the thread is current
@@ -117,8 +118,8 @@ enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p,
 /* Copies GPU memory that has already been written to host memory, and waits for the copy. */
 enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t bytes, struct rdt_error *err);
 
-/* Waits until all work that is queued in a stream of that GPU has finished. CUDA has no deadline for this, so there is no
- * limit to the wait. SYSTEM: the work failed. */
+/* Waits without limit until all work that is queued in a stream of that GPU now has finished. CANCELLED: rdt_interrupt_by.
+ * INVALID: the stream is being captured into a graph. SYSTEM: the work failed. */
 enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err);
 
 /* Calls run_then(arg), in a thread of the library, when all work that is now queued in the streams [n] of that GPU has

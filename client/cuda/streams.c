@@ -340,6 +340,45 @@ bool stream_is_captured(const struct cuda_driver *driver, CUstream stream)
     return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+#define SPIN_NS 50000                   /* for so long without a pause: most streams are about to end */
+#define ASK_NS (INT64_C(100) * 1000000) /* between two questions whether to stop */
+
+/* cuStreamSynchronize has no deadline and cannot be interrupted. */
+enum rdt_status stream_await(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUstream stream, int64_t deadline_ns,
+                             struct rdt_error *err)
+{
+    int64_t began_ns = clock_now_ns(), asked_ns = began_ns, now_ns = began_ns;
+    struct timespec pause = {.tv_nsec = POLL_MIN_NS};
+    CUevent event = NULL;
+    CUresult result;
+    enum rdt_status status = RDT_OK;
+
+    if (stream_is_captured(driver, stream))
+        return rdt_error_set(err, RDT_INVALID,
+                             "the stream is being captured into a CUDA graph: call this before or after that");
+    result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuEventRecord(event, stream);
+    while (result == CUDA_SUCCESS && status == RDT_OK && (result = driver->cuEventQuery(event)) == CUDA_ERROR_NOT_READY) {
+        result = CUDA_SUCCESS;
+        now_ns = clock_now_ns();
+        if (now_ns >= deadline_ns)
+            status = rdt_error_set(err, RDT_TIMED_OUT, "a stream of GPU %s did not come so far in time", gpu->uuid);
+        if (now_ns - began_ns < SPIN_NS || status != RDT_OK)
+            continue;
+        if (now_ns - asked_ns >= ASK_NS && rdt_interrupted())
+            status = rdt_error_set(err, RDT_CANCELLED, "interrupted while waiting for a stream of GPU %s", gpu->uuid);
+        if (now_ns - asked_ns >= ASK_NS)
+            asked_ns = now_ns;
+        (void)nanosleep(&pause, NULL);
+        if (pause.tv_nsec < POLL_MAX_NS)
+            pause.tv_nsec += pause.tv_nsec / 2;
+    }
+    if (event)
+        (void)driver->cuEventDestroy(event); /* may be destroyed before it occurs */
+    return result == CUDA_SUCCESS ? status : cuda_gpu_failed(driver, gpu, result, err, "waiting for a stream");
+}
+
 /* When all work that is in the streams now has finished: calls `then`, in a thread of the library. Takes the completion. */
 static enum rdt_status completion_then(struct completion *take_completion, void *const *streams, void (*then)(void *arg),
                                        void *arg, struct rdt_error *err)

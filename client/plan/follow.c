@@ -13,6 +13,7 @@
 #include "client/memory/overlap.h"
 #include "client/note.h"
 #include "client/options.h"
+#include "client/plan/devices.h"
 #include "client/plan/plan.h"
 #include "client/plan/strided.h"
 #include "client/session/clock.h"
@@ -370,25 +371,59 @@ static enum rdt_status check_targets(const rdt_object *object, const struct rdt_
     return status == RDT_OK ? RDT_OK : no_memory(err);
 }
 
-static uint64_t copy_targets(const rdt_object *object, const struct rdt_tensor *targets, size_t n)
+/* Copies the object to the targets, after the devices of `places` [n] were found. */
+static enum rdt_status copy_each(const rdt_object *object, const struct rdt_tensor *targets, size_t n, const int *places,
+                                 struct plan_devices *devices, uint64_t *bytes_p, struct rdt_error *err)
 {
-    uint64_t copied = 0;
+    enum rdt_status status = RDT_OK;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && status == RDT_OK; i++) {
         struct rdt_tensor tensor;
         size_t bytes = 0;
         int64_t strides[RDT_MAX_NDIM], stride = 1;
+        struct strided from, to;
 
         if (rdt_object_tensor(object, i, &tensor, NULL) != RDT_OK || rdt_tensor_bytes(&tensor, &bytes, NULL) != RDT_OK ||
             bytes == 0)
             continue;
         for (uint32_t d = tensor.ndim; d-- > 0; stride *= tensor.shape[d])
             strides[d] = stride;
-        strided_copy(tensor.ndim, (const uint64_t *)tensor.shape, &(struct strided){tensor.dtype, tensor.data, tensor.strides},
-                     &(struct strided){tensor.dtype, targets[i].data, strides});
-        copied += bytes;
+        from = (struct strided){tensor.dtype, tensor.data, tensor.strides};
+        to = (struct strided){tensor.dtype, targets[i].data, strides};
+        if (places[i] == PLAN_HOST)
+            strided_copy(tensor.ndim, (const uint64_t *)tensor.shape, &from, &to);
+        else
+            status = devices_copy(devices, places[i], tensor.ndim, (const uint64_t *)tensor.shape, &from, &to, err);
+        *bytes_p += bytes;
     }
-    return copied;
+    return status;
+}
+
+static enum rdt_status copy_targets(rdt *conn, const rdt_object *object, const struct rdt_tensor *targets, size_t n,
+                                    uint64_t *bytes_p, struct rdt_error *err)
+{
+    struct plan_devices devices = {0};
+    int *places = malloc((n + 1) * sizeof *places);
+    enum rdt_status status = places ? RDT_OK : no_memory(err);
+
+    for (size_t i = 0; i < n && status == RDT_OK; i++) {
+        places[i] = PLAN_HOST;
+        if (targets[i].data)
+            status = devices_find(&devices, conn, targets[i].data, &places[i], err);
+        if (status != RDT_OK)
+            rdt_error_prefix(err, "target tensor %zu", i);
+    }
+    if (status == RDT_OK)
+        status = devices_begin(&devices, CLOCK_NEVER, err);
+    if (status == RDT_OK) {
+        status = copy_each(object, targets, n, places, &devices, bytes_p, err);
+        status = devices_end(&devices, status, err);
+        if (status != RDT_OK)
+            rdt_error_prefix(err, "the targets may have a part of the version");
+    }
+    devices_fini(&devices);
+    free(places);
+    return status;
 }
 
 static enum rdt_status check_options(const rdt_follower *follower, const struct rdt_commit_options *options,
@@ -410,18 +445,16 @@ static enum rdt_status check_options(const rdt_follower *follower, const struct 
     return RDT_OK;
 }
 
-/* Everything that can fail. */
-static enum rdt_status check(rdt_follower *follower, const struct rdt_commit_options *options, struct rdt_error *err)
+/* Everything that can fail, but for devices. */
+static enum rdt_status check(rdt_follower *follower, const struct rdt_commit_options *options, bool *planned_p,
+                             struct rdt_error *err)
 {
     struct version *next = &follower->next;
-    bool kept = false;
     enum rdt_status status = RDT_OK;
 
     if (options->plan) {
-        status = next->manifest ? plan_fit(options->plan, next->manifest, next->objects, &kept, err)
+        status = next->manifest ? plan_fit(options->plan, next->manifest, next->objects, planned_p, err)
                                 : rdt_error_set(err, RDT_INVALID, "the version was given to a plan already");
-        if (kept)
-            next->manifest = NULL;
     } else if (options->targets) {
         status = check_targets(next->objects[0], options->targets, options->n_targets, err);
     }
@@ -451,6 +484,7 @@ enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_com
     struct rdt_commit_options own;
     struct rdt_commit commit;
     int64_t began_ns;
+    bool planned = false;
     enum rdt_status status = options_copy(&own, sizeof own, options, err);
 
     if (status == RDT_OK && !follower)
@@ -458,7 +492,7 @@ enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_com
     if (status == RDT_OK)
         status = check_options(follower, &own, err);
     if (status == RDT_OK)
-        status = check(follower, &own, err);
+        status = check(follower, &own, &planned, err);
     if (status != RDT_OK)
         return status;
     commit = (struct rdt_commit){.version = follower->next.number,
@@ -468,9 +502,17 @@ enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_com
                                  .fetch_ns = follower->next.fetch_ns};
     began_ns = clock_now_ns();
     if (own.plan)
-        commit.bytes = plan_write(own.plan, follower->next.objects);
+        status = plan_write(own.plan, follower->next.objects, &commit.bytes, err);
     if (own.targets)
-        commit.bytes = copy_targets(follower->next.objects[0], own.targets, own.n_targets);
+        status = copy_targets(follower->conn, follower->next.objects[0], own.targets, own.n_targets, &commit.bytes, err);
+    if (status != RDT_OK) {
+        rdt_error_prefix(err, "version %llu of \"%s\"", (unsigned long long)follower->next.number, follower->name.id);
+        return status;
+    }
+    if (planned) {
+        plan_keep(own.plan, follower->next.manifest);
+        follower->next.manifest = NULL;
+    }
     commit.copy_ns = own.plan || own.targets ? clock_now_ns() - began_ns : 0;
     for (; own.objects && follower->next.n > 0; follower->next.n--)
         own.objects[follower->next.n - 1] = follower->next.objects[follower->next.n - 1];

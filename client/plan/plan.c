@@ -10,10 +10,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "client/call.h"
 #include "client/memory/overlap.h"
 #include "client/options.h"
+#include "client/plan/devices.h"
 #include "client/plan/manifest.h"
 #include "client/plan/strided.h"
 #include "client/session/clock.h"
@@ -24,6 +26,7 @@
 struct want {
     struct wanted box;
     uint8_t *data;
+    int device;       /* of plan->devices, or PLAN_HOST */
     int64_t *strides; /* [ndim] */
     char *key;
     uint64_t *dims; /* start, count and the larger tensor's shape */
@@ -53,6 +56,7 @@ struct rdt_plan {
     char transport[RDT_MAX_NAME_BYTES + 1];
     size_t n_wants;
     struct want *wants;
+    struct plan_devices devices;
 
     bool all_here;        /* the parts are all on this node, whatever their refs say */
     rdt_manifest *layout; /* of the version that the pieces were computed for, without a hold; NULL: there are none yet */
@@ -148,26 +152,6 @@ static enum rdt_status check_shape(const struct rdt_want *want, const struct rdt
     return RDT_OK;
 }
 
-/* The caller's threads write the wants, and cannot write there. */
-static enum rdt_status refuse_device(rdt *conn, const struct rdt_want *want, size_t i, struct rdt_error *err)
-{
-    const struct mapping *mapping;
-    char device[sizeof mapping->device] = "";
-
-    connection_lock(conn);
-    mapping = memory_at(&conn->memory, (uintptr_t)want->data, (uintptr_t)want->data + 1);
-    if (mapping)
-        memcpy(device, mapping->device, sizeof device);
-    connection_unlock(conn);
-    if (device[0] == '\0')
-        return RDT_OK;
-    return rdt_error_set(
-        err, RDT_UNSUPPORTED,
-        "data of want %zu (\"%s\") lies on device %s, and a plan writes only to host memory: give it some, and copy "
-        "from there",
-        i, want->key, device);
-}
-
 /* Finds the wants that have the same memory, and refuses those that share some of it. */
 static enum rdt_status check_memory(const struct rdt_want *wants, size_t count, size_t *twins, struct rdt_error *err)
 {
@@ -193,6 +177,23 @@ static enum rdt_status check_memory(const struct rdt_want *wants, size_t count, 
             "too long to find out whether they share memory: give them contiguous memory",
             found.first, wants[found.first].key, found.second, wants[found.second].key);
     return status == RDT_OK ? RDT_OK : no_memory(err);
+}
+
+/* Finds in which device's memory each want lies. */
+static enum rdt_status find_devices(rdt_plan *plan, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < plan->n_wants && status == RDT_OK; i++) {
+        struct want *want = &plan->wants[i];
+
+        want->device = PLAN_HOST;
+        if (want->data)
+            status = devices_find(&plan->devices, plan->conn, want->data, &want->device, err);
+        if (status != RDT_OK)
+            rdt_error_prefix(err, "data of want %zu (\"%s\")", i, want->key);
+    }
+    return status;
 }
 
 static bool copy_want(struct want *to, const struct rdt_want *from, const int64_t *global_shape, int32_t padded, size_t twin)
@@ -244,8 +245,8 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
     if (status == RDT_OK)
         status = options_check_text(own.transport, RDT_MAX_NAME_BYTES, "transport", err);
     for (size_t i = 0; i < count && status == RDT_OK; i++)
-        if ((status = check_want(&wants[i], i, err)) == RDT_OK && (status = check_shape(&wants[i], &own, i, err)) == RDT_OK)
-            status = refuse_device(conn, &wants[i], i, err);
+        if ((status = check_want(&wants[i], i, err)) == RDT_OK)
+            status = check_shape(&wants[i], &own, i, err);
     if (status != RDT_OK)
         return status;
     plan = calloc(1, sizeof *plan);
@@ -274,7 +275,37 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
         rdt_plan_destroy(plan);
         return no_memory(err);
     }
-    *plan_p = plan;
+    status = find_devices(plan, err);
+    if (status == RDT_OK)
+        *plan_p = plan;
+    else
+        rdt_plan_destroy(plan);
+    return status;
+}
+
+enum rdt_status rdt_plan_order(rdt_plan *plan, const struct rdt_plan_stream *streams, size_t n, struct rdt_error *err)
+{
+    struct plan_device *device;
+
+    if (!plan || (n > 0 && !streams))
+        return rdt_error_set(err, RDT_INVALID, "plan or streams is NULL");
+    for (size_t i = 0; i < n; i++)
+        if (!streams[i].device)
+            return rdt_error_set(err, RDT_INVALID, "the device of stream %zu is NULL", i);
+    for (device = plan->devices.list; device && device < plan->devices.list + plan->devices.n; device++) {
+        void *of_device[PLAN_MAX_STREAMS];
+        size_t n_streams = 0;
+
+        for (size_t i = 0; i < n; i++) {
+            if (strcasecmp(streams[i].device, device->uuid) != 0)
+                continue;
+            if (n_streams == PLAN_MAX_STREAMS)
+                return rdt_error_set(err, RDT_INVALID, "a plan takes at most %u streams of a device", PLAN_MAX_STREAMS);
+            of_device[n_streams++] = streams[i].stream;
+        }
+        memcpy(device->streams, of_device, n_streams * sizeof *of_device);
+        device->n_streams = n_streams;
+    }
     return RDT_OK;
 }
 
@@ -310,6 +341,7 @@ void rdt_plan_destroy(rdt_plan *plan)
         free(plan->wants[i].strides);
     }
     free(plan->wants);
+    devices_fini(&plan->devices);
     free(plan);
 }
 
@@ -438,7 +470,7 @@ static bool list_twins(rdt_plan *plan)
     return has_twin && plan->twin_pieces;
 }
 
-static enum rdt_status make_plan(rdt_plan *plan, rdt_manifest *manifest, struct rdt_error *err)
+static enum rdt_status make_plan(rdt_plan *plan, const rdt_manifest *manifest, struct rdt_error *err)
 {
     size_t n_sources, n_parts = manifest->message->n_parts;
     struct source *sources = manifest_sources(manifest, &n_sources);
@@ -566,7 +598,8 @@ static enum rdt_status check_load(const rdt_plan *plan, const rdt_manifest *mani
     return status == RDT_OK && plan->options.verify ? rdt_verify(object, left_ns(deadline_ns), err) : status;
 }
 
-static void copy_piece(const rdt_plan *plan, const struct load *load, const struct piece *piece, const rdt_object *object)
+static enum rdt_status copy_piece(rdt_plan *plan, const struct load *load, const struct piece *piece, const rdt_object *object,
+                                  struct rdt_error *err)
 {
     static const uint64_t nothing[RDT_MAX_NDIM];
     const struct want *want = &plan->wants[piece->want];
@@ -574,11 +607,14 @@ static void copy_piece(const rdt_plan *plan, const struct load *load, const stru
     struct strided from, to;
 
     if (!find_source(load, piece, nothing, object, &from))
-        return;
+        return RDT_OK;
     for (uint32_t d = 0; d < want->box.ndim; d++)
         at += (int64_t)piece->to[d] * want->strides[d];
     to = (struct strided){want->box.dtype, want->data + at * (int64_t)rdt_dtype_bytes(want->box.dtype), want->strides};
+    if (want->device != PLAN_HOST)
+        return devices_copy(&plan->devices, want->device, want->box.ndim, piece->count, &from, &to, err);
     strided_copy(want->box.ndim, piece->count, &from, &to);
+    return RDT_OK;
 }
 
 /* Whether both pieces, which two wants have in the same memory, bring the same bytes there. */
@@ -619,17 +655,37 @@ static enum rdt_status check_twins(const rdt_plan *plan, rdt_object *const *obje
     return RDT_OK;
 }
 
-static void copy_load(const rdt_plan *plan, const struct load *load, const rdt_object *object, struct rdt_plan_run *run)
+static enum rdt_status copy_load(rdt_plan *plan, const struct load *load, const rdt_object *object, uint64_t *bytes_p,
+                                 struct rdt_error *err)
 {
-    for (size_t at = load->first; at < load->first + load->n; at++) {
+    enum rdt_status status = RDT_OK;
+
+    for (size_t at = load->first; at < load->first + load->n && status == RDT_OK; at++) {
         const struct piece *piece = &plan->pieces.list[plan->order[at]];
         uint64_t bytes = rdt_dtype_bytes(plan->wants[piece->want].box.dtype);
 
-        copy_piece(plan, load, piece, object);
+        status = copy_piece(plan, load, piece, object, err);
         for (uint32_t d = 0; d < plan->wants[piece->want].box.ndim; d++)
             bytes *= piece->count[d];
-        run->bytes += bytes;
+        *bytes_p += bytes;
     }
+    return status;
+}
+
+/* Writes the wants from the objects of the loads. Only a device can fail, and only its streams are waited for. */
+static enum rdt_status write_wants(rdt_plan *plan, rdt_object *const *objects, int64_t deadline_ns, uint64_t *bytes_p,
+                                   struct rdt_error *err)
+{
+    enum rdt_status status = devices_begin(&plan->devices, deadline_ns, err);
+
+    if (status != RDT_OK)
+        return status;
+    for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++)
+        status = copy_load(plan, &plan->loads[i], objects[i], bytes_p, err);
+    status = devices_end(&plan->devices, status, err);
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "the wants may have a part of the version");
+    return status;
 }
 
 /* The objects that the loads bring, of the parts. NULL: no memory. */
@@ -649,17 +705,16 @@ static void keep_layout(rdt_plan *plan, rdt_manifest *manifest)
     plan->layout = manifest;
 }
 
-enum rdt_status plan_fit(rdt_plan *plan, rdt_manifest *manifest, rdt_object *const *parts, bool *kept_p, struct rdt_error *err)
+enum rdt_status plan_fit(rdt_plan *plan, const rdt_manifest *manifest, rdt_object *const *parts, bool *planned_p,
+                         struct rdt_error *err)
 {
     int64_t deadline_ns = clock_deadline_ns(CALL_TIMEOUT_NS); /* of `verify`: nothing else waits */
     rdt_object **objects;
-    bool planned;
     enum rdt_status status = RDT_OK;
 
-    *kept_p = false;
     plan->all_here = true;
-    planned = is_planned(plan, manifest);
-    if (!planned)
+    *planned_p = !is_planned(plan, manifest);
+    if (*planned_p)
         status = make_plan(plan, manifest, err);
     plan->all_here = false;
     if (status != RDT_OK)
@@ -671,20 +726,21 @@ enum rdt_status plan_fit(rdt_plan *plan, rdt_manifest *manifest, rdt_object *con
     if (status == RDT_OK)
         status = check_twins(plan, objects, err);
     free(objects);
-    if (status == RDT_OK && !planned) {
-        keep_layout(plan, manifest);
-        *kept_p = true;
-    }
     return status;
 }
 
-uint64_t plan_write(rdt_plan *plan, rdt_object *const *parts)
+enum rdt_status plan_write(rdt_plan *plan, rdt_object *const *parts, uint64_t *bytes_p, struct rdt_error *err)
 {
-    struct rdt_plan_run run = {0};
+    rdt_object **objects = objects_of_loads(plan, parts);
+    enum rdt_status status = objects ? write_wants(plan, objects, CLOCK_NEVER, bytes_p, err) : no_memory(err);
 
-    for (size_t i = 0; i < plan->n_loads; i++)
-        copy_load(plan, &plan->loads[i], parts[plan->loads[i].part], &run);
-    return run.bytes;
+    free(objects);
+    return status;
+}
+
+void plan_keep(rdt_plan *plan, rdt_manifest *take_manifest)
+{
+    keep_layout(plan, take_manifest);
 }
 
 static uint64_t moved_from_others(const rdt_object *object)
@@ -713,8 +769,7 @@ static enum rdt_status run_version(rdt_plan *plan, const rdt_manifest *manifest,
         status = check_twins(plan, objects, err);
     if (status == RDT_OK) {
         began_ns = clock_now_ns();
-        for (size_t i = 0; i < plan->n_loads; i++)
-            copy_load(plan, &plan->loads[i], objects[i], run);
+        status = write_wants(plan, objects, deadline_ns, &run->bytes, err);
         run->copy_ns = clock_now_ns() - began_ns;
     }
     rdt_cork(plan->conn);

@@ -309,6 +309,53 @@ Test(device, legacy_handle_is_opened_once)
     end(NULL);
 }
 
+#define MANY 100u /* more than are under way at once */
+
+Test(device, many_ranges_are_imported_together)
+{
+    struct fake_memory_own own, chunks;
+    struct rdt_shared shared[MANY];
+    const struct rdt_shared *all[MANY];
+    enum rdt_status statuses[MANY];
+    void *addrs[MANY];
+    bool known;
+
+    begin();
+    fake_device_malloc(&own, 1, MANY * 4 * KIB);
+    fake_device_malloc(&chunks, 70, 4 * KIB);
+    fill_pattern(own.addr, own.bytes, 14);
+    for (unsigned i = 0; i < MANY; i++) {
+        shared[i] = fake_device_handle(&own, "FAKE-0");
+        shared[i].offset = i * 4 * KIB;
+        shared[i].bytes = 4 * KIB;
+        all[i] = &shared[i];
+        addrs[i] = own.addr + i * 4 * KIB;
+    }
+    shared[7] = fake_device_chunks(&chunks, "FAKE-0"); /* takes two messages */
+    addrs[7] = chunks.addr;
+    shared[50].kind = (enum rdt_shared_kind)99;
+    must_refuse(RDT_INVALID, "rdtd knows no handles of kind 99", rdt_import_shared_many(a, all, addrs, MANY, statuses, &err));
+    for (unsigned i = 0; i < MANY; i++) {
+        must_say(statuses[i] == (i == 50 ? RDT_INVALID : RDT_OK), "range %u: %s", i, rdt_status_name(statuses[i]));
+        must_ok(rdt_known(a, addrs[i], 4 * KIB, &known, NULL, NULL, &err));
+        must(known == (i != 50));
+    }
+    struct rdt_tensor tensor = bytes_at(addrs[99], 4 * KIB);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, 0);
+    rdt_object *object;
+    must_ok(fetch_to(b, &ref, "host", NULL, &object, &err));
+    must(memcmp(tensor_of(object, 0).data, addrs[99], 4 * KIB) == 0);
+    rdt_release(object);
+    must_ok(rdt_free(a, &ref, false, &err));
+    for (unsigned i = 0; i < MANY; i++)
+        if (i != 50)
+            must_ok(rdt_dealloc(a, addrs[i], &err));
+    wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
+    fake_device_free(&own);
+    fake_device_free(&chunks);
+    end(NULL);
+}
+
 Test(device, chunks_in_several_messages)
 {
     struct fake_memory_own few, many;
@@ -543,7 +590,8 @@ Test(device, plan_into_memory_on_a_device_is_refused)
     begin();
     want.data = fake_device_alloc(a, "FAKE-0", BYTES);
     must_ok(rdt_ref_from_name("policy", 0, NULL, &name, &err));
-    must_refuse(RDT_UNSUPPORTED, "data of want 0 (\"w\") lies on device FAKE-0",
+    must_refuse(RDT_UNSUPPORTED,
+                "data of want 0 (\"w\"): it lies on device FAKE-0, whose memory no mapper of this process writes",
                 rdt_plan_create(a, &name, &want, 1, NULL, &plan, &err));
     must_ok(rdt_dealloc(a, want.data, &err));
     end(NULL);
