@@ -109,7 +109,7 @@ class Follower:
         and asks nobody, but for the checksums that a Plan with verify=True compares before it writes: a part that its publisher
         has no longer has none. After an error `into` has what it had, and the version is still prepared.
 
-        into: targets in the structure of the value that was published, as in `fetch`; of a version in parts a Plan, or a
+        into: targets in host memory or on GPUs in the structure of the value that was published, as in `fetch`; of a version in parts a Plan, or a
         dict of targets as for `Connection.plan`, which costs the planning in each commit. None: the value itself, in the
         memory that all readers of this node share; arrays are read-only, and torch tensors must not be written. Of a version in
         parts that is a dict of its tensors, which must then be whole in one part each. as_, allow_pickle: as in `fetch`.
@@ -157,7 +157,7 @@ class Follower:
 
     def _commit_plan(self, plan: Plan) -> dict[str, Any]:
         with _naming(plan._keys):
-            got = self._follower.commit_plan(plan._plan)
+            got = self._follower.commit_plan(plan._plan, plan._order)
         plan.version = got["version"]
         return self._note(got)
 

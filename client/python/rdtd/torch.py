@@ -9,8 +9,12 @@ Megatron-style layers, whose parameters are plain tensors, `layout` describes it
 tensor, to (dim, rank, size), where `size` ranks each have an equal piece along `dim`. Every other plain tensor is
 whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this rank publishes it, as a pipeline stage
 does. A tensor that some rank has and none publishes is an error, and so is one whose whole shape differs between trainer
-and sampler. Tensors on GPUs are copied through pinned host memory, all of a model's behind one another in the current stream
-of their GPU, which is then waited for once. torch keeps that memory for the next version."""
+and sampler.
+
+A trainer's tensors on GPUs are copied to pinned host memory, all of a model's behind one another in the current stream
+of their GPU, which is then waited for once. torch keeps that memory for the next version. A sampler's tensors on GPUs are
+written, when the work in the current stream of their GPU has ended, through 16 MiB of pinned host memory for each GPU; if the
+package was built without cuda.h, through a copy of the model in pinned host memory."""
 from __future__ import annotations
 
 import os
@@ -73,6 +77,15 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
 
 def _in_host_memory(tensor: torch.Tensor) -> bool:
     return bool(tensor.device.type == "cpu")
+
+
+def _writes_gpus(connection: rdtd.Connection) -> bool:
+    """Whether plans of the connection write memory of GPUs themselves."""
+    try:
+        connection._gpu_open()
+    except rdtd.Unsupported:  # built without cuda.h
+        return False
+    return True
 
 
 def _like_in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,6 +263,7 @@ class ModelPlan:
         self._storages: list[StorageWeakRef] = []
         first_of: dict[Any, str] = {}
         shared = Shared([local.tensor for local in locals_])
+        on_gpus = any(_on_gpu(local.tensor) for local in locals_) and _writes_gpus(connection)
         for i, local in enumerate(locals_):
             target = _with_memory(local).tensor
             if _overlaps_itself(target):
@@ -261,7 +275,7 @@ class ModelPlan:
             below = local.key if tied or view is None else first_of.setdefault(id(base), local.key)
             if tied:
                 target = targets[first].tensor  # Connection.plan sees to it that the version has the same for both
-            elif below != local.key or not _in_host_memory(target):
+            elif below != local.key or not (_in_host_memory(target) or (on_gpus and _on_gpu(target))):
                 target = _like_in_host_memory(local.tensor)
                 if local.key in padded:
                     self._kept.append((i, target))
@@ -303,7 +317,11 @@ class ModelPlan:
         return self._locals
 
     def _run(self, locals_: list[_Local], after: Optional[int], timeout: Optional[float]) -> PlanRun:
-        run: PlanRun = self._write(locals_, lambda: self._plan.run(after, timeout=timeout))
+        self._plan._order = list({local.tensor.device: local.tensor for local in locals_ if _on_gpu(local.tensor)}.values())
+        try:
+            run: PlanRun = self._write(locals_, lambda: self._plan.run(after, timeout=timeout))
+        finally:
+            self._plan._order = ()  # does not keep the model alive
         return run
 
     def _write(self, locals_: list[_Local], write: Callable[[], Any]) -> Any:
@@ -368,8 +386,9 @@ class ModelFollower:
 
     def commit(self) -> Committed:
         """Copies the prepared version into the model, whose tensors must be where they were. It only copies on this node.
-        After an error of the check that comes first the model has what it had, and the version is still prepared. After a later
-        one, of a copy to a GPU, the version counts as committed, and the model may have a part of it. Errors: those of
+        A commit waits for the work in the current streams of the model's GPUs, and the model has the version when it returns.
+        After an error the model has what it had, but for a GPU that fails while it is written, and the version is still
+        prepared. If the package was built without cuda.h, the version counts as committed before it is on the GPU. Errors: those of
         `rdtd.torch.update`, ValueError if the memory of a tensor has been freed or moved, Invalid (nothing is prepared)."""
         plan = self._plan
         got: Committed = plan._write(plan._check_places(),

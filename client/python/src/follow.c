@@ -210,15 +210,15 @@ static PyObject *committed_dict(const struct rdt_commit *got)
                          (double)got->fetch_ns / 1e9, "copy_s", (double)got->copy_ns / 1e9);
 }
 
-/* With the follower entered, which it leaves. A signal does not end the copy. */
+/* With the follower entered, which it leaves. A signal ends the wait for streams, and not the copy. */
 static PyObject *commit(struct follower *follower, const struct rdt_commit_options *options)
 {
     struct rdt_commit got;
     struct rdt_error err;
     enum rdt_status status;
 
-    Py_BEGIN_ALLOW_THREADS status = rdt_follower_commit(follower->follower, options, &got, &err);
-    Py_END_ALLOW_THREADS follower_leave(follower);
+    WAITS(follower->conn, status, rdt_follower_commit(follower->follower, options, &got, &err));
+    follower_leave(follower);
     return status == RDT_OK ? committed_dict(&got) : raise_error(&err);
 }
 
@@ -228,38 +228,45 @@ static PyObject *follower_commit_into(PyObject *self, PyObject *list)
     struct follower *follower = (struct follower *)self;
     struct rdt_commit_options options = RDT_INIT(options);
     struct borrowed_set *set = borrowed_set_from(list, true, Py_None, "target");
+    enum rdt_status status = RDT_OK;
+    struct rdt_error err;
     PyObject *made = NULL;
 
-    if (set && set->on_gpus > 0)
-        PyErr_SetString(PyExc_ValueError, "a commit writes to host memory");
-    else if (set && follower_enter(follower)) {
+    if (set && (set->on_gpus == 0 || gpu_open(follower->conn)) && follower_enter(follower)) {
+        if (set->on_gpus > 0)
+            WAITS(follower->conn, status, gpu_await(follower->conn, set, &err));
         options.targets = set->tensors;
         options.n_targets = set->count;
-        made = commit(follower, &options);
+        if (status == RDT_OK) {
+            made = commit(follower, &options);
+        } else {
+            follower_leave(follower);
+            (void)raise_error(&err);
+        }
     }
     borrowed_set_free(set);
     return made;
 }
 
-/* commit_plan(Plan): a dict */
-static PyObject *follower_commit_plan(PyObject *self, PyObject *arg)
+/* commit_plan(Plan, [a tensor on each GPU, after let_go]): a dict */
+static PyObject *follower_commit_plan(PyObject *self, PyObject *args)
 {
     struct follower *follower = (struct follower *)self;
     struct rdt_commit_options options = RDT_INIT(options);
-    struct plan *plan = (struct plan *)arg;
-    PyObject *made = NULL;
+    PyObject *order, *made = NULL;
+    struct plan *plan;
 
-    if (!PyObject_TypeCheck(arg, &plan_type))
-        return PyErr_Format(PyExc_TypeError, "expected a Plan");
+    if (!PyArg_ParseTuple(args, "O!O:commit_plan", &plan_type, &plan, &order))
+        return NULL;
     if (plan->conn != follower->conn)
         return PyErr_Format(PyExc_ValueError, "the plan is of another connection than the follower");
-    if (plan->runs)
-        return PyErr_Format(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");
-    plan->runs = true; /* other threads run while the targets are looked at */
-    if ((!plan->targets || borrowed_set_is_unmoved(plan->targets, plan->list, "plan:")) && follower_enter(follower)) {
+    if (!plan_enter(plan, order))
+        return NULL;
+    if (follower_enter(follower)) {
         options.plan = plan->plan;
         made = commit(follower, &options);
     }
+    conn_leave(plan->conn);
     plan->runs = false;
     return made;
 }
@@ -340,7 +347,7 @@ static PyMethodDef follower_methods[] = {
     {"prepared", follower_prepared, METH_NOARGS, NULL},
     {"parts", follower_parts, METH_NOARGS, NULL},
     {"commit_into", follower_commit_into, METH_O, NULL},
-    {"commit_plan", follower_commit_plan, METH_O, NULL},
+    {"commit_plan", follower_commit_plan, METH_VARARGS, NULL},
     {"objects", follower_objects, METH_NOARGS, NULL},
     {"commit_mark", follower_commit_mark, METH_NOARGS, NULL},
     {"info", follower_info, METH_NOARGS, NULL},

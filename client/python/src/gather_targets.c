@@ -44,7 +44,7 @@ static bool same_dims(const struct rdt_tensor *a, const struct rdt_tensor *b)
            (a->ndim == 0 || !a->strides || memcmp(a->strides, b->strides, bytes) == 0);
 }
 
-bool borrowed_set_is_unmoved(const struct borrowed_set *before, PyObject *list, const char *what)
+bool borrowed_set_is_unmoved(const struct borrowed_set *before, PyObject *list, const char *what, struct borrowed_set **now_p)
 {
     struct borrowed_set *now = borrowed_set_from(list, true, Py_None, what);
     bool same = now != NULL;
@@ -60,7 +60,10 @@ bool borrowed_set_is_unmoved(const struct borrowed_set *before, PyObject *list, 
                 "new plan",
                 what, i);
     }
-    borrowed_set_free(now);
+    if (same && now_p)
+        *now_p = now;
+    else
+        borrowed_set_free(now);
     return same;
 }
 

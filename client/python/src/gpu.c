@@ -50,6 +50,14 @@ enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rd
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
+bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set)
+{
+    return true; /* no plan has targets on GPUs */
+}
+enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
+{
+    return RDT_OK;
+}
 void gpu_take_back(struct borrowed_set *set) {}
 enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
@@ -167,7 +175,7 @@ static enum rdt_status wait_once(struct conn *conn, const struct borrowed *borro
     return status;
 }
 
-static enum rdt_status wait_for(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
+enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
 {
     struct waited waited = {.n = 0};
     enum rdt_status status = RDT_OK;
@@ -217,7 +225,7 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     options.copy = !may_share;
     options.has_stream = in_one_stream(conn, set, &options.stream);
     if (!options.has_stream)
-        status = wait_for(conn, set, err);
+        status = gpu_await(conn, set, err);
     if (status == RDT_OK)
         status = rdt_cuda_put(conn->cuda, set->tensors, set->count, &options, ref_p, err);
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
@@ -312,7 +320,7 @@ enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct 
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     enum rdt_cuda_how *how = calloc(set->count + 1, sizeof *how);
-    enum rdt_status status = wait_for(conn, set, err);
+    enum rdt_status status = gpu_await(conn, set, err);
     size_t bytes;
 
     set->conn = conn;
@@ -360,6 +368,38 @@ void gpu_take_back(struct borrowed_set *set)
     set->n_offered = 0;
     set->landings = NULL;
     set->host_room = NULL;
+}
+
+#define MOST_ORDERED 64
+
+bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set)
+{
+    struct rdt_plan_stream streams[MOST_ORDERED];
+    size_t n = 0;
+    struct rdt_error err;
+    enum rdt_status status = RDT_OK;
+
+    if (set->on_gpus == 0)
+        return true;
+    for (size_t i = 0; i < set->count && status == RDT_OK; i++) {
+        const struct borrowed *borrowed = &set->borrowed[i];
+        const char *uuid;
+        int ordinal;
+        size_t k = 0;
+
+        if (!borrowed->on_gpu || (status = rdt_cuda_where(conn->cuda, set->tensors[i].data, &ordinal, &err)) != RDT_OK ||
+            ordinal == HOST || (status = rdt_cuda_uuid(conn->cuda, ordinal, &uuid, &err)) != RDT_OK)
+            continue;
+        while (k < n && !(streams[k].stream == borrowed->stream && streams[k].device == uuid))
+            k++;
+        if (k == MOST_ORDERED)
+            status = rdt_cuda_wait_stream(conn->cuda, ordinal, borrowed->stream, &err);
+        else if (k == n)
+            streams[n++] = (struct rdt_plan_stream){uuid, borrowed->stream};
+    }
+    if (status == RDT_OK)
+        status = rdt_plan_order(plan, streams, n, &err);
+    return status == RDT_OK || raise_error(&err);
 }
 
 /* ---- release of memory ---- */

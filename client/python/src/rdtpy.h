@@ -243,6 +243,11 @@ const char *part_key(PyObject *list, size_t i);
 /* Reads entry i of a list, a tuple of `ndim` numbers; None leaves *to as it is. Returns false with an exception set. */
 bool part_numbers(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to);
 
+/* Begins a run or a commit of a plan: its targets are where they were, and their streams are known to it. `order`: after
+ * let_go, a list with a target on each GPU. The caller then uses the connection, which was entered, and sets plan->runs to
+ * false. Returns false with an exception set. */
+bool plan_enter(struct plan *plan, PyObject *order);
+
 /* Gives up the versions that the connection is publishing tensor by tensor, unless a thread is inside a call of one. */
 void conn_end_publishings(struct conn *conn);
 
@@ -343,8 +348,9 @@ void borrowed_set_free(struct borrowed_set *set); /* NULL is fine */
  * does not resize the array, not even with refcheck=False. NULL without an exception: it has none. */
 PyObject *pin_owner(PyObject *object);
 
-/* Whether the tensors in `list` are where they were when the set was made from it. False with an exception set. */
-bool borrowed_set_is_unmoved(const struct borrowed_set *before, PyObject *list, const char *what);
+/* Whether the tensors in `list` are where they were when the set was made from it. False with an exception set. now_p: NULL, or
+ * receives the set that was made of them now, for the caller to free. */
+bool borrowed_set_is_unmoved(const struct borrowed_set *before, PyObject *list, const char *what, struct borrowed_set **now_p);
 
 /* _rdt.target_twins(list): ({number: number of an earlier target in the very same memory}, None, or the numbers of two targets
  * that share memory otherwise). */
@@ -395,6 +401,12 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);
  * local allocator, which must not reuse it before the object is freed. */
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
                         struct rdt_ref *ref_p, bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
+
+/* Lets runs of the plan wait for the streams that write the tensors of the set on GPUs. Returns false with an exception set. */
+bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set);
+
+/* Waits for the work that is queued in the streams of a set's tensors on GPUs. Called without the GIL. */
+enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err);
 
 /* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams. Called
  * without the GIL. */

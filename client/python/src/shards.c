@@ -298,10 +298,8 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     set = borrowed_set_from(targets, true, Py_None, "plan:");
     if (!set || !are_lists(set->count, lists, 4))
         goto end;
-    if (set->on_gpus > 0) {
-        PyErr_SetString(PyExc_ValueError, "a plan writes to host memory");
+    if (set->on_gpus > 0 && !gpu_open(conn))
         goto end;
-    }
     for (size_t i = 0; i < set->count; i++)
         n_dims += set->tensors[i].ndim;
     wants = PyMem_Calloc(set->count + 1, sizeof *wants);
@@ -355,27 +353,44 @@ end:
     return (PyObject *)plan;
 }
 
-/* run(after, timeout): a dict */
+bool plan_enter(struct plan *plan, PyObject *order)
+{
+    struct borrowed_set *now = NULL;
+    bool entered = false;
+
+    if (plan->runs) {
+        PyErr_SetString(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");
+        return false;
+    }
+    plan->runs = true; /* other threads run while the targets are looked at */
+    if (!plan->targets)
+        now = borrowed_set_from(order, true, Py_None, "plan:");
+    else if (borrowed_set_is_unmoved(plan->targets, plan->list, "plan:", &now) && !now)
+        PyErr_NoMemory();
+    if (now)
+        entered = conn_enter(plan->conn);
+    if (entered && !gpu_order(plan->conn, plan->plan, now)) {
+        conn_leave(plan->conn);
+        entered = false;
+    }
+    borrowed_set_free(now);
+    plan->runs = entered;
+    return entered;
+}
+
+/* run(after, timeout, [a tensor on each GPU, after let_go]): a dict */
 static PyObject *plan_run(PyObject *self, PyObject *args)
 {
     struct plan *plan = (struct plan *)self;
     struct rdt_plan_run run;
     unsigned long long after;
+    PyObject *order;
     struct rdt_error err;
     enum rdt_status status;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "KO&:run", &after, timeout_or_forever, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "KO&O:run", &after, timeout_or_forever, &timeout_ns, &order) || !plan_enter(plan, order))
         return NULL;
-    if (plan->runs) {
-        PyErr_SetString(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");
-        return NULL;
-    }
-    plan->runs = true; /* other threads run while the targets are looked at */
-    if ((plan->targets && !borrowed_set_is_unmoved(plan->targets, plan->list, "plan:")) || !conn_enter(plan->conn)) {
-        plan->runs = false;
-        return NULL;
-    }
     CONN_CALL(plan->conn, status, rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
     plan->runs = false;
     if (status != RDT_OK)
