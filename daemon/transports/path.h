@@ -67,6 +67,7 @@ struct path_offer {
     struct path_end source, target;
     uint32_t sides;            /* enum rdt_sides: what the connection can do */
     bool connected;            /* false: the connection is being built or rebuilt */
+    const char *unregistered;  /* why it could not register the target's memory just now; NULL: it has not tried, or could */
     char refusal[160];         /* why the connection is neither one- nor two-sided; "": it does not say */
     const char *group;         /* the group that moves the bytes; NULL: a connection does */
     const char *group_why_not; /* why no group can; NULL: one can, or none is needed */

@@ -213,6 +213,8 @@ static bool moves(void *arg, const char *memory_kind)
 static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
                                        struct rdt_error *err)
 {
+    if (strcmp(memory_kind, "host") != 0 && faults_now(arg).refuse_registration)
+        return rdt_error_set(err, RDT_SYSTEM, "the device has no room for it, as the test wants it");
     return loopback_register_memory(arg, addr, bytes, "host", registration_p, err);
 }
 
@@ -253,7 +255,8 @@ static const struct rdt_config_key config_keys[] = {
     {"ordered", "no", "as loopback's"},
     {"devices", "no", "yes: it moves memory of the fake device too"},
     {"fault_file", "",
-     "file of key=value lines, the faults of loopback and refuse_group, hang_group; read before every operation"},
+     "file of key=value lines, the faults of loopback and refuse_group, refuse_registration, hang_group; read before every "
+     "operation"},
     {NULL, NULL, NULL},
 };
 

@@ -20,6 +20,7 @@ static const struct {
     {"flip_chunk", offsetof(struct faults, flip_chunk)},
     {"disconnect_delay_ms", offsetof(struct faults, disconnect_delay_ms)},
     {"refuse_group", offsetof(struct faults, refuse_group)},
+    {"refuse_registration", offsetof(struct faults, refuse_registration)},
     {"hang_group", offsetof(struct faults, hang_group)},
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)

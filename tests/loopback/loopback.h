@@ -36,6 +36,7 @@ struct faults {
     uint32_t flip_chunk;          /* a bit of chunk n - 1 of each transfer is sent wrong; 0: of none */
     uint32_t disconnect_delay_ms; /* a disconnect takes effect this much later */
     uint32_t refuse_group;        /* tests/grouped: a group is not connected */
+    uint32_t refuse_registration; /* tests/grouped: memory of devices is not registered */
     uint32_t hang_group;          /* tests/grouped: a group never becomes ready */
 };
 

@@ -453,6 +453,24 @@ void pull_on_keys(struct remote *remote, const Rdt__Pb__PullKeys *keys)
 
 /* ---- memory ---- */
 
+#define MOST_UNREGISTERED 3u /* choices of another path, because memory could not be registered */
+
+/* Registering the targets has failed: chooses another path, and says why. Returns false if there must be none. */
+static bool go_unregistered(struct transfer *transfer, const struct rdt_error *err)
+{
+    struct pull_unregistered *unregistered = &transfer->pull.path.unregistered;
+
+    if (!unregistered->tried || unregistered->n == MOST_UNREGISTERED || !transfer->pull.path.connection)
+        return false;
+    unregistered->tried = false;
+    unregistered->n++;
+    text_copy(unregistered->transport, sizeof unregistered->transport, transfer->pull.path.connection->transport->name);
+    text_copy(unregistered->why, sizeof unregistered->why, err->msg);
+    pull_reset(transfer);
+    find_path(transfer, NULL);
+    return true;
+}
+
 static void on_ready(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct transfer *transfer = arg;
@@ -461,10 +479,10 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
         transfer->move.received = region;
     if (transfer_op_ended(transfer))
         return;
-    if (err)
-        pull_fail_here(transfer, err);
-    else
+    if (!err)
         reserve_next(transfer);
+    else if (!go_unregistered(transfer, err))
+        pull_fail_here(transfer, err);
 }
 
 /* Takes one step of reserving at a time, until all memory is there. Then the bytes may move. */
@@ -475,6 +493,7 @@ static void reserve_next(struct transfer *transfer)
     enum rdt_status status = RDT_OK;
     void *handle;
 
+    transfer->pull.path.unregistered.tried = false;
     if (!target && !transfer->move.received)
         status = transfer_reserve(transfer, transfer->pull.replica, on_ready, &err);
     if (status == RDT_OK && transfer->pull.replica && !transfer->pull.replica->placed)
@@ -487,8 +506,10 @@ static void reserve_next(struct transfer *transfer)
         struct region *region = target ? target->uses[i].region : transfer->move.received;
         if (region && !target && !region_addr(region, &err))
             status = err.status;
-        else if (region && !transfer->pull.path.staged)
-            status = region_register(region, transfer->pull.path.connection->transport, &handle, on_ready, transfer, &err);
+        if (status != RDT_OK || !region || transfer->pull.path.staged)
+            continue;
+        status = region_register(region, transfer->pull.path.connection->transport, &handle, on_ready, transfer, &err);
+        transfer->pull.path.unregistered.tried = status != RDT_OK;
     }
     if (status == RDT_OK)
         status = pull_plan_chunks(transfer, &err);
@@ -498,10 +519,10 @@ static void reserve_next(struct transfer *transfer)
         status = pull_reserve_stage(transfer, on_ready, &err);
     if (status == RDT_AGAIN)
         transfer->move.n_ops++; /* The pool works for the transfer. */
-    else if (status != RDT_OK)
-        pull_fail_here(transfer, &err);
-    else
+    else if (status == RDT_OK)
         pull_move(transfer);
+    else if (!go_unregistered(transfer, &err))
+        pull_fail_here(transfer, &err);
 }
 
 /* ---- the end ---- */

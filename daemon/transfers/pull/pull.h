@@ -87,6 +87,14 @@ struct pull_redirect {
     uint8_t bytes; /* enum pull_bytes */
 };
 
+/* What this node could not register. Then the path is chosen again: through host memory, or by another transport. */
+struct pull_unregistered {
+    char transport[65]; /* "": nothing */
+    char why[160];
+    bool tried; /* the operation under way registers memory */
+    uint8_t n;  /* how often the path was chosen again for that */
+};
+
 /* By what the bytes come. */
 struct pull_path {
     struct peer_transport *connection; /* chosen by pull_take_path; NULL: not yet */
@@ -95,6 +103,7 @@ struct pull_path {
     bool one_sided;                    /* this node reads; otherwise the owner sends */
     bool staged;                       /* the bytes go through the daemon's host memory on this node */
     bool single;                       /* every chunk is of one tensor, since an end is device memory */
+    struct pull_unregistered unregistered;
 };
 
 struct pull_chunks {

@@ -10,6 +10,17 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 
+/* The first time the memory is staged if it is a device's; then the transport is left out. */
+static void note_unregistered(const struct transfer *transfer, struct path_offer *offer)
+{
+    const struct pull_unregistered *unregistered = &transfer->pull.path.unregistered;
+
+    if (strcmp(offer->name, unregistered->transport) != 0)
+        return;
+    offer->unregistered = unregistered->why;
+    offer->target.stages = offer->target.stages && unregistered->n == 1;
+}
+
 /* Chooses the path. With soon_p it only finds out what would be chosen if all connections that are being rebuilt were
  * connected. */
 static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, struct path_decision *soon_p,
@@ -36,6 +47,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES)
             break;
         peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.remote.target_memory, offer);
+        note_unregistered(transfer, offer);
         if (soon_p && peer_transport_is_coming(pt)) {
             offer->connected = true;
             /* The link is new. The other end closes the old connection first, and then offers a new one or
@@ -50,6 +62,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
             continue;
         transfer_group_offer(transfer, transport, offer, why[query.remote.n_offers++]);
+        note_unregistered(transfer, offer);
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not) {
             offer->connected = true;
             offer->sides |= RDT_TWO_SIDED;

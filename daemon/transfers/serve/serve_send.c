@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/log.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/remote.h"
 #include "daemon/transfers/replica.h"
@@ -64,6 +65,26 @@ static enum rdt_status send_keys(struct serve *serve, struct rdt_error *err)
     return status;
 }
 
+/* Memory of a device could not be registered: it is sent through host memory. Returns false if it cannot be. */
+static bool stage_unregistered(struct serve *serve, const struct rdt_error *err)
+{
+    const struct transport *transport = serve->sending.connection->transport;
+    struct remote *remote = serve->remote;
+    char who[sizeof remote->peer->name + 8], line[256];
+
+    if (!serve->sending.registering || serve->sending.staged || !serve->sending.plan || serve_is_one_sided(serve) ||
+        !transport_moves(transport, "host"))
+        return false;
+    serve->sending.staged = true;
+    (void)snprintf(serve->record.path, sizeof serve->record.path, "%.56s/staged", transport->name);
+    (void)snprintf(line, sizeof line,
+                   "objects are sent by %s through host memory, because memory could not be registered: %.120s",
+                   transport->name, err->msg);
+    (void)snprintf(who, sizeof who, "node %s", remote->peer->name);
+    log_rarely(LOG_LEVEL_INFO, &remote->fell_back.lines, who, line);
+    return true;
+}
+
 static void on_registered(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct serve *serve = arg;
@@ -71,7 +92,7 @@ static void on_registered(void *arg, struct region *region, const struct rdt_err
     serve->sending.n_ops--;
     if (serve->sm.state == SERVE_ABORT)
         serve_settle(serve);
-    else if (err)
+    else if (err && !stage_unregistered(serve, err))
         serve_fail(serve, err);
     else
         prepare(serve);
@@ -116,8 +137,13 @@ static void prepare(struct serve *serve)
 
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(serve->object); i++) {
         struct region *region = object_region(serve->object, i);
-        if (transport_moves(serve->sending.connection->transport, region->kind->name) && !region_is_by_fd(region))
-            status = region_register(region, serve->sending.connection->transport, &handle, on_registered, serve, &err);
+        if (!transport_moves(serve->sending.connection->transport, region->kind->name) || region_is_by_fd(region) ||
+            (serve->sending.staged && !region_is_host(region)))
+            continue;
+        status = region_register(region, serve->sending.connection->transport, &handle, on_registered, serve, &err);
+        serve->sending.registering = status != RDT_OK && !region_is_host(region);
+        if (status != RDT_OK && status != RDT_AGAIN && stage_unregistered(serve, &err))
+            status = RDT_OK;
     }
     if (status == RDT_OK)
         status = serve_map(serve, &err);
