@@ -356,15 +356,17 @@ end:
 bool plan_enter(struct plan *plan, PyObject *order)
 {
     struct borrowed_set *now = NULL;
+    PyObject *nothing = order ? NULL : PyList_New(0);
     bool entered = false;
 
     if (plan->runs) {
         PyErr_SetString(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");
+        Py_XDECREF(nothing);
         return false;
     }
     plan->runs = true; /* other threads run while the targets are looked at */
     if (!plan->targets)
-        now = borrowed_set_from(order, true, Py_None, "plan:");
+        now = order || nothing ? borrowed_set_from(order ? order : nothing, true, Py_None, "plan:") : NULL;
     else if (borrowed_set_is_unmoved(plan->targets, plan->list, "plan:", &now) && !now)
         PyErr_NoMemory();
     if (now)
@@ -374,6 +376,7 @@ bool plan_enter(struct plan *plan, PyObject *order)
         entered = false;
     }
     borrowed_set_free(now);
+    Py_XDECREF(nothing);
     plan->runs = entered;
     return entered;
 }
@@ -384,12 +387,12 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
     struct plan *plan = (struct plan *)self;
     struct rdt_plan_run run;
     unsigned long long after;
-    PyObject *order;
+    PyObject *order = NULL;
     struct rdt_error err;
     enum rdt_status status;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "KO&O:run", &after, timeout_or_forever, &timeout_ns, &order) || !plan_enter(plan, order))
+    if (!PyArg_ParseTuple(args, "KO&|O:run", &after, timeout_or_forever, &timeout_ns, &order) || !plan_enter(plan, order))
         return NULL;
     CONN_CALL(plan->conn, status, rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
     plan->runs = false;
