@@ -15,6 +15,7 @@ program() { # NAME COMMAND
 program integration/devices/cuda 'for a; do [[ $a != --tap=* ]] || printf "ok - cuda::a\nok - cuda::b # SKIP no\n" >"${a#--tap=}"; done'
 program integration/devices/cuda_life 'echo "[FAIL] cuda_life::it_broke"; exit 1'
 program integration/devices/cuda_pool 'sleep 60'
+program integration/devices/cuda_many 'echo many'
 program unit/backends/nccl 'echo "$LD_LIBRARY_PATH"'
 program unit/backends/nccl_ends 'echo ends'
 program gpu/one_gpu 'echo one'
@@ -63,13 +64,18 @@ row '^init \| answered'
 called 0 bench
 row '^copy 1 GB/s'
 row '^nodes 1 GB/s'
+called 0 all one_gpu
+row '^gpu/one_gpu +ok'
+called 0 all integration/devices/cuda_m
+row '^integration/devices/cuda_many +ok'
+[[ $(grep -c '^integration' "$TMPDIR/table") == 1 ]] || fail "a suite ran twice"
 RDT_GPU_SECONDS=0 called 1 test one_gpu # the call has no time left
 row '^gpu/one_gpu +NOT RUN'
 
 # README.md has a row for each suite that this tree has.
 cd "$(dirname "$run")/../.." || exit 1
 for name in 'run probe' torch torch/expandable_segments tests/integration/devices/cuda*.c tests/unit/backends/nccl*.c tests/gpu/one_gpu.c \
-  tests/bench/gpu.c tests/bench/gpu_nodes.c; do
+  tests/bench/gpu.c tests/bench/gpu_nodes.c bench/torch_weights mps sanitizer; do
   name=${name#tests/}
   grep -qF "| \`${name%.c}\` |" tests/gpu/README.md || { echo "tests/gpu/README.md has no row for ${name%.c}"; exit 1; }
 done
