@@ -138,6 +138,8 @@ def install(ranks: int = 1, group: Any = None) -> None:
     module("vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory(),
            WeightTransferTrainerFactory=Factory())
     module("vllm.model_executor")
-    module("vllm.model_executor.model_loader", _LOAD_FORMAT_TO_MODEL_LOADER=formats, register_model_loader=register_model_loader)
+    module("vllm.model_executor.model_loader", _LOAD_FORMAT_TO_MODEL_LOADER=formats,
+           register_model_loader=register_model_loader)
     module("vllm.model_executor.model_loader.base_loader", BaseModelLoader=BaseModelLoader)
-    module("vllm.model_executor.model_loader.reload", initialize_layerwise_reload=initialize, finalize_layerwise_reload=finalize)
+    module("vllm.model_executor.model_loader.reload", initialize_layerwise_reload=initialize,
+           finalize_layerwise_reload=finalize)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Engines find the modules of rdtd by entry points: in the build tree, in what `make install` installs, and in a wheel. All say what
-# pyproject.toml says, and each names a function or class that exists, in a module that needs no engine to be imported.
+# Engines find the modules of rdtd by entry points: in the build tree, in what `make install` installs, and in a wheel. All
+# say what pyproject.toml says, and each names a function or class that exists, in a module that needs no engine to be imported.
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of vLLM in a process of its own, which a test drives over a pipe, may kill, and gives to the trainer half of rdtd.vllm
-as its client."""
+"""An engine of vLLM in a process of its own, which a test drives over a pipe, may kill, and gives to the trainer half of
+rdtd.vllm as its client."""
 from __future__ import annotations
 
 import json
@@ -10,45 +10,58 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, MIDDLE, WORDS = 2, 128, 4, 2, 128, 256
+
+class Size(NamedTuple):
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    middle: int
+    words: int
+
+
+SMALL = Size(2, 128, 4, 2, 128, 256)
+SIZES = {"0.1": Size(8, 512, 8, 4, 2048, 16000), "0.4": Size(8, 1024, 16, 8, 4096, 32000)}  # by GB in bfloat16
 PROMPTS = [[5, 6, 7, 8, 9], [100, 3, 250], [17] * 12]
 
 
-def weights(seed: int) -> dict[str, Any]:
-    """A checkpoint of Qwen2ForCausalLM with two layers, by the names and shapes of Hugging Face, in bfloat16."""
+def weights(seed: int, size: Size = SMALL) -> dict[str, Any]:
+    """A checkpoint of Qwen2ForCausalLM, by the names and shapes of Hugging Face, in bfloat16."""
     import torch
 
     random = torch.Generator().manual_seed(seed)
-    head = HIDDEN // HEADS
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (WORDS, HIDDEN)}
-    for i in range(LAYERS):
+    layers, hidden, heads, kv_heads, middle, words = size
+    head = hidden // heads
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (words, hidden)}
+    for i in range(layers):
         layer = f"model.layers.{i}."
-        shapes[layer + "input_layernorm.weight"] = shapes[layer + "post_attention_layernorm.weight"] = (HIDDEN,)
-        for name, rows in ("q", HEADS * head), ("k", KV_HEADS * head), ("v", KV_HEADS * head):
-            shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, HIDDEN)
+        shapes[layer + "input_layernorm.weight"] = shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+        for name, rows in ("q", heads * head), ("k", kv_heads * head), ("v", kv_heads * head):
+            shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, hidden)
             shapes[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
-        shapes[layer + "self_attn.o_proj.weight"] = (HIDDEN, HEADS * head)
-        shapes[layer + "mlp.gate_proj.weight"] = shapes[layer + "mlp.up_proj.weight"] = (MIDDLE, HIDDEN)
-        shapes[layer + "mlp.down_proj.weight"] = (HIDDEN, MIDDLE)
-    shapes["model.norm.weight"] = (HIDDEN,)
-    shapes["lm_head.weight"] = (WORDS, HIDDEN)
+        shapes[layer + "self_attn.o_proj.weight"] = (hidden, heads * head)
+        shapes[layer + "mlp.gate_proj.weight"] = shapes[layer + "mlp.up_proj.weight"] = (middle, hidden)
+        shapes[layer + "mlp.down_proj.weight"] = (hidden, middle)
+    shapes["model.norm.weight"] = (hidden,)
+    shapes["lm_head.weight"] = (words, hidden)
     return {name: (torch.rand(shape, generator=random) - 0.5).bfloat16() for name, shape in shapes.items()}
 
 
-def model_folder(parent: Path, seed: Optional[int] = None) -> str:
+def model_folder(parent: Path, seed: Optional[int] = None, size: Size = SMALL) -> str:
     """A folder with the configuration of the model, and its weights in a file if there is a seed."""
     folder = Path(tempfile.mkdtemp(dir=parent))
     (folder / "config.json").write_text(json.dumps({
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": HIDDEN, "intermediate_size": MIDDLE,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "vocab_size": WORDS,
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": size.hidden,
+        "intermediate_size": size.middle, "num_hidden_layers": size.layers, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads, "vocab_size": size.words,
         "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}))
     if seed is not None:
         from safetensors.torch import save_file
 
-        save_file(weights(seed), str(folder / "model.safetensors"), metadata={"format": "pt"})
+        save_file(weights(seed, size), str(folder / "model.safetensors"), metadata={"format": "pt"})
     return str(folder)
 
 
@@ -64,7 +77,8 @@ class Engine:
         theirs, ours = os.pipe()
         answers, answer = os.pipe()
         self.process = subprocess.Popen([sys.executable, __file__, str(theirs), str(answer), json.dumps(
-            {"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4,
+            {"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "max_model_len": 64,
+             "max_num_seqs": 4,
              "weight_transfer_config": {"backend": "rdtd"}, **options})], env=environment, pass_fds=(theirs, answer),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True)
         os.close(theirs)

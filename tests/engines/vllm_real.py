@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM itself on the CPU, with a model of two layers: the tokens after an update are those of an engine that has loaded the same
-weights from a file, whatever the parallelism, and deaths cost nobody else. An engine starts in half a minute on an idle machine,
-so a test has several subjects."""
+"""vLLM itself on the CPU, with a model of two layers: the tokens after an update are those of an engine that has loaded the
+same weights from a file, whatever the parallelism, and deaths cost nobody else. An engine starts in half a minute on an idle
+machine, so a test has several subjects."""
 from __future__ import annotations
 
 import os

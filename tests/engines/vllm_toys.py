@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rdtd.vllm on models of torch with a few tensors, between real daemons, with a stand-in for vLLM. ROUNDS: how often a daemon is
-killed under its keeper (3)."""
+"""rdtd.vllm on models of torch with a few tensors, between real daemons, with a stand-in for vLLM. ROUNDS: how often a
+daemon is killed under its keeper (3)."""
 from __future__ import annotations
 
 import os
@@ -97,7 +97,8 @@ def test_registered_once_and_by_the_name_rdtd() -> None:
 def test_another_vllm_is_a_sentence() -> None:
     environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + f":{HERE}"}
     for program, said in (("import rdtd._vllm", "rdtd.vllm needs vLLM, which is not installed"),
-                          ("import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import rdtd._vllm", "rdtd.vllm "),
+                          ("import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import rdtd._vllm",
+                           "rdtd.vllm "),
                           ("import rdtd.vllm as v, logging; logging.basicConfig(); v.register(); raise SystemExit(1)",
                            "rdtd.vllm needs vLLM"),
                           ("import fake_vllm, sys; fake_vllm.install(); "
@@ -300,7 +301,8 @@ def test_all_workers_take_one_version_or_none() -> None:
         thread.start()
         fails(quick)
         thread.join()
-        assert len(failures) == 2 and any("another process of this engine has no version of 'policy'" in one for one in failures)
+        assert len(failures) == 2, failures
+        assert any("another process of this engine has no version of 'policy'" in one for one in failures), failures
         quick.close()
         slow.close()
         c.unpublish("policy")

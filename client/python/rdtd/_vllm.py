@@ -72,7 +72,8 @@ def _check_whole(model: Any, model_config: Any, loaded: Any, what: str) -> None:
         return
     left = sorted({name for name, _ in model.named_parameters()} - set(loaded))
     if left:
-        raise Invalid(f"{what} has nothing for {len(left)} of the model's parameters, which are as they were: {', '.join(left[:3])}")
+        raise Invalid(f"{what} has nothing for {len(left)} of the model's parameters, which are as they were: "
+                      f"{', '.join(left[:3])}")
 
 
 class Worker(WeightTransferEngine):
@@ -239,5 +240,6 @@ class Trainer(TrainerWeightTransferEngine):
 
 
 for _class in Worker, Loader, Trainer:
-    if _class.__abstractmethods__:
-        raise ImportError(other_version(f"rdtd.vllm.{_class.__name__} lacks {', '.join(sorted(_class.__abstractmethods__))}"))
+    _lacks: Any = getattr(_class, "__abstractmethods__")
+    if _lacks:
+        raise ImportError(other_version(f"rdtd.vllm.{_class.__name__} lacks {', '.join(sorted(_lacks))}"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of a name for one process of an engine: which one to load, and its tensors in the memory that all processes of the
-node share. What the modules of the engines have in common; imports torch when a version is taken."""
+"""The versions of a name for one process of an engine: which one to load, and its tensors in the memory that all processes
+of the node share. What the modules of the engines have in common; imports torch when a version is taken."""
 from __future__ import annotations
 
 import time
@@ -42,9 +42,9 @@ class Weights:
         """Of that version, until `drop`: by name, torch tensors in host memory, which must not be written."""
 
     def take(self, asked: int = 0) -> int:
-        """Waits until a version is whole on this node, the newest one, and if `asked` is not 0, this one or a later one. Returns
-        its number, which is `version`, and `tensors` are its tensors. All processes of an engine call it together, and get the
-        same version, or all of them an error.
+        """Waits until a version is whole on this node, the newest one, and if `asked` is not 0, this one or a later one.
+        Returns its number, which is `version`, and `tensors` are its tensors. All processes of an engine call it together,
+        and get the same version, or all of them an error.
 
         Errors: TimedOut (the sentence says what the daemon does), Invalid (the version is no dict of tensors), RuntimeError
         (another process of the engine has no version; says why), and those of Follower.prepare."""

