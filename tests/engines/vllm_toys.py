@@ -104,6 +104,10 @@ def test_another_vllm_is_a_sentence() -> None:
                           ("import fake_vllm, sys; fake_vllm.install(); "
                            "del sys.modules['vllm.distributed.weight_transfer.base'].TrainerInitInfo; import rdtd._vllm",
                            "TrainerInitInfo"),
+                          ("import fake_vllm, sys; fake_vllm.install(); "
+                           "del sys.modules['vllm.distributed.weight_transfer.base'].TrainerInitInfo; "
+                           "import rdtd.vllm as v, logging; logging.basicConfig(); v.register(); raise SystemExit(1)",
+                           "WARNING:vllm.rdtd:rdtd.vllm needs vLLM"),
                           ("import abc, fake_vllm; fake_vllm.install(); "
                            "fake_vllm.BaseModelLoader.new = abc.abstractmethod(lambda self: 0); "
                            "fake_vllm.BaseModelLoader.__abstractmethods__ = frozenset(['new']); import rdtd._vllm",

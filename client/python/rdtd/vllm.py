@@ -44,7 +44,7 @@ def other_version(lacks: str) -> str:
 def register() -> None:
     """Makes "rdtd" a weight transfer backend and a load format of vLLM in this process. vLLM calls it in each of its processes,
     and the first use of `TrainerInitInfo` does. A second call does nothing. With a vLLM that has no such interfaces it logs a
-    sentence."""
+    sentence, and vLLM goes on without it."""
     try:
         from vllm.distributed.weight_transfer.factory import (  # type: ignore[import]
             WeightTransferEngineFactory, WeightTransferTrainerFactory)
@@ -52,12 +52,11 @@ def register() -> None:
         for factory, name in (WeightTransferEngineFactory, "Worker"), (WeightTransferTrainerFactory, "Trainer"):
             if "rdtd" not in factory._registry:
                 factory.register_engine("rdtd", "rdtd._vllm", name)
-        formats = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
+        if "rdtd" not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
+            model_loader.register_model_loader("rdtd")(import_module("rdtd._vllm").Loader)
     except (ImportError, AttributeError) as error:
-        logging.getLogger("vllm.rdtd").warning("%s", other_version(str(error)))
-        return
-    if "rdtd" not in formats:
-        model_loader.register_model_loader("rdtd")(import_module("rdtd._vllm").Loader)
+        said = str(error)
+        logging.getLogger("vllm.rdtd").warning("%s", said if said.startswith("rdtd.vllm ") else other_version(said))
 
 
 def __getattr__(name: str) -> Any:
