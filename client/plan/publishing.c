@@ -103,6 +103,7 @@ static bool daemon_may_wait(const struct rdt_publishing *publishing)
     case RDT_RESTARTED:
     case RDT_PEER_LOST:
     case RDT_SHUTTING_DOWN:
+    case RDT_OWNER_DIED: /* perhaps because it ended itself: then the next one does not know who has been told */
         return true;
     default:
         return false; /* it has said so itself */

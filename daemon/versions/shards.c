@@ -597,11 +597,17 @@ static bool gave_up_before(const struct shard_name *name, const struct shard_par
     return true;
 }
 
-/* Whether the rank has begun the step again meanwhile. If it has not begun the step at this daemon, the one that gave up is who
- * the others wait for: it had begun it at an earlier daemon. */
-static bool is_of_another(const struct shard_rank *rank, const struct shard_part *from)
+/* The same while the step fills. A rank that has begun it again goes on. One that has not begun it at this daemon may have begun
+ * it at an earlier one, which the others do not know, unless they have all begun it again since. */
+static bool gave_up_another(const struct shard_name *name, const struct version *version, const struct shard_part *from)
 {
-    return rank->begun && rank->publisher != from->publisher;
+    const struct given_up *given_up = name->given_up;
+
+    if (from->rank >= version->of || (from->publisher == 0 && version->ranks[from->rank].publisher == 0))
+        return false;
+    if (version->ranks[from->rank].begun)
+        return version->ranks[from->rank].publisher != from->publisher;
+    return gave_up_before(name, from) || (given_up && given_up->step == from->step && given_up->over);
 }
 
 enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *from, const char *why,
@@ -619,7 +625,7 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note that a rank gave up");
     version = find_step(name, from->step);
-    if (version ? from->rank < version->of && is_of_another(&version->ranks[from->rank], from) : gave_up_before(name, from)) {
+    if (version ? gave_up_another(name, version, from) : gave_up_before(name, from)) {
         name_settle(name);
         return RDT_OK;
     }
@@ -630,6 +636,11 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
     if (status == RDT_OK && !version)
         name->given_up->told[from->rank] = mark_of(from->publisher);
     if (version) {
+        struct shard_rank *rank = from->rank < version->of ? &version->ranks[from->rank] : NULL;
+        if (rank && !rank->begun && from->publisher != 0) { /* it knows */
+            rank->begun = true;
+            rank->publisher = from->publisher;
+        }
         version_fail(version, from->rank, &said);
     } else {
         text_copy(name->failure, sizeof name->failure, said.msg);

@@ -221,8 +221,8 @@ static void *publish_rank(void *arg)
     return NULL;
 }
 
-/* Ranks 0 and 1 have begun the step, each on its node; rank 2 begins it on node 1 after the kill. */
-static void kill_while_it_grows(unsigned killed)
+/* Ranks 0 and 1 have begun the step, each on its node; rank 2 begins it on node 1 after the restart. */
+static void restart_while_it_grows(unsigned ended, int signal)
 {
     struct ranking ranks[3] = {0};
     pthread_t threads[3];
@@ -238,14 +238,14 @@ static void kill_while_it_grows(unsigned killed)
             if (step > 2)
                 cr_assert_eq(pthread_create(&threads[rank], NULL, publish_rank, &ranks[rank]), 0);
         }
-        restart(killed, SIGKILL);
+        restart(ended, signal);
         for (uint32_t rank = 0; rank < 2; rank++) {
             if (step > 2)
                 cr_assert_eq(pthread_join(threads[rank], NULL), 0);
             else
                 (void)publish_rank(&ranks[rank]);
             must_say(ranks[rank].status == RDT_RESTARTED || ranks[rank].status == RDT_PEER_LOST ||
-                         ranks[rank].status == RDT_OWNER_DIED,
+                         ranks[rank].status == RDT_OWNER_DIED || (signal == SIGTERM && ranks[rank].status == RDT_SHUTTING_DOWN),
                      "rank %u: %s", rank, ranks[rank].err.msg);
             rdt_publishing_destroy(ranks[rank].publishing);
         }
@@ -272,12 +272,17 @@ static void kill_while_it_grows(unsigned killed)
 
 Test(shards_restart, all_ranks_learn_that_the_daemon_of_one_was_killed)
 {
-    kill_while_it_grows(1);
+    restart_while_it_grows(1, SIGKILL);
 }
 
 Test(shards_restart, all_ranks_learn_that_the_daemon_of_the_name_was_killed)
 {
-    kill_while_it_grows(0);
+    restart_while_it_grows(0, SIGKILL);
+}
+
+Test(shards_restart, all_ranks_learn_that_the_daemon_of_the_name_was_restarted)
+{
+    restart_while_it_grows(0, SIGTERM);
 }
 
 static struct ranking ranks_of_three[3];
