@@ -84,7 +84,7 @@ static bool link_address(const struct transport *transport, void *conn_ctx, stru
     bool knows_link = host->struct_size >= offsetof(struct rdt_host, conn_address) + sizeof host->conn_address;
     char text[INET6_ADDRSTRLEN] = "";
 
-    if (knows_link)
+    if (knows_link && host->conn_address)
         host->conn_address(conn_ctx, text, sizeof text);
     return address_parse(text, address_p);
 }
