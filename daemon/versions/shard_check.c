@@ -66,7 +66,8 @@ static void adding_free(struct adding *adding)
     free(adding);
 }
 
-static void check_free(struct shard_check *check)
+/* Everything that may be large. Any thread. */
+static void free_contents(struct shard_check *check)
 {
     list_drain (struct adding, adding, &check->adding, link)
         adding_free(adding);
@@ -74,7 +75,6 @@ static void check_free(struct shard_check *check)
     free(check->manifest.metadata);
     if (check->manifest.tensor)
         work_free(check->pool, check->manifest.tensor, check->manifest.tensor_bytes);
-    free(check);
 }
 
 static void run_fini(struct work *work)
@@ -82,8 +82,7 @@ static void run_fini(struct work *work)
     struct shard_check *check = container_of(work, struct shard_check, work);
 
     shard_cover_fini(&check->cover);
-    list_drain (struct adding, adding, &check->adding, link)
-        adding_free(adding);
+    free_contents(check);
 }
 
 static void done_fini(struct work *work)
@@ -92,7 +91,7 @@ static void done_fini(struct work *work)
 
     account_give(check->account, USAGE_HEAP, check->charged);
     account_unref(check->account);
-    check_free(check);
+    free(check);
 }
 
 /* No worker has it, and its version has ended. */
@@ -285,7 +284,8 @@ static void done(struct work *work)
         version->check = NULL;
         check->events->on_checked(version, &check->manifest, &check->err);
         region_unref(check->manifest.region);
-        check_free(check);
+        free_contents(check);
+        free(check);
     }
 }
 
