@@ -597,8 +597,8 @@ static bool gave_up_before(const struct shard_name *name, const struct shard_par
     return true;
 }
 
-/* The same while the step fills. A rank that has begun it again goes on. One that has not begun it at this daemon may have begun
- * it at an earlier one, which the others do not know, unless they have all begun it again since. */
+/* The same while the step fills. A rank that has begun it again goes on. One that has not begun it at this daemon may have
+ * begun it at an earlier one, which the others do not know, unless they have begun it again since. */
 static bool gave_up_another(const struct shard_name *name, const struct version *version, const struct shard_part *from)
 {
     const struct given_up *given_up = name->given_up;
