@@ -114,8 +114,8 @@ struct rdt_commit {
  * part that is gone there has none. An error leaves the reader's memory and the follower unchanged. *commit_p may be NULL.
  * Errors: INVALID (nothing is prepared; the options), NOT_FOUND and MISMATCH (the version does not fit the plan or the targets;
  * the sentence names the tensor), UNSUPPORTED (a cast that does not exist); NO_MEMORY; CANCELLED while streams of the plan are
- * waited for; with `verify` those of rdt_verify. Only SYSTEM, of a device that fails while it is written, may leave a part in the
- * wants; the version then stays prepared. */
+ * waited for; with `verify` those of rdt_verify. Only SYSTEM, of a device that fails while it is written, may leave a part in
+ * the wants; the version then stays prepared. */
 enum rdt_status rdt_follower_commit(rdt_follower *follower, const struct rdt_commit_options *options,
                                     struct rdt_commit *commit_p, struct rdt_error *err);
 

@@ -166,9 +166,9 @@ void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
 /* ---- plans ---- */
 
 /* A box that the reader wants, and the memory that receives it: of the host, or of a device whose memory a mapper of the
- * connection writes, as that of librdt-cuda does for GPUs (after rdt_cuda_open), whoever allocated it. Casts are made on the way
- * there. Wants share no memory, except that several may have the very same: then the version must have the same for all of
- * them, as for tied weights. */
+ * connection writes, as that of librdt-cuda does for GPUs (after rdt_cuda_open), whoever allocated it. Casts are made on the
+ * way there. Wants share no memory, except that several may have the very same: then the version must have the same for all
+ * of them, as for tied weights. */
 struct rdt_want {
     const char *key;
     uint32_t ndim;
@@ -220,8 +220,8 @@ typedef struct rdt_plan rdt_plan;
 /* Prepares to read the boxes `wants` [count] of versions of the name. The wants and options are copied; the memory that the
  * wants name must stay until rdt_plan_destroy. name may also be the ref of a manifest (rdt_object_is_manifest), which the
  * caller holds (rdt_hold): the plan then reads that version. Does not contact the daemon. Errors: INVALID, and UNSUPPORTED if
- * the memory is a device's that no mapper writes; LIMIT: so many wants lie between each other that it would take too long to find out whether they
- * share memory; the sentence names the want. */
+ * the memory is a device's that no mapper writes; LIMIT: so many wants lie between each other that it would take too long to
+ * find out whether they share memory; the sentence names the want. */
 enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
                                 const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
 
@@ -246,9 +246,9 @@ struct rdt_plan_run {
 };
 
 /* Waits until timeout_ns for a version above `after` (0: the newest), and writes all wants from that one version. All bytes
- * are on this node before the first is written, and no error comes later, so an error leaves the wants unchanged; but for SYSTEM
- * from a device that fails while it is written, whose sentence says that wants may have a part. One thread at a time may run a
- * plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
+ * are on this node before the first is written, and no error comes later, so an error leaves the wants unchanged; but for
+ * SYSTEM from a device that fails while it is written, whose sentence says that wants may have a part. One thread at a time may
+ * run a plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
  * tensor), MISMATCH (a tensor of another shape, of which the sentence names both; a box that ends outside the tensor; with
  * `strict`, a tensor that is not wanted; tensors that differ, whose wants have the same memory), UNSUPPORTED (a cast that does
  * not exist), those of a fetch, and with `verify` those of rdt_verify. Shapes are compared again for each version whose

@@ -9,8 +9,8 @@
  *
  * From rdt_cuda_open on, the connection maps GPU memory: fetches deliver tensors on GPUs (rdt_object_place says where),
  * rdt_fetch_options has `memory` "cuda" and `device`, and targets of fetches may be GPU memory that the daemon knows
- * (rdt_cuda_alloc, rdt_cuda_offer). Plans (rdt_plan.h) and commits (rdt_follow.h) then write memory of GPUs, too, through 16 MiB
- * of pinned host memory for each GPU, which stay until a connection with GPU memory is closed.
+ * (rdt_cuda_alloc, rdt_cuda_offer). Plans (rdt_plan.h) and commits (rdt_follow.h) then write memory of GPUs, too, through
+ * 16 MiB of pinned host memory for each GPU, which stay until a connection with GPU memory is closed.
  *
  * Devices are named by UUID ("GPU-..."), as nvidia-smi -L shows them. Pointers are CUDA's own, and a stream is a CUstream or
  * a cudaStream_t. Any thread may make any call; when a call returns, the context that was current in the thread is current

@@ -189,7 +189,8 @@ def fork_after_use():
 def main():
     node = Node()
     with rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
-        print(f"{MIB} MiB in {TENSORS} tensors on {torch.cuda.get_device_name() if ON_GPU else DEVICE}; torch {torch.__version__}")
+        where = torch.cuda.get_device_name() if ON_GPU else DEVICE
+        print(f"{MIB} MiB in {TENSORS} tensors on {where}; torch {torch.__version__}")
         plain()
         publish_and_read(c, reader)
         behind_a_kernel(c, reader)

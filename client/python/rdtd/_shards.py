@@ -132,9 +132,9 @@ class Plan:
     @checked
     def run(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
         """Waits for a version above `after` (None: the one that was read last) and writes its boxes into the
-        targets, all from that one version. Targets on GPUs are written when the work in their streams has ended: torch's current
-        ones, for others those that DLPack or __cuda_array_interface__ name; they have their bytes when this returns. After an
-        error the targets have what they had, but for a GPU that fails meanwhile. One thread at a time.
+        targets, all from that one version. Targets on GPUs are written when the work in their streams has ended: torch's
+        current ones, for others those that DLPack or __cuda_array_interface__ name; they have their bytes when this returns.
+        After an error the targets have what they had, but for a GPU that fails meanwhile. One thread at a time.
         Errors: TimedOut, NotFound (no such tensor), Mismatch (a tensor of another shape, also in a later version; the sentence
         names both shapes; tensors that differ, whose targets are in the same memory), ValueError (the memory of a target has
         been freed or moved), Unsupported (a cast that does not exist), and those of a fetch."""
@@ -296,8 +296,8 @@ class PartCalls(_rdt.Conn):
              move: Literal["auto", "whole", "slices"] = "auto", padded: Optional[Mapping[str, int]] = None,
              strict: bool = False, verify: bool = False) -> Plan:
         """Prepares to read boxes of the versions of a name. targets: by the key of the larger tensor, the
-        writable tensor, in host memory or on a GPU, that receives the whole tensor, a Box of it, or a list of boxes; there is at
-        least one.
+        writable tensor, in host memory or on a GPU, that receives the whole tensor, a Box of it, or a list of boxes; there is
+        at least one.
         `run` raises Mismatch if the published tensor has another shape than the target, or than the Box's
         global_shape; a Box with a start and no global_shape is a box of a tensor of any shape. Another dtype than
         the published one is a cast on the way: f32, f16 and bf16 to each other, to

@@ -388,8 +388,9 @@ class ModelFollower:
         """Copies the prepared version into the model, whose tensors must be where they were. It only copies on this node.
         A commit waits for the work in the current streams of the model's GPUs, and the model has the version when it returns.
         After an error the model has what it had, but for a GPU that fails while it is written, and the version is still
-        prepared. If the package was built without cuda.h, the version counts as committed before it is on the GPU. Errors: those of
-        `rdtd.torch.update`, ValueError if the memory of a tensor has been freed or moved, Invalid (nothing is prepared)."""
+        prepared. If the package was built without cuda.h, the version counts as committed before it is on the GPU.
+        Errors: those of `rdtd.torch.update`, ValueError if the memory of a tensor has been freed or moved, Invalid (nothing is
+        prepared)."""
         plan = self._plan
         got: Committed = plan._write(plan._check_places(),
                                      lambda: Committed(None, **self._follower._commit_plan(plan._plan)))
