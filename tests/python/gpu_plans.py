@@ -61,6 +61,26 @@ def test_run_waits_for_the_stream_of_its_targets_and_can_be_interrupted():
         c.unpublish("policy")
 
 
+def test_targets_may_be_used_in_many_streams():
+    with Gpu() as (c, reader):
+        publish(c, 1)
+        gates = [Gate() for _ in range(11)]
+        parts = [target(VALUE[:8], gate.stream.value) for gate in gates]
+        plan = reader.plan("policy", {"w": [rdtd.Box(part, None, (8 * i, 0)) for i, part in enumerate(parts)]})
+        with raises(rdtd.TimedOut):
+            threading.Timer(0.2, lambda: [gate.event.set() for gate in gates[8:]]).start()  # the call itself waits for these
+            plan.run(timeout=0.2)
+        for gate in gates:
+            gate.event.set()
+        plan.run(timeout=LONG)
+        assert all((on_gpu(part) == VALUE[8 * i:8 * i + 8] + 1).all() for i, part in enumerate(parts))
+        del plan
+        for gate, part in zip(gates, parts):
+            gate.end()
+            part.end()
+        c.unpublish("policy")
+
+
 def test_commits_write_gpus():
     with Gpu() as (c, reader):
         publish(c, 1)

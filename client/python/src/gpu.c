@@ -370,7 +370,8 @@ void gpu_take_back(struct borrowed_set *set)
     set->host_room = NULL;
 }
 
-#define MOST_ORDERED 64
+#define MOST_ORDERED 64 /* streams that a plan is told of; for others, and the ninth of a GPU, the call waits itself */
+#define MOST_OF_GPU 8u
 
 bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set)
 {
@@ -386,14 +387,15 @@ bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set
         const char *uuid;
         int ordinal;
         size_t k = 0;
+        unsigned of_gpu = 0;
 
         if (!borrowed->on_gpu || (status = rdt_cuda_where(conn->cuda, set->tensors[i].data, &ordinal, &err)) != RDT_OK ||
             ordinal == HOST || (status = rdt_cuda_uuid(conn->cuda, ordinal, &uuid, &err)) != RDT_OK)
             continue;
-        while (k < n && !(streams[k].stream == borrowed->stream && streams[k].device == uuid))
-            k++;
-        if (k == MOST_ORDERED)
-            status = rdt_cuda_wait_stream(conn->cuda, ordinal, borrowed->stream, &err);
+        for (; k < n && !(streams[k].stream == borrowed->stream && streams[k].device == uuid); k++)
+            of_gpu += streams[k].device == uuid;
+        if (k == MOST_ORDERED || (k == n && of_gpu == MOST_OF_GPU))
+            WAITS(conn, status, rdt_cuda_wait_stream(conn->cuda, ordinal, borrowed->stream, &err));
         else if (k == n)
             streams[n++] = (struct rdt_plan_stream){uuid, borrowed->stream};
     }
