@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TransferQueue (verl's data plane) over rdtd: the storage backend "rdtd".
+
+    import ray, transfer_queue as tq, rdtd.transferqueue
+    from omegaconf import OmegaConf
+
+    ray.init(runtime_env={"worker_process_setup_hook": "rdtd.transferqueue.register"})   # TransferQueue loads no modules itself
+    tq.init(OmegaConf.create({"backend": {"storage_backend": "rdtd", "rdtd": {}}}))
+
+What one call puts, all fields of all its samples, is one object of the daemon, not one for each key: rows that lie behind each
+other in memory are one tensor, and are copied once. Readers on the node map the object, whatever part of it they want; to other
+nodes the daemons move it once for all readers there. TransferQueue then copies the rows into the batch that it returns.
+
+An object ends when all its keys were cleared or put again by one process; when the program that called init ends or calls close
+(on its node); and in any case `ttl` seconds after the put. It does not end with the process that put it.
+
+Keys of the configuration backend.rdtd: socket (of the daemon; null: $RDT_SOCKET or the default), ttl (seconds, 86400; at most
+the daemon's detached_ttl_max), allow_pickle (null: values that are no tensors and need a pickle are loaded from producers that
+are trusted, TRUST IN CODE in rdt-network(7); true: from all). prefix is set by init.
+
+Tested with TransferQueue 0.1.11. Source: its StorageKVClient and KVStorageManager."""
+# mypy: disable-error-code="import, misc, no-untyped-call"
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import uuid
+import weakref
+from collections import Counter
+from itertools import count
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+try:
+    from transfer_queue.storage.bootstrap import StorageBootstrapProvider
+    from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVClient
+    from transfer_queue.storage.managers.base import KVStorageManager, StorageManagerFactory
+except ImportError as error:
+    raise ImportError(f"rdtd.transferqueue needs TransferQueue, and was tested with 0.1.11: {error}") from error
+
+import rdtd
+
+from ._arrays import kind_of
+from ._errors import Error, Freed, NotFound, OwnerDied
+from ._requests import Ref
+
+__all__ = ["register", "Client", "Manager"]
+
+_PLACE = struct.Struct("<III")  # the number of an object's keys, and where a value is: the tensor (or _OTHER), and its row
+_OTHER = 2**32 - 1
+_TTL = 86400.0
+
+
+def register() -> None:
+    """Does nothing: importing this module registers the backend. For Ray's worker_process_setup_hook."""
+
+
+class _Run(NamedTuple):
+    """Rows that lie behind each other, as one tensor: of one shape, or flat, with the shape of each."""
+
+    tensor: torch.Tensor
+    shapes: Optional[list[list[int]]]
+
+
+def _is_row(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout == torch.strided and not value.is_nested and kind_of(value) == "t" and \
+        not value.requires_grad and value.is_contiguous() and value.device.type == "cpu"
+
+
+def _runs(values: list[Any]) -> tuple[list[_Run], list[Any], list[tuple[int, int]]]:
+    """The runs of rows, the other values, and the place of each value."""
+    runs: list[_Run] = []
+    others: list[Any] = []
+    places = []
+    rows: list[torch.Tensor] = []
+    end = 0
+
+    def close() -> None:
+        if rows:
+            runs.append(_run_of(rows))
+            rows.clear()
+
+    for value in values:
+        if not _is_row(value):
+            others.append(value)
+            places.append((_OTHER, len(others) - 1))
+            continue
+        start = value.data_ptr()
+        if rows and not (start == end and value.dtype == rows[0].dtype and value.numel() and
+                         value.untyped_storage().data_ptr() == rows[0].untyped_storage().data_ptr()):
+            close()
+        places.append((len(runs), len(rows)))
+        rows.append(value)
+        end = start + value.nbytes
+    close()
+    return runs, others, places
+
+
+def _run_of(rows: list[torch.Tensor]) -> _Run:
+    first = rows[0]
+    if all([row.shape == first.shape for row in rows]):
+        return _Run(first.as_strided((len(rows), *first.shape), (first.numel(), *first.stride())), None)
+    return _Run(first.as_strided((sum([row.numel() for row in rows]),), (1,)), [list(row.shape) for row in rows])
+
+
+class _Batch:
+    """An object that was fetched: the values of one put."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self._tensors, self._shapes, self._others = value["tensors"], value["shapes"], value["others"]
+        self._starts: dict[int, list[int]] = {}
+
+    def value(self, tensor: int, row: int) -> Any:
+        if tensor == _OTHER:
+            return self._others[row]
+        shapes = self._shapes[tensor]
+        if shapes is None:
+            return self._tensors[tensor][row]
+        if tensor not in self._starts:
+            starts = self._starts[tensor] = [0]
+            for shape in shapes:
+                starts.append(starts[-1] + math.prod(shape))
+        start, end = self._starts[tensor][row:row + 2]
+        return self._tensors[tensor][start:end].view(shapes[row])
+
+
+@StorageClientFactory.register("RdtdClient")
+class Client(StorageKVClient):
+    """The storage client. One of each process, which may be called from several threads."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        socket = config.get("socket")
+        self._connection = None if socket is None else rdtd.connect(socket)
+        self._ttl = float(config.get("ttl") or _TTL)
+        self._allow_pickle = config.get("allow_pickle")
+        self._prefix = f"{config.get('prefix') or 'tq.'}{uuid.uuid4().hex[:12]}."
+        self._numbers = count()
+        self._cleared: Counter[bytes] = Counter()  # of objects of which some keys were cleared
+        self._lock = threading.Lock()
+
+    @property
+    def _c(self) -> rdtd.Connection:
+        return self._connection or rdtd.default()
+
+    def put(self, keys: list[str], values: list[Any]) -> list[bytes]:
+        """Puts all values as one object, which is a snapshot. Returns for each key where its value is."""
+        if len(keys) != len(values):
+            raise ValueError(f"there are {len(keys)} keys and {len(values)} values")
+        if not keys:
+            return []
+        runs, others, places = _runs(values)
+        value = {"tensors": [run.tensor for run in runs], "shapes": [run.shapes for run in runs], "others": others}
+        ref = self._c.put(value, id=f"{self._prefix}{next(self._numbers)}", snapshot="unsealed", detached=True, ttl=self._ttl)
+        packed, pack, many = ref.pack(), _PLACE.pack, len(keys)
+        return [packed + pack(many, *place) for place in places]
+
+    def get(self, keys: list[str], shapes: Any = None, dtypes: Any = None, custom_backend_meta: Any = None) -> list[Any]:
+        """Returns the values. Tensors are views of the objects' memory, private to this process (copy on write)."""
+        places = _places(keys, custom_backend_meta)
+        packed = list(dict.fromkeys([one for one, _ in places]))
+        refs = [Ref._unpack(one) for one in packed]
+        try:
+            found = self._c.get(refs, allow_pickle=self._allow_pickle)
+        except (Freed, NotFound, OwnerDied) as error:
+            raise KeyError(f"TransferQueue's values were cleared, or put longer than {self._ttl} s ago: {error}") from error
+        batches = {one: _Batch(value).value for one, value in zip(packed, found)}
+        unpack = _PLACE.unpack
+        return [batches[one](*unpack(place)[1:]) for one, place in places]
+
+    def clear(self, keys: list[str], custom_backend_meta: Any = None) -> None:
+        """Notes that these values are not needed any more, and frees the objects of which no others are left."""
+        over = []
+        with self._lock:
+            for one, place in _places(keys, custom_backend_meta, True):
+                self._cleared[one] += 1
+                if self._cleared[one] >= _PLACE.unpack(place)[0]:
+                    del self._cleared[one]
+                    over.append(Ref._unpack(one))
+        for ref in over:
+            try:
+                self._c.free(ref)
+            except (Freed, NotFound, OwnerDied):
+                pass  # its time was over
+
+    def close(self) -> None:
+        """Ends the connection, if the configuration names a socket."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _places(keys: list[str], metas: Any, some: bool = False) -> list[tuple[bytes, bytes]]:
+    """For each key the object, and where in it its value is. some: keys that have none are left out."""
+    found = [(bytes(meta[:-_PLACE.size]), bytes(meta[-_PLACE.size:])) for meta in metas or () if meta]
+    if len(found) != len(keys) and not some:
+        lacks = [key for key, meta in zip(keys, metas or [None] * len(keys)) if not meta]
+        raise KeyError(f"nothing was put for {lacks[0]!r}" + (f" and {len(lacks) - 1} other keys" if len(lacks) > 1 else ""))
+    return found
+
+
+@StorageManagerFactory.register("rdtd")
+class Manager(KVStorageManager):
+    """The storage manager: TransferQueue's own for key-value stores, which also clears what is put again."""
+
+    def __init__(self, controller_info: Any, config: Any, zmq_context: Any = None) -> None:
+        super().__init__(controller_info, {**(config or {}), "client_name": "RdtdClient"}, zmq_context=zmq_context)
+
+    async def put_data(self, data: Any, metadata: Any, data_parser: Any = None) -> None:
+        """Puts the samples, tells the controller, and then clears what the same fields of these samples had."""
+        fields = set(data.keys())
+        before = [(f"{index}@{field}", meta) for index, known in zip(metadata.global_indexes, metadata._custom_backend_meta)
+                  for field, meta in known.items() if field in fields]
+        await super().put_data(data, metadata, data_parser)
+        if before:
+            self.storage_client.clear([key for key, _ in before], [meta for _, meta in before])
+
+    def close(self) -> None:
+        super().close()
+        client = getattr(self, "storage_client", None)
+        if client is not None:
+            client.close()
+
+
+class _Program:
+    """What init keeps until close: its end frees what was put and not cleared, on this node."""
+
+    def __init__(self, socket: Optional[str], prefix: str) -> None:
+        self._end = weakref.finalize(self, _free_all, socket, prefix)
+
+
+def _free_all(socket: Optional[str], prefix: str) -> None:
+    try:
+        with rdtd.connect(socket) as c:
+            c.free(prefix=prefix)
+    except Error:
+        pass  # no daemon any more, and no objects
+
+
+@StorageBootstrapProvider.register_provider("rdtd")
+def _start(conf: Any) -> Any:
+    """Called by init in the program that begins."""
+    own = conf.backend["rdtd"]
+    own["prefix"] = f"tq.{uuid.uuid4().hex[:8]}."
+    with rdtd.connect(own.get("socket")):  # no daemon: an error here, not in a worker
+        return {"run": _Program(own.get("socket"), own["prefix"])}

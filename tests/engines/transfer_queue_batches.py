@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rdtd.transferqueue's client: what is put comes back, one object for a call, and when it ends. And TransferQueue itself with
+the backend, with a producer that ends."""
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import rdtd
+from nodes import LONG, Node, end, main, raises, required, until
+
+torch = required("torch")
+required("transfer_queue")
+import transfer_queue as tq
+from rdtd.transferqueue import Client
+from transfer_queue.storage.clients.base import StorageClientFactory
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+def keys_of(values: list[Any]) -> list[str]:
+    return [f"{i}@field" for i in range(len(values))]
+
+
+def test_what_is_put_comes_back() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = StorageClientFactory.create("RdtdClient", {"socket": node.socket})
+        assert isinstance(client, Client)
+        batch = torch.arange(60.).reshape(5, 3, 4)
+        jagged = torch.nested.nested_tensor([torch.arange(float(n)) for n in (3, 0, 5, 1)], layout=torch.jagged)
+        batches = [list(batch), list(jagged.unbind()), [torch.tensor(i) for i in range(4)], list(torch.arange(5)),
+                   ["a", {"b": 1}, None, 5],
+                   [batch[0], batch[2], "text", batch[3], batch[4]], list(batch.transpose(1, 2)),
+                   list(batch.to(torch.bfloat16)),
+                   [torch.zeros(0, 3), torch.ones(2, 3)], [torch.ones(3, requires_grad=True)], [batch[0]], []]
+        for values in [*batches, [value for values in batches for value in values]]:
+            before = len(c.objects())
+            metas = client.put(keys_of(values), values)
+            assert len(c.objects()) == before + bool(values)
+            metas = pickle.loads(pickle.dumps(metas))
+            found = client.get(keys_of(values), custom_backend_meta=metas)
+            assert len(found) == len(values) and all(same(a, b) for a, b in zip(values, found)), (values, found)
+            some = list(range(len(values)))[::-2]
+            found = client.get([keys_of(values)[i] for i in some], custom_backend_meta=[metas[i] for i in some])
+            assert all(same(values[i], b) for i, b in zip(some, found))
+            for value in found:  # each process has its own
+                if isinstance(value, torch.Tensor):
+                    value.detach().zero_()
+            found = client.get(keys_of(values), custom_backend_meta=metas)
+            assert all(same(a, b) for a, b in zip(values, found))
+            client.clear(keys_of(values), metas)
+            assert len(c.objects()) == before
+        client.close()
+
+
+def test_rows_of_a_batch_are_one_tensor() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = Client({"socket": node.socket})
+        batch = torch.arange(6000.).reshape(1000, 6)
+        more = torch.nested.nested_tensor([torch.ones(1 + i % 3) for i in range(1000)], layout=torch.jagged)
+        client.put(keys_of([0] * 2000), [*batch, *more.unbind()])
+        (row,) = c.objects()
+        assert row["tensors"] == 2 and row["snapshot"] and row["detached"], row
+        assert 0 < row["ttl_left"] <= 86400
+        c.free(prefix="tq.")
+        client.close()
+
+
+def test_an_object_ends_with_its_last_key() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = Client({"socket": node.socket})
+        values = list(torch.arange(10.))
+        metas = client.put(keys_of(values), values)
+        client.clear(keys_of(values)[:6], metas[:6])
+        assert len(c.objects()) == 1 and len(client.get(["9@field"], custom_backend_meta=metas[9:])) == 1
+        client.clear(keys_of(values)[6:], metas[6:])
+        assert not c.objects() and not client._cleared
+        with raises(KeyError, "cleared"):
+            client.get(["9@field"], custom_backend_meta=metas[9:])
+        with raises(KeyError, "nothing was put for '1@field' and 1 other keys"):
+            client.get(["0@field", "1@field", "2@field"], custom_backend_meta=[metas[0], None, None])
+        with raises(ValueError, "2 keys and 1 values"):
+            client.put(["a", "b"], [1])
+        client.clear(["1@field"], [None])
+        client.close()
+
+
+def test_values_of_other_nodes() -> None:
+    with Node(listen=True) as a, Node(listen=True) as b:
+        client, far = Client({"socket": a.socket}), Client({"socket": b.socket})
+        values = [*torch.arange(60.).reshape(5, 12), "text", {"a": [1]}]
+        metas = client.put(keys_of(values), values)
+        found = far.get(keys_of(values), custom_backend_meta=metas)
+        assert all(same(x, y) for x, y in zip(values, found))
+        odd = [complex(1, 2), {1, 2}, Ellipsis, os.stat_result(range(10))]  # the last needs a pickle
+        metas2 = client.put(keys_of(odd), odd)
+        with raises(rdtd.PickleRefused, "allow_pickle"):
+            far.get(keys_of(odd), custom_backend_meta=metas2)
+        trusting = Client({"socket": b.socket, "allow_pickle": True})
+        assert trusting.get(keys_of(odd), custom_backend_meta=metas2) == odd
+        del found
+        far.clear(keys_of(values), metas)
+        far.clear(keys_of(odd), metas2)
+        for one in client, far, trusting:
+            one.close()
+        end(b, a)
+
+
+def test_the_data_outlive_their_producer() -> None:
+    import ray
+    from omegaconf import OmegaConf
+    from tensordict import TensorDict
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="rdtd",
+                 runtime_env={"worker_process_setup_hook": "rdtd.transferqueue.register",
+                              "env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
+        try:
+            tq.init(OmegaConf.create({"controller": {"polling_mode": True},
+                                      "backend": {"storage_backend": "rdtd", "rdtd": {"socket": node.socket}}}))
+
+            @ray.remote(num_cpus=0, max_retries=0)
+            def produce(value: float, dies: bool) -> None:
+                tq.init()
+                rows = TensorDict({"a": torch.full((4, 3), value), "b": torch.arange(4)}, batch_size=4)
+                tq.kv_batch_put(keys=[f"k{i}" for i in range(4)], partition_id="p", fields=rows)
+                if dies:
+                    os.kill(os.getpid(), 9)
+
+            with raises(ray.exceptions.WorkerCrashedError):
+                ray.get(produce.remote(1.0, True), timeout=LONG)
+            found = tq.kv_batch_get(keys=["k0", "k3"], partition_id="p")
+            assert torch.equal(torch.stack(list(found["a"].unbind())), torch.ones(2, 3)) and found["b"].tolist() == [0, 3]
+            ray.get(produce.remote(2.0, False), timeout=LONG)  # the same keys again: what they had ends
+            found = tq.kv_batch_get(keys=["k0", "k3"], partition_id="p")
+            assert torch.equal(torch.stack(list(found["a"].unbind())), torch.full((2, 3), 2.0))
+            del found
+            until(lambda: len(c.objects(prefix="tq.")) == 1, "the earlier values were freed")
+            tq.kv_clear(keys=[f"k{i}" for i in range(4)], partition_id="p")
+            until(lambda: not c.objects(prefix="tq."), "all values were freed")
+            ray.get(produce.remote(3.0, False), timeout=LONG)
+            tq.close()  # frees what is left
+            until(lambda: not c.objects(prefix="tq."), "close has freed all")
+        finally:
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(globals())
