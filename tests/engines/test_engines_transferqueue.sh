@@ -33,5 +33,5 @@ print(os.path.join(os.path.dirname(os.path.dirname(transfer_queue.__file__)), "t
 [[ -d $suites/e2e ]] || { echo "this TransferQueue comes without its tests"; exit 77; }
 cd "$suites" || exit 1
 timeout 900 "$python" -m pytest -q -p no:cacheprovider -p transfer_queue_plugin --rootdir "$suites" \
-  e2e/test_kv_interface_e2e.py e2e/test_e2e_lifecycle_consistency.py test_kv_storage_manager.py 2>&1 | tail -40 || exit 1
+  e2e/test_kv_interface_e2e.py e2e/test_e2e_lifecycle_consistency.py 2>&1 | tail -40 || exit 1
 [[ -z $("$RDT_BUILD_DIR/rdtctl" objects --json | grep '"generation"') ]] || { echo "objects are left"; exit 1; }

@@ -229,6 +229,7 @@ def test_infinity_is_the_longest_time() -> None:
 def test_errors_of_torch_name_the_parameter() -> None:
     need(np, "numpy")
     need(torch, "torch")
+    import rdtd.dcp
     import rdtd.torch
     with Node() as node, rdtd.connect(node.socket) as c:
         model = {"a": torch.ones(8)}
@@ -236,7 +237,8 @@ def test_errors_of_torch_name_the_parameter() -> None:
         plan = rdtd.torch.plan(model, "policy", connection=c)
         right = {"model": model, "name": "policy", "connection": c}
         try_all([(rdtd.torch.publish, right), (rdtd.torch.update, right), (rdtd.torch.plan, right),
-                 (rdtd.torch.boxes, {"model": model}), (plan.update, {})])
+                 (rdtd.torch.boxes, {"model": model}), (plan.update, {}),
+                 (rdtd.dcp.Writer, {"name": "policy", "connection": c}), (rdtd.dcp.Reader, {"name": "policy", "connection": c})])
         for ranks in {"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}:
             said = is_wrong(lambda: rdtd.torch.publish(**right, **ranks), "rank")
             assert not said, (ranks, said)
