@@ -14,7 +14,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "little_endian.h"
 #include "std_fds.h"
 
 /* The initial size of a reader's buffer, and the most that one read returns, because the loop has other sockets to read. */

@@ -149,4 +149,20 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
 const uint8_t *frame_writer_peek(const struct frame_writer *writer, size_t *n_p);
 void frame_writer_consume(struct frame_writer *writer, size_t n);
 
+/* Little-endian numbers of 1 to 8 bytes in buffers without alignment. */
+static inline void put_le(uint8_t *out, uint64_t value, unsigned bytes)
+{
+    for (unsigned i = 0; i < bytes; i++)
+        out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static inline uint64_t get_le(const uint8_t *in, unsigned bytes)
+{
+    uint64_t value = 0;
+
+    for (unsigned i = 0; i < bytes; i++)
+        value |= (uint64_t)in[i] << (8 * i);
+    return value;
+}
+
 #endif

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "little_endian.h"
+#include "frame.h"
 
 #define TEXT_SCHEME "rdt:"
 #define PACKED_VERSION 1u      /* of an object */

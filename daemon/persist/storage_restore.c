@@ -16,8 +16,8 @@
 #include "daemon/memory/region_file.h"
 #include "daemon/persist/restore_guard.h"
 #include "daemon/persist/storage_impl.h"
+#include "proto/frame.h"
 #include "proto/grow.h"
-#include "proto/little_endian.h"
 #include "proto/wire_limits.h"
 
 #define RESTORING \
