@@ -211,6 +211,9 @@ struct rdt_daemon_status {
     uint64_t followed_versions;     /* that were whole on this node for followers */
     uint64_t followed_moved;        /* bytes of these that came from other nodes */
     uint64_t follow_commits, follow_skipped; /* versions that followers have committed, and have skipped */
+    /* snapshots of other nodes that were made here of an earlier one and a delta; deltas that failed, so that the whole was
+     * moved; bytes that the deltas have spared */
+    uint64_t replicas_by_delta, deltas_failed, delta_bytes_spared;
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */

@@ -59,6 +59,9 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     ctl_line("busy polls %" PRIu64 ", of which %" PRIu64 " found no message", s->busy_polls, s->busy_polls_missed);
     ctl_line("replicas   %" PRIu64 " of other nodes' snapshots (%s); %" PRIu64 " arrived whole, %" PRIu64 " with wrong bytes",
              s->replicas, ctl_human_bytes(s->replica_bytes, a), s->replicas_checked, s->replicas_damaged);
+    if (s->replicas_by_delta || s->deltas_failed)
+        ctl_line("deltas     %" PRIu64 " replicas were made of earlier ones, which spared %s; %" PRIu64 " deltas failed",
+                 s->replicas_by_delta, ctl_human_bytes(s->delta_bytes_spared, a), s->deltas_failed);
     ctl_line("fan-out    %" PRIu64 " pulls of readers sent to a replica, %" PRIu64 " of them more than once; %" PRIu64
              " reports of slow readers",
              s->redirected, s->redirected_again, s->slow_readers);

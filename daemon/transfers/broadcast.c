@@ -502,8 +502,8 @@ enum rdt_status broadcast_on_ask(struct remote *root, const Rdt__Pb__GroupBroadc
     if (replica && replica_is_fresh(replica)) {
         replica_used(replica);
         on_fetched(member, NULL);
-    } else if (fetch_for_node(root, member->account, &member->ref, group->name, member->number, on_fetched, member,
-                              &member->fetch, &why) != RDT_OK) {
+    } else if (pull_for_node(&transfer_pull_kind, root, member->account, &member->ref, group->name, member->number, on_fetched,
+                             member, &member->fetch, &why) != RDT_OK) {
         on_fetched(member, &why);
     }
     return RDT_OK;

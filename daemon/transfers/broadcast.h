@@ -12,7 +12,7 @@
  * failure, which names the node. The group only says which nodes there are, and it must have been ready once: where it ends
  * later, only the fetches that move by its transport fail.
  *
- * The other node's part (struct broadcast_member) is a fetch of that node itself, by fetch_for_node. It waits with the fetches
+ * The other node's part (struct broadcast_member) is a fetch of that node itself, by pull_for_node. It waits with the fetches
  * of clients for the same replica, and ends as one of them does.
  *
  * All calls are made in the loop thread. */

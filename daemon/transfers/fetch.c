@@ -227,7 +227,11 @@ static void say_how_far(const struct transfer *transfer, char missing[480])
                        trouble[0] ? ", to which this one cannot connect (" : "", trouble, trouble[0] ? ")" : "");
         break;
     case TRANSFER_RESERVE:
-        (void)snprintf(missing, 480, "there was no memory yet for the %llu bytes", (unsigned long long)transfer->record.bytes);
+        if (transfer->pull.delta == DELTA_MAKING)
+            (void)snprintf(missing, 480, "it was being made of an earlier version and a delta from node %s", node);
+        else
+            (void)snprintf(missing, 480, "there was no memory yet for the %llu bytes",
+                           (unsigned long long)transfer->record.bytes);
         break;
     case TRANSFER_CONNECT:
         (void)snprintf(missing, 480, "the transport's connection to node %s was not up", node);
@@ -507,41 +511,6 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         return status;
     }
     *transfer_p = transfer;
-    return RDT_OK;
-}
-
-enum rdt_status fetch_for_node(struct remote *owner, struct account *account, const struct rdt_ref *ref, const char *group,
-                               uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err), void *arg,
-                               struct fetch **fetch_p, struct rdt_error *err)
-{
-    struct transfers *transfers = owner->transfers;
-    struct replica *replica = replica_find(&transfers->replicas, ref->node, ref->generation);
-    struct transfer *transfer = replica ? replica->filling : NULL;
-    struct fetch *fetch = calloc(1, sizeof *fetch);
-    bool joins = transfer;
-
-    if (fetch && !joins)
-        transfer = transfer_new(transfers, &transfer_pull_kind, NULL, account, ref);
-    if (!fetch || !transfer) {
-        free(fetch);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
-    }
-    fetch->transfer = transfer;
-    fetch->on_done = on_done;
-    fetch->arg = arg;
-    fetch->joined = FETCH_JOINED; /* Only fetches of clients are counted. */
-    list_append(&transfer->fetches, &fetch->by_transfer);
-    transfer->n_fetches++;
-    *fetch_p = fetch;
-    if (joins)
-        return RDT_OK;
-    transfer->wish.sharing = SHARES_REPLICA;
-    transfer->pull.broadcast = broadcast;
-    text_copy(transfer->wish.group, sizeof transfer->wish.group, group);
-    transfer->record.direction = "in";
-    text_copy(transfer->record.peer, sizeof transfer->record.peer, owner->peer->name);
-    remote_use(&transfer->pull.origin, owner);
-    pull_pull_from(transfer, owner);
     return RDT_OK;
 }
 

@@ -240,6 +240,32 @@ static bool sum_follows(const struct replica *replica)
     return !list_empty(&replica->by_sum);
 }
 
+bool replica_has_sum(const struct replica *replica)
+{
+    return replica->sum != 0 || sum_follows(replica);
+}
+
+/* The bytes are wrong: says so, and counts it. */
+static void set_damaged(const struct replica *replica, uint64_t found, struct rdt_error *err)
+{
+    Rdt__Pb__StatusReply *counts = replica->replicas->transfers->counts;
+
+    if (replica->filling && replica->filling->pull.delta == DELTA_MADE) {
+        (void)rdt_error_set(
+            err, RDT_DAMAGED,
+            "the bytes of object \"%s\" of node %s that were made here of an earlier version and a delta are not "
+            "those that were put: their checksum is %016" PRIx64 ", and should be %016" PRIx64,
+            replica->ref.id, replica->origin->peer->name, found, replica->sum);
+        return;
+    }
+    counts->replicas_damaged++;
+    (void)rdt_error_set(err, RDT_DAMAGED,
+                        "the bytes of object \"%s\" that came from node %s are not those that were put on node %s: their "
+                        "checksum is %016" PRIx64 ", and should be %016" PRIx64,
+                        replica->ref.id, replica->filling ? replica->filling->record.peer : "?", replica->origin->peer->name,
+                        found, replica->sum);
+}
+
 /* Ends the check if both checksums are there, or if none will come. */
 static void compare_sums(struct replica *replica)
 {
@@ -255,12 +281,7 @@ static void compare_sums(struct replica *replica)
         counts->replicas_checked++;
         replica->object->sum = replica->sum;
     } else {
-        counts->replicas_damaged++;
-        (void)rdt_error_set(&err, RDT_DAMAGED,
-                            "the bytes of object \"%s\" that came from node %s are not those that were put on node %s: their "
-                            "checksum is %016" PRIx64 ", and should be %016" PRIx64,
-                            replica->ref.id, replica->filling ? replica->filling->record.peer : "?",
-                            replica->origin->peer->name, check->found, replica->sum);
+        set_damaged(replica, check->found, &err);
         log_warn("%s", err.msg);
     }
     end_check(replica, err.status == RDT_OK ? NULL : &err);

@@ -161,6 +161,9 @@ void replica_check(struct replica *replica);
 /* A chunk has arrived: computes the checksum of what is there. */
 void replica_check_more(struct replica *replica);
 
+/* Whether the owner's node has said the checksum, or will. */
+bool replica_has_sum(const struct replica *replica);
+
 /* The owner's node has said something about the checksum; follows: it will say more. */
 void replica_take_sum(struct replica *replica, uint64_t sum, bool follows);
 

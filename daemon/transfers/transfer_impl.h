@@ -7,7 +7,7 @@
  * The files of pull and serve lie in folders of these names.
  *
  *   room         transfers, transfer_peer > broadcast > fetch
- *   pull         pull > pull_replica > pull_ask > pull_move > subpull > pull_path > pull_staging
+ *   pull         pull > pull_replica > pull_delta > pull_ask > pull_move > subpull > pull_path > pull_staging
  *   serve        serve_pull > serve_answer > serve_send > serve_pace > serve
  *   local        transfer_local > transfer_local_copy > staged_copy
  *   ticket       transfer_ticket                                    -> transfer_ticket_events: pull, serve
@@ -292,14 +292,6 @@ bool fetch_answer_now(struct fetch *fetch);
 void fetch_detach(struct fetch *fetch);    /* frees a fetch that was answered or whose client has ended */
 void fetch_done_here(struct fetch *fetch); /* answers a fetch of the node itself, and frees it: there is nothing to hand over */
 void transfer_find_client(struct transfer *transfer); /* sets transfer->client */
-
-/* Fetches the snapshot of that node, whose link is up, for this node itself, which keeps a replica of it: joins the transfer
- * that fills one, or pulls. The bytes come by any path, by the transport of that group of the account's owner too, in which
- * both nodes are. on_done is called once, with NULL or why there is no replica, unless this function fails: NO_MEMORY. It may
- * be called before this function returns, after *fetch_p was set. fetch_fail ends the fetch. */
-enum rdt_status fetch_for_node(struct remote *owner, struct account *account, const struct rdt_ref *ref, const char *group,
-                               uint64_t broadcast, void (*on_done)(void *arg, const struct rdt_error *err), void *arg,
-                               struct fetch **fetch_p, struct rdt_error *err);
 
 /* The account whose threads must copy into the target, because its client can hold them up (region_may_wait). NULL, also for a
  * NULL target: any thread may. */

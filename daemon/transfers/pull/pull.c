@@ -519,10 +519,10 @@ static void reserve_next(struct transfer *transfer)
         status = pull_reserve_stage(transfer, on_ready, &err);
     if (status == RDT_AGAIN)
         transfer->move.n_ops++; /* The pool works for the transfer. */
-    else if (status == RDT_OK)
-        pull_move(transfer);
-    else if (!go_unregistered(transfer, &err))
+    else if (status != RDT_OK && !go_unregistered(transfer, &err))
         pull_fail_here(transfer, &err);
+    else if (status == RDT_OK && !pull_delta_begins(transfer))
+        pull_move(transfer);
 }
 
 /* ---- the end ---- */
@@ -540,6 +540,7 @@ void pull_abort(struct transfer *transfer)
         pull_send_abort(transfer);
     if (transfer->pull.subpulls)
         subpulls_abort(transfer);
+    pull_delta_stop(transfer);
     pull_stop_ops(transfer);
     transfer_settle(transfer);
 }

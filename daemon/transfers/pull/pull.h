@@ -5,6 +5,7 @@
  *
  *   pull.c            decides what comes next: takes answers, reserves memory, starts again, ends
  *   pull_replica.c    replicas: is served by one, is redirected to one on another node and comes back
+ *   pull_delta.c      makes the bytes of a snapshot of those of an earlier one and a delta, instead of moving them
  *   pull_ask.c        asks: the peer, its link, the request coalescer, PULL, PULL under a new id
  *   pull_move.c       moves the chunks, watches their progress, stops them
  *   subpull.c         splits a pull of an object in several kinds of memory into sub-pulls
@@ -25,12 +26,16 @@
 
 struct chunk_ground;
 struct chunk_op;
+struct account;
 struct coalesced;
+struct fetch;
+struct making;
 struct remote;
 struct peer_transport;
 struct replica;
 struct subpulls;
 struct transfer;
+struct transfer_kind;
 
 /* Memory that chunks are received into before they are scattered to many small tensors: pull_staging.c. */
 struct staging {
@@ -95,6 +100,13 @@ struct pull_unregistered {
     uint8_t n;  /* how often the path was chosen again for that */
 };
 
+/* Whether the bytes are made of a replica of another snapshot and a delta (pull_delta.c). It is tried once.
+ *
+ *   NONE --there is a note, and the base--> MAKING --all tensors are written--> MADE --wrong checksum--> LEFT
+ *     `---------the bytes move-------.         `------any failure------------------------------------------^
+ *                                    `-----------------------------------------------------------------> LEFT */
+enum pull_delta_state { DELTA_NONE, DELTA_MAKING, DELTA_MADE, DELTA_LEFT };
+
 /* By what the bytes come. */
 struct pull_path {
     struct peer_transport *connection; /* chosen by pull_take_path; NULL: not yet */
@@ -157,9 +169,11 @@ struct pull {
 
     struct replica *replica;  /* the replica that it fills: a reference; NULL: none */
     struct deadline unwanted; /* set when the last other node has stopped pulling that replica */
-    uint64_t broadcast;       /* it was begun by fetch_for_node: the owner's number of its broadcast; 0: for a client */
+    uint64_t broadcast;       /* it was begun by pull_for_node: the owner's number of its broadcast; 0: for a client */
     struct pull_redirect redirect;
 
+    struct making *making; /* MAKING: what is under way; NULL: nothing is */
+    uint8_t delta;         /* enum pull_delta_state */
     struct pull_path path;
     bool fell_back; /* counted in transfers->counts->fell_back */
     struct pull_chunks chunks;
@@ -243,6 +257,21 @@ enum rdt_status pull_map_targets(struct transfer *transfer, struct rdt_error *er
  * imported memory is written by another thread. */
 uint64_t pull_inline_max(const struct transfer *transfer);
 
+/* Fetches the snapshot of that node, whose link is up, for this node itself, which keeps a replica of it: joins the transfer
+ * that fills one, or pulls. The bytes come by any path, by the transport of that group of the account's owner too, in which
+ * both nodes are. on_done is called once, with NULL or why there is no replica, unless this function fails: NO_MEMORY. It may
+ * be called before this function returns, after *fetch_p was set. fetch_fail ends the fetch. kind: transfer_pull_kind. */
+enum rdt_status pull_for_node(const struct transfer_kind *kind, struct remote *owner, struct account *account,
+                              const struct rdt_ref *ref, const char *group, uint64_t broadcast,
+                              void (*on_done)(void *arg, const struct rdt_error *err), void *arg, struct fetch **fetch_p,
+                              struct rdt_error *err);
+
+/* ---- deltas (pull_delta.c) ---- */
+
+/* RESERVE, all memory is reserved. true: the bytes are being made here, and pull_move or pull_made is called later. */
+bool pull_delta_begins(struct transfer *transfer);
+void pull_delta_stop(struct transfer *transfer); /* ABORT, REWIND: the bytes are not wanted */
+
 /* ---- moving (pull_move.c) ---- */
 
 /* As transfer_fail_err, for a failure of this node itself: the source is not left for it. */
@@ -252,8 +281,11 @@ void pull_fail_here(struct transfer *transfer, const struct rdt_error *err);
 void pull_move(struct transfer *transfer);
 void pull_wait(struct transfer *transfer); /* CONNECT: waits for a connection that is being rebuilt */
 void pull_move_bytes(struct transfer *transfer, enum pull_bytes state);
+void pull_move_delta(struct transfer *transfer, enum pull_delta_state state);
 /* The bytes of its replica were compared with their checksum: delivers them, or fails. */
 void pull_checked(struct transfer *transfer, const struct rdt_error *err);
+/* RESERVE: all bytes are there, made of `moved` bytes of a delta. Has them compared with their checksum. */
+void pull_made(struct transfer *transfer, uint64_t moved);
 void pull_receive(struct transfer *transfer);   /* posts the receives, or asks for keys */
 void pull_ask_start(struct transfer *transfer); /* sends PULL_START */
 void pull_read_more(struct transfer *transfer); /* one-sided: the keys are there, or a read has ended */

@@ -133,7 +133,7 @@ void pull_ask(struct transfer *transfer)
     if (transfer->pull.redirect.came_back && !pull.from_replica)
         pull.left_node = (ProtobufCBinaryData){sizeof transfer->pull.redirect.left, transfer->pull.redirect.left};
     /* With another wish, or where a replica is to be kept in any case, the bytes must not come in the answer. */
-    if (transfer->pull.broadcast)
+    if (transfer->pull.broadcast || !transfer->client)
         pull.inline_max_bytes = 0;
     else if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
         pull.inline_max_bytes = pull_inline_max(transfer);
@@ -254,4 +254,42 @@ bool pull_ask_anew(struct transfer *transfer)
     pull_leave_peer(transfer);
     pull_rewind(transfer);
     return true;
+}
+
+/* ---- for this node itself ---- */
+
+enum rdt_status pull_for_node(const struct transfer_kind *kind, struct remote *owner, struct account *account,
+                              const struct rdt_ref *ref, const char *group, uint64_t broadcast,
+                              void (*on_done)(void *arg, const struct rdt_error *err), void *arg, struct fetch **fetch_p,
+                              struct rdt_error *err)
+{
+    struct transfers *transfers = owner->transfers;
+    struct replica *replica = replica_find(&transfers->replicas, ref->node, ref->generation);
+    struct transfer *transfer = replica ? replica->filling : NULL;
+    struct fetch *fetch = calloc(1, sizeof *fetch);
+    bool joins = transfer;
+
+    if (fetch && !joins)
+        transfer = transfer_new(transfers, kind, NULL, account, ref);
+    if (!fetch || !transfer) {
+        free(fetch);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transfer");
+    }
+    fetch->transfer = transfer;
+    fetch->on_done = on_done;
+    fetch->arg = arg;
+    fetch->joined = FETCH_JOINED; /* Only fetches of clients are counted. */
+    list_append(&transfer->fetches, &fetch->by_transfer);
+    transfer->n_fetches++;
+    *fetch_p = fetch;
+    if (joins)
+        return RDT_OK;
+    transfer->wish.sharing = SHARES_REPLICA;
+    transfer->pull.broadcast = broadcast;
+    text_copy(transfer->wish.group, sizeof transfer->wish.group, group);
+    transfer->record.direction = "in";
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, owner->peer->name);
+    remote_use(&transfer->pull.origin, owner);
+    pull_pull_from(transfer, owner);
+    return RDT_OK;
 }

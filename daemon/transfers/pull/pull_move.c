@@ -27,6 +27,18 @@ void pull_move_bytes(struct transfer *transfer, enum pull_bytes state)
     sm_move_byte(byte_states, sizeof byte_states / sizeof byte_states[0], &transfer->pull.redirect.bytes, state);
 }
 
+static const struct sm_state delta_states[] = {
+    [DELTA_NONE] = {"none", 1u << DELTA_MAKING | 1u << DELTA_LEFT},
+    [DELTA_MAKING] = {"making", 1u << DELTA_MADE | 1u << DELTA_LEFT},
+    [DELTA_MADE] = {"made", 1u << DELTA_LEFT},
+    [DELTA_LEFT] = {"left", 1u << DELTA_LEFT},
+};
+
+void pull_move_delta(struct transfer *transfer, enum pull_delta_state state)
+{
+    sm_move_byte(delta_states, sizeof delta_states / sizeof delta_states[0], &transfer->pull.delta, state);
+}
+
 void pull_fail_noted(struct transfer *transfer)
 {
     transfer->pull.failure.ping = 0;
@@ -363,6 +375,16 @@ void pull_read_more(struct transfer *transfer)
 
 /* ---- chunks ---- */
 
+static void count_made(struct transfer *transfer)
+{
+    Rdt__Pb__StatusReply *counts = transfer->transfers->counts;
+    uint64_t moved = transfer->record.bytes_done, bytes = transfer->move.stream_bytes;
+
+    counts->replicas_by_delta++;
+    counts->delta_bytes_spared += bytes > moved ? bytes - moved : 0;
+    text_copy(transfer->record.route, sizeof transfer->record.route, "made here of an earlier version and a delta");
+}
+
 static void deliver_replica(struct transfer *transfer, struct replica *replica)
 {
     replica_whole(replica);
@@ -373,6 +395,8 @@ static void deliver(struct transfer *transfer)
 {
     transfer->pull.path.connection->failures = 0;
     record_route(&transfer->record, &transfer->pull.path.connection->conn);
+    if (transfer->pull.delta == DELTA_MADE)
+        count_made(transfer);
     if (transfer->pull.replica)
         deliver_replica(transfer, transfer->pull.replica);
     else
@@ -384,12 +408,24 @@ static void deliver(struct transfer *transfer)
 
 void pull_checked(struct transfer *transfer, const struct rdt_error *err)
 {
+    bool made = transfer->pull.delta == DELTA_MADE;
+    struct rdt_error unknown;
+
+    if (!err && made && transfer->pull.replica->object->sum == 0) {
+        (void)rdt_error_set(&unknown, RDT_DAMAGED, "the checksum of object \"%s\" did not come, so its delta is not trusted",
+                            transfer->ref.id);
+        err = &unknown;
+    }
     if (!err) {
         deliver(transfer);
         return;
     }
+    if (made) {
+        transfer->transfers->counts->deltas_failed++;
+        pull_move_delta(transfer, DELTA_LEFT);
+    }
     if (transfer->pull.redirect.bytes == BYTES_FIRST &&
-        (transfer->record.n_sources > 0 || transfer->pull.peer != transfer->pull.origin))
+        (made || transfer->record.n_sources > 0 || transfer->pull.peer != transfer->pull.origin))
         pull_move_bytes(transfer, BYTES_WRONG);
     else /* all that came was the owner's */
         pull_move_bytes(transfer, BYTES_AGAIN);
@@ -398,21 +434,49 @@ void pull_checked(struct transfer *transfer, const struct rdt_error *err)
     transfer_fail_err(transfer, err);
 }
 
-static void finish(struct transfer *transfer)
+/* Tells the source that nothing more is wanted. */
+static void send_end(struct transfer *transfer)
 {
-    if (transfer->pull.path.one_sided) {
-        Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
-        end.transfer = transfer->id;
-        (void)remote_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
-    }
-    if (!transfer->pull.replica) {
-        deliver(transfer);
-        return;
-    }
+    Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
+
+    end.transfer = transfer->id;
+    (void)remote_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
+}
+
+static void check(struct transfer *transfer)
+{
     /* A source that is silent from now on does not matter: all bytes are there. */
     deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
     deadline_unset(transfer->transfers->deadlines, &transfer->pull.redirect.patience);
     replica_check(transfer->pull.replica);
+}
+
+static void finish(struct transfer *transfer)
+{
+    if (transfer->pull.path.one_sided)
+        send_end(transfer);
+    if (transfer->pull.replica)
+        check(transfer);
+    else
+        deliver(transfer);
+}
+
+void pull_made(struct transfer *transfer, uint64_t moved)
+{
+    const struct chunk_plan *plan = transfer->pull.chunks.plan;
+    struct rdt_error err;
+
+    if (replica_plan(transfer->pull.replica, plan, &err) != RDT_OK) {
+        pull_fail_here(transfer, &err);
+        return;
+    }
+    transfer_set_state(transfer, TRANSFER_MOVE);
+    for (uint32_t i = 0; i < plan->n; i++)
+        replica_arrived(transfer->pull.replica, i);
+    transfer->pull.chunks.next = transfer->pull.chunks.n_done = plan->n;
+    transfer->record.bytes_done = moved;
+    send_end(transfer);
+    check(transfer);
 }
 
 /* A slot is free again, so the owner may send one more chunk. */

@@ -274,6 +274,7 @@ bool pull_replica_comes_back(struct transfer *transfer, const struct rdt_error *
         (transfer->pull.peer == transfer->pull.origin && transfer->pull.redirect.bytes != BYTES_WRONG) ||
         transfer->sm.state == TRANSFER_ABORT || (list_empty(&transfer->fetches) && !replica_in_demand(transfer->pull.replica)))
         return false;
+    pull_delta_stop(transfer);
     log_debug("xfer %llu comes back from the replica on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
               why->msg);
     return ask_owner_again(transfer, why->msg);

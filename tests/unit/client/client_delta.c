@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/rdt_delta.h"
+#include "proto/delta.h"
 
 static struct rdt_error err;
 
@@ -208,4 +209,34 @@ Test(client_delta, wrong_elements_are_named)
     cr_assert_eq(rdt_delta_encode(v.base, v.next, 100, 3, v.delta, v.room, &v.used, &err), RDT_INVALID);
     cr_assert_str_eq(err.msg, "the elements of a delta have 1, 2, 4 or 8 bytes, not 3");
     versions_free(&v);
+}
+
+Test(client_delta, some_changes_at_a_time_are_the_same)
+{
+    struct versions v = versions_make(5000, 2, 7);
+    struct delta delta;
+    enum rdt_status status;
+
+    cr_assert_eq(encode(&v), RDT_OK);
+    cr_assert_eq(delta_open(v.delta, v.room, 5000, 2, &delta, &err), RDT_OK); /* others may lie behind it */
+    cr_assert_eq(delta.bytes, v.used);
+    while ((status = delta_apply_some(&delta, v.target, 3)) == RDT_AGAIN)
+        continue;
+    cr_assert_eq(status, RDT_OK);
+    cr_assert_arr_eq(v.target, v.next, v.bytes);
+    versions_free(&v);
+}
+
+Test(client_delta, a_note_names_two_objects)
+{
+    struct rdt_ref base = {.generation = 7, .id_bytes = 1, .id = "b"}, delta = {.generation = 8, .id_bytes = 1, .id = "d"};
+    char note[RDT_DELTA_NOTE_MAX_BYTES];
+    size_t used;
+
+    cr_assert_eq(rdt_delta_note(&base, &delta, note, sizeof note, &used, &err), RDT_OK);
+    cr_assert(used > DELTA_NOTE_BYTES && used <= sizeof note && memcmp(note, DELTA_NOTE, DELTA_NOTE_BYTES) == 0);
+    cr_assert_eq(rdt_delta_note(&base, &delta, note, used - 1, &used, &err), RDT_LIMIT);
+    delta.is_name = 1;
+    cr_assert_eq(rdt_delta_note(&base, &delta, note, sizeof note, &used, &err), RDT_INVALID);
+    cr_assert_eq(rdt_delta_note(NULL, &base, note, sizeof note, &used, &err), RDT_INVALID);
 }
