@@ -27,23 +27,42 @@ STEPS = 3
 WIDTH, HIDDEN, OUT = 64, 256, 100
 
 
-def model_of(step: int) -> Any:
+def model_of(step: int, hidden: int = HIDDEN) -> Any:
     """The whole model: the same in every process."""
     torch.manual_seed(step)
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.LayerNorm(HIDDEN), torch.nn.Linear(HIDDEN, OUT))
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, hidden), torch.nn.LayerNorm(hidden), torch.nn.Linear(hidden, OUT))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
     return model
 
 
+def learned_model(step: int) -> Any:
+    """The weights in bf16 after so many steps of AdamW on masters in f32: the same in every process."""
+    model = model_of(0, 4 * HIDDEN)  # parts that do not travel in an answer
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for number in range(1, step + 1):
+        inputs = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    return model.to(torch.bfloat16)
+
+
+def state_of(kind: str, step: int) -> Any:
+    return (learned_model if kind == "learned" else model_of)(step).state_dict()
+
+
 # ---- a rank of a trainer ----
 
-def tensor_parallel(step: int, world: int, mesh: Any) -> Any:
+def tensor_parallel(step: int, world: int, mesh: Any, kind: str = "") -> Any:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     dims = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}
-    return {key: distribute_tensor(value, mesh, [dims.get(key, Replicate())])
-            for key, value in model_of(step).state_dict().items()}
+    return {key: distribute_tensor(value, mesh, [dims.get(key, Replicate())]) for key, value in state_of(kind, step).items()}
+
+
+def learned(step: int, world: int, mesh: Any) -> Any:
+    return tensor_parallel(step, world, mesh, "learned")
 
 
 def two_dimensions(step: int, world: int, mesh: Any) -> Any:
@@ -64,9 +83,9 @@ def fully_sharded(step: int, world: int, mesh: Any) -> Any:
 MEGATRON = {"0.weight": 0, "0.bias": 0, "2.weight": 1}
 
 
-def megatron(step: int, rank: int, world: int) -> Any:
+def megatron(step: int, rank: int, world: int, kind: str = "") -> Any:
     return {key: value.chunk(world, MEGATRON[key])[rank].clone() if key in MEGATRON else value
-            for key, value in model_of(step).state_dict().items()}
+            for key, value in state_of(kind, step).items()}
 
 
 def split(rank: int, world: int) -> dict[str, tuple[int, int, int]]:
@@ -86,7 +105,8 @@ def train(kind: str, rank: int, world: int, home: str, store: str, socket: str) 
                 version = rdtd.torch.publish(megatron(step, rank, world), name, layout=split(rank, world), connection=c,
                                              timeout=LONG)
             else:
-                version = rdtd.torch.publish(globals()[kind](step, world, mesh), name, connection=c, timeout=LONG)
+                version = rdtd.torch.publish(globals()[kind](step, world, mesh), name, connection=c, timeout=LONG,
+                                             delta=kind == "learned")
             assert version == step, (version, step)
             os.write(1, b"%d\n" % version)  # at once: the ranks have one pipe
             os.read(0, 1)  # the samplers have read it
@@ -123,16 +143,20 @@ def feed(kind: str, world: int) -> None:
         assert ranks.stdout is not None and ranks.stdin is not None
         try:
             name = rdtd.Ref.from_name("policy", address=home)
-            samplers = [(megatron(0, rank, 2), split(rank, 2)) for rank in range(2)]
-            half = {key: torch.zeros_like(value, dtype=torch.bfloat16) for key, value in model_of(0).state_dict().items()}
+            samplers = [(megatron(0, rank, 2, kind), split(rank, 2)) for rank in range(2)]
+            half = {key: torch.zeros_like(value, dtype=torch.bfloat16) for key, value in state_of(kind, 0).items()}
+            move = "whole" if kind == "learned" else "auto"
             for step in range(1, STEPS + 1):
                 for rank, (state, layout) in enumerate(samplers):
-                    assert rdtd.torch.update(state, name, layout=layout, connection=c, timeout=LONG * SLOWER) == step
-                    for key, value in megatron(step, rank, 2).items():
+                    assert rdtd.torch.update(state, name, layout=layout, connection=c, timeout=LONG * SLOWER, move=move) == step
+                    for key, value in megatron(step, rank, 2, kind).items():
                         assert torch.equal(state[key], value), (kind, step, rank, key)
                 assert rdtd.torch.update(half, name, connection=c, timeout=LONG) == step
-                for key, value in model_of(step).state_dict().items():
+                for key, value in state_of(kind, step).items():
                     assert torch.equal(half[key], value.to(torch.bfloat16)), (kind, step, key)
+                # half of the ranks are at the readers' own node
+                made = world // 2 * (step - 1) if kind == "learned" else 0
+                assert c.status()["replicas_by_delta"] == made and c.status()["deltas_failed"] == 0
                 for _ in range(world):
                     line = ranks.stdout.readline()
                     assert line == f"{step}\n", (step, line)
@@ -171,6 +195,10 @@ def test_fully_sharded_4_feeds_2() -> None:
 
 def test_megatron_4_feeds_2() -> None:
     feed("megatron", 4)
+
+
+def test_optimizer_steps_come_by_delta() -> None:
+    feed("learned", 4)
 
 
 def test_rank_whose_publish_failed_joins_the_others_again() -> None:

@@ -28,6 +28,7 @@ from ._many import ManyCalls
 from ._memory import As, MemoryCalls
 from ._requests import (HOLD, MODES, VISIBILITY, Fetched, FetchInto, Held, How, Ref, Request, Steps, Visible, is_open,
                         parts_refused, ref_of)
+from ._part_deltas import Before
 from ._shards import PartCalls, Publishing
 from ._structure import Layout, bare, encode, encode_nested, refused
 from ._targets import Targets, check_memory
@@ -85,6 +86,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         self._kept_live: dict[Request, Any] = {}
         # The connections that took the place of this one after it was lost.
         self._heirs: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._parts_before: dict[tuple[str, int], Before] = {}  # by name and rank: of publish_part(delta=True)
         self._steps: dict[str, int] = {}  # that were published last, by name: the next ones need not be asked for
         info = self._node()
         self._session = info["session"]
@@ -720,7 +722,9 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             raise TypeError("unpublish takes a name or a prefix")
         if prefix is not None:
             return self._end_prefix(prefix, True, False)
-        self._unpublish(ref_of(name))
+        at = ref_of(name)
+        self._unpublish(at)
+        self._forget_parts(at)
         return None
 
     @checked

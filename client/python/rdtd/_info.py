@@ -117,8 +117,8 @@ class InfoCalls(_rdt.Conn):
         stored_bytes, stores_done, stores_bytes, stores_failed, storage_restored, storage_bad_files, spilled_objects,
         spilled_bytes, storage_checked, storage_damaged, storage_damaged_bytes,
         storage_without_sums (see `store`); replicas_checked,
-        replicas_damaged, replicas_unchecked; shard_versions, shard_failures, shard_pending (see
-        `publish_part`).
+        replicas_damaged, replicas_unchecked, replicas_by_delta, deltas_failed, delta_bytes_spared; shard_versions,
+        shard_failures, shard_pending (see `publish_part`).
         rdt_info.h says what each counts."""
         return _row(json.loads(self._json("status", None, None, None, 0, 0)))
 

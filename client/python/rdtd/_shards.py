@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Container, Iterable, Iterator, Literal, M
 from . import _rdt
 from ._check import a_number, a_text, checked, shown
 from ._errors import Error
-from ._requests import VISIBILITY, Ref, Request, Visible, ref_of
+from ._part_deltas import Before, changes_between, contiguous
+from ._requests import MODES, VISIBILITY, Ref, Request, Visible, ref_of
 
 if TYPE_CHECKING:
     from ._rdt import Plan as _Plan
@@ -232,16 +233,40 @@ class Publishing:
 
 
 class PartCalls(_rdt.Conn):
+    _parts_before: dict[tuple[str, int], Before]
+
     @checked
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None, checksum: bool = False) -> Ref:
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
         tensor's key. A value is a Box, a list of boxes of one tensor, or a tensor that is whole. checksum, errors: as `put`."""
-        listed = _boxes(boxes, "boxes")
+        return self._put_boxes(_boxes(boxes, "boxes"), visible, timeout, checksum)
+
+    def _put_boxes(self, listed: list[tuple[str, Box]], visible: Visible, timeout: Optional[float], checksum: bool,
+                   *note: _rdt.Ref) -> Ref:
         keys = [key for key, _ in listed]
         with _naming(keys):
             return self._put_part([box.tensor for _, box in listed], keys, [box.global_shape for _, box in listed],
-                                  [box.start for _, box in listed], VISIBILITY[visible], timeout, checksum)
+                                  [box.start for _, box in listed], VISIBILITY[visible], timeout, checksum, *note)
+
+    def _put_changed(self, listed: list[tuple[str, Box]], before: Optional[Before], visible: Visible, timeout: Optional[float],
+                     checksum: bool) -> Before:
+        """Puts boxes and, if there is a part before, the deltas from that."""
+        places = [(key, box.global_shape, box.start) for key, box in listed]
+        changes = None
+        if before is not None and before.places == places:
+            with contextlib.suppress(Error):  # the daemon has restarted, for instance, and has that part no longer
+                (request,) = self._fetch([before.part], MODES["auto"], timeout, None, None, None, None, None, None)
+                request._wait(None)
+                changes = changes_between(request._take().tensors(True), [box.tensor for _, box in listed])
+        if before is None or changes is None:
+            return Before(self._put_boxes(listed, visible, timeout, checksum), places)
+        deltas = self._put_part([memoryview(changes)], ["deltas"], [None], [None], VISIBILITY[visible], timeout)
+        return Before(self._put_boxes(listed, visible, timeout, checksum, before.part, deltas), places, (deltas, before.part))
+
+    def _forget_parts(self, name: Ref, rank: Optional[int] = None) -> None:
+        for key in [key for key in self._parts_before if key[0] == str(name) and rank in (None, key[1])]:
+            self._parts_before.pop(key).free()
 
     @checked
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
@@ -255,7 +280,8 @@ class PartCalls(_rdt.Conn):
     @checked
     def publish_part(self, name: Union[str, Ref], step: int, rank: int, of: int,
                      part: Union[_rdt.Ref, Mapping[str, Any]], *, others: Sequence[str] = (),
-                     visible: Visible = "owner", timeout: Optional[float] = None, checksum: bool = False) -> int:
+                     visible: Visible = "owner", timeout: Optional[float] = None, checksum: bool = False,
+                     delta: bool = False) -> int:
         """Publishes a Ref of `put_part`, or boxes, which are put first, as the part of `rank` (below `of`) of
         the version `step` of a name. Returns the version's number when all parts have been published and cover
         every tensor once: only then can anybody see the version. Each step must be greater than the one before.
@@ -263,7 +289,9 @@ class PartCalls(_rdt.Conn):
         table. others: keys of tensors that this rank has, too, and leaves to other ranks: the version fails if none
         of them publishes one. timeout: seconds, including the wait of the daemon for room for the boxes; TimedOut
         says which ranks are missing, and which of them are at other steps. If boxes cannot be put, the other ranks
-        are told at once. checksum: of boxes, see `put_part`. Errors: those of `put_part`, Invalid (names the tensor and
+        are told at once. checksum: of boxes, see `put_part`. delta: of boxes: readers on other nodes that have this rank's part
+        of the version before receive only what has changed since; the daemon keeps that part, too, until the next
+        version, `unpublish` or the end of this connection. Errors: those of `put_part`, Invalid (names the tensor and
         the box), Exists (this rank has published, or another node has the name), OwnerDied (another publisher
         ended, gave up, or could not put its part: the message says why), Freed (a later step became complete first),
         TimedOut, LimitReached."""
@@ -273,16 +301,35 @@ class PartCalls(_rdt.Conn):
             return self._part_version(request)
         if not isinstance(part, Mapping):
             raise TypeError(f"part must be a Ref that put_part returned, or a dict of boxes, not {shown(part)}")
+        at = ref_of(name)
         end = None if timeout is None else time.monotonic() + timeout
+        before = self._parts_before.get((str(at), rank))
+        if before is not None:
+            before = self._parts_before[str(at), rank] = before.free_rest()
         try:
-            put = self.put_part(part, visible=visible, timeout=timeout, checksum=checksum)
+            listed = _boxes(part, "boxes")
+            if delta:
+                listed = [(key, box._replace(tensor=contiguous(box.tensor))) for key, box in listed]
+            put = self._put_changed(listed, before if delta else None, visible, timeout, checksum)
         except BaseException as error:
             with contextlib.suppress(Error):  # a lost connection tells them, too
-                self._give_up_part(ref_of(name), step, rank, of, _said(error))
+                self._give_up_part(at, step, rank, of, _said(error))
             raise
-        with put as ref:
+        try:
             left = None if end is None else max(0.0, end - time.monotonic())
-            return self.publish_part(name, step, rank, of, ref, others=others, visible=visible, timeout=left)
+            version = self.publish_part(at, step, rank, of, put.part, others=others, visible=visible, timeout=left)
+        except BaseException:
+            put.part.drop()
+            for ref in put.rest[:1]:  # its base is kept
+                ref.drop()
+            raise
+        if not put.rest:
+            self._forget_parts(at, rank)
+        if delta:
+            self._parts_before[str(at), rank] = put
+        else:
+            put.part.free()
+        return version
 
     @checked
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:

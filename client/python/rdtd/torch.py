@@ -199,14 +199,17 @@ def _boxes(locals_: list[_Local]) -> dict[str, Box]:
 @checked
 def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, layout: Layout = None,
             rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
-            timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None, checksum: bool = False) -> int:
+            timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None, checksum: bool = False,
+            delta: bool = False) -> int:
     """Publishes a model, or a state dict, as the next version of a name; every rank calls it. Returns the version
     when all ranks have published; the tensors have been copied, and may be changed. name: a string, or a Ref with
     its node's address, which ranks on several nodes need where there is no node table. step: a number that grows
     from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher, both or neither;
-    None: torch.distributed's, or 0 of 1. checksum: as for Connection.put. Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors),
-    TypeError (a value that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank
-    above 0, such as a pipeline stage's, that has no layout and is none of rank 0's."""
+    None: torch.distributed's, or 0 of 1. checksum: as for Connection.put. delta: nodes that have the version before receive
+    only what has changed, whatever the sharding of their readers, of parts that come whole (`move`) and change little
+    (Connection.publish_part). Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors), TypeError (a value
+    that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank above 0, such as a
+    pipeline stage's, that has no layout and is none of rank 0's."""
     load_torch()
     connection = _connection_of(connection)
     rank, world_size = _ranks(rank, world_size)
@@ -217,7 +220,7 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     number = connection._next_step(at) if step is None else step
     version = connection.publish_part(at, number, rank, world_size, _boxes(locals_),
                                       others=[local.key for local in locals_ if not local.mine],
-                                      visible=visible, timeout=timeout, checksum=checksum)
+                                      visible=visible, timeout=timeout, checksum=checksum, delta=delta)
     connection._steps[str(at)] = number
     return version
 

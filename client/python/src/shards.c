@@ -4,6 +4,8 @@
 
 #include "rdtpy.h"
 
+#include <rdt_delta.h>
+
 bool part_numbers(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to)
 {
     PyObject *tuple = PyList_GET_ITEM(list, i);
@@ -45,8 +47,8 @@ static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
     return true;
 }
 
-/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout, checksum): puts a snapshot of tensors
- * in host memory that are boxes of larger ones. */
+/* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout, checksum, base ref, deltas' ref): puts a
+ * snapshot of tensors in host memory that are boxes of larger ones. With refs, it carries the note of rdt_delta_note. */
 PyObject *conn_put_part(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -60,10 +62,17 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     struct rdt_error err;
     enum rdt_status status;
     int visibility, checksum = 0;
+    struct ref *base = NULL, *changes = NULL;
+    char note[RDT_DELTA_NOTE_MAX_BYTES];
 
-    if (!PyArg_ParseTuple(args, "OOOOiO&|p:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility, timeout_or_none,
-                          &options.timeout_ns, &checksum))
+    if (!PyArg_ParseTuple(args, "OOOOiO&|pO!O!:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility,
+                          timeout_or_none, &options.timeout_ns, &checksum, &ref_type, &base, &ref_type, &changes))
         return NULL;
+    if (changes) {
+        options.metadata = note;
+        if (rdt_delta_note(&base->ref, &changes->ref, note, sizeof note, &options.metadata_bytes, &err) != RDT_OK)
+            return raise_error(&err);
+    }
     set = borrowed_set_from(tensors, false, Py_None, "part:");
     if (!set || !are_lists(set->count, lists, 3))
         goto end;

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deltas of parts: what publish_part(delta=True) puts beside a part, and keeps for readers of the version before."""
+from __future__ import annotations
+
+import mmap
+from typing import Any, NamedTuple, Optional, Sequence
+
+from . import _rdt
+from ._arrays import kind_of
+from ._requests import Ref
+
+MOST = 0.5  # of the bytes of a part: with a longer delta, the whole part travels
+
+
+class Before(NamedTuple):
+    """What a rank has published last under a name. The part stays in the daemon's memory as the base of the next delta, and the
+    part before it with the deltas between the two for those readers of other nodes that have not fetched them yet."""
+
+    part: Ref
+    places: list[Any]  # key, global shape and start of each tensor
+    rest: tuple[Ref, ...] = ()
+
+    def free_rest(self) -> Before:
+        for ref in self.rest:
+            ref.free()
+        return self._replace(rest=())
+
+    def free(self) -> None:
+        self.free_rest()
+        self.part.free()
+
+
+def contiguous(value: Any) -> Any:
+    """The tensor, or a contiguous copy: deltas are of contiguous tensors."""
+    kind = kind_of(value)
+    if kind == "t":
+        return value.contiguous()
+    if kind == "n" and not value.flags.c_contiguous:
+        return value.copy(order="C")
+    return value
+
+
+def changes_between(before: Sequence[Any], values: Sequence[Any]) -> Optional[bytearray]:
+    """The deltas of all tensors that have elements, one behind the other. None: there is no use in them."""
+    found = bytearray()
+    left = int(MOST * sum([tensor.nbytes for tensor in before]))
+    rooms = [min(left, tensor.nbytes + tensor.nbytes // 2 + 64) & ~7 for tensor in before]
+    with mmap.mmap(-1, max(rooms, default=0) + 64) as scratch, memoryview(scratch) as whole:  # pages come when they are written
+        for old, new, room in zip(before, values, rooms):
+            if old.nbytes == 0:
+                continue
+            with whole[:min(room, (left - len(found)) & ~7)] as out:
+                try:
+                    used = _rdt.delta_encode(old, new, out)
+                except (TypeError, ValueError):  # another dtype or shape, or not contiguous
+                    return None
+                if used is None:
+                    return None
+                found += out[:used]
+    return found or None
