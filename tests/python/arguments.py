@@ -28,7 +28,7 @@ WRONG: dict[str, list[Any]] = {
     **dict.fromkeys(("timeout", "grace"), NO_SECONDS), "ttl": [*NO_SECONDS, 0, 0.0],
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), NO_TEXT),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
-                     "strict", "force", "replace"), NO_FLAG),
+                     "strict", "force", "replace", "delta"), NO_FLAG),
     **dict.fromkeys(("mode", "as_", "visible", "move", "state"), NO_CHOICE),
     **dict.fromkeys(("after", "client", "limit", "step"), NO_NUMBER),
     **dict.fromkeys(("rank", "of", "world_size", "daemon_uid"), [*NO_NUMBER, 2**32 - 1 + 1]),

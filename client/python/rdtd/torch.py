@@ -207,8 +207,8 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher, both or neither;
     None: torch.distributed's, or 0 of 1. checksum: as for Connection.put. delta: nodes that have the version before receive
     only what has changed, whatever the sharding of their readers, of parts that come whole (`move`) and change little
-    (Connection.publish_part). Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors), TypeError (a value
-    that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank above 0, such as a
+    (Connection.publish_part). Errors: ValueError (a partial DTensor, a tensor on the meta device, no tensors), TypeError (a
+    value that is no tensor), and those of Connection.publish_part, among them Invalid for a tensor of a rank above 0, such as a
     pipeline stage's, that has no layout and is none of rank 0's."""
     load_torch()
     connection = _connection_of(connection)

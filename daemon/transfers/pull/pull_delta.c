@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pulls of snapshots that say of which other snapshot they are a change (proto/delta.h). If this node has a replica of that one,
- * it fetches the deltas, which are an object of their own, and makes the bytes of both in the memory that the pull has reserved:
+/* Pulls of snapshots that say of which other snapshot they are a change (proto/delta.h). If this node has a replica of that
+ * one, it fetches the deltas, which are an object of their own, and makes the bytes of both in the memory that the pull has
+ * reserved:
  *
- *   memory is reserved ──► the deltas are fetched ──► a worker copies the base and applies them ──► the checksum is compared
- *                                  `── any failure ──► the bytes are moved as without a delta ◄──────────── wrong ──'
+ *   memory is reserved --> the deltas are fetched --> a worker copies the base and applies them --> the checksum is compared
+ *                                  `-- any failure --> the bytes are moved as without a delta <------------ wrong --'
  *
  * Nobody gets bytes that do not have the publisher's checksum, so neither a wrong delta nor a wrong base makes a wrong tensor.
  * Both must be replicas, because the daemon alone writes their memory. */
