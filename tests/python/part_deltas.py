@@ -328,6 +328,22 @@ def test_a_version_that_changes_much_has_no_delta_and_memory_is_bounded() -> Non
         far.kill()
 
 
+def test_a_base_that_was_freed_by_force_is_done_without() -> None:
+    with Node(listen=True) as near, Node(listen=True) as far, rdtd.connect(near.socket) as home, rdtd.connect(far.socket) as c:
+        name = rdtd.Ref.from_name("policy", address=home.node["address"])
+        w, mine = model(1), np.zeros(SHAPE, "f4")
+        plan = c.plan(name, {"w": mine})
+        for step in range(1, 6):
+            w[step] += 1
+            home.publish_part(name, step, 0, 1, {"w": w}, delta=True, timeout=LONG)
+            assert plan.run(timeout=LONG).version == step and (mine == w).all()
+            if step == 3:
+                home.free(home._parts_before[str(name), 0].part, force=True)
+        assert counts(c) == (3, 0, 0)
+        near.kill()
+        far.kill()
+
+
 def test_every_dtype_and_shape() -> None:
     values = {"c128": np.zeros(4000, "c16"), "c64": np.zeros((30, 50), "c8"), "scalar": np.array(0.5), "none": np.zeros((0, 3), "f4"),
               "bool": np.zeros(9999, bool), "u8": np.zeros(7777, "u1"), "f16": np.zeros((70, 70), "f2"), "i64": np.zeros(5000, "i8")}

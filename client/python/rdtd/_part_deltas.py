@@ -2,14 +2,22 @@
 """Deltas of parts: what publish_part(delta=True) puts beside a part, and keeps for readers of the version before."""
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any, NamedTuple, Optional, Sequence
 
 from . import _rdt
 from ._arrays import kind_of
+from ._errors import Error
 from ._requests import Ref
 
 MOST = 0.5  # of the bytes of a part: with a longer delta, the whole part travels
+
+
+def _free(*refs: Ref) -> None:
+    for ref in refs:
+        with contextlib.suppress(Error):  # the daemon has restarted, and has it no longer
+            ref.free()
 
 
 class Before(NamedTuple):
@@ -21,13 +29,11 @@ class Before(NamedTuple):
     rest: tuple[Ref, ...] = ()
 
     def free_rest(self) -> Before:
-        for ref in self.rest:
-            ref.free()
+        _free(*self.rest)
         return self._replace(rest=())
 
     def free(self) -> None:
-        self.free_rest()
-        self.part.free()
+        _free(*self.rest, self.part)
 
 
 def contiguous(value: Any) -> Any:
