@@ -48,8 +48,8 @@ def contiguous(value: Any) -> Any:
 
 def changes_between(before: Sequence[Any], values: Sequence[Any]) -> Optional[bytearray]:
     """The deltas of all tensors that have elements, one behind the other. None: there is no use in them."""
-    found = bytearray()
-    left = int(MOST * sum([tensor.nbytes for tensor in before]))
+    found, seen, total = bytearray(), 0, sum([tensor.nbytes for tensor in before])
+    left = int(MOST * total)
     rooms = [min(left, tensor.nbytes + tensor.nbytes // 2 + 64) & ~7 for tensor in before]
     with mmap.mmap(-1, max(rooms, default=0) + 64) as scratch, memoryview(scratch) as whole:  # pages come when they are written
         for old, new, room in zip(before, values, rooms):
@@ -63,4 +63,7 @@ def changes_between(before: Sequence[Any], values: Sequence[Any]) -> Optional[by
                 if used is None:
                     return None
                 found += out[:used]
+            seen += old.nbytes
+            if seen >= total // 8 and len(found) > MOST * seen:  # the rest is likely to be the same
+                return None
     return found or None
