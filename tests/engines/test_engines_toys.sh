@@ -17,7 +17,7 @@ suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUF
   { echo "the package was built for another Python than $python, which loads *$suffix"; exit 77; }
 export PYTHONPATH=$RDT_BUILD_DIR/python:$PWD/tests/python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1 OMP_NUM_THREADS=1
 status=0
-for part in vllm_toys; do
+for part in vllm_toys sglang_update verl_processes; do
   timeout 280 "$python" "tests/engines/$part.py"
   case $? in
   0 | 77) ;;

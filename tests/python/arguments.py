@@ -230,6 +230,7 @@ def test_errors_of_torch_name_the_parameter() -> None:
     need(np, "numpy")
     need(torch, "torch")
     import rdtd.dcp
+    import rdtd.sglang
     import rdtd.torch
     with Node() as node, rdtd.connect(node.socket) as c:
         model = {"a": torch.ones(8)}
@@ -237,7 +238,7 @@ def test_errors_of_torch_name_the_parameter() -> None:
         plan = rdtd.torch.plan(model, "policy", connection=c)
         right = {"model": model, "name": "policy", "connection": c}
         try_all([(rdtd.torch.publish, right), (rdtd.torch.update, right), (rdtd.torch.plan, right),
-                 (rdtd.torch.boxes, {"model": model}), (plan.update, {}),
+                 (rdtd.torch.boxes, {"model": model}), (plan.update, {}), (rdtd.sglang.request, {"name": "n", "version": 1}),
                  (rdtd.dcp.Writer, {"name": "policy", "connection": c}), (rdtd.dcp.Reader, {"name": "policy", "connection": c})])
         for ranks in {"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}:
             said = is_wrong(lambda: rdtd.torch.publish(**right, **ranks), "rank")
