@@ -640,6 +640,26 @@ enum rdt_status rdt_end_client(rdt *conn, uint64_t session, struct rdt_error *er
     return call(conn, RDT_MSG_END_CLIENT, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
+enum rdt_status rdt_flush_cache(rdt *conn, bool all, uint64_t *n_p, uint64_t *bytes_p, struct rdt_error *err)
+{
+    Rdt__Pb__CacheFlush request = RDT__PB__CACHE_FLUSH__INIT;
+    const Rdt__Pb__CacheFlushReply *reply;
+    ProtobufCMessage *answer;
+    enum rdt_status status;
+
+    request.all = all;
+    status = call(conn, RDT_MSG_CACHE_FLUSH, &request.base, CALL_TIMEOUT_NS, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    reply = (const Rdt__Pb__CacheFlushReply *)answer;
+    if (n_p)
+        *n_p = reply->objects;
+    if (bytes_p)
+        *bytes_p = reply->bytes;
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return RDT_OK;
+}
+
 enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err)
 {

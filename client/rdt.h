@@ -222,7 +222,8 @@ struct rdt_put_options {
                                      * daemon does, without a wait for room; negative: no limit, without a wait for room */
     enum rdt_memory *how;           /* NULL, or [count]: receives which memory each tensor was in */
     int64_t ttl_ns;                 /* for RDT_PUT_DETACHED: when the object ends, counted from the put, whether or not the
-                                     * session goes on; 0: ten minutes; LIMIT: above the daemon's detached_ttl_max */
+                                     * session goes on; 0: ten minutes; LIMIT: above the daemon's detached_ttl_max. The same
+                                     * for RDT_PUT_EVICTABLE, where 0 is no limit */
     const struct rdt_shard *shards; /* NULL, or [count]: the larger tensor of which each tensor is a box. INVALID: a box that
                                      * ends outside its larger tensor. Readers call rdt_object_shard; rdt_plan.h needs it */
 };

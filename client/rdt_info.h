@@ -214,19 +214,29 @@ struct rdt_daemon_status {
     /* snapshots of other nodes that were made here of an earlier one and a delta; deltas that failed, so that the whole was
      * moved; bytes that the deltas have spared */
     uint64_t replicas_by_delta, deltas_failed, delta_bytes_spared;
+    uint64_t evictable_objects;                /* in the cache (RDT_PUT_EVICTABLE) */
+    uint64_t evictable_bytes;                  /* their memory and bookkeeping */
+    uint64_t evictable_idle_bytes;             /* of these, those that could be evicted now */
+    uint64_t evictable_hits, evictable_misses; /* ids that users of the cache looked for: found there, and not found */
+    uint64_t evictions, evicted_bytes;         /* objects that were evicted */
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */
 enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
 
-/* Writes the same as JSON, with every field that rdtctl --json shows: what is "status", "metrics" (further counters), "doctor"
- * (the checks that the daemon makes), "nodes" (the node table) or "config" (the configuration that is in force, and where each
- * value comes from; for root and the daemon's own user), an object; "objects", "names", "peers" (the other nodes) or "groups",
- * an array of the rows that options (NULL: all) let through; or, with a ref, "stat", an object with its holders. ref is NULL
- * for the others. A number above 2^63 - 1 is a string. The caller frees *text_p with free(). Errors also: INVALID
- * (what is none of these), those of rdt_stat. */
+/* Writes the same as JSON, with every field that rdtctl --json shows: what is "status", "metrics" (further counters), "cache"
+ * (what users have in the cache), "doctor" (the checks that the daemon makes), "nodes" (the node table) or "config" (the
+ * configuration that is in force, and where each value comes from; for root and the daemon's own user), an object; "objects",
+ * "names", "peers" (the other nodes) or "groups", an array of the rows that options (NULL: all) let through; or, with a ref,
+ * "stat", an object with its holders. ref is NULL for the others. A number above 2^63 - 1 is a string. The caller frees
+ * *text_p with free(). Errors also: INVALID (what is none of these), those of rdt_stat. */
 enum rdt_status rdt_info_json(rdt *rdt, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err);
+
+/* Evicts the objects of the cache (RDT_PUT_EVICTABLE) that nobody holds: this user's, or with `all` those of all users, which
+ * only root and the daemon's own user may. Returns when they are gone. n_p and bytes_p, may be NULL, receive how many there
+ * were, and their memory. */
+enum rdt_status rdt_flush_cache(rdt *rdt, bool all, uint64_t *n_p, uint64_t *bytes_p, struct rdt_error *err);
 
 /* Ends a session of the same user by its number, which rdtctl clients and rdt_node_info show: what it holds is released, and
  * its process goes on; its later calls fail with DISCONNECTED. Root and the daemon's own user may end every session. Errors:

@@ -84,8 +84,9 @@ enum rdt_status rdt_free_many(rdt *rdt, const struct rdt_ref *refs, size_t count
                               struct rdt_error *err);
 
 /* Frees the objects of this user on this node whose ids begin with `prefix`, which is not empty: without force those that this
- * session has put, and detached ones; with force all. *n_p, may be NULL, receives how many. Objects that are put meanwhile may
- * stay, and those that others end meanwhile are not counted. Errors: INVALID, and that of the first that could not be freed. */
+ * session has put, detached and evictable ones; with force all. *n_p, may be NULL, receives how many. Objects that are put
+ * meanwhile may stay, and those that others end meanwhile are not counted. Errors: INVALID, and that of the first that could
+ * not be freed. */
 enum rdt_status rdt_free_prefix(rdt *rdt, const char *prefix, bool force, size_t *n_p, struct rdt_error *err);
 
 /* Unpublishes the names of this user on this node that begin with `prefix`, as rdt_free_prefix frees objects. */

@@ -193,19 +193,25 @@ static void on_lost_id(void *arg, const struct object *object)
     storage_object_ended(&((struct daemon *)arg)->storage, object); /* the next start would find two files of one id */
 }
 
-/* Replicas without users are evicted first, then the memory of stored objects; nothing is freed if both together are too
- * little. */
+/* Replicas without users are evicted first, then objects of the cache, in later turns, then the memory of stored objects;
+ * nothing is freed if all together are too little. */
 static uint64_t evict(void *arg, uint64_t bytes)
 {
     struct daemon *daemon = arg;
-    uint64_t replicas = transfers_evict_replicas(&daemon->transfers, bytes), spilled;
+    uint64_t replicas = transfers_evict_replicas(&daemon->transfers, bytes), left = bytes - replicas;
+    uint64_t cached = daemon->objects.cache.sums.idle_bytes, spilled = 0;
 
     if (replicas >= bytes)
         return replicas;
-    spilled = storage_spill(&daemon->storage, bytes - replicas);
-    if (replicas > 0 && spilled >= bytes - replicas)
+    if (cached < left)
+        spilled = storage_spill(&daemon->storage, left - cached);
+    if (cached + spilled < left)
+        return replicas + cached + spilled;
+    if (replicas > 0)
         (void)transfers_evict_replicas(&daemon->transfers, replicas);
-    return replicas + spilled;
+    if (cached > 0)
+        cache_make_memory(&daemon->objects.cache, left - spilled);
+    return replicas + cached + spilled;
 }
 
 /* ---- the heap ---- */
@@ -285,6 +291,8 @@ static void init_rooms(struct daemon *daemon)
     slabs_init(&daemon->slabs, &daemon->regions, &daemon->deadlines, "host", &daemon->own);
     object_table_init(&daemon->objects, &daemon->cluster.node, &daemon->accounts, &daemon->slabs, options->max_objects);
     daemon->objects.deadlines = &daemon->deadlines;
+    daemon->objects.cache.slices = &daemon->deadlines.slices;
+    cache_set_limits(&daemon->objects.cache, options->cache_limit_bytes, options->owner_cache_limit_bytes);
     daemon->regions.owner_work = daemon->owner_work;
     daemon->regions.accounts = &daemon->accounts;
     (void)region_orphans_create(&daemon->regions, &daemon->loop);

@@ -120,6 +120,7 @@ static void close_transfers(void *arg)
     object_notifies_end(&daemon->objects);
     object_forced_end(&daemon->objects);
     detached_end_all(&daemon->objects);
+    cache_end_all(&daemon->objects);
     transit_end_all(&daemon->objects);
     shards_clear(&daemon->shards); /* they hold objects, here and on other nodes */
     follows_clear(&daemon->cluster.follows);

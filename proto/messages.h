@@ -71,7 +71,9 @@
     X(111, SUM, sum, sum_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                              \
       "its checksum was not computed")                                                                                         \
     X(90, STORE, store, store_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING | VERB_REPEATABLE,     \
-      "the object was not stored")
+      "the object was not stored")                                                                                             \
+    X(85, CACHE, cache, cache_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
+    X(86, CACHE_FLUSH, cache_flush, cache_flush_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "not all objects were evicted")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
  * requests belong to. */

@@ -44,10 +44,18 @@ enum rdt_put_flags {
      * earlier object, which is not DETACHED, so that only rdt_free by force ends it; or it is stored and published under a
      * name. Not with STORED: publish under a name, whose earlier version stays on the disk until the new one is there. */
     RDT_PUT_REPLACE = 128,
+    /* Only with SNAPSHOT: the object is an entry of a cache. It outlives this session, and stays until it is freed, until its
+     * ttl_ns has passed if that is not 0, or until it is evicted: when its memory is wanted for anything else, or past
+     * cache_limit or owner_cache_limit of rdtd.conf(5), the objects that were used least recently go first. Nothing evicts an
+     * object that a reader, a hold, a name or a transfer holds. It counts for the user, not for this session. With REPLACE,
+     * an object of the id that there is already is replaced. LIMIT: those that others hold leave no room. Not with STORED or
+     * PENDING. */
+    RDT_PUT_EVICTABLE = 256,
 };
 
-#define RDT_PUT_FLAGS_ALL \
-    (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE | RDT_PUT_REPLACE)
+#define RDT_PUT_FLAGS_ALL                                                                                           \
+    (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE | RDT_PUT_REPLACE | \
+     RDT_PUT_EVICTABLE)
 #define RDT_PUT_FLAGS_LOCAL (RDT_PUT_UNSEALED | RDT_PUT_SUM) /* librdt does not send them */
 
 #endif

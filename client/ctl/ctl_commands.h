@@ -77,6 +77,10 @@ struct ctl;
       "several nodes become one, in the time of the first node; their daemons know from their pings how their\n"          \
       "clocks differ. Transfers of one object are joined by arrows.\n"                                                    \
       "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                     \
+    X(cache, "", "shows what users have in the cache of evictable objects, or empties it",                                \
+      "IDLE is the part of BYTES that could be evicted now, because nobody holds its objects. HITS and MISSES count\n"    \
+      "ids that were looked for. The counters of a user begin again when nothing of that user is left there.\n"           \
+      "Sessions other than root's and the daemon's own user's see their own user's.")                                     \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                           \
     X(names, "", "lists published names and their newest versions", NULL)                                                 \
     X(followers, "", "lists who follows which name, and how far behind each follower is",                                 \

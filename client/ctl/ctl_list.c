@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl objects, regions, clients, names, groups, peers, backends and transfers: print the pages of a LIST as a table or as
- * {"objects": [...]}; and rdtctl followers. */
+ * {"objects": [...]}; and rdtctl followers and cache. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/rdt_info.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
@@ -69,7 +70,9 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu32, o->waiters);
     ctl_table_add(table, "%" PRIu64, o->producer);
     ctl_table_add(table, "%s", ctl_human_duration(o->age_ns, text));
-    if (o->detached && o->ttl_left_ns >= 0)
+    if (o->evictable)
+        ctl_table_add(table, "snapshot, evictable%s%s", o->kept ? ", kept" : "", stored);
+    else if (o->detached && o->ttl_left_ns >= 0)
         ctl_table_add(table, "%sdetached, %s left%s%s", o->snapshot ? "snapshot, " : "",
                       ctl_human_duration(o->ttl_left_ns, text), o->kept ? ", kept" : "", stored);
     else
@@ -759,4 +762,77 @@ int ctl_followers(struct ctl *ctl, int argc, char **argv)
     int code = ctl_parse(ctl, NULL, argc, argv, 0, 0, NULL, NULL);
 
     return code == CTL_GO ? ctl_show(ctl, RDT_MSG_FOLLOWERS, &request.base, print_followers) : code;
+}
+
+/* ---- the cache ---- */
+
+static const struct ctl_column cache_columns[] = {
+    {"OWNER", false}, {"OBJECTS", true}, {"BYTES", true},     {"IDLE", true},
+    {"HITS", true},   {"MISSES", true},  {"EVICTIONS", true}, {"EVICTED", true},
+};
+
+static void add_cache(struct ctl_table *table, const Rdt__Pb__CacheInfo *info)
+{
+    char text[CTL_HUMAN_BYTES], tenant[128];
+
+    ctl_table_add(table, "%s%s%" PRIu32, ctl_plain(info->tenant, tenant, sizeof tenant), *info->tenant ? ":" : "", info->uid);
+    ctl_table_add(table, "%" PRIu64, info->objects);
+    ctl_table_add(table, "%s", ctl_human_bytes(info->bytes, text));
+    ctl_table_add(table, "%s", ctl_human_bytes(info->idle_bytes, text));
+    ctl_table_add(table, "%" PRIu64, info->hits);
+    ctl_table_add(table, "%" PRIu64, info->misses);
+    ctl_table_add(table, "%" PRIu64, info->evictions);
+    ctl_table_add(table, "%s", ctl_human_bytes(info->evicted_bytes, text));
+}
+
+static int print_cache(struct ctl *ctl, const ProtobufCMessage *reply)
+{
+    const Rdt__Pb__CacheReply *cache = (const Rdt__Pb__CacheReply *)reply;
+    char limit[CTL_HUMAN_BYTES], of_owner[CTL_HUMAN_BYTES];
+    struct ctl_table table;
+    bool printed;
+
+    ctl_table_init(&table, COLUMNS(cache_columns));
+    for (size_t i = 0; i < cache->n_owners; i++)
+        add_cache(&table, cache->owners[i]);
+    printed = ctl_table_print(&table, "nothing is in the cache", stdout);
+    ctl_table_fini(&table);
+    if (cache->more > 0)
+        ctl_line("and %" PRIu64 " more", cache->more);
+    ctl_line("at most %s, and %s for each user", ctl_human_bytes(cache->limit_bytes, limit),
+             ctl_human_bytes(cache->owner_limit_bytes, of_owner));
+    return printed ? CTL_OK : CTL_FAILED;
+}
+
+static int flush_cache(struct ctl *ctl, bool all)
+{
+    char text[CTL_HUMAN_BYTES];
+    struct rdt_error err = {0};
+    uint64_t n, bytes;
+
+    if (ctl_connect(ctl, &err) || rdt_flush_cache(ctl->rdt, all, &n, &bytes, &err))
+        return ctl_fail(ctl, &err);
+    if (ctl->json)
+        return ctl_print_json(json_pack("{s:I, s:I}", "objects", (json_int_t)n, "bytes", (json_int_t)bytes));
+    if (!ctl->quiet)
+        printf("%" PRIu64 " objects with %s were evicted\n", n, ctl_human_bytes(bytes, text));
+    return CTL_OK;
+}
+
+int ctl_cache(struct ctl *ctl, int argc, char **argv)
+{
+    Rdt__Pb__Cache request = RDT__PB__CACHE__INIT;
+    bool flushes = false, all = false;
+    const struct ctl_option options[] = {
+        {0, "flush", CTL_FLAG, NULL, "evict your objects that nobody holds", &flushes},
+        {0, "all", CTL_FLAG, NULL, "with --flush: those of all users, for root and the daemon's own user", &all},
+        {0},
+    };
+    int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (all && !flushes)
+        return ctl_usage_error(ctl, "--all needs --flush: give both");
+    return flushes ? flush_cache(ctl, all) : ctl_show(ctl, RDT_MSG_CACHE, &request.base, print_cache);
 }

@@ -233,7 +233,7 @@ static enum rdt_status hold(struct ctl *ctl, const struct put *put, struct rdt_e
 int ctl_put(struct ctl *ctl, int argc, char **argv)
 {
     struct put put = {.for_ns = RDT_FOREVER, .fd = -1, .signals = -1};
-    bool explicit_hold = false, replace = false;
+    bool explicit_hold = false, replace = false, evictable = false;
     const struct ctl_option options[] = {
         {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
         {0, "replace", CTL_FLAG, NULL, "with --id: take the place of the object that has the id", &replace},
@@ -242,8 +242,9 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "publish", CTL_TEXT, "NAME", "put a snapshot as the next version of NAME; the name holds it", &put.publish},
         {0, "snapshot", CTL_FLAG, NULL, "the object never changes, so nodes may keep replicas of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "the object outlives this command, which ends at once", &put.detached},
+        {0, "evictable", CTL_FLAG, NULL, "put a snapshot into the cache: it stays until its memory is wanted", &evictable},
         {0, "stored", CTL_FLAG, NULL, "store it in the daemon's storage_dir, and wait until it is there", &put.stored},
-        {0, "ttl", CTL_LIFETIME, "TIME", "with --detached: how long the object lives (10m)", &put.ttl_ns},
+        {0, "ttl", CTL_LIFETIME, "TIME", "with --detached (10m) or --evictable: how long the object lives", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
         {0},
@@ -261,12 +262,15 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
     if (put.stored && !put.publish && !put.detached)
         return ctl_usage_error(ctl,
                                "--stored needs --publish or --detached: an object that ends with this command is not stored");
-    put.flags = replace ? RDT_PUT_REPLACE : 0;
+    if (evictable && (put.detached || put.stored))
+        return ctl_usage_error(ctl, "--evictable excludes --detached and --stored");
+    put.flags = (replace ? RDT_PUT_REPLACE : 0) | (evictable ? RDT_PUT_EVICTABLE | RDT_PUT_SNAPSHOT : 0);
+    put.snapshot |= evictable;
     if (replace && !put.id)
         return ctl_usage_error(ctl, "--replace needs --id: give both");
-    if (put.ttl_ns && !put.detached)
-        return ctl_usage_error(ctl, "--ttl needs --detached: give both");
-    if (put.detached && !explicit_hold && put.for_ns < 0)
+    if (put.ttl_ns && !put.detached && !evictable)
+        return ctl_usage_error(ctl, "--ttl needs --detached or --evictable");
+    if ((put.detached || evictable) && !explicit_hold && put.for_ns < 0)
         put.for_ns = 0;
     put.path = operands[0];
     if (start(ctl, &put, &err)) {

@@ -265,7 +265,7 @@ static bool is_to_end(const struct rdt_node_info *node, const Rdt__Pb__ObjectInf
     if (object->uid != node->uid || strcmp(object->tenant, node->tenant) != 0 || object->generation == 0 ||
         strcmp(object->state, "draining") == 0)
         return false;
-    return (force || object->detached || object->producer == node->session) &&
+    return (force || object->detached || object->evictable || object->producer == node->session) &&
            rdt_ref_from_text(object->ref, ref_p, NULL) == RDT_OK;
 }
 

@@ -24,7 +24,8 @@
 #define BATCH_MOST 1024u                /* objects in a message */
 #define BATCHES 2u                      /* at a time */
 #define TOGETHER_LEAST 4u               /* fewer are put one by one, which takes no region */
-#define FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_SUM))
+#define WIRE_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_REPLACE | RDT_PUT_EVICTABLE))
+#define FLAGS (WIRE_FLAGS | RDT_PUT_UNSEALED | RDT_PUT_SUM)
 
 struct batch { /* values that are put with one message */
     struct arena arena;
@@ -262,7 +263,7 @@ static enum rdt_status prepare(struct putting *putting, struct batch *batch, uin
     layout_to_wire(batch->layout, true, putting->conn->can.tensor_runs ? &batch->rows : NULL, &batch->list);
     message->tensors = &batch->list;
     message->region = &batch->use;
-    message->flags = options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED);
+    message->flags = options->flags & WIRE_FLAGS;
     message->transport = (char *)(options->transport ? options->transport : "");
     message->visibility = (Rdt__Pb__Visibility)options->visibility;
     message->ttl_ns = options->ttl_ns;

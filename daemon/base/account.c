@@ -140,6 +140,11 @@ struct account *account_get(struct accounts *accounts, const struct owner *owner
     return account;
 }
 
+struct account *accounts_find(const struct accounts *accounts, const struct owner *owner)
+{
+    return find(&accounts->by_owner, owner);
+}
+
 struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client)
 {
     struct account *account = calloc(1, sizeof *account);
@@ -295,6 +300,8 @@ static enum rdt_status check(struct account *account, enum usage what, uint64_t 
             account->accounts->full = at->parent ? at : account->client ? account->parent : account;
             account->accounts->full_of = what;
             account->accounts->full_on = NULL;
+            account->accounts->lack = (struct account_lack){is_person(at) ? at->parent : (struct account *)at, what,
+                                                            room ? 0 : at->used[what] + n - limit};
         }
         return RDT_LIMIT;
     }
@@ -463,6 +470,18 @@ void account_give(struct account *account, enum usage what, uint64_t n)
     account_room_freed(accounts, USAGE_HEAP, NULL);
 }
 
+void account_give_to_owner(struct account *client, const uint64_t *had)
+{
+    for (unsigned i = 0; client->client && i < USAGE_COUNT; i++) {
+        uint64_t heap = had[i] * heap_each[i];
+        assert(client->used[i] >= had[i] && client->used[USAGE_HEAP] >= heap);
+        client->used[i] -= had[i];
+        client->used[USAGE_HEAP] -= heap;
+        if (had[i] > 0)
+            call_first(client, (enum usage)i, NULL);
+    }
+}
+
 void account_give_all(struct account *account, const uint64_t *had)
 {
     for (unsigned i = 0; i < USAGE_COUNT; i++)
@@ -478,6 +497,14 @@ void account_node_is_full(struct account *account, enum usage what, const void *
     account->accounts->full = account->client ? account->parent : account;
     account->accounts->full_of = what;
     account->accounts->full_on = on;
+    account->accounts->lack = (struct account_lack){.what = what};
+}
+
+void account_node_lacks(struct account *account, enum usage what, uint64_t amount)
+{
+    account_node_is_full(account, what, NULL);
+    if (account->accounts)
+        account->accounts->lack = (struct account_lack){&account->accounts->node, what, amount};
 }
 
 void account_request_begin(struct accounts *accounts, const struct account_wait *wait)

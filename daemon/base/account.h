@@ -44,6 +44,9 @@
 #include "proto/list.h"
 #include "rdt_status.h"
 
+struct cache_owner;
+struct cache_person;
+
 struct account_limits { /* 0: no limit */
     uint64_t client[USAGE_COUNT], owner[USAGE_COUNT], node[USAGE_COUNT];
     uint64_t uncounted_bytes; /* heap of one message that is received, or of unread answers, is charged above this */
@@ -79,9 +82,18 @@ struct account {
     /* For the room peers, in a person's account: the time until which its dials of unlisted addresses have
      * used up its rate. */
     uint64_t dialled_ns;
-    unsigned n_idle_names;          /* for the room versions, in a person's account (shards.c) */
-    struct account_share share;     /* for connections, in a person's account */
-    uint64_t next_ids[ACCOUNT_IDS]; /* for ids.h, in an owner's account; 0: its next id begins a block */
+    struct cache_owner *cache_owner;   /* for the room objects, in an owner's account (cache.h); NULL: it has nothing cached */
+    struct cache_person *cache_person; /* the same in a person's */
+    unsigned n_idle_names;             /* for the room versions, in a person's account (shards.c) */
+    struct account_share share;        /* for connections, in a person's account */
+    uint64_t next_ids[ACCOUNT_IDS];    /* for ids.h, in an owner's account; 0: its next id begins a block */
+};
+
+/* What the present request found no room for. */
+struct account_lack {
+    struct account *at; /* of a client, an owner or the node; NULL: it found room, or the memory of the node is full */
+    enum usage what;
+    uint64_t amount; /* that is too much; 0: others wait for it, and come first */
 };
 
 /* All accounts of the daemon. */
@@ -113,6 +125,7 @@ struct accounts {
     struct account *full;
     enum usage full_of;
     const void *full_on;
+    struct account_lack lack; /* valid if full is not NULL */
 };
 
 /* A request that waits for room. Zeroed before its first use. */
@@ -133,6 +146,9 @@ void accounts_fini(struct accounts *accounts);
 
 /* Returns the account of an owner, with a reference for the caller. NULL: out of memory. */
 struct account *account_get(struct accounts *accounts, const struct owner *owner);
+
+/* The account of an owner, borrowed; NULL: there is none, so nothing is charged to it. */
+struct account *accounts_find(const struct accounts *accounts, const struct owner *owner);
 
 /* Creates the account of a client, with a reference for the caller. NULL: out of memory. */
 struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client);
@@ -160,6 +176,9 @@ void account_give(struct account *account, enum usage what, uint64_t n);
 enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err);
 void account_give_all(struct account *account, const uint64_t *had);
 
+/* A client's charges, which those above it have as well, are from now on its owner's only. */
+void account_give_to_owner(struct account *client, const uint64_t *had);
+
 /* Undoes a charge of a moment ago that nobody can have noticed, so no waiting request is called. Otherwise
  * two waiting requests that fail for another reason would wake each other for ever. */
 void account_undo(struct account *account, const uint64_t *had);
@@ -175,6 +194,9 @@ void account_add(struct account *account, enum usage what, uint64_t n);
 /* The present request failed because the node, not a limit, has no room: its memory, or that of the device
  * `on`, which is only compared. */
 void account_node_is_full(struct account *account, enum usage what, const void *on);
+
+/* The same for what the node's account counts: so much of it is too much. */
+void account_node_lacks(struct account *account, enum usage what, uint64_t amount);
 
 /* The node, or the device `on`, has room again: the owners that wait for it try in turn. */
 void account_room_freed(struct accounts *accounts, enum usage what, const void *on);

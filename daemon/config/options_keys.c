@@ -219,6 +219,15 @@ const struct option_key option_keys[] = {
              "again. 0 means half of memory_limit.",
      .why = "Raise it to the size of the objects that a client puts or fetches again and again; lower it where memory is "
             "short."},
+    {ROW("daemon", "cache_limit", OPTION_BYTES, cache_limit_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
+     .help = "The most memory of all evictable objects together (EVICTABLE OBJECTS in rdt-concepts(7)): past it, those that "
+             "were used least recently are evicted. 0 means that they may have all of memory_limit that nothing else needs.",
+     .why = "Lower it to leave memory free for objects that come at once and are large."},
+    {ROW("daemon", "owner_cache_limit", OPTION_BYTES, owner_cache_limit_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS,
+     .fallback = "0",
+     .help = "The same for the evictable objects of one user. 0 means that one user may have all of cache_limit, until others "
+             "need it.",
+     .why = "Set it where several users share a node, so that none of them has to wait for evictions of another's objects."},
     {ROW("daemon", "device_limit", OPTION_BYTES, device_limit_bytes, 0, UNBOUNDED), .fallback = "0",
      .help = "The most memory that the daemon allocates on each device. 0 means nine tenths of the device's memory.",
      .why = "Lower it to leave device memory to the processes that compute there."},

@@ -95,6 +95,7 @@ struct regions_freeing {
 };
 
 struct regions_awaiting {    /* what nobody else can get */
+    bool evicting;           /* regions->evict goes on making room, and calls on_freed when it has ended */
     struct list works;       /* struct page_work: allocations that wait for memory that is being freed, in order */
     uint64_t bytes;          /* of these */
     uint64_t promised_bytes; /* to requests that allocate them in a moment (regions_promise) */
@@ -160,8 +161,8 @@ struct regions {
     struct regions_searches searches;
     struct accounts *accounts; /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
-    /* Called before an allocation is refused: releases regions without users of at least `bytes` bytes, or none if there
-     * are fewer. Returns how many bytes there were. NULL: there are no such regions. */
+    /* Called before an allocation is refused: releases regions without users of at least `bytes` bytes, at once or later
+     * (awaiting.evicting), or none if there are fewer. Returns how many bytes there were. NULL: there are no such regions. */
     uint64_t (*evict)(void *arg, uint64_t bytes);
     void *evict_arg;
     struct list *evicted; /* struct pool_block: set during evict, to collect the memory of the regions that it releases */
@@ -278,6 +279,9 @@ struct region_reader {
 
 /* The result of asynchronous work: the region, or NULL and the error. */
 typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_error *err);
+
+/* A client's charges for the region are from now on its owner's. */
+void region_charge_owner(struct region *region);
 
 /* Changes memory_limit, and the most that is pooled, and cached for one client. What is in use above them stays. */
 void regions_set_limits(struct regions *regions, uint64_t limit_bytes, uint64_t pool_max_bytes, uint64_t cached_max_bytes);

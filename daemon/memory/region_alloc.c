@@ -182,12 +182,12 @@ static struct page_work *page_work_new(struct region *region, region_ready on_re
 /* claimed: what the request cannot get, see regions_claimed_bytes. */
 static bool will_fit(const struct regions *regions, uint64_t claimed, uint64_t bytes)
 {
-    return bytes <= regions->limit_bytes && claimed <= regions->limit_bytes - bytes;
+    return bytes <= regions->limit_bytes && (regions->awaiting.evicting || claimed <= regions->limit_bytes - bytes);
 }
 
-/* There is no room now, because the work pool is still freeing, zeroing or allocating ahead. If there will be room after
- * that, the region waits for it in regions->awaiting.works: nobody is refused for work that is not done yet. Returns whether it
- * waits. */
+/* There is no room now, because the work pool is still freeing, zeroing or allocating ahead, or objects are being evicted. If
+ * there will be room after that, the region waits for it in regions->awaiting.works: nobody is refused for work that is not done
+ * yet. Returns whether it waits. */
 static bool await_room(struct region *region, region_ready on_ready, void *arg)
 {
     struct regions *regions = region->regions;

@@ -107,6 +107,19 @@ enum rdt_status region_charge_use(struct region *region, struct rdt_error *err)
     return account_take_all(region->account, want, err);
 }
 
+void region_charge_owner(struct region *region)
+{
+    struct account *account = region->account;
+    uint64_t had[USAGE_COUNT];
+
+    if (!account->client || !account->parent)
+        return;
+    charges(region, had);
+    region->account = account_ref(account_owner(account));
+    account_give_to_owner(account, had);
+    account_unref(account);
+}
+
 /* Whether the memory is mapped when it is allocated, because the daemon writes it, or because it cannot be mapped once a client
  * has it (region_alloc.c). */
 static bool is_mapped_at_once(enum region_origin origin)

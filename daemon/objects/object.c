@@ -40,7 +40,7 @@ void object_set_state(struct object *object, enum object_state state)
 bool object_lasts(const struct object *object)
 {
     return object->state == OBJECT_LIVE && object_is_reachable(object) && object->kind != OBJECT_REPLICA &&
-           (object->survives.detached || object->survives.published || object->survives.in_transit ||
+           (object_outlives_session(object) || object->survives.published || object->survives.in_transit ||
             (object->producer && object->producer->session.lasting));
 }
 
@@ -179,6 +179,8 @@ struct object *object_new(struct object_table *table, struct account *account, c
 
 void object_discard(struct object *object)
 {
+    if (object->cached)
+        cache_forget(object);
     object_drop_uses(object->memory.uses, object->memory.n_regions);
     slab_free(object_piece(object));
     account_unref(object->account);
@@ -272,6 +274,8 @@ static void object_destroy(struct object *object)
         waiter->on_event(waiter, NULL, NULL);
     }
     assert(!object->users);
+    if (object->cached)
+        cache_forget(object);
     object_charges(object, charged);
     account_give_all(object->account, charged);
     slab_free(object_piece(object));
@@ -280,15 +284,18 @@ static void object_destroy(struct object *object)
     free(object);
 }
 
-static void tell_adopter(const struct object *object)
+/* Its holds or pins have changed. */
+static void tell_keeper(struct object *object)
 {
     if (object->kind == OBJECT_REPLICA && object->record)
         object->table->on_adopted(object->record);
+    else if (object->cached)
+        cache_settle(object);
 }
 
 static void settle(struct object *object)
 {
-    tell_adopter(object);
+    tell_keeper(object);
     if (object->holds > 0 || object->state == OBJECT_AWAITED)
         return;
     if (object->pins == 0) {
@@ -303,7 +310,7 @@ void object_hold(struct object *object)
 {
     assert(object->state == OBJECT_FILLING || object->state == OBJECT_LIVE || object->state == OBJECT_DRAINING);
     object->holds++;
-    tell_adopter(object);
+    tell_keeper(object);
 }
 
 void object_drop(struct object *object)
@@ -433,7 +440,7 @@ void object_pin(struct object *object)
     object->pins++;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         region_pin(object->memory.uses[i].region);
-    tell_adopter(object);
+    tell_keeper(object);
 }
 
 void object_unpin(struct object *object)
@@ -460,6 +467,11 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
         return rdt_error_set(err, RDT_FREED,
                              "object \"%.*s\" was freed: it was detached, and its time to live has passed. Put it with a "
                              "longer one",
+                             id_bytes, id);
+    case OBJECT_END_EVICTED:
+        return rdt_error_set(err, RDT_FREED,
+                             "object \"%.*s\" was evicted from the cache: put it again; a hold keeps an object there "
+                             "(rdt_hold)",
                              id_bytes, id);
     case OBJECT_END_NO_ROOM:
         return rdt_error_set(

@@ -7,7 +7,7 @@
  *
  * Public headers: object.h (one object: tensors, visibility, holds, pins), object_table.h (putting, finding and waiting for
  * objects), object_content.h (the expensive part of a put, for any thread), snapshot.h, names.h, client.h, remote_hold.h
- * (holds without bytes), detached.h, and transit.h (holds in transit).
+ * (holds without bytes), detached.h, cache.h (objects that may be evicted), and transit.h (holds in transit).
  *
  * Refuses: to know requests, transfers, peers and sockets. They act on objects through holds and pins, and are told of
  * changes through waiters and callbacks; a client's frames are sent by callbacks that its connection sets.
@@ -53,6 +53,7 @@
 #include "proto/list.h"
 #include "rdt_ref.h"
 
+struct cached;
 struct client;
 struct object_table;
 
@@ -71,6 +72,7 @@ enum object_end {
     OBJECT_END_DROPPED, /* freed by a request without an answer: its producer deleted the last ref of its own */
     OBJECT_END_OWNER_DIED,
     OBJECT_END_EXPIRED, /* it was detached, and its time to live has passed */
+    OBJECT_END_EVICTED, /* it was in the cache, and made room for others (cache.h) */
     OBJECT_END_NO_ROOM, /* no client keeps it, and the memory that one imported for it does not fit (region_left.c) */
 };
 
@@ -136,10 +138,11 @@ struct object_file {
     bool unchecked : 1; /* its memory is a stored file that nobody has compared with its checksums yet, or that is damaged */
 };
 
-struct object_survival { /* why it outlives its producer's session: any of these is enough */
-    bool detached : 1;   /* the producer's hold outlives the producer for a time (detached.h) */
-    bool in_transit : 1; /* a ref of it is on its way to another process (transit.h) */
-    bool published : 1;  /* at least one name holds it */
+struct object_survival {   /* why it outlives its producer's session: any of these is enough */
+    bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
+    uint8_t evictable : 1; /* the same, until the object is evicted (cache.h) */
+    bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
+    bool published : 1;    /* at least one name holds it */
 };
 
 struct object_changes {    /* whether its bytes may change while it lives */
@@ -157,6 +160,7 @@ struct object {
     uint64_t generation;     /* 0: awaited, or a replica */
     struct object_memory memory;
     struct object_users *users; /* NULL: no holders of a kind, no waiters */
+    struct cached *cached;      /* NULL: it was not put as EVICTABLE (cache.h) */
     struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
     uint64_t producer_id;
     struct list by_producer;
@@ -287,13 +291,19 @@ unsigned object_peer_holds(const struct object *object);
  * from now on. */
 void object_free(struct object *object, bool force, enum object_end end);
 
-/* The producer's session has ended: the object ends with OWNER_DIED, unless it is detached. */
+/* The producer's session has ended: the object ends with OWNER_DIED, unless it is detached or evictable. */
 void object_producer_ended(struct object *object);
 
-/* Whether the producer's hold exists, the producer's own or that of a detached object. */
+/* Whether the producer's hold outlives the session of its producer. */
+static inline bool object_outlives_session(const struct object *object)
+{
+    return object->survives.detached || object->survives.evictable;
+}
+
+/* Whether the producer's hold exists, the producer's own or that of an object that outlives it. */
 static inline bool object_has_producer_hold(const struct object *object)
 {
-    return object->producer || object->survives.detached;
+    return object->producer || object_outlives_session(object);
 }
 
 /* Makes a FILLING object live with the given layout and regions. Takes the layout on success; the regions are borrowed. The

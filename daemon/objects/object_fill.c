@@ -29,6 +29,8 @@ static void drop_producer(struct object *object, enum object_end end)
         detached_remove(object->table, object->generation);
         object->survives.detached = false;
     }
+    object->survives.evictable = false;
+    cache_remove(object);
     object_lasting_changed(object);
     object_drop(object);
 }
@@ -133,11 +135,20 @@ void object_set_live(struct object *object)
     if (object->survives.detached)
         (void)detached_begin(object, on_detached_over); /* out of memory: it begins when the session ends */
     object_set_state(object, OBJECT_LIVE);
+    if (object->survives.evictable)
+        cache_add(object);
+}
+
+static bool begin_without_session(struct object *object)
+{
+    if (object->state == OBJECT_FILLING || !object_outlives_session(object))
+        return false;
+    return !object->survives.detached || detached_begin(object, on_detached_over);
 }
 
 void object_producer_ended(struct object *object)
 {
-    if (!object->survives.detached || object->state == OBJECT_FILLING || !detached_begin(object, on_detached_over)) {
+    if (!begin_without_session(object)) {
         object_free(object, false, OBJECT_END_OWNER_DIED);
         return;
     }

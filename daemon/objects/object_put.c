@@ -111,11 +111,11 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     uint64_t want[USAGE_COUNT];
     uint64_t generation = put->generation;
     uint64_t heap, record = 0;
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
     bool filling;
 
     if (table->by_generation.used >= table->max_objects && !put->generation) {
-        account_node_is_full(put->account, USAGE_OBJECTS, NULL);
+        account_node_lacks(put->account, USAGE_OBJECTS, 1);
         return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already: free some, or raise it",
                              (unsigned long long)table->max_objects);
     }
@@ -150,9 +150,11 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     object = object_new(table, put->account, key, key_bytes, id_bytes, put, content);
     if (!object)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    object->heap_bytes = (uint32_t)(heap + record);
+    object->heap_bytes = (uint32_t)(heap + record + (put->eviction == EVICTION_ALLOWED ? CACHE_HEAP_BYTES : 0));
     object_charges(object, want);
     status = set_transport(object, put->transport, err);
+    if (status == RDT_OK && put->eviction == EVICTION_ALLOWED)
+        status = cache_prepare(&table->cache, object, content->bytes + object->heap_bytes, err);
     if (status == RDT_OK)
         status = account_take_all(put->account, want, err);
     if (status != RDT_OK) {
@@ -194,6 +196,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     content->separate = NULL;
     object->access.key = object->access.key == KEY_TAKES ? KEY_TAKES : KEY_OWN;
     object->survives.detached = put->ttl_ns > 0;
+    object->survives.evictable = put->eviction == EVICTION_ALLOWED;
     object->generation = generation;
     object->access.visibility = (uint8_t)put->visibility;
     object->producer = put->producer;

@@ -21,11 +21,12 @@ enum rdt_status object_may_replace(const struct client *producer, const struct o
 {
     const char *id = (const char *)object_id(old);
 
-    if (old->producer && old->producer != producer && !old->survives.detached)
-        return rdt_error_set(err, RDT_EXISTS,
-                             "object \"%.*s\" is held by its producer, client %llu, and is not detached: only that client may "
-                             "replace it; other clients of the same user may free it by force first",
-                             id_bytes(old), id, (unsigned long long)old->producer_id);
+    if (old->producer && old->producer != producer && !object_outlives_session(old))
+        return rdt_error_set(
+            err, RDT_EXISTS,
+            "object \"%.*s\" is held by its producer, client %llu, and is not detached or evictable: only that client may "
+            "replace it; other clients of the same user may free it by force first",
+            id_bytes(old), id, (unsigned long long)old->producer_id);
     if (old->file.stored != OBJECT_NOT_STORED && old->survives.published)
         return rdt_error_set(
             err, RDT_EXISTS,

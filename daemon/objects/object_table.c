@@ -28,6 +28,11 @@ uint64_t object_table_new_generation(struct object_table *table, struct account 
 
 /* ---- the table ---- */
 
+static void evict(struct object *object)
+{
+    object_free(object, false, OBJECT_END_EVICTED);
+}
+
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
                        uint64_t max_objects)
 {
@@ -35,6 +40,7 @@ void object_table_init(struct object_table *table, const struct node *node, stru
 
     *table = (struct object_table){
         .node = node, .accounts = accounts, .slabs = slabs, .max_objects = max_objects, .transports = {""}};
+    cache_init(&table->cache, slabs ? slabs->regions : NULL, accounts, evict);
     map_init(&table->by_name);
     map_init(&table->detached);
     map_init(&table->transit);
@@ -88,6 +94,7 @@ bool object_table_reserve(struct object_table *table, uint64_t generation)
 
 void object_table_fini(struct object_table *table)
 {
+    cache_fini(&table->cache);
     map_fini(&table->by_name);
     map_fini(&table->detached);
     map_fini(&table->transit);
@@ -233,18 +240,30 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
     return object && object->state != OBJECT_AWAITED ? RDT_OK : RDT_AGAIN;
 }
 
+static void note_miss(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester)
+{
+    struct owner owner = owner_of_ref(ref, requester);
+
+    if (owner_equal(&owner, requester)) /* what others look for tells the owner nothing */
+        cache_missed(&table->cache, &owner);
+}
+
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err)
 {
     struct object *object;
     enum rdt_status status = object_table_find_any(table, ref, requester, false, &object, err);
 
+    if (status == RDT_AGAIN && (!object || object->state == OBJECT_AWAITED))
+        note_miss(table, ref, requester);
     if (status != RDT_OK)
         return status;
     if (object->state == OBJECT_FILLING)
         return RDT_AGAIN;
     if (object->state == OBJECT_DRAINING)
         return object_why_ended(object, err);
+    if (object->cached)
+        cache_found(object, ref->generation == 0);
     *object_p = object;
     return RDT_OK;
 }

@@ -8,6 +8,7 @@
 #include "daemon/base/index.h"
 #include "daemon/base/map.h"
 #include "daemon/base/node.h"
+#include "daemon/objects/cache.h"
 #include "daemon/objects/fair.h"
 #include "daemon/objects/lasting.h"
 #include "daemon/objects/object.h"
@@ -67,6 +68,7 @@ struct object_table {
      * being checked; DAMAGED, SYSTEM, NO_MEMORY: nobody may use them. Only for objects that are `unchecked`. */
     enum rdt_status (*check)(void *arg, struct object *object, struct rdt_error *err);
     void *check_arg;
+    struct cache cache;     /* the EVICTABLE objects */
     const char *stored_dir; /* where objects with object->file.stored have their files; NULL: nowhere */
 };
 
@@ -75,6 +77,9 @@ void object_table_init(struct object_table *table, const struct node *node, stru
 void object_table_fini(struct object_table *table);
 
 enum object_id_use { ID_MUST_BE_FREE, ID_IS_TAKEN /* from the object that has it, if there is one (object_take_id) */ };
+
+/* ALLOWED: the object outlives its session until it is evicted (cache.h). */
+enum object_eviction { EVICTION_NEVER, EVICTION_ALLOWED };
 
 /* Puts an object. It becomes live, or filling if put->promise or put->pending says so. On success the
  * table takes the layout and one reference of each region, and whoever waited for the id has been notified
@@ -98,8 +103,9 @@ struct object_put {
     /* DETACHED: how long the object stays after its producer's session has ended; 0: it ends with the
      * session */
     int64_t ttl_ns;
-    uint64_t generation; /* of an object that an earlier daemon had; 0: the next one */
-    bool pending;        /* the object is FILLING until object_ready, or until it becomes a snapshot */
+    enum object_eviction eviction; /* ALLOWED: the account is of its owner */
+    uint64_t generation;           /* of an object that an earlier daemon had; 0: the next one */
+    bool pending;                  /* the object is FILLING until object_ready, or until it becomes a snapshot */
     /* With a promise the object is FILLING, over the memory that is copied, until object_fill or object_fail; */
     enum object_promise promise;
     bool kept;   /* or the promise is kept already, and the object is live at once */

@@ -16,7 +16,7 @@ static void set_end(struct object *object)
 
     if (object->producer)
         return;
-    if (object->survives.detached || object->state == OBJECT_FILLING)
+    if (object_outlives_session(object) || object->state == OBJECT_FILLING)
         object_producer_ended(object);
     else if (!object->access.forced)
         object->end = slot && slot->flags & OBJECT_IS_FREED ? OBJECT_END_FREED : OBJECT_END_OWNER_DIED;

@@ -279,7 +279,8 @@ static bool put_again(struct restoring *restoring, struct journal_slot *slot, co
     struct recovery *recovery = restoring->recovery;
     uint64_t now_ns = uv_hrtime(), until_ns = slot->numbers[NUMBER_DETACHED_UNTIL];
     struct client *client = map_get_u64(&restoring->recovery->sessions, record->session);
-    struct object_put put = {.account = account,
+    struct object_put put = {.account = record->evictable ? account_owner(account) : account,
+                             .eviction = record->evictable ? EVICTION_ALLOWED : EVICTION_NEVER,
                              .regions = regions,
                              .n_regions = (uint32_t)record->n_regions,
                              .inline_data = record->inline_data.data,

@@ -9,6 +9,7 @@
 #include "proto/layout.h"
 
 #define SMALL_MESSAGE_BYTES 2048
+#define EVICTION_NS INT64_C(10000000000) /* more than evictions take */
 
 typedef enum rdt_status (*rpc_handler)(struct call *call, const void *request, struct rdt_error *err);
 
@@ -37,19 +38,20 @@ static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* How long the request may wait for room under a limit; 0: it may not wait. */
+/* How long the request may wait for room under a limit; 0: it may not wait. All wait for evictions, which take a moment. */
 static int64_t wait_limit_ns(const struct call *call, const void *request)
 {
-    const Rdt__Pb__Put *put = request;
+    int64_t limit_ns = call->type == RDT_MSG_ALLOC ? ((const Rdt__Pb__Alloc *)request)->timeout_ns
+                                                   : ((const Rdt__Pb__Put *)request)->timeout_ns;
 
-    if (!call->client)
-        return 0;
-    if (call->type == RDT_MSG_ALLOC)
-        return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    /* memory that was handed over belongs to the daemon, so the put cannot be tried again */
-    if (call->type != RDT_MSG_PUT || call->put.handed_over)
-        return 0;
-    return put->timeout_ns;
+    return cache_make_room(&call->rpc->objects->cache) && limit_ns == 0 ? EVICTION_NS : limit_ns;
+}
+
+/* Whether the request, which a limit has refused, may be tried again. Memory that was handed over belongs to the daemon, so
+ * that put cannot. */
+static bool may_try_again(const struct call *call)
+{
+    return call->client && (call->type == RDT_MSG_ALLOC || (call->type == RDT_MSG_PUT && !call->put.handed_over));
 }
 
 static void on_try_again(struct client_wake *wake)
@@ -129,8 +131,11 @@ static void run_handler(struct call *call, const ProtobufCMessage *request, stru
         if (status == RDT_OK)
             status = handler_of(call->type)(call, request, err);
     }
-    if (!unread && status != RDT_OK && accounts->full && wait_limit_ns(call, request) != 0)
-        status = wait_for_room(call, payload, bytes, wait_limit_ns(call, request), err);
+    if (!unread && status != RDT_OK && accounts->full && may_try_again(call)) {
+        int64_t limit_ns = wait_limit_ns(call, request);
+        if (limit_ns != 0)
+            status = wait_for_room(call, payload, bytes, limit_ns, err);
+    }
     account_request_end(accounts, NULL);
     if (status == RDT_OK)
         return;

@@ -136,7 +136,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
                              object->account->owner.uid);
     if (!message->force && !object_has_producer_hold(object))
         return freed_before(call, object, ref.id, err);
-    if (!message->force && object->producer != call->client && !object->survives.detached)
+    if (!message->force && object->producer != call->client && !object_outlives_session(object))
         return rdt_error_set(err, RDT_DENIED,
                              "object \"%s\" is held by its producer, client %llu: only that client may release it; "
                              "other clients of the same user may free it by force",

@@ -219,7 +219,7 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
 int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns)
 {
     if (!(flags & RDT_PUT_DETACHED))
-        return 0;
+        return flags & RDT_PUT_EVICTABLE ? ttl_ns : 0;
     if (ttl_ns > 0)
         return ttl_ns;
     return (int64_t)(call->rpc->options->detached_max_ns < DETACHED_TTL_NS ? call->rpc->options->detached_max_ns
@@ -229,9 +229,9 @@ int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns)
 enum rdt_status put_check_ttl(const struct call *call, uint32_t flags, int64_t ttl_ns, struct rdt_error *err)
 {
     if (ttl_ns < 0)
-        return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object must not be negative");
-    if (ttl_ns > 0 && !(flags & RDT_PUT_DETACHED))
-        return rdt_error_set(err, RDT_INVALID, "only DETACHED objects have a time to live");
+        return rdt_error_set(err, RDT_INVALID, "the time to live of an object must not be negative");
+    if (ttl_ns > 0 && !(flags & (RDT_PUT_DETACHED | RDT_PUT_EVICTABLE)))
+        return rdt_error_set(err, RDT_INVALID, "only DETACHED and EVICTABLE objects have a time to live");
     if ((uint64_t)ttl_ns > call->rpc->options->detached_max_ns)
         return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s", (double)ttl_ns / 1e9,
                              (double)call->rpc->options->detached_max_ns / 1e9);
@@ -255,6 +255,24 @@ static enum rdt_status check_replaces(const Rdt__Pb__Put *message, struct rdt_er
         return rdt_error_set(err, RDT_INVALID,
                              "a STORED object cannot REPLACE another one, because the disk would have neither of them for a "
                              "moment: publish it under a name, whose earlier version stays until the new one is stored");
+    return RDT_OK;
+}
+
+enum rdt_status put_check_evictable(uint32_t flags, struct rdt_error *err)
+{
+    if (flags & RDT_PUT_EVICTABLE && (!(flags & RDT_PUT_SNAPSHOT) || flags & (RDT_PUT_PENDING | RDT_PUT_STORED)))
+        return rdt_error_set(err, RDT_INVALID, "only a SNAPSHOT that is neither PENDING nor STORED can be EVICTABLE");
+    return RDT_OK;
+}
+
+static enum rdt_status check_on_host(const Rdt__Pb__Put *message, struct region *const *regions, struct rdt_error *err)
+{
+    for (size_t i = 0; message->flags & RDT_PUT_EVICTABLE && i < message->n_regions; i++)
+        if (!region_is_host(regions[i]))
+            return rdt_error_set(
+                err, RDT_UNSUPPORTED,
+                "an EVICTABLE object lies in host memory, and region %llu is on a device: copy its tensors first",
+                (unsigned long long)regions[i]->id);
     return RDT_OK;
 }
 
@@ -286,7 +304,9 @@ static enum rdt_status check_no_fds(const struct call *call, struct rdt_error *e
 static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struct put_digest *digest, struct region **regions,
                            bool *given, struct rdt_error *err)
 {
-    struct object_put put = {.account = call->account,
+    bool evictable = message->flags & RDT_PUT_EVICTABLE;
+    struct object_put put = {.account = evictable ? account_owner(call->account) : call->account,
+                             .eviction = evictable ? EVICTION_ALLOWED : EVICTION_NEVER,
                              .id = message->id.data,
                              .id_bytes = message->id.len,
                              .metadata = message->metadata.data,
@@ -315,6 +335,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
 
     if (status == RDT_OK)
         status = check_loaned(message, regions, err);
+    if (status == RDT_OK)
+        status = check_on_host(message, regions, err);
     if (status == RDT_OK)
         status = check_transport(call, message, regions, &put.transport, err);
     if (status == RDT_OK && digest->status != RDT_OK)
@@ -378,6 +400,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = put_check_ttl(call, message->flags, message->ttl_ns, err);
+    if (status == RDT_OK)
+        status = put_check_evictable(message->flags, err);
     if (status == RDT_OK)
         status = check_stored(call, message, err);
     if (status == RDT_OK)

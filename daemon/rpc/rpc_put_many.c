@@ -16,7 +16,8 @@
 #include "rdt_put_flags.h"
 #include "wire_ref.h"
 
-#define FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED))
+#define FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_REPLACE | RDT_PUT_EVICTABLE))
+#define EVICTION_NS UINT64_C(10000000000) /* more than the evictions for one message take */
 #define OBJECT_HEAP_BYTES (64u + sizeof(struct object_content))
 
 struct item {
@@ -47,6 +48,7 @@ struct putting {
     uint64_t *generation;
     uint32_t n, next;
     uint64_t heap;
+    uint64_t tries_until_ns; /* the next object waits for evictions until then; 0: it has not been tried */
     const char *transport;
     int64_t ttl_ns;
     struct rdt_error failed; /* not OK: nothing is put */
@@ -221,7 +223,9 @@ static enum rdt_status put_one(struct putting *putting, uint32_t i, uint64_t *ge
     struct object *object;
     enum rdt_status status;
 
-    put.account = putting->account;
+    put.eviction = message->flags & RDT_PUT_EVICTABLE ? EVICTION_ALLOWED : EVICTION_NEVER;
+    put.account = put.eviction == EVICTION_ALLOWED ? account_owner(putting->account) : putting->account;
+    put.id_use = message->flags & RDT_PUT_REPLACE ? ID_IS_TAKEN : ID_MUST_BE_FREE;
     put.visibility = message->visibility;
     put.transport = putting->transport;
     put.producer = putting->call->client;
@@ -236,6 +240,20 @@ static enum rdt_status put_one(struct putting *putting, uint32_t i, uint64_t *ge
     putting->call->client->rpc.put_bytes += object->bytes;
     *generation_p = object->generation;
     return RDT_OK;
+}
+
+/* Whether the object that was refused is tried again when objects of the cache have been evicted for it. */
+static bool waits_for_evictions(struct putting *putting, enum rdt_status status)
+{
+    uint64_t now_ns = uv_hrtime();
+
+    if (status == RDT_OK || !putting->rpc->objects->accounts->full || !cache_make_room(&putting->rpc->objects->cache)) {
+        putting->tries_until_ns = 0;
+        return false;
+    }
+    if (putting->tries_until_ns == 0)
+        putting->tries_until_ns = now_ns + EVICTION_NS;
+    return now_ns < putting->tries_until_ns;
 }
 
 /* An earlier daemon has put everything, and its region went back to the client before that daemon ended: it has no region
@@ -288,15 +306,20 @@ static bool put_some(struct slice *slice, uint64_t until_ns)
     struct putting *putting = container_of(slice, struct putting, slice);
 
     while (putting->next < putting->n) {
-        uint32_t i = putting->next++;
+        uint32_t i = putting->next;
         struct rdt_error err = {0};
         uint64_t before = put_before(putting, i);
         enum rdt_status status = RDT_OK;
 
+        account_request_begin(putting->rpc->objects->accounts, NULL);
         if (before)
             putting->generation[i] = before;
         else
             status = put_one(putting, i, &putting->generation[i], &err);
+        account_request_end(putting->rpc->objects->accounts, NULL);
+        if (waits_for_evictions(putting, status))
+            return false;
+        putting->next++;
         putting->status[i] = status;
         if (status != RDT_OK && putting->why.status == RDT_OK)
             putting->why = err;
@@ -389,6 +412,11 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PutMany *me
             return rdt_error_set(err, RDT_UNSUPPORTED, "transport %s does not move host memory", transport->name);
         *transport_p = transport->name;
     }
+    for (size_t i = 0; message->flags & RDT_PUT_REPLACE && i < n; i++)
+        if (message->n_id_bytes == 0 || message->id_bytes[i] == 0)
+            return rdt_error_set(err, RDT_INVALID, "object %zu of the message REPLACEs an object, and has no id", i);
+    if (put_check_evictable(message->flags, err) != RDT_OK)
+        return RDT_INVALID;
     return put_check_ttl(call, message->flags, message->ttl_ns, err);
 }
 

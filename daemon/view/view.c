@@ -28,6 +28,7 @@ enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_erro
 enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_error *err)
 {
     const struct rpc *rpc = call->rpc;
+    const struct cache *cache = &rpc->objects->cache;
     struct recovery_counts kept = recovery_counts(call->rpc->recovery);
     Rdt__Pb__StatusReply reply = *rpc->counts;
     char uuid[33], boot[33];
@@ -81,6 +82,13 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.stored_names = rpc->storage->n_names;
     reply.stored_bytes = rpc->objects->accounts->node.used[USAGE_STORED_BYTES];
     reply.followed_bytes = rpc->objects->accounts->node.used[USAGE_FOLLOWED_BYTES];
+    reply.evictable_objects = cache->sums.n;
+    reply.evictable_bytes = cache->sums.bytes;
+    reply.evictable_idle_bytes = cache->sums.idle_bytes;
+    reply.evictable_hits = cache->counts.hits;
+    reply.evictable_misses = cache->counts.misses;
+    reply.evictions = cache->counts.evictions;
+    reply.evicted_bytes = cache->counts.evicted_bytes;
     reply.socket = rpc->options->socket;
     list_for_each (node, plugins_memory_kinds(rpc->plugins))
         n += container_of(node, struct memory_kind, link)->available;
@@ -124,6 +132,7 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->bytes = object->bytes;
     info->snapshot = object_is_constant(object);
     info->detached = object->survives.detached;
+    info->evictable = object->survives.evictable;
     info->kept = object->record && object->kind != OBJECT_REPLICA;
     if (object->file.stored != OBJECT_NOT_STORED) {
         (void)snprintf(view->stored_file, sizeof view->stored_file, "%016" PRIx64 ".safetensors", object->generation);

@@ -212,6 +212,7 @@ static void world_fini(struct world *world)
         end_session(world, container_of(list_first(&world->sessions), struct session, link));
     object_notifies_end(&world->objects);
     detached_end_all(&world->objects);
+    cache_end_all(&world->objects);
     transit_end_all(&world->objects);
     shards_clear(&world->shards);
     names_clear(&world->names);

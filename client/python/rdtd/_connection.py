@@ -223,7 +223,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
-            copy: bool = True, immutable: bool = False, checksum: bool = False, replace: bool = False) -> Ref:
+            copy: bool = True, immutable: bool = False, checksum: bool = False, replace: bool = False,
+            evictable: bool = False) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -247,6 +248,10 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         puts of large tensors take a fraction of the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
         detached: the object is freed ttl seconds after the put (above 0; None: ten minutes), whether or not this connection
         lives, and the Ref has no hold.
+        evictable: the object is a snapshot in the cache: it stays, whether or not this connection lives, until it is freed,
+        until ttl seconds have passed (None: no limit), or until its memory is wanted. Then those that were used least recently
+        go first; one that a reader, a hold or a name holds stays. The Ref has no hold. With replace, an entry of the id that is
+        there is replaced. In host memory only, and not stored. See `cache`.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
         has returned. Memory from `empty` is then not copied, and other nodes treat the object as a snapshot: it
         is fetched once for all readers of a node, and many nodes pass it on to each other.
@@ -269,24 +274,28 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait
         for the stream. Otherwise put waits for the streams.
         Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (the id; with replace: another connection holds
-        the earlier object, and it is not detached), LimitReached, NoMemory, Unsupported (for instance no driver), TimedOut."""
+        the earlier object, and it is neither detached nor evictable), LimitReached (with evictable also if what others hold in
+        the cache leaves no room), NoMemory, Unsupported (for instance no driver), TimedOut."""
         if replace and id is None:
             raise ValueError("replace needs an id")
         if replace and stored:
             raise ValueError("replace and stored: the disk would have neither of the two for a moment: publish under a name, "
                              "whose earlier version stays there until the new one is stored")
-        flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
+        flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or stored or evictable else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= (_rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" and not stored else 0) | (0 if copy else _rdt.PUT_MAY_SHARE)
-        flags |= _rdt.RDT_PUT_REPLACE if replace else 0
+        flags |= (_rdt.RDT_PUT_REPLACE if replace else 0) | (_rdt.RDT_PUT_EVICTABLE if evictable else 0)
+        if evictable and (detached or stored or immutable or not copy):
+            raise ValueError("an evictable object is a copy that outlives its connection: leave out detached, stored, "
+                             "immutable and copy=False")
         if snapshot and immutable:
             raise ValueError("snapshot copies the tensors, and immutable promises that nobody writes them, so that they need "
                              "no copy: pass one of the two")
-        snapshot = bool(snapshot or stored)
+        snapshot = bool(snapshot or stored or evictable)
         if detached and not copy:
             raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
-        if ttl is not None and not detached:
-            raise ValueError("ttl needs detached=True")
+        if ttl is not None and not detached and not evictable:
+            raise ValueError("ttl needs detached=True or evictable=True")
         encoded = encode(value, allow_pickle)
         key = id.encode() if isinstance(id, str) else id
         rest = (VISIBILITY[visible], transport, flags, timeout, ttl)

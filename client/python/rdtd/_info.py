@@ -133,6 +133,22 @@ class InfoCalls(_rdt.Conn):
             made.setdefault(row.pop("section"), {})[row.pop("key")] = row
         return made
 
+    def cache(self) -> dict[str, Any]:
+        """Describes the cache of evictable objects (`put`): limit_bytes; owner_limit_bytes; and owners, a list of dicts,
+        this user's first: owner (uid, tenant); objects; bytes (of memory and bookkeeping); idle_objects, idle_bytes
+        (those that could be evicted now); and, counted since this user had none there, hits and misses (ids that were
+        looked for), evictions, evicted_bytes. more: users that are not in the list."""
+        made: dict[str, Any] = json.loads(self._json("cache", None, None, None, 0, 0))
+        for row in made["owners"]:
+            row["owner"] = (row.pop("uid"), row.pop("tenant"))
+        return made
+
+    @checked
+    def flush_cache(self, *, all: bool = False) -> tuple[int, int]:
+        """Evicts the evictable objects of this user that nobody holds, and returns their number and bytes when they are
+        gone. all: those of all users, for root and the daemon's own user. Errors: Denied, TimedOut."""
+        return self._flush_cache(all)
+
     @checked
     def end_client(self, client: int) -> None:
         """Ends a session of this user (root: of any user): what it holds is released, and its process goes on; its later

@@ -77,7 +77,7 @@ class ManyCalls(_rdt.Conn):
             return made
         for one in made:
             if isinstance(one, Error):
-                self._free_all(made, bool(options.get("detached")))
+                self._free_all(made, bool(options.get("detached") or options.get("evictable")))
                 raise one
         return made
 
@@ -92,14 +92,21 @@ class ManyCalls(_rdt.Conn):
                     snapshot: Union[bool, Literal["unsealed"]] = False, detached: bool = False,
                     ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
                     timeout: Optional[float] = None, allow_pickle: bool = True, grace: Optional[float] = None,
-                    immutable: bool = False, checksum: bool = False) -> list[Any]:
-        flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
+                    immutable: bool = False, checksum: bool = False, replace: bool = False,
+                    evictable: bool = False) -> list[Any]:
+        flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or evictable else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= _rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" else 0
-        if snapshot and immutable:
-            raise ValueError("snapshot copies the tensors, and immutable promises that nobody writes them: pass one of the two")
-        if ttl is not None and not detached:
-            raise ValueError("ttl needs detached=True")
+        flags |= (_rdt.RDT_PUT_REPLACE if replace else 0) | (_rdt.RDT_PUT_EVICTABLE if evictable else 0)
+        if (snapshot or evictable) and immutable:
+            raise ValueError("snapshot and evictable copy the tensors, and immutable promises that nobody writes them: "
+                             "pass one of these")
+        if evictable and detached:
+            raise ValueError("an evictable object outlives its connection: leave out detached")
+        if ttl is not None and not detached and not evictable:
+            raise ValueError("ttl needs detached=True or evictable=True")
+        if replace and (ids is None or None in ids):
+            raise ValueError("replace needs an id for each value")
         alone = _all_alone(values)
         which: Sequence[int] = range(len(values))
         if alone is not None:
@@ -127,7 +134,7 @@ class ManyCalls(_rdt.Conn):
                     one._grace = grace
         options = {"snapshot": snapshot, "detached": detached, "ttl": ttl, "visible": visible, "transport": transport,
                    "timeout": timeout, "allow_pickle": allow_pickle, "grace": grace, "immutable": immutable,
-                   "checksum": checksum}
+                   "checksum": checksum, "replace": replace, "evictable": evictable}
         try:
             for i in range(len(values)) if put is None or len(which) < len(values) else ():
                 if made[i] is None:
@@ -136,7 +143,7 @@ class ManyCalls(_rdt.Conn):
                     except Error as error:
                         made[i] = error.with_traceback(None)
         except BaseException:  # a value that cannot be put, or Ctrl-C: nothing stays
-            self._free_all(made, detached)
+            self._free_all(made, detached or evictable)
             raise
         return made
 

@@ -182,7 +182,7 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
         list = PyList_New(putting.count);
     }
     for (Py_ssize_t i = 0; list && i < putting.count; i++) {
-        PyObject *item = result_at(conn, &putting, i, options.flags & RDT_PUT_DETACHED);
+        PyObject *item = result_at(conn, &putting, i, options.flags & (RDT_PUT_DETACHED | RDT_PUT_EVICTABLE));
         if (item)
             PyList_SET_ITEM(list, i, item);
         else

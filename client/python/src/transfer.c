@@ -167,7 +167,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     if (status != RDT_OK) {
         raise_error(&err);
     } else {
-        made = ref_new(&value, options.flags & RDT_PUT_DETACHED || conn->closed ? NULL : conn);
+        made = ref_new(&value, options.flags & (RDT_PUT_DETACHED | RDT_PUT_EVICTABLE) || conn->closed ? NULL : conn);
         if (made) {
             struct ref *ref = (struct ref *)made;
 

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CACHE: what owners have in the cache of evictable objects, the caller's own row first. */
+#include "daemon/view/view.h"
+
+#define MOST_ROWS 1024u    /* in one answer */
+#define MOST_LOOKED 16384u /* owners that are looked at for it */
+
+static bool add(Rdt__Pb__CacheReply *reply, struct arena *arena, const struct cache_owner *owner)
+{
+    Rdt__Pb__CacheInfo *info = arena_message(arena, &rdt__pb__cache_info__descriptor);
+
+    if (!info)
+        return false;
+    info->tenant = owner->account->owner.tenant;
+    info->uid = owner->account->owner.uid;
+    info->objects = owner->sums.n;
+    info->bytes = owner->sums.bytes;
+    info->idle_objects = owner->sums.n_idle;
+    info->idle_bytes = owner->sums.idle_bytes;
+    info->hits = owner->counts.hits;
+    info->misses = owner->counts.misses;
+    info->evictions = owner->counts.evictions;
+    info->evicted_bytes = owner->counts.evicted_bytes;
+    reply->owners[reply->n_owners++] = info;
+    return true;
+}
+
+enum rdt_status rpc_cache(struct call *call, const void *request, struct rdt_error *err)
+{
+    const struct cache *cache = &call->rpc->objects->cache;
+    const struct cache_owner *own = account_owner(call->account)->cache_owner;
+    Rdt__Pb__CacheReply reply = RDT__PB__CACHE_REPLY__INIT;
+    struct arena *arena = call->request.arena;
+    unsigned n_looked = 0;
+    bool whole = (reply.owners = arena_alloc(arena, MOST_ROWS * sizeof *reply.owners));
+
+    if (whole && own)
+        whole = add(&reply, arena, own);
+    list_each (const struct cache_owner, owner, &cache->owners, link) {
+        if (!whole || ++n_looked > MOST_LOOKED)
+            break;
+        if (owner == own || !call_may_see(call, &owner->account->owner))
+            continue;
+        if (reply.n_owners < MOST_ROWS)
+            whole = add(&reply, arena, owner);
+        else
+            reply.more++;
+    }
+    if (!whole)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the list of owners");
+    reply.limit_bytes = cache->limit_bytes ? cache->limit_bytes : call->rpc->regions->limit_bytes;
+    reply.owner_limit_bytes = cache->owner_limit_bytes ? cache->owner_limit_bytes : reply.limit_bytes;
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evictable objects: what is evicted and what is not, who loses what, and what survives."""
+import json
+import os
+import sys
+import threading
+import time
+
+import rdtd
+
+from nodes import LONG, Killed, Node, Skipped, end, main, raises, until
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+MIB = 1 << 20
+
+
+def block(number, bytes=MIB):
+    return np.full(bytes, number % 251, dtype=np.uint8)
+
+
+def put(c, number, bytes=MIB, **options):
+    return c.put(block(number, bytes), id=f"b{number}", evictable=True, **options)
+
+
+def there(c, numbers):
+    """Which of them are there. To ask is to use them."""
+    numbers = list(numbers)
+    found = c.exists([rdtd.Ref.from_id(f"b{number}") for number in numbers])
+    return {number for number, one in zip(numbers, found) if one}
+
+
+def own(c):
+    rows = c.cache()["owners"]
+    return rows[0] if rows else {"objects": 0, "bytes": 0, "idle_objects": 0, "evictions": 0, "hits": 0, "misses": 0}
+
+
+def settled(c, bytes):
+    until(lambda: own(c)["bytes"] <= bytes, f"{own(c)} has at most {bytes} bytes")
+
+
+def test_what_was_used_least_recently_goes_past_cache_limit():
+    with Node("--set", "daemon.cache_limit=9MiB") as node, rdtd.connect(node.socket) as c:
+        for number in range(8):
+            put(c, number)
+        for _ in range(2):
+            for number in (0, 1, 2):
+                assert (c.get(rdtd.Ref.from_id(f"b{number}")) == block(number)).all()
+        for number in range(8, 30):  # a scan
+            put(c, number)
+        settled(c, 9 * MIB)
+        row = own(c)
+        assert row["hits"] == 6 and row["misses"] == 0
+        left = there(c, range(30))
+        assert {0, 1, 2, 29} <= left and not {3, 4, 5, 6, 7} & left, left
+        assert row["evictions"] == 30 - len(left), row
+        row = own(c)
+        assert row["hits"] == 6 + len(left) and row["misses"] == 30 - len(left), row
+        assert row["evicted_bytes"] >= row["evictions"] * MIB
+        status = c.status()
+        assert status["evictable_objects"] == len(left) == row["idle_objects"] and status["evictions"] == row["evictions"]
+        assert "MISSES" in node.ctl("cache") and f"rdtd_evictions_total {row['evictions']}" in node.ctl("metrics")
+        with raises(rdtd.Freed, "evicted"):
+            first = put(c, 100)
+            for number in range(101, 125):
+                put(c, number)
+            until(lambda: not c.exists(first), "it is evicted")
+            c.get(first)
+        objects, bytes = c.flush_cache()
+        assert objects >= 4 and bytes > objects * MIB and own(c)["objects"] == 0
+        assert c.flush_cache() == (0, 0)
+
+
+def test_holds_readers_and_names_protect():
+    with Node("--set", "daemon.cache_limit=6MiB") as node, rdtd.connect(node.socket) as c:
+        array = c.get(put(c, 0))
+        hold = c.hold(put(c, 1))
+        c.publish("n", put(c, 2))
+        for number in range(3, 40):
+            put(c, number)
+        settled(c, 6 * MIB)
+        assert {0, 1, 2} <= there(c, range(40)) and (array == block(0)).all()
+        arrays = [c.get(put(c, number)) for number in (50, 51)]
+        with raises(rdtd.LimitReached, "cache_limit"):
+            put(c, 52)
+        with raises(rdtd.LimitReached, "cache_limit"):
+            put(c, 53, 7 * MIB)
+        row = own(c)
+        assert row["idle_objects"] == 0 and row["objects"] == 5, row
+        del array, arrays
+        hold.release() if hasattr(hold, "release") else None
+        del hold
+        until(lambda: own(c)["idle_objects"] == 4, "they may be evicted again")
+        put(c, 54)
+        c.unpublish("n")
+        c.flush_cache()
+        assert own(c)["objects"] == 0
+
+
+def test_memory_that_anything_else_wants():
+    with Node("--set", "daemon.memory_limit=64MiB") as node, rdtd.connect(node.socket) as c:
+        for number in range(200):  # by memory_limit itself
+            put(c, number)
+        assert 30 < own(c)["objects"] <= 64
+        kept = c.put(np.ones(30 * MIB, dtype=np.uint8))  # of ordinary memory
+        assert own(c)["evictions"] >= 150 and own(c)["objects"] < 40
+        ours = c.empty(25 * MIB, "u8")
+        assert own(c)["objects"] < 12
+        for number in range(200, 300):
+            put(c, number)
+        assert 200 + 99 in there(c, range(200, 300))
+        with raises(rdtd.Error, ""):
+            c.put(np.ones(63 * MIB, dtype=np.uint8))
+        del kept, ours
+        c.flush_cache()
+
+
+def test_limits_of_users_and_of_connections():
+    with Node("--set", "limits.owner_max_bytes=20MiB", "--set", "limits.client_max_bytes=4MiB",
+              "--set", "limits.owner_max_objects=100") as node, rdtd.connect(node.socket) as c:
+        for number in range(60):  # by the owner's limit, and not by that of the connection
+            put(c, number)
+        assert 10 < own(c)["objects"] <= 20
+        for number in range(60, 400):  # small ones: by the number of objects
+            put(c, number, 100)
+        assert 99 <= own(c)["objects"] <= 100
+        refs = [c.put(np.ones(10)) for _ in range(50)]
+        assert own(c)["objects"] <= 50
+        assert c.stat(rdtd.Ref.from_id("b399"))["evictable"]
+        del refs
+        c.flush_cache()
+
+
+def test_many_small_ones_in_few_messages():
+    with Node("--set", "daemon.cache_limit=8MiB") as node, rdtd.connect(node.socket) as c:
+        for turn in range(2):
+            values = [np.full(1000, i % 100, dtype=np.uint8) for i in range(20000)]
+            refs = c.put_many(values, ids=[f"b{i}" for i in range(20000)], evictable=True, replace=True)
+            assert len(refs) == 20000 and not refs[0].holds
+        settled(c, 8 * MIB)
+        left = sorted(there(c, range(20000)))
+        assert 3000 < len(left) < 9000 and 19999 in left and 0 not in left
+        assert (c.get(rdtd.Ref.from_id(f"b{left[0]}")) == left[0] % 100).all()
+        assert c.free(prefix="b1999") == 10 + (1999 in left) and not there(c, range(19990, 20000))
+        c.flush_cache()
+    with Node("--set", "limits.owner_max_objects=5000") as node, rdtd.connect(node.socket) as c:
+        refs = c.put_many([np.full(1000, i % 100, dtype=np.uint8) for i in range(20000)], evictable=True)
+        assert own(c)["objects"] <= 5000 and c.exists(refs[-1])
+        c.flush_cache()
+
+
+def test_a_put_of_the_same_id_replaces():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        put(c, 1)
+        with raises(rdtd.Exists, "b1"):
+            put(other, 1)
+        seen = other.get(rdtd.Ref.from_id("b1"))
+        other.put(block(7), id="b1", evictable=True, replace=True)
+        assert (seen == block(1)).all() and (c.get(rdtd.Ref.from_id("b1")) == block(7)).all()
+        del seen
+        assert own(c)["objects"] == 1
+        other.close()
+        c.close()
+        with rdtd.connect(node.socket) as third:
+            assert (third.get(rdtd.Ref.from_id("b1")) == block(7)).all(), "it outlives its connection"
+            ends = third.put(block(2), id="b2", evictable=True, ttl=0.05)
+            until(lambda: not third.exists(ends), "its time to live has passed")
+            third.free(rdtd.Ref.from_id("b1"))
+            assert not third.exists(rdtd.Ref.from_id("b1"))
+
+
+def test_wrong_options():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        with raises(ValueError, "detached"):
+            c.put(block(1), evictable=True, detached=True)
+        with raises(ValueError, "immutable"):
+            c.put(block(1), evictable=True, immutable=True)
+        with raises(ValueError, "replace needs an id"):
+            c.put_many([block(1, 10)] * 2, evictable=True, replace=True)
+        with raises(rdtd.LimitReached, "detached_ttl_max"):
+            c.put(block(1), evictable=True, ttl=1e6)
+
+
+def test_readers_of_another_node_get_all_or_nothing():
+    with Node("--set", "daemon.cache_limit=24MiB", listen=True) as node, \
+            Node("--set", "transfer.replicas_max=0", listen=True) as far:
+        with rdtd.connect(node.socket) as c, rdtd.connect(far.socket) as reader:
+            refs, over, counts = [], threading.Event(), {"whole": 0, "gone": 0}
+
+            def read():
+                at = 0
+                while not over.is_set():
+                    ref = refs[max(0, len(refs) - 1 - at * 7 % 40)]
+                    at += 1
+                    try:
+                        got = reader.get(ref, timeout=LONG)
+                        number = int(ref.id[1:])
+                        assert (got == block(number)).all(), number
+                        counts["whole"] += 1
+                    except rdtd.Freed:
+                        counts["gone"] += 1
+
+            refs.append(put(c, 0))
+            failures = []
+
+            def run():
+                try:
+                    read()
+                except BaseException as error:
+                    failures.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            number = 1
+            deadline = time.monotonic() + LONG
+            while (counts["whole"] < 60 or counts["gone"] < 20) and not failures and time.monotonic() < deadline:
+                refs.append(put(c, number))
+                number += 1
+            over.set()
+            thread.join(LONG)
+            assert not failures, failures
+            assert counts["whole"] >= 60 and counts["gone"] >= 20, counts
+            until(lambda: c.flush_cache() is not None and own(c)["objects"] == 0, "nothing is held")
+        end(far, node)
+
+
+def test_it_is_there_again_after_the_daemon_was_killed():
+    with Killed("--set", "daemon.cache_limit=40MiB") as killed:
+        with rdtd.connect(killed.node.socket) as c:
+            for number in range(10):
+                put(c, number)
+            for number in range(10, 200):
+                put(c, number, 1000)
+            held = c.hold(rdtd.Ref.from_id("b3"))
+            bytes = own(c)["bytes"]
+            killed.kill()
+            assert there(c, range(200)) == set(range(200))
+            del held
+        killed.kill()  # and without any client
+        with rdtd.connect(killed.node.socket) as c:
+            assert there(c, range(200)) == set(range(200))
+            assert all((c.get(rdtd.Ref.from_id(f"b{number}")) == number).all() for number in range(200))
+            until(lambda: own(c)["idle_objects"] == 200, "all may be evicted")
+            assert own(c)["bytes"] == bytes
+            for number in range(200, 300):
+                put(c, number)
+            settled(c, 40 * MIB)
+            assert not there(c, range(10, 200)) or own(c)["evictions"] > 50
+            c.free(prefix="b2")
+            c.flush_cache()
+
+
+def test_puts_while_the_daemon_is_killed_leave_whole_objects():
+    with Killed("--set", "daemon.cache_limit=20MiB") as killed:
+        with rdtd.connect(killed.node.socket) as c:
+            with killed.kill_every(0.3):
+                for number in range(250):
+                    put(c, number, replace=True)
+            for number in there(c, range(250)):
+                assert (c.get(rdtd.Ref.from_id(f"b{number}")) == block(number)).all()
+            until(lambda: own(c)["idle_objects"] == own(c)["objects"], "nothing is held")
+            c.flush_cache()
+
+
+def test_who_fills_the_cache_loses_own_objects():
+    if os.geteuid() != 0:
+        raise Skipped("only root can be two users")
+    with Node("--set", "daemon.cache_limit=32MiB", "--set", "daemon.owner_cache_limit=28MiB") as node:
+        os.chmod(node.dir, 0o755)
+        os.chmod(node.socket, 0o666)
+        with rdtd.connect(node.socket) as c:
+            for number in range(8):
+                put(c, number)
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    os.setresgid(65533, 65533, 65533)
+                    os.setresuid(65533, 65533, 65533)
+                    with rdtd.connect(node.socket) as hostile:
+                        for number in range(300):
+                            put(hostile, number)
+                        assert not hostile.exists(rdtd.Ref.from_id("b5")) and len(hostile.cache()["owners"]) == 1
+                        with raises(rdtd.Denied):
+                            hostile.flush_cache(all=True)
+                        status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            assert there(c, range(8)) == set(range(8)), "another user's puts have evicted them"
+            owners = {row["owner"][0]: row for row in c.cache()["owners"]}
+            assert owners[65533]["bytes"] <= 28 * MIB and owners[65533]["evictions"] > 250, owners
+            assert json.loads(node.ctl("cache", "--json"))["limit_bytes"] == 32 * MIB
+            c.flush_cache(all=True)
+            assert c.cache()["owners"] == []
+
+
+if __name__ == "__main__":
+    main(globals())
