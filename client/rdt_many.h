@@ -50,6 +50,26 @@ enum rdt_status rdt_put_many(rdt *rdt, const struct rdt_value *values, size_t co
 enum rdt_status rdt_exists(rdt *rdt, const struct rdt_ref *refs, size_t count, enum rdt_status *statuses_p,
                            struct rdt_error *err);
 
+/* ---- look-up ---- */
+
+struct rdt_key { /* an id of this user */
+    const void *id;
+    size_t id_bytes; /* 1..RDT_ID_MAX_BYTES */
+};
+
+/* Finds the objects of keys [count] of this user on this node, one message for a few thousand, and leases each in the step in
+ * which it is found: the daemon holds it for lease_ns, so that nothing of it is evicted (RDT_PUT_EVICTABLE) or freed before it
+ * is fetched, whatever happens to this session. 0: no lease. prefix: ends before the first key that has no object.
+ * refs_p [count] receives a ref of each object, with which a fetch waits for nothing, and a ref with the generation 0 for a
+ * key without one. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or after lease_ns. If a call
+ * for more than 4,096 keys fails, some may be leased. A lookup counts as a use, and in the hits and misses of the cache.
+ * Errors: INVALID (a key, which err names by its number), LIMIT (lease_ns is above detached_ttl_max). */
+enum rdt_status rdt_lookup(rdt *rdt, const struct rdt_key *keys, size_t count, bool prefix, int64_t lease_ns,
+                           struct rdt_ref *refs_p, size_t *n_p, struct rdt_error *err);
+
+/* Ends one lease of each of refs [count]; those with the generation 0, and those without a lease, are passed over. */
+enum rdt_status rdt_lease_end(rdt *rdt, const struct rdt_ref *refs, size_t count, struct rdt_error *err);
+
 /* ---- fetch, wait ---- */
 
 /* Fetches refs [count] as rdt_fetch does, and waits for all, also when some fail. objects_p [count] receives the objects,

@@ -73,7 +73,9 @@
     X(90, STORE, store, store_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING | VERB_REPEATABLE,     \
       "the object was not stored")                                                                                             \
     X(85, CACHE, cache, cache_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
-    X(86, CACHE_FLUSH, cache_flush, cache_flush_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "not all objects were evicted")
+    X(86, CACHE_FLUSH, cache_flush, cache_flush_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "not all objects were evicted")     \
+    X(87, LOOKUP, lookup, lookup_reply, VERB_KEEPS_REQUEST, "")                                                                \
+    X(88, LEASE_END, lease_end, empty, VERB_KEEPS_REQUEST, "")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
  * requests belong to. */

@@ -186,8 +186,8 @@ static bool will_fit(const struct regions *regions, uint64_t claimed, uint64_t b
 }
 
 /* There is no room now, because the work pool is still freeing, zeroing or allocating ahead, or objects are being evicted. If
- * there will be room after that, the region waits for it in regions->awaiting.works: nobody is refused for work that is not done
- * yet. Returns whether it waits. */
+ * there will be room after that, the region waits for it in regions->awaiting.works: nobody is refused for work that is not
+ * done yet. Returns whether it waits. */
 static bool await_room(struct region *region, region_ready on_ready, void *arg)
 {
     struct regions *regions = region->regions;

@@ -25,10 +25,10 @@ NO_LIST = [5, "text", b"bytes", object(), 1.5]
 NO_DICT = [5, "text", [1], object(), None]
 
 WRONG: dict[str, list[Any]] = {
-    **dict.fromkeys(("timeout", "grace"), NO_SECONDS), "ttl": [*NO_SECONDS, 0, 0.0],
+    **dict.fromkeys(("timeout", "grace"), NO_SECONDS), "ttl": [*NO_SECONDS, 0, 0.0], "lease_for": [*NO_SECONDS, 0, 0.0],
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), NO_TEXT),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
-                     "strict", "force", "replace", "delta", "evictable", "all"), NO_FLAG),
+                     "strict", "force", "replace", "delta", "evictable", "all", "until_missing"), NO_FLAG),
     **dict.fromkeys(("mode", "as_", "visible", "move", "state"), NO_CHOICE),
     **dict.fromkeys(("after", "client", "limit", "step"), NO_NUMBER),
     **dict.fromkeys(("rank", "of", "world_size", "daemon_uid"), [*NO_NUMBER, 2**32 - 1 + 1]),
@@ -151,7 +151,7 @@ def test_errors_name_the_parameter() -> None:
             (c.store, {"ref": ref}), (c.free, {"ref": ref}), (c.fetch, {"refs": ref}), (c.get, {"refs": ref}),
             (c.get_fetched, {"ref": ref}), (c.publish, {"name": "name", "what": a}), (c.unpublish, {"name": "name"}),
             (c.name, {"name": "name"}), (c.versions, {"name": "name"}), (c.ping, {}), (c.torch_pool, {}),
-            (c.when_held, {"ref": ref}), (c.hold, {"ref": ref}), (c.wait, {"requests": [done]}),
+            (c.when_held, {"ref": ref}), (c.end_lease, {"refs": [ref]}), (c.hold, {"ref": ref}), (c.wait, {"requests": [done]}),
             (c.wait_async, {"requests": [done]}), (c.when_put, {"ref": ref}), (c.when_freed, {"what": ref}),
             (c.wait_put, {"ref": ref}), (c.wait_freed, {"what": ref}),
             (c.put_part, {"boxes": {"a": a}}), (c.start_part, {"name": "p", "step": 1, "rank": 0, "of": 1, "part": part}),
@@ -162,7 +162,7 @@ def test_errors_name_the_parameter() -> None:
             (c.when_broadcast, {"ref": ref, "group": "g"}), (c.broadcast, {"ref": ref, "group": "g"}),
             (c.exists, {"names": ["policy"]}), (c.put_many, {"values": [a]}), (c.publish_many, {"values": {"m": a}}),
             (c.end_client, {"client": 1 << 40}), (c.publishing, {"name": "grows"}), (c.follow, {"name": "policy"}),
-            (c.stat, {"ref": ref}), (c.objects, {}), (c.names, {}), (c.flush_cache, {}), (done.result, {}), (done.fetched, {}),
+            (c.stat, {"ref": ref}), (c.objects, {}), (c.names, {}), (c.flush_cache, {}), (c.lookup, {"ids": ["id"]}), (done.result, {}), (done.fetched, {}),
             (rdtd.Ref.__new__, {"cls": rdtd.Ref}), (rdtd.Ref.from_id, {"id": "id"}), (rdtd.Ref.from_name, {"name": "name"}),
             (ref.at, {"address": "host:1"}), (ref.free, {}),
             (rdtd.DeltaPublisher, {"connection": c, "name": "d"}), (publisher.publish, {"tensors": {"a": a}}),

@@ -173,6 +173,40 @@ def test_a_put_of_the_same_id_replaces():
             assert not third.exists(rdtd.Ref.from_id("b1"))
 
 
+def test_a_lookup_leases_in_the_same_step():
+    with Node("--set", "daemon.cache_limit=9MiB") as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        for number in range(4):
+            put(c, number)
+        found = c.lookup(["b0", b"b1", "x", "b2"])
+        assert [ref and ref.id for ref in found] == [b"b0", b"b1", None, b"b2"]
+        refs = c.lookup(["b0", "b1", "b2", "x", "b3"], until_missing=True, lease_for=LONG)
+        assert [ref.id for ref in refs] == [b"b0", b"b1", b"b2"]
+        assert c.lookup([]) == [] and c.lookup(["x"], until_missing=True) == []
+        assert own(c)["idle_objects"] == 1 and own(c)["hits"] == 6 and own(c)["misses"] == 3
+        c.close()  # the leases are of no session
+        for number in range(4, 40):
+            put(other, number)
+        settled(other, 9 * MIB)
+        assert all((other.get(ref) == block(number)).all() for number, ref in enumerate(refs))
+        assert other.lookup(["b3"]) == [None]
+        other.end_lease(refs)
+        until(lambda: own(other)["idle_objects"] == own(other)["objects"], "the leases have ended")
+        other.flush_cache()
+        assert other.lookup([f"b{number}" for number in range(3)], lease_for=0.05) == [None] * 3
+        put(other, 79)
+        assert other.lookup(["b79"], lease_for=0.05)[0]
+        until(lambda: own(other)["idle_objects"] == own(other)["objects"], "the lease has passed")
+        many = other.lookup([f"b{number}" for number in range(10000)], lease_for=LONG)
+        assert len(many) == 10000 and many[79] and not many[5000]
+        with raises(rdtd.LimitReached, "detached_ttl_max"):
+            other.lookup(["b79"], lease_for=1e6)
+        with raises(rdtd.Invalid, "key 1"):
+            other.lookup(["b79", ""])
+        other.end_lease(ref for ref in many if ref)
+        other.flush_cache()
+        assert own(other)["objects"] == 0
+
+
 def test_wrong_options():
     with Node() as node, rdtd.connect(node.socket) as c:
         with raises(ValueError, "detached"):
@@ -236,9 +270,12 @@ def test_it_is_there_again_after_the_daemon_was_killed():
             for number in range(10, 200):
                 put(c, number, 1000)
             held = c.hold(rdtd.Ref.from_id("b3"))
+            leased = c.lookup(["b4", "b5"], lease_for=LONG)
             bytes = own(c)["bytes"]
             killed.kill()
             assert there(c, range(200)) == set(range(200))
+            until(lambda: own(c)["idle_objects"] == 197, "a hold and the leases are there again")
+            c.end_lease(leased)
             del held
         killed.kill()  # and without any client
         with rdtd.connect(killed.node.socket) as c:

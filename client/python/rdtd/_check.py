@@ -140,10 +140,10 @@ def texts(value: Any, what: str) -> None:
 
 U32, U64 = 2**32 - 1, 2**64 - 1
 CHECKS: dict[str, _Check] = {
-    **dict.fromkeys(("timeout", "grace"), seconds), "ttl": _lifetime,
+    **dict.fromkeys(("timeout", "grace"), seconds), "ttl": _lifetime, "lease_for": _lifetime,
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), a_text),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
-                     "strict", "force", "replace", "delta", "evictable", "all"), _flag),
+                     "strict", "force", "replace", "delta", "evictable", "all", "until_missing"), _flag),
     **dict.fromkeys(("after", "client", "limit", "step"), _number(0, U64)),
     **dict.fromkeys(("ref", "near"), _a_ref),
     "rank": _number(0, U32 - 1), "of": _number(1, U32), "world_size": _number(1, U32), "daemon_uid": _number(0, U32 - 1),

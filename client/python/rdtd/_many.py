@@ -206,6 +206,35 @@ class ManyCalls(_rdt.Conn):
         return self._exists(listed)
 
 
+    # ---- look-up ----
+
+    @checked
+    def lookup(self, ids: Sequence[Union[str, bytes]], *, until_missing: bool = False,
+               lease_for: Optional[float] = None) -> list[Optional[Ref]]:
+        """Finds the objects of this user on this node that have these ids, in one message for a few thousand. Returns a Ref
+        for each, and None for an id without an object. until_missing: ends before the first id without one, and
+        returns the Refs of those before it: the longest prefix of a prompt's blocks.
+
+        lease_for: seconds for which the daemon holds each object from the moment at which it finds it, whatever happens to this
+        connection; so nothing of it is evicted before `get` has it. It ends earlier by `end_lease`. None: none is held, and
+        an object may end right after the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`).
+        Errors: Invalid (an id that is empty or too long), LimitReached (lease_for: above the daemon's detached_ttl_max)."""
+        listed = _listed(ids, "ids")
+        _texts(listed, "ids", (bytes,))
+        keys = [key.encode() if isinstance(key, str) else key for key in listed]
+        found = self._lookup(keys, until_missing, 0 if lease_for is None else max(1, int(lease_for * 1e9)))
+        return found[:found.index(None)] if until_missing and None in found else found
+
+    @checked
+    def end_lease(self, refs: Iterable[_rdt.Ref]) -> None:
+        """Ends one lease of each of these Refs that `lookup` has returned. Those without a lease are passed over."""
+        listed = _listed(refs, "refs")
+        for i, ref in enumerate(listed):
+            if not isinstance(ref, _rdt.Ref):
+                raise TypeError(f"refs[{i}] must be a Ref, not {shown(ref)}")
+        self._lease_end(listed)
+
+
 def _results(items: list[Any], sentence: Optional[str]) -> Iterator[Any]:
     """The Refs, with exceptions in place of statuses. The sentence is that of the first."""
     if sentence is None:

@@ -287,3 +287,69 @@ PyObject *conn_exists(PyObject *self, PyObject *list)
     PyMem_Free(statuses);
     return made;
 }
+
+/* ---- look-up ---- */
+
+/* _lookup([id as bytes], prefix, lease_ns): a list of Refs, and None for ids without an object. */
+PyObject *conn_lookup(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    PyObject *list, *made = NULL;
+    struct rdt_key *keys = NULL;
+    struct rdt_ref *refs = NULL;
+    enum rdt_status status = RDT_INVALID;
+    struct rdt_error err;
+    Py_ssize_t count;
+    long long lease_ns;
+    int prefix;
+
+    if (!PyArg_ParseTuple(args, "O!pL:_lookup", &PyList_Type, &list, &prefix, &lease_ns))
+        return NULL;
+    count = PyList_GET_SIZE(list);
+    keys = PyMem_Calloc((size_t)count + 1, sizeof *keys);
+    refs = PyMem_Calloc((size_t)count + 1, sizeof *refs);
+    if (!keys || !refs)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; !PyErr_Occurred() && i < count; i++)
+        (void)bytes_at(list, i, &keys[i].id, &keys[i].id_bytes);
+    if (!PyErr_Occurred() && conn_enter(conn)) {
+        CONN_CALL(conn, status, rdt_lookup(conn->rdt, keys, (size_t)count, prefix, lease_ns, refs, NULL, &err));
+        made = status == RDT_OK ? PyList_New(count) : raise_error(&err);
+    }
+    for (Py_ssize_t i = 0; made && i < count; i++) {
+        PyObject *one = refs[i].generation ? ref_new(&refs[i], NULL) : Py_None;
+        if (one == Py_None)
+            Py_INCREF(one);
+        if (one)
+            PyList_SET_ITEM(made, i, one);
+        else
+            Py_CLEAR(made);
+    }
+    PyMem_Free(keys);
+    PyMem_Free(refs);
+    return made;
+}
+
+/* _lease_end([ref]) */
+PyObject *conn_lease_end(PyObject *self, PyObject *list)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    struct rdt_ref *refs;
+
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "_lease_end takes a list");
+        return NULL;
+    }
+    refs = refs_of(list, PyList_GET_SIZE(list));
+    if (!refs)
+        return NULL;
+    if (!conn_enter(conn)) {
+        PyMem_Free(refs);
+        return NULL;
+    }
+    CONN_CALL(conn, status, rdt_lease_end(conn->rdt, refs, (size_t)PyList_GET_SIZE(list), &err));
+    PyMem_Free(refs);
+    return none_or_raise(status, &err);
+}
