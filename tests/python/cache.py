@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evictable objects: what is evicted and what is not, who loses what, and what survives."""
+import contextlib
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -207,6 +209,34 @@ def test_a_lookup_leases_in_the_same_step():
         assert own(other)["objects"] == 0
 
 
+def test_blocks_of_one_region_are_stored_and_loaded():
+    """Each has a status of its own, also with sizes that travel together."""
+    with Node("--set", "daemon.cache_limit=24MiB") as node, rdtd.connect(node.socket) as engine, \
+            rdtd.connect(node.socket) as next_engine:
+        for size in (2000, 128 << 10):
+            blocks = engine.empty(64 * size, "u8")
+            for number in range(64):
+                blocks[number * size:(number + 1) * size] = number
+            ids = [f"m/v1/{size}/{number}" for number in range(64)] + ["x" * 200]
+            values = [blocks[number * size:(number + 1) * size] for number in range(64)] + [blocks[:10]]
+            stored = engine.put_many(values, ids=ids, evictable=True, replace=True, errors="return")
+            assert all(isinstance(one, rdtd.Ref) for one in stored[:64]) and isinstance(stored[64], rdtd.Invalid)
+            blocks[:] = 255  # the objects are copies
+            loaded = next_engine.empty(64 * size, "u8")
+            refs = next_engine.lookup(ids[:64] + ["missing"], until_missing=True, lease_for=LONG)
+            assert len(refs) == 64
+            engine.free(refs[7], force=True)
+            into = [loaded[number * size:(number + 1) * size] for number in range(64)]
+            got = next_engine.get(refs, into=into, errors="return")
+            next_engine.end_lease(refs)
+            assert isinstance(got[7], rdtd.Freed)
+            for number in set(range(64)) - {7}:
+                assert (loaded[number * size:(number + 1) * size] == number).all(), number
+            del blocks, loaded, values, into, got
+        assert engine.free(prefix="m/v1/") == 126
+        until(lambda: own(engine)["objects"] == 0, "a version of a model is dropped by its prefix")
+
+
 def test_wrong_options():
     with Node() as node, rdtd.connect(node.socket) as c:
         with raises(ValueError, "detached"):
@@ -260,6 +290,50 @@ def test_readers_of_another_node_get_all_or_nothing():
             assert counts["whole"] >= 60 and counts["gone"] >= 20, counts
             until(lambda: c.flush_cache() is not None and own(c)["objects"] == 0, "nothing is held")
         end(far, node)
+
+
+def test_threads_race_for_the_same_ids():
+    """Whatever they do to each other, a reader gets the whole of what somebody has put under the id."""
+    with Node("--set", "daemon.cache_limit=6MiB", "--set", "limits.owner_max_objects=300") as node:
+        failures = []
+
+        def run(seed):
+            rnd = random.Random(seed)
+            try:
+                with rdtd.connect(node.socket) as c:
+                    for _ in range(50):
+                        number = rnd.randrange(60)
+                        bytes = (100, 40000, MIB // 2)[number % 3]
+                        what = rnd.randrange(8)
+                        with contextlib.suppress(rdtd.Freed, rdtd.NotFound, rdtd.TimedOut, rdtd.LimitReached):
+                            if what < 3:
+                                put(c, number, bytes, replace=True)
+                            elif what < 6:
+                                refs = c.lookup([f"b{number}"], until_missing=True, lease_for=0.2)
+                                for ref in refs:
+                                    got = c.get(ref, timeout=LONG)
+                                    assert got.size == bytes and (got == number).all(), number
+                                if what == 5:
+                                    c.end_lease(refs)
+                            elif what == 6:
+                                c.free(rdtd.Ref.from_id(f"b{number}"))
+                            else:
+                                c.put_many([block(n, 100) for n in range(0, 60, 3)], ids=[f"b{n}" for n in range(0, 60, 3)],
+                                           evictable=True, replace=True)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG * 2)
+        assert not failures, failures
+        with rdtd.connect(node.socket) as c:
+            until(lambda: own(c)["idle_objects"] == own(c)["objects"], "all leases and holds have ended")
+            settled(c, 6 * MIB)
+            c.flush_cache()
+            assert own(c)["objects"] == 0
 
 
 def test_it_is_there_again_after_the_daemon_was_killed():
