@@ -147,6 +147,11 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
     return status;
 }
 
+uint64_t object_producer_id(const struct object *object)
+{
+    return object->producer ? object->producer->id : object->ended_producer;
+}
+
 struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
                           size_t id_bytes, const struct object_put *put, struct object_content *content)
 {
@@ -173,7 +178,6 @@ struct object *object_new(struct object_table *table, struct account *account, c
         shapes_pack(put->layout, object->tail_data + key_bytes + metadata_bytes);
     object->since_ns = uv_hrtime();
     object->state = OBJECT_AWAITED;
-    list_init(&object->by_producer);
     return object;
 }
 

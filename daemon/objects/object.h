@@ -162,8 +162,10 @@ struct object {
     struct object_users *users; /* NULL: no holders of a kind, no waiters */
     struct cached *cached;      /* NULL: it was not put as EVICTABLE (cache.h) */
     struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
-    uint64_t producer_id;
-    struct list by_producer;
+    union {
+        struct list by_producer; /* in producer->objects */
+        uint64_t ended_producer; /* without a producer: the id of the client that was it; 0: there was none */
+    };
     /* Of lasting: a later daemon will have the object. If it is a replica: what table->on_adopted is called with.
      * NULL: neither. */
     void *record;
@@ -299,6 +301,8 @@ static inline bool object_outlives_session(const struct object *object)
 {
     return object->survives.detached || object->survives.evictable;
 }
+
+uint64_t object_producer_id(const struct object *object); /* of the client that put it; 0: of an earlier daemon */
 
 /* Whether the producer's hold exists, the producer's own or that of an object that outlives it. */
 static inline bool object_has_producer_hold(const struct object *object)

@@ -12,9 +12,10 @@ static void forget_producer(struct object *object)
 {
     if (!object->producer)
         return;
-    object->producer->n_objects--;
-    object->producer = NULL;
     list_remove(&object->by_producer);
+    object->producer->n_objects--;
+    object->ended_producer = object->producer->id;
+    object->producer = NULL;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         region_left(object->memory.uses[i].region);
 }

@@ -200,7 +200,6 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     object->generation = generation;
     object->access.visibility = (uint8_t)put->visibility;
     object->producer = put->producer;
-    object->producer_id = put->producer ? put->producer->id : 0;
     object->holds = 1;
     if (put->producer) {
         list_append(&put->producer->objects, &object->by_producer);

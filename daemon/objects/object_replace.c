@@ -26,7 +26,7 @@ enum rdt_status object_may_replace(const struct client *producer, const struct o
             err, RDT_EXISTS,
             "object \"%.*s\" is held by its producer, client %llu, and is not detached or evictable: only that client may "
             "replace it; other clients of the same user may free it by force first",
-            id_bytes(old), id, (unsigned long long)old->producer_id);
+            id_bytes(old), id, (unsigned long long)object_producer_id(old));
     if (old->file.stored != OBJECT_NOT_STORED && old->survives.published)
         return rdt_error_set(
             err, RDT_EXISTS,

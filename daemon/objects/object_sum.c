@@ -166,7 +166,7 @@ enum rdt_status object_sum(struct object *object, struct object_sum_waiter *wait
     list_append(&summing->waiters, &waiter->link);
     object_hold(object);
     object_pin(object);
-    summing->work = (struct work){.run = run_step, .done = done_step, .lane = object->producer_id};
+    summing->work = (struct work){.run = run_step, .done = done_step, .lane = object_producer_id(object)};
     submit(summing);
     return RDT_AGAIN;
 }

@@ -317,7 +317,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
         return snapshot->device ? RDT_AGAIN : snapshot->failure.status;
     }
     snapshot->on_host = true;
-    snapshot->work = (struct work){.run = run_copy, .done = done_copy, .lane = object->producer_id};
+    snapshot->work = (struct work){.run = run_copy, .done = done_copy, .lane = object_producer_id(object)};
     copy_submit(&snapshot->copy, snapshot->table, &snapshot->work);
     return RDT_AGAIN;
 }

@@ -140,7 +140,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
         return rdt_error_set(err, RDT_DENIED,
                              "object \"%s\" is held by its producer, client %llu: only that client may release it; "
                              "other clients of the same user may free it by force",
-                             ref.id, (unsigned long long)object->producer_id);
+                             ref.id, (unsigned long long)object_producer_id(object));
     if (message->force && !call_may_wait(call, err)) /* answer_forced waits for the nodes that have replicas */
         return RDT_LIMIT;
     ref.generation = object->generation;

@@ -276,7 +276,7 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
 static bool may_be_written(const struct object *object)
 {
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
-        if (object->memory.uses[i].region->client == object->producer_id &&
+        if (object->memory.uses[i].region->client == object_producer_id(object) &&
             object->memory.uses[i].region->reach.writable_outside)
             return true;
     return false;

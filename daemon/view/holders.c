@@ -77,7 +77,7 @@ static void add_producer(struct holders *holders, const struct object *object)
     if (row && object->producer)
         set_client(row, object->producer, 0);
     if (row)
-        row->info.client = object->producer_id;
+        row->info.client = object_producer_id(object);
 }
 
 static void add_clients(struct holders *holders, const struct object *object)

@@ -126,7 +126,7 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->state = (char *)object_state_name(object);
     info->tenant = object->account->owner.tenant;
     info->uid = object->account->owner.uid;
-    info->producer = object->producer_id;
+    info->producer = object_producer_id(object);
     info->visibility = (char *)visibility[object->access.visibility];
     info->transport = (char *)object_transport(object);
     info->bytes = object->bytes;

@@ -68,7 +68,7 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
         return true;
     if (list->state[0] && strcmp(list->state, object_state_name(object)) != 0)
         return true;
-    if (list->client != 0 && list->client != object->producer_id)
+    if (list->client != 0 && list->client != object_producer_id(object))
         return true;
     if (page_full(page))
         return false;
