@@ -22,6 +22,15 @@ struct tombstone { /* why an object ended */
     enum object_end end;
 };
 
+/* Of objects with object->file.stored. */
+struct object_files {
+    const char *dir; /* NULL: there are none */
+    /* Begins to check the bytes of a stored object, unless that is under way, and later calls object_checked. AGAIN: they are
+     * being checked; DAMAGED, SYSTEM, NO_MEMORY: nobody may use them. Only for objects that are `unchecked`. */
+    enum rdt_status (*check)(void *arg, struct object *object, struct rdt_error *err);
+    void *check_arg;
+};
+
 struct object_table {
     const struct events *events;   /* NULL: no client watches events */
     const struct lasting *lasting; /* NULL: nothing is recorded */
@@ -64,12 +73,8 @@ struct object_table {
     void (*on_lost_id)(void *arg, const struct object *object);
     /* Is called with the `record` of an adopted object, if it has one, when a hold or a pin begins or ends. */
     void (*on_adopted)(void *record);
-    /* Begins to check the bytes of a stored object, unless that is under way, and later calls object_checked. AGAIN: they are
-     * being checked; DAMAGED, SYSTEM, NO_MEMORY: nobody may use them. Only for objects that are `unchecked`. */
-    enum rdt_status (*check)(void *arg, struct object *object, struct rdt_error *err);
-    void *check_arg;
-    struct cache cache;     /* the EVICTABLE objects */
-    const char *stored_dir; /* where objects with object->file.stored have their files; NULL: nowhere */
+    struct cache cache; /* the EVICTABLE objects */
+    struct object_files files;
 };
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,

@@ -137,11 +137,11 @@ enum rdt_status object_check(struct object *object, const struct owner *requeste
     struct object_table *table = object->table;
     enum rdt_status status;
 
-    if (!object->file.unchecked || !table->check)
+    if (!object->file.unchecked || !table->files.check)
         return RDT_OK;
     if (!object_users_get(object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the check of a stored object");
-    status = table->check(table->check_arg, object, err);
+    status = table->files.check(table->files.check_arg, object, err);
     if (status == RDT_AGAIN)
         add(object, requester, waiter);
     else

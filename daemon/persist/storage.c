@@ -373,10 +373,10 @@ void storage_serve(struct storage *storage)
     while ((stored = map_next(&storage->stored, &cursor)))
         stored_settle(stored);
     storage->regions->file_pool = storage->helper;
-    storage->objects->stored_dir = storage->directory;
+    storage->objects->files.dir = storage->directory;
     storage->write_again = write_again;
-    storage->objects->check = storage_check;
-    storage->objects->check_arg = storage;
+    storage->objects->files.check = storage_check;
+    storage->objects->files.check_arg = storage;
     storage->observer = (struct names_observer){.on_change = storage_name_changed, .arg = storage};
     list_append(&storage->names->observers, &storage->observer.link);
 }

@@ -32,8 +32,7 @@ import json
 import math
 import os
 import struct
-import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, Iterator, Optional
 from urllib.parse import unquote
 
@@ -354,7 +353,7 @@ class RdtdFileSystem(AbstractFileSystem):
     def modified(self, path: Any) -> datetime:
         """When the version was put."""
         version = self._version(path)
-        return datetime.fromtimestamp(time.time() - self._c.stat(version.held)["age"], timezone.utc)
+        return datetime.now(timezone.utc) - timedelta(seconds=self._c.stat(version.held)["age"])
 
     created = modified
 
