@@ -65,8 +65,8 @@ void serve_set_state(struct serve *serve, enum serve_state state)
     serve_shares(serve, state == SERVE_SENDING);
     if (state != SERVE_SENDING)
         list_remove(&serve->by_pace);
-    else if (object_is_constant(serve->object) && serve->sending.mode != SENDING_IN_ORDER &&
-             serve->sending.access != SENDING_STAGED && serve->sending.plan && serve->sending.plan->n > FANOUT_RATE_CHUNKS)
+    else if (object_is_constant(serve->object) && serve->sending.mode != SENDING_IN_ORDER && !serve->sending.staged &&
+             serve->sending.plan && serve->sending.plan->n > FANOUT_RATE_CHUNKS)
         list_append(&serve->transfers->load.paced, &serve->by_pace);
     if (state != SERVE_ENDED) /* how it ended follows */
         record_stage(serve->transfers, &serve->record);

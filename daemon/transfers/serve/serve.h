@@ -49,13 +49,6 @@ enum sending_mode {
     SENDING_READ_ENDED,  /* the reader has finished */
 };
 
-/* What the transport reads. */
-enum sending_access {
-    SENDING_DIRECT,    /* the object's memory */
-    SENDING_REGISTERS, /* that, and the operation under way registers memory of a device, which may fail */
-    SENDING_STAGED,    /* memory of the daemon, through which goes what is on devices or imported */
-};
-
 /* The bytes on their way to the reader. */
 struct sending {
     struct peer_transport *connection; /* from PREPARE on, where the object is pinned; NULL: not yet */
@@ -64,9 +57,10 @@ struct sending {
     uint8_t mode;                /* enum sending_mode */
     bool gathering;              /* IN_ORDER: a chunk is being gathered, and later chunks wait for it */
     bool posting;                /* IN_ORDER: sends are being posted */
-    uint8_t access;              /* enum sending_access */
-    struct stage *stage;         /* STAGED: the slots; NULL: not yet */
-    struct device_place *places; /* [n_places] STAGED, on devices: the object's regions as ends of device copies */
+    bool registering;            /* the operation under way registers memory of a device */
+    bool staged;                 /* its memory is on devices or imported, and goes through memory of the daemon */
+    struct stage *stage;         /* with staged: the slots; NULL: not yet */
+    struct device_place *places; /* [n_places] with staged, on devices: the object's regions as ends of device copies */
     struct account *slow_owner;  /* object_slow_owner, from state PREPARE on; borrowed from the pinned object */
     struct account *reads_owner; /* whose threads gather the bytes: slow_owner, or object_reads_owner */
     struct memory_place *memory; /* [n_places] the object's regions */

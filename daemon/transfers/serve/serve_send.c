@@ -72,10 +72,10 @@ static bool stage_unregistered(struct serve *serve, const struct rdt_error *err)
     struct remote *remote = serve->remote;
     char who[sizeof remote->peer->name + 8], line[256];
 
-    if (serve->sending.access != SENDING_REGISTERS || !serve->sending.plan || serve_is_one_sided(serve) ||
+    if (!serve->sending.registering || serve->sending.staged || !serve->sending.plan || serve_is_one_sided(serve) ||
         !transport_moves(transport, "host"))
         return false;
-    serve->sending.access = SENDING_STAGED;
+    serve->sending.staged = true;
     (void)snprintf(serve->record.path, sizeof serve->record.path, "%.56s/staged", transport->name);
     (void)snprintf(line, sizeof line,
                    "objects are sent by %s through host memory, because memory could not be registered: %.120s",
@@ -138,17 +138,16 @@ static void prepare(struct serve *serve)
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(serve->object); i++) {
         struct region *region = object_region(serve->object, i);
         if (!transport_moves(serve->sending.connection->transport, region->kind->name) || region_is_by_fd(region) ||
-            (serve->sending.access == SENDING_STAGED && !region_is_host(region)))
+            (serve->sending.staged && !region_is_host(region)))
             continue;
         status = region_register(region, serve->sending.connection->transport, &handle, on_registered, serve, &err);
-        if (serve->sending.access != SENDING_STAGED)
-            serve->sending.access = status != RDT_OK && !region_is_host(region) ? SENDING_REGISTERS : SENDING_DIRECT;
+        serve->sending.registering = status != RDT_OK && !region_is_host(region);
         if (status != RDT_OK && status != RDT_AGAIN && stage_unregistered(serve, &err))
             status = RDT_OK;
     }
     if (status == RDT_OK)
         status = serve_map(serve, &err);
-    if (status == RDT_OK && serve->sending.access == SENDING_STAGED && !serve->sending.stage)
+    if (status == RDT_OK && serve->sending.staged && !serve->sending.stage)
         status = reserve_stage(serve, &err);
     if (status == RDT_AGAIN) {
         serve->sending.n_ops++;
@@ -189,10 +188,9 @@ static void begin(struct serve *serve, struct peer_transport *pt)
     object_pin(serve->object);
     serve->sending.slow_owner = object_slow_owner(serve->object, serve->source);
     serve->sending.reads_owner = serve->sending.slow_owner ? serve->sending.slow_owner : object_reads_owner(serve->object);
-    if (serve->sending.slow_owner)
-        serve->sending.access = SENDING_STAGED;
+    serve->sending.staged |= serve->sending.slow_owner != NULL;
     if (serve->sending.plan && serve->replica && serve->replica->filling &&
-        serve->sending.access != SENDING_STAGED) /* Without memory for it they are in order. */
+        !serve->sending.staged) /* Without memory for it they are in order. */
         serve->sending.is_posted = calloc(serve->sending.plan->n + 1u, sizeof *serve->sending.is_posted);
     serve_set_state(serve, SERVE_PREPARE);
     prepare(serve);
@@ -225,11 +223,10 @@ static enum rdt_status decide_staging(struct serve *serve, const struct peer_tra
         return RDT_OK;
     if (host)
         return rdt_error_set(err, RDT_PROTOCOL, "one pull asks for tensors in several kinds of memory");
-    if (!start->one_sided && (!start->single || !moves || holes))
-        serve->sending.access = SENDING_STAGED;
+    serve->sending.staged = !start->one_sided && (!start->single || !moves || holes);
     if (start->one_sided && !moves)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot read device memory at the owner", pt->transport->name);
-    if (serve->sending.access == SENDING_STAGED && !transport_moves(pt->transport, "host"))
+    if (serve->sending.staged && !transport_moves(pt->transport, "host"))
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s moves neither this memory at the owner nor host memory",
                              pt->transport->name);
     return RDT_OK;
@@ -309,7 +306,7 @@ void serve_on_start(struct remote *remote, const Rdt__Pb__PullStart *start)
 static void op_free(struct chunk_op *op)
 {
     list_remove(&op->posted);
-    if (op->staging && op->serve->sending.access == SENDING_STAGED)
+    if (op->staging && op->serve->sending.staged)
         stage_return_slot(op->serve->sending.stage, op->staging);
     else
         free(op->staging);
@@ -349,7 +346,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
             serve_end(serve);
         } else if (serve->sending.mode == SENDING_IN_ORDER) {
             send_in_order(serve);
-        } else if (serve->sending.access == SENDING_STAGED) {
+        } else if (serve->sending.staged) {
             send_more(serve); /* The slot is free again. */
         } else {
             serve_watch_pace(serve);
@@ -470,12 +467,12 @@ static bool send_chunk(struct serve *serve, uint32_t index, struct rdt_error *er
                                   .region_at = region_at,
                                   .owner = serve,
                                   .transport = conn->transport,
-                                  .max_pieces = serve->sending.access == SENDING_STAGED ? 0 : plugin_conn_pieces(conn, "host")};
+                                  .max_pieces = serve->sending.staged ? 0 : plugin_conn_pieces(conn, "host")};
     struct chunk_op *op = chunk_op_create(chunk, &ground);
 
     if (op && !op->in_place)
         op->base.op.piece.addr = op->staging =
-            serve->sending.access == SENDING_STAGED ? stage_take_slot(serve->sending.stage) : malloc(chunk->bytes);
+            serve->sending.staged ? stage_take_slot(serve->sending.stage) : malloc(chunk->bytes);
     if (!op || (!op->in_place && !op->staging)) {
         free(op);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to send %llu bytes", (unsigned long long)chunk->bytes);
@@ -512,7 +509,7 @@ static bool send_chunk(struct serve *serve, uint32_t index, struct rdt_error *er
 static bool can_send_chunk(const struct serve *serve, uint32_t index)
 {
     return index < serve->sending.plan->n && index < serve->sending.credit &&
-           (serve->sending.access != SENDING_STAGED || stage_free_slots(serve->sending.stage) > index - serve->sending.next) &&
+           (!serve->sending.staged || stage_free_slots(serve->sending.stage) > index - serve->sending.next) &&
            (!serve->replica ||
             replica_has(serve->replica, serve->sending.plan->chunks[index].offset, serve->sending.plan->chunks[index].bytes));
 }
