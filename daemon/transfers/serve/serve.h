@@ -57,7 +57,6 @@ struct sending {
     uint8_t mode;                /* enum sending_mode */
     bool gathering;              /* IN_ORDER: a chunk is being gathered, and later chunks wait for it */
     bool posting;                /* IN_ORDER: sends are being posted */
-    bool registering;            /* the operation under way registers memory of a device */
     bool staged;                 /* its memory is on devices or imported, and goes through memory of the daemon */
     struct stage *stage;         /* with staged: the slots; NULL: not yet */
     struct device_place *places; /* [n_places] with staged, on devices: the object's regions as ends of device copies */

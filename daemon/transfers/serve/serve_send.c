@@ -72,8 +72,7 @@ static bool stage_unregistered(struct serve *serve, const struct rdt_error *err)
     struct remote *remote = serve->remote;
     char who[sizeof remote->peer->name + 8], line[256];
 
-    if (!serve->sending.registering || serve->sending.staged || !serve->sending.plan || serve_is_one_sided(serve) ||
-        !transport_moves(transport, "host"))
+    if (serve->sending.staged || !serve->sending.plan || serve_is_one_sided(serve) || !transport_moves(transport, "host"))
         return false;
     serve->sending.staged = true;
     (void)snprintf(serve->record.path, sizeof serve->record.path, "%.56s/staged", transport->name);
@@ -92,10 +91,18 @@ static void on_registered(void *arg, struct region *region, const struct rdt_err
     serve->sending.n_ops--;
     if (serve->sm.state == SERVE_ABORT)
         serve_settle(serve);
-    else if (err && !stage_unregistered(serve, err))
+    else if (err)
         serve_fail(serve, err);
     else
         prepare(serve);
+}
+
+static void on_device_registered(void *arg, struct region *region, const struct rdt_error *err)
+{
+    struct serve *serve = arg;
+    bool goes_on = err && serve->sm.state != SERVE_ABORT && stage_unregistered(serve, err);
+
+    on_registered(serve, region, goes_on ? NULL : err);
 }
 
 static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err)
@@ -134,15 +141,17 @@ static void prepare(struct serve *serve)
     struct rdt_error err = {0};
     enum rdt_status status = RDT_OK;
     void *handle;
+    bool on_device;
 
     for (uint32_t i = 0; status == RDT_OK && i < object_n_places(serve->object); i++) {
         struct region *region = object_region(serve->object, i);
         if (!transport_moves(serve->sending.connection->transport, region->kind->name) || region_is_by_fd(region) ||
             (serve->sending.staged && !region_is_host(region)))
             continue;
-        status = region_register(region, serve->sending.connection->transport, &handle, on_registered, serve, &err);
-        serve->sending.registering = status != RDT_OK && !region_is_host(region);
-        if (status != RDT_OK && status != RDT_AGAIN && stage_unregistered(serve, &err))
+        on_device = !region_is_host(region);
+        status = region_register(region, serve->sending.connection->transport, &handle,
+                                 on_device ? on_device_registered : on_registered, serve, &err);
+        if (status != RDT_OK && status != RDT_AGAIN && on_device && stage_unregistered(serve, &err))
             status = RDT_OK;
     }
     if (status == RDT_OK)

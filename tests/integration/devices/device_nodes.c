@@ -467,7 +467,7 @@ Test(device_nodes, memory_that_cannot_be_registered_goes_through_host_memory)
         .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
     members[1].node = c.node[1].address;
     must_ok(rdt_group_create(owner, "g", "grouped", members, 2, NULL, &err));
-    for (unsigned node = 0; node < 2; node++) {
+    for (unsigned node = 2; node-- > 0;) { /* the reader first: later it has memory that was registered */
         cluster_faults(&c, node, "refuse_registration=1\n");
         struct rdt_ref ref = put_on("HERE-0", LARGE, 4 + node);
         struct rdt_fetch_options options = to("fake", "THERE-0");
