@@ -71,27 +71,32 @@ def compare(before, after):
     return totals
 
 
-def phase(name, model, step, rate, steps, betas=(0.9, 0.95)):
+def train(model, step, rate, steps, betas=(0.9, 0.95)):
+    """Takes optimizer steps, and yields the loss after each."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, weight_decay=0.01)
-    rows = []
-    for i in range(steps):
-        before = published(model)
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = step(model)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        rows.append(compare(before, published(model)))
+        yield loss
+
+
+def phase(name, model, step, rate, steps):
+    rows, before = [], published(model)
+    for loss in train(model, step, rate, steps):
+        after = published(model)
+        rows.append(compare(before, after))
+        before = after
     for label, part in (("first 5 steps", rows[:5]), ("last 20 steps", rows[-20:])):
         sums = [sum(row[i] for row in part) for i in range(7)]
         print(f"{name:34} lr {rate:7.0e} {label}: values {100 * sums[0] / sums[1]:6.2f} %, chunks of 4 KiB {100 * sums[2] / sums[3]:5.1f} %, "
               f"of 64 KiB {100 * sums[4] / sums[5]:5.1f} %, whole / delta {2 * sums[1] / max(1, sums[6]):6.1f}, loss {float(loss):.3f}", flush=True)
 
 
-def main():
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    torch.manual_seed(1)
-    torch.set_num_threads(2)
+def losses():
+    """The losses of supervised training and of policy gradients, for a model."""
     text = b"".join(open(path, "rb").read() for path in sorted(glob.glob(os.path.join(HERE, "../..", "daemon/**/*.c"), recursive=True)))
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
@@ -114,6 +119,14 @@ def main():
         chosen = model(prompt[:, :-1]).log_softmax(-1).gather(2, prompt[:, 1:, None])[:, -16:, 0]
         return -(advantage[:, None] * chosen).mean()
 
+    return supervised, policy_gradient
+
+
+def main():
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    torch.manual_seed(1)
+    torch.set_num_threads(2)
+    supervised, policy_gradient = losses()
     model = Model()
     print(f"{sum(p.numel() for p in model.parameters())} values in {len(list(model.parameters()))} tensors")
     phase("training from scratch", model, supervised, 3e-4, steps)
@@ -122,4 +135,5 @@ def main():
         phase("policy gradient", model, policy_gradient, rate, steps // 6)
 
 
-main()
+if __name__ == "__main__":
+    main()
