@@ -345,6 +345,18 @@ def test_a_base_that_was_freed_by_force_is_done_without() -> None:
         far.kill()
 
 
+def test_several_nodes_make_their_own() -> None:
+    with trained() as (near, far, home, c, name, ranks, readers), Node(listen=True) as third, rdtd.connect(third.socket) as other:
+        more = Readers(other, name)
+        more.run(1)
+        for version in (2, 3):
+            publish(ranks, version)
+            readers.run(version)
+            more.run(version)
+        assert counts(c) == counts(other) == (2 * RANKS, 0, 0)
+        third.kill()
+
+
 def test_every_dtype_and_shape() -> None:
     values = {"c128": np.zeros(4000, "c16"), "c64": np.zeros((30, 50), "c8"), "scalar": np.array(0.5), "none": np.zeros((0, 3), "f4"),
               "bool": np.zeros(9999, bool), "u8": np.zeros(7777, "u1"), "f16": np.zeros((70, 70), "f2"), "i64": np.zeros(5000, "i8")}
