@@ -8,7 +8,8 @@
 
 TestSuite(storage_replaced, .timeout = SUITE_SECONDS(120));
 
-#define OBJECTS 150u /* their generations lie in several blocks, which have no order */
+#define OBJECTS 150u
+#define OTHERS 6u /* objects between two of these, so that their generations lie in several blocks (ids.h), which have no order */
 #define SIZE 3000u
 #define STRANGER 12345u /* another user */
 
@@ -56,6 +57,10 @@ static struct rdt_ref put_nth(rdt *conn, unsigned i, bool stored, uint32_t seed)
 {
     char id[16];
 
+    for (unsigned k = 0; k < OTHERS; k++) {
+        struct rdt_ref other = put_snapshot(conn, NULL, 8, 0, 0);
+        must_ok(rdt_free(conn, &other, false, &err));
+    }
     (void)snprintf(id, sizeof id, "b%u", i);
     struct rdt_ref ref = put_snapshot(conn, id, SIZE, RDT_PUT_DETACHED | (stored ? RDT_PUT_STORED : 0), seed);
     if (stored)
@@ -261,12 +266,12 @@ Test(storage_replaced, file_stays_for_the_name_whose_version_it_is)
     finish(conn);
 }
 
-/* The later object has the id, in whatever order the files are read. */
-Test(storage_replaced, name_keeps_its_version_beside_a_later_stored_object_with_the_id)
+/* The later object has the id, in whatever order the files are read, and keeps it for the daemons that have its record. */
+static void keep_versions_beside_later_objects(bool with_keeper)
 {
     struct rdt_ref names[OBJECTS], now[OBJECTS], ref;
     char text[32];
-    rdt *conn = start_client("client");
+    rdt *conn = with_keeper ? begin() : start_client("client");
 
     for (unsigned i = 0; i < OBJECTS; i++) {
         (void)snprintf(text, sizeof text, "name %u", i);
@@ -281,6 +286,13 @@ Test(storage_replaced, name_keeps_its_version_beside_a_later_stored_object_with_
     }
     for (unsigned i = 0; i < OBJECTS; i++)
         now[i] = put_nth(conn, i, true, 2);
+    if (with_keeper) {
+        rdt_close(conn);
+        node_kill(&node, SIGKILL);
+        keeper_stop(&keeper, SIGKILL);
+        keeper_start(&keeper);
+        conn = start_client("client");
+    }
     for (unsigned round = 0; round < 2; round++) {
         conn = restart(conn, SIGKILL, "client");
         cr_assert(!node_log_has(&node, "is ignored"));
@@ -298,9 +310,23 @@ Test(storage_replaced, name_keeps_its_version_beside_a_later_stored_object_with_
         must_ok(rdt_free(conn, &now[i], false, &err));
     }
     must_be_empty();
+    if (with_keeper) {
+        finish(conn);
+        return;
+    }
     rdt_close(conn);
     node_stop(&node);
     remove_store();
+}
+
+Test(storage_replaced, name_keeps_its_version_beside_a_later_stored_object_with_the_id)
+{
+    keep_versions_beside_later_objects(false);
+}
+
+Test(storage_replaced, name_keeps_its_version_beside_a_later_stored_object_that_a_new_keeper_has)
+{
+    keep_versions_beside_later_objects(true);
 }
 
 /* The daemon came to remove neither the object's file nor that of its name. */
