@@ -6,7 +6,7 @@ import rdtd
 
 from gpu import VALUE, ByInterface, Gate, Gpu, np, seen
 from interrupts import interrupted
-from nodes import LONG, main, raises
+from nodes import LONG, main, times_out
 
 
 def target(value, stream=1):
@@ -46,8 +46,7 @@ def test_run_waits_for_the_stream_of_its_targets_and_can_be_interrupted():
         gate = Gate()
         w = target(VALUE, stream=gate.stream.value)
         plan = reader.plan("policy", {"w": w})
-        with raises(rdtd.TimedOut, "did not come so far in time"):
-            plan.run(timeout=0.2)
+        times_out("did not come so far in time", lambda: plan.run(timeout=0.2))
         interrupted(lambda: plan.run())
         assert (on_gpu(w) == 0).all()
         timer = threading.Timer(0.1, gate.event.set)
@@ -78,6 +77,20 @@ def test_targets_may_be_used_in_many_streams():
         for gate, part in zip(gates, parts):
             gate.end()
             part.end()
+        c.unpublish("policy")
+
+
+def test_plan_of_host_memory_needs_no_driver_for_the_gpus_of_its_model():
+    """As where torch uses GPUs that rdtd cannot: the plan's targets are copies in host memory."""
+    with Gpu() as (c, reader):
+        publish(c, 1)
+        staged, w = np.zeros_like(VALUE), target(VALUE)
+        plan = reader.plan("policy", {"w": staged})
+        plan._plan.let_go()
+        plan._order = [w]
+        assert plan.run().step == 1 and (staged == VALUE + 1).all()
+        del plan
+        w.end()
         c.unpublish("policy")
 
 

@@ -320,7 +320,8 @@ class ModelPlan:
         return self._locals
 
     def _run(self, locals_: list[_Local], after: Optional[int], timeout: Optional[float]) -> PlanRun:
-        self._plan._order = list({local.tensor.device: local.tensor for local in locals_ if _on_gpu(local.tensor)}.values())
+        self._plan._order = list({local.tensor.device: local.tensor for local in locals_
+                                  if _on_gpu(local.tensor) and local.tensor.numel() > 0}.values())  # others have no address
         try:
             run: PlanRun = self._write(locals_, lambda: self._plan.run(after, timeout=timeout))
         finally:

@@ -380,7 +380,7 @@ bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
 
-    if (set->on_gpus == 0)
+    if (set->on_gpus == 0 || !conn->cuda) /* without conn->cuda no plan has targets on GPUs */
         return true;
     for (size_t i = 0; i < set->count && status == RDT_OK; i++) {
         const struct borrowed *borrowed = &set->borrowed[i];

@@ -175,7 +175,7 @@ Test(cuda_plans, run_waits_for_the_streams_that_use_its_wants)
     struct gpu_gate *gate = gpu_hold(stream);
     struct rdt_plan_stream order[2] = {{gpu_uuid(0), stream}, {"GPU-of another plan", NULL}};
     must_ok(rdt_plan_order(reader.plan, order, 2, &err));
-    must_refuse(RDT_TIMED_OUT, "did not come so far in time", rdt_plan_run(reader.plan, 1, 300 * MSEC, NULL, &err));
+    must_be(RDT_TIMED_OUT, rdt_plan_run(reader.plan, 1, 300 * MSEC, NULL, &err)); /* whatever it waits for by then */
     expect_step(1);
     gpu_open(gate);
     must_ok(rdt_plan_run(reader.plan, 1, LONG, &run, &err));
