@@ -106,7 +106,6 @@ void listen_address(const struct transport *transport, void *conn_ctx, struct so
         ((struct sockaddr_in *)address_p)->sin_port = ((const struct sockaddr_in *)advertise)->sin_port;
 }
 
-/* Adds the channel to the strangers, of whom another may have to make room. The caller holds the lock. */
 /* ---- the peer's address ---- */
 
 enum reach { NOBODY, THIS_MACHINE, THIS_WIRE, ANYWHERE }; /* who can have the address */
@@ -152,6 +151,9 @@ enum rdt_status listen_may_dial(const struct transport *transport, void *conn_ct
                                                  : "a link-local address, which its link does not use");
 }
 
+/* ---- accepting ---- */
+
+/* Adds the channel to the strangers, of whom another may have to make room. The caller holds the lock. */
 static void admit(struct channel *channel, const struct sockaddr_storage *address)
 {
     struct stranger *evicted;

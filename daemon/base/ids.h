@@ -5,7 +5,7 @@
  * learns nothing about those of another, and cannot guess one. Ids of one owner are mostly consecutive, so an index of
  * them (index.h) stays small.
  *
- *   | span | block: block_bits, the permutation of 0, 1, 2, ... | within the owner's block: 6 bits |
+ *   | span | block: block_bits, the permutation of 0, 1, 2, ... | within the owner's block: 8 bits |
  *
  * Loop thread only.
  */
