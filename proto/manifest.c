@@ -27,9 +27,11 @@ enum rdt_status manifest_unpack(struct arena *arena, const void *packed, size_t 
     arena_init(arena, room < most ? room : most);
     status = arena_unpack(arena, &rdt__pb__manifest__descriptor, packed, bytes, "the manifest of a version", &message, err);
     *message_p = (Rdt__Pb__Manifest *)message;
-    if (status != RDT_OK && status != RDT_NO_MEMORY)
-        err->status = status = RDT_INVALID;
-    return status;
+    if (status == RDT_OK || status == RDT_NO_MEMORY)
+        return status;
+    if (err)
+        err->status = RDT_INVALID;
+    return RDT_INVALID;
 }
 
 /* first_dim: [message->n_key], of each key in message->global_shape. */

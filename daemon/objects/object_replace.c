@@ -45,11 +45,14 @@ enum rdt_status object_prepare_id(struct object *object, struct rdt_error *err)
 {
     struct object *old = object->access.key == KEY_TAKES ? holder_of_id(object) : NULL;
     bool is_object = old && old->state != OBJECT_AWAITED;
+    enum rdt_status status = RDT_OK;
 
     if (object->access.key != KEY_TAKES)
         return RDT_OK;
-    if (is_object && object->state == OBJECT_FILLING && object_may_replace(object->producer, old, err) != RDT_OK)
-        return err->status;
+    if (is_object && object->state == OBJECT_FILLING)
+        status = object_may_replace(object->producer, old, err);
+    if (status != RDT_OK)
+        return status;
     if (old && !object_users_get(object)) /* for those who wait for the id */
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (old)

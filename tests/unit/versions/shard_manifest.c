@@ -215,3 +215,17 @@ Test(shard_manifest, of_tiny_tensors_is_far_from_the_limit_of_its_readers)
     free(zeros);
     free(ones);
 }
+
+/* A caller need not want the sentence. */
+Test(shard_manifest, that_cannot_be_read_is_refused_without_an_error_struct)
+{
+    Rdt__Pb__Manifest *message;
+    struct rdt_error err;
+    struct arena arena;
+
+    must(manifest_unpack(&arena, "\xff\xff\xff", 3, &message, NULL) == RDT_INVALID);
+    must(!message);
+    arena_fini(&arena);
+    must(manifest_unpack(&arena, "\xff\xff\xff", 3, &message, &err) == RDT_INVALID && err.status == RDT_INVALID);
+    arena_fini(&arena);
+}
