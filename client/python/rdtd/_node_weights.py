@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules for engines share: the versions of a name as the node's one copy, in torch tensors."""
+"""The versions of a name for a process that loads by itself, as the node's one copy, in torch tensors. _weights.py is for the
+processes of an engine that must agree."""
 from __future__ import annotations
 
 import threading
@@ -10,9 +11,10 @@ from typing import Any, Optional
 import rdtd
 
 from ._connection import Connection
-from ._errors import Invalid, TimedOut
+from ._errors import TimedOut
 from ._follow import Follower
 from ._requests import Ref
+from ._weights import dict_of_tensors
 
 _connections: dict[str, Connection] = {}
 _lock = threading.Lock()
@@ -78,9 +80,7 @@ class Weights:
             if got.version > after:
                 break
             del got  # maps an older version, which the daemon keeps as long
-        if not isinstance(got.value, dict) or not all(hasattr(tensor, "data_ptr") for tensor in got.value.values()):
-            raise Invalid(f"version {got.version} of {self.name!s} is not a dict of tensors, as a state dict is")
-        return got.version, got.value
+        return got.version, dict_of_tensors(got.value, str(self.name), got.version)
 
     def close(self) -> None:
         if self._follower is not None:

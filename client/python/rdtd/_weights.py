@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of a name for one process of an engine: which one to load, and its tensors in the memory that all processes
-of the node share. What the modules of the engines have in common; imports torch when a version is taken."""
+"""The versions of a name for an engine of several processes, which must all load the same one: which one, and its tensors in
+the memory that all processes of the node share. _node_weights.py is for processes that load by themselves. Imports torch when a
+version is taken."""
 from __future__ import annotations
 
 import time
@@ -87,7 +88,7 @@ class Weights:
                 continue
             torch()
             done = self._follower.commit(as_="torch")
-            self.tensors = _dict_of_tensors(done.value, self._name, done.version)
+            self.tensors = dict_of_tensors(done.value, self._name, done.version)
             self.version = done.version
             counted_anew = False
             if self.version >= least:
@@ -103,7 +104,7 @@ class Weights:
         self._connection.close()
 
 
-def _dict_of_tensors(value: Any, name: str, version: int) -> dict[str, Any]:
+def dict_of_tensors(value: Any, name: str, version: int) -> dict[str, Any]:
     module = torch()
     if not isinstance(value, Mapping) or not value:
         raise Invalid(f"version {version} of {name!r} is a {type(value).__name__}, not a dict of tensors by name")

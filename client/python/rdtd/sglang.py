@@ -20,8 +20,8 @@ import torch  # type: ignore[import]
 
 from ._check import a_number, checked
 from ._errors import Mismatch
-from ._requests import Ref
 from ._node_weights import Weights
+from ._requests import Ref
 
 __all__ = ["request", "update"]
 

@@ -30,8 +30,8 @@ except ImportError as error:
 
 from ._check import checked
 from ._errors import Freed, Invalid, NotFound
-from ._requests import Ref
 from ._node_weights import Weights, connection_at
+from ._requests import Ref
 
 __all__ = ["RdtdCheckpointEngine"]
 
