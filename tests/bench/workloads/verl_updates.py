@@ -83,23 +83,38 @@ class RdtdRollout(Weights):
         return now()
 
 
+def buckets():
+    """verl's module, which needs no vLLM, without its package, which demands one. A torch without GPUs has nothing to wait for."""
+    import torch
+    import verl
+    path = os.path.join(verl.__path__[0], "workers/rollout/vllm_rollout/bucketed_weight_transfer.py")
+    spec = importlib.util.spec_from_file_location("bucketed_weight_transfer", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not torch.cuda.is_available():
+        module.get_torch_device = lambda: torch.cpu
+        module.is_support_ipc = lambda: False
+        torch.cpu.empty_cache = lambda: None
+    return module
+
+
 class NaiveTrainer(Weights):
     def send(self, handle):
-        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+        module = buckets()
         start = now()
-        asyncio.run(BucketedWeightSender(handle, BUCKET_MB, use_shm=True).async_send_weights(iter(self.weights.items())))
+        asyncio.run(module.BucketedWeightSender(handle, BUCKET_MB, use_shm=True).async_send_weights(iter(self.weights.items())))
         return start
 
 
 class NaiveRollout(Weights):
     def receive(self, handle, load):
         import torch
-        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+        module = buckets()
 
         def bucket(weights, is_last):
             for name, tensor in weights if load else ():
                 self.weights[name].copy_(tensor)
-        BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True).receive_weights(bucket)
+        module.BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True).receive_weights(bucket)
         return now()
 
 
@@ -121,10 +136,8 @@ def rdtd(bench):
 
 
 def naive(bench):
-    try:
-        import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer  # noqa: F401
-    except ImportError as error:
-        raise CannotRun(f"verl is not installed ({error})")
+    if importlib.util.find_spec("verl") is None:
+        raise CannotRun("verl is not installed")
     size = bench.size(int(500e6), 1_000_000)
     trainers = bench.actors([(NaiveTrainer, size)] * ROLLOUTS)
     rollouts = bench.actors([(NaiveRollout, size)] * ROLLOUTS)
