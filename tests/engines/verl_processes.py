@@ -141,7 +141,8 @@ def test_updates() -> None:
             job.update(number)
         assert job.rollouts[1].call("cached") == 3
         with rdtd.connect(b.socket) as c:
-            until(lambda: all(row["committed"] == 3 for row in json.loads(b.ctl("followers", "--json"))["followers"]), "all have it")
+            until(lambda: all(row["committed"] == 3 for row in json.loads(b.ctl("followers", "--json"))["followers"]),
+                  "all have it")
             moved = c.status()["bytes_in"]
         one = sum(torch.empty(shape, dtype=dtype).nbytes for shape, dtype in SHAPES.values())
         assert 3 * one <= moved < 3.5 * one, f"each version came once for both rollouts of the node: {moved} of {one}"
@@ -182,7 +183,8 @@ def test_trainer_killed_in_a_send() -> None:
             with rdtd.connect(a.socket) as c:
                 address = c.node["address"]
             for process in other:  # what the node has is still the version before
-                process.call("execute", "init_process_group", {"role": "receiver", "name": NAME, "address": address, "version": 0})
+                process.call("execute", "init_process_group",
+                             {"role": "receiver", "name": NAME, "address": address, "version": 0})
                 assert process.call("cached") == number - 1
                 process.close()
             job.trainers.append(Process(Trainer, a.socket, {}))

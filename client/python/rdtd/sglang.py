@@ -7,9 +7,9 @@
     version = c.publish("policy", model.state_dict())      # or rdtd.torch.publish, or c.publishing
     engine.update_weights_from_tensor(rdtd.sglang.request("policy", version), load_format="rdtd.sglang.update")
 
-The request has no weights, only their name. The first one makes the daemon of the engine's node follow it, so that later versions
-are there before they are asked for. Source: sglang 0.5.23, srt/model_executor/model_runner_components/weight_updater.py, which
-calls the loader as loader(model, named_tensors)."""
+The request has no weights, only their name. The first one makes the daemon of the engine's node follow it, so that
+later versions are there before they are asked for. Source: sglang 0.5.23,
+srt/model_executor/model_runner_components/weight_updater.py, which calls the loader as loader(model, named_tensors)."""
 from __future__ import annotations
 
 import json

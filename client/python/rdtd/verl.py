@@ -4,13 +4,14 @@
     actor_rollout_ref.rollout.checkpoint_engine.backend=rdtd
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=rdtd.verl
 
-The trainer's first rank publishes each version tensor by tensor, while verl's generator gathers the next one. The daemon of each
-node fetches a version once for all its rollouts, while it is still being added to, and the rollouts read the node's one copy. A
-rollout may join, leave or die at any time: there is no group. What a trainer or rollout that was killed has not finished is never
-seen. The rollouts of a node that has a version need nobody else for it (`get_weights`).
+The trainer's first rank publishes each version tensor by tensor, while verl's generator gathers the next one. The
+daemon of each node fetches a version once for all its rollouts, while it is still being added to, and the rollouts
+read the node's one copy. A rollout may join, leave or die at any time: there is no group. What a trainer or rollout
+that was killed has not finished is never seen. The rollouts of a node that has a version need nobody else for it
+(`get_weights`).
 
-engine_kwargs.rdtd may have the parameters of RdtdCheckpointEngine, such as {name: policy, timeout: 120}. Every process needs a
-daemon at $RDT_SOCKET (or `socket`), of one user. Source: verl 0.9.1, verl/checkpoint_engine/base.py."""
+engine_kwargs.rdtd may have the parameters of RdtdCheckpointEngine, such as {name: policy, timeout: 120}. Every
+process needs a daemon at $RDT_SOCKET (or `socket`), of one user. Source: verl 0.9.1, verl/checkpoint_engine/base.py."""
 # mypy: disable-error-code="import, misc, no-untyped-call"
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
     """verl makes one in each process of the trainer and of the rollouts.
 
     bucket_size, is_master: verl's; not used. name: of the weights; None: one for the Ray job. socket: the daemon's; None:
-    $RDT_SOCKET. address: "host:port" of the trainer's node, for a `get_weights` before verl's first update where the nodes have no
-    table; None. timeout: seconds that a receiver waits for a version, and the trainer for room for a tensor; None: no limit.
+    $RDT_SOCKET. address: "host:port" of the trainer's node, for a `get_weights` before verl's first update where the nodes
+    have no table; None. timeout: seconds that a receiver waits for a version, and the trainer for room for a tensor; None: no limit.
     device: to which a receiver copies each tensor before it yields it; "cpu": it does not copy."""
 
     @checked
@@ -138,8 +139,8 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncIterator[tuple[str, Any]]:
         """Waits for the version that is being sent, until it is whole on this node, and yields (name, torch tensor on `device`,
-        whole, in the published shape and dtype). On the CPU the tensors are the memory that all rollouts of the node share: they
-        may be kept, and must not be written. Errors: TimedOut, and those of Follower.prepare; nothing has been yielded then."""
+        whole, in the published shape and dtype). On the CPU the tensors are the memory that all rollouts of the node share:
+        they may be kept, and must not be written. Errors: TimedOut, and those of Follower.prepare; nothing has been yielded then."""
         async for pair in self._read(self._after):
             yield pair
 

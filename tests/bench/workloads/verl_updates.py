@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's updates: a trainer yields tensor after tensor of its weights, and three rollouts, processes of their own on its node, get them.
+"""verl's updates: a trainer yields tensor after tensor of its weights, and three rollouts, processes on its node, get them.
 
     received   seconds from the first tensor until the last rollout has been handed all tensors
     loaded     the same until all rollouts have copied them into memory of their own
 
-Beside rdtd.verl: what verl's `naive` does where memory cannot be shared by CUDA, each rank of the trainer fills buckets of shared
-memory for the rollout beside it (verl's own BucketedWeightSender and BucketedWeightReceiver, all three at once). The first update
-warms up; each rollout checks what it has loaded."""
+Beside rdtd.verl: what verl's `naive` does where memory cannot be shared by CUDA, each rank of the trainer fills buckets of
+shared memory for the rollout beside it (verl's own BucketedWeightSender and BucketedWeightReceiver, all three at once). The first
+update warms up; each rollout checks what it has loaded."""
 import asyncio
 import importlib.util
 import os
@@ -84,7 +84,7 @@ class RdtdRollout(Weights):
 
 
 def buckets():
-    """verl's module, which needs no vLLM, without its package, which demands one. A torch without GPUs has nothing to wait for."""
+    """verl's module, which needs no vLLM, without its package, which demands one. Without GPUs torch waits for nothing."""
     import torch
     import verl
     path = os.path.join(verl.__path__[0], "workers/rollout/vllm_rollout/bucketed_weight_transfer.py")
