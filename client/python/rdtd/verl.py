@@ -63,7 +63,8 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
 
     bucket_size, is_master: verl's; not used. name: of the weights; None: one for the Ray job. socket: the daemon's; None:
     $RDT_SOCKET. address: "host:port" of the trainer's node, for a `get_weights` before verl's first update where the nodes
-    have no table; None. timeout: seconds that a receiver waits for a version, and the trainer for room for a tensor; None: no limit.
+    have no table; None. timeout: seconds that a receiver waits for a version, and the trainer for room for a
+    tensor; None: no limit.
     device: to which a receiver copies each tensor before it yields it; "cpu": it does not copy."""
 
     @checked
@@ -140,7 +141,8 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncIterator[tuple[str, Any]]:
         """Waits for the version that is being sent, until it is whole on this node, and yields (name, torch tensor on `device`,
         whole, in the published shape and dtype). On the CPU the tensors are the memory that all rollouts of the node share:
-        they may be kept, and must not be written. Errors: TimedOut, and those of Follower.prepare; nothing has been yielded then."""
+        they may be kept, and must not be written. Errors: TimedOut, and those of Follower.prepare; nothing has
+        been yielded then."""
         async for pair in self._read(self._after):
             yield pair
 

@@ -5,7 +5,8 @@
     loaded     the same until all rollouts have copied them into memory of their own
 
 Beside rdtd.verl: what verl's `naive` does where memory cannot be shared by CUDA, each rank of the trainer fills buckets of
-shared memory for the rollout beside it (verl's own BucketedWeightSender and BucketedWeightReceiver, all three at once). The first
+shared memory for the rollout beside it (verl's own BucketedWeightSender and BucketedWeightReceiver, all three
+at once). The first
 update warms up; each rollout checks what it has loaded."""
 import asyncio
 import importlib.util
