@@ -2,14 +2,18 @@
 """Processes for the tests of engines: each holds an object and answers calls, one at a time, until it is killed or closed."""
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
 import traceback
 from typing import Any
+
+atexit.register(multiprocessing.forkserver._forkserver._stop)  # type: ignore[attr-defined]  # waits for the server's end
 
 LONG = 240.0  # a busy machine takes minutes to import torch and an engine
 

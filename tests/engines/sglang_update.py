@@ -36,7 +36,7 @@ class Model(torch.nn.Module):
         assert not parameters, f"no weights came for {list(parameters)}"
 
     def values(self) -> set[float]:
-        return {float(end) for parameter in self.parameters() for end in (parameter.min(), parameter.max())}
+        return {float(end) for parameter in self.parameters() for end in (parameter.detach().min(), parameter.detach().max())}
 
 
 def weights(number: int) -> dict[str, torch.Tensor]:

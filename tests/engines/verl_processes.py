@@ -303,7 +303,7 @@ def test_wrong_arguments() -> None:
     with raises(RuntimeError, "nix"):
         rdtd.verl.RdtdCheckpointEngine(name="n", device="nix")
     with Node() as node, rdtd.connect(node.socket) as c:
-        engine = rdtd.verl.RdtdCheckpointEngine(name="n", socket=node.socket, timeout=0)
+        engine = rdtd.verl.RdtdCheckpointEngine(name="n", socket=node.socket, timeout=LONG)
         c.publish("n", [torch.ones(3)])
         with raises(rdtd.Invalid, "engine_kwargs.rdtd.name"):
             engine.prepare()
@@ -314,6 +314,7 @@ def test_wrong_arguments() -> None:
         with raises(rdtd.Invalid, "not a dict of tensors"):
             asyncio.run(first())
         c.unpublish("n")
+        engine = rdtd.verl.RdtdCheckpointEngine(name="n", socket=node.socket, timeout=0)
         engine.init_process_group("receiver", "m", None, 0)
         with raises(rdtd.TimedOut, "no newer version is whole"):
             asyncio.run(first())

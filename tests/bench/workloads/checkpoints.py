@@ -5,10 +5,11 @@ DTensors, sharded by rows when they are saved and by columns when they are loade
     save, load   milliseconds of dcp.save and dcp.load, from the barrier before until the slowest rank has returned
 
 Every rank checks its loaded columns. The first save and load warm up, and the fastest of the others counts."""
+import importlib.util
 import os
 import shutil
 
-from harness import Side, call_all, now
+from harness import CannotRun, Side, call_all, now
 
 RANKS, TENSORS, ROWS = 4, 32, 1024
 
@@ -68,6 +69,8 @@ class Rank:
 
 def by(kind, where):
     def side(bench):
+        if importlib.util.find_spec("torch") is None:
+            raise CannotRun("torch is not installed")
         size = bench.size(512 << 20, 1 << 20)
         folder = ""
         if kind == "rdtd":
