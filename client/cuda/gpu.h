@@ -201,7 +201,7 @@ enum rdt_status offers_export(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, 
                               struct rdt_error *err);
 
 /* The second step: imports what was exported [n] with one wait for the daemon, and frees it. statuses [n]: UNSUPPORTED where
- * the daemon cannot map it. Returns the first other error; *err is then the first error of all. */
+ * the daemon cannot map it. Returns the first other error. */
 #define OFFERS_MAX_IMPORTS 64u
 enum rdt_status offers_import_many(rdt_cuda *cuda, struct exported *take_exported, size_t n, enum rdt_status *statuses,
                                    struct rdt_error *err);

@@ -140,6 +140,8 @@ enum rdt_status offers_import_many(rdt_cuda *cuda, struct exported *take_exporte
             status = statuses[i];
         exported_free(&take_exported[i]);
     }
+    if (status != RDT_OK && err && err->status != status) /* it is that of a range before, which is copied */
+        return rdt_error_set(err, status, "rdtd could not import memory of a GPU: %s", rdt_status_name(status));
     return status;
 }
 
