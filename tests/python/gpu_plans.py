@@ -6,7 +6,7 @@ import rdtd
 
 from gpu import VALUE, ByInterface, Gate, Gpu, np, seen
 from interrupts import interrupted
-from nodes import LONG, main, times_out
+from nodes import LONG, main, raises, times_out
 
 
 def target(value, stream=1):
