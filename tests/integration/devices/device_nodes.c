@@ -458,8 +458,8 @@ static void must_explain(unsigned node, const struct rdt_ref *ref, const char *t
     program_free(&program);
 }
 
-/* What a driver or a NIC refuses costs speed, and no fetch fails for it, unless the reader reads one-sided what the owner cannot
- * register. */
+/* What a driver or a NIC refuses costs speed, and no fetch fails for it, unless the reader reads one-sided what the owner
+ * cannot register. */
 Test(device_nodes, memory_that_cannot_be_registered_goes_through_host_memory)
 {
     struct rdt_member members[] = {{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}};

@@ -9,8 +9,7 @@
 TestSuite(storage_replaced, .timeout = SUITE_SECONDS(120));
 
 #define OBJECTS 150u
-#define OTHERS \
-    6u /* objects between two of these, so that their generations lie in several blocks (ids.h), which have no order */
+#define OTHERS 6u /* between two of these: so the generations lie in several blocks (ids.h), which have no order */
 #define SIZE 3000u
 #define STRANGER 12345u /* another user */
 

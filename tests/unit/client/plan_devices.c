@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* devices.h: boxes of any strides reach memory of a device as strided_copy would write them, whatever fits into the writer's room. */
+/* devices.h: boxes of any strides reach memory of a device as strided_copy would write them, whatever room the writer has. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +87,8 @@ Test(plan_devices, any_box_is_written_as_strided_copy_writes_it)
             memcpy(source + 4 * i, &value, sizeof value);
         }
         size_t from_bytes = rdt_dtype_bytes(dtypes[kind][0]), bytes = rdt_dtype_bytes(dtypes[kind][1]);
-        int64_t from_first = make_strides(&seed, ndim, count, from_strides), first = make_strides(&seed, ndim, count, to_strides);
+        int64_t from_first = make_strides(&seed, ndim, count, from_strides),
+                first = make_strides(&seed, ndim, count, to_strides);
         struct strided from = {dtypes[kind][0], source + from_first * (int64_t)from_bytes, from_strides};
         struct strided to = {dtypes[kind][1], wanted + first * (int64_t)bytes, to_strides};
         memset(wanted, 0x55, sizeof wanted);
