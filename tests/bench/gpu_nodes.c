@@ -2,6 +2,7 @@
 /* GPU memory between two daemons on this machine, beside plain CUDA and the same transport between host memories, in the
  * same run: tests/gpu/run bench. Staged transfers go from GPU to GPU through pinned host memory, beside the slowest of
  * their parts alone. Transfers by NCCL stay within a group, beside a plain copy from GPU to GPU. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #ifdef RDT_WITHOUT_CUDA
