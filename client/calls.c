@@ -439,7 +439,7 @@ enum rdt_status request_publish_part(rdt *conn, const struct rdt_ref *name, cons
         return status;
     request = create_wait(conn, name, "part of", timeout_ns);
     if (request)
-        request_make_part(request);
+        request_make_part(request, message->growing > 0);
     filled.timeout_ns = wire_timeout_ns(timeout_ns);
     return start_wait(request, RDT_MSG_PUBLISH_PART, &filled.base, request_p, err);
 }

@@ -41,7 +41,9 @@ struct rdt_part_options {
  * EXISTS (the rank has published this step; another node has the name), OWNER_DIED (another publisher ended, cancelled or
  * timed out), FREED (a later step became complete first; a part was freed by force), TIMED_OUT (not all parts were published
  * in time), LIMIT (more tensors than version_max_tensors, or more boxes than rdtd(8) says; too many incomplete steps),
- * NO_MEMORY (for the list of tensors), DENIED, PEER_LOST, RESTARTED. */
+ * NO_MEMORY (for the list of tensors), DENIED, PEER_LOST (the name's node), RESTARTED (the daemon has, and the version was not
+ * complete: all ranks publish it again). The same object as the same part of a complete step is answered with its version, so
+ * after PEER_LOST the call may be repeated. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);

@@ -90,13 +90,21 @@ static enum rdt_status unpack(const struct repeat *repeat, ProtobufCMessage **me
     return rdt_error_set(err, RDT_RESTARTED, "rdtd restarted, and there was no memory to repeat the request: repeat it");
 }
 
-enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id, struct rdt_error *err)
+void repeat_ask_for_version(Rdt__Pb__PublishPart *message)
+{
+    message->again = true;
+    message->of = message->growing = 0;
+}
+
+enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id, bool again, struct rdt_error *err)
 {
     ProtobufCMessage *message;
     enum rdt_status status = unpack(repeat, &message, err);
 
     if (status != RDT_OK)
         return status;
+    if (again && repeat->type == RDT_MSG_PUBLISH_PART)
+        repeat_ask_for_version((Rdt__Pb__PublishPart *)message);
     shorten(message, repeat->start_ns);
     status = connection_send(conn, repeat->type, id, message, false, err);
     protobuf_c_message_free_unpacked(message, NULL);

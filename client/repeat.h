@@ -4,6 +4,7 @@
 #define CLIENT_REPEAT_H
 
 #include "proto/verb.h"
+#include "rdt.pb-c.h"
 #include "session/connection.h"
 
 struct rdt_request;
@@ -36,8 +37,11 @@ static inline uint64_t repeat_socket(const rdt *conn)
 enum rdt_status repeat_message(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int64_t start_ns,
                                const int *fds, unsigned n_fds, struct rdt_error *err);
 
-/* Sends the kept message. Errors: as above; RESTARTED (repeat is NULL). */
-enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id, struct rdt_error *err);
+/* The message asks for the version that the earlier daemon may have made of the part, and publishes nothing. */
+void repeat_ask_for_version(Rdt__Pb__PublishPart *message);
+
+/* Sends the kept message; again: not for the first time. Errors: as above; RESTARTED (repeat is NULL). */
+enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id, bool again, struct rdt_error *err);
 
 /* Sends the kept FETCH of the request with all its items that are still fetched, and sets their requests' sent_on. */
 enum rdt_status repeat_fetch(rdt *conn, struct rdt_request *request, struct rdt_error *err);

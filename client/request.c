@@ -141,7 +141,7 @@ static void on_wait_resumed(rdt *conn, struct pending *pending)
     if (request->repeat)
         status = repeat_allowed(verb_find(request->repeat->type), request->sent_on, &err);
     if (status == RDT_OK)
-        status = repeat_send(conn, request->repeat, pending->id, &err);
+        status = repeat_send(conn, request->repeat, pending->id, false, &err);
     go_on(request, status, &err);
 }
 
@@ -201,13 +201,23 @@ static void on_part(rdt *conn, struct pending *pending, struct frame *frame)
     on_answer(conn, pending, frame);
 }
 
-static const struct pending_ops part_ops = {on_part, on_lost, on_wait_resumed};
+/* Of a whole part: the earlier daemon may have completed the version. */
+static void on_part_resumed(rdt *conn, struct pending *pending)
+{
+    rdt_request *request = container_of(pending, rdt_request, pending);
+    struct rdt_error err;
 
-void request_make_part(rdt_request *request)
+    go_on(request, repeat_send(conn, request->repeat, pending->id, request->sent_on != 0, &err), &err);
+}
+
+static const struct pending_ops part_ops = {on_part, on_lost, on_part_resumed};
+static const struct pending_ops growing_ops = {on_part, on_lost, on_wait_resumed};
+
+void request_make_part(rdt_request *request, bool grows)
 {
     request_make_wait(request, "part of");
     request->kind = REQUEST_PART;
-    request->pending.ops = &part_ops;
+    request->pending.ops = grows ? &growing_ops : &part_ops;
 }
 
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets)

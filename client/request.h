@@ -94,8 +94,9 @@ enum rdt_status request_give_up_part(rdt *conn, const struct rdt_ref *name, cons
 
 /* With the lock: handles HOLD_LOST. The hold ends with that error from then on, as a cancelled one is CANCELLED. */
 void request_on_hold_lost(rdt *conn, struct frame *frame);
-/* Makes a created request the publish of a part: its reply brings the version. */
-void request_make_part(rdt_request *request);
+/* Makes a created request the publish of a part: its reply brings the version. After a restart of the daemon a whole part asks
+ * for the version; what belongs to a part that grows ends with RESTARTED. */
+void request_make_part(rdt_request *request, bool grows);
 
 /* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);

@@ -14,7 +14,8 @@ enum verb_property {
     VERB_NOT_DRAINING = 1 << 4,  /* answered SHUTTING_DOWN while the daemon shuts down */
     VERB_KEEPS_REQUEST = 1 << 5, /* the handler keeps the decoded request after it has returned */
     /* Sent again with the same id after the session was resumed at another daemon, if the answer was lost: it changes nothing,
-     * or the daemon recognises what the first one has done. Any other request then ends with RESTARTED. */
+     * or the daemon recognises what the first one has done. Any other request then ends with RESTARTED; but PUBLISH_PART of
+     * a whole part asks for its version (PublishPart.again). */
     VERB_REPEATABLE = 1 << 6,
     VERB_SHOWS = 1 << 7, /* it only shows something and has no fields: rdt_info_json sends it, and so does Python */
 };

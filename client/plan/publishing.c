@@ -18,6 +18,7 @@
 #include "client/options.h"
 #include "client/put.h"
 #include "client/rdt_plan.h"
+#include "client/repeat.h"
 #include "client/request.h"
 #include "client/session/clock.h"
 #include "client/session/interrupt.h"
@@ -33,7 +34,8 @@
     (UINT64_C(64) << 20)                /* pieces grow up to this with an eighth of the version, and from 4 GiB on by a 64th */
 #define MOST_GROWTH 8u                  /* a piece takes at most so many times the bytes of those before it */
 #define COPY_BYTES (UINT64_C(64) << 20) /* what is copied between two looks at the clock */
-#define MAX_BOX_BYTES ((size_t)1 << 20) /* of a piece: each tensor of a million tiny ones takes more there than its bytes */
+#define FIND_NS (INT64_C(60) * 1000000000) /* for a question to the next daemon of the name */
+#define MAX_BOX_BYTES ((size_t)1 << 20)    /* of a piece: each tensor of a million tiny ones takes more there than its bytes */
 
 struct added { /* a tensor in the memory of a piece */
     struct rdt_shard shard;
@@ -617,27 +619,30 @@ static enum rdt_status wait_for_all(struct rdt_publishing *publishing, struct rd
     return status;
 }
 
-/* After a restart of the daemon: whether the version had become complete, although the answer was lost. */
-static bool find_version(struct rdt_publishing *publishing)
+/* After the end of a daemon: whether the version had become complete, although the answers were lost. RESTARTED: it had not.
+ * Other errors: nobody could say. */
+static enum rdt_status find_version(struct rdt_publishing *publishing, struct rdt_error *err)
 {
-    struct rdt_ref name = publishing->name, ref;
-    rdt_manifest *manifest = NULL;
-    struct rdt_manifest_info info;
-    bool found = false;
+    rdt_request *request = NULL;
+    Rdt__Pb__PublishPart message;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status = call_wire_ref(publishing->conn, &publishing->pieces[0].ref, &wire, err);
 
-    name.after = 0;
-    if (rdt_manifest_fetch(publishing->conn, &name, 0, &manifest, NULL) != RDT_OK)
-        return false;
-    rdt_manifest_info(manifest, &info);
-    for (size_t i = 0; i < info.parts && info.step == publishing->step && !found; i++)
-        found = rdt_manifest_part(manifest, i, &ref, NULL, NULL) == RDT_OK && rdt_ref_equal(&ref, &publishing->pieces[0].ref);
-    rdt_manifest_release(manifest);
-    if (found)
-        publishing->version = info.version;
-    return found;
+    fill_message(publishing, &message);
+    repeat_ask_for_version(&message);
+    message.piece = 1;
+    message.object = &wire;
+    if (status == RDT_OK)
+        status = request_publish_part(publishing->conn, &publishing->name, &message, FIND_NS, &request, err);
+    if (status == RDT_OK)
+        status = rdt_wait(publishing->conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, err);
+    if (status == RDT_OK)
+        status = rdt_part_version(request, &publishing->version, err);
+    rdt_request_destroy(request);
+    return status;
 }
 
-/* Says that all pieces are there, and waits for the version. RESTARTED: the daemon has ended meanwhile. */
+/* Says that all pieces are there, and waits for the version. RESTARTED: the daemon has ended meanwhile, and there is none. */
 static enum rdt_status try_end(struct rdt_publishing *publishing, int64_t deadline_ns, struct rdt_error *err)
 {
     int64_t left_ns = clock_remaining_ns(deadline_ns);
@@ -647,9 +652,7 @@ static enum rdt_status try_end(struct rdt_publishing *publishing, int64_t deadli
         status = wait_for_all(publishing, err);
     if (status == RDT_OK)
         status = rdt_part_version(publishing->lease, &publishing->version, err);
-    if (status == RDT_RESTARTED && find_version(publishing))
-        status = RDT_OK;
-    return status;
+    return status == RDT_RESTARTED ? find_version(publishing, err) : status;
 }
 
 enum rdt_status rdt_publishing_end(rdt_publishing *publishing, int64_t timeout_ns, uint64_t *version_p, struct rdt_error *err)

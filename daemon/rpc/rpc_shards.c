@@ -134,6 +134,22 @@ static enum rdt_status find_object(const struct call *call, const struct rdt_ref
     return status == RDT_OK && (*object_p)->state == OBJECT_FILLING ? RDT_AGAIN : status;
 }
 
+static bool makes_sense(const Rdt__Pb__PublishPart *message)
+{
+    if (message->again)
+        return message->of == 0 && message->growing == 0 && message->object;
+    if (message->growing == 0)
+        return message->piece == 0 && message->pieces == 0;
+    return message->publisher != 0 && (message->piece > 0) == (message->object != NULL) &&
+           (message->piece == 0 || message->pieces == 0);
+}
+
+/* 0: the message brings no object. */
+static uint32_t piece_of(const Rdt__Pb__PublishPart *message)
+{
+    return message->growing > 0 || (message->again && message->piece > 0) ? message->piece : 1;
+}
+
 /* Errors: INVALID, DENIED. */
 static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
                              struct rdt_error *err)
@@ -142,9 +158,7 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart
         return rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", name->id);
     if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
-    if (message->growing == 0 ? message->piece > 0 || message->pieces > 0
-                              : message->publisher == 0 || (message->piece > 0) != (message->object != NULL) ||
-                                    (message->piece > 0 && message->pieces > 0))
+    if (!makes_sense(message))
         return rdt_error_set(err, RDT_INVALID, "piece %u of %u of a part of \"%s\" makes no sense", message->piece,
                              message->pieces, name->id);
     if (!name->any_owner && (name->uid != call->account->owner.uid || strcmp(name->tenant, call->account->owner.tenant) != 0))
@@ -225,17 +239,23 @@ static enum rdt_status claim(struct call *call, struct rdt_ref *name, struct rdt
     return status;
 }
 
+static void reply_version(struct call *call, uint64_t version)
+{
+    Rdt__Pb__PublishPartReply reply = RDT__PB__PUBLISH_PART_REPLY__INIT;
+
+    reply.version = version;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
 static void on_settled(struct part_waiter *waiter, uint64_t version, const struct rdt_error *why)
 {
     struct call *call = container_of(waiter, struct call, waits.part);
-    Rdt__Pb__PublishPartReply reply = RDT__PB__PUBLISH_PART_REPLY__INIT;
 
     call->on_end = NULL;
-    reply.version = version;
     if (version == 0)
         call_fail(call, why);
     else
-        call_reply(call, &reply.base, NULL, 0);
+        reply_version(call, version);
 }
 
 /* The publisher's session or link ended, its request was cancelled, or its time-out has passed. */
@@ -274,9 +294,21 @@ static enum rdt_status fill_object(const struct call *call, const Rdt__Pb__Publi
     return status;
 }
 
-static enum rdt_status add_part(struct call *call, const struct shard_part *part, int64_t timeout_ns, struct rdt_error *err)
+static enum rdt_status add_part(struct call *call, const struct shard_part *part, bool again, int64_t timeout_ns,
+                                struct rdt_error *err)
 {
-    enum rdt_status status = call_defer(call, timeout_ns, NULL, err);
+    uint64_t version = part->piece > 0 ? shards_version_with(call->rpc->shards, call->account, part) : 0;
+    enum rdt_status status;
+
+    if (version != 0) { /* a daemon has ended before its publisher had the answer */
+        reply_version(call, version);
+        return RDT_OK;
+    }
+    if (again)
+        return rdt_error_set(err, RDT_RESTARTED,
+                             "a daemon restarted before step %llu of \"%s\" was complete: let all ranks publish it again",
+                             (unsigned long long)part->step, part->name.id);
+    status = call_defer(call, timeout_ns, NULL, err);
 
     call->waits.part.on_settled = on_settled;
     if (status == RDT_OK)
@@ -313,7 +345,7 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
     struct shard_part part = {.step = message->step,
                               .rank = message->rank,
                               .of = message->growing > 0 ? message->growing : message->of,
-                              .piece = message->growing > 0 ? message->piece : 1,
+                              .piece = piece_of(message),
                               .pieces = message->growing > 0 ? message->pieces : 1,
                               .publisher = message->publisher,
                               .visibility = message->visibility,
@@ -329,7 +361,8 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
         return give_up(call, message, &part, timeout_ns, err);
     if (status == RDT_OK && part.piece > 0)
         status = call_object_ref(message->object, &part.object, err);
-    if (status == RDT_OK && call->rpc->intake.drained && !call_is_remote(call, &part.name))
+    call->forwarded.patient = message->again; /* the daemon of the name may restart just now */
+    if (status == RDT_OK && call->rpc->intake.drained && !message->again && !call_is_remote(call, &part.name))
         return rpc_refuse_drained(err);
     if (status == RDT_OK && part.piece > 0 && node_is_here(call->rpc->node, part.object.node, part.object.address))
         status = find_object(call, &part.object, message->visibility, &part.here, err);
@@ -344,7 +377,7 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
     if (status == RDT_OK)
         status = claim(call, &part.name, err);
     if (status == RDT_OK && !call_is_remote(call, &part.name))
-        status = add_part(call, &part, timeout_ns, err);
+        status = add_part(call, &part, message->again, timeout_ns, err);
     else if (status == RDT_OK)
         status = forward(call, message, &part.name, &part.object, err);
     else if (status == RDT_AGAIN)

@@ -68,6 +68,7 @@ static enum rdt_status restore(struct shards *shards, struct object *object, con
     if (!version)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
     version->n_parts = version->of;
+    version->number = manifest->version;
     for (size_t i = 0; i < manifest->n_parts && status == RDT_OK; i++)
         status = restore_part(version, manifest->parts[i], err);
     if (status != RDT_OK)

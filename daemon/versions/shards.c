@@ -461,8 +461,6 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
         return;
     }
     version_check_fini(version); /* ends its charge */
-    map_fini(&version->by_piece);
-    map_init(&version->by_piece);
     version->state = VERSION_COMPLETE;
     version->number = number;
     end_claim(version);
@@ -652,6 +650,19 @@ enum rdt_status shards_give_up(struct shards *shards, struct account *account, c
 }
 
 /* ---- adding a part ---- */
+
+uint64_t shards_version_with(const struct shards *shards, const struct account *account, const struct shard_part *from)
+{
+    const struct shard_name *name = shard_name_find(shards, &account->owner, &from->name);
+    const struct version *version = name && version_is_current(name->current) ? name->current : NULL;
+    const struct part *part =
+        version && version->step == from->step ? map_get_u64(&version->by_piece, part_key(from->rank, from->piece)) : NULL;
+    const struct rdt_ref *here = &from->object;
+
+    return part && part->ref.generation == here->generation && memcmp(part->ref.node, here->node, sizeof here->node) == 0
+               ? version->number
+               : 0;
+}
 
 enum rdt_status version_add_part(struct version *version, const struct shard_part *from, struct part **part_p,
                                  struct rdt_error *err)

@@ -109,6 +109,10 @@ void part_waiter_leave(struct part_waiter *waiter, char *lacks_p, size_t size);
 enum rdt_status shards_add(struct shards *shards, struct account *account, const struct shard_part *part,
                            struct part_waiter *waiter, struct rdt_error *err);
 
+/* Returns the number of the name's newest version if the publisher's answer must have been lost: that step is complete, and has
+ * the object as that piece of that rank. 0: it has not. */
+uint64_t shards_version_with(const struct shards *shards, const struct account *account, const struct shard_part *part);
+
 /* The publisher of part->rank has no part, for this reason. The step fails for the publishers that wait, and for each of the
  * others when it comes within a minute, unless that rank has tried again by then. Errors: INVALID, NO_MEMORY. */
 enum rdt_status shards_give_up(struct shards *shards, struct account *account, const struct shard_part *part, const char *why,

@@ -87,7 +87,7 @@ struct version {
     struct shard_rank *ranks; /* [of] */
     struct part **parts;      /* [n_pieces], in the order of their arrival */
     size_t room;              /* of `parts` */
-    struct map by_piece;      /* rank and piece (part_key) -> struct part, until the version is complete */
+    struct map by_piece;      /* rank and piece (part_key) -> struct part */
     struct version_growth growth;
     struct list waiters;           /* struct part_waiter.link: the publishers, in the order of their messages */
     struct shard_check *check;     /* FILLING: its boxes so far */

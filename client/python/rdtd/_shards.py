@@ -294,7 +294,9 @@ class PartCalls(_rdt.Conn):
         version, `unpublish` or the end of this connection. Errors: those of `put_part`, Invalid (names the tensor and
         the box), Exists (this rank has published, or another node has the name), OwnerDied (another publisher
         ended, gave up, or could not put its part: the message says why), Freed (a later step became complete first),
-        TimedOut, LimitReached."""
+        Restarted (the daemon has, and the version was not complete: all ranks publish it again), PeerLost (the name's node
+        has ended; the same Ref may be published once more, and returns the version if that is complete), TimedOut,
+        LimitReached."""
         if isinstance(part, _rdt.Ref):
             request = self.start_part(name, step, rank, of, part, others=others, visible=visible, timeout=timeout)
             request._result_or_cancel()

@@ -3,6 +3,7 @@
  * */
 #include "tests/integration/versions/shards_fixture.h"
 #include "tests/support/actor.h"
+#include "tests/support/message.h"
 #include "wire_ref.h"
 
 #include <pthread.h>
@@ -502,6 +503,75 @@ Test(growing, nodes_are_told_of_each_piece_and_of_the_end)
         release(asking.reply);
         release(must_hear(reader, &name, growth, 0)); /* that it has ended */
     }
+    must_ok(rdt_unpublish(conns[0], &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    end_shards(conns[0], conns[1]);
+}
+
+/* ---- what a session asks at the next daemon ---- */
+
+static struct rdt_error refusal;
+
+static uint64_t ask_again(rdt *conn, const Rdt__Pb__PublishPart *question)
+{
+    ProtobufCMessage *reply = NULL;
+    uint64_t version = 0;
+
+    refusal.status = call(conn, RDT_MSG_PUBLISH_PART, &question->base, LONG, &reply, &refusal);
+    if (reply)
+        version = ((const Rdt__Pb__PublishPartReply *)reply)->version;
+    protobuf_c_message_free_unpacked(reply, NULL);
+    return version;
+}
+
+static bool is_refused(rdt *conn, const Rdt__Pb__PublishPart *question, enum rdt_status status, const char *why)
+{
+    return ask_again(conn, question) == 0 && refusal.status == status && strstr(refusal.msg, why);
+}
+
+Test(growing, question_for_the_version_of_a_part_publishes_nothing)
+{
+    rdt *conns[2] = {begin_shards(2), on(1)};
+    struct rdt_ref name = name_on(0, "policy", 0), refs[2];
+    Rdt__Pb__Ref name_wire, wires[2];
+    rdt_request *requests[2];
+    uint64_t version;
+
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        refs[rank] = put_rank(conns[rank], 1, rank, 2, true);
+        requests[rank] = start_part(conns[rank], &name, 1, rank, 2, &refs[rank]);
+        wire_ref_from(&refs[rank], &wires[rank]);
+    }
+    wire_ref_from(&name, &name_wire);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        must_ok(rdt_wait(conns[rank], &requests[rank], 1, 1, LONG, NULL, NULL, &err));
+        must_ok(rdt_part_version(requests[rank], &version, &err));
+        rdt_request_destroy(requests[rank]);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        Rdt__Pb__PublishPart question = MESSAGE(publish_part, .name = &name_wire, .step = 1, .rank = rank, .again = true,
+                                                .object = &wires[rank], .timeout_ns = LONG);
+        cr_assert_eq(ask_again(conns[rank], &question), version, "%s", refusal.msg);
+        must_ok(rdt_publish_part(conns[rank], &name, 1, rank, 2, &refs[rank], NULL, LONG, &version, &err));
+        question.piece = 2;
+        must(is_refused(conns[rank], &question, RDT_RESTARTED, "let all ranks publish it again"));
+        question.piece = 0;
+        question.rank = UINT32_MAX - rank;
+        must(is_refused(conns[rank], &question, RDT_RESTARTED, "step 1"));
+        question.rank = !rank;
+        must(is_refused(conns[rank], &question, RDT_RESTARTED, "step 1"));
+        question.rank = rank;
+        question.step = 2;
+        must(is_refused(conns[rank], &question, RDT_RESTARTED, "step 2"));
+        question.of = 2;
+        must(is_refused(conns[rank], &question, RDT_INVALID, "makes no sense"));
+        question.of = 0;
+        question.object = NULL;
+        must(is_refused(conns[rank], &question, RDT_INVALID, "makes no sense"));
+        must_ok(rdt_free(conns[rank], &refs[rank], false, &err));
+    }
+    must(publish(conns, 2, &name, 2, 4, true) == version + 1); /* nobody has begun the step */
     must_ok(rdt_unpublish(conns[0], &name, &err));
     for (unsigned i = 0; i < 2; i++)
         wait_until(LONG, objects_on(i) == 0);
