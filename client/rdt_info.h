@@ -214,11 +214,13 @@ struct rdt_daemon_status {
     /* snapshots of other nodes that were made here of an earlier one and a delta; deltas that failed, so that the whole was
      * moved; bytes that the deltas have spared */
     uint64_t replicas_by_delta, deltas_failed, delta_bytes_spared;
-    uint64_t evictable_objects;                /* in the cache (RDT_PUT_EVICTABLE) */
-    uint64_t evictable_bytes;                  /* their memory and bookkeeping */
-    uint64_t evictable_idle_bytes;             /* of these, those that could be evicted now */
-    uint64_t evictable_hits, evictable_misses; /* ids that users of the cache looked for: found there, and not found */
-    uint64_t evictions, evicted_bytes;         /* objects that were evicted */
+    uint64_t evictable_objects;    /* in the cache (RDT_PUT_EVICTABLE) */
+    uint64_t evictable_bytes;      /* their memory and bookkeeping */
+    uint64_t evictable_idle_bytes; /* of these, those that could be evicted now */
+    /* ids that users of the cache asked for: found there, and not found. Each key of rdt_lookup counts, and each fetch, hold or
+     * wait by an id without a generation; rdt_exists does not, nor does a fetch of what a lookup has found */
+    uint64_t evictable_hits, evictable_misses;
+    uint64_t evictions, evicted_bytes; /* objects that were evicted */
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */

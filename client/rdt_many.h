@@ -40,8 +40,9 @@ enum rdt_status rdt_put_many(rdt *rdt, const struct rdt_value *values, size_t co
 /* ---- exists ---- */
 
 /* Finds out which of refs [count] could be fetched now: ids that were put, with or without a generation, and names that have a
- * version above `after`. Moves and holds nothing, and waits for no put. A name whose ref gives no node is looked for at all
- * nodes of the node table. Each other node is asked about its own in one message, or in several if they are thousands.
+ * version above `after`. Moves and holds nothing, waits for no put, and is no use of an evictable object (RDT_PUT_EVICTABLE).
+ * A name whose ref gives no node is looked for at all nodes of the node table. Each other node is asked about its own in one
+ * message, or in several if they are thousands.
  * After a minute the call ends with what is known by then.
  * statuses_p [count]: RDT_OK: yes. NOT_PUT: nobody has put or published it, or this user may not see it. FREED, OWNER_DIED,
  * NOT_FOUND: it has ended. Returns RDT_OK if each has one of these. Anything else means that this is not known: PEER_LOST,
@@ -62,7 +63,8 @@ struct rdt_key { /* an id of this user */
  * is fetched, whatever happens to this session. 0: no lease. prefix: ends before the first key that has no object.
  * refs_p [count] receives a ref of each object, with which a fetch waits for nothing, and a ref with the generation 0 for a
  * key without one. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or after lease_ns. If a call
- * for more than 4,096 keys fails, some may be leased. A lookup counts as a use, and in the hits and misses of the cache.
+ * for more than 4,096 keys fails, some may be leased. A lookup counts as a use, and in the hits and misses of the cache; a
+ * fetch by its refs is one more use, but no further hit.
  * Errors: INVALID (a key, which err names by its number), LIMIT (lease_ns is above detached_ttl_max). */
 enum rdt_status rdt_lookup(rdt *rdt, const struct rdt_key *keys, size_t count, bool prefix, int64_t lease_ns,
                            struct rdt_ref *refs_p, size_t *n_p, struct rdt_error *err);

@@ -40,8 +40,8 @@ struct cache_owner;
 #define CACHE_HEAP_BYTES 80u /* for one object */
 
 struct cache_counts {
-    uint64_t hits;   /* an id was looked for, and such an object was found */
-    uint64_t misses; /* an id was looked for, and there was none; only of owners that have such objects */
+    uint64_t hits;   /* a look-up or a fetch asked for an id, and there was such an object */
+    uint64_t misses; /* the same, and there was none; only of owners that have such objects */
     uint64_t evictions, evicted_bytes;
 };
 

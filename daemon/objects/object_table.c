@@ -248,20 +248,37 @@ static void note_miss(struct object_table *table, const struct rdt_ref *ref, con
         cache_missed(&table->cache, &owner);
 }
 
+/* AGAIN sets *object_p as object_table_find_any does. */
+static enum rdt_status find_live(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                 struct object **object_p, struct rdt_error *err)
+{
+    enum rdt_status status = object_table_find_any(table, ref, requester, false, object_p, err);
+
+    if (status == RDT_OK && (*object_p)->state == OBJECT_FILLING)
+        return RDT_AGAIN;
+    if (status == RDT_OK && (*object_p)->state == OBJECT_DRAINING)
+        return object_why_ended(*object_p, err);
+    return status;
+}
+
+enum rdt_status object_table_exists(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                    struct rdt_error *err)
+{
+    struct object *object;
+
+    return find_live(table, ref, requester, &object, err);
+}
+
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err)
 {
     struct object *object;
-    enum rdt_status status = object_table_find_any(table, ref, requester, false, &object, err);
+    enum rdt_status status = find_live(table, ref, requester, &object, err);
 
     if (status == RDT_AGAIN && (!object || object->state == OBJECT_AWAITED))
         note_miss(table, ref, requester);
     if (status != RDT_OK)
         return status;
-    if (object->state == OBJECT_FILLING)
-        return RDT_AGAIN;
-    if (object->state == OBJECT_DRAINING)
-        return object_why_ended(object, err);
     if (object->cached)
         cache_found(object, ref->generation == 0);
     *object_p = object;

@@ -173,6 +173,10 @@ enum rdt_status object_table_adopt(struct object_table *table, const struct obje
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err);
 
+/* The same for a look, which is no use of the object (cache.h). */
+enum rdt_status object_table_exists(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                    struct rdt_error *err);
+
 /* The same for stat and free: finds filling and draining objects, too. sees_all: the requester is an
  * administrator, to whom no object is hidden. AGAIN sets *object_p as well: to the entry of an awaited
  * object, or to NULL. */

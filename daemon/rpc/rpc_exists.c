@@ -147,7 +147,7 @@ static enum rdt_status find_here(struct exists *exists, const struct rdt_ref *re
     struct object *object;
     uint64_t version;
     enum rdt_status status = ref->is_name ? names_find(call->rpc->names, ref, &call->account->owner, &object, &version, err)
-                                          : object_table_find(call->rpc->objects, ref, &call->account->owner, &object, err);
+                                          : object_table_exists(call->rpc->objects, ref, &call->account->owner, err);
 
     return status == RDT_AGAIN ? RDT_NOT_PUT : status;
 }

@@ -136,8 +136,9 @@ class InfoCalls(_rdt.Conn):
     def cache(self) -> dict[str, Any]:
         """Describes the cache of evictable objects (`put`): limit_bytes; owner_limit_bytes; and owners, a list of dicts,
         this user's first: owner (uid, tenant); objects; bytes (of memory and bookkeeping); idle_objects, idle_bytes
-        (those that could be evicted now); and, counted since this user had none there, hits and misses (ids that were
-        looked for), evictions, evicted_bytes. more: users that are not in the list."""
+        (those that could be evicted now); and, counted since this user had none there, hits and misses (ids that
+        `lookup`, or a fetch by an id, asked for; `exists` does not count), evictions, evicted_bytes.
+        more: users that are not in the list."""
         made: dict[str, Any] = json.loads(self._json("cache", None, None, None, 0, 0))
         for row in made["owners"]:
             row["owner"] = (row.pop("uid"), row.pop("tenant"))

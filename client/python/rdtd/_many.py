@@ -193,8 +193,8 @@ class ManyCalls(_rdt.Conn):
         """Whether a published name, or the object of a Ref, could be fetched now: True or False, or a list of them for a
         list. Text is a name; for an id, pass `Ref.from_id`. A Ref of a name asks for a version above its `after`.
 
-        Moves and holds nothing, so the object may end right after the answer. A name is looked for at all nodes of the
-        node table, and each other node is asked about its own in one message.
+        Moves and holds nothing, so the object may end right after the answer, and is no use of an evictable object (`put`).
+        A name is looked for at all nodes of the node table, and each other node is asked about its own in one message.
         Errors, if that cannot be found out for one of them: PeerLost, TimedOut (a node does not answer), Denied (an
         object that its user does not show), Unsupported (an older daemon)."""
         if isinstance(names, str):
@@ -217,7 +217,8 @@ class ManyCalls(_rdt.Conn):
 
         lease_for: seconds for which the daemon holds each object from the moment at which it finds it, whatever happens to this
         connection; so nothing of it is evicted before `get` has it. It ends earlier by `end_lease`. None: none is held, and
-        an object may end right after the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`).
+        an object may end right after the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`),
+        and as a hit or a miss of the cache; a `get` of its Refs is no further hit.
         Errors: Invalid (an id that is empty or too long), LimitReached (lease_for: above the daemon's detached_ttl_max)."""
         listed = _listed(ids, "ids")
         _texts(listed, "ids", (bytes,))

@@ -151,6 +151,30 @@ Test(cache, goes_in_order_and_sums_add_up)
     flush();
 }
 
+Test(cache, look_is_no_use)
+{
+    struct rdt_ref ref = ref_of("a", 0), none = ref_of("x", 0);
+    struct object *a = put_evictable("a", &me, ID_MUST_BE_FREE);
+    uint64_t each = table.cache.sums.bytes, generation = a->generation;
+    struct rdt_error err;
+
+    (void)put_evictable("b", &me, ID_MUST_BE_FREE);
+    (void)put_evictable("c", &me, ID_MUST_BE_FREE);
+    cr_assert_eq(object_table_exists(&table, &ref, &me, NULL), RDT_OK);
+    cr_assert_eq(object_table_exists(&table, &none, &me, NULL), RDT_AGAIN);
+    ref.generation = generation;
+    cr_assert_eq(object_table_exists(&table, &ref, &me, NULL), RDT_OK);
+    cr_assert(of(&me)->counts.hits == 0 && of(&me)->counts.misses == 0);
+    cr_assert_eq(find_as("b", 0, &me), RDT_OK);
+    cr_assert_eq(find_as("b", object_table_of_id(&table, &me, "b", 1)->generation, &me), RDT_OK);
+    cr_assert_eq(of(&me)->counts.hits, 1u, "what was found is fetched by its generation");
+    set_limits(2 * each, 0);
+    cr_assert(!is_there("a", &me) && is_there("b", &me) && is_there("c", &me), "a was not used");
+    cr_assert_eq(object_table_exists(&table, &ref, &me, &err), RDT_FREED);
+    cr_assert(strstr(err.msg, "was evicted from the cache") && strstr(err.msg, "put it again"), "%s", err.msg);
+    flush();
+}
+
 Test(cache, holds_and_pins_protect)
 {
     struct object *held = put_evictable("held", &me, ID_MUST_BE_FREE), *pinned = put_evictable("pinned", &me, ID_MUST_BE_FREE);
