@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of a model between two processes on one GPU, beside plain copies of torch, and what they cost a trainer that works
 meanwhile. Prints a row for each figure, and fails only for wrong bytes. RDT_WEIGHTS_MIB (4096): size of the model.
-RDT_WEIGHTS_DEVICE=cpu: the same without a GPU, to see that the program works; its figures say nothing."""
+RDT_WEIGHTS_DEVICE=cpu: what needs no GPU, to see that the program works; its figures say nothing."""
 import os
 import subprocess
 import sys
