@@ -7,6 +7,8 @@
  *                                  `-- any failure --> the bytes are moved as without a delta <------------ wrong --'
  *
  * Nobody gets bytes that do not have the publisher's checksum, so neither a wrong delta nor a wrong base makes a wrong tensor.
+ * The deltas are always moved: nothing that waits for deltas is waited for as one, so a publisher whose snapshots are deltas of
+ * themselves or of each other makes no node wait for itself.
  * Both must be replicas, because the daemon alone writes their memory. */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -261,6 +263,22 @@ static const struct replica *find_base(const struct transfer *transfer, struct r
     return base;
 }
 
+/* Has the deltas fetched, or joins the transfer that fetches them. */
+static enum rdt_status fetch_deltas(struct making *making, const struct replica *here, struct rdt_error *err)
+{
+    const struct transfer *filling = here ? here->filling : NULL;
+    struct transfer *transfer = making->transfer;
+    enum rdt_status status;
+
+    if (filling && filling->pull.delta == DELTA_MAKING)
+        return rdt_error_set(err, RDT_INVALID, "it is itself being made of a delta");
+    status = pull_for_node(transfer->kind, transfer->pull.origin, transfer->account, &making->changes, "", 0, on_deltas, making,
+                           &making->fetch, err);
+    if (status == RDT_OK && making->fetch && making->fetch->transfer->pull.delta == DELTA_NONE)
+        pull_move_delta(making->fetch->transfer, DELTA_LEFT);
+    return status;
+}
+
 bool pull_delta_begins(struct transfer *transfer)
 {
     const struct replicas *replicas = &transfer->transfers->replicas;
@@ -283,8 +301,7 @@ bool pull_delta_begins(struct transfer *transfer)
     here = replica_find(replicas, changes.node, changes.generation);
     if (is_usable(here)) {
         on_deltas(making, NULL);
-    } else if (pull_for_node(transfer->kind, transfer->pull.origin, transfer->account, &changes, "", 0, on_deltas, making,
-                             &making->fetch, &err) != RDT_OK) {
+    } else if (fetch_deltas(making, here, &err) != RDT_OK) {
         transfer->pull.making = NULL;
         transfer->move.n_ops--;
         making_free(making);
