@@ -28,6 +28,8 @@ struct making {
     struct work work;          /* first */
     struct transfer *transfer; /* NULL: it is not wanted any more */
     struct fetch *fetch;       /* of the deltas; NULL: it has ended */
+    struct deadline patience;  /* with the fetch: it must have moved something by then */
+    uint64_t fetched;          /* bytes that it had moved when `patience` was set */
     struct rdt_ref changes;
     struct object *base, *deltas; /* each held */
     const uint8_t *from, *changed;
@@ -192,6 +194,7 @@ static void on_deltas(void *arg, const struct rdt_error *err)
         return;
     }
     transfers = making->transfer->transfers;
+    deadline_unset(transfers->deadlines, &making->patience);
     if (err)
         making->why = *err;
     else
@@ -263,6 +266,29 @@ static const struct replica *find_base(const struct transfer *transfer, struct r
     return base;
 }
 
+static void be_patient(struct making *making)
+{
+    const struct transfers *transfers = making->transfer->transfers;
+
+    making->fetched = making->fetch->transfer->record.bytes_done;
+    (void)deadline_set(transfers->deadlines, &making->patience, (int64_t)transfers->options->stall_timeout_ns);
+}
+
+/* They may be PENDING for ever, or more than the snapshot itself. */
+static void on_late(struct deadline *patience)
+{
+    struct making *making = container_of(patience, struct making, patience);
+    const struct transfer *from = making->fetch->transfer;
+    struct rdt_error why;
+
+    if (from->record.bytes_done > making->fetched && from->move.stream_bytes <= making->transfer->move.stream_bytes) {
+        be_patient(making);
+        return;
+    }
+    (void)rdt_error_set(&why, RDT_TIMED_OUT, "it did not come within stall_timeout, or is larger than the snapshot");
+    fetch_fail(making->fetch, &why);
+}
+
 /* Has the deltas fetched, or joins the transfer that fetches them. */
 static enum rdt_status fetch_deltas(struct making *making, const struct replica *here, struct rdt_error *err)
 {
@@ -274,9 +300,13 @@ static enum rdt_status fetch_deltas(struct making *making, const struct replica 
         return rdt_error_set(err, RDT_INVALID, "it is itself being made of a delta");
     status = pull_for_node(transfer->kind, transfer->pull.origin, transfer->account, &making->changes, "", 0, on_deltas, making,
                            &making->fetch, err);
-    if (status == RDT_OK && making->fetch && making->fetch->transfer->pull.delta == DELTA_NONE)
+    if (status != RDT_OK || !making->fetch)
+        return status;
+    if (making->fetch->transfer->pull.delta == DELTA_NONE)
         pull_move_delta(making->fetch->transfer, DELTA_LEFT);
-    return status;
+    making->patience.on_passed = on_late;
+    be_patient(making);
+    return RDT_OK;
 }
 
 bool pull_delta_begins(struct transfer *transfer)
@@ -322,6 +352,7 @@ void pull_delta_stop(struct transfer *transfer)
     making->stop = true;
     if (!making->fetch)
         return; /* the pool has it */
+    deadline_unset(transfer->transfers->deadlines, &making->patience);
     transfer->pull.making = NULL;
     transfer->move.n_ops--;
     making->transfer = NULL;

@@ -97,3 +97,19 @@ Test(hostile_deltas, delta_that_has_a_delta_is_moved)
     must_say(node_now(&c.node[1]).copies <= 3, "%llu replicas", (unsigned long long)node_now(&c.node[1]).copies);
     end(meant);
 }
+
+/* Its publisher never says that it is written. */
+Test(hostile_deltas, delta_that_never_comes_is_done_without)
+{
+    begin_with(2, &(struct cluster_options){.flags = (const char *const[]){"--stall-timeout=2s", NULL}});
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_PENDING, .timeout_ns = LONG};
+    struct rdt_ref base = put_noted(1, NULL, 0);
+    void *memory = alloc_memory(owner, BYTES);
+    struct rdt_ref pending = put_as(owner, &VECTOR(RDT_U8, BYTES, memory), 1, &options);
+
+    read_pattern(reader, &base, 1);
+    struct rdt_ref changed = put_noted(2, &base, pending.generation);
+    read_pattern(reader, &changed, 2);
+    end(meant);
+}
