@@ -16,8 +16,9 @@ struct cached {
     struct cache_entry entry;
     struct object *object;
     struct cache_owner *owner;
-    uint8_t state; /* enum cached_state */
-    bool used;     /* since it was in the queue */
+    uint32_t n_regions; /* of the object */
+    uint8_t state;      /* enum cached_state */
+    bool used;          /* since it was in the queue */
 };
 
 _Static_assert(sizeof(struct cached) <= CACHE_HEAP_BYTES, "an object in the cache is charged what it takes");
@@ -127,16 +128,38 @@ static void rank(struct cache *cache, struct cache_person *person)
 
 /* ---- what must go ---- */
 
-static bool is_unmet(const struct cache_want *want)
+/* How much of that evictions give. */
+static uint64_t evictable(const struct cache_sums *sums, enum usage what)
 {
-    return want->at && want->at->used[want->what] > want->target;
+    switch (what) {
+    case USAGE_BYTES:
+        return sums->idle_bytes;
+    case USAGE_OBJECTS:
+        return sums->n_idle;
+    case USAGE_REGIONS:
+        return sums->n_idle_regions;
+    case USAGE_FDS:
+    case USAGE_MAPPINGS:
+    case USAGE_MAPPED_BYTES:
+        return sums->n_idle_regions > 0 ? UINT64_MAX : 0; /* a region may have any number */
+    case USAGE_HEAP:
+        return sums->n_idle > 0 ? UINT64_MAX : 0;
+    default:
+        return 0;
+    }
+}
+
+/* And evictions give some of it. */
+static bool is_unmet(const struct cache_want *want, const struct cache_sums *sums)
+{
+    return want->at && want->at->used[want->what] > want->target && evictable(sums, want->what) > 0;
 }
 
 static bool owner_must_evict(struct cache_owner *owner)
 {
     uint64_t limit = owner->cache->owner_limit_bytes;
 
-    if (!is_unmet(&owner->want))
+    if (!is_unmet(&owner->want, &owner->sums))
         owner->want.at = NULL;
     return owner->queue.n > 0 && (owner->want.at || (limit > 0 && owner->sums.bytes > limit));
 }
@@ -153,7 +176,7 @@ static bool memory_must_evict(const struct cache *cache)
 
 static bool node_must_evict(struct cache *cache)
 {
-    if (!is_unmet(&cache->want))
+    if (!is_unmet(&cache->want, &cache->sums))
         cache->want.at = NULL;
     return cache->sums.n_idle > 0 &&
            (cache->want.at || (cache->limit_bytes > 0 && cache->sums.bytes > cache->limit_bytes) || memory_must_evict(cache));
@@ -308,8 +331,10 @@ static void enter_queue(struct cached *cached)
     if (owner->sums.n_idle++ == 0)
         list_append(&person->owners, &owner->by_person);
     owner->sums.idle_bytes += cached->entry.bytes;
+    owner->sums.n_idle_regions += cached->n_regions;
     owner->cache->sums.n_idle++;
     owner->cache->sums.idle_bytes += cached->entry.bytes;
+    owner->cache->sums.n_idle_regions += cached->n_regions;
     person->n_idle++;
     person->idle_bytes += cached->entry.bytes;
     rank(owner->cache, person);
@@ -326,8 +351,10 @@ static void leave_queue(struct cached *cached, enum cached_state state)
     if (--owner->sums.n_idle == 0)
         list_remove(&owner->by_person);
     owner->sums.idle_bytes -= cached->entry.bytes;
+    owner->sums.n_idle_regions -= cached->n_regions;
     owner->cache->sums.n_idle--;
     owner->cache->sums.idle_bytes -= cached->entry.bytes;
+    owner->cache->sums.n_idle_regions -= cached->n_regions;
     person->n_idle--;
     person->idle_bytes -= cached->entry.bytes;
     rank(owner->cache, person);
@@ -367,6 +394,7 @@ void cache_add(struct object *object)
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         region_charge_owner(object->memory.uses[i].region);
     cached->entry.bytes = bytes_of(object);
+    cached->n_regions = object->memory.n_regions;
     owner->sums.n++;
     owner->sums.bytes += cached->entry.bytes;
     owner->cache->sums.n++;
@@ -431,25 +459,6 @@ void cache_missed(struct cache *cache, const struct owner *owner)
 }
 
 /* ---- room for requests ---- */
-
-/* How much of that evictions give. */
-static uint64_t evictable(const struct cache_sums *sums, enum usage what)
-{
-    switch (what) {
-    case USAGE_BYTES:
-        return sums->idle_bytes;
-    case USAGE_OBJECTS:
-        return sums->n_idle;
-    case USAGE_REGIONS:
-    case USAGE_FDS:
-    case USAGE_HEAP:
-    case USAGE_MAPPINGS:
-    case USAGE_MAPPED_BYTES:
-        return sums->n_idle > 0 ? UINT64_MAX : 0; /* an object may have any number */
-    default:
-        return 0;
-    }
-}
 
 bool cache_make_room(struct cache *cache)
 {

@@ -48,6 +48,7 @@ struct cache_counts {
 struct cache_sums {              /* bytes are those of regions, pieces of the arena and bookkeeping */
     uint64_t n, bytes;           /* of all live objects */
     uint64_t n_idle, idle_bytes; /* of those that could be evicted now */
+    uint64_t n_idle_regions;     /* that these have for themselves; small objects have none */
 };
 
 /* Room that somebody waits for: evictions go on until at most `target` is used. */

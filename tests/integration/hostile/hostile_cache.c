@@ -395,3 +395,28 @@ Test(hostile_cache, daemon_stops_in_the_middle_of_a_flush)
     rdt_close(bystander);
     node_check_log(&node, declared);
 }
+
+/* ---- what evictions cannot give ---- */
+
+/* Small objects have no region of their own. */
+Test(hostile_cache, regions_that_no_eviction_gives_evict_nothing)
+{
+    enum { N = 50 };
+    enum rdt_status status = RDT_OK;
+    struct rdt_error why;
+    void *memory;
+
+    begin_cache((const char *const[]){"--set=limits.owner_max_regions=40", NULL});
+    for (unsigned i = 0; i < N; i++) {
+        char id[32];
+        (void)snprintf(id, sizeof id, "block-%u", i);
+        (void)put_evictable(id, 1000);
+    }
+    for (unsigned i = 0; i < 60 && status == RDT_OK; i++)
+        status = rdt_alloc(engine, 4096, &memory, &why);
+    must_say(status == RDT_LIMIT, "%s", rdt_status_name(status));
+    must(flush(&raw) == N); /* all are still there */
+    rdt_close(engine);
+    engine = node_client(&node, "engine");
+    end_cache();
+}
