@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Evictable objects, and CACHE_FLUSH, LOOKUP and LEASE_END of clients that send what librdt does not: what is refused, what ends
- * leases and what does not, and that everything that was charged is given back. */
+/* Evictable objects, and CACHE_FLUSH, LOOKUP and LEASE_END of clients that send what librdt does not: what is refused, what
+ * ends leases and what does not, and that everything that was charged is given back. */
 #include <grp.h>
 #include <signal.h>
 #include <sys/stat.h>
