@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Snapshots whose notes say that they are changes of others (proto/delta.h), by a publisher that knows what generations its
- * next objects will have: their deltas are themselves, or each other, or never come. The reader's node must not wait for ever. */
+ * next objects will have: their deltas are themselves, or each other, or never come. A reader must not wait for them. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 
