@@ -11,6 +11,7 @@ import rdtd
 from nodes import LONG, Node, end, main, raises, required, until
 
 torch = required("torch")
+np = required("numpy")
 required("transfer_queue")
 import transfer_queue as tq
 from rdtd.transferqueue import Client
@@ -55,6 +56,48 @@ def test_what_is_put_comes_back() -> None:
             assert all(same(a, b) for a, b in zip(values, found))
             client.clear(keys_of(values), metas)
             assert len(c.objects()) == before
+        client.close()
+
+
+def test_rows_that_lie_side_by_side_and_are_not_alike() -> None:
+    with Node() as node:
+        client = Client({"socket": node.socket})
+        complexes, floats, array = torch.tensor([[1 + 2j], [3 - 4j]]), torch.ones(4), np.arange(4.)
+        for values in ([complexes[0].conj(), complexes[1]], [complexes[0], complexes[1].conj()],
+                       [torch._neg_view(floats[:2]), floats[2:]],
+                       [torch.from_numpy(array[:1]), torch.from_numpy(array)[1:]]):  # two storages begin at one address
+            found = client.get(keys_of(values), custom_backend_meta=client.put(keys_of(values), values))
+            assert all(same(a, b) for a, b in zip(values, found)), (values, found)
+        with rdtd.connect(node.socket) as c:
+            c.free(prefix="tq.")
+        client.close()
+
+
+def test_a_key_that_is_cleared_twice_counts_once() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = Client({"socket": node.socket})
+        metas = client.put(["0@a", "1@a"], list(torch.arange(2)))
+        for _ in range(3):
+            client.clear(["0@a"], metas[:1])
+        assert client.get(["1@a"], custom_backend_meta=metas[1:]) == [torch.tensor(1)]
+        client.clear(["1@a"], metas[1:])
+        assert not c.objects()
+        client.close()
+
+
+def test_after_a_fork_and_after_a_restart() -> None:
+    with Node() as node:
+        client = Client({"socket": node.socket})
+        metas = client.put(["0@a"], [torch.tensor(7)])
+        pid = os.fork()
+        if pid == 0:
+            os._exit(client.get(["0@a"], custom_backend_meta=metas) != [torch.tensor(7)])
+        assert os.waitpid(pid, 0)[1] == 0
+        node.kill()
+        node.start()
+        metas = client.put(["0@a"], [torch.tensor(8)])
+        assert client.get(["0@a"], custom_backend_meta=metas) == [torch.tensor(8)]
+        client.clear(["0@a"], metas)
         client.close()
 
 

@@ -27,7 +27,6 @@ import struct
 import threading
 import uuid
 import weakref
-from collections import Counter
 from itertools import count
 from typing import Any, NamedTuple, Optional
 
@@ -66,7 +65,8 @@ class _Run(NamedTuple):
 
 def _is_row(value: Any) -> bool:
     return type(value) is torch.Tensor and value.layout == torch.strided and not value.is_nested and kind_of(value) == "t" and \
-        not value.requires_grad and value.is_contiguous() and value.device.type == "cpu"
+        not value.requires_grad and value.is_contiguous() and value.device.type == "cpu" and not value.is_conj() and \
+        not value.is_neg()
 
 
 def _runs(values: list[Any]) -> tuple[list[_Run], list[Any], list[tuple[int, int]]]:
@@ -75,7 +75,7 @@ def _runs(values: list[Any]) -> tuple[list[_Run], list[Any], list[tuple[int, int
     others: list[Any] = []
     places = []
     rows: list[torch.Tensor] = []
-    end = 0
+    memory, end = None, 0  # of the last row
 
     def close() -> None:
         if rows:
@@ -87,13 +87,13 @@ def _runs(values: list[Any]) -> tuple[list[_Run], list[Any], list[tuple[int, int
             others.append(value)
             places.append((_OTHER, len(others) - 1))
             continue
-        start = value.data_ptr()
-        if rows and not (start == end and value.dtype == rows[0].dtype and value.numel() and
-                         value.untyped_storage().data_ptr() == rows[0].untyped_storage().data_ptr()):
+        start, storage = value.data_ptr(), value.untyped_storage()
+        its = storage.data_ptr(), storage.nbytes()  # numpy's memory may be in several storages that begin at one address
+        if rows and not (start == end and value.dtype == rows[0].dtype and value.numel() and its == memory):
             close()
         places.append((len(runs), len(rows)))
         rows.append(value)
-        end = start + value.nbytes
+        memory, end = its, start + value.nbytes
     close()
     return runs, others, places
 
@@ -132,18 +132,23 @@ class Client(StorageKVClient):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        socket = config.get("socket")
-        self._connection = None if socket is None else rdtd.connect(socket)
+        self._socket: Optional[str] = config.get("socket")
+        self._own: Optional[rdtd.Connection] = None  # if there is a socket
         self._ttl = float(config.get("ttl") or _TTL)
         self._allow_pickle = config.get("allow_pickle")
         self._prefix = f"{config.get('prefix') or 'tq.'}{uuid.uuid4().hex[:12]}."
         self._numbers = count()
-        self._cleared: Counter[bytes] = Counter()  # of objects of which some keys were cleared
+        self._cleared: dict[bytes, set[bytes]] = {}  # of objects of which some keys were cleared: where in them these are
         self._lock = threading.Lock()
 
     @property
     def _c(self) -> rdtd.Connection:
-        return self._connection or rdtd.default()
+        if self._socket is None:
+            return rdtd.default()
+        with self._lock:
+            if self._own is None or self._own.closed or not self._own._is_alive():  # nor is the parent's after a fork
+                self._own = rdtd.connect(self._socket)
+            return self._own
 
     def put(self, keys: list[str], values: list[Any]) -> list[bytes]:
         """Puts all values as one object, which is a snapshot. Returns for each key where its value is."""
@@ -175,8 +180,9 @@ class Client(StorageKVClient):
         over = []
         with self._lock:
             for one, place in _places(keys, custom_backend_meta, True):
-                self._cleared[one] += 1
-                if self._cleared[one] >= _PLACE.unpack(place)[0]:
+                cleared = self._cleared.setdefault(one, set())
+                cleared.add(place)
+                if len(cleared) == _PLACE.unpack(place)[0]:
                     del self._cleared[one]
                     over.append(Ref._unpack(one))
         for ref in over:
@@ -187,8 +193,8 @@ class Client(StorageKVClient):
 
     def close(self) -> None:
         """Ends the connection, if the configuration names a socket."""
-        if self._connection is not None:
-            self._connection.close()
+        if self._own is not None:
+            self._own.close()
 
 
 def _places(keys: list[str], metas: Any, some: bool = False) -> list[tuple[bytes, bytes]]:
