@@ -116,7 +116,7 @@ def test_folders_are_parts_of_names() -> None:
         assert fs.find("a") == ["a/1", "a/2", "a/b/3"] and fs.glob("a/*") == ["a/1", "a/2", "a/b"] and fs.du("a") == 15
         c.publish("a/value", {"step": 5})
         assert {row["name"]: row["type"] for row in fs.ls("a")}["a/value"] == "other"
-        with raises(rdtd.Unsupported, "'a/value' is a value of several parts"):
+        with raises(rdtd.Unsupported, "'a/value' is neither one tensor nor bytes"):
             fs.cat_file("a/value")
         c.unpublish("a/value")
         fs.cp_file("a/1", "copy")
@@ -163,6 +163,24 @@ def test_what_other_calls_have_published() -> None:
         assert fs.size("parts") == len(fs.cat("parts")) and (load(fs.cat("parts"))["w"] == array).all()
         fs.pipe_file("file", save({"a": array}))
         assert (load(fs.cat("file"))["a"] == array).all()
+
+
+def test_tied_weights_have_all_their_names() -> None:
+    need(torch, "torch")
+    need(safetensors, "safetensors")
+    from safetensors.torch import load
+    weight, other = torch.arange(6.).reshape(2, 3), torch.ones(2, dtype=torch.bfloat16)
+    state = {"embed": weight, "b": other, "head": weight, "part": weight[:], "z": torch.zeros(1, dtype=torch.int8)}
+    with files() as (fs, c):
+        c.publish("tied", state)
+        (row,) = c.objects()
+        assert row["tensors"] == 3, row
+        data = fs.cat("tied")
+        assert len(data) == fs.info("tied")["size"]
+        found = load(data)
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[key], tensor) and found[key].dtype == tensor.dtype for key, tensor in state.items())
+        assert b"".join([fs.cat_file("tied", at, at + 7) for at in range(0, len(data), 7)]) == data
 
 
 def test_an_open_file_keeps_its_version() -> None:

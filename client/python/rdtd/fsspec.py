@@ -12,7 +12,8 @@ A path is a published name, of at most 128 bytes, and a file is the newest versi
 exist as long as names are in them. Names that begin or end with "/" have no path.
 
 - A value that is one tensor, or bytes: the file is its bytes, in row-major order. What is written by fsspec is such a value.
-- A dict of tensors, and a version of many parts: the file is a safetensors file of it, as `rdtctl fetch` writes.
+- A dict of tensors, and a version of many parts: the file is a safetensors file of it, as `rdtctl fetch` writes. A tensor with
+  several names, as tied weights have, is in the file under each of them; rdtd has it once.
 - Any other value is no file: Connection.get reads it.
 
 A file that is open for reading holds its version, and reads that one to the end. On the node of the version it is read from the
@@ -74,6 +75,19 @@ def _header(tensors: dict[str, tuple[str, Any]]) -> bytes:
     return json.dumps(head, separators=(",", ":")).encode()
 
 
+def _with_same(head: bytes, names: Any) -> bytes:
+    """The header with an entry for each further name of a tensor, whose bytes follow the others."""
+    entries = json.loads(head)
+    others = {key: text for key, text in entries.pop("__metadata__").items() if not key.startswith("rdt")}
+    at = max(entry["data_offsets"][1] for entry in entries.values())
+    for _, name, number, _ in names.same:
+        entry = entries[names.names[number]]
+        begin, end = entry["data_offsets"]
+        entries[name] = {**entry, "data_offsets": [at, at + end - begin]}
+        at += end - begin
+    return json.dumps({**entries, **({"__metadata__": others} if others else {})}, separators=(",", ":")).encode()
+
+
 class _Version:
     """A version that is held, as a file."""
 
@@ -82,6 +96,7 @@ class _Version:
         self._timeout = timeout
         self._pieces: list[tuple[int, memoryview]] = []  # that were read, with their places in the file
         self._row = 0  # bytes of a tensor's row; 0: not known
+        self._same: list[int] = []  # the tensors that have further names
         look = self._look(at, path)
         self.number = look.version
         self.here = self.held.node == c.node["node"]
@@ -94,9 +109,13 @@ class _Version:
             layout = Layout(look.metadata, nothing)
             self._names = layout.names.names if layout.names else None
             self._head = look.metadata.partition(b"\n")[0].rstrip() if layout.names else b""
+            if layout.names and layout.names.same:
+                self._same = [number for _, _, number, _ in layout.names.same]
+                self._head = _with_same(self._head, layout.names)
             if not layout.names and (look.count != 1 or layout.form == "pickle" or
                                      layout.form == "tree" and layout.text != b'{"$":0}'):
-                raise Unsupported(f"{path!r} is a value of several parts, which is no file: Connection.get reads it")
+                raise Unsupported(f"{path!r} is neither one tensor nor bytes nor a dict of tensors, so it is no file: "
+                                  "Connection.get reads it")
         if self._head:
             self._head += b" " * (-len(self._head) % 8)
             ends = [entry["data_offsets"][1] for key, entry in json.loads(self._head).items() if key != "__metadata__"]
@@ -131,7 +150,7 @@ class _Version:
         if self._head and self._names is None:  # of many parts
             tensors = list(fetched.value.values())
         place = len(self._head)
-        for tensor in tensors:
+        for tensor in [*tensors, *(tensors[number] for number in self._same)]:
             self._pieces.append((place, _bytes_of(tensor)))
             place += tensor.nbytes
 
@@ -378,7 +397,8 @@ class RdtdFileSystem(AbstractFileSystem):
             raise FileExistsError(errno.EEXIST, "rdtd: this name is published already", path)
         made = _Writing(self, path, mode, autocommit, options)
         if mode == "ab" and self._c.exists(self._ref(path)):
-            made.write(self._version(path).read(0, self._version(path).size))
+            version = self._version(path)
+            made.write(version.read(0, version.size))
         return made
 
     # ---- writing ----
