@@ -373,6 +373,9 @@ def test_errors_name_what_is_wrong() -> None:
             load({"w": torch.zeros(4)}, "run", c, no_dist=True)
         with raises(CheckpointException, "'torch.distributed.checkpoint'"):
             save({"torch.distributed.checkpoint": torch.ones(1)}, "run", c, no_dist=True)
+        with raises(CheckpointException, "tensor 'w' is on the meta device"):
+            save({"w": torch.ones(1, device="meta")}, "run", c, no_dist=True)
+        dcp.save({"w": torch.ones(3)}, storage_writer=Writer("run", connection=c, timeout=None), no_dist=True)
         with raises(ValueError, "use_collectives must be True"):
             save({"w": torch.ones(3)}, "run", c, no_dist=True, use_collectives=False)
         with raises(TypeError, "connection must be a Connection"):

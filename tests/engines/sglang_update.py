@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 import torch
@@ -89,6 +90,27 @@ def test_versions() -> None:
         trainer.unpublish("policy")
 
 
+class Engine:
+    """Has the method of SGLang's Engine that the page calls."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+
+    def update_weights_from_tensor(self, named_tensors: Any, load_format: str) -> None:
+        assert load_format == "rdtd.sglang.update"
+        load(self.model, named_tensors)
+
+
+def test_the_example_of_the_page() -> None:
+    text = (Path(__file__).resolve().parents[2] / "client/python/rdt-engines.7.scd").read_text()
+    program = text.split("\n# SGLANG\n")[1].split("; python")[1].split("```\n")[1]
+    with Node() as node, default_at(node):
+        trained, engine = Model(), Engine()
+        exec(program, {"model": trained, "engine": engine})
+        assert engine.model.values() == trained.values()
+        rdtd.default().unpublish("policy")
+
+
 def test_processes_of_an_engine_on_another_node() -> None:
     with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as trainer:
         engine = [Process(Rank, b.socket, rank, 2) for rank in range(2)]
@@ -125,8 +147,11 @@ def test_errors_leave_the_model_as_it_was() -> None:
         load(model, rdtd.sglang.request("policy", 3))
         assert model.values() == {3}
         trainer.publish("policy", [torch.ones(3)])
-        with raises(rdtd.Invalid, "version 4 of"):
+        with raises(rdtd.Invalid, "version 4 of 'policy' is a list, not a dict"):
             load(model, rdtd.sglang.request("policy", 4))
+        trainer.publish("policy", {})
+        with raises(rdtd.Invalid, "version 5 of 'policy' is an empty dict"):
+            load(model, rdtd.sglang.request("policy", 5, timeout=None))
         assert model.values() == {3}
         for wrong in {"name": 5}, {"version": 0}, {"version": "1"}, {"address": 5}, {"timeout": -1}:
             (key, _), = wrong.items()

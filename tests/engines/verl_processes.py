@@ -300,6 +300,7 @@ def test_wrong_arguments() -> None:
         rdtd.verl.RdtdCheckpointEngine(name=5)  # type: ignore[arg-type]
     with raises(ValueError, "timeout must be"):
         rdtd.verl.RdtdCheckpointEngine(name="n", timeout=-1)
+    rdtd.verl.RdtdCheckpointEngine(name="n", timeout=None)  # "null" of the configuration
     with raises(RuntimeError, "nix"):
         rdtd.verl.RdtdCheckpointEngine(name="n", device="nix")
     with Node() as node, rdtd.connect(node.socket) as c:

@@ -155,12 +155,12 @@ CHECKS: dict[str, _Check] = {
 
 
 def checked(function: _F) -> _F:
-    """Checks the parameters of a public call that CHECKS has. One whose default is None may be None; a name whose annotation
-    says so may be a Ref."""
+    """Checks the parameters of a public call that CHECKS has. One whose default or annotation says so may be None, and a name
+    a Ref."""
     parameters = inspect.signature(function).parameters
     passed_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     refs = {name for name, p in parameters.items() if name == "name" and "Ref" in str(p.annotation)}
-    optional = {name for name, p in parameters.items() if p.default is None}
+    optional = {name for name, p in parameters.items() if p.default is None or str(p.annotation).startswith("Optional[")}
     if passed_on:
         optional |= CHECKS.keys() - parameters.keys()
     by_name = {name: check for name, check in CHECKS.items() if name in parameters or passed_on}

@@ -80,7 +80,7 @@ class Weights:
             if got.version > after:
                 break
             del got  # maps an older version, which the daemon keeps as long
-        return got.version, dict_of_tensors(got.value, str(self.name), got.version)
+        return got.version, dict_of_tensors(got.value, self.name.id.decode("utf-8", "backslashreplace"), got.version)
 
     def close(self) -> None:
         if self._follower is not None:

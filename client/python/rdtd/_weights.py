@@ -107,7 +107,8 @@ class Weights:
 def dict_of_tensors(value: Any, name: str, version: int) -> dict[str, Any]:
     module = torch()
     if not isinstance(value, Mapping) or not value:
-        raise Invalid(f"version {version} of {name!r} is a {type(value).__name__}, not a dict of tensors by name")
+        what = "an empty dict" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+        raise Invalid(f"version {version} of {name!r} is {what}, not a dict of tensors by name")
     for key, tensor in value.items():
         if not isinstance(key, str) or not isinstance(tensor, module.Tensor):
             raise Invalid(f"version {version} of {name!r} has a {type(tensor).__name__} as {key!r}: all values must be tensors")

@@ -267,6 +267,8 @@ def _resolved(plan: SavePlan, planner: SavePlanner) -> tuple[dict[str, Any], lis
             boxes[key] = data
             results.append(WriteResult(item.index, data.nbytes, None))
             continue
+        if value.is_meta:
+            raise TypeError(f"tensor {key!r} is on the meta device, where it has no data to save")
         results.append(WriteResult(item.index, value.nbytes, None))
         box = Box(_to_host_memory(value.detach()), tuple(item.tensor_data.size), tuple(item.tensor_data.chunk.offsets))
         tensors.append(value)

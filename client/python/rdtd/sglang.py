@@ -16,7 +16,10 @@ import json
 import threading
 from typing import Any, Iterable, Optional
 
-import torch  # type: ignore[import]
+try:
+    import torch  # type: ignore[import]
+except ImportError as error:
+    raise ImportError(f"rdtd.sglang needs torch, which SGLang installs: {error}") from error
 
 from ._check import a_number, checked
 from ._errors import Mismatch
@@ -31,10 +34,11 @@ _lock = threading.Lock()
 
 
 @checked
-def request(name: str, version: int, *, address: Optional[str] = None, timeout: float = 60) -> list[tuple[str, torch.Tensor]]:
+def request(name: str, version: int, *, address: Optional[str] = None, timeout: Optional[float] = 60
+            ) -> list[tuple[str, torch.Tensor]]:
     """What SGLang's update_weights_from_tensor takes for a version of a name: one tensor of bytes ([n], uint8, CPU), which says
     what `update` is to load. address: "host:port" of the publisher's node, where the nodes have no table. timeout: seconds
-    that each process of the engine waits for the version."""
+    that each process of the engine waits for the version; None: no limit."""
     number = a_number(version, "version", 1, 2**64 - 1)
     text = json.dumps({"name": name, "version": number, "address": address, "timeout": timeout})
     return [(_KEY, torch.tensor(list(text.encode()), dtype=torch.uint8))]
