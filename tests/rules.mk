@@ -119,8 +119,10 @@ test-ray:
 test-ray-own: all # RAY_SOURCE=PATH, a checkout of Ray: its wheels do not carry its own tests
 	@tests/python/ray-own '$(RAY_SOURCE)' $(PYTHON) '$(RAY)'
 test-engines:
-	@tests/engines/venv build/engines $(PYTHON)
-	+@RDT_ENGINES_PYTHON=$(CURDIR)/build/engines/bin/python $(SUB) VARIANT=$(VARIANT) T=engines/test_engines test-run
+	@tests/engines/venv engines $(PYTHON)
+	@tests/engines/venv trainers $(PYTHON)
+	+@RDT_ENGINES_PYTHON=$(CURDIR)/build/engines/bin/python RDT_TRAINERS_PYTHON=$(CURDIR)/build/trainers/bin/python \
+	  $(SUB) VARIANT=$(VARIANT) T=engines/test_engines test-run
 bench-workloads: # its variables: tests/bench/workloads/run.py
 	@.ci/venv build/workloads $(PYTHON) 'ray>=2.56' torch numpy nixl==1.5.1 safetensors pyarrow
 	+@$(SUB) all

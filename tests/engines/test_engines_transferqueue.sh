@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # rdtd.transferqueue: the client and manager by themselves, and TransferQueue's own end-to-end suites over them.
-# RDT_ENGINES_PYTHON names a Python of the package's version that has TransferQueue, Ray, torch and pytest. Skipped (77) without
-# them.
+# RDT_TRAINERS_PYTHON names a Python of the package's version that has TransferQueue, Ray, torch and pytest. Skipped (77)
+# without them.
 # variant: release
 # seconds: 1500
 set -uo pipefail
@@ -12,7 +12,7 @@ cd "$here/../.." || exit 1
 compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null ||
   { echo "the Python package was not built (python3-dev)"; exit 77; }
 [[ -x /usr/bin/python3 ]] && python=/usr/bin/python3 || python=python3
-python=${RDT_ENGINES_PYTHON:-$python}
+python=${RDT_TRAINERS_PYTHON:-$python}
 "$python" -c 'import transfer_queue, ray, torch, pytest, pytest_asyncio' 2>/dev/null ||
   { echo "$python has no transferqueue, ray, torch, pytest and pytest-asyncio: make test-engines installs them"; exit 77; }
 suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# from_pretrained of transformers from a published name. RDT_ENGINES_PYTHON names a Python that has torch and transformers.
+# from_pretrained of transformers from a published name. RDT_TRAINERS_PYTHON names a Python that has torch and transformers.
 # variant: release
 # seconds: 300
 set -uo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") ||
   { echo "the Python package was not built (python3-dev)"; exit 77; }
 [[ -x /usr/bin/python3 ]] && python=/usr/bin/python3 || python=python3
-python=${RDT_ENGINES_PYTHON:-$python}
+python=${RDT_TRAINERS_PYTHON:-$python}
 "$python" -c 'import importlib.metadata as m; m.version("torch"), m.version("transformers")' 2>/dev/null ||
   { echo "$python has no torch and transformers: make test-engines installs them"; exit 77; }
 [[ $extension == *"$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" ]] ||
