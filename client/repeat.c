@@ -94,6 +94,8 @@ void repeat_ask_for_version(Rdt__Pb__PublishPart *message)
 {
     message->again = true;
     message->of = message->growing = 0;
+    if (message->timeout_ns < 0 || message->timeout_ns > REPEAT_ASK_NS)
+        message->timeout_ns = REPEAT_ASK_NS;
 }
 
 enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id, bool again, struct rdt_error *err)
@@ -103,9 +105,9 @@ enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id,
 
     if (status != RDT_OK)
         return status;
+    shorten(message, repeat->start_ns);
     if (again && repeat->type == RDT_MSG_PUBLISH_PART)
         repeat_ask_for_version((Rdt__Pb__PublishPart *)message);
-    shorten(message, repeat->start_ns);
     status = connection_send(conn, repeat->type, id, message, false, err);
     protobuf_c_message_free_unpacked(message, NULL);
     return status;

@@ -37,6 +37,8 @@ static inline uint64_t repeat_socket(const rdt *conn)
 enum rdt_status repeat_message(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int64_t start_ns,
                                const int *fds, unsigned n_fds, struct rdt_error *err);
 
+#define REPEAT_ASK_NS (INT64_C(60) * 1000000000) /* how long the name's node, which may restart as well, is waited for */
+
 /* The message asks for the version that the earlier daemon may have made of the part, and publishes nothing. */
 void repeat_ask_for_version(Rdt__Pb__PublishPart *message);
 

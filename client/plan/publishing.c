@@ -34,8 +34,7 @@
     (UINT64_C(64) << 20)                /* pieces grow up to this with an eighth of the version, and from 4 GiB on by a 64th */
 #define MOST_GROWTH 8u                  /* a piece takes at most so many times the bytes of those before it */
 #define COPY_BYTES (UINT64_C(64) << 20) /* what is copied between two looks at the clock */
-#define FIND_NS (INT64_C(60) * 1000000000) /* for a question to the next daemon of the name */
-#define MAX_BOX_BYTES ((size_t)1 << 20)    /* of a piece: each tensor of a million tiny ones takes more there than its bytes */
+#define MAX_BOX_BYTES ((size_t)1 << 20) /* of a piece: each tensor of a million tiny ones takes more there than its bytes */
 
 struct added { /* a tensor in the memory of a piece */
     struct rdt_shard shard;
@@ -633,7 +632,7 @@ static enum rdt_status find_version(struct rdt_publishing *publishing, struct rd
     message.piece = 1;
     message.object = &wire;
     if (status == RDT_OK)
-        status = request_publish_part(publishing->conn, &publishing->name, &message, FIND_NS, &request, err);
+        status = request_publish_part(publishing->conn, &publishing->name, &message, REPEAT_ASK_NS, &request, err);
     if (status == RDT_OK)
         status = rdt_wait(publishing->conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, err);
     if (status == RDT_OK)

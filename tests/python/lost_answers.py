@@ -25,7 +25,8 @@ class Between:
     def __init__(self, to: str) -> None:
         self.to, self.path = to, os.path.join(tempfile.mkdtemp(prefix="b"), "s")
         self.parts = 0  # messages that have come and publish a part, or may ask for the version of one
-        self.swallow_at: Optional[int] = None  # swallows the answers from the one with this number on
+        self.swallow_at: Optional[int] = None  # a connection on which the one with this number comes gets no more answers
+        self.all_deaf = False  # each connection that publishes a part gets no more answers
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(self.path)
         self.listener.listen()
@@ -41,10 +42,11 @@ class Between:
                 client.close()
                 daemon.close()
                 continue
-            for one, other, look in (client, daemon, self._look()), (daemon, client, self._may_pass):
+            deaf = threading.Event()
+            for one, other, look in (client, daemon, self._look(deaf)), (daemon, client, self._pass_unless(deaf)):
                 threading.Thread(target=self._pass, args=(one, other, look), daemon=True).start()
 
-    def _look(self) -> Callable[[bytes], bool]:
+    def _look(self, deaf: threading.Event) -> Callable[[bytes], bool]:
         stream = bytearray()
 
         def look(data: bytes) -> bool:
@@ -54,13 +56,16 @@ class Between:
                 if len(stream) < 16 + length:
                     break
                 self.parts += kind in (HOLD, PUBLISH_PART)
+                if self.parts == self.swallow_at or (self.all_deaf and kind == PUBLISH_PART):
+                    deaf.set()
                 del stream[:16 + length]
             return True
 
         return look
 
-    def _may_pass(self, data: bytes) -> bool:
-        return self.swallow_at is None or self.parts < self.swallow_at
+    @staticmethod
+    def _pass_unless(deaf: threading.Event) -> Callable[[bytes], bool]:
+        return lambda data: not deaf.is_set()
 
     @staticmethod
     def _pass(one: socket.socket, other: socket.socket, may: Callable[[bytes], bool]) -> None:
@@ -140,11 +145,11 @@ def test_parts_of_ranks_are_answered_with_their_version() -> None:
         for step in 1, 2:
             parts = [c.put_part({"w": rdtd.Box(bytes([step]) * 1000, (2000,), (1000 * rank,))})
                      for rank, c in enumerate(ranks)]
-            between.parts, between.swallow_at = 0, 1
+            between.parts, between.all_deaf = 0, True
             with in_thread(lambda: ranks[0].publish_part("policy", step, 0, 2, parts[0], timeout=LONG)) as first, \
                     in_thread(lambda: ranks[1].publish_part("policy", step, 1, 2, parts[1], timeout=LONG)) as second:
                 reader.wait_put(reader.name("policy", step - 1), timeout=LONG)
-                between.swallow_at = None
+                between.all_deaf = False
                 killed.kill()
             assert first == second == [step], (first, second)
             assert ranks[1].publish_part("policy", step, 1, 2, parts[1], timeout=LONG) == step, "once more"
