@@ -13,7 +13,7 @@ import types
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
-from nodes import LONG, Killed, Node, main, raises, required
+from nodes import LONG, Killed, Node, main, raises, required, until
 
 import rdtd
 
@@ -350,6 +350,7 @@ def test_deaths_cost_nobody_else() -> None:
         killed = child("publish", node.socket)
         killed.kill()
         killed.wait()
+        until(lambda: "did not become a version" in node.log(), "the daemon notices the death")
         engine.start_weight_update()  # the trainer that had begun an update was killed, too
         assert model.step() == 1
         trains.send_weights()
@@ -367,6 +368,21 @@ def test_deaths_cost_nobody_else() -> None:
         trains.shutdown()
         with rdtd.connect(node.socket) as c:
             c.unpublish("policy")
+
+
+def test_daemon_without_a_keeper_costs_its_versions() -> None:
+    with Node() as node:
+        os.environ["RDT_SOCKET"] = node.socket
+        model = Toy()
+        engine = session(model)
+        trains = trainer(node.socket, engine)
+        for _ in range(3):
+            trains.send_weights()
+            assert model.step() == trains.source.step
+            node.kill()
+            node.start()
+        engine.worker.shutdown()
+        trains.shutdown()
 
 
 def test_daemon_killed_under_its_keeper_is_only_a_pause() -> None:

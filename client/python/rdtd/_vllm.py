@@ -201,6 +201,8 @@ class Trainer(TrainerWeightTransferEngine):
             for _ in self.source:
                 pass
             return 0
+        if not self._connection._is_alive():  # the daemon was replaced
+            self._connection = self._connection._reopened()
         with self._connection.publishing(self._name) as version:
             pairs = iter(self.source)
             try:

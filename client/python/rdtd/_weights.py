@@ -56,6 +56,7 @@ class Weights:
         while True:
             failure = None
             try:
+                self._reconnect()
                 self._prepare(least, end, counted_anew)
             except Exception as error:
                 failure = error
@@ -70,6 +71,14 @@ class Weights:
                 return self.version
             counted_anew = False
             least = max(version for version, _ in all_)
+
+    def _reconnect(self) -> None:
+        """If the daemon was replaced by one that knows nothing of this process, follows the name there."""
+        if self._connection._is_alive():
+            return
+        self.drop()
+        self._connection = self._connection._reopened()
+        self._follower, self.version = self._connection.follow(self._name, address=self._address), 0
 
     def _prepare(self, least: int, end: Optional[float], counted_anew: bool) -> None:
         while True:
