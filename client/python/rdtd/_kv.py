@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a KV cache as evictable objects of this node's daemon: what rdtd.lmcache, rdtd.vllm and rdtd.sglang share.
+
+A block is the bytes of one buffer. The engines' hashes name it, so every engine of this user on the node that computes the same
+block finds it; it outlives them all, and goes when its memory is wanted (`evictable` in Connection.put). An engine goes on
+without its daemon: nothing is found then and nothing is stored, and one sentence is logged."""
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import threading
+import time
+from importlib import metadata
+from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar
+
+from ._check import a_text, seconds
+from ._connection import Connection
+from ._errors import Disconnected, Error, Restarted
+from ._requests import Ref
+
+_T = TypeVar("_T")
+_RETRY = 0.5  # seconds between tries to connect again
+_LONGEST_GET = 60.0  # seconds: nothing is waited for, but a daemon may be stopped
+_log = logging.getLogger("rdtd.kv")
+
+
+def other_version(module: str, packages: Sequence[str], tested: str, lacks: object) -> ImportError:
+    """The error for an engine that is not installed, or that is not one that the module knows."""
+    for package in packages:
+        try:
+            return ImportError(f"{module} is tested with {package} {tested}, and {package} {metadata.version(package)}, which is "
+                               f"installed, has another interface: {lacks}")
+        except metadata.PackageNotFoundError:
+            pass
+    return ImportError(f"{module} needs {packages[0]}, which is not installed ({tested} is tested): {lacks}")
+
+
+def options(where: str, given: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """The options that an engine passes on, with those of `known` for what it leaves out. Raises ValueError, which names the
+    option that is wrong."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} must be a dict of options, not {given!r}")
+    strange = sorted(set(given) - set(known))
+    if strange:
+        raise ValueError(f"{where} has no option {strange[0]!r}; it has {', '.join(known)}")
+    chosen = {**known, **given}
+    try:
+        seconds(chosen["lease_for"], "lease_for")
+        if not chosen["lease_for"]:
+            raise ValueError(f"lease_for must be above 0, not {chosen['lease_for']!r}")
+        a_text(chosen["space"], "space")
+        if chosen["socket"] is not None:
+            a_text(chosen["socket"], "socket")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    if not 1 <= len(chosen["space"].encode()) <= 32:
+        raise ValueError(f"{where}: space must have 1 to 32 bytes, as it begins the id of each block: {chosen['space']!r}")
+    return chosen
+
+
+def space_of(*parts: str) -> str:
+    """The name space of parts, such as an engine and a model: the prefix of the ids of all blocks of it, at most 84 bytes. Longer
+    ones are cut; the ids' digests are of all of the parts."""
+    text = "/".join(part.replace("/", "--") for part in parts).encode()
+    return text[:83].decode(errors="ignore") + "/"
+
+
+def id_of(space: str, *fields: bytes) -> str:
+    """The id of a block, at most 128 bytes: its name space, and a digest of it and of all fields."""
+    digest = hashlib.sha256(b"".join([len(field).to_bytes(4, "little") + field for field in (space.encode(), *fields)]))
+    return space + base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
+
+
+class Blocks:
+    """Stores, finds and loads blocks. Any thread may make any call; each waits until it is done. None raises an `Error`: what
+    could not be stored, found or loaded has False. A block is anything that `put` takes as one tensor in host memory, such as
+    a memoryview or a torch tensor on the CPU; `put` copies it once, and `load` copies it once.
+
+    socket: of the daemon, as for `connect`. lease_for: seconds for which `lookup` protects what it has found.
+    Errors: those of `connect`, now; later ones are taken for a cache that has nothing."""
+
+    def __init__(self, socket: Optional[str], lease_for: float) -> None:
+        self._socket, self._lease_for = socket, lease_for
+        self._lock = threading.Lock()
+        self._leases: dict[str, list[tuple[float, Ref]]] = {}  # by id: when it ends, oldest first
+        self._closed = threading.Event()
+        self._connection: Optional[Connection] = Connection(socket)
+
+    def _lost(self, connection: Connection, error: Error) -> None:
+        """A thread opens the next connection, so that the engine does not wait for a daemon that may be stopped."""
+        with self._lock:
+            if self._connection is not connection:
+                return
+            self._connection = None
+            self._leases.clear()
+        _log.warning("blocks are neither stored nor found until a daemon is there again: %s", error)
+        threading.Thread(target=self._reconnect, name="rdtd-kv-connect", daemon=True).start()
+
+    def _reconnect(self) -> None:
+        while not self._closed.wait(_RETRY):
+            try:
+                connection = Connection(self._socket)
+            except Error:
+                continue
+            with self._lock:
+                if not self._closed.is_set():
+                    self._connection = connection
+                    _log.warning("a daemon is there again: blocks are stored and found as before")
+                    return
+            connection.close()
+
+    def _call(self, what: Callable[[Connection], _T], without: _T) -> _T:
+        """What the connection gives, or `without` while there is none. What a restart of the daemon has ended is done again."""
+        connection = self._connection
+        if connection is None:
+            return without
+        try:
+            try:
+                return what(connection)
+            except Restarted:
+                return what(connection)
+        except (Disconnected, Restarted) as error:
+            self._lost(connection, error)
+        except Error as error:
+            _log.warning("%s", error)
+        return without
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    def store(self, ids: Sequence[str], blocks: Sequence[Any]) -> list[bool]:
+        """Puts each block in the place of one that may have its id. False: there was no room."""
+        def put(connection: Connection) -> list[bool]:
+            made = connection.put_many(blocks, ids=ids, evictable=True, replace=True, errors="return")
+            lost = [one for one in made if not isinstance(one, Ref)]
+            if lost:
+                if isinstance(lost[0], (Disconnected, Restarted)):
+                    raise lost[0]
+                _log.warning("%d of %d blocks were not stored: %s", len(lost), len(made), lost[0])
+            return [isinstance(one, Ref) for one in made]
+        return self._call(put, [False] * len(ids)) if ids else []
+
+    def lookup(self, ids: Sequence[str], lease: bool) -> list[bool]:
+        """Which of them are there. lease: what is there stays for lease_for seconds, or until one `unlock` of each id."""
+        def find(connection: Connection) -> list[bool]:
+            ends = time.monotonic() + self._lease_for
+            found = connection.lookup(ids, lease_for=self._lease_for if lease else None)
+            with self._lock:
+                for one, ref in zip(ids, found):
+                    if lease and ref is not None:
+                        self._leases.setdefault(one, []).append((ends, ref))
+            return [ref is not None for ref in found]
+        return self._call(find, [False] * len(ids)) if ids else []
+
+    def load(self, ids: Sequence[str], into: Sequence[Any]) -> list[bool]:
+        """Copies each block into its buffer, which is of the same kind as the one that was stored. False: it is not there, or
+        has another size."""
+        def get(connection: Connection) -> list[bool]:
+            with self._lock:
+                refs = [self._leases[one][-1][1] if one in self._leases else None for one in ids]
+            missing = [one for one, ref in zip(ids, refs) if ref is None]
+            leased = connection.lookup(missing, lease_for=self._lease_for) if missing else []
+            more = iter(leased)
+            refs = [next(more) if ref is None else ref for ref in refs]
+            there = [(ref, buffer) for ref, buffer in zip(refs, into) if ref is not None]
+            try:
+                got = connection.get([ref for ref, _ in there], into=[buffer for _, buffer in there], errors="return",
+                                     timeout=_LONGEST_GET) if there else []
+            finally:
+                connection.end_lease([ref for ref in leased if ref is not None])
+            for one in got:
+                if isinstance(one, (Disconnected, Restarted)):
+                    raise one
+            results = iter(got)
+            return [ref is not None and not isinstance(next(results), Exception) for ref in refs]
+        return self._call(get, [False] * len(ids)) if ids else []
+
+    def unlock(self, ids: Iterable[str]) -> None:
+        """Ends one lease of each id. Those that have passed, or never were, are passed over."""
+        ended, now = [], time.monotonic()
+        with self._lock:
+            for one in ids:
+                leases = self._leases.get(one)
+                if leases:
+                    ends, ref = leases.pop(0)
+                    if not leases:
+                        del self._leases[one]
+                    if ends > now:
+                        ended.append(ref)
+        if ended:
+            self._call(lambda connection: connection.end_lease(ended), None)
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Frees what is there of them. What is leased, or being read, ends after that."""
+        def free(connection: Connection) -> None:
+            for one in ids:
+                try:
+                    connection.free(Ref.from_id(one))
+                except (Disconnected, Restarted):
+                    raise
+                except Error:  # it is gone
+                    pass
+        self._call(free, None)
+
+    def clear(self, space: str) -> None:
+        """Frees all blocks of a name space, whoever has stored them."""
+        self._call(lambda connection: connection.free(prefix=space, force=True), None)
+
+    def close(self) -> None:
+        """Ends the leases and the connection. The blocks stay."""
+        self.unlock([one for one, leases in list(self._leases.items()) for _ in leases])
+        with self._lock:
+            self._closed.set()
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
