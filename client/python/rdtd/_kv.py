@@ -11,6 +11,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections import deque
 from importlib import metadata
 from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar
 
@@ -84,6 +85,7 @@ class Blocks:
         self._socket, self._lease_for = socket, lease_for
         self._lock = threading.Lock()
         self._leases: dict[str, list[tuple[float, Ref]]] = {}  # by id: when it ends, oldest first
+        self._ends: deque[tuple[float, str]] = deque()  # of all leases, also of those that were ended before
         self._closed = threading.Event()
         self._connection: Optional[Connection] = Connection(socket)
 
@@ -94,6 +96,7 @@ class Blocks:
                 return
             self._connection = None
             self._leases.clear()
+            self._ends.clear()
         _log.warning("blocks are neither stored nor found until a daemon is there again: %s", error)
         threading.Thread(target=self._reconnect, name="rdtd-kv-connect", daemon=True).start()
 
@@ -145,14 +148,24 @@ class Blocks:
     def lookup(self, ids: Sequence[str], lease: bool) -> list[bool]:
         """Which of them are there. lease: what is there stays for lease_for seconds, or until one `unlock` of each id."""
         def find(connection: Connection) -> list[bool]:
-            ends = time.monotonic() + self._lease_for
+            now = time.monotonic()
             found = connection.lookup(ids, lease_for=self._lease_for if lease else None)
             with self._lock:
+                while self._ends and self._ends[0][0] <= now:
+                    self._passed(*self._ends.popleft())
                 for one, ref in zip(ids, found):
                     if lease and ref is not None:
-                        self._leases.setdefault(one, []).append((ends, ref))
+                        self._leases.setdefault(one, []).append((now + self._lease_for, ref))
+                        self._ends.append((now + self._lease_for, one))
             return [ref is not None for ref in found]
         return self._call(find, [False] * len(ids)) if ids else []
+
+    def _passed(self, ends: float, one: str) -> None:
+        left = [lease for lease in self._leases.get(one, ()) if lease[0] > ends]
+        if left:
+            self._leases[one] = left
+        else:
+            self._leases.pop(one, None)
 
     def load(self, ids: Sequence[str], into: Sequence[Any]) -> list[bool]:
         """Copies each block into its buffer, which is of the same kind as the one that was stored. False: it is not there, or

@@ -15,6 +15,8 @@ go on generating. The node of each engine fetches the version once. Each worker 
 out of the memory that all processes of the node share, through the loaders of its own model, whatever its parallelism is.
 All workers of an engine load the same version, or none does.
 
+`Tier` is another thing: a secondary tier of vLLM's KV offloading, which keeps KV blocks in the cache of the node.
+
 vLLM finds this module by its entry point and calls `register`. The rest is imported when vLLM asks for it."""
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._vllm import InitInfo, Loader, Trainer, TrainerInitInfo, UpdateInfo, Worker
+    from ._vllm_tier import Tier
 
-__all__ = ["register", "TrainerInitInfo", "InitInfo", "UpdateInfo", "Worker", "Trainer", "Loader"]
+__all__ = ["register", "TrainerInitInfo", "InitInfo", "UpdateInfo", "Worker", "Trainer", "Loader", "Tier"]
 
 _TESTED = "0.32.0"
 
@@ -62,6 +65,8 @@ def register() -> None:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rdtd.vllm' has no attribute {name!r}")
+    if name == "Tier":
+        return import_module("rdtd._vllm_tier").Tier
     value = getattr(import_module("rdtd._vllm"), name)
     register()
     return value
