@@ -76,7 +76,7 @@ def id_of(space: str, *fields: bytes) -> str:
 class Blocks:
     """Stores, finds and loads blocks. Any thread may make any call; each waits until it is done. None raises an `Error`: what
     could not be stored, found or loaded has False. A block is anything that `put` takes as one tensor in host memory, such as
-    a memoryview or a torch tensor on the CPU; `put` copies it once, and `load` copies it once.
+    a memoryview or a torch tensor on the CPU, or a list of these; `put` copies it once, and `load` copies it once.
 
     socket: of the daemon, as for `connect`. lease_for: seconds for which `lookup` protects what it has found.
     Errors: those of `connect`, now; later ones are taken for a cache that has nothing."""
@@ -145,11 +145,12 @@ class Blocks:
             return [isinstance(one, Ref) for one in made]
         return self._call(put, [False] * len(ids)) if ids else []
 
-    def lookup(self, ids: Sequence[str], lease: bool) -> list[bool]:
-        """Which of them are there. lease: what is there stays for lease_for seconds, or until one `unlock` of each id."""
+    def lookup(self, ids: Sequence[str], lease: bool, until_missing: bool = False) -> list[bool]:
+        """Which of them are there. lease: what is there stays for lease_for seconds, or until one `unlock` of each id.
+        until_missing: those behind the first that is missing have False, and are not leased."""
         def find(connection: Connection) -> list[bool]:
             now = time.monotonic()
-            found = connection.lookup(ids, lease_for=self._lease_for if lease else None)
+            found = connection.lookup(ids, lease_for=self._lease_for if lease else None, until_missing=until_missing)
             with self._lock:
                 while self._ends and self._ends[0][0] <= now:
                     self._passed(*self._ends.popleft())
@@ -157,7 +158,7 @@ class Blocks:
                     if lease and ref is not None:
                         self._leases.setdefault(one, []).append((now + self._lease_for, ref))
                         self._ends.append((now + self._lease_for, one))
-            return [ref is not None for ref in found]
+            return [ref is not None for ref in found] + [False] * (len(ids) - len(found))
         return self._call(find, [False] * len(ids)) if ids else []
 
     def _passed(self, ends: float, one: str) -> None:

@@ -113,7 +113,7 @@ class Tier(SecondaryTierManager):
         future.add_done_callback(self._running.discard)
 
     def get_finished_jobs(self) -> list[Any]:
-        done = []
+        done: list[Any] = []
         while True:
             try:
                 result, missing = self._finished.get_nowait()

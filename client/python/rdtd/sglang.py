@@ -9,12 +9,15 @@
 
 The request has no weights, only their name. The first one makes the daemon of the engine's node follow it, so that
 later versions are there before they are asked for. Source: sglang 0.5.23,
-srt/model_executor/model_runner_components/weight_updater.py, which calls the loader as loader(model, named_tensors)."""
+srt/model_executor/model_runner_components/weight_updater.py, which calls the loader as loader(model, named_tensors).
+
+`HiCache` is another thing: a storage backend of SGLang's hierarchical cache, which keeps KV pages in the cache of the node."""
 from __future__ import annotations
 
 import json
 import threading
-from typing import Any, Iterable, Optional
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 try:
     import torch  # type: ignore[import]
@@ -26,7 +29,10 @@ from ._errors import Mismatch
 from ._node_weights import Weights
 from ._requests import Ref
 
-__all__ = ["request", "update"]
+if TYPE_CHECKING:
+    from ._sglang_cache import HiCache
+
+__all__ = ["request", "update", "HiCache"]
 
 _KEY = "rdtd.request"
 _followed: dict[str, Weights] = {}  # by the name's Ref as text
@@ -65,3 +71,9 @@ def update(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Non
         raise Mismatch(f"version {wanted['version']} of {wanted['name']!r} was asked for, and version {version} has taken its "
                        "place: ask for that one, and publish the next when all engines have loaded it")
     model.load_weights(value.items())
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HiCache":
+        raise AttributeError(f"module 'rdtd.sglang' has no attribute {name!r}")
+    return import_module("rdtd._sglang_cache").HiCache
