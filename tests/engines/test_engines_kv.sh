@@ -17,7 +17,7 @@ suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUF
 export PYTHONPATH=$RDT_BUILD_DIR/python:$PWD/tests/python:$PWD/tests/engines
 export PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1 OMP_NUM_THREADS=1
 status=0
-for part in lmcache_adapter vllm_tier sglang_hicache; do
+for part in lmcache_adapter lmcache_manager vllm_tier sglang_hicache; do
   timeout 190 "$python" "tests/engines/$part.py" "$@"
   case $? in
   0 | 77) ;;
