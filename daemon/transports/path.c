@@ -109,11 +109,11 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
     bool only_reads = reads && !sends, reads_all;
     enum path_verdict not_here = offer->there_why_not ? PATH_NOT_OFFERED : PATH_UNAVAILABLE;
 
-    if (offer->source.stages && !offer->source.moves)
+    if (offer->source.stages && (!offer->source.moves || offer->source.unregistered))
         candidate->source = PATH_STAGED;
     else if (offer->source.stages && !query->remote.source_contiguous)
         candidate->source = PATH_GATHERED;
-    if (offer->target.stages && (!offer->target.moves || offer->unregistered))
+    if (offer->target.stages && (!offer->target.moves || offer->target.unregistered))
         candidate->target = PATH_STAGED;
     reads_all = query->remote.source_contiguous && !query->remote.target_imported && !is_staged(candidate);
     candidate->one_sided = reads && reads_all;
@@ -121,8 +121,10 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
         reject(candidate, PATH_WRONG_MEMORY, "it does not read %s memory", query->remote.source_memory);
     if (!offer->target.moves && !offer->target.stages)
         reject(candidate, PATH_WRONG_MEMORY, "it does not write %s memory", query->remote.target_memory);
-    if (offer->unregistered && candidate->target == PATH_DIRECT)
-        reject(candidate, PATH_UNAVAILABLE, "memory could not be registered here: %s", offer->unregistered);
+    if (offer->target.unregistered && candidate->target == PATH_DIRECT)
+        reject(candidate, PATH_UNAVAILABLE, "memory could not be registered here: %s", offer->target.unregistered);
+    if (offer->source.unregistered && candidate->source == PATH_DIRECT)
+        reject(candidate, PATH_UNAVAILABLE, "memory could not be registered on the other node: %s", offer->source.unregistered);
     if (offer->group_why_not)
         reject(candidate, PATH_UNFIT, "%s", offer->group_why_not);
     if (offer->here_why_not)
@@ -271,18 +273,18 @@ static int find_passed_over(const struct path_decision *decision)
     return not_offered;
 }
 
-/* Why the transport of that name could not register the target's memory; NULL: it did not try, or could. */
-static const char *find_unregistered(const struct path_query *query, const char *name)
+/* The offer of the transport of that name; NULL: the bytes do not come from another node. */
+static const struct path_offer *find_offer(const struct path_query *query, const char *name)
 {
     for (unsigned i = 0; !query->same_node && i < query->remote.n_offers; i++)
         if (strcmp(query->remote.offers[i].name, name) == 0)
-            return query->remote.offers[i].unregistered;
+            return &query->remote.offers[i];
     return NULL;
 }
 
 static void explain_choice(const struct path_query *query, struct path_candidate *chosen)
 {
-    const char *unregistered = find_unregistered(query, chosen->name);
+    const struct path_offer *offer = find_offer(query, chosen->name);
     char in_group[sizeof chosen->reason];
     size_t used;
 
@@ -304,9 +306,12 @@ static void explain_choice(const struct path_query *query, struct path_candidate
                    : chosen->source == PATH_DIRECT ? "here"
                                                    : "on both nodes");
     used = strlen(chosen->reason);
-    if (chosen->target == PATH_STAGED && unregistered)
+    if (chosen->target == PATH_STAGED && offer && offer->target.unregistered)
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "%s memory could not be registered: %s",
-                       query->remote.target_memory, unregistered);
+                       query->remote.target_memory, offer->target.unregistered);
+    else if (chosen->source == PATH_STAGED && offer && offer->source.unregistered)
+        (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "%s memory could not be registered there: %s",
+                       query->remote.source_memory, offer->source.unregistered);
     else if (chosen->source == PATH_GATHERED && chosen->target == PATH_DIRECT)
         (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "the tensors there have holes");
     else

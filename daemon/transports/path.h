@@ -29,7 +29,7 @@ enum path_verdict {
 /* How the bytes leave or reach the memory at one end. */
 enum path_staging {
     PATH_DIRECT,
-    PATH_STAGED,  /* through host memory, because the transport does not move that kind of memory */
+    PATH_STAGED,  /* through host memory, because the transport does not move that memory, or could not register it */
     PATH_GATHERED /* through host memory, because the tensors have holes, which the copy leaves out; only at the source */
 };
 
@@ -55,6 +55,7 @@ struct path_decision {
 struct path_end {
     bool moves;  /* whether it moves the memory kind */
     bool stages; /* the bytes can go through host memory, which it moves */
+    const char *unregistered; /* why it could not register this memory just now; NULL: it has not tried, or could */
 };
 
 /* What one transport can do between the two nodes. */
@@ -67,7 +68,6 @@ struct path_offer {
     struct path_end source, target;
     uint32_t sides;            /* enum rdt_sides: what the connection can do */
     bool connected;            /* false: the connection is being built or rebuilt */
-    const char *unregistered;  /* why it could not register the target's memory just now; NULL: it has not tried, or could */
     char refusal[160];         /* why the connection is neither one- nor two-sided; "": it does not say */
     const char *group;         /* the group that moves the bytes; NULL: a connection does */
     const char *group_why_not; /* why no group can; NULL: one can, or none is needed */

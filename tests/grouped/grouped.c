@@ -64,7 +64,6 @@ static enum rdt_status grouped_open(const struct rdt_host *host, void **transpor
         struct transport *transport = *transport_p;
         (void)pthread_mutex_lock(&transport->lock);
         transport->look_at_groups = look_at_groups;
-        transport->on_devices = strcmp(host->config(host->ctx, "devices"), "yes") == 0;
         (void)pthread_mutex_unlock(&transport->lock);
     }
     return status;
@@ -204,25 +203,6 @@ static void group_close(void *arg)
 
 static const char *const memory_kinds[] = {"host", "fake", NULL};
 
-/* Memory of the fake device it moves as it says. */
-static bool moves(void *arg, const char *memory_kind)
-{
-    return strcmp(memory_kind, "host") == 0 || ((const struct transport *)arg)->on_devices;
-}
-
-static enum rdt_status register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
-                                       struct rdt_error *err)
-{
-    if (strcmp(memory_kind, "host") != 0 && faults_now(arg).refuse_registration)
-        return rdt_error_set(err, RDT_SYSTEM, "the device has no room for it, as the test wants it");
-    return loopback_register_memory(arg, addr, bytes, "host", registration_p, err);
-}
-
-static uint32_t sides(void *conn, const char *memory_kind)
-{
-    return loopback_sides(conn, "host");
-}
-
 static struct rdt_transport_ops transport_ops = {
     .struct_size = sizeof transport_ops,
     .name = "grouped",
@@ -231,14 +211,14 @@ static struct rdt_transport_ops transport_ops = {
     .open = grouped_open,
     .close = loopback_transport_close,
     .version = loopback_transport_version,
-    .register_memory = register_memory,
+    .register_memory = loopback_register_memory,
     .unregister_memory = loopback_unregister_memory,
-    .sides = sides,
+    .sides = loopback_sides,
     .post_send = loopback_post_send,
     .post_recv = loopback_post_recv,
     .cancel = loopback_cancel,
     .queue = loopback_queue,
-    .moves = moves,
+    .moves = loopback_moves,
     .group_create = group_create,
     .group_offer = group_offer,
     .group_connect = group_connect,

@@ -2,7 +2,7 @@
 /* The table of "loopback": connections between any two nodes. */
 #include "tests/loopback/loopback.h"
 
-static const char *const memory_kinds[] = {"host", NULL};
+static const char *const memory_kinds[] = {"host", "fake", NULL};
 
 static const struct rdt_transport_ops transport_ops = {
     .struct_size = sizeof transport_ops,
@@ -26,12 +26,15 @@ static const struct rdt_transport_ops transport_ops = {
     .post_read = loopback_post_read,
     .cancel = loopback_cancel,
     .queue = loopback_queue,
+    .moves = loopback_moves,
 };
 
 static const struct rdt_config_key config_keys[] = {
     {"version", "1.0", "version of its library that peers are told"},
     {"sided", "both", "one, two or both: which sides connections report"},
     {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: likewise, but the core is not told"},
+    {"devices", "no", "yes: it moves memory of the fake device too"},
+    {"refuse_registration", "no", "yes: memory of the fake device is not registered"},
     {"delay_ms", "0", "each chunk starts this much later than the one before"},
     {"lose_every", "0", "every n-th operation ends only by a disconnect"},
     {"fail_every", "0", "every n-th operation fails"},

@@ -48,6 +48,7 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
     const char *file = host->config(host->ctx, "fault_file");
     const char *ordered = host->config(host->ctx, "ordered");
     const char *version = host->config(host->ctx, "version");
+    const char *devices = host->config(host->ctx, "devices");
 
     if (sided && !strcmp(sided, "one"))
         transport->sides = RDT_ONE_SIDED;
@@ -58,6 +59,7 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
     else
         return rdt_error_set(err, RDT_INVALID, "sided = %s: expected one, two or both", sided ? sided : "");
 
+    transport->on_devices = devices && !strcmp(devices, "yes");
     transport->says_so = ordered && !strcmp(ordered, "yes");
     transport->ordered = transport->says_so || (ordered && !strcmp(ordered, "unsaid"));
     if (!transport->ordered && ordered && strcmp(ordered, "no"))

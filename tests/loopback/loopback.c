@@ -212,19 +212,28 @@ const char *loopback_transport_version(void *arg)
 
 /* ---- memory ---- */
 
+/* Memory of the fake device it moves as it says. */
+bool loopback_moves(void *arg, const char *memory_kind)
+{
+    return !strcasecmp(memory_kind, "host") || ((const struct transport *)arg)->on_devices;
+}
+
 enum rdt_status loopback_register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
                                          struct rdt_error *err)
 {
     struct transport *transport = arg;
     struct registration *registration;
 
-    if (strcasecmp(memory_kind, "host"))
+    if (!loopback_moves(arg, memory_kind))
         return rdt_error_set(err, RDT_UNSUPPORTED, "loopback reads host memory, not %s", memory_kind);
+    if (strcasecmp(memory_kind, "host") && faults_now(transport).refuse_registration)
+        return rdt_error_set(err, RDT_SYSTEM, "the device has no room for it, as the test wants it");
     registration = calloc(1, sizeof *registration);
     if (!registration)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a registration");
     registration->addr = addr;
     registration->bytes = bytes;
+    registration->on_device = strcasecmp(memory_kind, "host") != 0;
     (void)pthread_mutex_lock(&transport->lock);
     registration->key = ++transport->next_key * 0x9e3779b97f4a7c15u;
     registration->next = transport->registrations;
@@ -326,7 +335,7 @@ uint32_t loopback_sides(void *arg, const char *memory_kind)
 {
     const struct conn *conn = arg;
 
-    return strcasecmp(memory_kind, "host") ? 0 : conn->transport->sides;
+    return loopback_moves(conn->transport, memory_kind) ? conn->transport->sides : 0;
 }
 
 void loopback_disconnect(void *arg)

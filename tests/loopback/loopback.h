@@ -36,7 +36,7 @@ struct faults {
     uint32_t flip_chunk;          /* a bit of chunk n - 1 of each transfer is sent wrong; 0: of none */
     uint32_t disconnect_delay_ms; /* a disconnect takes effect this much later */
     uint32_t refuse_group;        /* tests/grouped: a group is not connected */
-    uint32_t refuse_registration; /* tests/grouped: memory of devices is not registered */
+    uint32_t refuse_registration; /* memory of devices is not registered */
     uint32_t hang_group;          /* tests/grouped: a group never becomes ready */
 };
 
@@ -122,6 +122,7 @@ struct registration {
     uint64_t key;
     uint8_t *addr;
     uint64_t bytes;
+    bool on_device; /* addr is of the fake device */
 };
 
 #define GROUP_NEWS_MAX 32
@@ -134,8 +135,8 @@ struct group_news { /* the contexts of groups about which the host is to be told
 
 struct transport {
     struct rdt_host host;
+    bool on_devices; /* it moves memory of the fake device too */
     /* tests/grouped only: */
-    bool on_devices;
     struct party *groups;
     void (*look_at_groups)(struct transport *transport, struct group_news *news_p); /* called with the lock */
 
@@ -163,6 +164,7 @@ enum rdt_status loopback_transport_open(const struct rdt_host *host, void **tran
 void loopback_transport_close(void *arg);
 const char *loopback_transport_version(void *arg);
 const char *loopback_queue(void *arg, const char *memory_kind, const char *device);
+bool loopback_moves(void *transport, const char *memory_kind);
 enum rdt_status loopback_register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
                                          struct rdt_error *err);
 void loopback_unregister_memory(void *arg, void *registration);
@@ -197,6 +199,7 @@ void wire_move(struct transport *transport, struct channel *channel);
 
 /* Returns the address of the operation's bytes; for memory of the fake device (tests/fake_device) the one that its plug-in
  * uses. */
+uint8_t *loopback_real(uint8_t *addr, bool on_device); /* where this process has the bytes of that address */
 uint8_t *loopback_address(const struct rdt_op *op);
 
 /* ops.c: with the lock */

@@ -123,12 +123,17 @@ struct operation *op_find(struct conn *conn, enum op_kind kind, uint64_t transfe
     return NULL;
 }
 
-uint8_t *loopback_address(const struct rdt_op *op)
+uint8_t *loopback_real(uint8_t *addr, bool on_device)
 {
-    const char *fake = op->memory_kind && strcmp(op->memory_kind, "fake") == 0 ? getenv("RDT_FAKE_DEVICE_REAL") : NULL;
+    const char *fake = on_device ? getenv("RDT_FAKE_DEVICE_REAL") : NULL;
     void *(*real_of)(const void *) = fake ? (void *(*)(const void *))(uintptr_t)strtoull(fake, NULL, 16) : NULL;
 
-    return real_of ? real_of(op->piece.addr) : op->piece.addr;
+    return real_of ? real_of(addr) : addr;
+}
+
+uint8_t *loopback_address(const struct rdt_op *op)
+{
+    return loopback_real(op->piece.addr, op->memory_kind && strcmp(op->memory_kind, "fake") == 0);
 }
 
 static void start(struct operation *operation)

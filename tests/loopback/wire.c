@@ -174,7 +174,7 @@ static bool on_read(struct channel *channel, struct transport *transport, const 
         return wire_queue(channel, &answer, NULL, NULL, NULL);
     answer.refused = 0;
     answer.bytes = frame->bytes;
-    return wire_queue(channel, &answer, at->addr + frame->offset, NULL, at);
+    return wire_queue(channel, &answer, loopback_real(at->addr + frame->offset, at->on_device), NULL, at);
 }
 
 static uint64_t payload_bytes(const struct frame *frame)

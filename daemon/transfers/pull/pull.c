@@ -453,19 +453,12 @@ void pull_on_keys(struct remote *remote, const Rdt__Pb__PullKeys *keys)
 
 /* ---- memory ---- */
 
-#define MOST_UNREGISTERED 3u /* choices of another path, because memory could not be registered */
-
 /* Registering the targets has failed: chooses another path, and says why. Returns false if there must be none. */
 static bool go_unregistered(struct transfer *transfer, const struct rdt_error *err)
 {
-    struct pull_unregistered *unregistered = &transfer->pull.path.unregistered;
-
-    if (!unregistered->tried || unregistered->n == MOST_UNREGISTERED || !transfer->pull.path.connection)
+    if (!transfer->pull.path.registering.under_way || !pull_note_unregistered(transfer, false, err->msg))
         return false;
-    unregistered->tried = false;
-    unregistered->n++;
-    text_copy(unregistered->transport, sizeof unregistered->transport, transfer->pull.path.connection->transport->name);
-    text_copy(unregistered->why, sizeof unregistered->why, err->msg);
+    transfer->pull.path.registering.under_way = false;
     pull_reset(transfer);
     find_path(transfer, NULL);
     return true;
@@ -493,7 +486,7 @@ static void reserve_next(struct transfer *transfer)
     enum rdt_status status = RDT_OK;
     void *handle;
 
-    transfer->pull.path.unregistered.tried = false;
+    transfer->pull.path.registering.under_way = false;
     if (!target && !transfer->move.received)
         status = transfer_reserve(transfer, transfer->pull.replica, on_ready, &err);
     if (status == RDT_OK && transfer->pull.replica && !transfer->pull.replica->placed)
@@ -509,7 +502,7 @@ static void reserve_next(struct transfer *transfer)
         if (status != RDT_OK || !region || transfer->pull.path.staged)
             continue;
         status = region_register(region, transfer->pull.path.connection->transport, &handle, on_ready, transfer, &err);
-        transfer->pull.path.unregistered.tried = status != RDT_OK;
+        transfer->pull.path.registering.under_way = status != RDT_OK;
     }
     if (status == RDT_OK)
         status = pull_plan_chunks(transfer, &err);
@@ -561,6 +554,13 @@ void pull_settled(struct transfer *transfer)
         pull_ask_owner(transfer);
 }
 
+/* The owner could not register its memory for reads of this node: asks it again, to send the bytes. */
+static bool ask_to_send(struct transfer *transfer, const struct rdt_error *err)
+{
+    return transfer->sm.state == TRANSFER_MOVE && transfer->pull.path.one_sided && transfer->move.n_ops == 0 &&
+           pull_note_unregistered(transfer, true, err->msg) && pull_ask_anew(transfer);
+}
+
 void pull_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
 {
     struct transfer *transfer = find(remote, end->transfer);
@@ -569,6 +569,8 @@ void pull_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
     if (!transfer || transfer->sm.state == TRANSFER_ABORT)
         return;
     (void)wire_error(end->status, 0, end->message, &err);
+    if (end->unregistered && ask_to_send(transfer, &err))
+        return;
     transfer_fail_err(transfer, &err);
 }
 
@@ -598,6 +600,7 @@ void pull_release(struct transfer *transfer)
     replica_end_filling(transfer);
     pull_free_staging(transfer);
     pull_free_chunks(transfer);
+    pull_forget_unregistered(transfer);
     subpulls_free(transfer);
     peer_transport_use(&transfer->pull.path.connection, NULL);
     remote_use(&transfer->pull.origin, NULL);
@@ -610,6 +613,7 @@ static void init(struct transfer *transfer)
 {
     list_init(&transfer->pull.by_peer);
     list_init(&transfer->pull.path.by_connection);
+    list_init(&transfer->pull.path.registering.failed);
 }
 
 static bool pickles_trusted(const struct transfer *transfer)

@@ -92,12 +92,19 @@ struct pull_redirect {
     uint8_t bytes; /* enum pull_bytes */
 };
 
-/* What this node could not register. Then the path is chosen again: through host memory, or by another transport. */
-struct pull_unregistered {
-    char transport[65]; /* "": nothing */
+/* A transport with which memory could not be registered. From then on the pull takes it only through host memory at that end,
+ * and not at all once it has failed so here too. */
+struct unregistered {
+    struct list link; /* in pull_registering.failed */
+    char transport[65];
     char why[160];
-    bool tried; /* the operation under way registers memory */
-    uint8_t n;  /* how often the path was chosen again for that */
+    bool at_owner; /* the owner could not, for reads of this node */
+    bool staged;   /* here: neither could the host memory that the bytes were to go through */
+};
+
+struct pull_registering {
+    struct list failed; /* struct unregistered, at most two of a transport; owned */
+    bool under_way;     /* the operation under way registers the targets */
 };
 
 /* Whether the bytes are made of a replica of another snapshot and a delta (pull_delta.c). It is tried once.
@@ -115,7 +122,7 @@ struct pull_path {
     bool one_sided;                    /* this node reads; otherwise the owner sends */
     bool staged;                       /* the bytes go through the daemon's host memory on this node */
     bool single;                       /* every chunk is of one tensor, since an end is device memory */
-    struct pull_unregistered unregistered;
+    struct pull_registering registering;
 };
 
 struct pull_chunks {
@@ -247,6 +254,11 @@ enum rdt_status pull_choose_path(struct transfer *transfer, bool has_inline, str
 /* Whether a path is missing only because a connection is being rebuilt. */
 bool pull_path_is_coming(struct transfer *transfer);
 void pull_take_path(struct transfer *transfer); /* uses the path that was chosen */
+
+/* Memory could not be registered with the transport of the path, by the owner or here. The next choice of a path heeds it, and
+ * says so. Returns false if another choice would not help: no path has been taken, or there is no memory. */
+bool pull_note_unregistered(struct transfer *transfer, bool at_owner, const char *why);
+void pull_forget_unregistered(struct transfer *transfer);
 
 /* Finds the memory of the targets. NO_MEMORY, or an error of region_addr. */
 enum rdt_status pull_map_targets(struct transfer *transfer, struct rdt_error *err);

@@ -10,16 +10,58 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 
-/* The first time the memory is staged if it is a device's; then the transport is left out. */
-static void note_unregistered(const struct transfer *transfer, struct path_offer *offer)
-{
-    const struct pull_unregistered *unregistered = &transfer->pull.path.unregistered;
+/* ---- memory that could not be registered ---- */
 
-    if (strcmp(offer->name, unregistered->transport) != 0)
-        return;
-    offer->unregistered = unregistered->why;
-    offer->target.stages = offer->target.stages && unregistered->n == 1;
+static struct unregistered *find_unregistered(const struct transfer *transfer, const char *transport, bool at_owner)
+{
+    list_each (struct unregistered, unregistered, &transfer->pull.path.registering.failed, link)
+        if (unregistered->at_owner == at_owner && strcmp(unregistered->transport, transport) == 0)
+            return unregistered;
+    return NULL;
 }
+
+bool pull_note_unregistered(struct transfer *transfer, bool at_owner, const char *why)
+{
+    const struct peer_transport *pt = transfer->pull.path.connection;
+    struct unregistered *unregistered = pt ? find_unregistered(transfer, pt->transport->name, at_owner) : NULL;
+
+    if (!pt || (unregistered && (at_owner || unregistered->staged)))
+        return false;
+    if (unregistered) {
+        unregistered->staged = true;
+    } else {
+        unregistered = calloc(1, sizeof *unregistered);
+        if (!unregistered)
+            return false;
+        text_copy(unregistered->transport, sizeof unregistered->transport, pt->transport->name);
+        unregistered->at_owner = at_owner;
+        list_append(&transfer->pull.path.registering.failed, &unregistered->link);
+    }
+    text_copy(unregistered->why, sizeof unregistered->why, why);
+    return true;
+}
+
+void pull_forget_unregistered(struct transfer *transfer)
+{
+    list_drain (struct unregistered, unregistered, &transfer->pull.path.registering.failed, link) {
+        list_remove(&unregistered->link);
+        free(unregistered);
+    }
+}
+
+static void say_unregistered(const struct transfer *transfer, struct path_offer *offer)
+{
+    const struct unregistered *here = find_unregistered(transfer, offer->name, false),
+                              *there = find_unregistered(transfer, offer->name, true);
+
+    offer->source.unregistered = there ? there->why : NULL;
+    if (!here)
+        return;
+    offer->target.unregistered = here->why;
+    offer->target.stages = offer->target.stages && !here->staged;
+}
+
+/* ---- the choice ---- */
 
 /* Chooses the path. With soon_p it only finds out what would be chosen if all connections that are being rebuilt were
  * connected. */
@@ -47,7 +89,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES)
             break;
         peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.remote.target_memory, offer);
-        note_unregistered(transfer, offer);
+        say_unregistered(transfer, offer);
         if (soon_p && peer_transport_is_coming(pt)) {
             offer->connected = true;
             /* The link is new. The other end closes the old connection first, and then offers a new one or
@@ -62,7 +104,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
             continue;
         transfer_group_offer(transfer, transport, offer, why[query.remote.n_offers++]);
-        note_unregistered(transfer, offer);
+        say_unregistered(transfer, offer);
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not) {
             offer->connected = true;
             offer->sides |= RDT_TWO_SIDED;

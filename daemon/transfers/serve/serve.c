@@ -182,7 +182,7 @@ enum rdt_status serve_send(struct serve *serve, enum rdt_peer_message type, cons
     return remote_send_over(serve->remote, serve->epoch, type, message, err);
 }
 
-static void send_end(struct serve *serve, const struct rdt_error *err)
+static void send_end(struct serve *serve, const struct rdt_error *err, bool unregistered)
 {
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
@@ -190,6 +190,7 @@ static void send_end(struct serve *serve, const struct rdt_error *err)
     end.status = err->status;
     end.message = (char *)err->msg;
     end.from_owner = true;
+    end.unregistered = unregistered;
     (void)serve_send(serve, RDT_PEER_PULL_END, &end.base, NULL);
 }
 
@@ -233,13 +234,23 @@ void serve_settle(struct serve *serve)
         serve_end(serve); /* One-sided: the reader, or the end of its connection, tells when nobody reads any more. */
 }
 
-void serve_fail(struct serve *serve, const struct rdt_error *err)
+static void end_with(struct serve *serve, const struct rdt_error *err, bool unregistered)
 {
     if (serve->sm.state == SERVE_ABORT)
         return;
     record_fail(&serve->record, err);
-    send_end(serve, err);
+    send_end(serve, err, unregistered);
     serve_stop(serve);
+}
+
+void serve_fail(struct serve *serve, const struct rdt_error *err)
+{
+    end_with(serve, err, false);
+}
+
+void serve_fail_unregistered(struct serve *serve, const struct rdt_error *err)
+{
+    end_with(serve, err, true);
 }
 
 void serve_refuse(struct serve *serve, const struct rdt_error *err)

@@ -102,6 +102,14 @@ static void on_device_registered(void *arg, struct region *region, const struct 
     struct serve *serve = arg;
     bool goes_on = err && serve->sm.state != SERVE_ABORT && stage_unregistered(serve, err);
 
+    if (err && serve_is_one_sided(serve)) {
+        serve->sending.n_ops--;
+        if (serve->sm.state == SERVE_ABORT)
+            serve_settle(serve);
+        else
+            serve_fail_unregistered(serve, err);
+        return;
+    }
     on_registered(serve, region, goes_on ? NULL : err);
 }
 
@@ -151,6 +159,10 @@ static void prepare(struct serve *serve)
         on_device = !region_is_host(region);
         status = region_register(region, serve->sending.connection->transport, &handle,
                                  on_device ? on_device_registered : on_registered, serve, &err);
+        if (status != RDT_OK && status != RDT_AGAIN && on_device && serve_is_one_sided(serve)) {
+            serve_fail_unregistered(serve, &err);
+            return;
+        }
         if (status != RDT_OK && status != RDT_AGAIN && on_device && stage_unregistered(serve, &err))
             status = RDT_OK;
     }

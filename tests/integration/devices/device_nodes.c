@@ -447,42 +447,6 @@ Test(device_nodes, group_of_several_devices_of_a_node)
     end(NULL);
 }
 
-static void must_explain(unsigned node, const struct rdt_ref *ref, const char *text)
-{
-    struct program program = {0};
-    char packed[RDT_REF_TEXT_BYTES];
-
-    rdt_ref_to_text(ref, packed);
-    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[node].socket, "explain", packed, NULL}, NULL);
-    must_say(strstr(program.out, text), "explain: %s%s", program.out, program.err);
-    program_free(&program);
-}
-
-/* What a driver or a NIC refuses costs speed, and no fetch fails for it, unless the reader reads one-sided what the owner
- * cannot register. */
-Test(device_nodes, memory_that_cannot_be_registered_goes_through_host_memory)
-{
-    struct rdt_member members[] = {{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}};
-
-    begin_with(&(struct cluster_options){
-        .grouped = true, .no_ucx = true, .flags = (const char *const[]){"--set", "grouped.devices=yes", NULL}});
-    members[1].node = c.node[1].address;
-    must_ok(rdt_group_create(owner, "g", "grouped", members, 2, NULL, &err));
-    for (unsigned node = 2; node-- > 0;) { /* the reader first: later it has memory that was registered */
-        cluster_faults(&c, node, "refuse_registration=1\n");
-        struct rdt_ref ref = put_on("HERE-0", LARGE, 4 + node);
-        struct rdt_fetch_options options = to("fake", "THERE-0");
-        rdt_object *object = fetch_as(reader, &ref, &options);
-        must(holds_pattern(tensor_of(object, 0).data, LARGE, 4 + node));
-        must_explain(node, &ref, node == 0 ? "grouped/staged" : "fake memory could not be registered: ");
-        rdt_release(object);
-        cluster_faults(&c, node, "");
-        expect(&ref, "fake", "THERE-0", LARGE, 4 + node, "grouped");
-    }
-    must_ok(rdt_group_destroy(owner, "g", &err));
-    end(NULL);
-}
-
 /* A tensor on a device that no member has takes another path, or is refused; either is explained. */
 Test(device_nodes, group_without_the_device_says_so)
 {
