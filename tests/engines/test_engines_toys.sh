@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.." || exit 1
 compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null ||
   { echo "the Python package was not built (python3-dev)"; exit 77; }
 [[ -x /usr/bin/python3 ]] && python=/usr/bin/python3 || python=python3
-python=${RDT_TORCH_PYTHON:-${RDT_ENGINES_PYTHON:-$python}}
+python=${RDT_TORCH_PYTHON:-${RDT_TRAINERS_PYTHON:-$python}}
 "$python" -c 'import torch' 2>/dev/null ||
   { echo "$python has no torch: make test-engines installs it, or RDT_TORCH_PYTHON=... names one that has it"; exit 77; }
 suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
