@@ -5,6 +5,7 @@ import importlib.util
 import multiprocessing
 import os
 import select
+import subprocess
 import sys
 from contextlib import contextmanager
 
@@ -279,6 +280,27 @@ def test_without_the_daemon_nothing_is_found_and_nothing_fails():
         assert lookup(l2, [key(1), key(2)]) == [False, True] and l2.report_status()["is_healthy"]
         l2.submit_unlock([key(2)])
         l2.delete([key(2)])
+
+
+def test_a_full_cache_fails_what_it_cannot_take():
+    """Blocks that are locked leave no room: the store says so, and what was stored is there whole."""
+    with Node("--set", "daemon.cache_limit=2MiB") as node, adapter(node) as l2:
+        keys = [key(number) for number in range(24)]
+        assert store(l2, keys, pages(range(24))).is_successful() and all(lookup(l2, keys))
+        result = store(l2, [key(100)], pages([7], 1 << 20))
+        assert not result.is_successful() and result.bytes_transferred() == 0
+        assert lookup(l2, [key(100)]) == [False]
+        into = pages([250] * 24)
+        assert load(l2, keys, into) == [True] * 24 and [filled(page) for page in into] == list(range(24))
+        l2.submit_unlock(keys)
+        until(lambda: store(l2, [key(100)], pages([7], 1 << 20)).is_successful(), "there is room again")
+        l2.delete([*keys, key(100)])
+
+
+def test_another_lmcache_is_one_sentence():
+    code = "import sys; sys.modules['lmcache'] = sys.modules['lmcache.lmcache_native'] = None; import rdtd.lmcache"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 1 and "rdtd.lmcache " in done.stderr.splitlines()[-1] and "0.5.6" in done.stderr, done.stderr
 
 
 def test_wrong_parameters():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from ._errors import Disconnected, Error, Restarted
 from ._requests import Ref
 
 _T = TypeVar("_T")
+_QUIET = 10.0  # seconds between two warnings
 _RETRY = 0.5  # seconds between tries to connect again
 _LONGEST_GET = 60.0  # seconds: nothing is waited for, but a daemon may be stopped
 _log = logging.getLogger("rdtd.kv")
@@ -87,6 +89,7 @@ class Blocks:
         self._leases: dict[str, list[tuple[float, Ref]]] = {}  # by id: when it ends, oldest first
         self._ends: deque[tuple[float, str]] = deque()  # of all leases, also of those that were ended before
         self._closed = threading.Event()
+        self._warned = -math.inf
         self._connection: Optional[Connection] = Connection(socket)
 
     def _lost(self, connection: Connection, error: Error) -> None:
@@ -126,8 +129,15 @@ class Blocks:
         except (Disconnected, Restarted) as error:
             self._lost(connection, error)
         except Error as error:
-            _log.warning("%s", error)
+            self._warn("%s", error)
         return without
+
+    def _warn(self, text: str, *values: Any) -> None:
+        """Logs what may happen to every block of a full cache."""
+        now = time.monotonic()
+        if now - self._warned >= _QUIET:
+            self._warned = now
+            _log.warning(text, *values)
 
     @property
     def connected(self) -> bool:
@@ -141,7 +151,7 @@ class Blocks:
             if lost:
                 if isinstance(lost[0], (Disconnected, Restarted)):
                     raise lost[0]
-                _log.warning("%d of %d blocks were not stored: %s", len(lost), len(made), lost[0])
+                self._warn("%d of %d blocks were not stored: %s", len(lost), len(made), lost[0])
             return [isinstance(one, Ref) for one in made]
         return self._call(put, [False] * len(ids)) if ids else []
 
