@@ -254,6 +254,35 @@ def test_a_process_killed_in_a_store_leaves_whole_blocks():
             c.free(prefix="lmcache/", force=True)
 
 
+def _loads_until_killed(socket, started):
+    class At:
+        pass
+    At.socket = socket
+    with adapter(At, lease_for=1) as l2:
+        keys = [key(number) for number in range(40)]
+        while True:
+            lookup(l2, keys)
+            load(l2, keys, pages([0] * 40))
+            started.set()
+
+
+def test_a_process_killed_in_a_load_locks_nothing_for_long():
+    with Node() as node, adapter(node) as l2, rdtd.connect(node.socket) as c:
+        keys = [key(number) for number in range(40)]
+        store(l2, keys, pages(range(40)))
+        context = multiprocessing.get_context("spawn")
+        started = context.Event()
+        process = context.Process(target=_loads_until_killed, args=(node.socket, started))
+        process.start()
+        assert started.wait(LONG)
+        process.kill()
+        process.join()
+        until(lambda: c.cache()["owners"][0]["idle_objects"] == 40, "its locks have ended")
+        into = pages([99] * 40)
+        assert load(l2, keys, into) == [True] * 40 and [filled(page) for page in into] == list(range(40))
+        l2.delete(keys)
+
+
 def test_without_the_daemon_nothing_is_found_and_nothing_fails():
     """With a keeper the blocks are there again after the daemon was killed; without, the cache is empty, and works on."""
     with Killed("--set", "daemon.cache_limit=64MiB") as killed:
