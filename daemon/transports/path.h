@@ -53,8 +53,8 @@ struct path_decision {
 
 /* What a transport does with the memory at one end of the path. */
 struct path_end {
-    bool moves;  /* whether it moves the memory kind */
-    bool stages; /* the bytes can go through host memory, which it moves */
+    bool moves;               /* whether it moves the memory kind */
+    bool stages;              /* the bytes can go through host memory, which it moves */
     const char *unregistered; /* why it could not register this memory just now; NULL: it has not tried, or could */
 };
 

@@ -129,7 +129,7 @@ enum rdt_status serve_check(const struct serve *serve, struct rdt_error *err);
 void serve_end(struct serve *serve);    /* frees it: nothing touches its memory */
 void serve_stop(struct serve *serve);   /* sends no more chunks; it ends when nothing touches its memory */
 void serve_settle(struct serve *serve); /* ABORT: one operation has ended; the last one ends it */
-void serve_fail(struct serve *serve, const struct rdt_error *err);   /* tells the reader by PULL_END and stops */
+void serve_fail(struct serve *serve, const struct rdt_error *err); /* tells the reader by PULL_END and stops */
 /* The same, of memory that could not be registered for one-sided reads: the reader asks again, to be sent the bytes. */
 void serve_fail_unregistered(struct serve *serve, const struct rdt_error *err);
 void serve_refuse(struct serve *serve, const struct rdt_error *err); /* answers with an error and ends it */
