@@ -113,7 +113,9 @@ enum rdt_status completion_enqueue(struct completion *take_completion, CUstream 
 enum rdt_status stream_await(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUstream stream, int64_t deadline_ns,
                              struct rdt_error *err);
 
-/* Whether a stream is being captured into a graph: it does no work now, and an event in it would become a part of the graph. */
+/* Whether a stream is being captured into a graph: it does no work now, and an event in it would become a part of the graph.
+ * The default stream of the current context counts while a stream that it waits for is: a call in it would spoil that
+ * capture. */
 bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
 
 /* ---- closing.c: legacy handles that are not used any more ---- */

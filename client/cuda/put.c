@@ -176,10 +176,40 @@ static enum rdt_status take_tensor(struct put_call *call, size_t i, enum rdt_cud
     return status;
 }
 
+static enum rdt_status refuse_captured(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_INVALID,
+                         "the stream is being captured into a CUDA graph, and its work has not begun: put before or after the "
+                         "capture");
+}
+
+/* Each GPU has default streams of its own. None of them may be used while a stream that it waits for is captured. */
+static enum rdt_status check_default_streams(struct put_call *call, struct rdt_error *err)
+{
+    struct cuda_driver *driver = call->handle->cuda.driver;
+    enum rdt_status status = RDT_OK;
+
+    if (!call->options->has_stream || !stream_is_default(call->options->stream))
+        return RDT_OK;
+    for (unsigned i = 0; status == RDT_OK && i < call->n_gpus; i++) {
+        struct entered entered;
+        status = gpu_enter(driver, call->gpus[i], &entered, err);
+        if (status != RDT_OK)
+            break;
+        if (stream_is_captured(driver, call->options->stream))
+            status = refuse_captured(err);
+        gpu_leave(driver, &entered);
+    }
+    return status;
+}
+
 static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err)
 {
     const CUstream stream = call->options->stream;
     enum rdt_status status = find_places(call, err);
+
+    if (status == RDT_OK)
+        status = check_default_streams(call, err);
 
     for (size_t i = 0; status == RDT_OK && i < call->count; i++) {
         enum rdt_cuda_how how;
@@ -286,11 +316,8 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
         return status;
     if (given)
         memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
-    if (options.has_stream && stream_is_captured(cuda->driver, options.stream))
-        return rdt_error_set(
-            err, RDT_INVALID,
-            "the stream is being captured into a CUDA graph, and its work has not begun: put before or after the "
-            "capture");
+    if (options.has_stream && !stream_is_default(options.stream) && stream_is_captured(cuda->driver, options.stream))
+        return refuse_captured(err);
     if (options.put)
         memcpy(&put, options.put, options.put->struct_size < sizeof put ? options.put->struct_size : sizeof put);
     put.struct_size = sizeof put;

@@ -287,7 +287,13 @@ bool stream_is_default(CUstream stream)
     return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
-/* Records each event in the stream of its context, and ends in the first one. */
+static enum rdt_status refuse_captured(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_INVALID, "the stream is being captured into a CUDA graph: call this before or after that");
+}
+
+/* Records each event in the stream of its context, and ends in the first one. CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: nothing was
+ * recorded in the context where that would spoil a capture. */
 static CUresult record_marks(const struct completion *completion, CUstream stream)
 {
     const struct cuda_driver *driver = completion->notifier->driver;
@@ -296,6 +302,8 @@ static CUresult record_marks(const struct completion *completion, CUstream strea
     for (unsigned i = completion->n_marks; result == CUDA_SUCCESS && i-- > 0;) {
         if (completion->n_marks > 1)
             result = driver->cuCtxSetCurrent(completion->marks[i].context);
+        if (result == CUDA_SUCCESS && stream_is_default(stream) && stream_is_captured(driver, stream))
+            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         if (result == CUDA_SUCCESS)
             result = driver->cuEventRecord(completion->marks[i].event, stream);
     }
@@ -322,7 +330,8 @@ enum rdt_status completion_enqueue(struct completion *take_completion, CUstream 
 
     if (result != CUDA_SUCCESS) {
         completion_destroy(take_completion);
-        return cuda_failed(driver, result, err, "waiting for a stream");
+        return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ? refuse_captured(err)
+                                                            : cuda_failed(driver, result, err, "waiting for a stream");
     }
     take_completion->has_ref = ref;
     if (ref)
@@ -336,8 +345,10 @@ enum rdt_status completion_enqueue(struct completion *take_completion, CUstream 
 bool stream_is_captured(const struct cuda_driver *driver, CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = driver->cuStreamIsCapturing(stream, &status);
 
-    return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    /* The legacy stream waits for a stream that is being captured: a call in it would spoil that capture. */
+    return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
 #define SPIN_NS 50000                   /* for so long without a pause: most streams are about to end */
@@ -354,8 +365,7 @@ enum rdt_status stream_await(struct cuda_driver *driver, const struct cuda_gpu *
     enum rdt_status status = RDT_OK;
 
     if (stream_is_captured(driver, stream))
-        return rdt_error_set(err, RDT_INVALID,
-                             "the stream is being captured into a CUDA graph: call this before or after that");
+        return refuse_captured(err);
     result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
     if (result == CUDA_SUCCESS)
         result = driver->cuEventRecord(event, stream);
@@ -389,9 +399,12 @@ static enum rdt_status completion_then(struct completion *take_completion, void 
     for (unsigned i = 0; result == CUDA_SUCCESS && i < take_completion->n_marks; i++)
         if (!stream_is_captured(driver, streams[i])) /* an event that was never recorded counts as one that has come */
             result = driver->cuEventRecord(take_completion->marks[i].event, streams[i]);
+        else if (stream_is_default(streams[i])) /* it may have work, and waits for the one that is being captured */
+            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (result != CUDA_SUCCESS) {
         completion_destroy(take_completion);
-        return cuda_failed(driver, result, err, "waiting for a stream");
+        return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ? refuse_captured(err)
+                                                            : cuda_failed(driver, result, err, "waiting for a stream");
     }
     take_completion->then = then;
     take_completion->arg = arg;

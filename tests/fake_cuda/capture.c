@@ -63,6 +63,15 @@ CUresult cuStreamEndCapture(CUstream given, CUgraph *graph_p)
     return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
+bool fake_is_implicit(CUstream given)
+{
+    bool legacy = !given || given == CU_STREAM_LEGACY, is = false;
+
+    for (struct fake_stream *stream = fake_streams; stream && legacy; stream = stream->next)
+        is |= stream->captured && stream->kind == STREAM_BLOCKING && stream->device == fake_current();
+    return is;
+}
+
 CUresult cuStreamIsCapturing(CUstream given, CUstreamCaptureStatus *status_p)
 {
     const struct fake_stream *stream = (struct fake_stream *)given;
@@ -70,8 +79,12 @@ CUresult cuStreamIsCapturing(CUstream given, CUstreamCaptureStatus *status_p)
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     *status_p = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!given || given == CU_STREAM_LEGACY || given == CU_STREAM_PER_THREAD)
-        return CUDA_SUCCESS;
+    if (!given || given == CU_STREAM_LEGACY || given == CU_STREAM_PER_THREAD) {
+        pthread_mutex_lock(&fake_streams_mutex);
+        bool implicit = fake_is_implicit(given);
+        pthread_mutex_unlock(&fake_streams_mutex);
+        return implicit ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+    }
     pthread_mutex_lock(&fake_streams_mutex);
     if (stream->captured)
         *status_p = stream->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;

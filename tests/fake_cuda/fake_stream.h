@@ -63,6 +63,10 @@ struct fake_stream *fake_stream_of(CUstream given);
 
 void fake_stream_await(struct fake_stream *stream); /* until all its work that is queued now is done */
 CUresult fake_queue(CUstream given, const struct work *values);
+
+/* Whether the stream is the legacy one, and waits for a blocking stream of its GPU that is being captured: work in it spoils
+ * that capture. The caller holds the mutex. */
+bool fake_is_implicit(CUstream given);
 void fake_event_unref(struct fake_event *event); /* the caller holds the mutex */
 
 #endif

@@ -234,6 +234,13 @@ CUresult fake_queue(CUstream given, const struct work *values)
     *work = *values;
     work->next = NULL;
     pthread_mutex_lock(&fake_streams_mutex);
+    if (fake_is_implicit(given)) {
+        for (struct fake_stream *other = fake_streams; other; other = other->next)
+            other->invalid |= other->captured;
+        pthread_mutex_unlock(&fake_streams_mutex);
+        free(work);
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
     if (work->kind == WORK_RECORD)
         work->event->captured = stream->captured;
     if (stream->captured) { /* the work belongs to the graph, which is never launched */

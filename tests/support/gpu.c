@@ -236,6 +236,14 @@ struct gpu_gate {
     sem_t open;
 };
 
+void *gpu_stream_create_blocking(void)
+{
+    void *stream;
+
+    CALL("cuStreamCreate", (void **, unsigned), (&stream, 0));
+    return stream;
+}
+
 void *gpu_stream_create(void)
 {
     void *stream;

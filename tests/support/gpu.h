@@ -34,6 +34,7 @@ bool gpu_holds(const void *from, size_t bytes, uint32_t seed);
 
 /* A stream that is blocked until the gate is opened; work that is queued behind it has not run before. */
 struct gpu_gate;
+void *gpu_stream_create_blocking(void); /* the default stream waits for it */
 void *gpu_stream_create(void);
 void gpu_stream_wait(void *stream);
 void gpu_stream_destroy(void *stream);

@@ -338,6 +338,37 @@ Test(cuda_streams, calls_during_a_capture_do_not_spoil_it)
     end();
 }
 
+/* The default stream waits for streams that are not CU_STREAM_NON_BLOCKING. While one of them is captured, a call in the
+ * default stream fails and spoils the capture, so none is made. */
+Test(cuda_streams, default_stream_is_refused_while_a_stream_that_it_waits_for_is_captured)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_tensor one;
+    struct rdt_ref ref;
+    void *stream, *addr;
+
+    begin();
+    stream = gpu_stream_create_blocking();
+    addr = gpu_alloc_chunks(4 * MIB, 1, true);
+    gpu_fill(addr, BYTES, 32);
+    one = bytes_at(addr, BYTES);
+    options.has_stream = true;
+    gpu_capture(stream);
+    for (unsigned i = 0; i < 2; i++) {
+        options.copy = i == 1;
+        must_refuse(RDT_INVALID, "captured into a CUDA graph", rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    }
+    must_refuse(RDT_INVALID, "captured into a CUDA graph",
+                rdt_cuda_after(gpu_a, 0, (void *const[]){NULL}, 1, set_flag, NULL, &err));
+    must(gpu_end_capture(stream));
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    gpu_stream_wait(NULL);
+    let_go(&ref);
+    gpu_stream_destroy(stream);
+    gpu_free_chunks(addr, 4 * MIB, 1);
+    end();
+}
+
 /* A fetched tensor that a stream still reads is released when the stream has come there, and nobody waits for it. */
 Test(cuda_streams, release_follows_the_streams_that_use_the_tensor)
 {
