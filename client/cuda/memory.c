@@ -209,6 +209,19 @@ enum rdt_status rdt_cuda_offer_tensors(rdt_cuda *cuda, const struct rdt_tensor *
     return status;
 }
 
+/* Copies to memory of that GPU, which is entered, also from one to which it has no peer access: the driver then goes through
+ * host memory, which it does only if it is told both contexts. */
+static CUresult copy_to(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *to, const void *buffer, size_t bytes,
+                        CUstream stream)
+{
+    struct cuda_gpu *from = NULL;
+    CUdeviceptr to_ptr = (CUdeviceptr)(uintptr_t)to, from_ptr = (CUdeviceptr)(uintptr_t)buffer;
+
+    if (gpu_find(driver, buffer, &from, NULL) != RDT_OK || !from || from == gpu || !from->context)
+        return driver->cuMemcpyAsync(to_ptr, from_ptr, bytes, stream);
+    return driver->cuMemcpyPeerAsync(to_ptr, gpu->context, from_ptr, from->context, bytes, stream);
+}
+
 enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, size_t bytes, void *stream, struct rdt_error *err)
 {
     void **buffers = malloc(sizeof *buffers);
@@ -224,11 +237,13 @@ enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, si
         status = gpu_find(cuda->driver, to, &gpu, err);
     if (status == RDT_OK && !gpu)
         status = rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", to);
-    if (status == RDT_OK && stream_is_captured(cuda->driver, stream))
-        status =
-            rdt_error_set(err, RDT_INVALID, "the stream is being captured into a CUDA graph: deliver before or after that");
     if (status == RDT_OK)
         status = gpu_enter(cuda->driver, gpu, &entered, err);
+    if (status == RDT_OK && stream_is_captured(cuda->driver, stream)) { /* of the default stream the GPU's context decides */
+        gpu_leave(cuda->driver, &entered);
+        status =
+            rdt_error_set(err, RDT_INVALID, "the stream is being captured into a CUDA graph: deliver before or after that");
+    }
     if (status != RDT_OK) {
         free(buffers);
         return status;
@@ -240,7 +255,7 @@ enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, si
         return status;
     }
     buffers[0] = take_buffer;
-    result = cuda->driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)take_buffer, bytes, stream);
+    result = copy_to(cuda->driver, gpu, to, take_buffer, bytes, stream);
     if (result != CUDA_SUCCESS) {
         status = cuda_gpu_failed(cuda->driver, gpu, result, err, "copying a tensor to its target");
         completion_destroy(completion);

@@ -103,5 +103,8 @@ enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error 
         return status;
     result = cuda->driver->cuCtxSynchronize();
     gpu_leave(cuda->driver, &entered);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return rdt_error_set(err, RDT_INVALID,
+                             "a stream of GPU %s is being captured into a CUDA graph: wait before or after that", gpu->uuid);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "waiting for all streams");
 }

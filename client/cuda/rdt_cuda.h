@@ -125,12 +125,14 @@ enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, 
 /* Calls run_then(arg), in a thread of the library, when all work that is now queued in the streams [n] of that GPU has
  * finished; n is at most 8. Does not wait, so it may be used while a stream is captured into a graph; a stream that is being
  * captured has no work and is skipped. For releasing memory that streams still use: run_then may call librdt, but not
- * rdt_cuda_close, which waits for it. If an error is returned, run_then is not called. */
+ * rdt_cuda_close, which waits for it. If an error is returned, run_then is not called. INVALID: the default stream waits for
+ * one that is being captured. */
 enum rdt_status rdt_cuda_after(rdt_cuda *cuda, int ordinal, void *const *streams, size_t n, void (*run_then)(void *arg),
                                void *arg, struct rdt_error *err);
 
 /* Waits, as cudaFree does, for all streams of the GPU's primary context in this process. For use before memory is released
- * that work in any stream may use. Returns at once for a GPU that the library has not used in this process. */
+ * that work in any stream may use. Returns at once for a GPU that the library has not used in this process. INVALID: a stream
+ * is being captured into a graph, so nothing was waited for. */
 enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err);
 
 /* ---- an allocator for other libraries ----

@@ -407,11 +407,15 @@ bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set
 /* ---- release of memory ---- */
 
 /* Waits until this process's queued work on these GPUs is done, before their memory is released. */
-static void settle(struct conn *conn, uint64_t gpus)
+/* Waits until no GPU uses memory any more, which it does not if it has failed. false: a capture forbids to wait. */
+static bool settle(struct conn *conn, uint64_t gpus)
 {
+    bool settled = true;
+
     for (int i = 0; conn->cuda && gpus >> i; i++)
         if (gpus >> i & 1)
-            (void)rdt_cuda_wait_all(conn->cuda, i, NULL);
+            settled &= rdt_cuda_wait_all(conn->cuda, i, NULL) != RDT_INVALID;
+    return settled;
 }
 
 struct release {
@@ -441,10 +445,10 @@ void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *us
     void *streams[MAX_USED_STREAMS + 2] = {(void *)LEGACY_STREAM, (void *)STREAM_PER_THREAD};
 
     if (!release) {
-        settle(conn, gpus);
-        if (now.object)
+        bool settled = settle(conn, gpus);
+        if (settled && now.object)
             rdt_release(now.object);
-        else
+        else if (settled)
             (void)rdt_dealloc(now.rdt, now.addr, NULL);
         return;
     }
@@ -458,8 +462,8 @@ void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *us
         /* The streams that were named belong to one GPU, so with several GPUs the library waits instead. */
         if ((gpus & (gpus - 1)) != 0 ||
             rdt_cuda_after(conn->cuda, i, streams, used->n + 2, one_gpu_came, release, NULL) != RDT_OK) {
-            (void)rdt_cuda_wait_all(conn->cuda, i, NULL);
-            one_gpu_came(release);
+            if (settle(conn, UINT64_C(1) << i)) /* else the memory, which may be in use, ends with the connection */
+                one_gpu_came(release);
         }
     }
     one_gpu_came(release);

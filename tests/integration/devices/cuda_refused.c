@@ -11,6 +11,7 @@ CUDA_SUITE(cuda_refused)
 #ifndef RDT_WITHOUT_CUDA
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -83,6 +84,35 @@ Test(cuda_refused, refused_handle_is_a_copy)
     must_refuse(RDT_INVALID, "not memory of a GPU", rdt_cuda_deliver(gpu_b, addr, &count, 8, NULL, &err));
     gpu_free(addr);
     end();
+}
+
+/* The driver goes through host memory between GPUs without peer access, if it is told the contexts of both. */
+Test(cuda_refused, delivery_from_a_gpu_without_peer_access)
+{
+    char path[] = "/tmp/rdt-staged-XXXXXX";
+    void *buffer, *addr, *stream;
+    struct stat before, after;
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver has the peer access that it has");
+    int fd = mkstemp(path);
+    must(fd >= 0 && setenv("FAKE_CUDA_STAGED", path, 1) == 0);
+    begin();
+    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(1), BYTES, &buffer, &err));
+    gpu_use(1);
+    gpu_fill(buffer, BYTES, 5);
+    gpu_use(0);
+    addr = gpu_alloc_whole(BYTES);
+    stream = gpu_stream_create();
+    must(fstat(fd, &before) == 0);
+    must_ok(rdt_cuda_deliver(gpu_b, buffer, addr, BYTES, stream, &err));
+    gpu_stream_wait(stream);
+    must(gpu_holds(addr, BYTES, 5));
+    must(fstat(fd, &after) == 0 && after.st_size > before.st_size);
+    gpu_stream_destroy(stream);
+    gpu_free(addr);
+    end();
+    must(close(fd) == 0 && unlink(path) == 0);
 }
 
 Test(cuda_refused, chunks_that_cannot_be_exported_again_are_copied)
