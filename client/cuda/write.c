@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "client/cuda/gpu.h"
 
@@ -102,6 +104,16 @@ void write_after_fork(void)
 
 /* ---- the operations ---- */
 
+/* Whether the processor can read the memory, as it cannot that of a GPU. Asks the kernel, not the driver. */
+static bool is_host(const void *addr)
+{
+    char byte;
+    struct iovec to = {&byte, 1}, from = {(void *)(uintptr_t)addr, 1};
+
+    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
+}
+
+/* The driver answers no question of a process one of whose contexts has failed. Host memory needs no GPU. */
 static enum rdt_status find(void *arg, const void *addr, const char **device_p, struct rdt_error *err)
 {
     struct cuda_driver *driver;
@@ -111,6 +123,8 @@ static enum rdt_status find(void *arg, const void *addr, const char **device_p, 
     (void)arg;
     if (status == RDT_OK)
         status = gpu_find(driver, addr, &gpu, err);
+    if (status == RDT_SYSTEM && is_host(addr))
+        status = RDT_OK;
     if (status == RDT_OK)
         *device_p = gpu ? gpu->uuid : NULL;
     return status;

@@ -224,6 +224,8 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
         return (CUresult)fake_setting("FAKE_CUDA_POINTER_FAILS", 0);
     if (fake_current() < 0 && fake_unkind("FAKE_CUDA_POINTER_CONTEXT"))
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (fake_broken() != CUDA_SUCCESS)
+        return fake_broken();
     pthread_mutex_lock(&fake_mutex);
     struct mapping *mapping = fake_mapping_at(address, &range);
     if (!mapping)

@@ -299,6 +299,11 @@ Test(cuda_plans, commit_to_a_gpu_that_fails_is_none)
     must_ok(rdt_follower_info(follower, &info, &err));
     must(info.committed == 0);
     rdt_follower_close(follower);
+    uint8_t host[64]; /* which needs no GPU */
+    struct rdt_want want = {.key = "w", .dtype = RDT_U8, .ndim = 1, .count = (const int64_t[]){sizeof host}, .data = host};
+    rdt_plan *of_host;
+    must_ok(rdt_plan_create(b, policy(), &want, 1, NULL, &of_host, &err));
+    rdt_plan_destroy(of_host);
     rdt_plan_destroy(reader.plan); /* the driver frees no memory of a context that has failed */
     end_plans();
     must(unlink(broken) == 0);
