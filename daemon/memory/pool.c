@@ -8,6 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+
 #define PINNED_MIN_BYTES (UINT64_C(1) << 20)
 #define MAX_AHEAD 4 /* free blocks of one class: no pool can foresee a burst of more requests than a few at a time */
 
@@ -81,12 +84,27 @@ void registration_end(const struct registration *registration)
     atomic_fetch_sub(&transport->registered, 1);
 }
 
-bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes)
+static void note_unpinned(struct memory_kind *kind, const struct rdt_error *err)
+{
+    int never = UNPINNED_NEVER;
+
+    if (err->status == RDT_UNSUPPORTED || !atomic_compare_exchange_strong(&kind->unpinned.state, &never, UNPINNED_NOTING))
+        return;
+    text_copy(kind->unpinned.why, sizeof kind->unpinned.why, err->msg);
+    atomic_store(&kind->unpinned.state, UNPINNED_NOTED);
+    log_info("host memory could not be pinned for %s memory, so copies to and from it are slower (logged once): %s", kind->name,
+             err->msg);
+}
+
+bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes, bool notes)
 {
     struct memory_kind *kind = pinned->kind;
+    struct rdt_error err = {0};
 
-    if (kind->ops.pin(kind->instance, addr, bytes, &pinned->handle, NULL) == RDT_OK)
+    if (kind->ops.pin(kind->instance, addr, bytes, &pinned->handle, &err) == RDT_OK)
         return true;
+    if (notes)
+        note_unpinned(kind, &err);
     atomic_fetch_sub(&kind->pinned, 1);
     return false;
 }
@@ -229,7 +247,7 @@ static void run_make(struct work *work)
         return;
     }
     register_all(block);
-    if (block->pinned.kind && !pinned_begin(&block->pinned, block->block.addr, block->bytes))
+    if (block->pinned.kind && !pinned_begin(&block->pinned, block->block.addr, block->bytes, true))
         block->pinned.kind = NULL;
 }
 

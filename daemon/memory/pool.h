@@ -44,8 +44,9 @@ struct pinned { /* host memory is pinned for a kind with devices, in whose `pinn
 };
 
 /* Pins the memory for pinned->kind, where it is counted already. Returns false if the plug-in refuses; the count is taken back.
+ * notes: the first refusal is logged and noted in the kind, unless no device is in use.
  * pinned_end does nothing for memory that is not pinned. Any thread, and not the loop. */
-bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes);
+bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes, bool notes);
 void pinned_end(const struct pinned *pinned);
 
 /* Memory that belongs to no region: free in a pool, or about to be freed. */

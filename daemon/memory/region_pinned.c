@@ -14,6 +14,7 @@ struct pinning {
     struct work work;
     struct region *region; /* a reference */
     struct pinned pinned;  /* kind NULL: there is nothing to pin */
+    bool notes;            /* a refusal is noted */
     region_ready on_ready; /* NULL: nobody waits for it */
     void *arg;
 };
@@ -22,7 +23,7 @@ static void run_pin(struct work *work)
 {
     struct pinning *job = (struct pinning *)work;
 
-    if (job->pinned.kind && !pinned_begin(&job->pinned, job->region->block.addr, job->region->room))
+    if (job->pinned.kind && !pinned_begin(&job->pinned, job->region->block.addr, job->region->room, job->notes))
         job->pinned.kind = NULL;
 }
 
@@ -79,6 +80,7 @@ enum rdt_status region_pin_for(struct region *region, struct memory_kind *kind, 
     job->arg = arg;
     if (may_be_pinned(region, kind)) {
         job->pinned.kind = kind;
+        job->notes = !region_is_sealed(region); /* else it may be mapped for reading only */
         atomic_fetch_add(&kind->pinned, 1);
         if (region->kind == region->regions->free_pool.kind)
             region->regions->free_pool.pinned_for = kind;
@@ -92,7 +94,9 @@ void region_note_device_copy(struct region *region, struct memory_kind *kind)
     if (!may_be_pinned(region, kind) || region->origin == REGION_IMPORTED || region_is_sealed(region) ||
         region->room < PIN_MIN_BYTES)
         return;
-    if (region->device_copies++ == 1) /* asked for once: what the plug-in refuses stays as it is */
+    region->device_copies++;
+    if (region->device_copies > 1 &&
+        (region->device_copies & (region->device_copies - 1)) == 0) /* ever more rarely if refused */
         (void)region_pin_for(region, kind, NULL, NULL, NULL);
 }
 

@@ -19,6 +19,7 @@ struct fake_control {
     _Atomic uint32_t hold;        /* copies that were queued wait while it is set: fake_hold */
     _Atomic uint32_t fail_copies; /* so many of the next ones fail */
     _Atomic uint32_t fail_allocs, fail_imports, fail_zeros;
+    _Atomic uint32_t refuse_pins;  /* no host memory is pinned while it is set */
     _Atomic uint32_t no_export;    /* imported memory cannot be exported while it is set */
     _Atomic uint32_t hold_imports; /* imports, and the thread that they are on, wait while it is set: fake_hold_imports */
     /* set by the plug-in */

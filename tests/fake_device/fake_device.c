@@ -104,7 +104,7 @@ static enum rdt_status fake_copy_start(void *memory, struct rdt_memory_copy *cop
 
 static enum rdt_status fake_pin(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err)
 {
-    uint64_t *pin = malloc(sizeof *pin);
+    uint64_t *pin = atomic_load(&fake.control->refuse_pins) ? NULL : malloc(sizeof *pin);
 
     if (!pin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");

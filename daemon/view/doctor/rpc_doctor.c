@@ -363,6 +363,11 @@ static void check_devices(struct doctor *doctor)
                 doctor_find(doctor, FINDING_FAIL, "Look into the kernel's log and the vendor's tools for the device's state.",
                             "Device %s (%s) cannot be used: %s.", kind->devices[i].uuid, kind->devices[i].name, now.why_not);
         }
+        if (atomic_load(&kind->unpinned.state) == UNPINNED_NOTED)
+            doctor_find(doctor, FINDING_WARN,
+                        "Look at the limit of locked memory (LimitMEMLOCK) and at free memory, then restart.",
+                        "Host memory could not be pinned for %s memory, so copies to and from it are slower: %s.", kind->name,
+                        kind->unpinned.why);
         if (!kind->available && kind->n_devices > 0)
             doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
                         "Memory kind %s cannot be used: %s.", kind->name, kind->why_not);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory on devices that a transport moves but cannot register: it goes through host memory at that end, by the transport that is
- * then the fastest, and `rdtctl explain` says so.
+/* Memory on devices that a transport moves but cannot register: it goes through host memory at that end, by the transport that
+ * is then the fastest, and `rdtctl explain` says so.
  */
 #include "tests/integration/devices/device_nodes_fixture.h"
 
@@ -83,5 +83,38 @@ Test(device_unregistered, each_transport_that_failed_is_remembered)
     cluster_faults(&c, 1, "");
     expect(&ref, 7, "loopback");
     must_ok(rdt_group_destroy(owner, "g", &err));
+    end(NULL);
+}
+
+static void must_diagnose(bool says)
+{
+    struct program program = {0};
+
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[1].socket, "doctor", NULL}, NULL);
+    must_say((strstr(program.out, "Host memory could not be pinned for fake memory") != NULL) == says, "doctor: %s%s",
+             program.out, program.err);
+    program_free(&program);
+}
+
+/* Copies by way of memory that the driver does not pin are right, and slow: the doctor says so. */
+Test(device_unregistered, memory_that_cannot_be_pinned_is_diagnosed)
+{
+    begin_with(&(struct cluster_options){.stream = true, .no_ucx = true});
+    struct rdt_ref ref = put_on("HERE-0", LARGE, 8);
+    expect(&ref, 8, "stream/staged");
+    must_diagnose(false);
+    for (unsigned i = 0; i < 2; i++)
+        atomic_store(&gpu[i].control->refuse_pins, 1);
+    ref = put_on("HERE-0", 3 * LARGE, 9);
+    struct rdt_ref host = put_pattern(reader, NULL, LARGE, 10); /* is copied twice from here, and then pinned */
+    for (unsigned i = 0; i < 2; i++) {
+        struct rdt_fetch_options options = {
+            .struct_size = sizeof options, .memory = "fake", .device = "THERE-0", .timeout_ns = LONG};
+        rdt_object *object = fetch_as(reader, &host, &options);
+        must(holds_pattern(tensor_of(object, 0).data, LARGE, 10));
+        rdt_release(object);
+    }
+    wait_until(LONG, atomic_load(&gpu[1].control->unpinned_bytes) > 0);
+    must_diagnose(true);
     end(NULL);
 }
