@@ -2,6 +2,7 @@
 """Python as the user of a store: keys whose values are replaced, memory of the program that the daemon knows, and
 buffers that are written in turn."""
 import asyncio
+import collections
 import ctypes
 import gc
 import mmap
@@ -145,6 +146,9 @@ def test_memory_that_cannot_be_passed_on_is_refused():
         os.close(fd)
 
 
+Pair = collections.namedtuple("Pair", "first second")
+
+
 def test_sets_of_buffers_are_given_in_turn():
     state = {"w": np.zeros((300, 100), "f4"), "b": [np.zeros(7, "i8"), bytearray(5)], "n": np.zeros(())}
     with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
@@ -183,6 +187,8 @@ def test_sets_of_buffers_are_given_in_turn():
             c.buffers(like=state, count=0)
         doubles = c.buffers(like=(ctypes.c_double * 3)(1, 2, 3))
         assert doubles.filled((ctypes.c_double * 3)(0.5, 1, 2)).tolist() == [0.5, 1, 2]
+        pair = c.buffers(like=Pair(state["w"], [state["n"]])).filled(Pair(state["w"] + 1, [state["n"]]))
+        assert type(pair) is Pair and (pair.first == state["w"] + 1).all() and pair.second[0] == 0
         with raises(rdtd.Mismatch, "state has the dtype i64, and its buffer f64"):
             doubles.filled((ctypes.c_int64 * 3)(1, 2, 3))
         one = c.buffers(like=[state["w"]], count=3)

@@ -292,7 +292,8 @@ class MemoryCalls(_rdt.Conn):
                 return next(left)
             if isinstance(node, dict):
                 return {key: rebuild(item) for key, item in node.items()}
-            return type(node)([rebuild(item) for item in node])
+            items = [rebuild(item) for item in node]
+            return type(node)(*items) if hasattr(node, "_fields") else type(node)(items)  # a named tuple takes each by itself
 
         return rebuild(value), memory
 
