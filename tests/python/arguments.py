@@ -112,6 +112,8 @@ def try_all(calls: list[tuple[Any, dict[str, Any]]]) -> None:
             for value in WRONG[name]:
                 if value is None and parameter.default is None or (function.__name__, name) == ("publish", "what"):
                     continue
+                if value == [None] and function.__name__ == "end_lease":
+                    continue  # lookup returns it for an id without an object
                 tried += 1
                 said = is_wrong(lambda: function(**{**right, name: value}), name)
                 if said:

@@ -208,7 +208,9 @@ def test_a_lookup_leases_in_the_same_step():
             other.lookup(["b79"], lease_for=1e6)
         with raises(rdtd.Invalid, "key 1"):
             other.lookup(["b79", ""])
-        other.end_lease(ref for ref in many if ref)
+        other.end_lease(many)
+        with raises(TypeError, "refs[1] must be a Ref, not 'b79'"):
+            other.end_lease([None, "b79"])
         other.flush_cache()
         assert own(other)["objects"] == 0
 

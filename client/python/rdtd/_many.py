@@ -227,13 +227,13 @@ class ManyCalls(_rdt.Conn):
         return found[:found.index(None)] if until_missing and None in found else found
 
     @checked
-    def end_lease(self, refs: Iterable[_rdt.Ref]) -> None:
-        """Ends one lease of each of these Refs that `lookup` has returned. Those without a lease are passed over."""
+    def end_lease(self, refs: Iterable[Optional[_rdt.Ref]]) -> None:
+        """Ends one lease of each of these Refs that `lookup` has returned. None, and those without a lease, are passed over."""
         listed = _listed(refs, "refs")
         for i, ref in enumerate(listed):
-            if not isinstance(ref, _rdt.Ref):
+            if ref is not None and not isinstance(ref, _rdt.Ref):
                 raise TypeError(f"refs[{i}] must be a Ref, not {shown(ref)}")
-        self._lease_end(listed)
+        self._lease_end([ref for ref in listed if ref is not None])
 
 
 def _results(items: list[Any], sentence: Optional[str]) -> Iterator[Any]:
