@@ -18,7 +18,7 @@ static int free_all(struct ctl *ctl, const char *prefix, bool force)
         return ctl_print_json(json_pack("{s:o, s:I}", "prefix", ctl_json_text(prefix), "freed", (json_int_t)n));
     if (!ctl->quiet)
         printf("%zu object%s freed%s\n", n, n == 1 ? " is" : "s are",
-               n == 0 && !force ? ": without --force only detached ones can be" : "");
+               n == 0 && !force ? ": without --force only detached and evictable ones can be" : "");
     return CTL_OK;
 }
 

@@ -192,8 +192,15 @@ static int announce(struct ctl *ctl, const struct put *put)
         fprintf(stderr, "%zu tensor%s, %s: version %" PRIu64 " of %s\n", count, count == 1 ? "" : "s",
                 ctl_human_bytes(data_bytes, bytes), put->version, ctl_plain(put->publish, name, sizeof name));
     } else if (!ctl->quiet && !ctl->json) {
-        fprintf(stderr, "%zu tensor%s, %s; held ", count, count == 1 ? "" : "s", ctl_human_bytes(data_bytes, bytes));
-        if (put->detached)
+        bool evictable = (put->flags & RDT_PUT_EVICTABLE) && put->for_ns == 0; /* and this command does not hold it */
+
+        fprintf(stderr, "%zu tensor%s, %s; %s ", count, count == 1 ? "" : "s", ctl_human_bytes(data_bytes, bytes),
+                evictable ? "stays in the cache" : "held");
+        if (evictable && put->ttl_ns == 0)
+            fprintf(stderr, "until its memory is wanted");
+        else if (evictable)
+            fprintf(stderr, "for at most %s", ctl_human_duration(put->ttl_ns, lease));
+        else if (put->detached)
             fprintf(stderr, "for %s", put->ttl_ns > 0 ? ctl_human_duration(put->ttl_ns, lease) : "ten minutes");
         else if (put->for_ns > 0)
             fprintf(stderr, "for %s", ctl_human_duration(put->for_ns, lease));

@@ -91,6 +91,14 @@ cmp "$dir/in.safetensors" "$dir/pk3.safetensors" || bad 'what replaced pk differ
 status 2 "$rdtctl" put "$dir/in.safetensors" --replace
 says '--replace needs --id'
 status 0 "$rdtctl" free pk
+status 0 "$rdtctl" put "$dir/in.safetensors" --id block --evictable
+says '; stays in the cache until its memory is wanted$'
+status 0 "$rdtctl" put "$dir/in.safetensors" --id block --evictable --replace --ttl 1h
+says '; stays in the cache for at most 1'
+status 0 "$rdtctl" free --prefix block
+says '^1 object is freed$'
+status 0 "$rdtctl" free --prefix block
+says 'only detached and evictable ones can be$'
 status 0 "$rdtctl" free stays
 status 0 "$rdtctl" put "$dir/in.safetensors" --detached --ttl 1s --json
 says '"ref": "rdt:'
