@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/node.h"
 #include "daemon/follows/follow_impl.h"
 #include "daemon/versions/shards.h"
 #include "proto/manifest.h"
@@ -289,6 +290,7 @@ enum rdt_status version_take(struct follow_version *version, uint32_t i, const R
                              struct rdt_error *err)
 {
     struct follow_object *object = &version->objects[i];
+    const struct follow *follow = version->follow;
     enum rdt_status status = RDT_OK;
 
     if (!done->snapshot)
@@ -311,7 +313,8 @@ enum rdt_status version_take(struct follow_version *version, uint32_t i, const R
         return status;
     object->trusted = done->pickles_trusted;
     version->n_here++;
-    if (strncmp(done->path, "local/", 6) != 0)
+    /* Also an object of this node may come "inline". */
+    if (strncmp(done->path, "local/", 6) != 0 && !node_is_here(follow->follows->node, object->ref.node, object->ref.address))
         version->bytes_moved += done->bytes_moved;
     return RDT_OK;
 }

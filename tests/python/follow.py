@@ -64,6 +64,8 @@ def test_single_objects() -> None:
         shown = b.ctl("followers")
         assert "policy" in shown and " 4 " in shown, shown
         assert 'rdtd_follower_committed_version{name="policy"' in b.ctl("metrics")
+        with trainer.follow("policy") as here:
+            assert here.prepare(timeout=LONG).bytes_moved == 0, "small tensors of this node come within the answer"
         trainer.publish("policy", 5)  # has no tensors
         follower.prepare(timeout=LONG)
         assert follower.commit().value == 5
