@@ -84,7 +84,7 @@ def test_memory_of_the_program_is_known_and_not_copied():
         assert c.put(array).copied == 1
         with c.import_memory(array[3:5]) as imported:  # the whole mapping is known
             assert imported.bytes == 1 << 20 and "1048576 bytes" in repr(imported)
-            with raises(rdtd.Invalid, "knows already"):
+            with raises(rdtd.Invalid, "is known already: use it, or close it first"):
                 c.import_memory(pages)
             ref = c.put({"all": array, "row": array[7]})
             assert ref.copied == 0
@@ -127,6 +127,10 @@ def test_memory_that_cannot_be_passed_on_is_refused():
             c.import_memory(np.zeros(100_000))
         with raises(rdtd.Unsupported, "does not lie in a shared mapping of a file"):
             c.import_memory(mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        with raises(rdtd.Unsupported, "does not lie in a shared mapping of a file"):
+            c.import_memory(mmap.mmap(-1, 4096))
+        with raises(rdtd.Unsupported, "is from empty, which needs no import"):
+            c.import_memory(c.empty(1000))
         file.truncate(1 << 20)
         with raises(rdtd.Unsupported, "cannot be sealed against shrinking"):
             c.import_memory(mmap.mmap(file.fileno(), 1 << 20))
@@ -140,6 +144,12 @@ def test_memory_that_cannot_be_passed_on_is_refused():
         for wrong in -1, "3", 2**31:
             with raises((TypeError, ValueError), "fd"):
                 c.import_memory(whole, fd=wrong)
+        with raises(ValueError, "fd 100000 is not open in this process"):
+            c.import_memory(whole, fd=100000)
+        unsealed = _memfd(1 << 20, 0)
+        with raises(rdtd.Unsupported, "MFD_ALLOW_SEALING"):
+            c.import_memory(mmap.mmap(unsealed, 1 << 20))
+        os.close(unsealed)
         with raises(TypeError):
             c.import_memory(5)
         c.import_memory(whole, fd=fd).close()

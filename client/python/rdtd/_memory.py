@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Sequence, 
 from . import _rdt
 from ._arrays import (DTYPES, dtype_text, gpu_of, kind_of, to_numpy, to_torch, torch, torch_uses_gpus)
 from ._check import a_number, checked, shown
-from ._errors import Disconnected, Forked, Mismatch, Unsupported
+from ._errors import Disconnected, Forked, Invalid, Mismatch, Unsupported
 from ._targets import flatten, places
 
 if TYPE_CHECKING:
@@ -183,11 +183,11 @@ class MemoryCalls(_rdt.Conn):
         """Makes memory of this program known to the daemon, so that putting tensors there copies nothing, and a fetch into
         them is written by the daemon. For memory that other processes map, too, such as the pages of an engine.
 
-        buffer: an mmap, array, tensor or memoryview in a shared mapping of a file of `os.memfd_create`, which begins at
-        the beginning of the file; the daemon knows the whole mapping then. Only such memory can be passed on: the pages of
-        malloc, of torch's pinned allocator and of files in /dev/shm cannot, and `empty` allocates memory that needs no
-        import. The file is sealed against shrinking, unless it is. fd: a descriptor of the file; None: one that this process
-        has (an mmap keeps one).
+        buffer: an mmap, array, tensor or memoryview in a shared mapping of a file of `os.memfd_create(name,
+        os.MFD_ALLOW_SEALING)`, which begins at the beginning of the file; the daemon knows the whole mapping then. Only such
+        memory can be passed on: the pages of malloc, of anonymous mmaps, of torch's pinned allocator and of files in
+        /dev/shm cannot, and `empty` allocates memory that needs no import. The file is sealed against shrinking, unless it is.
+        fd: a descriptor of the file; None: one that this process has (an mmap keeps one).
 
         Objects from there are live: `wait_freed` returns when nobody reads a tensor any more. The memory stays known until
         `Imported.close`, or this connection is closed; until then the buffer is kept, and an mmap cannot be closed.
@@ -197,16 +197,22 @@ class MemoryCalls(_rdt.Conn):
         except (TypeError, ValueError) as error:
             raise TypeError(f"buffer must be an mmap, an array, a tensor or a memoryview, not {shown(buffer)}") from error
         mapped = _mapping_of(start, max(count, 1))
-        if mapped is None or not mapped.shared or not mapped.inode:
+        if mapped is None or not mapped.shared or not mapped.inode or mapped.path.startswith("/dev/zero"):  # anonymous memory
             raise Unsupported("the buffer does not lie in a shared mapping of a file, which the daemon could map, too: take "
                               "memory of os.memfd_create, or of empty, or put it, which copies it")
         if mapped.offset:
             raise Unsupported(f"the mapping of the buffer begins {mapped.offset} bytes behind the beginning of its file: map "
                               "the file from its beginning")
+        if mapped.start in self._imported:
+            raise Invalid(f"{self._imported[mapped.start]!r} is known already: use it, or close it first")
         number = _descriptor_of(mapped) if fd is None else a_number(fd, "fd", 0, 2**31 - 1)
         if number is None:
-            raise Unsupported(f"this process has no descriptor of {mapped.path}: pass it as fd")
-        stat = os.fstat(number)
+            raise Unsupported(f"this process has no descriptor of {mapped.path}: pass it as fd, unless the memory is from "
+                              "empty, which needs no import")
+        try:
+            stat = os.fstat(number)
+        except OSError as error:
+            raise ValueError(f"fd {number} is not open in this process") from error
         if (stat.st_dev, stat.st_ino) != (mapped.device, mapped.inode):
             raise ValueError(f"fd is the descriptor of another file than {mapped.path}, in which the buffer lies")
         try:
