@@ -77,8 +77,19 @@ def test_put_many_of_any_kind():
             c.put_many({"a": 1})
         with raises(ValueError, "2 values and 1 ids"):
             c.put_many([1, 2], ids=["a"])
-        with raises(TypeError, "unexpected"):
+        with raises(TypeError, "put_many got an unexpected option 'id'"):
             c.put_many([1], id="a")
+        with raises(TypeError, "publish_many got an unexpected option 'stored'"):
+            c.publish_many({"name": 1}, stored=True)
+        a_dict = {"a": np.arange(2)}
+        both = [a_dict, np.arange(2), np.arange(2), a_dict, np.arange(2), a_dict]
+        with raises(rdtd.Exists, "value 2: object \"same\" exists already"):
+            c.put_many(both, ids=[None, "same", "same", None, None, None])
+        made = c.put_many(both, ids=[None, "same", "same", "same", "", "x" * 129], errors="return")
+        said = ["value 2: object \"same\" exists", "value 3: object \"same\" exists", "value 4 was not put: Invalid",
+                "value 5: the id has 129 bytes, not 1 to 128"]
+        assert all(str(one).startswith(text) for one, text in zip(made[2:], said)), made
+        c.free(made[1])
         with raises(ValueError, "ttl needs"):
             c.put_many([1], ttl=5)
         del ours, got

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from typing import Any, Iterable, Iterator, Literal, Mapping, Optional, Sequence, Union, overload
 
 from . import _rdt
 from ._arrays import kind_of
 from ._check import a_text, checked, shown
-from ._errors import BY_STATUS, Error
+from ._errors import BY_STATUS, Error, Invalid
 from ._requests import VISIBILITY, Ref, Visible
 from ._shared import notes_of
 from ._structure import ONE_OF_TORCH, encode
@@ -72,6 +73,7 @@ class ManyCalls(_rdt.Conn):
             keys = [key.encode() if isinstance(key, str) else key for key in keys]
         if keys is not None and len(keys) != len(listed):
             raise ValueError(f"there are {len(listed)} values and {len(keys)} ids")
+        _known(options, "put_many")
         made = self._put_listed(listed, keys, **options)
         if returns_errors(errors):
             return made
@@ -126,7 +128,7 @@ class ManyCalls(_rdt.Conn):
             if which else ([], None)
         made: list[Any] = [None] * len(values)
         if put is not None:
-            for i, hint, one in zip(which, hints, _results(*put)):
+            for i, hint, one in zip(which, hints, _results(*put, which)):
                 made[i] = one
                 if hint and isinstance(one, Ref):
                     one._hint = hint
@@ -138,10 +140,13 @@ class ManyCalls(_rdt.Conn):
         try:
             for i in range(len(values)) if put is None or len(which) < len(values) else ():
                 if made[i] is None:
+                    key = None if ids is None else ids[i]
                     try:
-                        made[i] = self.put(values[i], id=None if ids is None else ids[i], **options)  # type: ignore[attr-defined]
+                        if key is not None and not 1 <= len(key) <= 128:
+                            raise Invalid(f"the id has {len(key)} bytes, not 1 to 128")
+                        made[i] = self.put(values[i], id=key, **options)  # type: ignore[attr-defined]
                     except Error as error:
-                        made[i] = error.with_traceback(None)
+                        made[i] = type(error)(f"value {i}: {error}")
         except BaseException:  # a value that cannot be put, or Ctrl-C: nothing stays
             self._free_all(made, detached or evictable)
             raise
@@ -168,6 +173,7 @@ class ManyCalls(_rdt.Conn):
         which = [i for i, ref in enumerate(refs) if ref is None]
         if options.keys() & {"errors", "ids"}:
             raise TypeError("publish_many takes no errors and no ids: it publishes all or nothing")
+        _known(options, "publish_many")
         put = self.put_many([values[names[i]] for i in which], visible=visible, **options)
         for i, ref in zip(which, put):
             refs[i] = ref
@@ -236,15 +242,26 @@ class ManyCalls(_rdt.Conn):
         self._lease_end([ref for ref in listed if ref is not None])
 
 
-def _results(items: list[Any], sentence: Optional[str]) -> Iterator[Any]:
-    """The Refs, with exceptions in place of statuses. The sentence is that of the first."""
+_OPTIONS = frozenset(one.name for one in inspect.signature(ManyCalls._put_listed).parameters.values()
+                     if one.kind is one.KEYWORD_ONLY)
+
+
+def _known(options: Mapping[str, Any], call: str) -> None:
+    for name in options.keys() - _OPTIONS:
+        raise TypeError(f"{call} got an unexpected option {name!r}: it takes those of put, without id, stored, copy and stream")
+
+
+def _results(items: list[Any], sentence: Optional[str], which: Sequence[int]) -> Iterator[Any]:
+    """The Refs, with exceptions in place of statuses. The sentence is that of the first, and numbers it among the items; which:
+    their numbers among the values."""
     if sentence is None:
         yield from items
         return
-    for item in items:
+    for at, (i, item) in enumerate(zip(which, items)):
         if isinstance(item, int):
             kind = BY_STATUS.get(item, Error)
-            yield kind(sentence if sentence is not None else f"the value was not put: {kind.__name__}")
+            yield kind(f"value {i} was not put: {kind.__name__}" if sentence is None else
+                       f"value {i}: {sentence.removeprefix(f'value {at}: ')}")
             sentence = None
         else:
             yield item
