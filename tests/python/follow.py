@@ -58,6 +58,8 @@ def test_single_objects() -> None:
         follower.prepare(timeout=LONG)
         with raises(rdtd.Mismatch, "into['w']"):
             follower.commit({"w": numpy.zeros((64, 99), "f4"), "layers": [numpy.zeros(7, "i8")]})
+        with raises(TypeError, "into['w'] is a NoneType"):
+            follower.commit({"w": None, "layers": into["layers"]})
         with raises(rdtd.Mismatch, "has the key 'v'"):
             follower.commit({"v": numpy.zeros(3)})
         assert (follower.commit(into).value["w"] == 4).all()

@@ -368,7 +368,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         that have fetched it keep it.
 
         prefix: in place of a Ref, all objects of this user on this node whose ids begin with it: those that this
-        connection has put and detached ones, and with force=True all. Returns how many there were.
+        connection has put, detached and evictable ones, and with force=True all. Returns how many there were.
         Errors: NotFound, Freed, Denied, PeerLost."""
         if (ref is None) == (prefix is None):
             raise TypeError("free takes a Ref or a prefix")

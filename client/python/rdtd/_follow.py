@@ -109,11 +109,11 @@ class Follower:
         and asks nobody, but for the checksums that a Plan with verify=True compares before it writes: a part that its publisher
         has no longer has none. After an error `into` has what it had, and the version is still prepared.
 
-        into: targets, in host memory or on GPUs, in the structure of the value that was published, as in `fetch`; of a
-        version in parts a Plan, or a dict of targets as for `Connection.plan`, which costs the planning in each commit. None:
-        the value itself, in the memory that all readers of this node share; arrays are read-only, and torch tensors must not be
-        written. Of a version in parts that is a dict of its tensors, which must then be whole in one part each. as_,
-        allow_pickle: as in `fetch`.
+        into: targets, in host memory or on GPUs, in the structure of the value that was published, as in `fetch`, but
+        with a target for each tensor: there is no None in it. Of a version in parts a Plan, or a dict of targets for some of the
+        tensors as for `Connection.plan`, which costs the planning in each commit. None: the value itself, in the memory that
+        all readers of this node share; arrays are read-only, and torch tensors must not be written. Of a version in parts
+        that is a dict of its tensors, which must then be whole in one part each. as_, allow_pickle: as in `fetch`.
         Errors: Invalid (nothing is prepared), Mismatch, NotFound (the version does not fit; names the tensor)."""
         if self._prepared is None:
             raise Invalid(f"no version of {self._name!r} is prepared: call prepare")

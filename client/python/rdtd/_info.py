@@ -123,7 +123,7 @@ class InfoCalls(_rdt.Conn):
         return _row(json.loads(self._json("status", None, None, None, 0, 0)))
 
     def config(self) -> dict[str, dict[str, Any]]:
-        """The daemon's configuration as it is in force: for each section ("rdtd", "limits", "client_limits", a backend) a
+        """The daemon's configuration as it is in force: for each section ("daemon", "limits", "network", a backend...) a
         dict of its keys, and for each key a dict: value (text, as in the configuration file); source ("default", "file",
         "environment", "flag", "request"); where ("PATH:LINE", the variable or the flag; "" for a default); derived (the
         number that the daemon uses where the value leaves it to the daemon; else 0). Only for root and the daemon's own
