@@ -96,7 +96,8 @@ static enum rdt_status check(const struct object *object, struct rdt_error *err)
 {
     if (!object_is_constant(object) && !object->changes.loaned)
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%.*s\" may change and has no checksum: put it as a snapshot, or with RDT_PUT_SUM",
+                             "object \"%.*s\" may change and has no checksum: put it as a snapshot, or with RDT_PUT_SUM "
+                             "(in Python checksum=True)",
                              (int)object->tail.id_bytes, (const char *)object_id(object));
     for (uint32_t i = 0; i < object->memory.n_regions; i++) {
         const struct region *region = object->memory.uses[i].region;
@@ -105,7 +106,8 @@ static enum rdt_status check(const struct object *object, struct rdt_error *err)
                                  (int)object->tail.id_bytes, (const char *)object_id(object));
         if (region->origin == REGION_IMPORTED && !region_is_sealed(region))
             return rdt_error_set(err, RDT_UNSUPPORTED,
-                                 "object \"%.*s\" lies in memory of its client and has no checksum: put it with RDT_PUT_SUM",
+                                 "object \"%.*s\" lies in memory of its client and has no checksum: put it with RDT_PUT_SUM "
+                                 "(in Python checksum=True)",
                                  (int)object->tail.id_bytes, (const char *)object_id(object));
     }
     return RDT_OK;
