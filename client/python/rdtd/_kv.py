@@ -32,8 +32,8 @@ def other_version(module: str, packages: Sequence[str], tested: str, lacks: obje
     """The error for an engine that is not installed, or that is not one that the module knows."""
     for package in packages:
         try:
-            return ImportError(f"{module} is tested with {package} {tested}, and {package} {metadata.version(package)}, which is "
-                               f"installed, has another interface: {lacks}")
+            return ImportError(f"{module} is tested with {package} {tested}, and {package} {metadata.version(package)}, "
+                               f"which is installed, has another interface: {lacks}")
         except metadata.PackageNotFoundError:
             pass
     return ImportError(f"{module} needs {packages[0]}, which is not installed ({tested} is tested): {lacks}")
@@ -63,8 +63,8 @@ def options(where: str, given: Any, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def space_of(*parts: str) -> str:
-    """The name space of parts, such as an engine and a model: the prefix of the ids of all blocks of it, at most 84 bytes. Longer
-    ones are cut; the ids' digests are of all of the parts."""
+    """The name space of parts, such as an engine and a model: the prefix of the ids of all its blocks, at most 84 bytes.
+    Longer ones are cut; the ids' digests are of all of the parts."""
     text = "/".join(part.replace("/", "--") for part in parts).encode()
     return text[:83].decode(errors="ignore") + "/"
 

@@ -27,8 +27,8 @@ except ImportError as error:
 
 
 class _Lookups(AsyncLookupManager):
-    """vLLM's look-ups of one scheduler step, in a thread. What is found is leased until it was loaded, which vLLM begins at once, or
-    until the lease ends."""
+    """vLLM's look-ups of one scheduler step, in a thread. What is found is leased until it was loaded, which vLLM begins at
+    once, or until the lease ends."""
 
     def __init__(self, tier_type: str, blocks: Blocks, ids: Callable[[Iterable[bytes]], list[str]]) -> None:
         self._blocks, self._ids = blocks, ids
