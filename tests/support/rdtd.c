@@ -531,7 +531,7 @@ void node_check_log(const struct test_node *node, const char *const *declared)
     char *text = read_file(node->log, NULL), *rest = text, *line;
 
     while ((line = strsep(&rest, "\n"))) {
-        bool bad = strstr(line, "Z error: ") || strstr(line, "ERROR") || strstr(line, "runtime error");
+        bool bad = strstr(line, "Z error: ") || strstr(line, "ERROR: ") || strstr(line, "runtime error");
         bool warning = strstr(line, "Z warn: ") || strstr(line, "WARN");
         must_say((!bad && !warning) || line_is_declared(line, declared), "%s logs: %s", node->name, line);
     }
