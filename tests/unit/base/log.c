@@ -232,7 +232,9 @@ Test(log, stopped_terminal_holds_up_nobody)
     int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), slave;
     uint64_t before = log_lines_dropped();
 
-    cr_assert(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    if (master < 0)
+        cr_skip_test("no pseudo-terminal can be opened: %m");
+    cr_assert(grantpt(master) == 0 && unlockpt(master) == 0);
     slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
     cr_assert_geq(slave, 0);
     cr_assert_eq(tcflow(slave, TCOOFF), 0);
