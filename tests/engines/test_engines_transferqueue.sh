@@ -6,23 +6,15 @@
 # variant: release
 # seconds: 1500
 set -uo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
-cd "$here/../.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
+. tests/engines/python.sh
 . tests/support/daemon.sh
-compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null ||
-  { echo "the Python package was not built (python3-dev)"; exit 77; }
-[[ -x /usr/bin/python3 ]] && python=/usr/bin/python3 || python=python3
-python=${RDT_TRAINERS_PYTHON:-$python}
-"$python" -c 'import transfer_queue, ray, torch, pytest, pytest_asyncio' 2>/dev/null ||
-  { echo "$python has no transferqueue, ray, torch, pytest and pytest-asyncio: make test-engines installs them"; exit 77; }
-suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-[[ -e $RDT_BUILD_DIR/python/rdtd/_rdt$suffix ]] ||
-  { echo "the package was built for another Python than $python, which loads *$suffix"; exit 77; }
-export PYTHONPATH=$RDT_BUILD_DIR/python:$here/../python:$here PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1 OMP_NUM_THREADS=1
+need_python "${RDT_TRAINERS_PYTHON:-}" 'transferqueue, ray, torch, pytest and pytest-asyncio' \
+  'import transfer_queue, ray, torch, pytest, pytest_asyncio'
 export RAY_USAGE_STATS_ENABLED=0
-timeout 400 "$python" "$here/transfer_queue_batches.py" "$@" || exit
+timeout 400 "$python" tests/engines/transfer_queue_batches.py "$@" || exit
 [[ $# -eq 0 ]] || exit 0
-"$here/example" TRANSFERQUEUE "$python" || exit
+tests/engines/example TRANSFERQUEUE "$python" || exit
 
 dir=$(mktemp -d)
 trap '[[ -z ${daemon:-} ]] || { kill "$daemon"; wait "$daemon"; } 2>/dev/null; rm -rf "$dir"' EXIT
