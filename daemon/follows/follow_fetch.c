@@ -18,6 +18,7 @@
 #define FIRST_PAUSE_NS 2000000ull /* after a failure; each next one in a row is twice as long */
 #define LAST_PAUSE_NS 2000000000ull
 #define LONG_PAUSE_NS 250000000ull /* from here on, followers are told that there is no memory */
+#define LONG_NS 1000000000ull      /* of a fetch */
 #define FULL_PAUSE_NS 200000000ll  /* until room is looked for again: other names of the user may have given some back */
 #define INDEX_BITS 20u             /* of a fetch's handle, below the serial number of the attempt */
 #define NAME_INDEX ((1u << INDEX_BITS) - 1u) /* of the fetch of the name; those of objects are their index + 1 */
@@ -382,8 +383,8 @@ static void become_whole(struct follow *follow)
     log_debug("version %llu of the followed name \"%s\" is here: %llu bytes, of which %llu came from other nodes",
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
               (unsigned long long)follow->whole->bytes_moved);
-    /* Meanwhile, the node of the name may have begun to count anew, unnoticed if the parts came from others or were here. */
-    follow->again = true;
+    /* Meanwhile, the node of the name may have begun to count anew, unnoticed if the parts came from others. */
+    follow->again = follow->whole->whole_ns - follow->whole->seen_ns >= LONG_NS;
     sm_move(&follow->sm, FOLLOW_SEEKING);
     follow_ahead_settle(follow, follow->whole->number);
     version_unref(before);
