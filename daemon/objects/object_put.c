@@ -93,8 +93,11 @@ static enum rdt_status set_transport(struct object *object, const char *name, st
     while (i < OBJECT_TRANSPORTS && known[i] && strcmp(known[i], name) != 0)
         i++;
     if (i == OBJECT_TRANSPORTS)
-        return rdt_error_set(err, RDT_LIMIT, "objects preferred %u transports since this daemon began: it must restart first",
-                             OBJECT_TRANSPORTS - 1);
+        return rdt_error_set(
+            err, RDT_LIMIT,
+            "this daemon remembers the names of %u transports that puts have preferred, and no more: restart it, or "
+            "name no transport",
+            OBJECT_TRANSPORTS - 1);
     known[i] = name;
     object->transport = i;
     return RDT_OK;
