@@ -475,7 +475,7 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
     case OBJECT_END_EVICTED:
         return rdt_error_set(
             err, RDT_FREED,
-            "object \"%.*s\" was evicted from the cache, because its memory was wanted or by a flush: put it again. "
+            "object \"%.*s\" was evicted from the cache, because its memory was wanted or the cache was flushed: put it again. "
             "A hold (rdt_hold, in Python hold) or a lease (rdt_lookup, lookup(lease_for=)) keeps an "
             "object there",
             id_bytes, id);

@@ -71,7 +71,7 @@ def test_what_was_used_least_recently_goes_past_cache_limit():
             put(c, number)
         until(lambda: not c.exists(first), "it is evicted")
         for call in c.get, c.hold, c.wait_put, c.stat, c.free, lambda ref: c.publish("n", ref):
-            with raises(rdtd.Freed, "was evicted from the cache, because its memory was wanted or by a flush: put it again"):
+            with raises(rdtd.Freed, "was evicted from the cache, because its memory was wanted or the cache was flushed: put it again"):
                 call(first)
         objects, bytes = c.flush_cache()
         assert objects >= 4 and bytes > objects * MIB and own(c)["objects"] == 0
