@@ -39,7 +39,7 @@ static void setup(void)
     pulls = calloc(N, sizeof *pulls);
     for (unsigned i = 0; i < N; i++) {
         pulls[i].transfers = transfers;
-        pulls[i].sm.state = i % 2 ? TRANSFER_MOVE : TRANSFER_RESERVE;
+        pulls[i].sm.state = i % 2 ? TRANSFER_RESERVE : TRANSFER_MOVE; /* one step fails one */
         pulls[i].pull.peer = pt.remote;
         pulls[i].pull.path.connection = &pt;
         pulls[i].pull.path.epoch = pt.epoch;
@@ -80,14 +80,14 @@ Test(connection, end_is_noted_for_its_pulls_in_slices)
     pt.epoch++; /* it is built anew at once */
     pt.broken[0] = '\0';
     pt.sm.state = PT_CONNECTED;
-    cr_assert(pull_is_cut_off(&pulls[N - 1]), "the pull that has not been told must not use the new one");
-    list_remove(&pulls[N - 3].pull.path.by_connection); /* it ends meanwhile */
-    pulls[N - 2].pull.path.epoch = pt.epoch;            /* it begins meanwhile */
-    pulls[N - 2].sm.state = TRANSFER_MOVE;
+    cr_assert(pull_is_cut_off(&pulls[N - 2]), "the pull that has not been told must not use the new one");
+    list_remove(&pulls[N - 4].pull.path.by_connection); /* it ends meanwhile */
+    pulls[N - 3].pull.path.epoch = pt.epoch;            /* it begins meanwhile */
+    pulls[N - 3].sm.state = TRANSFER_MOVE;
     while (!list_empty(&pt.cut_off.pulls))
         (void)uv_run(&loop, UV_RUN_NOWAIT);
     cr_assert_eq(n_failed(), N / 2 - 1);
-    cr_assert(pulls[N - 2].pull.failure.status == RDT_OK && pulls[N - 3].pull.failure.status == RDT_OK);
+    cr_assert(pulls[N - 3].pull.failure.status == RDT_OK && pulls[N - 4].pull.failure.status == RDT_OK);
 }
 
 /* N serves that wait for the end of the operations of their readers. */
