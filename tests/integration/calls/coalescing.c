@@ -68,17 +68,15 @@ static uint64_t joined_on(unsigned i)
     return node_now(&c.node[i]).joined;
 }
 
-/* Whether fetches meet is chance: they go on, within bounds, until some have on both nodes. A daemon that stands still for a
- * moment finds the requests of all its readers in one turn. */
-static void let_fetches_meet(struct book *book, unsigned goal)
+/* Whether fetches meet is chance. While the owner's daemon stands still the fetches of a node gather behind the first that asked
+ * it, except those whose bytes are under way: so they go on and try again, within bounds, until some have met on both nodes. */
+static void let_fetches_meet(struct book *book, unsigned more)
 {
-    for (unsigned i = 1; i <= 2; i++)
-        if (joined_on(i) == 0) {
-            node_freeze(&c.node[i]);
-            (void)usleep(50000);
-            node_thaw(&c.node[i]);
-            atomic_fetch_add(&book->goal, goal);
-        }
+    node_freeze(&c.node[0]);
+    for (unsigned i = 0; i < 50 && (joined_on(1) == 0 || joined_on(2) == 0); i++)
+        (void)usleep(10000);
+    node_thaw(&c.node[0]);
+    atomic_fetch_add(&book->goal, more);
 }
 
 /* The writer goes on to write until all readers have ended. */
@@ -99,7 +97,8 @@ static void check_never_stale(size_t bytes, unsigned goal)
         must(pthread_create(&readers[i].thread, NULL, read_on, &readers[i]) == 0);
     }
     for (uint64_t number = 1; atomic_load(&book.readers) > 0; number++) {
-        if (atomic_load(&book.rounds) > atomic_load(&book.goal) / 2 && atomic_load(&book.goal) < 16 * goal)
+        if (atomic_load(&book.rounds) > atomic_load(&book.goal) / 2 && atomic_load(&book.goal) < 16 * goal &&
+            (joined_on(1) == 0 || joined_on(2) == 0))
             let_fetches_meet(&book, goal);
         for (size_t i = 0; i < book.n; i++)
             ((volatile uint64_t *)book.words)[i] = number;
