@@ -240,6 +240,10 @@ void client_forget_region(struct client *client, struct region *region)
         region_left(region);
 }
 
+/* The hold that answers a fetch is found by the fetch's handle, too: its id is the handle with this bit, which no other id
+ * has. */
+#define HOLD_OF_FETCH (UINT64_C(1) << 59) /* a valid number still: rdt_number_is_valid */
+
 /* id 0: the next one */
 static struct hold *hold_new(struct client *client, uint64_t id)
 {
@@ -277,9 +281,22 @@ static struct hold *record(struct hold *hold)
     return hold;
 }
 
-struct hold *client_hold_object(struct client *client, struct object *object)
+/* 0: the next one, because the client has used the handle for a fetch whose hold it still has */
+static uint64_t id_for(const struct client *client, uint64_t handle)
 {
-    return record(hold_object(client, 0, object));
+    uint64_t id = handle | HOLD_OF_FETCH;
+
+    return handle >= HOLD_OF_FETCH || map_get_u64(&client->holds.by_id, id) ? 0 : id;
+}
+
+struct hold *client_hold_of_fetch(const struct client *client, uint64_t handle)
+{
+    return handle < HOLD_OF_FETCH ? map_get_u64(&client->holds.by_id, handle | HOLD_OF_FETCH) : NULL;
+}
+
+struct hold *client_hold_object(struct client *client, uint64_t handle, struct object *object)
+{
+    return record(hold_object(client, id_for(client, handle), object));
 }
 
 static struct hold *hold_region(struct client *client, uint64_t id, struct region *region)
@@ -312,14 +329,14 @@ static struct hold *hold_regions(struct client *client, uint64_t id, struct regi
     return hold;
 }
 
-struct hold *client_hold_region(struct client *client, struct region *region)
+struct hold *client_hold_region(struct client *client, uint64_t handle, struct region *region)
 {
-    return record(hold_region(client, 0, region));
+    return client_hold_regions(client, handle, &region, 1);
 }
 
-struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n)
+struct hold *client_hold_regions(struct client *client, uint64_t handle, struct region *const *regions, uint32_t n)
 {
-    return record(hold_regions(client, 0, regions, n));
+    return record(hold_regions(client, id_for(client, handle), regions, n));
 }
 
 struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
@@ -327,7 +344,8 @@ struct hold *client_restore_hold(struct client *client, uint64_t id, struct obje
 {
     if (map_get_u64(&client->holds.by_id, id))
         return NULL;
-    ids_above(hold_ids(), id); /* the journal says so, too, but it may be wrong */
+    if (!(id & HOLD_OF_FETCH))
+        ids_above(hold_ids(), id); /* the journal says so, too, but it may be wrong */
     return object ? hold_object(client, id, object) : hold_regions(client, id, regions, n_regions);
 }
 

@@ -250,12 +250,15 @@ void client_forget_region(struct client *client, struct region *region);
 struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
                                  uint32_t n_regions);
 
-/* Each creates a hold of the client, with one hold on the object or one reference to each region. NULL:
- * out of memory. client_release ends the hold. */
-struct hold *client_hold_object(struct client *client, struct object *object);
-struct hold *client_hold_region(struct client *client, struct region *region);
-struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
+/* Each creates the hold that answers the client's fetch with this handle, with one hold on the object or one reference to each
+ * region. NULL: out of memory. client_release ends the hold. */
+struct hold *client_hold_object(struct client *client, uint64_t handle, struct object *object);
+struct hold *client_hold_region(struct client *client, uint64_t handle, struct region *region);
+struct hold *client_hold_regions(struct client *client, uint64_t handle, struct region *const *regions, uint32_t n);
 void client_release(struct hold *hold);
+
+/* The hold that answered this fetch of the client, or NULL. */
+struct hold *client_hold_of_fetch(const struct client *client, uint64_t handle);
 
 /* The client will copy that many bytes out of the held object by itself. */
 void client_set_copying(struct hold *hold, uint64_t bytes);

@@ -220,20 +220,6 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     return RDT_OK;
 }
 
-enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_error *err)
-{
-    const Rdt__Pb__Cancel *message = request;
-    struct fetch *fetch = map_get_u64(&call->client->transfers.fetches, message->handle);
-    struct rdt_error why;
-
-    if (fetch) { /* otherwise the fetch has ended meanwhile, which is not an error */
-        (void)rdt_error_set(&why, RDT_CANCELLED, "the fetch was cancelled");
-        fetch_fail(fetch, &why);
-    }
-    call_reply_empty(call);
-    return RDT_OK;
-}
-
 /* Records which of the object's regions stay mapped at the client. Both lists have the same order. */
 static void note_mappings_kept(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
 {
@@ -248,6 +234,37 @@ static void note_mappings_kept(struct client *client, const struct object *objec
             (void)mapped_drop(&client->mapped, region);
         }
     }
+}
+
+/* The client has not read the answer that brought the hold, and perhaps never will: it is told to unmap what it has mapped. */
+static void let_go(struct client *client, struct hold *hold)
+{
+    static const Rdt__Pb__Release keeps_nothing = RDT__PB__RELEASE__INIT;
+
+    if (hold->object)
+        note_mappings_kept(client, hold->object, &keeps_nothing);
+    else if (hold->region)
+        client->cache.ops->on_drop(&client->cache, hold->region->id);
+    for (uint32_t i = 0; i < hold->n_regions; i++)
+        client->cache.ops->on_drop(&client->cache, hold->regions[i]->id);
+    client_release(hold);
+}
+
+enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Cancel *message = request;
+    struct fetch *fetch = map_get_u64(&call->client->transfers.fetches, message->handle);
+    struct hold *hold = fetch ? NULL : client_hold_of_fetch(call->client, message->handle);
+    struct rdt_error why;
+
+    if (fetch) {
+        (void)rdt_error_set(&why, RDT_CANCELLED, "the fetch was cancelled");
+        fetch_fail(fetch, &why);
+    } else if (hold) {
+        let_go(call->client, hold);
+    }
+    call_reply_empty(call);
+    return RDT_OK;
 }
 
 enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_error *err)

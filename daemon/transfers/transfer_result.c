@@ -337,7 +337,7 @@ static void answer_object(struct fetch *fetch)
     result.done.to_copy = how == PATH_COPY;
     transfer->answers.notice = false;
     if (!result_make_regions(&result, object->memory.n_regions, object_on_device(object)) ||
-        !(hold = client_hold_object(fetch->client, object)))
+        !(hold = client_hold_object(fetch->client, fetch->handle, object)))
         status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory to share object \"%s\"", transfer->ref.id);
     for (uint32_t i = 0; i < object->memory.n_regions && status == RDT_OK; i++) {
         struct region *region = object->memory.uses[i].region;
@@ -385,15 +385,15 @@ static enum share share_of(const struct transfer *transfer)
 }
 
 /* Fills in the result from memory on several devices, which several fetches of one client share. */
-static enum rdt_status fill_devices(struct result *result, struct transfer *transfer, struct client *client,
+static enum rdt_status fill_devices(struct result *result, struct transfer *transfer, const struct fetch *fetch,
                                     struct hold **hold_p, struct rdt_error *err)
 {
     const struct target *target = transfer->move.target;
     enum rdt_status status = RDT_OK;
 
-    result_set_tensors(result, target->layout, true, client);
+    result_set_tensors(result, target->layout, true, fetch->client);
     if (!result_make_regions(result, target->n, true) ||
-        !(*hold_p = client_hold_regions(client, transfer->move.destination->regions, target->n)))
+        !(*hold_p = client_hold_regions(fetch->client, fetch->handle, transfer->move.destination->regions, target->n)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
         struct region *region = target->uses[i].region;
@@ -401,25 +401,25 @@ static enum rdt_status fill_devices(struct result *result, struct transfer *tran
         region_written(region);
         if (how != SHARE_WRITE)
             (void)region_seal(region, NULL);
-        status = result_add_region(result, region, client->id, how, true, err);
+        status = result_add_region(result, region, fetch->client->id, how, true, err);
     }
     return status;
 }
 
-static enum rdt_status fill_received(struct result *result, struct transfer *transfer, struct client *client,
+static enum rdt_status fill_received(struct result *result, struct transfer *transfer, const struct fetch *fetch,
                                      struct hold **hold_p, struct rdt_error *err)
 {
     if (transfer->move.target_is_destination)
-        return fill_devices(result, transfer, client, hold_p, err);
+        return fill_devices(result, transfer, fetch, hold_p, err);
     if (transfer->move.target && !transfer->move.reader_writes) {
         if (!result_make_regions(result, transfer->move.target->n, false))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         result->done.tensors = NULL; /* The tensors are where the reader asked for. */
         for (uint32_t i = 0; i < transfer->move.target->n; i++)
-            (void)result_add_region(result, transfer->move.target->uses[i].region, client->id, SHARE_WRITE, false, err);
+            (void)result_add_region(result, transfer->move.target->uses[i].region, fetch->client->id, SHARE_WRITE, false, err);
         return RDT_OK;
     }
-    result_set_tensors(result, transfer->move.packed, true, client);
+    result_set_tensors(result, transfer->move.packed, true, fetch->client);
     if (transfer->move.is_inline) {
         result->done.inline_data = (ProtobufCBinaryData){transfer->move.stream_bytes, (uint8_t *)transfer->move.inline_data};
         result->done.to_copy = transfer->move.reader_writes;
@@ -430,9 +430,10 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
     /* Several fetches read the same memory, so none may write it, not even others of the same uid. */
     if (transfer->n_fetches > 1)
         (void)region_seal(transfer->move.received, NULL);
-    if (!result_make_regions(result, 1, false) || !(*hold_p = client_hold_region(client, transfer->move.received)))
+    if (!result_make_regions(result, 1, false) ||
+        !(*hold_p = client_hold_region(fetch->client, fetch->handle, transfer->move.received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    return result_add_region(result, transfer->move.received, client->id, share_of(transfer), true, err);
+    return result_add_region(result, transfer->move.received, fetch->client->id, share_of(transfer), true, err);
 }
 
 static void answer_received(struct fetch *fetch)
@@ -446,7 +447,7 @@ static void answer_received(struct fetch *fetch)
     result.done.tensors = &result.tensors;
     result.done.metadata = (ProtobufCBinaryData){transfer->metadata.n_bytes, (uint8_t *)transfer->metadata.bytes};
     result.done.box_bytes = transfer->metadata.box_bytes;
-    if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
+    if (fill_received(&result, transfer, fetch, &hold, &err) == RDT_OK) {
         result_send(&result, fetch, hold);
     } else {
         if (hold)

@@ -68,8 +68,9 @@ static uint64_t joined_on(unsigned i)
     return node_now(&c.node[i]).joined;
 }
 
-/* Whether fetches meet is chance. While the owner's daemon stands still the fetches of a node gather behind the first that asked
- * it, except those whose bytes are under way: so they go on and try again, within bounds, until some have met on both nodes. */
+/* Whether fetches meet is chance. While the owner's daemon stands still, the fetches of a node gather behind the first that
+ * asked it, except those whose bytes are under way: they go on and try again, within bounds, until some have met on both
+ * nodes. */
 static void let_fetches_meet(struct book *book, unsigned more)
 {
     node_freeze(&c.node[0]);

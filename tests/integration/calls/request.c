@@ -170,6 +170,36 @@ Test(request, destroy_without_waiting_is_enough)
     end();
 }
 
+/* The daemon answers the fetches before it reads that they were cancelled, and the reader makes no call after that. */
+Test(request, answer_that_nobody_reads_holds_nothing)
+{
+    static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_COPY};
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref refs[6];
+    rdt_request *requests[6];
+
+    begin(NULL);
+    for (unsigned i = 0; i < 6; i++)
+        refs[i] = put_big(4096);
+    node_freeze(&node);
+    for (unsigned i = 0; i < 6; i++) {
+        options.mode = modes[i % 3];
+        must_ok(rdt_fetch_start(reader, &refs[i], 1, &options, &requests[i], &err));
+        if (i < 3)
+            rdt_cancel(requests[i]);
+        rdt_request_destroy(requests[i]);
+    }
+    node_thaw(&node);
+    for (unsigned i = 0; i < 6; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    wait_until(20 * SEC, memory_is(0));
+    for (unsigned i = 0; i < 6; i++) /* the reader reads the answers, and its mappings are sound */
+        refs[i] = put_big(4096);
+    for (unsigned i = 0; i < 6; i++)
+        rdt_release(fetch_one(reader, &refs[i], modes[i % 3]));
+    end();
+}
+
 Test(request, deadline_in_a_copy_releases_its_memory)
 {
     rdt_request *requests[6];
