@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/rdtd.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -12,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -366,60 +364,6 @@ void node_freeze(struct test_node *node)
 void node_thaw(struct test_node *node)
 {
     must(kill(node->pid, SIGCONT) == 0);
-}
-
-static bool is_named(const struct test_node *node, pid_t tid, const char *name)
-{
-    char path[64], *found;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/task/%d/comm", (int)node->pid, (int)tid);
-    found = read_file(path, NULL);
-    bool is = strncmp(found, name, strlen(name)) == 0;
-    free(found);
-    return is;
-}
-
-bool node_hold_workers(struct test_node *node)
-{
-    return node_hold_threads(node, "");
-}
-
-bool node_hold_threads(struct test_node *node, const char *name)
-{
-    char path[64];
-    struct dirent *entry;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)node->pid);
-    DIR *dir = opendir(path);
-    must(dir);
-    node->n_held = 0;
-    while ((entry = readdir(dir))) {
-        pid_t tid = atoi(entry->d_name);
-
-        /* the loop's thread has the number of the process */
-        if (tid <= 0 || tid == node->pid || (name[0] && !is_named(node, tid, name)))
-            continue;
-        if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0) {
-            if (node->n_held == 0 && (errno == EPERM || errno == ENOSYS)) {
-                (void)closedir(dir);
-                return false;
-            }
-            continue; /* it has ended */
-        }
-        must(node->n_held < sizeof node->held / sizeof *node->held);
-        must(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL) == 0);
-        must(waitpid(tid, &(int){0}, __WALL) == tid);
-        node->held[node->n_held++] = tid;
-    }
-    (void)closedir(dir);
-    must(node->n_held > 0);
-    return true;
-}
-
-void node_release_workers(struct test_node *node)
-{
-    while (node->n_held > 0)
-        must(ptrace(PTRACE_DETACH, node->held[--node->n_held], NULL, NULL) == 0);
 }
 
 /* ---- looking ---- */

@@ -81,7 +81,8 @@ void node_kill(struct test_node *node, int signal); /* and waits for its end */
 int node_result(struct test_node *node);            /* waits for its end; exit status or 128 + signal */
 void node_freeze(struct test_node *node);
 void node_thaw(struct test_node *node);
-/* All threads but the loop's stand still, until node_release_workers. false: this process may not trace. */
+/* All threads but the loop's stand still where they wait for work, until node_release_workers. false: this process may not
+ * trace. */
 bool node_hold_workers(struct test_node *node);
 bool node_hold_threads(struct test_node *node, const char *name); /* only those whose names begin so */
 void node_release_workers(struct test_node *node);

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads of a daemon that stand still where they wait for work, while its loop goes on: node_hold_threads. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/rdtd.h"
+
+static bool is_named(const struct test_node *node, pid_t tid, const char *name)
+{
+    char path[64], *found;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task/%d/comm", (int)node->pid, (int)tid);
+    found = read_file(path, NULL);
+    bool is = strncmp(found, name, strlen(name)) == 0;
+    free(found);
+    return is;
+}
+
+/* Whether a stopped thread waits for work, and so has no lock that another needs. */
+static bool waits(const struct test_node *node, pid_t tid)
+{
+    static const long waiting[] = {SYS_futex, SYS_epoll_pwait, SYS_ppoll,
+#ifdef SYS_epoll_wait
+                                   SYS_epoll_wait, SYS_poll
+#endif
+    };
+    char path[64], *found;
+    bool is = false;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task/%d/syscall", (int)node->pid, (int)tid);
+    found = read_file(path, NULL);
+    for (size_t i = 0; i < sizeof waiting / sizeof *waiting; i++)
+        is = is || strtol(found, NULL, 10) == waiting[i];
+    free(found);
+    return is;
+}
+
+/* Stops the thread, which the caller has seized, where it waits. */
+static void hold_thread(struct test_node *node, pid_t tid)
+{
+    must(node->n_held < sizeof node->held / sizeof *node->held);
+    for (;;) {
+        must(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL) == 0);
+        must(waitpid(tid, &(int){0}, __WALL) == tid);
+        if (waits(node, tid))
+            break;
+        must(ptrace(PTRACE_CONT, tid, NULL, NULL) == 0);
+        (void)usleep(1000);
+    }
+    node->held[node->n_held++] = tid;
+}
+
+bool node_hold_workers(struct test_node *node)
+{
+    return node_hold_threads(node, "");
+}
+
+bool node_hold_threads(struct test_node *node, const char *name)
+{
+    char path[64];
+    struct dirent *entry;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)node->pid);
+    DIR *dir = opendir(path);
+    must(dir);
+    node->n_held = 0;
+    while ((entry = readdir(dir))) {
+        pid_t tid = atoi(entry->d_name);
+
+        /* the loop's thread has the number of the process */
+        if (tid <= 0 || tid == node->pid || (name[0] && !is_named(node, tid, name)))
+            continue;
+        if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0) {
+            if (node->n_held == 0 && (errno == EPERM || errno == ENOSYS)) {
+                (void)closedir(dir);
+                return false;
+            }
+            continue; /* it has ended */
+        }
+        hold_thread(node, tid);
+    }
+    (void)closedir(dir);
+    must(node->n_held > 0);
+    return true;
+}
+
+void node_release_workers(struct test_node *node)
+{
+    while (node->n_held > 0)
+        must(ptrace(PTRACE_DETACH, node->held[--node->n_held], NULL, NULL) == 0);
+}
