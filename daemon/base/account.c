@@ -200,12 +200,13 @@ static struct account_wait *first_waiting(const struct account *at, enum usage w
     return NULL;
 }
 
-static bool must_wait_behind(const struct account *at, enum usage what, const void *on)
+/* NULL: the present request comes before all that wait. */
+static const struct account_wait *must_wait_behind(const struct account *at, enum usage what, const void *on)
 {
     const struct account_wait *trying = at->accounts ? at->accounts->trying : NULL;
 
     if (!at->accounts || (trying && trying->at == at && trying->what == what && trying->on == on))
-        return false;
+        return NULL;
     return first_waiting(at, what, on);
 }
 
@@ -290,7 +291,8 @@ static enum rdt_status check(struct account *account, enum usage what, uint64_t 
     for (struct account *at = account, *below = NULL; at; below = at, at = at->parent) {
         uint64_t limit = limit_for(at, below, what, n);
         bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
-        if (room && !must_wait_behind(at, what, NULL))
+        const struct account_wait *before = must_wait_behind(at, what, NULL);
+        if (room && !before)
             continue;
         if (!room && at->parent && at->parent->limits && at->parent->limits[what] == limit)
             continue; /* the account above lacks room as well, and its error names the key that must be raised */
@@ -301,7 +303,7 @@ static enum rdt_status check(struct account *account, enum usage what, uint64_t 
             account->accounts->full_of = what;
             account->accounts->full_on = NULL;
             account->accounts->lack = (struct account_lack){is_person(at) ? at->parent : (struct account *)at, what,
-                                                            room ? 0 : at->used[what] + n - limit};
+                                                            room ? 0 : at->used[what] + n - limit, room && before->evicting};
         }
         return RDT_LIMIT;
     }
@@ -504,7 +506,7 @@ void account_node_lacks(struct account *account, enum usage what, uint64_t amoun
 {
     account_node_is_full(account, what, NULL);
     if (account->accounts)
-        account->accounts->lack = (struct account_lack){&account->accounts->node, what, amount};
+        account->accounts->lack = (struct account_lack){&account->accounts->node, what, amount, false};
 }
 
 void account_request_begin(struct accounts *accounts, const struct account_wait *wait)

@@ -94,6 +94,7 @@ struct account_lack {
     struct account *at; /* of a client, an owner or the node; NULL: it found room, or the memory of the node is full */
     enum usage what;
     uint64_t amount; /* that is too much; 0: others wait for it, and come first */
+    bool evicting;   /* amount 0: evictions make room for the first of these */
 };
 
 /* All accounts of the daemon. */
@@ -136,6 +137,7 @@ struct account_wait {
     const void *on; /* as full_on: requests for one device do not wait behind those for another */
     bool called;
     bool postponed; /* it was called and postponed its attempt */
+    bool evicting;  /* when it tried last, evictions were to make its room (cache.h) */
     /* There may be room: the owner of the wait tries again, between account_request_begin and
      * account_request_end, and not inside this call. Called once for each attempt. */
     void (*on_room)(struct account_wait *);

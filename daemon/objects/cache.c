@@ -149,19 +149,28 @@ static uint64_t evictable(const struct cache_sums *sums, enum usage what)
     }
 }
 
-/* And evictions give some of it. */
-static bool is_unmet(const struct cache_want *want, const struct cache_sums *sums)
+/* And evictions give some of it. Requests that wait for what they do not give try again, and learn that. */
+static bool is_unmet(struct cache *cache, struct cache_want *want, const struct cache_sums *sums)
 {
-    return want->at && want->at->used[want->what] > want->target && evictable(sums, want->what) > 0;
+    struct account *at = want->at;
+    bool wanted = at && at->used[want->what] > want->target;
+
+    if (wanted && evictable(sums, want->what) > 0)
+        return true;
+    want->at = NULL;
+    if (wanted && at == &cache->accounts->node)
+        account_room_freed(cache->accounts, want->what, NULL);
+    else if (wanted)
+        account_limits_changed(at);
+    return false;
 }
 
 static bool owner_must_evict(struct cache_owner *owner)
 {
     uint64_t limit = owner->cache->owner_limit_bytes;
+    bool unmet = is_unmet(owner->cache, &owner->want, &owner->sums);
 
-    if (!is_unmet(&owner->want, &owner->sums))
-        owner->want.at = NULL;
-    return owner->queue.n > 0 && (owner->want.at || (limit > 0 && owner->sums.bytes > limit));
+    return owner->queue.n > 0 && (unmet || (limit > 0 && owner->sums.bytes > limit));
 }
 
 /* Host memory that is not being freed yet. */
@@ -176,10 +185,10 @@ static bool memory_must_evict(const struct cache *cache)
 
 static bool node_must_evict(struct cache *cache)
 {
-    if (!is_unmet(&cache->want, &cache->sums))
-        cache->want.at = NULL;
+    bool unmet = is_unmet(cache, &cache->want, &cache->sums);
+
     return cache->sums.n_idle > 0 &&
-           (cache->want.at || (cache->limit_bytes > 0 && cache->sums.bytes > cache->limit_bytes) || memory_must_evict(cache));
+           (unmet || (cache->limit_bytes > 0 && cache->sums.bytes > cache->limit_bytes) || memory_must_evict(cache));
 }
 
 static struct cache_owner *owner_with_most(const struct cache *cache)
@@ -466,17 +475,19 @@ bool cache_make_room(struct cache *cache)
     struct cache_owner *owner = lack->at && !lack->at->client ? lack->at->cache_owner : NULL;
     const struct cache_sums *sums = owner ? &owner->sums : &cache->sums;
     struct cache_want *want = owner ? &owner->want : &cache->want;
+    uint64_t used, most, margin;
 
     if (!lack->at) /* memory_limit: regions->evict has been called */
         return cache->memory_target != UINT64_MAX;
+    if (lack->amount == 0)
+        return lack->evicting;
     if ((!owner && lack->at != &cache->accounts->node) || lack->amount > lack->at->used[lack->what] ||
         evictable(sums, lack->what) == 0 || evictable(sums, lack->what) < lack->amount)
         return false;
-    if (lack->amount > 0) { /* and a little more, so that the next requests find room */
-        uint64_t used = lack->at->used[lack->what], most = evictable(sums, lack->what) / 8;
-        uint64_t margin = used / MARGIN < most ? used / MARGIN : most;
-        *want = (struct cache_want){lack->at, lack->what, used - lack->amount > margin ? used - lack->amount - margin : 0};
-    }
+    used = lack->at->used[lack->what];
+    most = evictable(sums, lack->what) / 8;
+    margin = used / MARGIN < most ? used / MARGIN : most; /* so that the next requests find room */
+    *want = (struct cache_want){lack->at, lack->what, used - lack->amount > margin ? used - lack->amount - margin : 0};
     if (owner)
         press(owner);
     else if (node_must_evict(cache))

@@ -53,7 +53,7 @@ struct cache_sums {              /* bytes are those of regions, pieces of the ar
 
 /* Room that somebody waits for: evictions go on until at most `target` is used. */
 struct cache_want {
-    const struct account *at; /* NULL: nobody waits */
+    struct account *at; /* NULL: nobody waits */
     enum usage what;
     uint64_t target;
 };

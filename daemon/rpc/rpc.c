@@ -39,12 +39,13 @@ static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
 }
 
 /* How long the request may wait for room under a limit; 0: it may not wait. All wait for evictions, which take a moment. */
-static int64_t wait_limit_ns(const struct call *call, const void *request)
+static int64_t wait_limit_ns(struct call *call, const void *request)
 {
     int64_t limit_ns = call->type == RDT_MSG_ALLOC ? ((const Rdt__Pb__Alloc *)request)->timeout_ns
                                                    : ((const Rdt__Pb__Put *)request)->timeout_ns;
 
-    return cache_make_room(&call->rpc->objects->cache) && limit_ns == 0 ? EVICTION_NS : limit_ns;
+    call->waits.room.evicting = cache_make_room(&call->rpc->objects->cache);
+    return call->waits.room.evicting && limit_ns == 0 ? EVICTION_NS : limit_ns;
 }
 
 /* Whether the request, which a limit has refused, may be tried again. Memory that was handed over belongs to the daemon, so

@@ -138,6 +138,31 @@ def test_limits_of_users_and_of_connections():
         c.flush_cache()
 
 
+def test_what_no_eviction_helps_is_refused_at_once():
+    """Behind a request that waits for what others hold, which evictions cannot give."""
+    with Node("--set", "limits.owner_max_bytes=64MiB") as node, rdtd.connect(node.socket) as c, \
+            rdtd.connect(node.socket) as other:
+        kept = c.put(np.ones(40 * MIB, dtype=np.uint8))
+        for number in range(4):
+            put(c, number)
+        got = []
+        thread = threading.Thread(target=lambda: got.append(other.empty(40 * MIB, "u8", timeout=LONG)))
+        thread.start()
+        until(lambda: node.waiters() == 1, "a request waits")
+        with raises(rdtd.LimitReached, "already wait for bytes of memory and come first"):
+            put(c, 4)
+        with raises(rdtd.LimitReached, "already wait for bytes of memory and come first"):
+            c.empty(MIB, "u8")
+        made = c.put_many([block(number, 1000) for number in range(200)], evictable=True, errors="return")
+        assert all(isinstance(one, (rdtd.Ref, rdtd.LimitReached)) for one in made), made
+        assert there(c, range(4)) == set(range(4)), "nothing was evicted for them"
+        kept.drop()
+        thread.join(LONG)
+        put(c, 4)
+        del got[:]
+        c.flush_cache()
+
+
 def test_many_small_ones_in_few_messages():
     with Node("--set", "daemon.cache_limit=8MiB") as node, rdtd.connect(node.socket) as c:
         for turn in range(2):

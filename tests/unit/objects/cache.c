@@ -245,15 +245,15 @@ Test(cache, room_for_an_owner_comes_from_that_owner)
 
     (void)put_evictable("mine", &me, ID_MUST_BE_FREE);
     (void)put_evictable("theirs", &other, ID_MUST_BE_FREE);
-    *lack = (struct account_lack){accounts_find(&accounts, &me), USAGE_OBJECTS, 2};
+    *lack = (struct account_lack){accounts_find(&accounts, &me), USAGE_OBJECTS, 2, false};
     cr_assert(!cache_make_room(&table.cache) && is_there("mine", &me), "that would not be enough");
-    *lack = (struct account_lack){accounts_find(&accounts, &me), USAGE_NAMES, 1};
+    *lack = (struct account_lack){accounts_find(&accounts, &me), USAGE_NAMES, 1, false};
     cr_assert(!cache_make_room(&table.cache) && is_there("mine", &me), "objects are no names");
-    *lack = (struct account_lack){accounts_find(&accounts, &me), USAGE_OBJECTS, 1};
+    *lack = (struct account_lack){accounts_find(&accounts, &me), USAGE_OBJECTS, 1, false};
     cr_assert(cache_make_room(&table.cache));
     turn();
     cr_assert(!is_there("mine", &me) && is_there("theirs", &other));
-    *lack = (struct account_lack){&accounts.node, USAGE_OBJECTS, 1};
+    *lack = (struct account_lack){&accounts.node, USAGE_OBJECTS, 1, false};
     cr_assert(cache_make_room(&table.cache));
     turn();
     cr_assert(!is_there("theirs", &other));
