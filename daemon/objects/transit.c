@@ -5,11 +5,15 @@
 
 #include "daemon/base/log.h"
 
+#define HEAP_BYTES 192u /* for one: its struct, and its places in the table and among the deadlines */
+
 struct transit {
     struct deadline deadline;
     struct object *object; /* held */
     unsigned count;
 };
+
+_Static_assert(sizeof(struct transit) <= HEAP_BYTES / 2, "a hold in transit is charged what it takes");
 
 static struct transit *transit_of(const struct object *object)
 {
@@ -24,6 +28,7 @@ static void end(struct transit *transit)
     if (object->table->deadlines)
         deadline_unset(object->table->deadlines, &transit->deadline);
     free(transit);
+    account_give(account_owner(object->account), USAGE_HEAP, HEAP_BYTES);
     object->survives.in_transit = false;
     object_lasting_changed(object);
     object_drop(object);
@@ -38,42 +43,48 @@ static void on_passed(struct deadline *deadline)
     end(transit);
 }
 
-static struct transit *add(struct object *object)
+static enum rdt_status no_memory(struct rdt_error *err)
 {
-    struct transit *transit = calloc(1, sizeof *transit);
+    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold in transit");
+}
 
+static enum rdt_status add(struct object *object, struct transit **transit_p, struct rdt_error *err)
+{
+    enum rdt_status status = account_take(account_owner(object->account), USAGE_HEAP, HEAP_BYTES, err);
+    struct transit *transit;
+
+    if (status != RDT_OK)
+        return status;
+    transit = calloc(1, sizeof *transit);
     if (!transit || !map_put_u64(&object->table->transit, object->generation, transit)) {
         free(transit);
-        return NULL;
+        account_give(account_owner(object->account), USAGE_HEAP, HEAP_BYTES);
+        return no_memory(err);
     }
     transit->object = object;
     transit->deadline.on_passed = on_passed;
     object->survives.in_transit = true;
     object_hold(object);
-    return transit;
+    *transit_p = transit;
+    return RDT_OK;
 }
 
-bool transit_begin(struct object *object, int64_t ttl_ns)
+enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_error *err)
 {
     struct transit *transit = transit_of(object);
     bool had = transit;
+    enum rdt_status status = had ? RDT_OK : add(object, &transit, err);
 
-    if (!had)
-        transit = add(object);
-    if (!transit)
-        return false;
-    if (had && deadline_left_ns(&transit->deadline) > ttl_ns) {
-        transit->count++;
-        object_lasting_changed(object);
-        return true;
-    }
-    if (!deadline_set(object->table->deadlines, &transit->deadline, ttl_ns)) {
+    if (status != RDT_OK)
+        return status;
+    if ((!had || deadline_left_ns(&transit->deadline) <= ttl_ns) &&
+        !deadline_set(object->table->deadlines, &transit->deadline, ttl_ns)) {
         end(transit);
-        return false;
+        return no_memory(err);
     }
     transit->count++;
     object_lasting_changed(object);
-    return true;
+    return RDT_OK;
 }
 
 void transit_arrived(struct object *object)

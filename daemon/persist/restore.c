@@ -269,7 +269,7 @@ static void finish_object(struct object *object, const struct journal_slot *slot
     if (object->state == OBJECT_FILLING && !object->producer) /* it will never be put, and ends when everything is restored */
         return;
     for (uint64_t i = 0; i < slot->numbers[NUMBER_TRANSIT_COUNT] && i < UINT16_MAX; i++)
-        if (!transit_begin(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns)))
+        if (transit_begin(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns), NULL) != RDT_OK)
             break;
 }
 

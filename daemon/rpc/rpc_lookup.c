@@ -3,6 +3,7 @@
  * of such leases. A lease is a hold in transit (daemon/objects/transit.h): it belongs to no session, and ends by itself.
  *
  *   LOOKUP     find ── lease ── find ── lease ── … in slices ──► answer: nothing of it is evicted until the lease ends
+ *              if a lease is refused: the end of those before it, in slices ──► the error
  *   LEASE_END  the same walk, by generations */
 #include <stdlib.h>
 
@@ -22,6 +23,7 @@ struct lookup {
     uint32_t n, next;
     uint64_t id_at; /* of the next id, in the message's ids */
     uint64_t heap;
+    struct rdt_error refused; /* a lease was */
 };
 
 static void lookup_free(struct lookup *lookup)
@@ -45,6 +47,7 @@ static void answer(struct lookup *lookup)
     Rdt__Pb__LookupReply reply = RDT__PB__LOOKUP_REPLY__INIT;
     struct call *call = lookup->call;
     uint64_t *generation = lookup->generation;
+    struct rdt_error refused = lookup->refused;
     bool looks = !lookup->ends;
 
     reply.generation = generation;
@@ -52,7 +55,9 @@ static void answer(struct lookup *lookup)
     lookup->generation = NULL;
     lookup_free(lookup);
     call->on_end = NULL;
-    if (looks)
+    if (refused.status != RDT_OK)
+        call_fail(call, &refused);
+    else if (looks)
         call_reply(call, &reply.base, NULL, 0);
     else
         call_reply_empty(call);
@@ -70,11 +75,32 @@ static uint64_t find(struct lookup *lookup, const uint8_t *id, uint32_t id_bytes
         cache_missed(&objects->cache, owner);
         return 0;
     }
-    if (lookup->message->lease_ns > 0 && !transit_begin(object, lookup->message->lease_ns))
+    if (lookup->message->lease_ns > 0 && transit_begin(object, lookup->message->lease_ns, &lookup->refused) != RDT_OK)
         return 0;
     if (object->cached)
         cache_found(object, true);
     return object->generation;
+}
+
+/* The last one first: the beginning of a prefix is then what was used last, and stays longest. */
+static bool end_some(struct slice *slice, uint64_t until_ns)
+{
+    struct lookup *lookup = container_of(slice, struct lookup, slice);
+    const uint64_t *generations = lookup->ends ? lookup->ends->generation : lookup->generation;
+
+    while (lookup->next < lookup->n) {
+        uint64_t generation = generations[lookup->n - ++lookup->next];
+        struct object *object = index_get(&lookup->call->rpc->objects->by_generation, generation);
+        if (object && owner_equal(&object->account->owner, &lookup->call->account->owner)) {
+            object_hold(object);
+            transit_arrived(object);
+            object_drop(object);
+        }
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    answer(lookup);
+    return true;
 }
 
 static bool look_some(struct slice *slice, uint64_t until_ns)
@@ -85,30 +111,16 @@ static bool look_some(struct slice *slice, uint64_t until_ns)
     while (lookup->next < lookup->n) {
         uint32_t id_bytes = message->id_bytes[lookup->next];
         uint64_t generation = find(lookup, message->ids.data + lookup->id_at, id_bytes);
+        if (lookup->refused.status != RDT_OK) { /* ends the leases that it has begun */
+            lookup->n = lookup->next;
+            lookup->next = 0;
+            lookup->slice.run = end_some;
+            return end_some(slice, until_ns);
+        }
         if (generation == 0 && message->prefix)
             break;
         lookup->generation[lookup->next++] = generation;
         lookup->id_at += id_bytes;
-        if (uv_hrtime() >= until_ns)
-            return false;
-    }
-    answer(lookup);
-    return true;
-}
-
-/* The last one first: the beginning of a prefix is then what was used last, and stays longest. */
-static bool end_some(struct slice *slice, uint64_t until_ns)
-{
-    struct lookup *lookup = container_of(slice, struct lookup, slice);
-
-    while (lookup->next < lookup->n) {
-        uint64_t generation = lookup->ends->generation[lookup->n - ++lookup->next];
-        struct object *object = index_get(&lookup->call->rpc->objects->by_generation, generation);
-        if (object && owner_equal(&object->account->owner, &lookup->call->account->owner)) {
-            object_hold(object);
-            transit_arrived(object);
-            object_drop(object);
-        }
         if (uv_hrtime() >= until_ns)
             return false;
     }

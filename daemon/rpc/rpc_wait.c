@@ -217,10 +217,10 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
     if (!owner_equal(&object->account->owner, &call->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its owner can hold it in transit",
                              ref.id);
-    if (!transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns))
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold in transit");
-    answer_held(call, object);
-    return RDT_OK;
+    status = transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns, err);
+    if (status == RDT_OK)
+        answer_held(call, object);
+    return status;
 }
 
 /* Answers a HOLD that an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */

@@ -240,6 +240,33 @@ def test_a_lookup_leases_in_the_same_step():
         assert own(other)["objects"] == 0
 
 
+def heap(node):
+    owners = json.loads(node.ctl("limits", "--all", "--json"))["owners"]
+    return sum(usage["used"] for owner in owners for usage in owner["usage"] if usage["what"] == "heap")
+
+
+def test_the_records_of_leases_are_charged():
+    with Node("--set", "limits.owner_max_heap=32MiB") as node, rdtd.connect(node.socket) as c:
+        ids = [f"b{number}" for number in range(2000)]
+        c.put_many([block(number, 100) for number in range(2000)], ids=ids, evictable=True)
+        before = heap(node)
+        refs = c.lookup(ids, lease_for=LONG)
+        again = c.lookup(ids, lease_for=LONG)
+        assert heap(node) >= before + 2000 * 128, "there is one record for each object"
+        c.end_lease(refs)
+        assert heap(node) >= before + 2000 * 128
+        c.end_lease(again)
+        until(lambda: heap(node) == before, "they have ended")
+        filler = [c.put("x" * 100000) for _ in range((32 * MIB - before) // 105000)]
+        while heap(node) < 32 * MIB - 400 * 1000:  # less than the leases take
+            filler.append(c.put("x" * 100000))
+        with raises(rdtd.LimitReached, "bytes of bookkeeping"):
+            c.lookup(ids, lease_for=LONG)
+        until(lambda: own(c)["idle_objects"] == 2000, "nothing is leased by a look-up that fails")
+        del filler
+        c.flush_cache()
+
+
 def test_blocks_of_one_region_are_stored_and_loaded():
     """Each has a status of its own, also with sizes that travel together."""
     with Node("--set", "daemon.cache_limit=24MiB") as node, rdtd.connect(node.socket) as engine, \

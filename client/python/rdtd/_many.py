@@ -225,7 +225,8 @@ class ManyCalls(_rdt.Conn):
         connection; so nothing of it is evicted before `get` has it. It ends earlier by `end_lease`. None: none is held, and
         an object may end right after the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`),
         and as a hit or a miss of the cache; a `get` of its Refs is no further hit.
-        Errors: Invalid (an id that is empty or too long), LimitReached (lease_for: above the daemon's detached_ttl_max)."""
+        Errors: Invalid (an id that is empty or too long), LimitReached (lease_for: above the daemon's detached_ttl_max;
+        the records of the leases exceed owner_max_heap)."""
         listed = _listed(ids, "ids")
         _texts(listed, "ids", (bytes,))
         keys = [key.encode() if isinstance(key, str) else key for key in listed]
