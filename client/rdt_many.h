@@ -82,6 +82,17 @@ enum rdt_status rdt_lease_end(rdt *rdt, const struct rdt_ref *refs, size_t count
 enum rdt_status rdt_fetch_each(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                rdt_object **objects_p, enum rdt_status *statuses_p, struct rdt_error *err);
 
+/* Copies the tensors of refs [count] into targets, as rdt_fetch_each does with these targets, and returns when all are there or
+ * have failed: the blocks of a cache into one memory. targets [count] are lists [target_counts[i]] of row-major tensors with
+ * the dtypes and shapes of the object's; no two overlap. Nothing else of the objects is returned. Objects of this user on this
+ * node whose refs have a generation, as those of rdt_lookup do, take one message for hundreds: the daemon copies them at once
+ * into targets in memory from one rdt_alloc, and by way of memory of its own into targets of up to 4 MiB in ordinary memory.
+ * All others are fetched one by one. A ref without a generation waits for its put. timeout_ns is as in rdt_fetch_options; after
+ * TIMED_OUT and CANCELLED the daemon may write to targets from rdt_alloc for a moment. Errors of each: those of rdt_fetch. */
+enum rdt_status rdt_load_many(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_tensor *const *targets,
+                              const size_t *target_counts, int64_t timeout_ns, enum rdt_status *statuses_p,
+                              struct rdt_error *err);
+
 /* Waits until how_many of requests [count] (RDT_WAIT_ALL: all of them) have ended, well or not, or timeout_ns has passed.
  * statuses_p [count], may be NULL, receives how each has ended, AGAIN if it runs; rdt_request_status has the sentences.
  * Returns RDT_OK if how_many have ended, and TIMED_OUT if too few have; nothing is cancelled. */

@@ -25,8 +25,8 @@
 
 #include "daemon/objects/object_table.h"
 
-/* One more ref of the object is on its way, for ttl_ns at most. The object must be filling or live. Its owner is charged for the
- * first. NO_MEMORY, LIMIT: nothing has changed. */
+/* One more ref of the object is on its way, for ttl_ns at most. The object must be filling or live. Its owner is charged for
+ * the first. NO_MEMORY, LIMIT: nothing has changed. */
 enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_error *err);
 
 /* One ref has arrived. Does nothing if none was on its way. The caller must hold the object. */

@@ -295,6 +295,88 @@ def test_blocks_of_one_region_are_stored_and_loaded():
         until(lambda: own(engine)["objects"] == 0, "a version of a model is dropped by its prefix")
 
 
+def test_blocks_are_loaded_together():
+    """Into memory of any kind, and each has a status of its own."""
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        sizes = [100, 40000, 300000, MIB, 5 * MIB]
+        blocks = {f"n{number}": block(number, sizes[number % 5]) for number in range(60)}
+        c.put_many(list(blocks.values()), ids=list(blocks), evictable=True)
+        pairs = [[np.arange(1000, dtype=np.float32), np.full((30, 40), 7, dtype=np.int16)[:, ::2]], [block(3, 10), block(4, 10)]]
+        c.put(pairs[0], id="two", evictable=True)
+        kept = c.put(pairs[1], id="kept")  # of the session, and not in the cache
+        refs = reader.lookup([*blocks, "two", "kept"], lease_for=LONG)
+        assert all(refs)
+        def buffers(total):
+            own = reader.empty(total, "u8")
+            plain = np.empty(total, dtype=np.uint8)
+            return own, plain
+        total = sum(len(value) + 64 for value in blocks.values())
+        for memory in buffers(total):
+            into, at = [], 0
+            for value in blocks.values():
+                into.append(memory[at:at + len(value)])
+                at += len(value) + 64
+            two = [np.zeros(1000, dtype=np.float32), np.zeros((30, 20), dtype=np.int16)]
+            more = [np.zeros(10, dtype=np.uint8) for _ in range(2)]
+            memory[:] = 250
+            assert reader.load_many(refs, [*into, two, more]) == [None] * 62
+            for got, value in zip(into, blocks.values()):
+                assert (got == value).all()
+            assert (memory[at - 64:at] == 250).all() and (two[0] == pairs[0][0]).all() and (two[1] == pairs[0][1]).all()
+            assert (more[1] == block(4, 10)).all()
+            memory[:] = 0
+            wrong = list(refs)
+            wrong[1], wrong[2] = rdtd.Ref.from_id("n1"), reader.lookup(["n3"])[0]
+            wrong[5] = c.put(block(1, 100), id="gone", evictable=True)
+            c.free(wrong[5], force=True)
+            got = reader.load_many(wrong, [*into, two, more], errors="return", timeout=LONG)
+            assert isinstance(got[2], rdtd.Mismatch) and isinstance(got[5], rdtd.Freed), got
+            assert [i for i, one in enumerate(got) if one is not None] == [2, 5]
+            assert (into[1] == blocks["n1"]).all() and (into[6] == blocks["n6"]).all() and not into[2].any()
+            with raises(rdtd.Mismatch):
+                reader.load_many(wrong[:3], into[:3])
+            with raises(rdtd.TimedOut):
+                reader.load_many([rdtd.Ref.from_id("nobody")], into[:1], timeout=0.1)
+            with raises(rdtd.Invalid, "targets 0 and 1 of all share memory"):
+                reader.load_many(refs[:2], [memory[:100], memory[60:60 + 40000]])
+            del into, got, two, more
+        with raises(ValueError, "2 refs and 1 buffers"):
+            reader.load_many(refs[:2], [np.zeros(1)])
+        with raises(TypeError, "refs[1] must be a Ref"):
+            reader.load_many([refs[0], None], [np.zeros(1)] * 2)
+        with raises(ValueError):
+            frozen = np.zeros(100, dtype=np.uint8)
+            frozen.flags.writeable = False
+            reader.load_many(refs[:1], [frozen])
+        with raises(rdtd.Mismatch, "not contiguous"):
+            reader.load_many(refs[:1], [np.zeros((100, 2), dtype=np.uint8)[:, 1]])
+        assert reader.load_many([], []) == []
+        live = reader.empty(200, "u8")  # an object in the memory into which it is loaded
+        live[:] = 9
+        ref = reader.put(live[:100], id="live")
+        assert reader.load_many(reader.lookup(["live"]), [live[100:]]) == [None] and (live == 9).all()
+        del ref, live, memory
+        reader.end_lease(refs)
+        c.free(prefix="n")
+        kept.drop()
+        c.flush_cache()
+
+
+def test_loads_while_the_daemon_is_killed_are_whole():
+    with Killed("--set", "daemon.cache_limit=1GiB") as killed, rdtd.connect(killed.node.socket) as c:
+        ids = [f"b{number}" for number in range(200)]
+        c.put_many([block(number, 40000) for number in range(200)], ids=ids, evictable=True)
+        refs = c.lookup(ids)
+        with killed.kill_every(0.3):
+            for turn in range(60):
+                into = [np.zeros(40000, dtype=np.uint8) for _ in ids]
+                loaded = c.load_many(refs, into, errors="return")
+                for number, (error, got) in enumerate(zip(loaded, into)):
+                    assert isinstance(error, rdtd.Restarted) or (error is None and (got == block(number, 40000)).all()), error
+        until(lambda: own(c)["idle_objects"] == 200, "nothing is held")
+        c.flush_cache()
+
+
 def test_wrong_options():
     with Node() as node, rdtd.connect(node.socket) as c:
         with raises(ValueError, "detached"):

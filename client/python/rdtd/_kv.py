@@ -190,15 +190,15 @@ class Blocks:
             refs = [next(more) if ref is None else ref for ref in refs]
             there = [(ref, buffer) for ref, buffer in zip(refs, into) if ref is not None]
             try:
-                got = connection.get([ref for ref, _ in there], into=[buffer for _, buffer in there], errors="return",
-                                     timeout=_LONGEST_GET) if there else []
+                got = connection.load_many([ref for ref, _ in there], [buffer for _, buffer in there], errors="return",
+                                           timeout=_LONGEST_GET)
             finally:
                 connection.end_lease([ref for ref in leased if ref is not None])
             for one in got:
                 if isinstance(one, (Disconnected, Restarted)):
                     raise one
             results = iter(got)
-            return [ref is not None and not isinstance(next(results), Exception) for ref in refs]
+            return [ref is not None and next(results) is None for ref in refs]
         return self._call(get, [False] * len(ids)) if ids else []
 
     def unlock(self, ids: Iterable[str]) -> None:

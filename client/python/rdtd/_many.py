@@ -212,6 +212,49 @@ class ManyCalls(_rdt.Conn):
         return self._exists(listed)
 
 
+    # ---- load ----
+
+    @checked
+    def load_many(self, refs: Iterable[_rdt.Ref], into: Iterable[Any], *, timeout: Optional[float] = None,
+                  errors: Literal["raise", "return"] = "raise") -> list[Optional[Error]]:
+        """Copies the tensors of each object into its buffer, as `get(refs, into=into)` does: the blocks of a cache into one
+        memory. into: for each Ref a writable, contiguous array, tensor or memoryview with the dtype and the shape of the object's
+        one tensor, or a list of these; no two share memory.
+
+        Objects of this user on this node whose Refs have a generation, as those of `lookup` do, take one message for hundreds,
+        and the daemon copies them at once: straight into arrays from one `empty`, or by way of memory of its own into buffers of
+        up to 4 MiB. All others are fetched one by one, and so are all if a buffer is on a GPU. Metadata, such as the keys of a dict, is not returned.
+        timeout: seconds; None: waits as long as it takes, also for the put of a Ref without a generation. After an error
+        the daemon may write to arrays from `empty` for a moment.
+        Returns a list of None; errors="return": with the exception of each that was not loaded in its place, otherwise the first
+        is raised. Errors: those of `get`; Mismatch (other dtypes or shapes)."""
+        returns = returns_errors(errors)
+        listed, buffers = _listed(refs, "refs"), _listed(into, "into")
+        if len(listed) != len(buffers):
+            raise ValueError(f"there are {len(listed)} refs and {len(buffers)} buffers")
+        for i, ref in enumerate(listed):
+            if not isinstance(ref, _rdt.Ref):
+                raise TypeError(f"refs[{i}] must be a Ref, not {shown(ref)}")
+        lists = any([isinstance(buffer, (list, tuple)) for buffer in buffers])
+        each = [list(buffer) if isinstance(buffer, (list, tuple)) else [buffer] for buffer in buffers] if lists else []
+        loaded = self._load_many(listed, [one for buffer in each for one in buffer] if lists else buffers,
+                                 [len(buffer) for buffer in each] if lists else None, timeout)
+        if loaded is None:  # on a GPU
+            got = self.get(listed, into=buffers, timeout=timeout, errors=errors)  # type: ignore[attr-defined]
+            return [one if isinstance(one, Error) else None for one in got]
+        statuses, sentence = loaded
+        result: list[Optional[Error]] = [None] * len(statuses)
+        if sentence is None:
+            return result
+        for i, status in enumerate(statuses):
+            if status != 0:
+                kind = BY_STATUS.get(status, Error)
+                result[i] = kind(f"ref {i} was not loaded: {kind.__name__}" if sentence == "" else sentence)
+                sentence = ""
+                if not returns:
+                    raise result[i]  # type: ignore[misc]
+        return result
+
     # ---- look-up ----
 
     @checked

@@ -330,6 +330,7 @@ PyMethodDef conn_methods[] = {
     {"_end_prefix", conn_end_prefix, METH_VARARGS, NULL},
     {"_exists", conn_exists, METH_O, NULL},
     {"_lookup", conn_lookup, METH_VARARGS, NULL},
+    {"_load_many", conn_load_many, METH_VARARGS, NULL},
     {"_lease_end", conn_lease_end, METH_O, NULL},
     {"_node", node, METH_NOARGS, NULL},
     {"_ping", ping, METH_O, NULL},

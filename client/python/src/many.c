@@ -330,6 +330,93 @@ PyObject *conn_lookup(PyObject *self, PyObject *args)
     return made;
 }
 
+struct loading { /* everything that rdt_load_many borrows */
+    struct borrowed_set *set;
+    struct rdt_ref *refs;
+    const struct rdt_tensor **targets;
+    size_t *counts;
+    enum rdt_status *statuses;
+};
+
+static void loading_fini(struct loading *loading)
+{
+    borrowed_set_free(loading->set);
+    PyMem_Free(loading->refs);
+    PyMem_Free((void *)loading->targets);
+    PyMem_Free(loading->counts);
+    PyMem_Free(loading->statuses);
+}
+
+static bool loading_init(struct loading *loading, PyObject *refs, PyObject *tensors, PyObject *counts)
+{
+    Py_ssize_t count = PyList_GET_SIZE(refs);
+    size_t at = 0;
+
+    loading->set = borrowed_set_from(tensors, true, Py_None, "load_many: target");
+    loading->refs = loading->set ? refs_of(refs, count) : NULL;
+    if (!loading->refs)
+        return false;
+    loading->targets = PyMem_Calloc((size_t)count + 1, sizeof(const struct rdt_tensor *));
+    loading->counts = PyMem_Calloc((size_t)count + 1, sizeof *loading->counts);
+    loading->statuses = PyMem_Calloc((size_t)count + 1, sizeof *loading->statuses);
+    if (!loading->targets || !loading->counts || !loading->statuses) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; at += loading->counts[i++]) {
+        loading->counts[i] = counts == Py_None ? 1 : PyLong_AsSize_t(PyList_GET_ITEM(counts, i));
+        if (!PyErr_Occurred() && loading->counts[i] > loading->set->count - at)
+            PyErr_SetString(PyExc_ValueError, "there are fewer targets than counted");
+        if (PyErr_Occurred())
+            return false;
+        loading->targets[i] = loading->set->tensors + at;
+    }
+    return true;
+}
+
+/* _load_many([ref], targets of all, number of each (None: one), timeout): (the number of the status of each, the sentence of
+ * the first that was not loaded, or None). None: a target is on a GPU, and nothing was loaded. */
+PyObject *conn_load_many(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    PyObject *refs, *tensors, *counts, *made = NULL, *list;
+    struct loading loading = {0};
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    int64_t timeout_ns;
+
+    if (!PyArg_ParseTuple(args, "O!OOO&:_load_many", &PyList_Type, &refs, &tensors, &counts, timeout_or_none, &timeout_ns))
+        return NULL;
+    if (counts != Py_None && (!PyList_Check(counts) || PyList_GET_SIZE(counts) != PyList_GET_SIZE(refs)))
+        return PyErr_Format(PyExc_TypeError, "expected a count for each ref");
+    if (!loading_init(&loading, refs, tensors, counts)) {
+        loading_fini(&loading);
+        return NULL;
+    }
+    if (loading.set->on_gpus > 0) {
+        loading_fini(&loading);
+        Py_RETURN_NONE;
+    }
+    if (conn_enter(conn)) {
+        size_t count = (size_t)PyList_GET_SIZE(refs);
+
+        for (size_t i = 0; i < count; i++)
+            loading.statuses[i] = RDT_AGAIN;
+        WAITS(
+            conn, status,
+            rdt_load_many(conn->rdt, loading.refs, count, loading.targets, loading.counts, timeout_ns, loading.statuses, &err));
+        if (status == RDT_CANCELLED || (count > 0 && status != RDT_OK && loading.statuses[0] == RDT_AGAIN))
+            (void)raise_error(&err);
+        list = PyErr_Occurred() ? NULL : PyList_New((Py_ssize_t)count);
+        for (size_t i = 0; list && i < count; i++)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, PyLong_FromLong(loading.statuses[i]));
+        made = list ? Py_BuildValue("(Nz)", list, status == RDT_OK ? NULL : err.msg) : NULL;
+        conn_leave(conn);
+    }
+    loading_fini(&loading);
+    return made;
+}
+
 /* _lease_end([ref]) */
 PyObject *conn_lease_end(PyObject *self, PyObject *list)
 {

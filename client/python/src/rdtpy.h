@@ -474,6 +474,7 @@ PyObject *conn_publish_many(PyObject *self, PyObject *args);
 PyObject *conn_end_prefix(PyObject *self, PyObject *args);
 PyObject *conn_exists(PyObject *self, PyObject *list);
 PyObject *conn_lookup(PyObject *self, PyObject *args);
+PyObject *conn_load_many(PyObject *self, PyObject *args);
 PyObject *conn_lease_end(PyObject *self, PyObject *list);
 PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "client/rdt_many.h"
+#include "proto/layout.h"
 #include "tests/integration/hostile/protocol_fixture.h"
 
 TestSuite(hostile_cache, .timeout = 120);
@@ -265,6 +266,126 @@ Test(hostile_cache, clients_that_leave_in_the_middle_leave_nothing)
     end_cache();
 }
 
+/* ---- loads ---- */
+
+enum { BLOCK = 1000 };
+
+/* LOAD_MANY of n objects that are all this one, each to offset i * step of a region, which is there or not. */
+static uint64_t load(struct raw *at, uint64_t generation, uint32_t n, uint64_t region, uint64_t region_generation,
+                     uint64_t step)
+{
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__RegionUse use = MESSAGE(region_use, .region = region, .generation = region_generation);
+    struct layout *layout = layout_create(n, n);
+    uint64_t *generations = calloc(n + 1u, sizeof *generations);
+
+    for (uint32_t i = 0; i < n; i++) {
+        generations[i] = generation;
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->shape[i] = BLOCK;
+        layout->strides[i] = 1;
+        layout->region[i] = 0;
+        layout->offset[i] = i * step;
+    }
+    layout_to_wire(layout, true, NULL, &list);
+    Rdt__Pb__LoadMany message =
+        MESSAGE(load_many, .generation = generations, .n_generation = n, .targets = &list, .region = &use);
+    uint64_t number = raw_send(at, RDT_MSG_LOAD_MANY, &message.base, NULL, 0);
+    free(layout);
+    free(generations);
+    return number;
+}
+
+static void refuses_load(const Rdt__Pb__LoadMany *message, enum rdt_status expected, const char *text)
+{
+    (void)raw_send(&raw, RDT_MSG_LOAD_MANY, &message->base, NULL, 0);
+    refuses(&raw, expected, text);
+}
+
+/* How many of the blocks have been loaded. */
+static uint32_t n_loaded(struct raw *at, uint64_t number, uint32_t n)
+{
+    Rdt__Pb__LoadManyReply *reply = (Rdt__Pb__LoadManyReply *)raw_reply(at, number, &rdt__pb__load_many_reply__descriptor);
+    uint32_t loaded = reply->n_status == 0 ? n : 0;
+
+    for (size_t i = 0; i < reply->n_status; i++)
+        loaded += reply->status[i] == RDT_OK;
+    rdt__pb__load_many_reply__free_unpacked(reply, NULL);
+    return loaded;
+}
+
+Test(hostile_cache, loads_that_lie_are_refused)
+{
+    static uint64_t generations[MOST + 1];
+    static uint32_t counts[] = {1, 1, UINT32_MAX};
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
+    uint64_t region_generation;
+    int fd;
+
+    begin_cache(NULL);
+    struct rdt_ref ref = put_evictable("block", BLOCK), plain;
+    must_be(RDT_OK, put_block(bystander, "plain", BLOCK, 0, 0, &plain));
+    uint64_t region = raw_alloc(&raw, 1 << 20, &fd, &region_generation);
+    use.region = region;
+    use.generation = region_generation;
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 1), RDT_INVALID, "columns");
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 2, .region = &use,
+                                             .count = counts, .n_count = 1),
+                 RDT_INVALID, "columns");
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = MOST + 1, .region = &use),
+                 RDT_LIMIT, "16385 objects");
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 3, .region = &use,
+                                             .count = counts, .n_count = 3),
+                 RDT_INVALID, "has 0 targets, and its objects have 4294967297");
+    use.generation++;
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 1, .region = &use),
+                 RDT_NOT_FOUND, "");
+    (void)load(&raw, ref.generation, 2, region, region_generation, (1 << 20) - BLOCK + 1);
+    refuses(&raw, RDT_INVALID, "target 1 ends at byte 1048577 of region 0, which has 1048576");
+    (void)load(&raw, ref.generation, 2, region, region_generation, UINT64_MAX);
+    refuses(&raw, RDT_INVALID, "");
+    (void)load(&raw, ref.generation, 1, region + 1000, region_generation, 0);
+    refuses(&raw, RDT_NOT_FOUND, "");
+    must(n_loaded(&raw, load(&raw, ref.generation, 0, region, region_generation, 0), 0) == 0);
+    must(n_loaded(&raw, load(&raw, ref.generation, 3, region, region_generation, 2000), 3) == 3);
+    must(n_loaded(&raw, load(&raw, UINT64_MAX, 3, region, region_generation, 2000), 3) == 0);
+    must(n_loaded(&raw, load(&raw, plain.generation, 3, region, region_generation, 2000), 3) == 3); /* of the same user */
+    must(flush(&raw) == 1);                                                                         /* nothing holds it */
+    must(n_loaded(&raw, load(&raw, ref.generation, 3, region, region_generation, 2000), 3) == 0);
+    must_ok(rdt_free(bystander, &plain, false, &err));
+    close(fd);
+    raw_close(&raw);
+    greeted(&raw);
+    end_cache();
+}
+
+/* Also while the daemon copies into their memory. */
+Test(hostile_cache, clients_that_leave_in_a_load_hold_nothing)
+{
+    begin_cache(NULL);
+    struct rdt_ref ref = put_evictable("block", BLOCK);
+    for (unsigned i = 0; i < 60; i++) {
+        uint64_t region_generation;
+        struct raw other;
+        int fd;
+        greeted(&other);
+        uint64_t region = raw_alloc(&other, 1 << 20, &fd, &region_generation);
+        close(fd);
+        for (unsigned k = 0; k < 4; k++) {
+            Rdt__Pb__CancelRequest cancel = MESSAGE(
+                cancel_request, .request_id = load(&other, ref.generation, MOST, region, region_generation, i % 2 ? 1 : 0));
+            if (k % 2)
+                (void)raw_send(&other, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0);
+        }
+        raw_close(&other);
+    }
+    uint64_t n = 0;
+    wait_until(LONG, (n += flush(&raw)) == 1);
+    end_cache();
+}
+
 /* ---- other users ---- */
 
 static void become_stranger(void)
@@ -285,6 +406,11 @@ static int try_as_stranger(struct actor *self, void *arg)
     raw_connect(&mine, node.socket);
     raw_hello(&mine);
     must(look_for(&mine, "block", HOUR) == 0);
+    uint64_t region_generation;
+    int fd;
+    uint64_t region = raw_alloc(&mine, 1 << 20, &fd, &region_generation);
+    must(n_loaded(&mine, load(&mine, generation, 3, region, region_generation, 2000), 3) == 0);
+    close(fd);
     end_leases(&mine, generation, MOST);
     must(flush(&mine) == 0);
     (void)raw_send(&mine, RDT_MSG_CACHE_FLUSH, &all.base, NULL, 0);

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* LOAD_MANY: copies the tensors of many objects of the caller into one region of its own, as one copy.
+ *
+ *   read     a thread reads the list of targets, and checks that they lie in the region
+ *   find     in slices, each object is found, held and pinned; its tensors become rows of one list
+ *   place    in slices, the memory of each is mapped
+ *   copy     one copy of all rows, on the threads of the pool or of the owner (copy.h)
+ *   end      in slices, the objects are let go; then the answer
+ *
+ * What cannot be loaded like this, for whatever reason, is left out: the client fetches it, and learns why. */
+#include <stdlib.h>
+
+#include "daemon/calls/call.h"
+#include "daemon/memory/copy.h"
+#include "daemon/rpc/rpc.h"
+
+#define LEFT_OUT RDT_UNSUPPORTED
+#define NOWHERE 0u         /* the place of what is left out */
+#define STEPS_PER_TURN 16u /* as of other copies (transfer_local_copy.c) */
+#define OBJECT_HEAP_BYTES 32u
+
+struct loading;
+
+struct load_job {
+    struct work work;
+    struct loading *loading;
+    unsigned steps;
+};
+
+struct loading {
+    struct work work;
+    struct slice slice;
+    struct call *call; /* NULL: it has ended */
+    struct rpc *rpc;
+    struct account *account; /* a reference */
+    struct arena arena;      /* of the message */
+    const Rdt__Pb__LoadMany *message;
+    struct region *region;           /* a reference and a pin */
+    struct layout *targets, *source; /* of all objects, row by row */
+    struct object **objects;         /* [n] held and pinned; NULL: left out */
+    int32_t *status;                 /* [n] */
+    uint32_t n, next;
+    uint32_t row;      /* the first of object `next` */
+    uint32_t n_places; /* in copy.from */
+    struct copy copy;
+    struct load_job *jobs;
+    unsigned n_jobs; /* that run, and the reading thread */
+    uint64_t heap;
+    struct rdt_error failed; /* not OK: the answer */
+};
+
+static uint32_t rows_of(const struct loading *loading, uint32_t i)
+{
+    return loading->message->n_count ? loading->message->count[i] : 1;
+}
+
+/* ---- the end ---- */
+
+static void answer(struct loading *loading)
+{
+    Rdt__Pb__LoadManyReply reply = RDT__PB__LOAD_MANY_REPLY__INIT;
+    struct call *call = loading->call;
+
+    if (!call)
+        return;
+    call->on_end = NULL;
+    if (loading->failed.status != RDT_OK) {
+        call_fail(call, &loading->failed);
+        return;
+    }
+    for (uint32_t i = 0; i < loading->n && reply.n_status == 0; i++)
+        reply.n_status = loading->status[i] != RDT_OK ? loading->n : 0;
+    reply.status = loading->status;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+static void loading_free(struct loading *loading)
+{
+    struct rpc *rpc = loading->rpc;
+
+    if (loading->region) {
+        region_unpin(loading->region);
+        region_unref(loading->region);
+    }
+    copy_fini(&loading->copy);
+    account_give(loading->account, USAGE_HEAP, loading->heap);
+    account_unref(loading->account);
+    work_free_arena(rpc->regions->pool, &loading->arena);
+    if (loading->targets)
+        work_free(rpc->regions->pool, loading->targets, layout_heap_bytes(loading->targets));
+    if (loading->source)
+        work_free(rpc->regions->pool, loading->source, layout_heap_bytes(loading->source));
+    free(loading->objects);
+    free(loading->status);
+    free(loading->jobs);
+    free(loading);
+}
+
+static bool end_some(struct slice *slice, uint64_t until_ns)
+{
+    struct loading *loading = container_of(slice, struct loading, slice);
+
+    while (loading->next < loading->n) {
+        struct object *object = loading->objects[loading->next];
+        loading->objects[loading->next++] = NULL;
+        if (!object)
+            continue;
+        object_unpin(object);
+        object_drop(object);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    answer(loading);
+    loading_free(loading);
+    return true;
+}
+
+/* Ends it; without a loop that goes on, at once. */
+static void end(struct loading *loading)
+{
+    slice_stop(&loading->slice);
+    loading->next = 0;
+    loading->slice.run = end_some;
+    slice_begin(loading->rpc->intake.draining ? NULL : &loading->rpc->deadlines->slices, &loading->slice);
+}
+
+/* The caller has gone, or does not wait any more. */
+static void on_end(struct call *call)
+{
+    struct loading *loading = call->waiting;
+
+    loading->call = NULL;
+    atomic_store(&loading->copy.stop, true);
+    if (loading->n_jobs == 0)
+        end(loading);
+}
+
+/* ---- copying ---- */
+
+static void leave_out(struct loading *loading, uint32_t i, uint32_t row)
+{
+    loading->status[i] = LEFT_OUT;
+    for (uint32_t t = row; t < row + rows_of(loading, i); t++)
+        loading->source->region[t] = NOWHERE;
+}
+
+static void run_job(struct work *work)
+{
+    struct load_job *job = container_of(work, struct load_job, work);
+    bool more = copy_turn(&job->loading->copy);
+
+    if (!job->loading->copy.owner)
+        work->again = more && ++job->steps % STEPS_PER_TURN != 0 && atomic_load(&job->loading->copy.failed) == 0;
+}
+
+/* Memory that was missing or could not be read makes all of them doubtful. */
+static void check(struct loading *loading)
+{
+    bool whole = atomic_load(&loading->copy.failed) == 0 && region_check(loading->region, NULL) == RDT_OK;
+
+    for (uint32_t i = 0; i < loading->n; i++)
+        if (!whole)
+            loading->status[i] = LEFT_OUT;
+    if (whole && loading->call)
+        loading->call->client->transfers.fetched_bytes += atomic_load(&loading->copy.copied);
+    loading->rpc->transfers->counts->bytes_local += atomic_load(&loading->copy.copied);
+}
+
+static void job_done(struct work *work)
+{
+    struct loading *loading = container_of(work, struct load_job, work)->loading;
+
+    if (loading->call && atomic_load(&loading->copy.failed) == 0 && !copy_ended(&loading->copy)) {
+        copy_submit(&loading->copy, loading->rpc->regions, work);
+        return;
+    }
+    if (--loading->n_jobs > 0) {
+        atomic_store(&loading->copy.stop, true); /* no step is left, or nobody wants the copy any more */
+        return;
+    }
+    check(loading);
+    end(loading);
+}
+
+static void start_copy(struct loading *loading)
+{
+    unsigned n = copy_threads(&loading->copy, loading->rpc->options->worker_threads);
+
+    loading->jobs = calloc(n, sizeof *loading->jobs);
+    if (!loading->jobs) {
+        (void)rdt_error_set(&loading->failed, RDT_NO_MEMORY, "no memory for the copy");
+        end(loading);
+        return;
+    }
+    loading->n_jobs = n;
+    for (unsigned i = 0; i < n; i++) {
+        loading->jobs[i] = (struct load_job){.work = {.run = run_job, .done = job_done, .lane = loading->call->client->id},
+                                             .loading = loading};
+        copy_submit(&loading->copy, loading->rpc->regions, &loading->jobs[i].work);
+    }
+}
+
+/* ---- the objects ---- */
+
+/* Maps the memory of object i, whose places begin at *place_p. */
+static enum rdt_status place_object(struct loading *loading, uint32_t i, uint32_t *place_p)
+{
+    struct object *object = loading->objects[i];
+    enum rdt_status status = RDT_OK;
+    struct rdt_error err;
+
+    if (object->memory.chunk) {
+        struct copy_place *place = &loading->copy.from[(*place_p)++];
+        *place = (struct copy_place){.at.base = object_base(object, 0, &err), .kind = object_region(object, 0)->kind};
+        return place->at.base ? RDT_OK : LEFT_OUT;
+    }
+    for (uint32_t r = 0; r < object->memory.n_regions; r++, ++*place_p)
+        if (status == RDT_OK)
+            status = copy_from(&loading->copy, *place_p, object->memory.uses[r].region, &err);
+    return status;
+}
+
+static bool place_some(struct slice *slice, uint64_t until_ns)
+{
+    struct loading *loading = container_of(slice, struct loading, slice);
+
+    while (loading->next < loading->n) {
+        uint32_t i = loading->next++, row = loading->row;
+        loading->row += rows_of(loading, i);
+        if (loading->objects[i] && place_object(loading, i, &loading->n_places) != RDT_OK)
+            leave_out(loading, i, row);
+        if (loading->next < loading->n && uv_hrtime() >= until_ns)
+            return false;
+    }
+    start_copy(loading);
+    return true;
+}
+
+static bool start_places(struct loading *loading, struct rdt_error *err)
+{
+    if (!copy_init(&loading->copy, loading->source, loading->n_places, loading->targets, 1)) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
+        return false;
+    }
+    if (copy_to(&loading->copy, 0, loading->region, err) != RDT_OK)
+        return false;
+    loading->next = loading->row = 0;
+    loading->n_places = NOWHERE + 1;
+    loading->slice.run = place_some;
+    return true;
+}
+
+static bool may_load(const struct loading *loading, struct object *object)
+{
+    if (!object || object->state != OBJECT_LIVE || object->kind != OBJECT_PLAIN || object->file.unchecked ||
+        !owner_equal(&object->account->owner, &loading->account->owner) || object_on_device(object))
+        return false;
+    for (uint32_t r = 0; r < object->memory.n_regions; r++)
+        if (object->memory.uses[r].region == loading->region) /* one tensor may lie where another one is written to */
+            return false;
+    return true;
+}
+
+/* The rows of one object among all targets. */
+static struct layout target_of(const struct loading *loading, uint32_t i)
+{
+    const struct layout *all = loading->targets;
+    struct layout one = {.count = rows_of(loading, i),
+                         .dtype = all->dtype + loading->row,
+                         .ndim = all->ndim + loading->row,
+                         .first_dim = all->first_dim + loading->row,
+                         .region = all->region + loading->row,
+                         .offset = all->offset + loading->row,
+                         .shape = all->shape,
+                         .strides = all->strides};
+
+    return one;
+}
+
+/* Finds object i, and makes its tensors the rows from loading->row on. */
+static enum rdt_status find_object(struct loading *loading, uint32_t i)
+{
+    struct object *object = index_get(&loading->rpc->objects->by_generation, loading->message->generation[i]);
+    struct layout *all = loading->source, target = target_of(loading, i), *layout;
+    enum rdt_status status;
+
+    if (!may_load(loading, object) || object_layout(object, NULL, &layout, NULL) != RDT_OK)
+        return LEFT_OUT;
+    status = layout_same_shape(layout, &target, NULL);
+    for (uint32_t t = 0; status == RDT_OK && t < layout->count; t++) {
+        uint32_t row = loading->row + t, dim = all->first_dim[row];
+        all->region[row] = loading->n_places + (object->memory.chunk ? 0 : layout->region[t]);
+        all->offset[row] = layout->offset[t];
+        for (uint32_t d = 0; d < layout->ndim[t]; d++)
+            all->strides[dim + d] = layout->strides[layout->first_dim[t] + d];
+    }
+    free(layout);
+    if (status != RDT_OK)
+        return LEFT_OUT;
+    object_hold(object);
+    object_pin(object);
+    loading->objects[i] = object;
+    loading->n_places += object_n_places(object);
+    if (object->cached)
+        cache_found(object, false);
+    return RDT_OK;
+}
+
+static bool find_some(struct slice *slice, uint64_t until_ns)
+{
+    struct loading *loading = container_of(slice, struct loading, slice);
+
+    while (loading->next < loading->n) {
+        uint32_t i = loading->next++;
+        if (find_object(loading, i) != RDT_OK)
+            leave_out(loading, i, loading->row);
+        loading->row += rows_of(loading, i);
+        if (loading->next < loading->n && uv_hrtime() >= until_ns)
+            return false;
+    }
+    if (start_places(loading, &loading->failed))
+        return place_some(slice, until_ns);
+    loading->next = 0;
+    loading->slice.run = end_some;
+    return end_some(slice, until_ns);
+}
+
+/* ---- the list, on a thread ---- */
+
+static enum rdt_status read_targets(struct loading *loading, struct rdt_error *err)
+{
+    const struct layout *targets;
+    uint64_t lo, hi, rows = 0;
+    enum rdt_status status = layout_from_wire(loading->message->targets, &loading->targets, err);
+
+    for (uint32_t i = 0; i < loading->n; i++)
+        rows += rows_of(loading, i);
+    if (status != RDT_OK)
+        return status;
+    targets = loading->targets;
+    if (rows != targets->count)
+        return rdt_error_set(err, RDT_INVALID, "the message has %u targets, and its objects have %llu", targets->count,
+                             (unsigned long long)rows);
+    for (uint32_t t = 0; t < targets->count; t++) {
+        status = layout_extent(targets, t, &lo, &hi, err);
+        if (status != RDT_OK)
+            return status;
+        if (lo < hi && (targets->region[t] != 0 || hi > loading->region->bytes || !layout_is_contiguous(targets, t)))
+            return rdt_error_set(err, RDT_INVALID,
+                                 "target %u ends at byte %llu of region %u, which has %llu, or is not contiguous", t,
+                                 (unsigned long long)hi, targets->region[t], (unsigned long long)loading->region->bytes);
+    }
+    loading->source = layout_dup(targets);
+    return loading->source ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u targets", targets->count);
+}
+
+static void run_read(struct work *work)
+{
+    struct loading *loading = container_of(work, struct loading, work);
+
+    (void)read_targets(loading, &loading->failed);
+}
+
+static void done_read(struct work *work)
+{
+    struct loading *loading = container_of(work, struct loading, work);
+    uint64_t heap = loading->targets ? 2 * layout_heap_bytes(loading->targets) : 0;
+
+    loading->n_jobs = 0;
+    if (loading->call && loading->failed.status == RDT_OK &&
+        account_take(loading->account, USAGE_HEAP, heap, &loading->failed) == RDT_OK) {
+        loading->heap += heap;
+        loading->n_places = NOWHERE + 1;
+        loading->slice.run = find_some;
+        slice_begin(&loading->rpc->deadlines->slices, &loading->slice);
+        return;
+    }
+    end(loading);
+}
+
+/* ---- the request ---- */
+
+static enum rdt_status begin(struct loading *loading, struct rdt_error *err)
+{
+    const Rdt__Pb__RegionUse *use = loading->message->region;
+    struct region *region;
+    enum rdt_status status = client_region(loading->call->client, use->region, use->generation, &region, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (region->origin != REGION_ALLOCATED || !region_is_host(region))
+        return rdt_error_set(err, RDT_INVALID, "nothing is loaded into region %llu: only into host memory from ALLOC",
+                             (unsigned long long)region->id);
+    loading->objects = calloc(loading->n + 1u, sizeof *loading->objects);
+    loading->status = calloc(loading->n + 1u, sizeof *loading->status);
+    if (!loading->objects || !loading->status)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to load %u objects", loading->n);
+    loading->region = region_ref(region);
+    region_pin(region);
+    return call_defer(loading->call, -1, on_end, err);
+}
+
+enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__LoadMany *message = request;
+    size_t n = message->n_generation;
+    uint64_t heap = call->request.payload_bytes + n * (uint64_t)OBJECT_HEAP_BYTES;
+    struct loading *loading;
+    enum rdt_status status;
+
+    if (n > RDT_MAX_FETCH_REFS)
+        return rdt_error_set(err, RDT_LIMIT, "the message loads %zu objects: at most %u are possible", n, RDT_MAX_FETCH_REFS);
+    if (!message->region || (message->n_count && message->n_count != n))
+        return rdt_error_set(err, RDT_INVALID, "the columns of a message that loads %zu objects do not belong together", n);
+    status = account_take(call->account, USAGE_HEAP, heap, err);
+    if (status != RDT_OK)
+        return status;
+    loading = calloc(1, sizeof *loading);
+    if (!loading) {
+        account_give(call->account, USAGE_HEAP, heap);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to load %zu objects", n);
+    }
+    loading->call = call;
+    loading->rpc = call->rpc;
+    loading->account = account_ref(call->account);
+    loading->heap = heap;
+    loading->message = message;
+    loading->n = (uint32_t)n;
+    arena_init(&loading->arena, 0);
+    status = begin(loading, err);
+    if (status != RDT_OK) {
+        call->on_end = NULL;
+        loading_free(loading);
+        return status;
+    }
+    call_take_request(call, &loading->arena);
+    call->waiting = loading;
+    loading->n_jobs = 1;
+    loading->work = (struct work){.run = run_read, .done = done_read, .lane = call->client->id};
+    work_submit(call->rpc->regions->pool, &loading->work);
+    return RDT_OK;
+}
