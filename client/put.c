@@ -352,61 +352,83 @@ static enum rdt_status copy_all(struct put *put, bool fresh, struct rdt_error *e
 
 /* ---- the request ---- */
 
-static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, struct rdt_error *err)
+/* What a PUT is sent from. */
+struct put_request {
+    Rdt__Pb__Put message;
+    Rdt__Pb__TensorList list;
+    Rdt__Pb__RegionUse **regions;
+    struct layout_rows rows;
+};
+
+/* Fills a message that points into the put. The caller frees request->regions. */
+static enum rdt_status make_request(const struct put *put, struct put_request *request, struct rdt_error *err)
 {
     const struct rdt_put_options *options = put->options;
-    Rdt__Pb__Put request = RDT__PB__PUT__INIT;
-    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
-    struct layout_rows rows;
-    ProtobufCMessage *answer;
-    enum rdt_status status;
+    Rdt__Pb__Put *message = &request->message;
 
-    request.id.data = (uint8_t *)options->id;
-    request.id.len = options->id ? options->id_bytes : 0;
-    request.metadata.data = (uint8_t *)options->metadata;
-    request.metadata.len = options->metadata_bytes;
+    rdt__pb__put__init(message);
+    rdt__pb__tensor_list__init(&request->list);
+    message->id.data = (uint8_t *)options->id;
+    message->id.len = options->id ? options->id_bytes : 0;
+    message->metadata.data = (uint8_t *)options->metadata;
+    message->metadata.len = options->metadata_bytes;
     if (put->shards.metadata)
-        request.metadata = (ProtobufCBinaryData){put->shards.metadata_bytes, put->shards.metadata};
-    request.box_bytes = put->shards.box_bytes;
-    request.flags = options->flags;
-    request.sum = put->sum;
-    request.ttl_ns = options->ttl_ns;
+        message->metadata = (ProtobufCBinaryData){put->shards.metadata_bytes, put->shards.metadata};
+    message->box_bytes = put->shards.box_bytes;
+    message->flags = options->flags;
+    message->sum = put->sum;
+    message->ttl_ns = options->ttl_ns;
     if (options->transport)
-        request.transport = (char *)options->transport;
-    request.visibility = (Rdt__Pb__Visibility)options->visibility;
-    layout_to_wire(put->layout, true, put->conn->can.tensor_runs ? &rows : NULL, &list);
-    request.tensors = &list;
+        message->transport = (char *)options->transport;
+    message->visibility = (Rdt__Pb__Visibility)options->visibility;
+    layout_to_wire(put->layout, true, put->conn->can.tensor_runs ? &request->rows : NULL, &request->list);
+    message->tensors = &request->list;
     if (put->inline_data)
-        request.inline_data = (ProtobufCBinaryData){put->copied_bytes, put->inline_data};
-    request.regions = calloc((size_t)put->n_regions + 1, sizeof *request.regions);
-    if (!request.regions)
+        message->inline_data = (ProtobufCBinaryData){put->copied_bytes, put->inline_data};
+    message->regions = request->regions = calloc((size_t)put->n_regions + 1, sizeof *message->regions);
+    if (!message->regions)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %u regions", put->n_regions);
-    request.n_regions = put->n_regions;
+    message->n_regions = put->n_regions;
     for (uint32_t i = 0; i < put->n_regions; i++)
-        request.regions[i] = &put->regions[i];
+        message->regions[i] = &put->regions[i];
     if (put->given) {
-        request.given = (uint32_t *)&put->copy_index;
-        request.n_given = 1;
+        message->given = (uint32_t *)&put->copy_index;
+        message->n_given = 1;
     }
     if (put->loan) {
-        request.loaned = (uint32_t *)&put->copy_index;
-        request.n_loaned = 1;
+        message->loaned = (uint32_t *)&put->copy_index;
+        message->n_loaned = 1;
     }
     /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A live object in a region that is
      * loaned again does not wait for room either: a new region may need less. */
     if (put->options->timeout_ns > 0 && !(put->loan && put->loan->reused && !(options->flags & RDT_PUT_IMMUTABLE)))
-        request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
-    status = call_fds(put->conn, RDT_MSG_PUT, &request.base, -1, put->answer_ns, &answer, NULL, err);
-    free(request.regions);
-    if (status != RDT_OK)
-        return status;
-    status = wire_ref_to(((Rdt__Pb__PutReply *)answer)->ref, ref_p, err);
+        message->timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
+    return RDT_OK;
+}
+
+static enum rdt_status read_answer(ProtobufCMessage *take_answer, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    enum rdt_status status = wire_ref_to(((Rdt__Pb__PutReply *)take_answer)->ref, ref_p, err);
+
     if (status != RDT_OK) {
         rdt_error_prefix(err, "rdtd's answer to PUT");
         status = err ? (err->status = RDT_PROTOCOL) : RDT_PROTOCOL;
     }
-    protobuf_c_message_free_unpacked(answer, NULL);
+    protobuf_c_message_free_unpacked(take_answer, NULL);
     return status;
+}
+
+static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct put_request request;
+    ProtobufCMessage *answer;
+    enum rdt_status status = make_request(put, &request, err);
+
+    if (status != RDT_OK)
+        return status;
+    status = call_fds(put->conn, RDT_MSG_PUT, &request.message.base, -1, put->answer_ns, &answer, NULL, err);
+    free(request.regions);
+    return status == RDT_OK ? read_answer(answer, ref_p, err) : status;
 }
 
 /* ---- public calls ---- */
@@ -545,6 +567,72 @@ enum rdt_status rdt_put(rdt *conn, const struct rdt_tensor *tensors, size_t coun
         status = put_once(conn, tensors, count, &own, deadline_ns, true, ref_p, &why);
     if (status != RDT_OK && err)
         *err = why;
+    return status;
+}
+
+/* ---- several at a time ---- */
+
+struct put_on_its_way {
+    struct put put;
+    struct rdt_put_options options;
+    struct put_request request;
+    struct waiting *waiting;
+};
+
+static enum rdt_status begin(struct put_on_its_way *way, const struct rdt_tensor *tensors, size_t count, struct rdt_error *err)
+{
+    struct put *put = &way->put;
+    enum rdt_status status = check_options(&way->options, err);
+
+    if (status == RDT_OK)
+        status = put_init(put, tensors, count, err);
+    if (status == RDT_OK && put->copied_bytes > 0)
+        status = RDT_AGAIN;
+    if (status != RDT_OK)
+        return status;
+    put->deadline_ns = put_deadline_ns(&way->options);
+    choose_flags(put, &way->options);
+    put->method = NOTHING;
+    status = make_request(put, &way->request, err);
+    if (status == RDT_OK)
+        status = call_begin(put->conn, RDT_MSG_PUT, &way->request.message.base, NULL, 0, 1, &way->waiting, err);
+    return status;
+}
+
+static void way_free(struct put_on_its_way *way, bool done)
+{
+    put_fini(&way->put, done);
+    free(way->request.regions);
+    free(way);
+}
+
+enum rdt_status put_begin(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
+                          struct put_on_its_way **way_p, struct rdt_error *err)
+{
+    struct put_on_its_way *way = calloc(1, sizeof *way);
+    enum rdt_status status;
+
+    if (!way)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a put");
+    way->options = *options;
+    way->put = (struct put){.conn = conn, .options = &way->options, .fd = -1};
+    status = begin(way, tensors, count, err);
+    if (status == RDT_OK)
+        *way_p = way;
+    else
+        way_free(way, false);
+    return status;
+}
+
+enum rdt_status put_end(struct put_on_its_way *take_way, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    const struct put *put = &take_way->put;
+    ProtobufCMessage *answer;
+    enum rdt_status status = call_end(put->conn, take_way->waiting, answer_ns(put, take_way->options.timeout_ns), &answer, err);
+
+    if (status == RDT_OK)
+        status = read_answer(answer, ref_p, err);
+    way_free(take_way, status == RDT_OK);
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Puts that rdt.h does not offer: for rdtctl, which links librdt statically, and for plan/publishing.c. */
+/* Puts that rdt.h does not offer: for rdtctl, which links librdt statically, for plan/publishing.c and many/put_many.c. */
 #ifndef CLIENT_PUT_H
 #define CLIENT_PUT_H
 
@@ -12,6 +12,14 @@
  * rdt_put; INVALID if a tensor lies elsewhere. */
 enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_tensor *tensors, size_t count,
                                 const struct rdt_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* As rdt_put of a snapshot of tensors that all lie in memory of rdt_alloc, in two steps, between which the caller may begin
+ * others. put_begin borrows what the options point to until put_end. AGAIN: a tensor lies elsewhere, and nothing has been
+ * put. */
+struct put_on_its_way;
+enum rdt_status put_begin(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
+                          struct put_on_its_way **way_p, struct rdt_error *err);
+enum rdt_status put_end(struct put_on_its_way *take_way, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* Memory of the daemon that the caller fills with tensors before it puts them as a snapshot. */
 struct put_room {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_put_many: packs small values into loaned regions, and puts those of a region with one message. While the daemon puts
- * one batch, the next is packed into another region.
+ * one batch, the next is packed into another region. Larger snapshots are put by a message each, many at a time: the daemon
+ * copies them out of memory that it knows, into which this thread has copied those that lie elsewhere (a stage).
  *
  *     batch 0   pack ── PUT_MANY ─────────────► answer
  *     batch 1              pack ── PUT_MANY ───────────────► answer
@@ -12,6 +13,7 @@
 #include "client/call.h"
 #include "client/memory/loans.h"
 #include "client/options.h"
+#include "client/put.h"
 #include "client/rdt_many.h"
 #include "client/session/clock.h"
 #include "client/session/connection.h"
@@ -24,6 +26,10 @@
 #define BATCH_MOST 1024u                /* objects in a message */
 #define BATCHES 2u                      /* at a time */
 #define TOGETHER_LEAST 4u               /* fewer are put one by one, which takes no region */
+#define FLYING_MOST 32u                 /* larger ones that are being put */
+#define STAGE_BYTES ((uint64_t)4 << 20)
+#define STAGES 3u
+#define NO_STAGE STAGES
 #define WIRE_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_REPLACE | RDT_PUT_EVICTABLE))
 #define FLAGS (WIRE_FLAGS | RDT_PUT_UNSEALED | RDT_PUT_SUM)
 
@@ -40,6 +46,26 @@ struct batch { /* values that are put with one message */
     struct waiting *waiting; /* NULL: it has not been sent */
 };
 
+struct flying { /* a larger value that is being put */
+    struct put_on_its_way *put;
+    size_t value;
+    unsigned stage; /* where its bytes lie; NO_STAGE: in the caller's memory */
+};
+
+struct stage {
+    uint8_t *addr;     /* [STAGE_BYTES] of rdt_alloc; NULL: not needed yet */
+    unsigned n_flying; /* values that the daemon copies out of it */
+};
+
+struct larger {                        /* what put_many does with larger snapshots */
+    struct flying flying[FLYING_MOST]; /* a ring */
+    unsigned first, n;
+    struct stage stages[STAGES];
+    unsigned stage; /* that is being filled */
+    uint64_t used;  /* bytes of it */
+    bool no_stage;  /* there is no memory for one */
+};
+
 struct putting {
     rdt *conn;
     const struct rdt_value *values;
@@ -52,6 +78,7 @@ struct putting {
     struct rdt_node_info node;
     bool one_by_one;    /* the daemon knows no PUT_MANY */
     struct batch *sent; /* NULL: none waits for its answer */
+    struct larger larger;
 };
 
 static void set(struct putting *putting, size_t i, enum rdt_status status, const struct rdt_error *why)
@@ -64,18 +91,25 @@ static void set(struct putting *putting, size_t i, enum rdt_status status, const
     rdt_error_prefix(&putting->why, "value %zu", i);
 }
 
-static enum rdt_status put_alone(struct putting *putting, size_t i, struct rdt_error *why_p)
+static struct rdt_put_options options_of(const struct putting *putting, const struct rdt_value *value)
 {
-    const struct rdt_value *value = &putting->values[i];
     struct rdt_put_options options = *putting->options;
-    struct rdt_error why = {0};
-    enum rdt_status status;
 
     options.struct_size = sizeof options; /* 0: the caller gave no options */
     options.id = value->id;
     options.id_bytes = value->id_bytes;
     options.metadata = value->metadata;
     options.metadata_bytes = value->metadata_bytes;
+    return options;
+}
+
+static enum rdt_status put_alone(struct putting *putting, size_t i, struct rdt_error *why_p)
+{
+    const struct rdt_value *value = &putting->values[i];
+    struct rdt_put_options options = options_of(putting, value);
+    struct rdt_error why = {0};
+    enum rdt_status status;
+
     status = rdt_put(putting->conn, value->tensors, value->count, &options, &putting->refs[i], &why);
     set(putting, i, status, &why);
     if (why_p)
@@ -83,12 +117,160 @@ static enum rdt_status put_alone(struct putting *putting, size_t i, struct rdt_e
     return status;
 }
 
-/* ---- which values travel together ---- */
-
 static uint64_t align_up(uint64_t bytes)
 {
     return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
 }
+
+/* ---- larger snapshots ---- */
+
+/* Waits until the value that was sent first has been put. */
+static void land(struct putting *putting)
+{
+    struct larger *larger = &putting->larger;
+    struct flying *flying = &larger->flying[larger->first];
+    struct rdt_error why = {0};
+    enum rdt_status status = put_end(flying->put, &putting->refs[flying->value], &why);
+
+    set(putting, flying->value, status, &why);
+    if (flying->stage != NO_STAGE)
+        larger->stages[flying->stage].n_flying--;
+    larger->first = (larger->first + 1) % FLYING_MOST;
+    larger->n--;
+}
+
+static void land_all(struct putting *putting)
+{
+    while (putting->larger.n > 0)
+        land(putting);
+}
+
+/* Objects of one id follow each other in the order of the values. */
+static bool is_flying(const struct putting *putting, const struct rdt_value *value)
+{
+    const struct larger *larger = &putting->larger;
+
+    for (unsigned i = 0; value->id && i < larger->n; i++) {
+        const struct rdt_value *other = &putting->values[larger->flying[(larger->first + i) % FLYING_MOST].value];
+        if (other->id && other->id_bytes == value->id_bytes && memcmp(other->id, value->id, value->id_bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Room for so many bytes in a stage. NULL: there is none. */
+static uint8_t *stage_room(struct putting *putting, uint64_t bytes)
+{
+    struct larger *larger = &putting->larger;
+    struct stage *stage = &larger->stages[larger->stage];
+    uint8_t *at;
+
+    if (bytes > STAGE_BYTES || larger->no_stage)
+        return NULL;
+    if (larger->used + bytes > STAGE_BYTES) {
+        larger->stage = (larger->stage + 1) % STAGES;
+        larger->used = 0;
+        stage = &larger->stages[larger->stage];
+        while (stage->n_flying > 0)
+            land(putting);
+    }
+    if (!stage->addr && rdt_alloc(putting->conn, STAGE_BYTES, (void **)&stage->addr, NULL) != RDT_OK) {
+        larger->no_stage = true;
+        return NULL;
+    }
+    at = stage->addr + larger->used;
+    larger->used += align_up(bytes);
+    return at;
+}
+
+/* Copies the tensors of a value into a stage, where staged_p [value->count] find them. AGAIN: there is no room for that. */
+static enum rdt_status stage_value(struct putting *putting, const struct rdt_value *value, struct rdt_tensor *staged_p,
+                                   struct rdt_error *err)
+{
+    struct layout *layout;
+    uint64_t bytes = 0;
+    uint8_t *at;
+    enum rdt_status status = tensor_layout(value->tensors, value->count, &layout, err);
+
+    for (uint32_t t = 0; status == RDT_OK && t < layout->count; t++)
+        bytes = align_up(bytes) + layout_bytes(layout, t);
+    at = status == RDT_OK ? stage_room(putting, bytes) : NULL;
+    for (uint32_t t = 0; at && t < layout->count; t++) {
+        bytes = layout_bytes(layout, t);
+        layout->offset[t] = 0;
+        if (bytes > 0)
+            layout_gather(layout, t, value->tensors[t].data, 0, bytes, at);
+        staged_p[t] = value->tensors[t];
+        staged_p[t].data = at;
+        staged_p[t].strides = NULL;
+        at += align_up(bytes);
+    }
+    if (status != RDT_OK)
+        return status;
+    free(layout);
+    return at ? RDT_OK : RDT_AGAIN;
+}
+
+static enum rdt_status send_larger(struct putting *putting, size_t i, struct rdt_error *why)
+{
+    struct larger *larger = &putting->larger;
+    const struct rdt_value *value = &putting->values[i];
+    struct flying *flying = &larger->flying[(larger->first + larger->n) % FLYING_MOST];
+    struct rdt_put_options options = options_of(putting, value);
+    struct rdt_tensor *staged;
+    enum rdt_status status = put_begin(putting->conn, value->tensors, value->count, &options, &flying->put, why);
+
+    flying->stage = NO_STAGE;
+    if (status == RDT_AGAIN) {
+        staged = calloc(value->count + 1, sizeof *staged);
+        status = staged ? stage_value(putting, value, staged, why)
+                        : rdt_error_set(why, RDT_NO_MEMORY, "there is no memory for a list of tensors");
+        flying = &larger->flying[(larger->first + larger->n) % FLYING_MOST]; /* some may have landed */
+        flying->stage = larger->stage;
+        if (status == RDT_OK)
+            status = put_begin(putting->conn, staged, value->count, &options, &flying->put, why);
+        free(staged);
+    }
+    if (status != RDT_OK)
+        return status;
+    if (flying->stage != NO_STAGE)
+        larger->stages[flying->stage].n_flying++;
+    flying->value = i;
+    larger->n++;
+    return RDT_OK;
+}
+
+/* Puts a value that does not travel with others. */
+static void put_larger(struct putting *putting, size_t i)
+{
+    const struct rdt_value *value = &putting->values[i];
+    bool snapshot = (putting->options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_PENDING)) == RDT_PUT_SNAPSHOT;
+    struct rdt_error why = {0};
+    enum rdt_status status = RDT_AGAIN;
+
+    if (interrupt_ask())
+        status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");
+    while (putting->larger.n == FLYING_MOST || is_flying(putting, value))
+        land(putting);
+    if (snapshot && status == RDT_AGAIN && putting->count >= TOGETHER_LEAST && value->count > 0 && value->tensors)
+        status = send_larger(putting, i, &why);
+    if (status == RDT_AGAIN) {
+        land_all(putting);
+        (void)put_alone(putting, i, NULL);
+    } else if (status != RDT_OK) {
+        set(putting, i, status, &why);
+    }
+}
+
+static void end_larger(struct putting *putting)
+{
+    land_all(putting);
+    for (unsigned i = 0; i < STAGES; i++)
+        if (putting->larger.stages[i].addr)
+            (void)rdt_dealloc(putting->conn, putting->larger.stages[i].addr, NULL);
+}
+
+/* ---- which values travel together ---- */
 
 /* Whether some byte of the tensor is in memory that the daemon knows. With the lock. */
 static bool is_known(rdt *conn, const struct rdt_tensor *tensor)
@@ -400,7 +582,7 @@ static struct batch *next_batch(struct putting *putting, size_t *next_p, uint64_
         bytes = bytes_of(putting, &putting->values[*next_p]);
         connection_unlock(putting->conn);
         if (bytes == 0)
-            (void)put_alone(putting, *next_p, NULL);
+            put_larger(putting, *next_p);
         else if (*bytes_p + align_up(bytes) > BATCH_BYTES)
             break;
         else
@@ -432,6 +614,7 @@ static void put_all(struct putting *putting)
     }
     if (putting->sent)
         finish(putting, putting->sent);
+    end_larger(putting);
 }
 
 static enum rdt_status check(const rdt *conn, const struct rdt_value *values, size_t count,

@@ -181,6 +181,43 @@ def test_many_small_ones_in_few_messages():
         c.flush_cache()
 
 
+def test_many_large_ones_are_put_at_the_same_time():
+    with Node("--set", "daemon.cache_limit=64MiB") as node, rdtd.connect(node.socket) as c:
+        own_memory = c.empty(200 * 40000, "u8")
+        own_memory[:] = 3
+        for source in own_memory, np.full(200 * 40000, 3, dtype=np.uint8):
+            values = [source[i * 40000:(i + 1) * 40000] for i in range(200)]
+            refs = c.put_many(values, ids=[f"b{i}" for i in range(200)], evictable=True, replace=True)
+            source[:] = 4  # the objects are copies
+            assert all((c.get(ref) == 3).all() for ref in refs) and [ref.id for ref in refs] == [b"b%d" % i for i in range(200)]
+            source[:] = 3
+            same = [np.full(40000 + 100 * (i % 3), i, dtype=np.uint8) for i in range(50)]
+            c.put_many(same, ids=["same"] * 50, evictable=True, replace=True)
+            assert (c.get(rdtd.Ref.from_id("same")) == 49).all(), "the last one of an id stays"
+            made = c.put_many(values[:8], ids=[f"b{i}" for i in range(4)] + [f"n{i}" for i in range(4)], evictable=True,
+                              errors="return")
+            assert all(isinstance(one, rdtd.Exists) for one in made[:4]) and all(isinstance(one, rdtd.Ref) for one in made[4:])
+            with raises(rdtd.Exists, "value 3: object \"n0\""):
+                c.put_many(values[:5], ids=["m0", "m1", "m2", "n0", "m3"], evictable=True)
+            assert c.free(prefix="m") == 0 and c.free(prefix="n") == 4
+            refs.clear()
+            del values, source
+        mixed = [block(i, (100, 40000, 3 * MIB, 5 * MIB)[i % 4]) for i in range(16)] + [block(9, 70000).reshape(2, -1)[:, ::5]]
+        refs = c.put_many(mixed, evictable=True)
+        assert all((c.get(ref) == value).all() for ref, value in zip(refs, mixed))
+        for number in range(20):  # more than the cache has
+            c.put_many([block(number, MIB)] * 20, evictable=True)
+        settled(c, 64 * MIB)
+        snapshots = c.put_many([block(i, 50000) for i in range(40)], snapshot=True)
+        assert all((c.get(ref) == block(i, 50000)).all() for i, ref in enumerate(snapshots))
+        del snapshots, refs, own_memory
+        c.flush_cache()
+    with Node("--set", "limits.client_max_bytes=1MiB") as node, rdtd.connect(node.socket) as c:  # no room for a stage
+        refs = c.put_many([block(i, 50000) for i in range(10)], evictable=True)
+        assert all((c.get(ref) == block(i, 50000)).all() for i, ref in enumerate(refs))
+        c.flush_cache()
+
+
 def test_a_put_of_the_same_id_replaces():
     with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
         put(c, 1)

@@ -58,8 +58,9 @@ class ManyCalls(_rdt.Conn):
                  errors: Literal["raise", "return"] = "raise", **options: Any) -> list[Any]:
         """Puts each of the values as an object of its own, and returns their Refs in the same order. Small ones (up to
         32 KiB of tensors) travel together, a few hundred in a message; each of them can be freed by itself, and its memory
-        is free again then. Larger ones, and tensors from `empty` or on GPUs, are put one after the other, as are dicts of
-        tensors.
+        is free again then. Larger ones that are evictable, or snapshots, are put by a message each, many at a time, from
+        memory of `empty` or by way of memory of the call (at most 4 MiB each). All others, tensors on GPUs and dicts of tensors
+        are put one after the other.
 
         ids: a list with an id, or None, for each value. options: see `put`, without id, stored, copy and stream; they hold
         for all values. errors: "raise": the first failure is raised, and the other objects are freed; "return": the
