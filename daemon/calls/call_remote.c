@@ -171,6 +171,26 @@ void call_forget(struct call *question)
     call_drop(question);
 }
 
+void call_tell(const struct call *call, struct peer *peer, uint16_t type, const ProtobufCMessage *request)
+{
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    size_t bytes = protobuf_c_message_get_packed_size(request);
+    uint8_t *packed = malloc(bytes ? bytes : 1);
+
+    if (!packed)
+        return;
+    protobuf_c_message_pack(request, packed);
+    requester.tenant = call->account->owner.tenant;
+    requester.uid = call->account->owner.uid;
+    message.call = call->rpc->calls.next_forward++; /* no call has it, so on_reply passes the answer over */
+    message.type = type;
+    message.requester = &requester;
+    message.request = (ProtobufCBinaryData){bytes, packed};
+    (void)peer_send(peer, RDT_PEER_CALL, &message.base, NULL);
+    free(packed);
+}
+
 /* ---- the beginning and the end of a link, in slices: very many calls may wait for it ---- */
 
 static struct peer *peer_of(struct peer_calls *calls)

@@ -3,7 +3,7 @@
  *
  *   look      each ref in order: what this node knows is answered; the homes of a name that it does not know are asked, of
  *             SEEKS_MAX names at a time
- *   ask       each other node about its own refs, QUESTIONS_MAX nodes at a time, each by one message after the other
+ *   ask       each other node about its own refs, by one message after the other (questions.h)
  *   answer    when nobody is asked any more, or the time is over
  *
  * All of it runs in slices. A ref whose homes or node do not answer in time is unknown, and the others are answered: homes have
@@ -14,14 +14,12 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/calls/call.h"
+#include "daemon/calls/questions.h"
 #include "wire_ref.h"
 
 #define TIMEOUT_NS INT64_C(60000000000) /* of a message without one */
 #define SEEKS_MAX 256u
-#define QUESTIONS_MAX 64u
-#define ASKED_MAX 4096u                 /* refs in a message to another node, which decodes it on its loop */
-#define ASKED_BYTES ((size_t)256 << 10) /* and about its size */
+#define ASKED_BYTES ((size_t)256 << 10) /* about, of a message to another node */
 #define LIKE_BYTES 160u                 /* the most that a `like` has in it, about */
 #define REF_HEAP_BYTES 20u              /* `at`, `status`, `after`, and `position`: there are no more `like`s than refs */
 #define ASKING_HEAP_BYTES (sizeof(struct asking) + 64u) /* with its place in the map */
@@ -36,22 +34,17 @@ struct seeking { /* a name whose homes are asked; it is charged as a waiter */
 };
 
 struct asking { /* refs that are on another node */
-    struct list link;
+    struct question question; /* its `at`: one of them, with its node */
     struct exists *exists;
-    struct rdt_ref at;       /* one of them, with its node */
     uint8_t key[1 + 65];     /* its node, or the address if the node is not set */
     uint32_t first, last, n; /* the refs without an answer, by exists->after */
     uint32_t n_asked;        /* the first of them, which the node is being asked for */
-    struct call *question;   /* NULL: it is not being asked */
 };
 
 struct others { /* nodes that are asked */
     struct map by_key;
-    struct list unasked, asked; /* struct asking.link */
-    unsigned n_asked;
+    struct questions questions;
     uint32_t *position; /* [n_like] where a `like` is in the message that is being made (renumber) */
-    struct deadline ends;
-    bool over; /* that has passed */
 };
 
 struct homes { /* of names */
@@ -85,16 +78,12 @@ static void exists_free(struct exists *exists)
 
     slice_stop(&exists->slice);
     deadline_unset(rpc->deadlines, &exists->homes.patience);
-    deadline_unset(rpc->deadlines, &exists->others.ends);
+    questions_end(&exists->others.questions);
     account_give(account, USAGE_WAITERS, exists->homes.n);
     list_drain (struct seeking, seeking, &exists->homes.seekings, link) {
         list_remove(&seeking->link);
         name_seeker_remove(&seeking->seeker);
         free(seeking);
-    }
-    list_drain (struct asking, asking, &exists->others.asked, link) {
-        list_remove(&asking->link);
-        call_forget(asking->question);
     }
     map_fini(&exists->others.by_key);
     account_give(account, USAGE_HEAP, exists->heap);
@@ -154,56 +143,48 @@ static enum rdt_status find_here(struct exists *exists, const struct rdt_ref *re
 
 /* ---- other nodes ---- */
 
-/* The node is not asked any more: none of its refs will be known. */
-static void asking_fail(struct asking *asking, const struct rdt_error *why)
+static struct asking *asking_of_question(struct question *question)
 {
+    return container_of(question, struct asking, question);
+}
+
+/* The node is not asked any more: none of its refs will be known. */
+static void on_failure(struct question *question, const struct rdt_error *why)
+{
+    struct asking *asking = asking_of_question(question);
     struct exists *exists = asking->exists;
     struct rdt_error unknown = *why;
 
     if (is_known(why->status)) /* that would be an answer: NOT_FOUND is here the node */
         unknown.status = RDT_PEER_LOST;
-    list_remove(&asking->link);
     for (uint32_t i = asking->first; asking->n > 0; asking->n--, i = exists->after[i])
         set(exists, i, unknown.status, &unknown);
 }
 
-static void take_answer(struct asking *asking, const Rdt__Pb__ExistsReply *reply)
+static void on_reply(struct question *question, const ProtobufCMessage *message, const struct peer *from)
 {
+    const Rdt__Pb__ExistsReply *reply = (const Rdt__Pb__ExistsReply *)message;
+    struct asking *asking = asking_of_question(question);
     struct exists *exists = asking->exists;
     uint32_t i = asking->first;
+    struct rdt_error why;
 
+    if (reply->n_status != asking->n_asked) {
+        (void)rdt_error_set(&why, RDT_PROTOCOL, "node %s answered for %zu of %u refs", from->name, reply->n_status,
+                            asking->n_asked);
+        on_failure(question, &why);
+        return;
+    }
     for (uint32_t k = 0; k < asking->n_asked; k++, i = exists->after[i]) {
         enum rdt_status status = (enum rdt_status)reply->status[k];
-        struct rdt_error why;
         if (!is_known(status))
             status = wire_error(status, 0, reply->why, why_of(exists, i) ? &why : NULL);
         set(exists, i, status, &why);
     }
     asking->first = i;
     asking->n -= asking->n_asked;
-    list_remove(&asking->link);
     if (asking->n > 0)
-        list_append(&exists->others.unasked, &asking->link);
-}
-
-static void on_answer(struct call *question, const ProtobufCMessage *message, const struct rdt_error *err)
-{
-    const Rdt__Pb__ExistsReply *reply = (const Rdt__Pb__ExistsReply *)message;
-    struct asking *asking = question->asker;
-    struct exists *exists = asking->exists;
-    struct rdt_error why;
-
-    exists->others.n_asked--;
-    if (reply && reply->n_status != asking->n_asked)
-        (void)rdt_error_set(&why, RDT_PROTOCOL, "node %s answered for %zu of %u refs", question->forwarded.to->name,
-                            reply->n_status, asking->n_asked);
-    else if (!reply)
-        why = *err;
-    if (reply && reply->n_status == asking->n_asked)
-        take_answer(asking, reply);
-    else
-        asking_fail(asking, &why);
-    go_on(exists);
+        questions_add(&exists->others.questions, question, &question->at);
 }
 
 static uint32_t like_of(const Rdt__Pb__RefList *refs, uint32_t i)
@@ -218,7 +199,7 @@ static void choose(struct exists *exists, struct asking *asking, uint32_t *used_
     uint32_t *position = exists->others.position, n_like = 0, n = 0;
     size_t id_bytes = 0;
 
-    for (uint32_t i = asking->first; n < asking->n && n < ASKED_MAX && id_bytes + n_like * LIKE_BYTES < ASKED_BYTES;
+    for (uint32_t i = asking->first; n < asking->n && n < QUESTION_REFS_MAX && id_bytes + n_like * LIKE_BYTES < ASKED_BYTES;
          i = exists->after[i], n++) {
         uint32_t like = like_of(exists->refs, i);
         id_bytes += exists->refs->id_bytes[i];
@@ -241,7 +222,7 @@ static Rdt__Pb__Ref *like_for(const struct asking *asking, uint32_t i, struct ar
 
     if (!ref || !message || ref_list_get(exists->refs, i, exists->at[i], ref, NULL) != RDT_OK)
         return NULL;
-    memcpy(ref->node, asking->at.node, sizeof ref->node);
+    memcpy(ref->node, asking->question.at.node, sizeof ref->node);
     ref->address[0] = '\0';
     wire_ref_from(ref, message);
     message->id.len = 0;
@@ -254,7 +235,7 @@ static Rdt__Pb__RefList *make_list(struct asking *asking, struct arena *arena)
 {
     const struct exists *exists = asking->exists;
     const Rdt__Pb__RefList *all = exists->refs;
-    uint32_t most = asking->n < ASKED_MAX ? asking->n : ASKED_MAX, *used = arena_alloc(arena, most * sizeof *used), n_like, n;
+    uint32_t most = asking->n < QUESTION_REFS_MAX ? asking->n : QUESTION_REFS_MAX, *used = arena_alloc(arena, most * sizeof *used), n_like, n;
     Rdt__Pb__RefList *list = arena_message(arena, &rdt__pb__ref_list__descriptor);
     uint32_t i = asking->first;
     size_t id_bytes;
@@ -286,52 +267,19 @@ static Rdt__Pb__RefList *make_list(struct asking *asking, struct arena *arena)
     return list;
 }
 
-/* Asks the node, or says why that is not possible. */
-static void ask(struct asking *asking)
+static const ProtobufCMessage *make(struct question *question, struct arena *arena)
 {
-    struct exists *exists = asking->exists;
-    Rdt__Pb__Exists request = RDT__PB__EXISTS__INIT;
-    struct rdt_error err = {0};
-    struct arena arena;
+    Rdt__Pb__Exists *request = arena_message(arena, &rdt__pb__exists__descriptor);
 
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    if (exists->others.over)
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no time left to ask another node");
-    else if (!(request.refs = make_list(asking, &arena)))
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to ask another node");
-    if (err.status == RDT_OK) {
-        exists->others.n_asked++;
-        list_remove(&asking->link);
-        list_append(&exists->others.asked, &asking->link);
-        if (call_ask(exists->call, &asking->at, &request.base, on_answer, asking, &asking->question, &err) != RDT_OK)
-            exists->others.n_asked--;
-    }
-    if (err.status != RDT_OK)
-        asking_fail(asking, &err);
-    arena_fini(&arena);
+    return request && (request->refs = make_list(asking_of_question(question), arena)) ? &request->base : NULL;
 }
 
-static bool may_ask(const struct exists *exists)
+static void go_on_asking(struct questions *questions)
 {
-    return exists->others.over || exists->others.n_asked == 0 ||
-           (exists->others.n_asked < QUESTIONS_MAX && account_check(exists->call->account, USAGE_WAITERS, 1, NULL) == RDT_OK);
+    go_on(container_of(questions, struct exists, others.questions));
 }
 
-static void on_over(struct deadline *deadline)
-{
-    struct exists *exists = container_of(deadline, struct exists, others.ends);
-    struct rdt_error err;
-
-    exists->others.over = true;
-    list_drain (struct asking, asking, &exists->others.asked, link) {
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", asking->question->forwarded.to->name);
-        call_forget(asking->question);
-        asking->question = NULL;
-        exists->others.n_asked--;
-        asking_fail(asking, &err);
-    }
-    go_on(exists);
-}
+static const struct questions_events asks = {make, on_reply, on_failure, go_on_asking};
 
 /* The node alone counts: a client may give it any number of addresses. */
 static size_t make_key(const struct rdt_ref *ref, uint8_t key_p[1 + 65])
@@ -353,8 +301,8 @@ static struct asking *asking_of(struct exists *exists, const struct rdt_ref *ref
     struct asking *asking = map_get(&exists->others.by_key, key, bytes);
 
     if (asking) {
-        if (asking->at.address[0] == '\0')
-            text_copy(asking->at.address, sizeof asking->at.address, ref->address);
+        if (asking->question.at.address[0] == '\0')
+            text_copy(asking->question.at.address, sizeof ref->address, ref->address);
         return asking;
     }
     if (account_take(exists->call->account, USAGE_HEAP, ASKING_HEAP_BYTES, err) != RDT_OK)
@@ -365,13 +313,12 @@ static struct asking *asking_of(struct exists *exists, const struct rdt_ref *ref
         memset(asking, 0, sizeof *asking);
         memcpy(asking->key, key, bytes);
         asking->exists = exists;
-        asking->at = *ref;
     }
     if (!asking || !map_put(&exists->others.by_key, asking->key, bytes, asking)) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask another node");
         return NULL;
     }
-    list_append(&exists->others.unasked, &asking->link);
+    questions_add(&exists->others.questions, &asking->question, ref);
     return asking;
 }
 
@@ -565,14 +512,11 @@ static bool walk(struct slice *slice, uint64_t until_ns)
     }
     if (exists->next < exists->n || exists->homes.n > 0)
         return true; /* seeking_end goes on */
-    while (!list_empty(&exists->others.unasked) && may_ask(exists)) {
-        ask(container_of(list_first(&exists->others.unasked), struct asking, link));
-        if (uv_hrtime() >= until_ns)
-            return false;
-    }
-    if (exists->others.n_asked == 0)
+    if (!questions_ask(&exists->others.questions, until_ns))
+        return false;
+    if (exists->others.questions.n_asked == 0)
         answer(exists);
-    return true; /* on_answer goes on */
+    return true; /* go_on_asking goes on */
 }
 
 static struct exists *exists_create(const Rdt__Pb__RefList *refs, uint32_t n)
@@ -589,10 +533,8 @@ static struct exists *exists_create(const Rdt__Pb__RefList *refs, uint32_t n)
     exists->refs = refs;
     exists->n = n;
     exists->homes.patience.on_passed = on_silence;
-    exists->others.ends.on_passed = on_over;
     list_init(&exists->homes.seekings);
-    list_init(&exists->others.unasked);
-    list_init(&exists->others.asked);
+    questions_init(&exists->others.questions, &asks);
     map_init(&exists->others.by_key);
     return exists;
 }
@@ -603,7 +545,7 @@ static enum rdt_status start(struct exists *exists, struct call *call, int64_t t
     enum rdt_status status = call_defer(call, -1, on_end, err);
 
     if (status == RDT_OK && (!exists->at || !exists->after || !exists->status || !exists->others.position ||
-                             !deadline_set(call->rpc->deadlines, &exists->others.ends, call->client ? timeout_ns : -1)))
+                             !questions_begin(&exists->others.questions, call, call->client ? timeout_ns : -1)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for %u refs", n);
     if (status != RDT_OK)
         return status;
