@@ -219,14 +219,15 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
                                   rdt_request **request_p, struct rdt_error *err)
 {
     struct repeat *repeat;
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status;
     rdt *conn;
 
     if (!take_request)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     conn = take_request->conn;
+    status = options_check_out(request_p, take_request->kind == REQUEST_HOLD ? "hold_p" : "request_p", err);
     connection_lock(conn);
-    if (!expiry_reserve(&conn->calls.expiries, 1))
+    if (status == RDT_OK && !expiry_reserve(&conn->calls.expiries, 1))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     if (status == RDT_OK) {
         request_start(take_request, round_trip_deadline_ns(take_request->timeout_ns));
@@ -358,8 +359,10 @@ enum rdt_status rdt_take_over_start(rdt *conn, const struct rdt_ref *ref, int64_
 enum rdt_status rdt_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)
 {
     rdt_request *request;
-    enum rdt_status status = rdt_hold_start(conn, ref, timeout_ns, &request, err);
+    enum rdt_status status = options_check_out(hold_p, "hold_p", err);
 
+    if (status == RDT_OK)
+        status = rdt_hold_start(conn, ref, timeout_ns, &request, err);
     if (status != RDT_OK)
         return status;
     status = rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, err);
@@ -524,6 +527,8 @@ enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p
 
     if (status == RDT_OK && request->kind != REQUEST_PART)
         status = rdt_error_set(err, RDT_INVALID, "the request is not of rdt_publish_part_start");
+    if (status == RDT_OK)
+        status = options_check_out(version_p, "version_p", err);
     if (status == RDT_OK)
         *version_p = request->version;
     return status;

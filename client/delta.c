@@ -87,6 +87,8 @@ enum rdt_status rdt_delta_encode(const void *base, const void *next, size_t elem
     struct writer w = {.out = out, .front = sizeof header, .back = out_bytes & ~(size_t)7};
     size_t bytes = elems * elem_bytes, end;
 
+    if (!out || !used_p)
+        return rdt_error_set(err, RDT_INVALID, "%s is NULL, so there is no place for the result", out ? "used_p" : "out");
     if (!delta_elem_bytes_ok(elem_bytes))
         return rdt_error_set(err, RDT_INVALID, "the elements of a delta have 1, 2, 4 or 8 bytes, not %zu", elem_bytes);
     if (w.back < sizeof header + 8)
@@ -139,6 +141,8 @@ enum rdt_status rdt_delta_note(const struct rdt_ref *base, const struct rdt_ref 
     Rdt__Pb__Ref refs[2];
     size_t bytes;
 
+    if (!out || !used_p)
+        return rdt_error_set(err, RDT_INVALID, "%s is NULL, so there is no place for the result", out ? "used_p" : "out");
     if (!base || !delta || base->is_name || delta->is_name || base->generation == 0 || delta->generation == 0)
         return rdt_error_set(err, RDT_INVALID, "a delta's note names two objects, by refs that a put has returned");
     wire_ref_from(base, &refs[0]);

@@ -548,6 +548,8 @@ enum rdt_status rdt_fetch_start(rdt *conn, const struct rdt_ref *refs, size_t co
     bool verifies;
     enum rdt_status status = check_verify(options, false, &verifies, err);
 
+    if (status == RDT_OK && count > 0)
+        status = options_check_out(requests_p, "requests_p", err);
     if (status == RDT_OK)
         status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
     if (status != RDT_OK)
@@ -566,6 +568,8 @@ enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, c
     bool verifies;
     enum rdt_status status = check_verify(options, true, &verifies, err);
 
+    if (status == RDT_OK && count > 0)
+        status = options_check_out(objects_p, "objects_p", err);
     if (status == RDT_OK)
         status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
     if (status != RDT_OK)
@@ -620,8 +624,8 @@ enum rdt_status rdt_fetch_each(rdt *conn, const struct rdt_ref *refs, size_t cou
 
     for (size_t i = 0; objects_p && i < count; i++)
         objects_p[i] = NULL;
-    if (status == RDT_OK && count > 0 && !objects_p)
-        status = rdt_error_set(err, RDT_INVALID, "objects_p is NULL, and count is %zu", count);
+    if (status == RDT_OK && count > 0)
+        status = options_check_out(objects_p, "objects_p", err);
     if (status == RDT_OK)
         status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
     if (status != RDT_OK)

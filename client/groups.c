@@ -137,8 +137,12 @@ enum rdt_status rdt_group_list(rdt *conn, struct rdt_group *groups, size_t max, 
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     struct rdt_node_info own;
     size_t n = 0;
-    enum rdt_status status = rdt_node(conn, &own, err);
+    enum rdt_status status = options_check_out(count_p, "count_p", err);
 
+    if (status == RDT_OK && max > 0)
+        status = options_check_out(groups, "groups_p", err);
+    if (status == RDT_OK)
+        status = rdt_node(conn, &own, err);
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_GROUPS;
     while (status == RDT_OK) {
         Rdt__Pb__ListReply *page;

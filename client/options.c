@@ -32,6 +32,11 @@ enum rdt_status options_check_text(const char *text, size_t max_bytes, const cha
     return RDT_OK;
 }
 
+enum rdt_status options_check_out(const void *out, const char *name, struct rdt_error *err)
+{
+    return out ? RDT_OK : rdt_error_set(err, RDT_INVALID, "%s is NULL, so there is no place for the result", name);
+}
+
 enum rdt_status options_check_ref(const struct rdt_ref *ref, struct rdt_error *err)
 {
     if (!ref)

@@ -14,6 +14,9 @@ enum rdt_status options_copy(void *options_p, size_t bytes, const void *given, s
 /* INVALID, naming the option, unless text is NULL or has at most max_bytes. */
 enum rdt_status options_check_text(const char *text, size_t max_bytes, const char *option, struct rdt_error *err);
 
+/* INVALID, naming it: the pointer to where a call writes its result is NULL. */
+enum rdt_status options_check_out(const void *out, const char *name, struct rdt_error *err);
+
 /* INVALID: the ref is NULL, or cannot be sent. */
 enum rdt_status options_check_ref(const struct rdt_ref *ref, struct rdt_error *err);
 

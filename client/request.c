@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "fetched.h"
+#include "options.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -488,6 +489,8 @@ enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **objec
 {
     enum rdt_status status = check(request, err);
 
+    if (status == RDT_OK)
+        status = options_check_out(object_p, "object_p", err);
     if (status != RDT_OK)
         return status;
     connection_lock(request->conn);
@@ -533,6 +536,8 @@ enum rdt_status rdt_hold_ref(const rdt_request *request, struct rdt_ref *ref_p, 
 {
     enum rdt_status status = check(request, err);
 
+    if (status == RDT_OK)
+        status = options_check_out(ref_p, "ref_p", err);
     if (status != RDT_OK)
         return status;
     connection_lock(request->conn);

@@ -41,8 +41,15 @@ static size_t tenant_length(const struct rdt_ref *ref)
     return ref->any_owner ? 0 : strnlen(ref->tenant, TENANT_MAX_BYTES);
 }
 
+static enum rdt_status no_place(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_INVALID, "ref_p is NULL, so there is no place for the ref");
+}
+
 enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err)
 {
+    if (!ref_p)
+        return no_place(err);
     if (id_bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "the object id is empty");
     if (id_bytes > ID_MAX_BYTES)
@@ -60,6 +67,8 @@ enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct
     size_t bytes = name ? strnlen(name, ID_MAX_BYTES + 1) : 0;
     struct rdt_ref ref = {.any_owner = 1, .is_name = 1, .after = after};
 
+    if (!ref_p)
+        return no_place(err);
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "the name is empty");
     if (bytes > ID_MAX_BYTES)
@@ -298,6 +307,8 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
     unsigned seen = 0;
     size_t n;
 
+    if (!ref_p)
+        return no_place(err);
     if (strncmp(text, TEXT_SCHEME, sizeof TEXT_SCHEME - 1) != 0)
         return rdt_ref_from_id(text, strlen(text), ref_p, err);
 
@@ -364,6 +375,8 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
     struct rdt_ref ref = {0};
     size_t id, address, tenant;
 
+    if (!ref_p)
+        return no_place(err);
     if (bytes < PACKED_FIXED_BYTES)
         return rdt_error_set(err, RDT_INVALID, "%zu bytes are too few for a ref", bytes);
     if (in[0] != PACKED_VERSION && in[0] != PACKED_VERSION_NAME)

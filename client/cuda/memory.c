@@ -32,12 +32,13 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     size_t all;
     enum rdt_status status = cuda_check(cuda, err);
 
+    if (status == RDT_OK && !base_p)
+        status = rdt_error_set(err, RDT_INVALID, "base_p is NULL, so there is no place for the start of the memory");
     if (status == RDT_OK)
         status = gpu_find(cuda->driver, addr, &gpu, err);
-
     if (status != RDT_OK)
         return status;
-    if (!gpu || !base_p)
+    if (!gpu)
         return rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", addr);
     status = gpu_enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)

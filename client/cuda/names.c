@@ -23,6 +23,8 @@ enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, 
     struct cuda_gpu *gpu;
     enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
 
+    if (status == RDT_OK && !uuid_p)
+        status = rdt_error_set(err, RDT_INVALID, "uuid_p is NULL, so there is no place for the UUID");
     if (status == RDT_OK)
         *uuid_p = gpu->uuid;
     return status;
@@ -31,8 +33,8 @@ enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, 
 enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_p, struct rdt_error *err)
 {
     struct cuda_gpu *gpu;
-    enum rdt_status status =
-        cuda && uuid ? cuda_gpu_find(cuda->driver, uuid, &gpu, err) : rdt_error_set(err, RDT_INVALID, "cuda or uuid is NULL");
+    enum rdt_status status = cuda && uuid && ordinal_p ? cuda_gpu_find(cuda->driver, uuid, &gpu, err)
+                                                       : rdt_error_set(err, RDT_INVALID, "cuda, uuid or ordinal_p is NULL");
 
     if (status == RDT_OK)
         *ordinal_p = gpu->device;
@@ -44,6 +46,8 @@ enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p,
     struct cuda_gpu *gpu;
     enum rdt_status status = cuda_check(cuda, err);
 
+    if (status == RDT_OK && !ordinal_p)
+        status = rdt_error_set(err, RDT_INVALID, "ordinal_p is NULL, so there is no place for the ordinal");
     if (status == RDT_OK)
         status = gpu_find(cuda->driver, addr, &gpu, err);
     if (status == RDT_OK)

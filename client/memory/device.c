@@ -371,8 +371,10 @@ enum rdt_status rdt_devices(rdt *conn, struct rdt_device_info *devices_p, size_t
     size_t count = 0;
     enum rdt_status status = connection_check(conn, err);
 
-    if (status == RDT_OK && !count_p)
-        status = rdt_error_set(err, RDT_INVALID, "count_p is NULL");
+    if (status == RDT_OK)
+        status = options_check_out(count_p, "count_p", err);
+    if (status == RDT_OK && max > 0)
+        status = options_check_out(devices_p, "devices_p", err);
     if (status != RDT_OK)
         return status;
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_BACKENDS;

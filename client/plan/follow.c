@@ -91,6 +91,8 @@ enum rdt_status rdt_follow(rdt *conn, const struct rdt_ref *name, const struct r
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
+        status = options_check_out(follower_p, "follower_p", err);
+    if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
     if (status == RDT_OK)
         status = options_check_ref(name, err);
@@ -543,10 +545,12 @@ enum rdt_status rdt_follower_info(rdt_follower *follower, struct rdt_follower_in
     struct rdt_node_info node;
     ProtobufCMessage *message;
     const Rdt__Pb__FollowersReply *reply;
-    enum rdt_status status;
+    enum rdt_status status = options_check_out(info_p, "info_p", err);
 
-    if (!follower)
-        return rdt_error_set(err, RDT_INVALID, "follower is NULL");
+    if (status == RDT_OK && !follower)
+        status = rdt_error_set(err, RDT_INVALID, "follower is NULL");
+    if (status != RDT_OK)
+        return status;
     status = call(follower->conn, RDT_MSG_FOLLOWERS, &request.base, CALL_TIMEOUT_NS, &message, err);
     if (status != RDT_OK)
         return status;

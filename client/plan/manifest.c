@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/options.h"
 #include "client/session/clock.h"
 #include "proto/wire_ref.h"
 
@@ -126,7 +127,7 @@ enum rdt_status rdt_manifest_fetch(rdt *conn, const struct rdt_ref *name, int64_
     rdt_manifest *manifest = calloc(1, sizeof *manifest);
     rdt_object *object = NULL;
     struct rdt_ref ref;
-    enum rdt_status status = manifest ? RDT_OK : no_memory(err);
+    enum rdt_status status = manifest ? options_check_out(manifest_p, "manifest_p", err) : no_memory(err);
 
     if (status == RDT_OK && !name)
         status = rdt_error_set(err, RDT_INVALID, "a manifest is read by a name: make its ref with rdt_ref_from_name");
@@ -190,6 +191,8 @@ enum rdt_status rdt_manifest_box(const rdt_manifest *manifest, size_t part, size
     size_t tensors = 0;
     enum rdt_status status = rdt_manifest_part(manifest, part, NULL, &tensors, err);
 
+    if (status == RDT_OK)
+        status = options_check_out(box_p, "box_p", err);
     if (status == RDT_OK && tensor >= tensors)
         status = rdt_error_set(err, RDT_INVALID, "part %zu of the version has no tensor %zu", part, tensor);
     if (status != RDT_OK)

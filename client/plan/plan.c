@@ -235,6 +235,8 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
+        status = options_check_out(plan_p, "plan_p", err);
+    if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
     if (status == RDT_OK && !name)
         status = rdt_error_set(err, RDT_INVALID, "a plan reads versions of a name: make its ref with rdt_ref_from_name");

@@ -151,6 +151,8 @@ enum rdt_status rdt_publishing_begin(rdt *conn, const struct rdt_ref *name, uint
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
+        status = options_check_out(publishing_p, "publishing_p", err);
+    if (status == RDT_OK)
         status = options_check_ref(name, err);
     if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);

@@ -208,6 +208,11 @@ Test(cuda, gpus_have_names_and_numbers)
         must(ordinal == (int)i);
     }
     must_refuse(RDT_NOT_FOUND, "no GPU 99", rdt_cuda_uuid(gpu_a, 99, &uuid, &err));
+    must_refuse(RDT_INVALID, "uuid_p is NULL", rdt_cuda_uuid(gpu_a, 0, NULL, &err));
+    must_refuse(RDT_INVALID, "ordinal_p is NULL", rdt_cuda_ordinal(gpu_a, gpu_uuid(0), NULL, &err));
+    must_refuse(RDT_INVALID, "ordinal_p is NULL", rdt_cuda_where(gpu_a, &uuid, NULL, &err));
+    must_refuse(RDT_INVALID, "addr_p is NULL", rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, NULL, &err));
+    must_refuse(RDT_INVALID, "base_p is NULL", rdt_cuda_offer(gpu_a, &uuid, 1, NULL, NULL, &err));
     must_refuse(RDT_NOT_FOUND, "GPU-nowhere", rdt_cuda_ordinal(gpu_a, "GPU-nowhere", &ordinal, &err));
     end();
 }
