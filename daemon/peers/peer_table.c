@@ -542,6 +542,17 @@ static enum rdt_status check_address(const char *address, struct rdt_error *err)
     return status;
 }
 
+enum rdt_status peers_check_address(struct peers *peers, const uint8_t uuid[16], const char *address, struct rdt_error *err)
+{
+    bool named = memcmp(uuid, nobody, sizeof nobody) != 0;
+    struct peer *peer = named ? map_get(&peers->by_uuid, uuid, 16) : NULL;
+    bool here = !named && !find_by_address(peers, address, &peer);
+
+    if (here || !address[0] || (peer && (!named || peer->state == PEER_UP)))
+        return RDT_OK;
+    return check_address(address, err);
+}
+
 #define HINTS_IN_A_ROW 2u
 
 /* The node may have moved to the address in this request. That address is dialled at once, even if the node could not be

@@ -11,6 +11,17 @@ static enum rdt_status find(const struct call *call, uint64_t number, struct fol
                        : rdt_error_set(err, RDT_NOT_FOUND, "this client has no follower %llu", (unsigned long long)number);
 }
 
+/* Of another node: it may be away, but it must be possible to reach it. */
+static enum rdt_status check_node(const struct rpc *rpc, const struct rdt_ref *name, struct rdt_error *err)
+{
+    if (!rpc->peers)
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "name \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
+            name->id);
+    return peers_check_address(rpc->peers, name->node, name->address, err);
+}
+
 enum rdt_status rpc_follow(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Follow *message = request;
@@ -19,6 +30,8 @@ enum rdt_status rpc_follow(struct call *call, const void *request, struct rdt_er
 
     if (status == RDT_OK && !name.is_name)
         status = rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", name.id);
+    if (status == RDT_OK && !ref_is_unplaced(&name) && !node_is_here(call->rpc->node, name.node, name.address))
+        status = check_node(call->rpc, &name, err);
     if (status == RDT_OK && message->committed_ref)
         status = call_object_ref(message->committed_ref, &committed, err);
     if (status == RDT_OK)

@@ -757,7 +757,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         those that `publish` puts are.
 
         name, owner, near, address: as in `versions`. after: the version that this process has already. Errors: LimitReached,
-        ValueError (the Ref of an object)."""
+        Invalid (the address is neither HOST:PORT nor a name in the nodes file), ValueError (the Ref of an object)."""
         at = self._one_name(name, owner, near, address)
         return Follower(self, at, self._follow(at, after), after)
 

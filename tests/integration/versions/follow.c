@@ -265,6 +265,21 @@ Test(follow, what_is_no_snapshot_is_refused)
     end_far(near, far);
 }
 
+Test(follow, name_at_a_bad_address_is_refused_by_the_call)
+{
+    rdt *conn = begin_shards(1);
+    rdt_follower *follower = NULL;
+
+    must_ok(rdt_ref_from_name("policy", 0, NULL, &name, &err));
+    must_ok(rdt_ref_set_address(&name, "q", &err));
+    must_refuse(RDT_INVALID, "'q' is neither HOST:PORT nor a name in the nodes file",
+                rdt_follow(conn, &name, NULL, &follower, &err));
+    must_ok(rdt_ref_set_address(&name, "127.0.0.1:0", &err));
+    must_refuse(RDT_INVALID, "port 0 cannot be dialled", rdt_follow(conn, &name, NULL, &follower, &err));
+    must(!follower);
+    end_shards(conn, NULL);
+}
+
 Test(follow, wrong_targets_change_nothing)
 {
     rdt *near, *far = begin_far(&near);
