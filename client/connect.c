@@ -160,6 +160,14 @@ static enum rdt_status open_fds(rdt *conn, int take_sock, struct rdt_error *err)
     return RDT_OK;
 }
 
+static void on_expired(rdt *conn, struct expiry *expiry)
+{
+    if (expiry == &conn->room.retry)
+        room_retry(conn);
+    else
+        request_on_expired(conn, expiry);
+}
+
 /* Takes the socket, on an error too. */
 static enum rdt_status create(int take_sock, const struct rdt_connect_options *options, rdt **conn_p, struct rdt_error *err)
 {
@@ -176,12 +184,13 @@ static enum rdt_status create(int take_sock, const struct rdt_connect_options *o
     conn->daemon_uid = options->daemon_uid;
     conn->on.event = fetch_on_event;
     conn->on.late_reply = call_on_late_reply;
-    conn->on.expired = request_on_expired;
+    conn->on.expired = on_expired;
     conn->on.away = resume_on_away;
     conn->on.dialled = resume_on_dialled;
     conn->loop.timer_ns = CLOCK_NEVER;
     list_init(&conn->batches);
     list_init(&conn->room.answers);
+    list_init(&conn->room.again);
     list_init(&conn->loans_idle);
     list_init(&conn->loans_active);
     list_init(&conn->requests);

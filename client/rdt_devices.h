@@ -63,7 +63,9 @@ struct rdt_mapper {
     const char *memory; /* the kind of memory that it maps */
     /* Maps `shared`. *addr_p receives the address of the first byte in this process, and *mapping_p the value that is passed
      * to unmap. It runs in any thread that waits on the connection, under the connection's lock: it must not call librdt, and
-     * must not wait for work that the caller has queued on the device. */
+     * must not wait for work that the caller has queued on the device. AGAIN: the memory cannot be mapped before such work has
+     * ended. A fetch then waits, and its answer is mapped by a later call of map, some milliseconds later; other users of the
+     * connection go on. */
     enum rdt_status (*map)(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p, struct rdt_error *err);
     /* Unmaps; runs once for each map, in any thread, when nothing uses the mapping any more. It must not call
      * librdt. */

@@ -213,7 +213,8 @@ static enum rdt_status open_new(struct cuda_handles *handles, struct cuda_driver
 }
 
 enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
-                                 const void *handle, size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err)
+                                 const void *handle, size_t handle_bytes, bool waits, struct cuda_opened **opened_p,
+                                 struct rdt_error *err)
 {
     struct cuda_opened *opened;
     enum rdt_status status = RDT_OK;
@@ -222,9 +223,11 @@ enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_drive
         return rdt_error_set(err, RDT_INVALID, "the handle has %zu bytes, but handles of CUDA have %zu", handle_bytes,
                              sizeof opened->handle);
     (void)pthread_mutex_lock(&handles->mutex);
-    while ((opened = find_opened(handles, handle)) && opened->state != CUDA_OPEN)
+    while ((opened = find_opened(handles, handle)) && opened->state != CUDA_OPEN && waits)
         (void)pthread_cond_wait(&handles->changed, &handles->mutex);
-    if (opened && opened->gpu != gpu) {
+    if (opened && opened->state != CUDA_OPEN) {
+        status = rdt_error_set(err, RDT_AGAIN, "another thread opens or closes the handle");
+    } else if (opened && opened->gpu != gpu) {
         status = rdt_error_set(err, RDT_INVALID, "the handle names memory of %s", opened->gpu->uuid);
     } else if (opened) {
         opened->users++;

@@ -68,11 +68,12 @@ struct cuda_opened {
 
 void cuda_handles_init(struct cuda_handles *handles);
 
-/* Opens a handle, or adds a user to one that is open already. Waits while another thread opens or closes the same one.
- * INVALID: the driver refuses the handle, or it names memory of another GPU or the middle of an allocation; NO_MEMORY;
- * UNSUPPORTED. */
+/* Opens a handle, or adds a user to one that is open already. While another thread opens or closes the same one, it waits, or
+ * returns AGAIN unless `waits`. INVALID: the driver refuses the handle, or it names memory of another GPU or the middle of an
+ * allocation; NO_MEMORY; UNSUPPORTED. */
 enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
-                                 const void *handle, size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err);
+                                 const void *handle, size_t handle_bytes, bool waits, struct cuda_opened **opened_p,
+                                 struct rdt_error *err);
 
 /* Removes a user, and closes the handle after its last one: the driver then waits for all kernels that run in the GPU's
  * context. Only who opens the same handle waits meanwhile. */

@@ -240,7 +240,7 @@ static enum rdt_status import_chunks(struct cuda_block *block, const struct rdt_
 static enum rdt_status import_handle(struct cuda_block *block, const struct rdt_import *import, struct rdt_error *err)
 {
     enum rdt_status status = cuda_handle_open(&block->card->cuda->handles, driver_of(block->card), block->card->gpu,
-                                              import->handle, import->handle_bytes, &block->opened, err);
+                                              import->handle, import->handle_bytes, true, &block->opened, err);
 
     if (status != RDT_OK)
         return status;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See gpu.h. librdt calls these functions under its lock, so they wait for no stream. */
+/* See gpu.h. librdt calls these functions under its lock, so they wait for no stream, nor for the end of a handle that is being
+ * closed: then map returns AGAIN. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -39,7 +40,8 @@ static enum rdt_status map_here(struct cuda_driver *driver, const struct rdt_sha
         (*base_p = export_find_own(driver, shared->handle)) != 0)
         return RDT_OK;
     if (shared->kind == RDT_SHARED_LEGACY_IPC) {
-        status = cuda_handle_open(&handles, driver, mapped->gpu, shared->handle, shared->handle_bytes, &mapped->opened, err);
+        status =
+            cuda_handle_open(&handles, driver, mapped->gpu, shared->handle, shared->handle_bytes, false, &mapped->opened, err);
         if (status != RDT_OK)
             return status;
         *base_p = mapped->opened->base;

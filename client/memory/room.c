@@ -6,8 +6,11 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "client/session/clock.h"
 #include "proto/messages.h"
 #include "proto/wire_limits.h"
+
+#define RETRY_NS (INT64_C(5) * 1000000) /* until a mapper that had to wait is asked again */
 
 struct late {         /* an answer that waits */
     struct list link; /* conn->room.answers */
@@ -61,6 +64,29 @@ void room_forget(rdt *conn)
 {
     list_drain (struct late, late, &conn->room.answers, link)
         destroy(conn, late);
+    list_drain (struct late, late, &conn->room.again, link)
+        destroy(conn, late);
+    expiry_remove(&conn->calls.expiries, &conn->room.retry);
+}
+
+/* Handles the answers again; some may wait again. */
+static void handle_again(rdt *conn)
+{
+    list_splice(&conn->room.again, &conn->room.answers);
+    list_drain (struct late, late, &conn->room.again, link) {
+        list_remove(&late->link); /* if the connection is lost meanwhile, room_forget drops only the others */
+        conn->calls.early = late->early;
+        late->early = (struct connection_early){0};
+        conn->room.n_fds -= late->n_fds;
+        late->n_fds = 0;
+        conn->on.event(conn, &late->frame);
+        destroy(conn, late);
+    }
+}
+
+void room_retry(rdt *conn)
+{
+    handle_again(conn);
 }
 
 /* ---- the reply ---- */
@@ -70,13 +96,7 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     conn->room.asked = false;
     conn->room.made = true;
     /* An error is that of an older daemon, which does not know the request: then the answers fail. */
-    list_drain (struct late, late, &conn->room.answers, link) {
-        list_remove(&late->link); /* if the connection is lost meanwhile, room_forget drops only the others */
-        conn->calls.early = late->early;
-        late->early = (struct connection_early){0};
-        conn->on.event(conn, &late->frame);
-        destroy(conn, late);
-    }
+    handle_again(conn);
     conn->room.made = false;
 }
 
@@ -127,22 +147,36 @@ static void keep_mappings(rdt *conn, const Rdt__Pb__FetchDone *done, struct late
     }
 }
 
+static bool retry_later(rdt *conn)
+{
+    struct expiry *retry = &conn->room.retry;
+
+    if (retry->place > 0)
+        return true;
+    if (!expiry_reserve(&conn->calls.expiries, 1))
+        return false;
+    retry->at_ns = clock_now_ns() + RETRY_NS;
+    expiry_add(&conn->calls.expiries, retry);
+    return true;
+}
+
 bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const struct rdt_error *why)
 {
     /* An answer may also lack a mapping that came with one that waits (Fetch.fds_once). */
-    bool depends = !list_empty(&conn->room.answers) && why->status == RDT_PROTOCOL;
+    bool busy = why->status == RDT_AGAIN, depends = !list_empty(&conn->room.answers) && why->status == RDT_PROTOCOL;
     unsigned n_fds = fds_of(frame, &conn->calls.early);
     struct late *late;
 
     if (conn->room.n_fds + n_fds > room_most_fds())
         return false;
-    if (conn->room.made || done->status != RDT_OK || (!depends && !is_short(why)) || (!conn->room.asked && !can_give_up(conn)))
+    if (done->status != RDT_OK || !(busy || (depends && (!conn->room.made || conn->room.retry.place > 0)) ||
+                                    (is_short(why) && !conn->room.made && (conn->room.asked || can_give_up(conn)))))
         return false;
     late = malloc(sizeof *late + frame->length);
     if (!late)
         return false;
     late->mappings = calloc(done->n_regions + 1, sizeof(struct mapping *));
-    if (!late->mappings || !ask(conn)) {
+    if (!late->mappings || !(busy ? retry_later(conn) : depends || ask(conn))) {
         free(late->mappings);
         free(late);
         return false;

@@ -12,6 +12,8 @@
  *       │ ◄── the reply ─────────────────────────────────────┤
  *       │  the answer is handled again                       │
  *
+ * An answer also waits while its mapper cannot map it yet (AGAIN of rdt_mapper.map): it is handled again after RETRY_NS.
+ *
  * Answers that wait have room_most_fds() descriptors together at most; those that would exceed it fail.
  *
  * An allocation does the same in the thread that waits for it. Whatever cannot be mapped then either has failed. Under the
@@ -27,9 +29,10 @@
 uint32_t room_most_fds(void);
 
 /* The answer could not be mapped, for the reason in *why. True: it waits, with the fds of the frame, and the callback for
- * events will be called with it again. False: it has failed, because nothing can be given up, because it has waited already, or
- * because those that wait have too many descriptors. */
+ * events will be called with it again. False: it has failed, because nothing can be given up, because it has waited for that already,
+ * or because those that wait have too many descriptors. */
 bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const struct rdt_error *why);
+void room_retry(rdt *conn); /* conn->room.retry has expired */
 
 /* The same for what this thread maps itself: gives up what is cached, and waits for it until the deadline. True: it is worth
  * trying again. Takes the lock. */

@@ -192,8 +192,10 @@ struct connection_loop {
 
 /* For room.c. */
 struct connection_room {
-    struct list answers; /* to fetches: they wait until cached mappings are given up */
+    struct list answers; /* to fetches: they wait until cached mappings are given up, or until their mapper can map them */
+    struct list again;   /* those of them that are being handled again */
     unsigned n_fds;      /* descriptors of these answers */
+    struct expiry retry; /* when the mapper is asked again */
     bool asked;          /* `pending` waits for the reply */
     bool made;           /* the answers are being handled again */
     struct pending pending;

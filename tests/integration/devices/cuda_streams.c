@@ -404,10 +404,28 @@ struct two {
     struct rdt_ref ref[2];
 };
 
+/* Fetches the object, whose handle is about to be closed, until the driver closes it, which takes until the gate is opened.
+ * Meanwhile other calls of the connection go on. */
+static void await_closing(rdt *conn, rdt_request **request_p, const struct rdt_ref *ref)
+{
+    struct rdt_ref never = {0};
+
+    must_ok(rdt_ref_from_id("never", 5, &never, &err));
+    for (;;) {
+        must_be(RDT_TIMED_OUT, rdt_wait_put(conn, &never, 200 * MSEC, &err)); /* a handle lingers for 100 ms */
+        must_ok(rdt_fetch_start(conn, ref, 1, NULL, request_p, &err));
+        if (rdt_wait(conn, request_p, 1, 1, 200 * MSEC, NULL, NULL, NULL) == RDT_TIMED_OUT)
+            break;
+        rdt_request_destroy(*request_p);
+    }
+    must_ok(rdt_ping(conn, 20 * SEC, &err));
+}
+
 static int release_behind_work(struct actor *self, void *arg)
 {
     struct two two;
     rdt_object *first, *other;
+    rdt_request *request;
     const char *why;
     rdt_cuda *gpu;
     rdt *conn;
@@ -436,9 +454,15 @@ static int release_behind_work(struct actor *self, void *arg)
     must_ok(rdt_put(conn, &one, 1, NULL, &put, &err));
     must_ok(rdt_free(conn, &put, false, &err));
     rdt_release(other);
+    await_closing(conn, &request, &two.ref[0]);
     gpu_open(gate);
     gpu_stream_wait(stream);
     gpu_stream_destroy(stream);
+    must_ok(rdt_wait(conn, &request, 1, 1, 20 * SEC, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &first, &err));
+    rdt_request_destroy(request);
+    must(gpu_holds(tensor_of(first, 0).data, BYTES, 1));
+    rdt_release(first);
     must_ok(fetch_to(conn, &two.ref[0], NULL, NULL, &first, &err)); /* whether or not it has been closed meanwhile */
     must(gpu_holds(tensor_of(first, 0).data, BYTES, 1));
     rdt_release(first);
