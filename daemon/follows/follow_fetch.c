@@ -304,6 +304,21 @@ static void make_room(struct follow *follow)
         (void)deadline_set(follow->follows->deadlines, &follow->pause, FULL_PAUSE_NS);
 }
 
+/* false: until_ns has passed. */
+static bool read_and_make_room(struct follow *follow, uint64_t until_ns)
+{
+    struct rdt_error err;
+    enum rdt_status status = version_read_some(follow->arriving, until_ns, &err);
+
+    if (status == RDT_AGAIN)
+        return false;
+    if (status == RDT_OK)
+        make_room(follow);
+    else
+        fail_version(follow, &err);
+    return true;
+}
+
 /* ---- HOLDING ---- */
 
 static void hold(struct follow *follow)
@@ -543,8 +558,8 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         try_without_whole(follow);
     if (follow->sm.state == FOLLOW_SEEKING && !follow->asked)
         seek(follow);
-    if (follow->sm.state == FOLLOW_FULL)
-        make_room(follow);
+    if (follow->sm.state == FOLLOW_FULL && !read_and_make_room(follow, until_ns))
+        return false;
     if (follow->sm.state == FOLLOW_FETCHING && !fetch_some(follow, until_ns))
         return false;
     if (follow->sm.state == FOLLOW_FETCHING && follow->arriving->n_here == follow->arriving->n_objects)

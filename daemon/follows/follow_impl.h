@@ -28,6 +28,13 @@ struct follow_object {   /* of a version: what a client would name by `ref` */
     bool trusted;          /* pickles in it */
 };
 
+struct version_reading { /* of a manifest, in slices */
+    uint8_t *packed;     /* [n_bytes]; NULL: it has been read, or is none */
+    size_t n_bytes, at;
+    uint32_t n_parts; /* that were counted, and then, from 0 on, that were read */
+    bool counted;
+};
+
 /* The objects of a version: the first is its own, a manifest or the only one; the others are its parts. Readers of several
  * followers may have it, beside the followed name itself. */
 struct follow_version {
@@ -40,6 +47,7 @@ struct follow_version {
     uint64_t charged;     /* USAGE_FOLLOWED_BYTES */
     uint64_t heap_bytes;  /* charged for it */
     bool is_manifest;
+    struct version_reading reading;
     bool committed;                /* a follower has committed it */
     bool lost;                     /* an object was freed by force: nobody else gets it */
     uint32_t n_objects, n_here;    /* n_here: how many are whole on this node */
@@ -48,10 +56,13 @@ struct follow_version {
     struct follow_object *objects; /* [n_objects] */
 };
 
-/* What the answer to a fetch of the name without its bytes says. The parts of a version are charged as heap. Errors:
- * UNSUPPORTED (it is no snapshot), INVALID (it cannot be read), LIMIT, NO_MEMORY. */
+/* What the answer to a fetch of the name without its bytes says. The parts of a version are charged as heap; they are known when
+ * version_read_some has returned OK. Errors: UNSUPPORTED (it is no snapshot), INVALID (it cannot be read), LIMIT, NO_MEMORY. */
 enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
                                struct follow_version **version_p, struct rdt_error *err);
+
+/* Reads the manifest, which may have millions of fields. AGAIN: until_ns has passed. Other errors as above. */
+enum rdt_status version_read_some(struct follow_version *version, uint64_t until_ns, struct rdt_error *err);
 struct follow_version *version_ref(struct follow_version *version);        /* returns its argument */
 void version_unref(struct follow_version *version);                        /* NULL is fine. Its objects are dropped in slices */
 bool version_drop_some(struct follow_version *version, uint64_t until_ns); /* true: it has been freed */

@@ -11,6 +11,15 @@
 
 #define FOLLOWERS_ASKED 64u            /* whether they need a version; with more of them, it is fetched */
 #define MOST_BYTES (UINT64_C(1) << 60) /* of a version: more is not a number that anybody has put */
+#define MOST_PART_BYTES 4096u          /* of a part in a manifest, which consists of a ref and four numbers */
+#define MOST_PART_ROOM (64u << 10)     /* to decode it */
+#define FIELDS_AT_ONCE 16u             /* of a manifest, between two looks at the clock */
+#define OBJECT_BYTES (sizeof(struct follow_object) + 4 * sizeof(void *)) /* with its entry in the map */
+
+static enum rdt_status no_memory(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for its objects");
+}
 
 static void make_key(const struct rdt_ref *ref, uint8_t key[16 + 8])
 {
@@ -32,45 +41,31 @@ static enum rdt_status set_object(struct follow_version *version, uint32_t i, co
     if (map_get(&version->by_ref, object->key, sizeof object->key))
         return rdt_error_set(err, RDT_INVALID, "it names object \"%s\" twice", ref->id);
     if (!map_put(&version->by_ref, object->key, sizeof object->key, object))
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for its objects");
+        return no_memory(err);
     return RDT_OK;
 }
 
-static enum rdt_status read_parts(struct follow_version *version, const Rdt__Pb__Manifest *manifest, struct rdt_error *err)
-{
-    enum rdt_status status = RDT_OK;
-
-    for (size_t i = 0; i < manifest->n_parts && status == RDT_OK; i++) {
-        struct rdt_ref ref;
-
-        status = wire_ref_to(manifest->parts[i]->ref, &ref, err);
-        if (status == RDT_OK)
-            status = set_object(version, (uint32_t)i + 1, &ref, manifest->parts[i]->bytes, err);
-    }
-    return status;
-}
-
-/* The version's own object with `more` parts. */
-static enum rdt_status make(struct follow *follow, uint64_t heap_bytes, uint32_t more, struct follow_version **version_p,
+/* With the version's own object alone. */
+static enum rdt_status make(struct follow *follow, uint64_t heap_bytes, struct follow_version **version_p,
                             struct rdt_error *err)
 {
     struct follow_version *version;
     enum rdt_status status;
 
-    heap_bytes += sizeof *version + (more + 1) * (sizeof *version->objects + 4 * sizeof(void *));
+    heap_bytes += sizeof *version + OBJECT_BYTES;
     status = account_take(follow->account, USAGE_HEAP, heap_bytes, err);
     if (status != RDT_OK)
         return status;
     version = calloc(1, sizeof *version);
-    if (!version || !(version->objects = calloc(more + 1u, sizeof *version->objects))) {
+    if (!version || !(version->objects = calloc(1, sizeof *version->objects))) {
         free(version);
         account_give(follow->account, USAGE_HEAP, heap_bytes);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version of %u parts", more);
+        return no_memory(err);
     }
     version->follow = follow;
     version->refs = 1;
     version->heap_bytes = heap_bytes;
-    version->n_objects = more + 1;
+    version->n_objects = 1;
     list_init(&version->link);
     map_init(&version->by_ref);
     *version_p = version;
@@ -106,35 +101,131 @@ static bool skip_number(const uint8_t **at, const uint8_t *end, uint64_t *number
     return false;
 }
 
-/* Counts the parts of a packed manifest up to one more than can be followed, before it is decoded, which takes long. It ends at
- * what cannot be read: decoding that says so. */
-static size_t count_parts(const uint8_t *at, size_t bytes)
-{
-    enum { NUMBER = 0, BYTES = 2, PARTS = 3 << 3 | BYTES }; /* types of fields, and the field `parts` */
-    const uint8_t *end = at + bytes;
-    uint64_t tag, number;
-    size_t n = 0;
+enum { NUMBER = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5, PARTS = 3 << 3 | BYTES }; /* types of fields, and the field `parts` */
 
-    while (n < FOLLOW_MAX_OBJECTS && skip_number(&at, end, &tag) && ((tag & 7) == NUMBER || (tag & 7) == BYTES) &&
-           skip_number(&at, end, &number)) {
-        if ((tag & 7) == NUMBER)
-            continue;
-        if (number > (uint64_t)(end - at))
-            break;
-        at += number;
-        n += tag == PARTS;
-    }
-    return n;
+/* Goes behind the next field of the manifest. *part_p: the packed ManifestPart [*bytes_p]; NULL: it is another field. */
+static bool next_field(struct version_reading *reading, const uint8_t **part_p, size_t *bytes_p)
+{
+    const uint8_t *at = reading->packed + reading->at, *end = reading->packed + reading->n_bytes;
+    uint64_t tag, number, bytes = 0;
+    bool fits = skip_number(&at, end, &tag);
+
+    if (fits && (tag & 7) == NUMBER)
+        fits = skip_number(&at, end, &number);
+    else if (fits && (tag & 7) == BYTES)
+        fits = skip_number(&at, end, &bytes);
+    else
+        bytes = (tag & 7) == FIXED64 ? 8 : (tag & 7) == FIXED32 ? 4 : UINT64_MAX;
+    if (!fits || bytes > (uint64_t)(end - at))
+        return false;
+    *part_p = tag == PARTS ? at : NULL;
+    *bytes_p = bytes;
+    reading->at = (size_t)(at + bytes - reading->packed);
+    return true;
 }
 
-/* arena: for the manifest */
-static enum rdt_status create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
-                              struct arena *arena, struct follow_version **version_p, struct rdt_error *err)
+static enum rdt_status read_part(struct follow_version *version, const uint8_t *packed, size_t bytes, struct rdt_error *err)
 {
-    ProtobufCMessage *manifest = NULL;
+    ProtobufCMessage *message = NULL;
+    uint8_t buffer[2048];
+    struct arena arena;
+    struct rdt_ref ref;
+    enum rdt_status status;
+
+    arena_init_with(&arena, MOST_PART_ROOM, buffer, sizeof buffer);
+    status = bytes > MOST_PART_BYTES
+                 ? rdt_error_set(err, RDT_INVALID, "it has a part with %zu bytes in its manifest", bytes)
+                 : arena_unpack(&arena, &rdt__pb__manifest_part__descriptor, packed, bytes, "its manifest", &message, err);
+    if (status == RDT_OK)
+        status = wire_ref_to(((const Rdt__Pb__ManifestPart *)message)->ref, &ref, err);
+    if (status == RDT_OK)
+        status = set_object(version, ++version->reading.n_parts, &ref, ((const Rdt__Pb__ManifestPart *)message)->bytes, err);
+    arena_fini(&arena);
+    if (status == RDT_PROTOCOL || status == RDT_LIMIT) /* it will never be read */
+        err->status = status = RDT_INVALID;
+    return status;
+}
+
+/* Counts the parts, or reads them. AGAIN: until_ns has passed. */
+static enum rdt_status read_some(struct follow_version *version, uint64_t until_ns, struct rdt_error *err)
+{
+    struct version_reading *reading = &version->reading;
+    enum rdt_status status = RDT_OK;
+
+    for (unsigned n = 1; reading->at < reading->n_bytes && status == RDT_OK; n++) {
+        const uint8_t *part;
+        size_t bytes;
+
+        if (!next_field(reading, &part, &bytes))
+            return rdt_error_set(err, RDT_INVALID, "its manifest cannot be read");
+        if (part && reading->counted)
+            status = read_part(version, part, bytes, err);
+        else if (part && ++reading->n_parts == FOLLOW_MAX_OBJECTS)
+            status = rdt_error_set(err, RDT_INVALID, "it has more than %u parts, which is the most that can be followed",
+                                   FOLLOW_MAX_OBJECTS - 1);
+        if (status == RDT_OK && n % FIELDS_AT_ONCE == 0 && uv_hrtime() >= until_ns)
+            status = RDT_AGAIN;
+    }
+    return status;
+}
+
+/* Makes room for the parts that were counted. */
+static enum rdt_status make_objects(struct follow_version *version, struct rdt_error *err)
+{
+    uint64_t heap_bytes = version->reading.n_parts * OBJECT_BYTES;
+    enum rdt_status status = account_take(version->follow->account, USAGE_HEAP, heap_bytes, err);
+    struct follow_object *objects = NULL;
+
+    if (status != RDT_OK)
+        return status;
+    version->heap_bytes += heap_bytes;
+    objects = calloc(version->reading.n_parts + 1u, sizeof *objects);
+    if (!objects)
+        return no_memory(err);
+    objects[0] = version->objects[0];
+    map_fini(&version->by_ref);
+    map_init(&version->by_ref);
+    free(version->objects);
+    version->objects = objects;
+    version->n_objects = version->reading.n_parts + 1;
+    return map_put(&version->by_ref, objects[0].key, sizeof objects[0].key, &objects[0]) ? RDT_OK : no_memory(err);
+}
+
+static void end_reading(struct follow_version *version)
+{
+    struct version_reading *reading = &version->reading;
+
+    if (!reading->packed)
+        return;
+    work_free(version->follow->follows->regions->pool, reading->packed, reading->n_bytes);
+    account_give(version->follow->account, USAGE_HEAP, reading->n_bytes);
+    version->heap_bytes -= reading->n_bytes;
+    reading->packed = NULL;
+}
+
+enum rdt_status version_read_some(struct follow_version *version, uint64_t until_ns, struct rdt_error *err)
+{
+    struct version_reading *reading = &version->reading;
+    enum rdt_status status = reading->packed ? read_some(version, until_ns, err) : RDT_OK;
+
+    if (status == RDT_OK && reading->packed && !reading->counted) {
+        status = make_objects(version, err);
+        reading->counted = true;
+        reading->at = reading->n_parts = 0;
+        if (status == RDT_OK)
+            status = read_some(version, until_ns, err);
+    }
+    if (status == RDT_OK)
+        end_reading(version);
+    return status;
+}
+
+enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
+                               struct follow_version **version_p, struct rdt_error *err)
+{
     struct follow_version *version = NULL;
     const uint8_t *packed = done->metadata.data;
-    size_t n_bytes = done->metadata.len, n_parts = 0;
+    size_t n_bytes = done->metadata.len;
     uint64_t bytes = 0;
     bool is_manifest = manifest_has_magic(packed, n_bytes) && (memcmp(packed, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) == 0 ||
                                                                memcmp(packed, MANIFEST_LARGE, MANIFEST_MAGIC_BYTES) == 0);
@@ -143,45 +234,25 @@ static enum rdt_status create(struct follow *follow, const Rdt__Pb__FetchDone *d
     if (!done->snapshot)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "it is not a snapshot, and could change while it is fetched: publish snapshots");
+    n_bytes = is_manifest ? n_bytes - MANIFEST_MAGIC_BYTES : 0;
     status = tensor_bytes(done->tensors, &bytes, err);
-    if (status == RDT_OK && is_manifest)
-        n_parts = count_parts(packed + MANIFEST_MAGIC_BYTES, n_bytes - MANIFEST_MAGIC_BYTES);
-    if (status == RDT_OK && is_manifest && n_parts < FOLLOW_MAX_OBJECTS)
-        status = arena_unpack(arena, &rdt__pb__manifest__descriptor, packed + MANIFEST_MAGIC_BYTES,
-                              n_bytes - MANIFEST_MAGIC_BYTES, "its manifest", &manifest, err);
-    if (status == RDT_PROTOCOL || (status == RDT_LIMIT && is_manifest)) /* it will never be read */
+    if (status == RDT_PROTOCOL) /* it will never be read */
         err->status = status = RDT_INVALID;
-    if (status == RDT_OK && manifest)
-        n_parts = ((const Rdt__Pb__Manifest *)manifest)->n_parts;
-    if (status == RDT_OK && n_parts >= FOLLOW_MAX_OBJECTS)
-        status = rdt_error_set(err, RDT_INVALID, "it has more than %u parts, which is the most that can be followed",
-                               FOLLOW_MAX_OBJECTS - 1);
     if (status == RDT_OK)
-        status = make(follow, n_bytes, (uint32_t)n_parts, &version, err);
+        status = make(follow, n_bytes, &version, err);
     if (status != RDT_OK)
         return status;
     version->number = done->version;
-    version->is_manifest = manifest;
-    status = set_object(version, 0, ref, bytes, err);
-    if (status == RDT_OK && manifest)
-        status = read_parts(version, (const Rdt__Pb__Manifest *)manifest, err);
-    if (status != RDT_OK) {
+    version->is_manifest = is_manifest;
+    version->reading.n_bytes = n_bytes;
+    version->reading.packed = is_manifest ? malloc(n_bytes + 1) : NULL;
+    if (version->reading.packed)
+        memcpy(version->reading.packed, packed + MANIFEST_MAGIC_BYTES, n_bytes);
+    status = is_manifest && !version->reading.packed ? no_memory(err) : set_object(version, 0, ref, bytes, err);
+    if (status == RDT_OK)
+        *version_p = version;
+    else
         version_unref(version);
-        return status;
-    }
-    *version_p = version;
-    return RDT_OK;
-}
-
-enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
-                               struct follow_version **version_p, struct rdt_error *err)
-{
-    struct arena arena;
-    enum rdt_status status;
-
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    status = create(follow, done, ref, &arena, version_p, err);
-    arena_fini(&arena);
     return status;
 }
 
@@ -212,6 +283,7 @@ bool version_drop_some(struct follow_version *version, uint64_t until_ns)
         version->objects[version->next].object = NULL;
     }
     list_remove(&version->link);
+    end_reading(version);
     account_give(account, USAGE_FOLLOWED_BYTES, version->charged);
     account_give(account, USAGE_HEAP, version->heap_bytes);
     map_fini(&version->by_ref);

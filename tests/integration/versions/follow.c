@@ -383,8 +383,9 @@ Test(follow, next_version_waits_where_memory_has_no_room)
     end_far(near, far);
 }
 
-/* Publishes an object that looks like a manifest of these parts, of which only the refs are said, as the next version. */
-static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n)
+/* Publishes an object that looks like a manifest of these parts, of which only the refs are said, as the next version. Before
+ * them are n_more fields. */
+static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n, size_t n_more)
 {
     Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
     Rdt__Pb__ManifestPart *parts = calloc(n, sizeof *parts), **list = calloc(n, sizeof(void *));
@@ -399,13 +400,15 @@ static void publish_list(rdt *conn, const struct rdt_ref *refs, size_t n)
     manifest.n_parts = n;
     manifest.parts = list;
     size_t bytes = rdt__pb__manifest__get_packed_size(&manifest);
-    uint8_t *metadata = malloc(MANIFEST_MAGIC_BYTES + bytes);
+    uint8_t *metadata = malloc(MANIFEST_MAGIC_BYTES + 2 * n_more + bytes);
     memcpy(metadata, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES);
-    (void)rdt__pb__manifest__pack(&manifest, metadata + MANIFEST_MAGIC_BYTES);
+    for (size_t i = 0; i < n_more; i++)
+        memcpy(metadata + MANIFEST_MAGIC_BYTES + 2 * i, "\x08\x01", 2); /* step = 1 */
+    (void)rdt__pb__manifest__pack(&manifest, metadata + MANIFEST_MAGIC_BYTES + 2 * n_more);
     struct rdt_put_options options = {.struct_size = sizeof options,
                                       .flags = RDT_PUT_SNAPSHOT,
                                       .metadata = metadata,
-                                      .metadata_bytes = MANIFEST_MAGIC_BYTES + bytes};
+                                      .metadata_bytes = MANIFEST_MAGIC_BYTES + 2 * n_more + bytes};
     struct rdt_ref ref = put_as(conn, NULL, 0, &options);
     must_ok(rdt_publish(conn, "policy", &ref, NULL, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
@@ -489,7 +492,7 @@ Test(follow, version_may_have_as_many_parts_as_can_be_published)
     rdt_follower *follower = follow(conn);
     for (unsigned i = 0; i < PARTS; i++)
         refs[i] = put_as(conn, NULL, 0, &snapshot);
-    publish_list(conn, refs, PARTS);
+    publish_list(conn, refs, PARTS, 0);
     wait_until(LONG, info_of_follower(follower).prepared == 1);
     rdt_follower_close(follower);
     must_ok(rdt_drop(conn, &refs[0], &err));
@@ -497,6 +500,24 @@ Test(follow, version_may_have_as_many_parts_as_can_be_published)
 }
 
 /* The first part has ended, the next ones are awaited, and then there may be no more fetches. */
+Test(follow, manifest_of_millions_of_fields_is_read)
+{
+    rdt *conn = begin_shards(1);
+    struct rdt_put_options snapshot = {.struct_size = sizeof snapshot, .flags = RDT_PUT_SNAPSHOT};
+    struct rdt_ref part = put_as(conn, NULL, 0, &snapshot);
+
+    name = name_on(0, "policy", 0);
+    rdt_follower *follower = follow(conn);
+    publish_list(conn, &part, 1, 3000000);
+    wait_until(LONG, info_of_follower(follower).prepared == 1);
+    publish_list(conn, (struct rdt_ref[]){part, part}, 2, 3000000);
+    wait_until(LONG, strstr(info_of_follower(follower).failure, "twice"));
+    rdt_follower_close(follower);
+    must_ok(rdt_free(conn, &part, false, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    end_shards(conn, NULL);
+}
+
 Test(follow, version_that_fails_twice_at_once_fails_once)
 {
     static const char *flags[] = {"--owner-max-transfers=4", NULL};
@@ -512,7 +533,7 @@ Test(follow, version_that_fails_twice_at_once_fails_once)
     must_ok(rdt_free(conn, &refs[0], false, &err));
     for (unsigned i = 1; i < 8; i++)
         refs[i] = put_as(conn, NULL, 0, &pending);
-    publish_list(conn, refs, 8);
+    publish_list(conn, refs, 8, 0);
     /* Whichever failure is seen first: that of the part that was freed is not told, because the next version may be whole. */
     cr_assert_neq(rdt_follower_prepare(follower, 200 * MSEC, NULL, NULL), RDT_OK);
     for (unsigned i = 1; i < 8; i++)
