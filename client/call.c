@@ -254,6 +254,8 @@ static enum rdt_status begin(rdt *conn, struct waiting *waiting, struct rdt_erro
     waiting->pending.id = connection_ids(conn, waiting->n_ids);
     waiting->start_ns = clock_now_ns();
     waiting->sent_on = repeat_socket(conn);
+    if (waiting->verb->type == RDT_MSG_WATCH)
+        conn->watch.asked = waiting->pending.id;
     status = connection_send_fds(conn, waiting->verb->type, waiting->pending.id, waiting->request, waiting->send_fds,
                                  waiting->n_send, err);
     if (status == RDT_OK)
@@ -462,7 +464,8 @@ void call_on_late_reply(rdt *conn, struct frame *frame)
         give_back_objects(conn, frame);
         break;
     case RDT_MSG_WATCH:
-        end_watch(conn);
+        if (frame->request_id == conn->watch.asked) /* otherwise a later one has taken its place in the daemon */
+            end_watch(conn);
         break;
     default:
         break;

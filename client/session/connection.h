@@ -204,6 +204,7 @@ struct connection_room {
 /* For watch.c. */
 struct connection_watch {
     uint32_t kinds;          /* of rdt_watch; 0: nothing is watched */
+    uint64_t asked;          /* request id of the newest WATCH */
     uint64_t event_base;     /* what the numbers of this daemon's events are above */
     struct list events;      /* received and not yet taken */
     size_t event_bytes;      /* of all of them */

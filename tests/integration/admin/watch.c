@@ -426,6 +426,28 @@ static int watch_as_a_stranger(struct actor *self, void *arg)
     return 0;
 }
 
+static bool stop(void *arg)
+{
+    return true;
+}
+
+/* The answer to a call that was given up comes while the next one waits for its own. */
+Test(watch, goes_on_after_one_that_was_given_up)
+{
+    begin();
+    must(kill(node.pid, SIGSTOP) == 0);
+    rdt_interrupt_by(stop, NULL);
+    must_be(RDT_CANCELLED, rdt_watch(watcher, RDT_KIND_NAMES, &err));
+    rdt_interrupt_by(NULL, NULL);
+    must(kill(node.pid, SIGCONT) == 0);
+    must_ok(rdt_watch(watcher, RDT_KIND_OBJECTS, &err));
+    must_ok(rdt_ping(watcher, LONG, &err));
+    struct rdt_ref ref = put_one(actor, &VECTOR(RDT_U8, 1, "x"), NULL);
+    (void)expect(watcher, RDT_KIND_OBJECTS, "put");
+    must_ok(rdt_free(actor, &ref, false, &err));
+    end();
+}
+
 Test(watch, another_user_sees_its_own_and_what_is_shown)
 {
     struct rdt_ref hidden, shown, name;
