@@ -188,6 +188,50 @@ static void await_release(rdt *conn, uint64_t id, const Rdt__Pb__ReleaseRegion *
     pending_add(&conn->calls.pending, &release->pending);
 }
 
+/* A LOOKUP with leases, which nobody else would end before their time. */
+static void on_leases_answered(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    Rdt__Pb__LookupReply *reply =
+        frame->flags & FRAME_ERROR ? NULL : rdt__pb__lookup_reply__unpack(NULL, frame->length, frame->payload);
+
+    if (reply) {
+        call_end_leases(conn, reply->generation, reply->n_generation);
+        rdt__pb__lookup_reply__free_unpacked(reply, NULL);
+    }
+    free(pending);
+}
+
+static void on_leases_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
+{
+    free(pending);
+}
+
+static void on_leases_resumed(rdt *conn, struct pending *pending)
+{
+    free(pending);
+}
+
+static const struct pending_ops lease_ops = {on_leases_answered, on_leases_lost, on_leases_resumed};
+
+void call_end_leases(rdt *conn, uint64_t *generation, size_t n)
+{
+    Rdt__Pb__LeaseEnd request = RDT__PB__LEASE_END__INIT;
+
+    request.generation = generation;
+    request.n_generation = n;
+    (void)connection_send(conn, RDT_MSG_LEASE_END, connection_id(conn), &request.base, true, NULL);
+}
+
+static void await_leases(rdt *conn, uint64_t id)
+{
+    struct pending *pending = malloc(sizeof *pending);
+
+    if (!pending)
+        return;
+    *pending = (struct pending){.id = id, .ops = &lease_ops};
+    pending_add(&conn->calls.pending, pending);
+}
+
 /* Tells the daemon to end the request, because nobody waits for its answer any more. */
 static void cancel(rdt *conn, const struct waiting *waiting)
 {
@@ -198,6 +242,8 @@ static void cancel(rdt *conn, const struct waiting *waiting)
             (void)ids_append(&conn->calls.abandoned, waiting->pending.id + i);
     if (waiting->verb->type == RDT_MSG_RELEASE_REGION)
         await_release(conn, waiting->pending.id, (const Rdt__Pb__ReleaseRegion *)waiting->request);
+    if (waiting->verb->type == RDT_MSG_LOOKUP && ((const Rdt__Pb__Lookup *)waiting->request)->lease_ns > 0)
+        await_leases(conn, waiting->pending.id);
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;

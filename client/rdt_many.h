@@ -65,11 +65,11 @@ struct rdt_key { /* an id of this user */
  * which it is found: the daemon holds it for lease_ns, so that nothing of it is evicted (RDT_PUT_EVICTABLE) or freed before it
  * is fetched, whatever happens to this session. 0: no lease. prefix: ends before the first key that has no object.
  * refs_p [count] receives a ref of each object, with which a fetch waits for nothing, and a ref with the generation 0 for a
- * key without one. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or after lease_ns. If a call
- * for more than 4,096 keys fails, some may be leased. A lookup counts as a use, and in the hits and misses of the cache; a
- * fetch by its refs is one more use, but no further hit.
+ * key without one. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or after lease_ns. A call
+ * that fails ends those that it has begun, unless the connection is lost. A lookup counts as a use, and in the hits and misses
+ * of the cache; a fetch by its refs is one more use, but no further hit.
  * Errors: INVALID (a key, which err names by its number), LIMIT (lease_ns is above detached_ttl_max; the records of the leases,
- * 192 bytes for each object, exceed owner_max_heap: then the message has leased nothing), NO_MEMORY. */
+ * 192 bytes for each object, exceed owner_max_heap), NO_MEMORY. */
 enum rdt_status rdt_lookup(rdt *rdt, const struct rdt_key *keys, size_t count, bool prefix, int64_t lease_ns,
                            struct rdt_ref *refs_p, size_t *n_p, struct rdt_error *err);
 

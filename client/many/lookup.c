@@ -64,11 +64,27 @@ static enum rdt_status look(rdt *conn, const struct rdt_node_info *node, const s
     return status;
 }
 
+/* Ends the leases that earlier messages of a look-up have begun. */
+static void end_begun(rdt *conn, const struct rdt_ref *refs, size_t count)
+{
+    uint64_t *generation = malloc(AT_ONCE * sizeof *generation);
+
+    for (size_t first = 0, n = 0; generation && first < count; first += AT_ONCE, n = 0) {
+        for (size_t i = first; i < count && i - first < AT_ONCE; i++)
+            if (refs[i].generation != 0)
+                generation[n++] = refs[i].generation;
+        connection_lock(conn);
+        call_end_leases(conn, generation, n);
+        connection_unlock(conn);
+    }
+    free(generation);
+}
+
 enum rdt_status rdt_lookup(rdt *conn, const struct rdt_key *keys, size_t count, bool prefix, int64_t lease_ns,
                            struct rdt_ref *refs_p, size_t *n_p, struct rdt_error *err)
 {
     struct rdt_node_info node;
-    size_t found = 0, n_looked = AT_ONCE;
+    size_t found = 0, n_looked = AT_ONCE, first = 0;
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK && count > 0 && (!keys || !refs_p))
@@ -83,11 +99,14 @@ enum rdt_status rdt_lookup(rdt *conn, const struct rdt_key *keys, size_t count, 
     }
     if (status == RDT_OK)
         connection_copy_node(conn, &node);
-    for (size_t first = 0; status == RDT_OK && first < count && n_looked == AT_ONCE; first += AT_ONCE)
+    for (; status == RDT_OK && first < count && n_looked == AT_ONCE; first += AT_ONCE)
         status = look(conn, &node, keys + first, count - first < AT_ONCE ? count - first : AT_ONCE, prefix, lease_ns,
                       refs_p + first, &n_looked, err);
-    if (status != RDT_OK) /* the leases of earlier messages end by themselves */
+    if (status != RDT_OK) {
+        if (lease_ns > 0)
+            end_begun(conn, refs_p, first < count ? first : count);
         return status;
+    }
     for (size_t i = 0; i < count; i++)
         found += refs_p[i].generation != 0;
     if (n_p)

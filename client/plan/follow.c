@@ -83,6 +83,24 @@ static enum rdt_status tell(const rdt_follower *follower, struct rdt_error *err)
     return call(follower->conn, RDT_MSG_FOLLOW, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
+/* Tells the daemon something for which nobody waits. A lost connection has ended the follower there. */
+static void note(rdt *conn, enum rdt_message type, const ProtobufCMessage *message)
+{
+    if (connection_check(conn, NULL) != RDT_OK)
+        return;
+    connection_lock(conn);
+    (void)note_send(conn, type, message, true, NULL);
+    connection_unlock(conn);
+}
+
+static void unfollow(const rdt_follower *follower)
+{
+    Rdt__Pb__Unfollow request = RDT__PB__UNFOLLOW__INIT;
+
+    request.follower = follower->number;
+    note(follower->conn, RDT_MSG_UNFOLLOW, &request.base);
+}
+
 enum rdt_status rdt_follow(rdt *conn, const struct rdt_ref *name, const struct rdt_follow_options *options,
                            rdt_follower **follower_p, struct rdt_error *err)
 {
@@ -112,6 +130,8 @@ enum rdt_status rdt_follow(rdt *conn, const struct rdt_ref *name, const struct r
     follower->number = connection_id(conn);
     connection_unlock(conn);
     status = tell(follower, err);
+    if (status == RDT_TIMED_OUT || status == RDT_CANCELLED) /* the daemon may begin to follow later */
+        unfollow(follower);
     if (status == RDT_OK)
         *follower_p = follower;
     else
@@ -119,26 +139,13 @@ enum rdt_status rdt_follow(rdt *conn, const struct rdt_ref *name, const struct r
     return status;
 }
 
-/* Tells the daemon something for which nobody waits. A lost connection has ended the follower there. */
-static void note(rdt *conn, enum rdt_message type, const ProtobufCMessage *message)
-{
-    if (connection_check(conn, NULL) != RDT_OK)
-        return;
-    connection_lock(conn);
-    (void)note_send(conn, type, message, true, NULL);
-    connection_unlock(conn);
-}
-
 void rdt_follower_close(rdt_follower *follower)
 {
-    Rdt__Pb__Unfollow request = RDT__PB__UNFOLLOW__INIT;
-
     if (!follower)
         return;
     version_fini(follower->conn, &follower->last);
     version_fini(follower->conn, &follower->next);
-    request.follower = follower->number;
-    note(follower->conn, RDT_MSG_UNFOLLOW, &request.base);
+    unfollow(follower);
     free(follower);
 }
 

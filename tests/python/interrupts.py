@@ -119,6 +119,10 @@ def calls_of(c: rdtd.Connection, ref: rdtd.Ref, part: rdtd.Ref) -> dict[str, Cal
         "put of little": lambda: c.put(b"x"),
         "put of a snapshot": lambda: c.put(bytearray(8 << 20), snapshot=True),
         "put_many": lambda: c.put_many([bytearray(8)] * 10),
+        "publish_many": lambda: c.publish_many({"n": ref}),
+        "lookup": lambda: c.lookup(["x"]),
+        "exists": lambda: c.exists("n"),
+        "follow": lambda: c.follow("n"),
         "put_many, of which one fails": lambda: c.put_many([bytearray(8)] * 10, ids=[b""] + [None] * 9, errors="return"),
         "empty": lambda: c.empty(1 << 20, "u1"),
         "get": lambda: c.get(ref),
@@ -173,6 +177,26 @@ def test_what_an_interrupted_put_made_ends_although_nobody_reads_the_answer() ->
             interrupted(lambda: c.empty(1 << 20, "u1"))
         until(lambda: bytes_of(node) == before, f"nothing else is charged: {before}")
         c.put(b"y", id="mine").free()
+
+
+def test_an_interrupted_follow_follows_nothing() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        c.publish("n", bytearray(100000))
+        with stopped(node):
+            interrupted(lambda: c.follow("n"))
+        until(lambda: c.status()["followers"] == c.status()["followed_bytes"] == 0, "there is no follower")
+        assert c.follow("n").prepare(LONG).version == 1
+        c.unpublish("n")
+
+
+def test_an_interrupted_lookup_leases_nothing() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        refs = [c.put(b"x", id=id, evictable=True) for id in ("k0", "k1")]
+        with stopped(node):
+            interrupted(lambda: c.lookup(["k0", "none", "k1"], lease_for=LONG))
+        for ref in refs:
+            until(lambda: c.stat(ref)["holds"] == 1, "the lease has ended")
+        c.free(prefix="k")
 
 
 def test_an_interrupted_put_that_stores_leaves_no_object() -> None:
