@@ -205,6 +205,19 @@ def test_waits_and_ends() -> None:
         trainer.unpublish("policy")
 
 
+def test_a_wait_of_an_event_loop_can_be_given_up() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c, c.follow("policy") as follower:
+        async def give_up() -> None:
+            with raises(asyncio.TimeoutError):
+                await asyncio.wait_for(follower.prepare_async(), 0.1)
+            c.publish("policy", b"x")
+            assert (await follower.prepare_async(LONG)).version == 1  # no thread uses the follower any more
+
+        asyncio.run(give_up())  # which waits for the threads
+        assert follower.commit().value == b"x"
+        c.unpublish("policy")
+
+
 def test_torch_models() -> None:
     if torch is None:
         raise Skipped("torch is not installed")

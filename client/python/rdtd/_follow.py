@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from ._connection import Connection
 
 
+_ENDS_SECONDS = 1.0  # all threads of the executor may be at work, so that a wait which was given up has not begun
+
+
+def _ignore(waiting: asyncio.Future[Prepared]) -> None:
+    """Takes the exception of a wait that was given up, so that nobody reports it."""
+    if not waiting.cancelled():
+        waiting.exception()
+
+
 class Prepared(NamedTuple):
     """A version that is whole on this node. step: of a version in parts, else 0. objects: its parts, or 1. bytes: of all
     tensors. bytes_moved: came from other nodes, for all followers of this node together. skipped: versions between the
@@ -96,12 +105,25 @@ class Follower:
         says what the daemon is doing), Freed (the name was unpublished; the follower goes on with what is published later),
         Unsupported (the version is no snapshot), Invalid (it cannot be read), LimitReached (it does not fit, the message names
         the limit), NoMemory (the daemon has none for it, and goes on trying), Denied."""
-        self._prepared = Prepared(**self._follower.prepare(timeout))
+        return self._prepare(timeout, bytearray(1))
+
+    def _prepare(self, timeout: Optional[float], given_up: bytearray) -> Prepared:
+        self._prepared = Prepared(**self._follower.prepare(timeout, given_up))
         return self._prepared
 
+    @checked
     async def prepare_async(self, timeout: Optional[float] = None) -> Prepared:
-        """The same for event loops, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(None, partial(self.prepare, timeout))
+        """The same for event loops, in a thread of the loop's executor. If it is cancelled, it ends when the thread no longer
+        uses the follower, a tenth of a second later."""
+        given_up = bytearray(1)
+        waiting = asyncio.get_running_loop().run_in_executor(None, self._prepare, timeout, given_up)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            given_up[0] = 1
+            waiting.add_done_callback(_ignore)
+            await asyncio.wait([waiting], timeout=_ENDS_SECONDS)
+            raise
 
     @checked
     def commit(self, into: Any = None, *, as_: str = "auto", allow_pickle: Optional[bool] = None) -> Committed:

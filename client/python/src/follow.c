@@ -101,21 +101,30 @@ static void follower_leave(struct follower *follower)
     conn_leave(follower->conn);
 }
 
-/* prepare(timeout): a dict */
+/* prepare(timeout, given_up): a dict. Another thread ends the call by setting the first byte of given_up. */
 static PyObject *follower_prepare(PyObject *self, PyObject *args)
 {
     struct follower *follower = (struct follower *)self;
     struct rdt_prepared got;
     struct rdt_error err;
     enum rdt_status status;
+    Py_buffer given_up;
+    struct waits waits;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "O&:prepare", timeout_or_forever, &timeout_ns) || !follower_enter(follower))
+    if (!PyArg_ParseTuple(args, "O&w*:prepare", timeout_or_forever, &timeout_ns, &given_up))
         return NULL;
-    WAITS(follower->conn, status, rdt_follower_prepare(follower->follower, timeout_ns, &got, &err));
+    if (!follower_enter(follower)) {
+        PyBuffer_Release(&given_up);
+        return NULL;
+    }
+    waits_begin(&waits, follower->conn, given_up.buf);
+    status = rdt_follower_prepare(follower->follower, timeout_ns, &got, &err);
+    waits_end(&waits, status);
     if (status == RDT_OK)
         follower->in_parts = got.in_parts;
     follower_leave(follower);
+    PyBuffer_Release(&given_up);
     if (status != RDT_OK)
         return raise_error(&err);
     return Py_BuildValue("{s:K,s:K,s:n,s:K,s:K,s:K,s:d,s:d,s:O}", "version", (unsigned long long)got.version, "step",

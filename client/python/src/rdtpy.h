@@ -186,9 +186,10 @@ void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 struct waits {
     PyThreadState *thread;
     const struct conn *conn; /* whose close() ends the call, too; NULL: none */
+    const bool *given_up;    /* another thread sets it to end the call, too; NULL: none does */
     bool has_raised;
 };
-void waits_begin(struct waits *waits, const struct conn *conn);
+void waits_begin(struct waits *waits, const struct conn *conn, const bool *given_up);
 
 /* status: not RDT_OK if the caller calls raise_error. */
 void waits_end(struct waits *waits, enum rdt_status status);
@@ -202,7 +203,7 @@ bool waits_were_closed(void);
 #define WAITS(conn, status, call)   \
     do {                            \
         struct waits waits_;        \
-        waits_begin(&waits_, conn); \
+        waits_begin(&waits_, conn, NULL); \
         (status) = (call);          \
         waits_end(&waits_, status); \
     } while (0)

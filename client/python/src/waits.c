@@ -72,12 +72,13 @@ static bool interrupted(void *arg)
         yes = run_handlers(waits);
         waits->thread = PyEval_SaveThread();
     }
-    return yes || (waits->conn && __atomic_load_n(&waits->conn->closed, __ATOMIC_RELAXED));
+    return yes || (waits->conn && __atomic_load_n(&waits->conn->closed, __ATOMIC_RELAXED)) ||
+           (waits->given_up && __atomic_load_n(waits->given_up, __ATOMIC_RELAXED));
 }
 
-void waits_begin(struct waits *waits, const struct conn *conn)
+void waits_begin(struct waits *waits, const struct conn *conn, const bool *given_up)
 {
-    *waits = (struct waits){.conn = conn};
+    *waits = (struct waits){.conn = conn, .given_up = given_up};
     rdt_interrupt_by(interrupted, waits);
     waits->thread = PyEval_SaveThread();
 }
