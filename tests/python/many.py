@@ -183,6 +183,19 @@ def test_publish_many_names_the_first_that_does_not_fit():
         c.unpublish(prefix="a"), c.unpublish(prefix="b")
 
 
+def test_a_publish_that_fails_leaves_no_object():
+    with Node("--set", "limits.owner_max_names=1") as node, rdtd.connect(node.socket) as c:
+        c.publish("a", np.arange(2))
+        for options in {}, {"detached": True}, {"evictable": True}, {"id": "mine"}:
+            with raises(rdtd.LimitReached):
+                c.publish("b", np.arange(2), **options)
+            if "id" not in options:
+                with raises(rdtd.LimitReached):
+                    c.publish_many({"b": np.arange(2), "c": np.arange(2)}, **options)
+            until(lambda: c.status()["objects"] == 1, f"that of the name is left: {options}")
+        c.unpublish("a")
+
+
 def test_publish_many_while_the_daemon_is_killed():
     with Killed() as killed, rdtd.connect(killed.node.socket) as c:
         with killed.kill_every(0.3):

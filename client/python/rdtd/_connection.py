@@ -674,7 +674,13 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             return self._publish_ref(name, what, visible, lease, ttl, stored)
         options.setdefault("snapshot", False if options.get("immutable") else bool(stored) or "unsealed")
         with self.put(what, visible=visible, **options) as ref:
-            return self._publish_ref(name, ref, visible, lease, ttl, stored)
+            try:
+                return self._publish_ref(name, ref, visible, lease, ttl, stored)
+            except BaseException:
+                if options.get("detached") or options.get("evictable"):  # the Ref has no hold that ends
+                    with contextlib.suppress(Error):
+                        self._free(ref, False)
+                raise
 
     def _publish_ref(self, name: str, ref: Any, visible: Visible, lease: bool,
                      ttl: Optional[float], stored: bool) -> Published:

@@ -181,9 +181,11 @@ class ManyCalls(_rdt.Conn):
         try:
             ttl_ns = 0 if ttl is None else int(ttl * 1e9)
             versions = self._publish_many(names, refs, VISIBILITY[visible], lease, ttl_ns)
-        finally:
-            for ref in put:
-                ref.drop()
+        except BaseException:
+            self._free_all(put, bool(options.get("detached") or options.get("evictable")))
+            raise
+        for ref in put:
+            ref.drop()
         near = refs[0] if refs else None
         return {name: Published(version, Ref.from_name(name, near=near)) for name, version in zip(names, versions)}
 
