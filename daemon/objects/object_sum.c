@@ -94,7 +94,7 @@ static void done_step(struct work *work)
 
 static enum rdt_status check(const struct object *object, struct rdt_error *err)
 {
-    if (!object_is_constant(object) && !object->changes.loaned)
+    if (object->memory.n_regions > 0 && !object_is_constant(object) && !object->changes.loaned)
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "object \"%.*s\" may change and has no checksum: put it as a snapshot, or with RDT_PUT_SUM "
                              "(in Python checksum=True)",

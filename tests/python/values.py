@@ -841,6 +841,8 @@ def test_verified_fetch_has_the_bytes_that_were_put():
                     c.fetch(ref, verify=True, slices=[None] * 4)
                 del got, fetched
                 ref.free()
+            small = c.put(np.arange(10))  # the daemon has a copy, which nobody writes
+            assert c.get(small, verify=True)[9] == far.get(rdtd.Ref(str(small)), verify=True)[9] == 9
             small = c.put(np.arange(10), snapshot=True)
             assert far.get(rdtd.Ref(str(small)), verify=True)[9] == 9
             assert asyncio.run(awaited(far, small))[9] == 9

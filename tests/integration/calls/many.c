@@ -539,6 +539,7 @@ Test(many, fetch_each_brings_what_there_is)
     rdt_object *objects[4];
     struct rdt_ref refs[4];
     uint8_t bytes[2] = {5, 6};
+    void *live;
 
     begin(NULL);
     refs[0] = put_one(trainer, &VECTOR(RDT_U8, 1, &bytes[0]), NULL);
@@ -558,6 +559,8 @@ Test(many, fetch_each_brings_what_there_is)
     rdt_release(objects[0]);
     rdt_release(objects[3]);
     options.verify = true;
+    must_ok(rdt_alloc(trainer, 1u << 20, &live, &err));
+    refs[3] = put_one(trainer, &VECTOR(RDT_U8, 1u << 20, live), NULL);
     must_refuse(RDT_UNSUPPORTED, "checksum", rdt_fetch_each(sampler, &refs[3], 1, &options, objects, NULL, &err));
     cr_assert(!objects[0]);
     refs[1].id_bytes = 0;
