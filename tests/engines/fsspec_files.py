@@ -244,6 +244,13 @@ def test_files_of_other_nodes() -> None:
             file.seek(0)
             assert file.read() == data
         assert there.cat("array") == here.cat("array") and there.cat_file("array", 7, 500) == here.cat("array")[7:500]
+        c.publish("scalar", np.array(7, "i4"))
+        assert there.cat("scalar") == here.cat("scalar") == b"\7\0\0\0" and there.size("scalar") == 4
+        c.publish("long rows", np.arange(3 << 20, dtype="i4").reshape(2, -1))
+        before = far.status()["bytes_in"]
+        with there.open("long rows") as file:
+            assert b"".join(iter(lambda: file.read(100000), b"")) == here.cat("long rows")
+        assert far.status()["bytes_in"] - before == 12 << 20, "each row travels once"
         assert there.exists("f") and not there.exists("nix")
         with raises(PermissionError, "cannot be written"):
             there.pipe_file("g", b"x")
@@ -251,7 +258,7 @@ def test_files_of_other_nodes() -> None:
         assert copy.cat_file("f", 0, 5) == data[:5]
         c.publish("dict", {"w": np.ones(5, "f4")})
         assert there.cat("dict") == here.cat("dict") and there.size("dict") == here.size("dict")
-        for name in "f", "array", "dict":
+        for name in "f", "array", "dict", "scalar", "long rows":
             c.unpublish(name)
         del here, there, copy, file
         fsspec.filesystem("rdtd").clear_instance_cache()

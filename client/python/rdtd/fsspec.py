@@ -96,6 +96,7 @@ class _Version:
         self._timeout = timeout
         self._pieces: list[tuple[int, memoryview]] = []  # that were read, with their places in the file
         self._row = 0  # bytes of a tensor's row; 0: not known
+        self._kept: tuple[int, memoryview] = (0, memoryview(b""))  # the last rows, if they are larger than a read, and their place
         self._same: list[int] = []  # the tensors that have further names
         look = self._look(at, path)
         self.number = look.version
@@ -122,7 +123,7 @@ class _Version:
             self._head = struct.pack("<Q", len(self._head)) + self._head
             self._pieces = [(0, memoryview(self._head))]
             self.size = len(self._head) + max(ends, default=0)
-        elif self.here:
+        elif self.here or not nothing[0].shape:  # a scalar has no rows
             self._load()
             self.size = len(self._pieces[0][1])
         else:
@@ -158,7 +159,7 @@ class _Version:
         """The bytes [start, end) of the file, which has them."""
         if start >= end:
             return memoryview(b"")
-        if not self._head and not self.here:
+        if not self._pieces:
             return self._fetch(start, end)
         if len(self._pieces) < 2 and end > len(self._head) and self._head:
             self._load()
@@ -168,13 +169,21 @@ class _Version:
 
     def _fetch(self, start: int, end: int) -> memoryview:
         """From another node: the rows that have these bytes."""
+        place, kept = self._kept
+        if place <= start < place + len(kept):
+            found = kept[start - place:end - place]
+            rest = start + len(found)
+            return found if rest == end else memoryview(b"".join([found, self._fetch(rest, end)]))
         if not self._row:
             row = self._c.get_fetched(self.held, as_="tensor", slices=[slice(0, 0)], timeout=self._timeout).tensors[0]
             self._row = math.prod(row.shape[1:]) * DTYPES[row.dtype].bytes
         first = start // self._row
         part = slice(first, -(-end // self._row))
         tensor = self._c.get_fetched(self.held, as_="tensor", slices=[part], timeout=self._timeout).tensors[0]
-        return _bytes_of(tensor)[start - first * self._row:end - first * self._row]
+        found = _bytes_of(tensor)
+        if self._row > _BUFFER:
+            self._kept = first * self._row, found
+        return found[start - first * self._row:end - first * self._row]
 
 
 class _Reading(io.RawIOBase):
