@@ -29,13 +29,13 @@ class Extension:
         weights_ = self.weight_transfer_engine._weights  # type: ignore[attr-defined]
         mapped = 0.0
 
-        def take(asked: int) -> int:
+        def read(asked: int, timeout: float) -> Any:
             nonlocal mapped
-            version = type(weights_).take(weights_, asked)
+            got = type(weights_).read(weights_, asked, timeout)
             mapped = time.perf_counter()
-            return version  # type: ignore[no-any-return]
+            return got
 
-        weights_.take = take
+        weights_.read = read
         began = time.perf_counter()
         self.start_weight_update()  # type: ignore[attr-defined]
         self.update_weights({"version": version})  # type: ignore[attr-defined]

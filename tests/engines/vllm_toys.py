@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import types
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
@@ -24,7 +26,7 @@ import fake_vllm  # noqa: E402
 
 fake_vllm.install()
 import rdtd.vllm  # noqa: E402
-from rdtd._weights import Weights  # noqa: E402
+from rdtd._weights import Weights, connection_at  # noqa: E402
 
 NAMES = [f"layer.{i}.weight" for i in range(8)]
 
@@ -50,6 +52,15 @@ class Toy(torch.nn.Module):  # type: ignore[misc, name-defined]
         """The step that all of the model is of."""
         (value,) = {float(value) for tensor in self.state_dict().values() for value in (tensor.min(), tensor.max())}
         return value
+
+
+@contextmanager
+def served() -> Iterator[Node]:
+    """A daemon at $RDT_SOCKET, to which the connection of this process's engines ends with the test."""
+    with Node() as node:
+        os.environ["RDT_SOCKET"] = node.socket
+        yield node
+        rdtd.default().close()
 
 
 def source(step: float) -> Any:
@@ -145,8 +156,7 @@ def test_each_update_loads_the_version_that_the_trainer_published() -> None:
 
 
 def test_publishing_needs_no_engine_to_stand_still() -> None:
-    with Node() as node:
-        os.environ["RDT_SOCKET"] = node.socket
+    with served() as node:
         models = [Toy(rank, 2) for rank in range(2)]
         engines = [session(model) for model in models]
         trains = trainer(node.socket, Nobody())
@@ -166,8 +176,7 @@ def test_publishing_needs_no_engine_to_stand_still() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with Node() as node:
-        os.environ["RDT_SOCKET"] = node.socket
+    with served() as node:
         model = Toy()
         with raises(RuntimeError, "call init_weight_transfer_engine"):
             bare = rdtd.vllm.Worker(None, types.SimpleNamespace(model_config=None), torch.device("cpu"), model)
@@ -218,8 +227,7 @@ def load(model: Any, **extra: Any) -> None:
 
 
 def test_load_format_starts_an_engine_with_the_newest_version() -> None:
-    with Node() as node:
-        os.environ["RDT_SOCKET"] = node.socket
+    with served() as node:
         with raises(ValueError, "needs the name of the weights"):
             load(Toy())
         with raises(ValueError, "has the fields name, socket, address, timeout"):
@@ -258,7 +266,7 @@ class Ranks:
 
 
 def test_all_workers_take_one_version_or_none() -> None:
-    with Node() as node, rdtd.connect(node.socket) as c:
+    with served() as node, rdtd.connect(node.socket) as c:
         ranks = Ranks(4)
         stop = threading.Event()
         seen: list[list[Any]] = [[] for _ in range(4)]
@@ -270,11 +278,10 @@ def test_all_workers_take_one_version_or_none() -> None:
                 c.publish("policy", {"w": torch.full((1000,), float(step))})
 
         def work(rank: int) -> None:
-            weights = Weights("policy", node.socket, timeout=LONG, gather=ranks.of(rank))
+            weights = Weights(rdtd.Ref.from_name("policy"), gather=ranks.of(rank))
             for _ in range(30):
-                version = weights.take()
-                seen[rank].append((version, float(weights.tensors["w"].max()), float(weights.tensors["w"].min())))
-                weights.drop()
+                version, tensors = weights.read(0, LONG)
+                seen[rank].append((version, float(tensors["w"].max()), float(tensors["w"].min())))
             weights.close()
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
@@ -291,19 +298,19 @@ def test_all_workers_take_one_version_or_none() -> None:
         c.unpublish("policy")
 
         late, failures = Ranks(2), []
-        quick = Weights("policy", node.socket, timeout=LONG, gather=late.of(0))
-        slow = Weights("other", node.socket, timeout=0.1, gather=late.of(1))
+        quick = Weights(rdtd.Ref.from_name("policy"), gather=late.of(0))
+        slow = Weights(rdtd.Ref.from_name("other"), gather=late.of(1))
         c.publish("policy", {"w": torch.ones(3)})
 
-        def fails(weights: Weights) -> None:
+        def fails(weights: Weights, timeout: float) -> None:
             try:
-                weights.take()
+                weights.read(0, timeout)
             except Exception as error:
                 failures.append(str(error))
 
-        thread = threading.Thread(target=fails, args=(slow,))
+        thread = threading.Thread(target=fails, args=(slow, 0.1))
         thread.start()
-        fails(quick)
+        fails(quick, LONG)
         thread.join()
         assert len(failures) == 2, failures
         assert any("another process of this engine has no version of 'policy'" in one for one in failures), failures
@@ -341,8 +348,7 @@ def children(mode: str) -> None:
 
 
 def test_deaths_cost_nobody_else() -> None:
-    with Node() as node:
-        os.environ["RDT_SOCKET"] = node.socket
+    with served() as node:
         model = Toy()
         engine = session(model)
         trains = trainer(node.socket, engine)
@@ -370,9 +376,36 @@ def test_deaths_cost_nobody_else() -> None:
             c.unpublish("policy")
 
 
+def test_engines_of_other_nodes_wait_for_a_new_count() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with Node(listen=True, port=port) as a, Node(listen=True) as b:
+        weights = Weights(rdtd.Ref.from_name("policy", address=f"127.0.0.1:{port}"), b.socket)
+        with rdtd.connect(a.socket) as c:
+            for step in 1, 2, 3:
+                c.publish("policy", {"w": torch.full((5,), float(step))})
+            assert weights.read(3, LONG)[0] == weights.read(2, LONG)[0] == weights.read(0, LONG)[0] == 3
+        a.kill()
+        a.start()
+        got: list[Any] = []
+        waits = threading.Thread(target=lambda: got.append(weights.read(1, LONG)))
+        waits.start()
+        until(lambda: b.waiters() == 1, "it does not take version 3 of the count before for version 1")
+        with rdtd.connect(a.socket) as c:
+            c.publish("policy", {"w": torch.full((5,), 7.0)})
+            waits.join()
+            assert [(version, float(tensors["w"].max())) for version, tensors in got] == [(1, 7.0)], got
+            assert weights.read(1, LONG)[0] == weights.read(0, LONG)[0] == 1, "the same once more"
+            got.clear()
+            weights.close()
+            connection_at(b.socket).close()
+            c.unpublish("policy")
+        a.fds, b.fds = a.open_fds(), b.open_fds()  # the transports between the nodes stay connected
+
+
 def test_daemon_without_a_keeper_costs_its_versions() -> None:
-    with Node() as node:
-        os.environ["RDT_SOCKET"] = node.socket
+    with served() as node:
         model = Toy()
         engine = session(model)
         trains = trainer(node.socket, engine)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Iterator, Mapping, Optional
 from ._check import a_number, a_text, seconds
 from ._connection import Connection
 from ._errors import Invalid
+from ._requests import Ref
 from ._weights import Weights
 from .vllm import other_version
 
@@ -44,7 +45,7 @@ class InitInfo(WeightTransferInitInfo):
         seconds(self.timeout, "timeout")
 
     def follow(self) -> Weights:
-        return Weights(self.name, self.socket, self.address, timeout=self.timeout, gather=_gather)
+        return Weights(Ref.from_name(self.name, address=self.address), self.socket, _gather)
 
 
 @dataclass
@@ -82,14 +83,14 @@ class Worker(WeightTransferEngine):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     _weights: Optional[Weights] = None
-    _name = ""
+    _info: InitInfo
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """From now on the daemon of this node fetches each version of the name. A second call follows another name. Errors:
         those of `rdtd.connect` and `Connection.follow`."""
         self.shutdown()
         self._weights = init_info.follow()
-        self._name = init_info.name
+        self._info = init_info
 
     def start_weight_update(self) -> None:
         """Changes nothing: the model has its weights until `update_weights` has the next version."""
@@ -109,17 +110,17 @@ class Worker(WeightTransferEngine):
         if self._weights is None:
             raise RuntimeError("rdtd has no name to load weights from: call init_weight_transfer_engine with "
                                "init_info={\"name\": ...} first")
-        version = self._weights.take(update_info.version)
+        version, tensors = self._weights.read(update_info.version, self._info.timeout)
         try:
             initialize_layerwise_reload(self.model)
             try:
-                loaded = self.model.load_weights(iter(self._weights.tensors.items()))
+                loaded = self.model.load_weights(iter(tensors.items()))
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
             if self.model is self._default_model:  # a draft model has some of its parameters from the other one
-                _check_whole(self.model, self.model_config, loaded, f"version {version} of {self._name!r}")
+                _check_whole(self.model, self.model_config, loaded, f"version {version} of {self._info.name!r}")
         finally:
-            self._weights.drop()
+            tensors.clear()  # an error's traceback may stay
 
     def finish_weight_update(self) -> None:
         """Changes nothing: the model has been finished with its last tensor."""
@@ -149,13 +150,13 @@ class Loader(BaseModelLoader):
     def download_model(self, model_config: Any) -> None:
         """Waits until a version is whole on this node."""
         with contextlib.closing(self._info.follow()) as weights:
-            weights.take()
+            weights.read(0, self._info.timeout)
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Copies the newest version into the model. Errors: those of Worker.receive_weights."""
         with contextlib.closing(self._info.follow()) as weights:
-            version = weights.take()
-            loaded = model.load_weights(iter(weights.tensors.items()))
+            version, tensors = weights.read(0, self._info.timeout)
+            loaded = model.load_weights(iter(tensors.items()))
             _check_whole(model, model_config, loaded, f"version {version} of {self._info.name!r}")
 
 

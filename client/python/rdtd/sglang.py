@@ -26,8 +26,8 @@ except ImportError as error:
 
 from ._check import a_number, checked
 from ._errors import Mismatch
-from ._node_weights import Weights
 from ._requests import Ref
+from ._weights import Weights
 
 if TYPE_CHECKING:
     from ._sglang_cache import HiCache
@@ -66,7 +66,7 @@ def update(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Non
         weights = _followed.get(str(name))
         if weights is None:
             weights = _followed[str(name)] = Weights(name)
-    version, value = weights.read(wanted["version"] - 1, wanted["timeout"])
+    version, value = weights.read(wanted["version"], wanted["timeout"])
     if version != wanted["version"]:
         raise Mismatch(f"version {wanted['version']} of {wanted['name']!r} was asked for, and version {version} has taken its "
                        "place: ask for that one, and publish the next when all engines have loaded it")

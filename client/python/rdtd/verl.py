@@ -31,8 +31,8 @@ except ImportError as error:
 
 from ._check import checked
 from ._errors import Freed, Invalid, NotFound
-from ._node_weights import Weights, connection_at
 from ._requests import Ref
+from ._weights import Weights, connection_at
 
 __all__ = ["RdtdCheckpointEngine"]
 
@@ -143,7 +143,7 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
         whole, in the published shape and dtype). On the CPU the tensors are the memory that all rollouts of the node share:
         they may be kept, and must not be written. Errors: TimedOut, and those of Follower.prepare; nothing has
         been yielded then."""
-        async for pair in self._read(self._after):
+        async for pair in self._read(self._after + 1):
             yield pair
 
     async def get_weights(self) -> AsyncIterator[tuple[str, Any]]:
@@ -151,9 +151,9 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
         async for pair in self._read(0):
             yield pair
 
-    async def _read(self, after: int) -> AsyncIterator[tuple[str, Any]]:
+    async def _read(self, asked: int) -> AsyncIterator[tuple[str, Any]]:
         def read() -> dict[str, Any]:
-            return self._follow().read(after, self._timeout)[1]
+            return self._follow().read(asked, self._timeout)[1]
         tensors = await asyncio.get_running_loop().run_in_executor(None, read)
         while tensors:
             key = next(iter(tensors))
