@@ -34,7 +34,17 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep_mapped, uint64_t *r
 
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 {
-    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region), NULL, 0,
+    uint64_t regions[RDT_MAX_KEPT_REGIONS]; /* those that stay mapped */
+    size_t n = 0;
+
+    for (size_t i = 0; i < done->n_regions && n < RDT_MAX_KEPT_REGIONS; i++) {
+        const Rdt__Pb__SharedRegion *shared = done->regions[i];
+        const struct mapping *mapping = memory_find(&conn->memory, shared->region, shared->generation, false);
+
+        if (mapping && mapping->caching == MAPPING_CACHED)
+            regions[n++] = shared->region;
+    }
+    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region), regions, n,
                  false);
 }
 
@@ -46,13 +56,13 @@ static void release(rdt_object *object, bool later)
     rdt *conn = object->conn;
     bool cached = object->hold != 0 && conn->state == CONNECTION_UP && object->n_mappings == 1 &&
                   memory_may_cache(object->mappings[0], MAPPING_FETCHED);
-    uint64_t regions[RDT_MAX_FRAME_FDS]; /* cached for reading */
+    uint64_t regions[RDT_MAX_KEPT_REGIONS]; /* cached for reading */
     size_t n_regions = 0;
 
     if (cached)
         memory_cache(&conn->memory, object->mappings[0]);
     for (uint32_t i = 0; i < object->n_mappings && !cached; i++) {
-        if (object->hold != 0 && conn->state == CONNECTION_UP && n_regions < RDT_MAX_FRAME_FDS &&
+        if (object->hold != 0 && conn->state == CONNECTION_UP && n_regions < RDT_MAX_KEPT_REGIONS &&
             memory_cache_readable(object->mappings[i]))
             regions[n_regions++] = object->mappings[i]->region;
         memory_unref(&conn->memory, object->mappings[i]);
@@ -177,10 +187,10 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, cons
     int fd;
 
     *mapping_p = NULL;
-    if (shared->share)
-        return map_on_device(conn, shared, fds, mapping_p, err);
     fd = shared->fd_index >= 0 && (size_t)shared->fd_index < fds->n ? fds->fds[shared->fd_index] : -1;
-    if (shared->fd_index < 0) {
+    if (shared->share) {
+        status = map_on_device(conn, shared, fds, mapping_p, err);
+    } else if (shared->fd_index < 0) {
         *mapping_p = memory_find(&conn->memory, shared->region, shared->generation, false);
         if (*mapping_p)
             memory_ref(*mapping_p);

@@ -14,6 +14,7 @@
 #define RDT_MAX_FRAME_BYTES (16u << 20)   /* payload of one frame */
 #define RDT_MAX_FRAME_FDS 64u             /* fds of one frame */
 #define RDT_MAX_ANSWER_FDS 4096u          /* fds of the answer to one fetch, in as many frames as they take */
+#define RDT_MAX_KEPT_REGIONS 1024u        /* regions on devices that one client keeps mapped without a hold */
 #define RDT_MAX_DECODED_BYTES (96u << 20) /* heap of one decoded message: protobuf-c may expand a small message a lot */
 #define RDT_MAX_ID_BYTES RDT_ID_MAX_BYTES /* of an object, and of a published name */
 #define RDT_MAX_TENANT_BYTES 32u

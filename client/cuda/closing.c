@@ -3,6 +3,9 @@
  * that: the thread that unmaps for librdt may be one whose call has a deadline and is about something else. So a thread of this
  * library closes handles, while there is a connection with GPU memory. It waits a moment first, because the memory of a live
  * object is often fetched again at once, and then costs no call of the driver.
+ *
+ * librdt keeps memory of fetched objects mapped until the daemon says that it has ended, and reads that at its next call. So
+ * while there is such memory, the thread looks now and then on behalf of a program that makes no calls.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -10,6 +13,7 @@
 #include "client/cuda/gpu.h"
 
 #define LINGER_NS (INT64_C(100) * 1000000)
+#define LOOK_NS (INT64_C(500) * 1000000)
 
 struct closing {
     struct closing *next;
@@ -19,11 +23,19 @@ struct closing {
     int64_t due_ns;
 };
 
+struct watched {
+    struct watched *next;
+    rdt *conn;
+    uint64_t round; /* of the last look */
+};
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below. Not held in calls of the driver */
 static pthread_cond_t more;
 static bool has_more;                          /* the condition is initialised */
 static struct closing *first, **last = &first; /* in the order in which they are due */
-static unsigned users;                         /* connections with GPU memory */
+static struct watched *connections;            /* those with GPU memory */
+static struct watched *looked_at;              /* the thread calls librdt for it now */
+static int64_t look_ns = CLOCK_NEVER;          /* when the thread looks next */
 static bool started, end;
 static pthread_t thread;
 
@@ -34,7 +46,8 @@ void closing_after_fork(void)
     has_more = false;
     first = NULL;
     last = &first;
-    users = 0;
+    connections = looked_at = NULL;
+    look_ns = CLOCK_NEVER;
     started = end = false;
 }
 
@@ -50,34 +63,66 @@ static void close_one(struct closing *take_closing)
     free(take_closing);
 }
 
+/* With the mutex, which is not held while librdt is called. Sets look_ns if there still is memory to look after. */
+static void look(void)
+{
+    static uint64_t round;
+    struct watched *at;
+    bool mapped, any = false;
+
+    look_ns = CLOCK_NEVER;
+    round++;
+    for (;;) {
+        for (at = connections; at && at->round == round;)
+            at = at->next;
+        if (!at || end)
+            break;
+        at->round = round;
+        looked_at = at;
+        (void)pthread_mutex_unlock(&mutex);
+        any |= rdt_trim(at->conn, &mapped, NULL) == RDT_OK && mapped;
+        (void)pthread_mutex_lock(&mutex);
+        looked_at = NULL;
+        (void)pthread_cond_broadcast(&more);
+    }
+    if (any && look_ns == CLOCK_NEVER)
+        look_ns = clock_now_ns() + LOOK_NS;
+}
+
 static void *run(void *arg)
 {
     (void)arg;
     (void)pthread_mutex_lock(&mutex);
     while (!end || first) {
         struct closing *closing = first;
-        if (!closing) {
-            (void)pthread_cond_wait(&more, &mutex);
-        } else if (!end && clock_now_ns() < closing->due_ns) {
-            struct timespec until = clock_timespec(closing->due_ns);
-            (void)pthread_cond_timedwait(&more, &mutex, &until);
-        } else {
+        int64_t now_ns = clock_now_ns(), due_ns = closing && closing->due_ns < look_ns ? closing->due_ns : look_ns;
+        if (closing && (end || closing->due_ns <= now_ns)) {
             first = closing->next;
             if (!first)
                 last = &first;
             (void)pthread_mutex_unlock(&mutex);
             close_one(closing);
             (void)pthread_mutex_lock(&mutex);
+        } else if (look_ns <= now_ns) {
+            look();
+        } else if (due_ns == CLOCK_NEVER) {
+            (void)pthread_cond_wait(&more, &mutex);
+        } else {
+            struct timespec until = clock_timespec(due_ns);
+            (void)pthread_cond_timedwait(&more, &mutex, &until);
         }
     }
     (void)pthread_mutex_unlock(&mutex);
     return NULL;
 }
 
-void closing_begin(void)
+bool closing_begin(rdt *conn)
 {
+    struct watched *watched = malloc(sizeof *watched);
     pthread_condattr_t monotonic;
 
+    if (!watched)
+        return false;
     (void)pthread_mutex_lock(&mutex);
     if (!has_more) {
         (void)pthread_condattr_init(&monotonic);
@@ -86,23 +131,34 @@ void closing_begin(void)
         (void)pthread_condattr_destroy(&monotonic);
         has_more = true;
     }
-    users++;
+    *watched = (struct watched){.next = connections, .conn = conn};
+    connections = watched;
     (void)pthread_mutex_unlock(&mutex);
+    return true;
 }
 
-void closing_end(void)
+void closing_end(const rdt *conn)
 {
+    struct watched **at = &connections, *watched;
     bool join;
 
     (void)pthread_mutex_lock(&mutex);
-    join = --users == 0 && started && !end;
+    while ((*at)->conn != conn)
+        at = &(*at)->next;
+    watched = *at;
+    *at = watched->next;
+    while (looked_at == watched)
+        (void)pthread_cond_wait(&more, &mutex);
+    join = !connections && started && !end;
     end |= join;
-    (void)pthread_cond_signal(&more);
+    (void)pthread_cond_broadcast(&more);
     (void)pthread_mutex_unlock(&mutex);
+    free(watched);
     if (!join)
         return;
     (void)pthread_join(thread, NULL);
     (void)pthread_mutex_lock(&mutex);
+    look_ns = CLOCK_NEVER;
     started = end = false;
     (void)pthread_mutex_unlock(&mutex);
 }
@@ -120,19 +176,29 @@ static bool start(void)
     return started;
 }
 
+void closing_look(void)
+{
+    (void)pthread_mutex_lock(&mutex);
+    if (connections && !end && look_ns == CLOCK_NEVER && start()) {
+        look_ns = clock_now_ns() + LOOK_NS;
+        (void)pthread_cond_broadcast(&more);
+    }
+    (void)pthread_mutex_unlock(&mutex);
+}
+
 void closing_add(struct cuda_handles *handles, struct cuda_gpu *gpu, struct cuda_opened *opened)
 {
     struct closing *closing = malloc(sizeof *closing), now = {NULL, handles, gpu, opened, 0};
     bool added = false;
 
     (void)pthread_mutex_lock(&mutex);
-    if (closing && users > 0 && !end && start()) {
+    if (closing && connections && !end && start()) {
         *closing = now;
         closing->due_ns = clock_now_ns() + LINGER_NS;
         *last = closing;
         last = &closing->next;
         added = true;
-        (void)pthread_cond_signal(&more);
+        (void)pthread_cond_broadcast(&more);
     }
     (void)pthread_mutex_unlock(&mutex);
     if (added)

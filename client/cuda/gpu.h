@@ -120,8 +120,11 @@ bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
 
 /* ---- closing.c: legacy handles that are not used any more ---- */
 
-void closing_begin(void); /* a connection with GPU memory is open */
-void closing_end(void);   /* it is no more. After the last one, waits until all handles are closed */
+bool closing_begin(rdt *conn);     /* a connection with GPU memory is open. False: no memory */
+void closing_end(const rdt *conn); /* it is no more. After the last one, waits until all handles are closed */
+
+/* Memory of a fetched object was mapped. While there is such memory, unmaps in another thread what the daemon wants unmapped. */
+void closing_look(void);
 
 /* Removes the user of a handle, soon and in another thread; at once if there is no connection with GPU memory. */
 void closing_add(struct cuda_handles *handles, struct cuda_gpu *gpu, struct cuda_opened *opened);

@@ -108,6 +108,7 @@ static enum rdt_status map(void *arg, const struct rdt_shared *shared, void **ad
     }
     *addr_p = (void *)(uintptr_t)(base + shared->offset);
     *mapping_p = mapped;
+    closing_look();
     return RDT_OK;
 }
 

@@ -51,13 +51,14 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to open GPU memory");
     handle->cuda = (struct rdt_cuda){conn, driver, getpid()};
     status = register_mapper(conn, driver, err);
+    if (status == RDT_OK && !closing_begin(conn))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to open GPU memory");
     if (status != RDT_OK) {
         free(handle);
         return status;
     }
     offers_init(&handle->offers);
     streams_init(&handle->streams, conn, driver);
-    closing_begin();
     *cuda_p = &handle->cuda;
     return RDT_OK;
 }
@@ -72,7 +73,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
         pool_forget(cuda);
         streams_fini(&handle->streams);
         offers_fini(&handle->offers);
-        closing_end();
+        closing_end(cuda->conn);
         write_forget();
     } else {
         streams_forget(&handle->streams);

@@ -109,9 +109,11 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     bool kept = false;
     enum rdt_status status;
     uint64_t n_sockets;
+    bool away;
 
     connection_lock(conn);
     n_sockets = conn->socket.n;
+    away = conn->state != CONNECTION_UP; /* another thread may have dialled; the session is resumed without the region */
     request.region = mapping->region;
     request.keep_mapped = memory_may_cache(mapping, MAPPING_ALLOCATED);
     mapping->released = true;
@@ -124,7 +126,7 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
         protobuf_c_message_free_unpacked(reply, NULL);
     }
     connection_lock(conn);
-    if (status == RDT_NOT_FOUND && conn->socket.n != n_sockets)
+    if (status == RDT_NOT_FOUND && (away || conn->socket.n != n_sockets))
         status = RDT_OK; /* the session was resumed meanwhile without the region, which ended it */
     if (!request.keep_mapped)
         memory_unref(&conn->memory, mapping);

@@ -14,6 +14,7 @@
 #include "clock.h"
 #include "interrupt.h"
 #include "process.h"
+#include "proto/messages.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "socket.h"
@@ -153,14 +154,30 @@ static void wake(rdt *conn)
         update_fd(conn);
 }
 
+/* Says that what the daemon wanted unmapped is: it does not free memory of a device before. */
+static void tell_unmapped(rdt *conn, uint64_t n_gones)
+{
+    Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
+
+    request.gone_events = n_gones;
+    connection_lock(conn);
+    (void)connection_send(conn, RDT_MSG_RELEASE, 0, &request.base, true, NULL);
+    connection_unlock(conn);
+}
+
 void connection_unlock(rdt *conn)
 {
-    struct mapping *retired;
+    struct mapping *retired = memory_take_retired(&conn->memory);
+    bool tells = retired && conn->memory.left_device && conn->state == CONNECTION_UP;
+    uint64_t n_gones = conn->memory.n_gones;
 
-    retired = memory_take_retired(&conn->memory);
+    if (tells)
+        conn->memory.left_device = false;
     wake(conn);
     (void)pthread_mutex_unlock(&conn->lock);
     memory_unmap(retired);
+    if (tells)
+        tell_unmapped(conn, n_gones);
 }
 
 /* ---- the loss of the connection ---- */

@@ -329,12 +329,12 @@ void memory_unref(struct memory *memory, struct mapping *mapping)
 bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin)
 {
     return mapping && mapping->caching == MAPPING_CACHEABLE && mapping->origin == origin &&
-           mapping->access != MAPPING_READABLE && mapping->refs == 1;
+           mapping->access != MAPPING_READABLE && !mapping->mapper && mapping->refs == 1;
 }
 
 bool memory_cache_readable(struct mapping *mapping)
 {
-    if (!mapping || mapping->caching == MAPPING_UNCACHED || mapping->access != MAPPING_READABLE)
+    if (!mapping || mapping->caching == MAPPING_UNCACHED || (mapping->access != MAPPING_READABLE && !mapping->mapper))
         return false;
     mapping->caching = MAPPING_CACHED;
     return true;
@@ -403,6 +403,7 @@ static void stop_caching_readable(struct memory *memory, struct mapping *mapping
     if (mapping->caching != MAPPING_CACHED)
         return;
     mapping->caching = MAPPING_CACHEABLE;
+    memory->left_device |= mapping->mapper != NULL;
     memory_ref(mapping);
     memory_unref(memory, mapping); /* retires it if that was the only reference */
 }
@@ -429,6 +430,15 @@ bool memory_has_cached(const struct memory *memory)
     for (size_t i = 0; i < memory->n_buckets; i++)
         for (const struct mapping *mapping = memory->buckets[i]; mapping; mapping = mapping->next)
             if (mapping->caching == MAPPING_CACHED && mapping->refs == 0)
+                return true;
+    return false;
+}
+
+bool memory_has_fetched_on_devices(const struct memory *memory)
+{
+    for (size_t i = 0; i < memory->n_buckets; i++)
+        for (const struct mapping *mapping = memory->buckets[i]; mapping; mapping = mapping->next)
+            if (mapping->mapper && mapping->origin == MAPPING_FETCHED)
                 return true;
     return false;
 }

@@ -15,7 +15,7 @@
  * daemon decides how much is cached and for how long; it is told of each, and says when one must go.
  * - A writable region that only this process ever had. It is on the list `cached`, until the daemon hands out the same
  *   region again, under a new generation.
- * - A region that is mapped for reading (MAPPING_CACHED). It stays where it is, and is found by its region as before.
+ * - A region that is mapped for reading, or lies on a device (MAPPING_CACHED). It stays where it is, and is found by its region as before.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -88,6 +88,7 @@ struct memory {
     struct mapper *mappers;  /* none is ever removed */
     uint64_t last_mark;
     uint64_t n_gones; /* REGION_GONE messages of this daemon so far */
+    bool left_device; /* one of them named memory of a device, and the daemon has not been told that it is unmapped */
     /* Regions of this session that have no mapping here: those whose reply has come and that are about to be mapped, and those
      * that were given to a put that has not been answered. */
     struct id_list unmapped;
@@ -149,8 +150,8 @@ bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin)
  * RELEASE_REGION. */
 void memory_cache(struct memory *memory, struct mapping *mapping);
 
-/* Makes a mapping for reading stay when its references are gone. The caller tells the daemon, in keep_mapped_regions of
- * RELEASE. False: it may not be cached. mapping may be NULL. */
+/* Makes a mapping for reading, or of a device, stay when its references are gone. The caller tells the daemon, in
+ * keep_mapped_regions of RELEASE. False: it may not be cached. mapping may be NULL. */
 bool memory_cache_readable(struct mapping *mapping);
 
 /* The daemon has handed out the region again: takes its mapping out of the cache, with one reference for the caller.
@@ -166,6 +167,9 @@ void memory_uncache(struct memory *memory, uint64_t region);
 
 /* Whether a mapping stays only because it is cached. */
 bool memory_has_cached(const struct memory *memory);
+
+/* Whether memory on a device that was fetched is mapped, with or without references. */
+bool memory_has_fetched_on_devices(const struct memory *memory);
 
 /* Stops caching all regions. */
 void memory_uncache_all(struct memory *memory);

@@ -9,8 +9,15 @@
  * mapping, REGION_GONE precedes every later answer, and a reader that says it keeps a region, but has not read all
  * REGION_GONE events, is sent another one.
  *
- * A mapping in this list holds neither the region nor its memory. Only memory whose pages can be removed below a
- * mapping qualifies: memory that the daemon allocated for a client and that is not sealed.
+ * A mapping in this list holds neither the region nor its memory. Of host memory only that qualifies whose pages can be
+ * removed below a mapping: memory that the daemon allocated for a client and that is not sealed.
+ *
+ * Memory of a device stays where it is while any process has it mapped. So its region may end, but the daemon frees and
+ * uncharges its block only when the reader says by RELEASE that it has unmapped it (gone_events), or is gone. A reader has a
+ * thread that looks for REGION_GONE while it does nothing else (client/cuda/closing.c). What a client imported is not the
+ * daemon's, and waits for nobody; nor does a block that only the reader itself ever had.
+ *
+ *     kept ── the region ends, or there are too many ──► REGION_GONE sent ── RELEASE, gone_events ──► unmapped
  *
  * All calls are made in the loop thread.
  */
@@ -19,13 +26,17 @@
 
 #include "daemon/memory/region.h"
 
-struct mapped {                                        /* of one reader; all zero: it keeps nothing mapped */
-    struct list list;                                  /* struct reader.by_client, the most recently used last */
-    struct map by_id;                                  /* region id -> struct reader */
-    void (*on_drop)(struct mapped *, uint64_t region); /* the mapping is no longer useful: tell the reader */
+struct mapped {              /* of one reader; all zero: it keeps nothing mapped */
+    struct list lists[2];    /* struct reader.by_client of host memory, of devices; the most recently used last */
+    unsigned n[2];           /* their lengths */
+    struct list leaving;     /* struct reader.by_client: it was told, and device memory waits for it */
+    struct map by_id;        /* region id -> struct reader, of both lists */
+    struct account *account; /* the reader's, charged for the bookkeeping */
+    /* The mapping is no longer useful: tells the reader, and returns the number of that event. */
+    uint64_t (*on_drop)(struct mapped *, uint64_t region);
 };
 
-void mapped_start(struct mapped *mapped, void (*on_drop)(struct mapped *, uint64_t region));
+void mapped_start(struct mapped *mapped, struct account *account, uint64_t (*on_drop)(struct mapped *, uint64_t region));
 void mapped_stop(struct mapped *mapped); /* without on_drop, because the reader is gone */
 
 /* Returns whether a reader may keep the region mapped. */
@@ -41,6 +52,9 @@ bool mapped_drop(struct mapped *mapped, const struct region *region);
 
 /* The reader has no room for mappings: drops the whole list, with on_drop for each. What the reader uses stays mapped. */
 void mapped_drop_all(struct mapped *mapped);
+
+/* The reader has read that many REGION_GONE events, and has unmapped what they named. */
+void mapped_unmapped(struct mapped *mapped, uint64_t gone_events);
 
 /* Returns whether the reader has the region mapped, and marks it as used just now. */
 bool mapped_has(struct mapped *mapped, const struct region *region);

@@ -72,6 +72,7 @@ struct pool_block {
     bool to_be_mapped;         /* the daemon ends, and the client may map the memory later: it is not sealed */
     bool late;                 /* room is charged to slowed_by, because freeing takes so long */
     struct deadline again;     /* set while the memory must stay mapped, until it is tried again */
+    unsigned n_readers;        /* on a device: processes that have it mapped and have been told to unmap it (mapped.h) */
     struct work work;
     enum rdt_status status; /* the result of the work */
 };

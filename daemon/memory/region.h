@@ -272,9 +272,11 @@ struct region {
 };
 
 /* A reader that is told when the region ends. list_remove(&reader->by_region) ends that. */
+struct pool_block;
 struct region_reader {
     struct list by_region;
-    void (*on_gone)(struct region_reader *); /* must remove itself from the list */
+    /* Must remove itself from the list. block: memory of a device that is not freed before region_block_left; NULL: none is. */
+    void (*on_gone)(struct region_reader *, struct pool_block *block);
 };
 
 /* The result of asynchronous work: the region, or NULL and the error. */

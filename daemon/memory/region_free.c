@@ -179,16 +179,28 @@ static void done_free(struct work *work)
     regions->on_freed(regions, NULL);
 }
 
-void regions_free_block(struct regions *regions, struct pool_block *take_block)
+static void submit_free(struct regions *regions, struct pool_block *take_block)
 {
     regions->freeing.n++;
-    *freeing_bytes(regions, take_block) += take_block->bytes;
-    regions->freeing.leaving_bytes += take_block->device ? 0 : take_block->bytes;
     take_block->work = (struct work){.run = run_free, .done = done_free};
     if (take_block->slowed_by)
         owner_work_submit(regions->owner_work, &take_block->work, take_block->slowed_by, true);
     else
         work_submit(regions->pool, &take_block->work);
+}
+
+void regions_free_block(struct regions *regions, struct pool_block *take_block)
+{
+    *freeing_bytes(regions, take_block) += take_block->bytes;
+    regions->freeing.leaving_bytes += take_block->device ? 0 : take_block->bytes;
+    if (take_block->n_readers == 0) /* otherwise region_block_left */
+        submit_free(regions, take_block);
+}
+
+void region_block_left(struct pool_block *block)
+{
+    if (--block->n_readers == 0)
+        submit_free(container_of(block->pool, struct regions, free_pool), block);
 }
 
 /* Frees a block of daemon memory that a client can write. */
@@ -297,10 +309,10 @@ static bool stays_for_later(struct region *region)
     return region->record;
 }
 
-void region_tell_readers(struct region *region)
+void region_tell_readers(struct region *region, struct pool_block *block)
 {
     list_drain (struct region_reader, reader, &region->readers, by_region)
-        reader->on_gone(reader);
+        reader->on_gone(reader, block);
 }
 
 static bool watch(const struct region *region, uint64_t bytes, bool charged)
@@ -323,6 +335,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool for_client = !host && !imported && !region->reach.abandoned &&
                       (region->reach.exposure == REGION_EXPOSED || region->reach.exposure == REGION_BOUND) &&
                       !region_client_imports(regions, region->reach.exported_to, region->device);
+    bool waits = !host && !imported && !for_client && !victims;
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
     bool discards = (discard || (was_exported && !region_is_sealed(region))) && !region->reach.abandoned && !kept;
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
@@ -335,8 +348,8 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
 
-    region_tell_readers(region);
     fill_block(filled, region, discards && (block || !written));
+    region_tell_readers(region, waits ? block : NULL);
     if (region->imported.filled_bytes > 0 && !watch(region, region->imported.filled_bytes, true))
         regions_uncharge(regions, region->imported.filled_bytes);
     if (was_exported && !filled->discard && watch(region, region->room, !victims) && !victims)

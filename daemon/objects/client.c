@@ -56,7 +56,7 @@ void client_send_error(struct client *client, uint16_t type, uint64_t request_id
     client->conn.send(client, type, FRAME_REPLY | FRAME_ERROR, request_id, &reply.base, NULL, 0);
 }
 
-static void tell_gone(struct client *client, uint64_t region)
+static uint64_t tell_gone(struct client *client, uint64_t region)
 {
     Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
 
@@ -64,11 +64,12 @@ static void tell_gone(struct client *client, uint64_t region)
     gone.n_regions = 1;
     gone.regions = &region;
     client->conn.send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
+    return client->n_region_gone_events;
 }
 
 static void on_drop(struct region_cache *cache, uint64_t region)
 {
-    tell_gone(container_of(cache, struct client, cache), region);
+    (void)tell_gone(container_of(cache, struct client, cache), region);
 }
 
 static void on_returned(struct region_cache *cache, uint64_t region, bool gone)
@@ -89,14 +90,14 @@ static void forget_region(struct region_cache *cache, uint64_t region)
 
 static const struct region_cache_ops cache_ops = {on_drop, on_returned, forget_region};
 
-static void on_unmapped(struct mapped *mapped, uint64_t region)
+static uint64_t on_unmapped(struct mapped *mapped, uint64_t region)
 {
-    tell_gone(container_of(mapped, struct client, mapped), region);
+    return tell_gone(container_of(mapped, struct client, mapped), region);
 }
 
 void client_start_caches(struct client *client, struct regions *regions)
 {
-    mapped_start(&client->mapped, on_unmapped);
+    mapped_start(&client->mapped, client->account, on_unmapped);
     region_cache_start(&client->cache, regions, client->id, &client->account->owner, &cache_ops);
 }
 

@@ -272,6 +272,11 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
     const Rdt__Pb__Release *message = request;
     struct hold *hold = map_get_u64(&call->client->holds.by_id, message->hold);
 
+    mapped_unmapped(&call->client->mapped, message->gone_events);
+    if (message->hold == 0) { /* it says only that */
+        call_reply_empty(call);
+        return RDT_OK;
+    }
     if (!hold)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no hold %llu", (unsigned long long)message->hold);
     if (message->keep_mapped && hold->region) {

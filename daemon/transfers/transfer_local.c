@@ -30,7 +30,7 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
         const struct region *region = object->memory.uses[i].region;
         /* The reader would have to map the region for each copy; or reading it may fault, which only the
          * daemon can survive. */
-        if (!mapped_may_keep(region) || region_may_fault(region))
+        if (!mapped_may_keep(region) || !region_is_host(region) || region_may_fault(region))
             return false;
         loop_copies = loop_copies && !region_may_wait(region);
     }
