@@ -193,11 +193,21 @@ static void on_leases_answered(rdt *conn, struct pending *pending, struct frame 
 {
     Rdt__Pb__LookupReply *reply =
         frame->flags & FRAME_ERROR ? NULL : rdt__pb__lookup_reply__unpack(NULL, frame->length, frame->payload);
+    Rdt__Pb__LeaseEnd request = RDT__PB__LEASE_END__INIT;
 
-    if (reply) {
-        call_end_leases(conn, reply->generation, reply->n_generation);
-        rdt__pb__lookup_reply__free_unpacked(reply, NULL);
+    request.nodes = reply ? calloc(reply->n_nodes + 1, sizeof *request.nodes) : NULL;
+    if (request.nodes) {
+        for (; request.n_nodes < reply->n_nodes; request.n_nodes++)
+            request.nodes[request.n_nodes] = reply->nodes[request.n_nodes]->node;
+        request.generation = reply->generation;
+        request.n_generation = reply->n_generation;
+        request.at = reply->at;
+        request.n_at = reply->n_at;
+        call_end_leases(conn, &request);
     }
+    free(request.nodes);
+    if (reply)
+        rdt__pb__lookup_reply__free_unpacked(reply, NULL);
     free(pending);
 }
 
@@ -213,13 +223,9 @@ static void on_leases_resumed(rdt *conn, struct pending *pending)
 
 static const struct pending_ops lease_ops = {on_leases_answered, on_leases_lost, on_leases_resumed};
 
-void call_end_leases(rdt *conn, uint64_t *generation, size_t n)
+void call_end_leases(rdt *conn, const Rdt__Pb__LeaseEnd *request)
 {
-    Rdt__Pb__LeaseEnd request = RDT__PB__LEASE_END__INIT;
-
-    request.generation = generation;
-    request.n_generation = n;
-    (void)connection_send(conn, RDT_MSG_LEASE_END, connection_id(conn), &request.base, true, NULL);
+    (void)connection_send(conn, RDT_MSG_LEASE_END, connection_id(conn), &request->base, true, NULL);
 }
 
 static void await_leases(rdt *conn, uint64_t id)

@@ -60,8 +60,8 @@ enum rdt_status call_list(rdt *conn, Rdt__Pb__List *request, int64_t timeout_ns,
 /* Checks the connection, and whether the ref can be sent, and makes the message point into the ref. Errors: INVALID, FORKED. */
 enum rdt_status call_wire_ref(const rdt *conn, const struct rdt_ref *ref, Rdt__Pb__Ref *message_p, struct rdt_error *err);
 
-/* Ends a lease of each of these generations [n], without waiting for the answer. With the lock. */
-void call_end_leases(rdt *conn, uint64_t *generation, size_t n);
+/* Ends these leases, without waiting for the answer. With the lock. */
+void call_end_leases(rdt *conn, const Rdt__Pb__LeaseEnd *request);
 
 /* Writes any message, or a string, as JSON (info.c). The keys are the names of the fields in the .proto file, so they are as
  * stable as the wire. Every field is there, also with its default value. An absent message becomes null, an enum its name,

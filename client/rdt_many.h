@@ -61,19 +61,37 @@ struct rdt_key { /* an id of this user */
     size_t id_bytes; /* 1..RDT_ID_MAX_BYTES */
 };
 
+struct rdt_lookup_options {
+    size_t struct_size;
+    int64_t lease_ns; /* 0: no lease; at most detached_ttl_max */
+    int64_t nodes_ns; /* how long other nodes are asked, at most a minute; 0: none is asked */
+    bool prefix;      /* ends before the first key that has no object */
+    /* Is told, before the call returns, of each node whose objects may be missing in the answer, and why it was not asked or
+     * has not answered: TIMED_OUT, PEER_LOST, UNSUPPORTED (an older rdtd), DENIED, LIMIT. Both are valid inside. May be NULL. */
+    void (*on_unasked)(void *arg, const char *node, const struct rdt_error *why);
+    void *arg;
+};
+
 /* Finds the objects of keys [count] of this user on this node, one message for a few thousand, and leases each in the step in
  * which it is found: the daemon holds it for lease_ns, so that nothing of it is evicted (RDT_PUT_EVICTABLE) or freed before it
- * is fetched, whatever happens to this session. 0: no lease. prefix: ends before the first key that has no object.
+ * is fetched, whatever happens to this session.
+ * nodes_ns: keys that have no object here are asked of all nodes of the node table at once, one message for each node, and
+ * leased there in the same way; of several that have one the first to answer counts. So a key that nobody has costs one round
+ * trip, and a node that does not answer costs nodes_ns; one to which there is no link is not asked, and costs nothing.
  * refs_p [count] receives a ref of each object, with which a fetch waits for nothing, and a ref with the generation 0 for a
- * key without one. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or after lease_ns. A call
- * that fails ends those that it has begun, unless the connection is lost. A lookup counts as a use, and in the hits and misses
- * of the cache; a fetch by its refs is one more use, but no further hit.
- * Errors: INVALID (a key, which err names by its number), LIMIT (lease_ns is above detached_ttl_max; the records of the leases,
- * 192 bytes for each object, exceed owner_max_heap), NO_MEMORY. */
-enum rdt_status rdt_lookup(rdt *rdt, const struct rdt_key *keys, size_t count, bool prefix, int64_t lease_ns,
+ * key without one; ref.node says where it is. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or
+ * after lease_ns; that of a node whose answer came too late by the latter only. A call that fails ends those that it has begun,
+ * unless the connection is lost. nodes_ns holds for each 4,096 keys. A fetch of an object that another node has freed, or evicted
+ * without a lease, is FREED or NOT_FOUND, or PEER_LOST if that node is gone; it never gets a part.
+ * A lookup counts as a use, and in the hits and misses of the cache of this node; at other nodes what is found counts
+ * as a hit, and what is not there does not count. A fetch by the refs is one more use, but no further hit.
+ * options may be NULL. Errors: INVALID (a key, which err names by its number; nodes_ns), LIMIT (lease_ns is above
+ * detached_ttl_max; the records of the leases, 192 bytes for each object, exceed owner_max_heap), NO_MEMORY. */
+enum rdt_status rdt_lookup(rdt *rdt, const struct rdt_key *keys, size_t count, const struct rdt_lookup_options *options,
                            struct rdt_ref *refs_p, size_t *n_p, struct rdt_error *err);
 
-/* Ends one lease of each of refs [count]; those with the generation 0, and those without a lease, are passed over. */
+/* Ends one lease of each of refs [count], on whatever node; those with the generation 0, and those without a lease, are passed
+ * over. What another node cannot be told ends there after its lease_ns. */
 enum rdt_status rdt_lease_end(rdt *rdt, const struct rdt_ref *refs, size_t count, struct rdt_error *err);
 
 /* ---- fetch, wait ---- */

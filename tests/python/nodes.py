@@ -39,7 +39,7 @@ nodes: list[Node] = []
 
 
 class Node:
-    def __init__(self, *flags: str, listen: bool = False, port: int = 0,
+    def __init__(self, *flags: str, listen: bool = False, port: int = 0, table: str = "",
                  keeps_identity: bool = False) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="n"))
         self.socket = str(self.dir / "s")
@@ -51,6 +51,9 @@ class Node:
             (self.dir / "key").chmod(0o600)
             self.command += ["--listen", f"127.0.0.1:{port}", "--key-file", str(self.dir / "key"),
                              "--trusted-network", "yes", "--interfaces", "lo"]
+        if table:
+            (self.dir / "nodes").write_text(table)
+            self.command += ["--nodes", str(self.dir / "nodes")]
         self.start()
         nodes.append(self)
 

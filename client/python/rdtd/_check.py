@@ -140,7 +140,7 @@ def texts(value: Any, what: str) -> None:
 
 U32, U64 = 2**32 - 1, 2**64 - 1
 CHECKS: dict[str, _Check] = {
-    **dict.fromkeys(("timeout", "grace"), seconds), "ttl": _lifetime, "lease_for": _lifetime,
+    **dict.fromkeys(("timeout", "grace"), seconds), "ttl": _lifetime, "lease_for": _lifetime, "nodes": _lifetime,
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), a_text),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
                      "strict", "force", "replace", "delta", "evictable", "all", "until_missing"), _flag),

@@ -48,6 +48,14 @@ def _all_alone(values: list[Any]) -> Optional[tuple[Optional[list[Optional[bytes
     return None
 
 
+class Found(list[Optional[Ref]]):
+    """What `lookup` has found. unasked: the nodes that could not be asked, or have not answered in time, and why."""
+
+    def __init__(self, refs: Iterable[Optional[Ref]], unasked: dict[str, Error]) -> None:
+        super().__init__(refs)
+        self.unasked = unasked
+
+
 class ManyCalls(_rdt.Conn):
     """The part of Connection for many things at once: thousands take one message each way."""
 
@@ -261,27 +269,36 @@ class ManyCalls(_rdt.Conn):
     # ---- look-up ----
 
     @checked
-    def lookup(self, ids: Sequence[Union[str, bytes]], *, until_missing: bool = False,
-               lease_for: Optional[float] = None) -> list[Optional[Ref]]:
-        """Finds the objects of this user on this node that have these ids, in one message for a few thousand. Returns a Ref
-        for each, and None for an id without an object. until_missing: ends before the first id without one, and
-        returns the Refs of those before it: the longest prefix of a prompt's blocks.
+    def lookup(self, ids: Sequence[Union[str, bytes]], *, until_missing: bool = False, lease_for: Optional[float] = None,
+               nodes: Optional[float] = None) -> Found:
+        """Finds the objects of this user that have these ids, in one message for a few thousand. Returns a list with a Ref for
+        each, and None for an id without an object. until_missing: ends before the first id without one, and returns
+        the Refs of those before it: the longest prefix of a prompt's blocks.
 
         lease_for: seconds for which the daemon holds each object from the moment at which it finds it, whatever happens to this
         connection; so nothing of it is evicted before `get` has it. It ends earlier by `end_lease`. None: none is held, and
         an object may end right after the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`),
         and as a hit or a miss of the cache; a `get` of its Refs is no further hit.
-        Errors: Invalid (an id that is empty or too long), LimitReached (lease_for: above the daemon's detached_ttl_max;
-        the records of the leases exceed owner_max_heap)."""
+
+        nodes: seconds, at most 60, for which the other nodes of the node table are asked for ids that this one does not have,
+        all at the same time and in one message each (for 4096 ids). They lease what they find in the same way, and
+        the Ref's `node` says where it is. None: only this node is asked. An id that nobody has costs one round trip. A node
+        that does not answer costs these seconds, one without a link to it nothing; the list's `unasked` has both:
+        {name: the error}. A `get` of what its node has lost meanwhile is Freed, NotFound or PeerLost, and never gets a part.
+        Errors: Invalid (an id that is empty or too long; nodes), LimitReached (lease_for: above the daemon's
+        detached_ttl_max; the records of the leases exceed owner_max_heap)."""
         listed = _listed(ids, "ids")
         _texts(listed, "ids", (bytes,))
         keys = [key.encode() if isinstance(key, str) else key for key in listed]
-        found = self._lookup(keys, until_missing, 0 if lease_for is None else max(1, int(lease_for * 1e9)))
-        return found[:found.index(None)] if until_missing and None in found else found
+        lease_ns, nodes_ns = [0 if one is None else max(1, int(one * 1e9)) for one in (lease_for, nodes)]
+        found, unasked = self._lookup(keys, until_missing, lease_ns, nodes_ns)
+        return Found(found[:found.index(None)] if until_missing and None in found else found,
+                     {name: BY_STATUS.get(status, Error)(why) for name, status, why in unasked})
 
     @checked
     def end_lease(self, refs: Iterable[Optional[_rdt.Ref]]) -> None:
-        """Ends one lease of each of these Refs that `lookup` has returned. None, and those without a lease, are passed over."""
+        """Ends one lease of each of these Refs that `lookup` has returned, on whatever node. None, and those without a lease,
+        are passed over."""
         listed = _listed(refs, "refs")
         for i, ref in enumerate(listed):
             if ref is not None and not isinstance(ref, _rdt.Ref):

@@ -290,31 +290,56 @@ PyObject *conn_exists(PyObject *self, PyObject *list)
 
 /* ---- look-up ---- */
 
-/* _lookup([id as bytes], prefix, lease_ns): a list of Refs, and None for ids without an object. */
+static PyObject *text_of(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+static void on_unasked(void *arg, const char *node, const struct rdt_error *why)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *one = Py_BuildValue("(NiN)", text_of(node), (int)why->status, text_of(why->msg));
+
+    if (one)
+        (void)PyList_Append(arg, one);
+    Py_XDECREF(one);
+    PyGILState_Release(state);
+}
+
+/* _lookup(ids, prefix, lease_ns, nodes_ns): (a list with a Ref or None for each, [(node, status, why)] of the nodes that were
+ * not asked) */
 PyObject *conn_lookup(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    PyObject *list, *made = NULL;
+    struct rdt_lookup_options options = RDT_INIT(options);
+    PyObject *list, *made = NULL, *unasked = NULL;
     struct rdt_key *keys = NULL;
     struct rdt_ref *refs = NULL;
     enum rdt_status status = RDT_INVALID;
     struct rdt_error err;
     Py_ssize_t count;
-    long long lease_ns;
+    long long lease_ns, nodes_ns;
     int prefix;
 
-    if (!PyArg_ParseTuple(args, "O!pL:_lookup", &PyList_Type, &list, &prefix, &lease_ns))
+    if (!PyArg_ParseTuple(args, "O!pLL:_lookup", &PyList_Type, &list, &prefix, &lease_ns, &nodes_ns))
         return NULL;
     count = PyList_GET_SIZE(list);
     keys = PyMem_Calloc((size_t)count + 1, sizeof *keys);
     refs = PyMem_Calloc((size_t)count + 1, sizeof *refs);
+    unasked = PyList_New(0);
     if (!keys || !refs)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; !PyErr_Occurred() && i < count; i++)
         (void)bytes_at(list, i, &keys[i].id, &keys[i].id_bytes);
+    options.prefix = prefix;
+    options.lease_ns = lease_ns;
+    options.nodes_ns = nodes_ns;
+    options.on_unasked = on_unasked;
+    options.arg = unasked;
     if (!PyErr_Occurred() && conn_enter(conn)) {
-        CONN_CALL(conn, status, rdt_lookup(conn->rdt, keys, (size_t)count, prefix, lease_ns, refs, NULL, &err));
-        made = status == RDT_OK ? PyList_New(count) : raise_error(&err);
+        CONN_CALL(conn, status, rdt_lookup(conn->rdt, keys, (size_t)count, &options, refs, NULL, &err));
+        if (!PyErr_Occurred())
+            made = status == RDT_OK ? PyList_New(count) : raise_error(&err);
     }
     for (Py_ssize_t i = 0; made && i < count; i++) {
         PyObject *one = refs[i].generation ? ref_new(&refs[i], NULL) : Py_None;
@@ -327,7 +352,10 @@ PyObject *conn_lookup(PyObject *self, PyObject *args)
     }
     PyMem_Free(keys);
     PyMem_Free(refs);
-    return made;
+    if (made)
+        return Py_BuildValue("(NN)", made, unasked);
+    Py_XDECREF(unasked);
+    return NULL;
 }
 
 struct loading { /* everything that rdt_load_many borrows */

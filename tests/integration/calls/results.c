@@ -56,7 +56,7 @@ Test(results, call_without_a_place_for_its_result_is_refused)
     REFUSED("info_p", rdt_follower_info(NULL, NULL, &err));
     REFUSED("refs_p", rdt_put_many(trainer, &(struct rdt_value){.count = 0}, 1, NULL, NULL, NULL, &err));
     REFUSED("statuses_p", rdt_exists(trainer, &id, 1, NULL, &err));
-    REFUSED("refs_p", rdt_lookup(trainer, &(struct rdt_key){"o", 1}, 1, false, 0, NULL, NULL, &err));
+    REFUSED("refs_p", rdt_lookup(trainer, &(struct rdt_key){"o", 1}, 1, NULL, NULL, NULL, &err));
     REFUSED("out", rdt_delta_encode(base, next, 8, 8, NULL, 0, &used, &err));
     REFUSED("used_p", rdt_delta_encode(base, next, 8, 8, packed, sizeof packed, NULL, &err));
     REFUSED("used_p", rdt_delta_note(&id, &id, packed, sizeof packed, NULL, &err));

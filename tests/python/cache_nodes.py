@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evictable objects of other nodes: what a lookup finds there, what it says of nodes that do not answer, and the KV blocks of
+the engines that are fetched from there."""
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+
+import rdtd
+from rdtd._kv import Blocks, options
+
+from nodes import LONG, Node, Skipped, end, main, raises, until
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+SOON = 0.3  # for nodes that do not answer
+
+
+def free_port():
+    import socket
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def cluster(count, *flags):
+    """Nodes with one node table. Yields them and a connection to each, when all have met."""
+    made = []
+    ports = [free_port() for _ in range(count)]
+    table = "".join(f"n{i} 127.0.0.1:{port}\n" for i, port in enumerate(ports))
+    for port in ports:
+        node = Node("--set", "network.peer_timeout=20s", *flags, listen=True, port=port, table=table)
+        made.append(node)
+    connections = [rdtd.connect(node.socket) for node in made]
+    for c in connections:
+        until(lambda: sum(row["state"] == "up" for row in c.nodes()) == count - 1, "all have met")
+    try:
+        yield made, connections
+    finally:
+        for c in connections:
+            c.close()
+    end(*[node for node in made if node.process.poll() is None])
+
+
+def block(number, bytes=4096):
+    return np.full(bytes, number % 251, dtype=np.uint8)
+
+
+def put(c, *numbers, **of):
+    c.put_many([block(number, **of) for number in numbers], ids=[f"b{number}" for number in numbers], evictable=True)
+
+
+def ids(*numbers):
+    return [f"b{number}" for number in numbers]
+
+
+def idle(c):
+    rows = c.cache()["owners"]
+    return sum(row["idle_objects"] for row in rows)
+
+
+def counts(c):
+    row = c.cache()["owners"][0]
+    return row["hits"], row["misses"]
+
+
+def homes(c):
+    """The uuid of the node."""
+    return c.put(np.zeros(1)).node
+
+
+def test_a_block_of_another_node_is_found_leased_and_fetched():
+    with cluster(3) as (nodes, (a, b, c)):
+        put(a, 0, 1)
+        put(b, 2, 3, 7)
+        put(c, 4, 5)
+        at_a, at_b, at_c = homes(a), homes(b), homes(c)
+        assert a.lookup(ids(0, 2, 4)) == [a.lookup(ids(0))[0], None, None], "nobody is asked unless that is wanted"
+        found = a.lookup(ids(0, 2, 4, 6), nodes=LONG, lease_for=LONG)
+        assert [ref and ref.node for ref in found] == [at_a, at_b, at_c, None] and found.unasked == {}
+        assert [int(one[0]) for one in a.get(found[:3])] == [0, 2, 4]
+        assert (idle(a), idle(b), idle(c)) == (1, 2, 1), "what was found is leased where it is"
+        for connection in a, b, c:
+            connection.flush_cache()
+        assert [int(one[0]) for one in a.get(found[:3])] == [0, 2, 4]
+        a.end_lease(found)
+        until(lambda: (idle(a), idle(b), idle(c)) == (1, 1, 1), "the leases have ended on all nodes")
+        for connection in a, b, c:
+            connection.flush_cache()
+        assert a.lookup(ids(0, 2, 4), nodes=LONG) == [None] * 3
+        for ref in found[1:3]:
+            with raises(rdtd.Error, ""):
+                a.get(ref, timeout=LONG)
+        del found
+
+
+def test_the_longest_prefix_is_that_of_all_nodes():
+    with cluster(3) as (nodes, (a, b, c)):
+        put(a, 0, 3, 8)
+        put(b, 1, 4, 7)
+        put(c, 1, 2, 4, 6)
+        found = a.lookup(ids(*range(10)), nodes=LONG, until_missing=True, lease_for=LONG)
+        assert [ref.id for ref in found] == [f"b{number}".encode() for number in range(5)]
+        assert [int(one[0]) for one in a.get(found)] == list(range(5))
+        # 1 and 4 are leased on one node only, 6, 7 and 8 nowhere
+        until(lambda: idle(a) + idle(b) + idle(c) == 10 - 5, "only what was found is leased")
+        assert sum(counts(one)[1] for one in (b, c)) == 0, "what was missed here is no miss there"
+        assert counts(a)[0] == 3 and counts(a)[1] == 7
+        a.end_lease(found)
+        until(lambda: idle(a) + idle(b) + idle(c) == 10, "the leases have ended")
+        assert a.lookup(ids(9, 0), nodes=LONG, until_missing=True) == []
+        many = a.lookup(ids(*range(9000)), nodes=LONG)
+        assert [bool(ref) for ref in many[:10]] == [True] * 5 + [False, True, True, True, False] and len(many) == 9000
+        del found, many
+
+
+def test_a_frozen_node_costs_the_time_that_was_given_and_is_named():
+    with cluster(3) as (nodes, (a, b, c)):
+        put(a, 0)
+        put(b, 1)
+        put(c, 2)
+        nodes[2].process.send_signal(signal.SIGSTOP)
+        try:
+            found = a.lookup(ids(0, 1, 2, 3), nodes=SOON, lease_for=LONG)
+            assert [bool(ref) for ref in found] == [True, True, False, False]
+            assert list(found.unasked) == ["n2"] and isinstance(found.unasked["n2"], rdtd.TimedOut), found.unasked
+            assert a.lookup(ids(0), nodes=SOON).unasked == {}, "nobody was asked"
+            found = a.lookup(ids(0, 1, 2, 3), nodes=SOON, until_missing=True)
+            assert len(found) == 2 and list(found.unasked) == ["n2"]
+        finally:
+            nodes[2].process.send_signal(signal.SIGCONT)
+        until(lambda: a.lookup(ids(2), nodes=LONG)[0] is not None, "it answers again")
+        del found
+
+
+def test_a_killed_node_costs_nothing_and_is_named():
+    with cluster(3) as (nodes, (a, b, c)):
+        put(b, 1, bytes=1 << 20)
+        put(c, 1, 2, bytes=1 << 20)
+        refs = a.lookup(ids(2), nodes=LONG, lease_for=LONG)
+        nodes[2].kill()
+        until(lambda: a.lookup(ids(2), nodes=LONG).unasked, "the link has ended")
+        found = a.lookup(ids(1, 2), nodes=LONG)
+        assert found[0].node == homes(b) and found[1] is None
+        assert list(found.unasked) == ["n2"] and isinstance(found.unasked["n2"], rdtd.PeerLost), found.unasked
+        with raises(rdtd.PeerLost, "n2"):
+            a.get(refs[0], timeout=LONG)
+        a.end_lease(refs)
+        del refs, found
+        c.close()
+
+
+def test_an_interrupted_lookup_leaves_nothing():
+    """The client ends while others are asked."""
+    with cluster(2) as (nodes, (a, b)):
+        put(b, 1)
+        nodes[1].process.send_signal(signal.SIGSTOP)
+        child = os.fork()
+        if child == 0:
+            with rdtd.connect(nodes[0].socket) as c:
+                c.lookup(ids(1), nodes=LONG, lease_for=LONG)
+            os._exit(0)
+        until(lambda: nodes[0].waiters() > 0, "it asks")
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        until(lambda: nodes[0].waiters() == 0, "it has ended")
+        nodes[1].process.send_signal(signal.SIGCONT)
+        assert a.lookup(ids(1), nodes=LONG)[0] is not None
+
+
+def test_other_users_see_nothing_on_other_nodes():
+    if os.geteuid() != 0:
+        raise Skipped("only root can be two users")
+    with cluster(2) as (nodes, (a, b)):
+        put(b, 1)
+        for node in nodes:
+            os.chmod(node.dir, 0o755)
+            os.chmod(node.socket, 0o666)
+        refs = a.lookup(ids(1), nodes=LONG, lease_for=LONG)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setresgid(65533, 65533, 65533)
+                os.setresuid(65533, 65533, 65533)
+                with rdtd.connect(nodes[0].socket) as c:
+                    found = c.lookup(ids(1), nodes=LONG, lease_for=LONG)
+                    assert found == [None] and found.unasked == {}
+                    c.end_lease(refs)  # which are not its own
+                    status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        b.flush_cache()
+        assert (a.get(refs[0], timeout=LONG) == block(1)).all(), "the lease has stayed"
+        a.end_lease(refs)
+        del refs
+
+
+def test_wrong_options():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        assert c.lookup(["x"], nodes=LONG) == [None]
+        with raises(rdtd.Invalid, "up to a minute"):
+            c.lookup(["x"], nodes=61)
+        for wrong in -1, 0, "1":
+            with raises((TypeError, ValueError), "nodes must be"):
+                c.lookup(["x"], nodes=wrong)
+
+
+if __name__ == "__main__":
+    main(globals())
