@@ -26,6 +26,7 @@ NO_DICT = [5, "text", [1], object(), None]
 
 WRONG: dict[str, list[Any]] = {
     **dict.fromkeys(("timeout", "grace"), NO_SECONDS), "ttl": [*NO_SECONDS, 0, 0.0], "lease_for": [*NO_SECONDS, 0, 0.0],
+    "nodes": [*NO_SECONDS, 0, 0.0],
     **dict.fromkeys(("name", "text", "address", "transport", "least_path", "group", "prefix"), NO_TEXT),
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
                      "strict", "force", "replace", "delta", "evictable", "all", "until_missing"), NO_FLAG),

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 
 import rdtd
 from rdtd._kv import Blocks, options
@@ -204,6 +203,56 @@ def test_other_users_see_nothing_on_other_nodes():
         del refs
 
 
+def blocks(node, nodes=LONG):
+    return Blocks(node.socket, LONG, nodes)
+
+
+def test_an_engine_loads_the_blocks_of_another_node_and_keeps_them():
+    """The one path of rdtd.lmcache, rdtd.vllm and rdtd.sglang."""
+    with cluster(2) as (nodes, (a, b)):
+        here, alone, there = blocks(nodes[0]), blocks(nodes[0], None), blocks(nodes[1])
+        size = 128 << 10
+        names = [f"m/{number}" for number in range(16)]
+        assert all(there.store(names[:12], [block(number, size) for number in range(12)]))
+        assert all(here.store(names[:2], [block(number, size) for number in range(2)]))
+        assert alone.lookup(names, False) == [True] * 2 + [False] * 14
+        assert here.lookup(names, True, until_missing=True) == [True] * 12 + [False] * 4
+        assert (idle(a), idle(b)) == (0, 2)
+        b.flush_cache()
+        into = [np.zeros(size, dtype=np.uint8) for _ in names]
+        assert here.load(names, into) == [True] * 12 + [False] * 4
+        assert all((one == number).all() for number, one in enumerate(into[:12])) and not any(one.any() for one in into[12:])
+        here.unlock(names[:12])
+        until(lambda: idle(b) == 10, "the leases on the other node have ended")
+        there.clear("m/")
+        assert all(alone.lookup(names[:12], False)), "what was loaded is on this node now"
+        nodes[1].process.send_signal(signal.SIGSTOP)
+        assert all(here.lookup(names[:12], True)), "and nobody is asked for it"
+        again = [np.zeros(size, dtype=np.uint8) for _ in range(12)]
+        assert all(here.load(names[:12], again)) and all((one == number).all() for number, one in enumerate(again))
+        nodes[1].process.send_signal(signal.SIGCONT)
+        for one in here, alone, there:
+            one.close()
+
+
+def test_an_engine_goes_on_while_another_node_is_frozen():
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("rdtd.kv").addHandler(handler)
+    with cluster(2) as (nodes, (a, b)):
+        here = blocks(nodes[0], SOON)
+        assert all(here.store(["m/0"], [block(0)]))
+        nodes[1].process.send_signal(signal.SIGSTOP)
+        assert here.lookup(["m/0", "m/1"], True) == [True, False]
+        into = [np.ones(4096, dtype=np.uint8) for _ in range(2)]
+        assert here.load(["m/0", "m/1"], into) == [True, False] and not into[0].any()
+        nodes[1].process.send_signal(signal.SIGCONT)
+        assert any("n1" in text and "has not answered" in text for text in said), said
+        here.close()
+    logging.getLogger("rdtd.kv").removeHandler(handler)
+
+
 def test_wrong_options():
     with Node() as node, rdtd.connect(node.socket) as c:
         assert c.lookup(["x"], nodes=LONG) == [None]
@@ -212,6 +261,11 @@ def test_wrong_options():
         for wrong in -1, 0, "1":
             with raises((TypeError, ValueError), "nodes must be"):
                 c.lookup(["x"], nodes=wrong)
+    known = {"socket": None, "space": "x", "lease_for": 1, "nodes": None}
+    assert options("it", {"nodes": 0.5}, known)["nodes"] == 0.5
+    for wrong in -1, 0, 61, "1", True:
+        with raises(ValueError, "it: nodes must be"):
+            options("it", {"nodes": wrong}, known)
 
 
 if __name__ == "__main__":

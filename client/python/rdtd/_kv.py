@@ -2,8 +2,9 @@
 """Blocks of a KV cache as evictable objects of this node's daemon: what rdtd.lmcache, rdtd.vllm and rdtd.sglang share.
 
 A block is the bytes of one buffer. The engines' hashes name it, so every engine of this user on the node that computes the same
-block finds it; it outlives them all, and goes when its memory is wanted (`evictable` in Connection.put). An engine goes on
-without its daemon: nothing is found then and nothing is stored, and one sentence is logged."""
+block finds it, and with the option nodes every one on the other nodes; it outlives them all, and goes when its memory is wanted
+(`evictable` in Connection.put). An engine goes on without its daemon: nothing is found then and nothing is stored, and one
+sentence is logged."""
 from __future__ import annotations
 
 import base64
@@ -19,6 +20,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar
 from ._check import a_text, seconds
 from ._connection import Connection
 from ._errors import Disconnected, Error, Restarted
+from ._many import Found
 from ._requests import Ref
 
 _T = TypeVar("_T")
@@ -52,6 +54,10 @@ def options(where: str, given: Any, known: dict[str, Any]) -> dict[str, Any]:
         seconds(chosen["lease_for"], "lease_for")
         if not chosen["lease_for"]:
             raise ValueError(f"lease_for must be above 0, not {chosen['lease_for']!r}")
+        if chosen["nodes"] is not None:
+            seconds(chosen["nodes"], "nodes")
+            if not 0 < chosen["nodes"] <= 60:
+                raise ValueError(f"nodes must be null or up to 60 seconds, not {chosen['nodes']!r}")
         a_text(chosen["space"], "space")
         if chosen["socket"] is not None:
             a_text(chosen["socket"], "socket")
@@ -80,11 +86,13 @@ class Blocks:
     could not be stored, found or loaded has False. A block is anything that `put` takes as one tensor in host memory, such as
     a memoryview or a torch tensor on the CPU, or a list of these; `put` copies it once, and `load` copies it once.
 
-    socket: of the daemon, as for `connect`. lease_for: seconds for which `lookup` protects what it has found.
+    socket: of the daemon, as for `connect`. lease_for: seconds for which `lookup` protects what it has found. nodes: seconds for
+    which other nodes are asked for blocks that this one does not have; None: they are not. What is loaded from another node is
+    stored here as well, so that the next engine finds it on this node; `delete` and `clear` are about this node only.
     Errors: those of `connect`, now; later ones are taken for a cache that has nothing."""
 
-    def __init__(self, socket: Optional[str], lease_for: float) -> None:
-        self._socket, self._lease_for = socket, lease_for
+    def __init__(self, socket: Optional[str], lease_for: float, nodes: Optional[float] = None) -> None:
+        self._socket, self._lease_for, self._nodes = socket, lease_for, nodes
         self._lock = threading.Lock()
         self._leases: dict[str, list[tuple[float, Ref]]] = {}  # by id: when it ends, oldest first
         self._ends: deque[tuple[float, str]] = deque()  # of all leases, also of those that were ended before
@@ -160,7 +168,7 @@ class Blocks:
         until_missing: those behind the first that is missing have False, and are not leased."""
         def find(connection: Connection) -> list[bool]:
             now = time.monotonic()
-            found = connection.lookup(ids, lease_for=self._lease_for if lease else None, until_missing=until_missing)
+            found = self._find(connection, ids, lease, until_missing)
             with self._lock:
                 while self._ends and self._ends[0][0] <= now:
                     self._passed(*self._ends.popleft())
@@ -170,6 +178,12 @@ class Blocks:
                         self._ends.append((now + self._lease_for, one))
             return [ref is not None for ref in found] + [False] * (len(ids) - len(found))
         return self._call(find, [False] * len(ids)) if ids else []
+
+    def _find(self, connection: Connection, ids: Sequence[str], lease: bool = True, until_missing: bool = False) -> Found:
+        found = connection.lookup(ids, lease_for=self._lease_for if lease else None, until_missing=until_missing, nodes=self._nodes)
+        for node, error in found.unasked.items():
+            self._warn("blocks of node %s are not found: %s", node, error)
+        return found
 
     def _passed(self, ends: float, one: str) -> None:
         left = [lease for lease in self._leases.get(one, ()) if lease[0] > ends]
@@ -182,10 +196,11 @@ class Blocks:
         """Copies each block into its buffer, which is of the same kind as the one that was stored. False: it is not there, or
         has another size."""
         def get(connection: Connection) -> list[bool]:
+            here = connection.node["node"]
             with self._lock:
                 refs = [self._leases[one][-1][1] if one in self._leases else None for one in ids]
             missing = [one for one, ref in zip(ids, refs) if ref is None]
-            leased = connection.lookup(missing, lease_for=self._lease_for) if missing else []
+            leased: Sequence[Optional[Ref]] = self._find(connection, missing) if missing else []
             more = iter(leased)
             refs = [next(more) if ref is None else ref for ref in refs]
             there = [(ref, buffer) for ref, buffer in zip(refs, into) if ref is not None]
@@ -198,8 +213,16 @@ class Blocks:
                 if isinstance(one, (Disconnected, Restarted)):
                     raise one
             results = iter(got)
-            return [ref is not None and next(results) is None for ref in refs]
+            whole = [ref is not None and next(results) is None for ref in refs]
+            self._keep(connection, [(one, buffer) for one, ref, buffer, there in zip(ids, refs, into, whole)
+                                    if there and ref is not None and ref.node != here])
+            return whole
         return self._call(get, [False] * len(ids)) if ids else []
+
+    def _keep(self, connection: Connection, loaded: list[tuple[str, Any]]) -> None:
+        """Stores what came from other nodes here, unless somebody has done so meanwhile. Without room it stays there."""
+        if loaded:
+            connection.put_many([block for _, block in loaded], ids=[one for one, _ in loaded], evictable=True, errors="return")
 
     def unlock(self, ids: Iterable[str]) -> None:
         """Ends one lease of each id. Those that have passed, or never were, are passed over."""

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise other_version("rdtd.sglang.HiCache", ["sglang"], "0.5.23", error) from error
 
-_OPTIONS = {"socket": None, "space": "sglang", "lease_for": 30.0}
+_OPTIONS = {"socket": None, "space": "sglang", "lease_for": 30.0, "nodes": None}
 _PARTS = ("tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "dcp_rank", "dcp_size", "logical_page_size", "is_mla_model",
           "is_page_first_layout", "should_split_heads", "tp_lcm_size")
 
@@ -40,8 +40,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 class HiCache(HiCacheStorage):
     """Pages of SGLang's host memory as evictable objects of this node's daemon, one for each page. SGLang makes it for
     --hicache-storage-backend dynamic. Its extra_config names this class, and its key "rdtd" has the options: socket (of the
-    daemon), space ("sglang", begins the id of each page) and lease_for (seconds for which batch_exists protects what it has
-    found). With "interface_v1": 1 pages are copied once, straight from and to SGLang's host memory; otherwise SGLang copies each
+    daemon), space ("sglang", begins the id of each page), lease_for (seconds for which batch_exists protects what it has found)
+    and nodes (seconds for which other nodes are asked for pages that this one does not have; None: never). With "interface_v1": 1 pages are copied once, straight from and to SGLang's host memory; otherwise SGLang copies each
     once more. The name space is {space}/{model}/{layout}/, for each rank whose pages differ.
 
     A page that is not there, or cannot be stored, has False or None. Errors: ValueError (an option; a model whose cache has
@@ -52,7 +52,7 @@ class HiCache(HiCacheStorage):
         chosen = options('"rdtd" in the extra_config of rdtd.sglang.HiCache', extra.get("rdtd") or {}, _OPTIONS)
         self._config, self._begin, self._v1 = storage_config, chosen["space"], bool(extra.get("interface_v1", 0))
         self._space = self._space_for(None)
-        self._blocks = Blocks(chosen["socket"], chosen["lease_for"])
+        self._blocks = Blocks(chosen["socket"], chosen["lease_for"], chosen["nodes"])
 
     def _space_for(self, pool: Any) -> str:
         layout: dict[str, Any] = {name: getattr(self._config, name, None) for name in _PARTS}

