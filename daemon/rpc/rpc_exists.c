@@ -33,7 +33,7 @@ struct seeking { /* a name whose homes are asked; it is charged as a waiter */
     uint32_t ref;
 };
 
-struct asking { /* refs that are on another node */
+struct asking {               /* refs that are on another node */
     struct question question; /* its `at`: one of them, with its node */
     struct exists *exists;
     uint8_t key[1 + 65];     /* its node, or the address if the node is not set */
@@ -235,7 +235,8 @@ static Rdt__Pb__RefList *make_list(struct asking *asking, struct arena *arena)
 {
     const struct exists *exists = asking->exists;
     const Rdt__Pb__RefList *all = exists->refs;
-    uint32_t most = asking->n < QUESTION_REFS_MAX ? asking->n : QUESTION_REFS_MAX, *used = arena_alloc(arena, most * sizeof *used), n_like, n;
+    uint32_t most = asking->n < QUESTION_REFS_MAX ? asking->n : QUESTION_REFS_MAX,
+             *used = arena_alloc(arena, most * sizeof *used), n_like, n;
     Rdt__Pb__RefList *list = arena_message(arena, &rdt__pb__ref_list__descriptor);
     uint32_t i = asking->first;
     size_t id_bytes;

@@ -200,7 +200,7 @@ class Blocks:
             with self._lock:
                 refs = [self._leases[one][-1][1] if one in self._leases else None for one in ids]
             missing = [one for one, ref in zip(ids, refs) if ref is None]
-            leased: Sequence[Optional[Ref]] = self._find(connection, missing) if missing else []
+            leased = list(self._find(connection, missing)) if missing else []
             more = iter(leased)
             refs = [next(more) if ref is None else ref for ref in refs]
             there = [(ref, buffer) for ref, buffer in zip(refs, into) if ref is not None]

@@ -41,8 +41,9 @@ class HiCache(HiCacheStorage):
     """Pages of SGLang's host memory as evictable objects of this node's daemon, one for each page. SGLang makes it for
     --hicache-storage-backend dynamic. Its extra_config names this class, and its key "rdtd" has the options: socket (of the
     daemon), space ("sglang", begins the id of each page), lease_for (seconds for which batch_exists protects what it has found)
-    and nodes (seconds for which other nodes are asked for pages that this one does not have; None: never). With "interface_v1": 1 pages are copied once, straight from and to SGLang's host memory; otherwise SGLang copies each
-    once more. The name space is {space}/{model}/{layout}/, for each rank whose pages differ.
+    and nodes (seconds for which other nodes are asked for pages that this one does not have; None: never). With
+    "interface_v1": 1 pages are copied once, straight from and to SGLang's host memory; otherwise SGLang copies each once more.
+    The name space is {space}/{model}/{layout}/, for each rank whose pages differ.
 
     A page that is not there, or cannot be stored, has False or None. Errors: ValueError (an option; a model whose cache has
     several pools), and those of `rdtd.connect`."""

@@ -43,8 +43,9 @@ class Tier(SecondaryTierManager):
     """Chunks of vLLM's primary tier as evictable objects of this node's daemon. vLLM makes it from an entry of its
     configuration's secondary_tiers, {"type": "Tier", "module_path": "rdtd.vllm"}, with the options of its other keys: socket (of
     the daemon), space ("vllm", begins the id of each chunk), lease_for (seconds for which a look-up protects what it has
-    found) and nodes (seconds for which other nodes are asked for chunks that this one does not have; None: never). All engines with the same model, type of KV cache, block sizes and layout have one name space,
-    {space}/{model}/{layout}/. Errors: ValueError (an option), ImportError (another vLLM), and those of `rdtd.connect`."""
+    found) and nodes (seconds for which other nodes are asked for chunks that this one does not have; None: never). All engines
+    with the same model, type of KV cache, block sizes and layout have one name space, {space}/{model}/{layout}/. Errors:
+    ValueError (an option), ImportError (another vLLM), and those of `rdtd.connect`."""
 
     medium: ClassVar[Any] = Medium.CPU
 

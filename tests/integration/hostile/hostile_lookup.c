@@ -5,8 +5,8 @@
 
 TestSuite(hostile_lookup, .timeout = 120);
 
-static const char *const also[] = {"is lost", "rogue_peer", "is down", "protocol", "connection reset by peer", "cannot connect",
-                                   NULL};
+static const char *const also[] = {"is lost",        "rogue_peer", "is down", "protocol", "connection reset by peer",
+                                   "cannot connect", NULL};
 static struct raw raw;
 
 static void begin_listed(void)
@@ -81,7 +81,8 @@ static void is_unasked(enum rdt_status status, const char *says)
 {
     Rdt__Pb__LookupReply *reply = found();
 
-    must(reply->n_generation == 3 && reply->generation[0] == theirs.generation && !reply->generation[1] && !reply->generation[2]);
+    must(reply->n_generation == 3 && reply->generation[0] == theirs.generation && !reply->generation[1] &&
+         !reply->generation[2]);
     must(reply->n_at == 0 && reply->n_nodes == 0 && reply->n_unasked == 1);
     must_say(strcmp(reply->unasked[0]->name, "rogue") == 0 && reply->unasked[0]->status == status &&
                  strstr(reply->unasked[0]->why, says),
@@ -161,8 +162,8 @@ Test(hostile_lookup, nodes_have_no_others_asked)
     begin_listed();
     for (unsigned i = 0; i < 2; i++) {
         Rdt__Pb__Requester requester = MESSAGE(requester, .uid = geteuid(), .tenant = (char *)"");
-        Rdt__Pb__Call call = MESSAGE(call, .call = 5 + i, .type = i == 0 ? RDT_MSG_LOOKUP : RDT_MSG_LEASE_END,
-                                     .requester = &requester);
+        Rdt__Pb__Call call =
+            MESSAGE(call, .call = 5 + i, .type = i == 0 ? RDT_MSG_LOOKUP : RDT_MSG_LEASE_END, .requester = &requester);
         call.request = (ProtobufCBinaryData){protobuf_c_message_pack(requests[i], packed), packed};
         rogue_peer_send(&rogue_peer, RDT_PEER_CALL, &call.base);
         must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL_REPLY, i + 1));

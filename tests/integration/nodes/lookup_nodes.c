@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_lookup with nodes_ns between nodes in network namespaces: who has what is asked each time, so it survives frozen, killed and
- * restarted nodes. */
+/* rdt_lookup with nodes_ns between nodes in network namespaces: who has what is asked each time, so it survives frozen, killed
+ * and restarted nodes. */
 #include <criterion/criterion.h>
 #include <string.h>
 
