@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evictable objects of other nodes: what a lookup finds there, what it says of nodes that do not answer, and the KV blocks of
 the engines that are fetched from there."""
-import contextlib
 import logging
 import os
 import signal
@@ -10,7 +9,7 @@ import sys
 import rdtd
 from rdtd._kv import Blocks, options
 
-from nodes import LONG, Node, Skipped, end, main, raises, until
+from nodes import LONG, Node, Skipped, cluster, main, raises, until
 
 try:
     import numpy as np
@@ -19,33 +18,6 @@ except ImportError:
     sys.exit(77)
 
 SOON = 0.3  # for nodes that do not answer
-
-
-def free_port():
-    import socket
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def cluster(count, *flags):
-    """Nodes with one node table. Yields them and a connection to each, when all have met."""
-    made = []
-    ports = [free_port() for _ in range(count)]
-    table = "".join(f"n{i} 127.0.0.1:{port}\n" for i, port in enumerate(ports))
-    for port in ports:
-        node = Node("--set", "network.peer_timeout=20s", *flags, listen=True, port=port, table=table)
-        made.append(node)
-    connections = [rdtd.connect(node.socket) for node in made]
-    for c in connections:
-        until(lambda: sum(row["state"] == "up" for row in c.nodes()) == count - 1, "all have met")
-    try:
-        yield made, connections
-    finally:
-        for c in connections:
-            c.close()
-    end(*[node for node in made if node.process.poll() is None])
 
 
 def block(number, bytes=4096):

@@ -39,7 +39,7 @@ nodes: list[Node] = []
 
 
 class Node:
-    def __init__(self, *flags: str, listen: bool = False, port: int = 0, table: str = "",
+    def __init__(self, *flags: str, listen: bool = False, port: int = 0, table: bool = False,
                  keeps_identity: bool = False) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="n"))
         self.socket = str(self.dir / "s")
@@ -52,7 +52,7 @@ class Node:
             self.command += ["--listen", f"127.0.0.1:{port}", "--key-file", str(self.dir / "key"),
                              "--trusted-network", "yes", "--interfaces", "lo"]
         if table:
-            (self.dir / "nodes").write_text(table)
+            (self.dir / "nodes").write_text("")
             self.command += ["--nodes", str(self.dir / "nodes")]
         self.start()
         nodes.append(self)
@@ -245,6 +245,26 @@ def end(*nodes: Node) -> None:
     for node in nodes:
         node.process.terminate()
         assert node.process.wait(LONG) == 0, node.log()
+
+
+@contextmanager
+def cluster(count: int, *flags: str) -> Iterator[tuple[list[Node], list[Any]]]:
+    """Nodes n0, n1 ... with one node table. Yields them and a connection to each, when all have met; ends them."""
+    rdtd = importlib.import_module("rdtd")
+    made = [Node("--set", "network.peer_timeout=20s", *flags, listen=True, table=True) for _ in range(count)]
+    connections = [rdtd.connect(node.socket) for node in made]
+    table = "".join(f"n{i} {c.node['address']}\n" for i, c in enumerate(connections))
+    for node in made:
+        (node.dir / "nodes").write_text(table)
+        node.ctl("reload")
+    for c in connections:
+        until(lambda: sum(row["state"] == "up" for row in c.nodes()) == count - 1, "all have met")
+    try:
+        yield made, connections
+    finally:
+        for c in connections:
+            c.close()
+    end(*[node for node in made if node.process.poll() is None])
 
 
 def main(tests: dict[str, object]) -> None:
