@@ -7,7 +7,7 @@
 #include "wire_ref.h"
 
 #define MAX_CALLS 16384u              /* the most calls of one node that are deferred here */
-#define ASKED_BYTES ((size_t)4 << 20) /* of questions (call_ask) that one node has not answered */
+#define ASKED_BYTES ((size_t)4 << 20) /* of questions (call_ask) that one node has not answered; see call_tell, too */
 #define POLL_NS 200000000ll /* the timeout of a call with timeout 0, because it needs a round trip to the other node */
 
 /* ---- forwarding a client's request ---- */
@@ -176,7 +176,7 @@ void call_tell(const struct call *call, struct peer *peer, uint16_t type, const 
     Rdt__Pb__Call message = RDT__PB__CALL__INIT;
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     size_t bytes = protobuf_c_message_get_packed_size(request);
-    uint8_t *packed = malloc(bytes ? bytes : 1);
+    uint8_t *packed = peer->state == PEER_UP && peer_queued_bytes(peer) < ASKED_BYTES ? malloc(bytes ? bytes : 1) : NULL;
 
     if (!packed)
         return;

@@ -299,6 +299,11 @@ enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const P
     return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected", who);
 }
 
+size_t peer_queued_bytes(const struct peer *peer)
+{
+    return peer->state == PEER_UP ? peer_link_queued_bytes(peer->link_up) : 0;
+}
+
 void peer_probe(struct peer *peer)
 {
     if (peer->state == PEER_UP)

@@ -234,6 +234,9 @@ enum rdt_status peer_away(const struct peer *peer, const struct account *account
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
+/* What it has queued there. 0: the link is not up. */
+size_t peer_queued_bytes(const struct peer *peer);
+
 /* Writes the numeric address of this node's end of the link, where the node can be expected to reach this one; "" if the link
  * is not up, or if that address means nothing elsewhere (link-local). */
 void peer_own_address(const struct peer *peer, char *text_p, size_t size);

@@ -29,6 +29,7 @@ from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
 from ._follow import Committed, Follower, Prepared
 from ._groups import Group, Member
+from ._many import Found
 from ._memory import Buffers, Imported
 from ._arrays import DTYPES
 from ._requests import Fetched, Ref, Request, forked
@@ -39,7 +40,7 @@ from ._versions import Published, Versions
 __version__ = _rdt.VERSION
 __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor",
            "Versions", "Published", "Buffers", "Imported", "Follower", "Prepared", "Committed", "DeltaPublisher",
-           "DeltaFollower", "Member", "Group", "Box", "Shard", "Part", "Manifest", "Plan", "PlanRun", "Publishing",
+           "DeltaFollower", "Found", "Member", "Group", "Box", "Shard", "Part", "Manifest", "Plan", "PlanRun", "Publishing",
            *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {dtype.name: dtype.number for dtype in DTYPES.values()

@@ -16,7 +16,8 @@ static void begin_listed(void)
     for (unsigned i = 0; i < 16; i++)
         (void)snprintf(hex + 2 * i, 3, "%02x", rogue_peer_uuid[i]);
     (void)snprintf(table, sizeof table, "rogue 127.0.0.1:1 %s\n", hex);
-    begin(&(struct node_options){.listen = "127.0.0.1:0", .nodes = table, .flags = (const char *const[]){NULL}});
+    begin(&(struct node_options){
+        .listen = "127.0.0.1:0", .nodes = table, .flags = (const char *const[]){"--peer-timeout=60s", NULL}});
     open_rogue_peer();
     greeted(&raw);
 }
@@ -217,5 +218,29 @@ Test(hostile_lookup, client_that_ends_leaves_nothing)
     }
     raw_close(&raw);
     raw = watcher;
+    end_listed();
+}
+
+/* Ends of leases are charged to nobody. While the other node does not read they are not sent, or the link would end for all. */
+Test(hostile_lookup, flood_of_ends_of_leases_does_not_end_the_link)
+{
+    static uint64_t generations[RDT_MAX_FETCH_REFS];
+    static uint32_t at[RDT_MAX_FETCH_REFS];
+    ProtobufCBinaryData uuid = {16, (uint8_t *)(uintptr_t)rogue_peer_uuid};
+    Rdt__Pb__LeaseEnd ends = MESSAGE(lease_end, .generation = generations, .n_generation = RDT_MAX_FETCH_REFS, .at = at,
+                                     .n_at = RDT_MAX_FETCH_REFS, .nodes = &uuid, .n_nodes = 1);
+
+    begin_listed();
+    for (unsigned i = 0; i < RDT_MAX_FETCH_REFS; i++) {
+        generations[i] = UINT64_MAX - i;
+        at[i] = 1;
+    }
+    for (unsigned i = 0; i < 600; i++) { /* 90 MiB */
+        uint64_t number = raw_send(&raw, RDT_MSG_LEASE_END, &ends.base, NULL, 0);
+        must(raw_next(&raw) && raw.frame.request_id == number && raw.frame.flags == FRAME_REPLY);
+    }
+    rogue_peer_flush(&rogue_peer);
+    cr_assert_geq(rogue_peer.sock, 0);
+    must_say(rogue_peer.came[RDT_PEER_CALL].n < 100, "%u messages waited", rogue_peer.came[RDT_PEER_CALL].n);
     end_listed();
 }
