@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import rdtd
 
-from nodes import LONG, Killed, Node, main, raises, until
+from nodes import LONG, Killed, Node, cluster, main, raises, until
 
 try:
     import numpy as np
@@ -326,6 +326,21 @@ def test_a_full_cache_fails_what_it_cannot_take():
         l2.delete([*keys, key(100)])
 
 
+def test_blocks_of_another_node():
+    with cluster(2) as (nodes, (c, other)):
+        with adapter(nodes[1]) as far, adapter(nodes[0], nodes=LONG) as near, adapter(nodes[0]) as alone:
+            names = [key(number) for number in range(4)]
+            assert store(far, names[:3], pages(range(1, 4))).is_successful()
+            assert lookup(alone, names) == [False] * 4 and lookup(near, names) == [True] * 3 + [False]
+            into = pages([0] * 4)
+            assert load(near, names, into) == [True] * 3 + [False] and [filled(page) for page in into] == [1, 2, 3, 0]
+            near.submit_unlock(names[:3])
+            assert lookup(alone, names) == [True] * 3 + [False], "what was loaded is on this node now"
+            alone.submit_unlock(names[:3])
+        for connection in c, other:
+            until(lambda: connection.flush_cache() and not connection.cache()["owners"], "nothing is leased")
+
+
 def test_another_lmcache_is_one_sentence():
     code = "import sys; sys.modules['lmcache'] = sys.modules['lmcache.lmcache_native'] = None; import rdtd.lmcache"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG)
@@ -335,7 +350,7 @@ def test_another_lmcache_is_one_sentence():
 def test_wrong_parameters():
     with Node() as node:
         for params, text in (({"sockets": "x"}, "sockets"), ({"lease_for": "x"}, "lease_for"), ({"space": "x" * 40}, "32 bytes"),
-                             ({"max_capacity_gb": -1}, "max_capacity_gb")):
+                             ({"max_capacity_gb": -1}, "max_capacity_gb"), ({"nodes": 61}, "nodes")):
             with raises(ValueError, text):
                 with adapter(node, **params):
                     pass

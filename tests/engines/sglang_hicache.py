@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import rdtd
 
-from nodes import Node, main, raises, required, until
+from nodes import LONG, Node, cluster, main, raises, required, until
 
 torch = required("torch")
 REAL = importlib.util.find_spec("sglang") is not None
@@ -97,6 +97,28 @@ def test_pages_of_one_engine_are_loaded_by_another():
         two.clear()
         assert two.batch_exists(keys([0])) == 0
         two.close()
+
+
+def test_pages_of_another_node():
+    with cluster(2) as (nodes, (c, other)):
+        for v1 in V1, {}:
+            near, alone, far = [backend(node, Pool(), rdtd=rdtd_options, **v1) for node, rdtd_options in
+                                ((nodes[0], {"nodes": LONG}), (nodes[0], {}), (nodes[1], {}))]
+            if v1:
+                far.mem_pool_host.fill(3, 7)
+                assert far.batch_set_v1(keys([0]), far.mem_pool_host.indices([3])) == [True]
+            else:
+                page = torch.full((2, TOKENS, 8), 7, dtype=torch.bfloat16)
+                assert far.set(keys([0])[0], page)
+            assert alone.batch_exists(keys([0])) == 0 and near.batch_exists(keys([0, 1])) == 1
+            for one in near, alone:  # the second time from this node
+                if v1:
+                    assert one.batch_get_v1(keys([0]), one.mem_pool_host.indices([5])) == [True] and one.mem_pool_host.filled(5) == 7
+                else:
+                    assert torch.equal(one.get(keys([0])[0], torch.zeros_like(page)), page)
+            for one in near, alone, far:
+                one.clear()
+                one.close()
 
 
 def test_tensors():

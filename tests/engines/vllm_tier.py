@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import rdtd
 
-from nodes import LONG, Node, main, raises, required, until
+from nodes import LONG, Node, cluster, main, raises, required, until
 
 try:
     import numpy as np
@@ -102,6 +102,18 @@ def test_chunks_of_one_engine_are_loaded_by_another():
             assert [set(two.memory[chunk]) for chunk in (4, 5, 6, 7)] == [{7}, {3}, {0}, {0}]
             until(lambda: c.cache()["owners"][0]["idle_objects"] == 8, "nothing is locked when it was loaded")
             assert c.free(prefix="vllm/org--model/", force=True) == 8
+
+
+def test_chunks_of_another_node():
+    with cluster(2) as (nodes, (c, other)):
+        with Engine(nodes[1]) as far, Engine(nodes[0], nodes=LONG) as near, Engine(nodes[0]) as alone:
+            assert far.store(range(4), range(4)).success
+            assert alone.lookup([2]) == [MISS] and near.lookup([0, 3, 9]) == [HIT, HIT, MISS]
+            assert near.load([0, 3], [5, 6]).success and [near.memory[chunk, 0] for chunk in (5, 6)] == [0, 3]
+            assert alone.lookup([0, 3, 1], "s") == [HIT, HIT, MISS], "what was loaded is on this node now"
+            assert alone.load([3], [1]).success and (alone.memory[1] == 3).all()
+        for connection in c, other:
+            connection.flush_cache()
 
 
 def test_a_chunk_that_is_gone_is_a_miss_from_then_on():
