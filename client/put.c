@@ -378,6 +378,7 @@ static enum rdt_status make_request(const struct put *put, struct put_request *r
     message->flags = options->flags;
     message->sum = put->sum;
     message->ttl_ns = options->ttl_ns;
+    message->priority = options->priority;
     if (options->transport)
         message->transport = (char *)options->transport;
     message->visibility = (Rdt__Pb__Visibility)options->visibility;
@@ -447,6 +448,9 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
     if (options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_FLAGS_LOCAL))
         return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s knows no put flags 0x%x", RDT_VERSION,
                              options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_FLAGS_LOCAL));
+    if (options->priority > RDT_PRIORITY_MOST || (options->priority > 0 && !(options->flags & RDT_PUT_EVICTABLE)))
+        return rdt_error_set(err, RDT_INVALID, "priority is %u: it is 0 to %u, and above 0 only with RDT_PUT_EVICTABLE",
+                             options->priority, RDT_PRIORITY_MOST);
     if ((options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED)) == RDT_PUT_UNSEALED)
         return rdt_error_set(err, RDT_INVALID, "only a SNAPSHOT can be UNSEALED");
     if (options->flags & RDT_PUT_SUM && options->flags & RDT_PUT_PENDING)

@@ -226,6 +226,8 @@ struct rdt_put_options {
                                      * for RDT_PUT_EVICTABLE, where 0 is no limit */
     const struct rdt_shard *shards; /* NULL, or [count]: the larger tensor of which each tensor is a box. INVALID: a box that
                                      * ends outside its larger tensor. Readers call rdt_object_shard; rdt_plan.h needs it */
+    uint32_t priority; /* of RDT_PUT_EVICTABLE: 0 to RDT_PRIORITY_MOST. Of one user's objects all of lower priority are
+                                     * evicted before any of a higher one. INVALID: above that, or without that flag */
 };
 
 /* Creates an object from tensors [count]. This takes one round trip, or two if bytes are copied into a region of the daemon

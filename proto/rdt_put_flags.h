@@ -46,12 +46,14 @@ enum rdt_put_flags {
     RDT_PUT_REPLACE = 128,
     /* Only with SNAPSHOT: the object is an entry of a cache. It outlives this session, and stays until it is freed, until its
      * ttl_ns has passed if that is not 0, or until it is evicted: when its memory is wanted for anything else, or past
-     * cache_limit or owner_cache_limit of rdtd.conf(5), the objects that were used least recently go first. Nothing evicts an
-     * object that a reader, a hold, a name or a transfer holds. It counts for the user, not for this session. With REPLACE,
-     * an object of the id that there is already is replaced. LIMIT: those that others hold leave no room. Not with STORED or
-     * PENDING. */
+     * cache_limit or owner_cache_limit of rdtd.conf(5), the objects of the lowest priority that were used least recently go
+     * first. Nothing evicts an object that a reader, a hold, a name or a transfer holds. It counts for the user, not for this
+     * session. With REPLACE, an object of the id that there is already is replaced. LIMIT: those that others hold leave no
+     * room. Not with STORED or PENDING. */
     RDT_PUT_EVICTABLE = 256,
 };
+
+#define RDT_PRIORITY_MOST 7u /* of an EVICTABLE object */
 
 #define RDT_PUT_FLAGS_ALL                                                                                           \
     (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE | RDT_PUT_REPLACE | \

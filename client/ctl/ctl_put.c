@@ -28,6 +28,7 @@ struct put {
     int visibility;      /* enum rdt_visibility */
     bool snapshot, detached, stored;
     uint32_t flags;         /* further ones */
+    uint32_t priority;      /* of an evictable object */
     char file[4200];        /* where it is stored */
     int64_t for_ns, ttl_ns; /* ttl_ns 0: ten minutes */
     int fd, signals;
@@ -98,6 +99,7 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     options.metadata = put->safetensors->header;
     options.metadata_bytes = put->safetensors->header_bytes;
     /* A published file never changes. As a snapshot it may have replicas on other nodes. */
+    options.priority = put->priority;
     options.flags = (put->snapshot || put->publish || put->stored ? RDT_PUT_SNAPSHOT : 0) |
                     (put->detached ? RDT_PUT_DETACHED : 0) | (put->stored ? RDT_PUT_STORED : 0) | put->flags;
     options.ttl_ns = put->ttl_ns;
@@ -241,6 +243,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
 {
     struct put put = {.for_ns = RDT_FOREVER, .fd = -1, .signals = -1};
     bool explicit_hold = false, replace = false, evictable = false;
+    uint64_t priority = 0;
     const struct ctl_option options[] = {
         {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
         {0, "replace", CTL_FLAG, NULL, "with --id: take the place of the object that has the id", &replace},
@@ -251,6 +254,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "detached", CTL_FLAG, NULL, "the object outlives this command, which ends at once", &put.detached},
         {0, "evictable", CTL_FLAG, NULL, "put a snapshot into the cache: it stays until its memory is wanted", &evictable},
         {0, "stored", CTL_FLAG, NULL, "store it in the daemon's storage_dir, and wait until it is there", &put.stored},
+        {0, "priority", CTL_NUMBER, "N", "with --evictable: 0 to 7; objects of lower ones are evicted first (0)", &priority},
         {0, "ttl", CTL_LIFETIME, "TIME", "with --detached (10m) or --evictable: how long the object lives", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
@@ -271,6 +275,9 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
                                "--stored needs --publish or --detached: an object that ends with this command is not stored");
     if (evictable && (put.detached || put.stored))
         return ctl_usage_error(ctl, "--evictable excludes --detached and --stored");
+    if (priority > RDT_PRIORITY_MOST || (priority > 0 && !evictable))
+        return ctl_usage_error(ctl, "--priority is 0 to 7, and needs --evictable");
+    put.priority = (uint32_t)priority;
     put.flags = (replace ? RDT_PUT_REPLACE : 0) | (evictable ? RDT_PUT_EVICTABLE | RDT_PUT_SNAPSHOT : 0);
     put.snapshot |= evictable;
     if (replace && !put.id)

@@ -449,6 +449,7 @@ static enum rdt_status prepare(struct putting *putting, struct batch *batch, uin
     message->transport = (char *)(options->transport ? options->transport : "");
     message->visibility = (Rdt__Pb__Visibility)options->visibility;
     message->ttl_ns = options->ttl_ns;
+    message->priority = options->priority;
     return RDT_OK;
 }
 

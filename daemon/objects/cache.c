@@ -305,7 +305,8 @@ static enum rdt_status check_limit(const struct cache_sums *sums, uint64_t limit
                          (unsigned long long)bytes, key, (unsigned long long)limit, (unsigned long long)held);
 }
 
-enum rdt_status cache_prepare(struct cache *cache, struct object *object, uint64_t bytes, struct rdt_error *err)
+enum rdt_status cache_prepare(struct cache *cache, struct object *object, unsigned priority, uint64_t bytes,
+                              struct rdt_error *err)
 {
     const struct cache_owner *there = account_owner(object->account)->cache_owner;
     static const struct cache_sums none;
@@ -324,9 +325,15 @@ enum rdt_status cache_prepare(struct cache *cache, struct object *object, uint64
     }
     cached->owner->n_objects++;
     cached->object = object;
+    cached->entry.priority = (uint8_t)priority;
     list_init(&cached->entry.link);
     object->cached = cached;
     return RDT_OK;
+}
+
+unsigned cache_priority(const struct object *object)
+{
+    return object->cached ? object->cached->entry.priority : 0;
 }
 
 static void enter_queue(struct cached *cached)

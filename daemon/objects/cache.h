@@ -9,7 +9,7 @@
  *           free … ▼                                            ▼
  *                 the object ends, as if it were freed        as well, when the last of them has let it go
  *
- * IDLE objects are in the queue of their owner (cache_queue.h). What is HELD is in none, so an eviction never looks at it.
+ * IDLE objects are in the queue of their owner (cache_queue.h); priorities concern that owner's objects alone. What is HELD is in none, so an eviction never looks at it.
  *
  * Evictions happen in slices of the loop, never inside a call: whoever has found an object may use it until it returns. So a
  * request that finds no room fails inside, waits as others wait for room (rpc.c), and is tried again when the slice has made
@@ -96,9 +96,11 @@ void cache_fini(struct cache *cache); /* all objects are gone */
 /* Evicts what is past them in the next turns. 0: no limit. */
 void cache_set_limits(struct cache *cache, uint64_t limit_bytes, uint64_t owner_limit_bytes);
 
-/* For the put of an EVICTABLE object, which has its account, and will have so many bytes. LIMIT: it does not fit, even if
- * everything that can be evicted is; NO_MEMORY. */
-enum rdt_status cache_prepare(struct cache *cache, struct object *object, uint64_t bytes, struct rdt_error *err);
+/* For the put of an EVICTABLE object, which has its account, and will have so many bytes. priority: below CACHE_PRIORITIES.
+ * LIMIT: it does not fit, even if everything that can be evicted is; NO_MEMORY. */
+enum rdt_status cache_prepare(struct cache *cache, struct object *object, unsigned priority, uint64_t bytes,
+                              struct rdt_error *err);
+unsigned cache_priority(const struct object *object); /* 0 if it is not in the cache */
 
 void cache_add(struct object *object);    /* the object is live from now on */
 void cache_remove(struct object *object); /* it has lost its hold; does nothing if it was not added */

@@ -157,7 +157,7 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     object_charges(object, want);
     status = set_transport(object, put->transport, err);
     if (status == RDT_OK && put->eviction == EVICTION_ALLOWED)
-        status = cache_prepare(&table->cache, object, content->bytes + object->heap_bytes, err);
+        status = cache_prepare(&table->cache, object, put->priority, content->bytes + object->heap_bytes, err);
     if (status == RDT_OK)
         status = account_take_all(put->account, want, err);
     if (status != RDT_OK) {

@@ -109,6 +109,7 @@ struct object_put {
      * session */
     int64_t ttl_ns;
     enum object_eviction eviction; /* ALLOWED: the account is of its owner */
+    uint32_t priority;             /* ALLOWED: at most RDT_PRIORITY_MOST */
     uint64_t generation;           /* of an object that an earlier daemon had; 0: the next one */
     bool pending;                  /* the object is FILLING until object_ready, or until it becomes a snapshot */
     /* With a promise the object is FILLING, over the memory that is copied, until object_fill or object_fail; */

@@ -54,6 +54,7 @@ void record_of_object(const struct object *object, Rdt__Pb__ObjectRecord *record
     record_p->visibility = (Rdt__Pb__Visibility)object->access.visibility;
     record_p->transport = (char *)object_transport(object);
     record_p->evictable = object->survives.evictable;
+    record_p->priority = cache_priority(object);
     record_p->detached_ttl_ns = object->survives.detached ? detached_ttl_ns(object) : 0;
 }
 
@@ -64,7 +65,7 @@ enum rdt_status record_check_object(const Rdt__Pb__ObjectRecord *record, const s
     if (!rdt_generation_is_valid(record->generation) || record->id.len > RDT_MAX_ID_BYTES ||
         record->metadata.len > RDT_MAX_METADATA_BYTES || record->box_bytes > record->metadata.len ||
         record->detached_ttl_ns < 0 || (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL ||
-        record->promise > OBJECT_SEALED)
+        record->promise > OBJECT_SEALED || record->priority > RDT_PRIORITY_MOST)
         return invalid(err);
     if (record_owner(record->uid, record->tenant, &owner, err) != RDT_OK)
         return RDT_INVALID;

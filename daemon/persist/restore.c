@@ -281,6 +281,7 @@ static bool put_again(struct restoring *restoring, struct journal_slot *slot, co
     struct client *client = map_get_u64(&restoring->recovery->sessions, record->session);
     struct object_put put = {.account = record->evictable ? account_owner(account) : account,
                              .eviction = record->evictable ? EVICTION_ALLOWED : EVICTION_NEVER,
+                             .priority = record->priority,
                              .regions = regions,
                              .n_regions = (uint32_t)record->n_regions,
                              .inline_data = record->inline_data.data,

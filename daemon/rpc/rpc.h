@@ -42,7 +42,7 @@ void call_reply_removed(struct call *call, uint64_t generation);
 
 /* rpc_put.c: checks the flags of a put of an EVICTABLE object; the time to live that a put asks for; and which one its object
  * gets, 0 if it has none. */
-enum rdt_status put_check_evictable(uint32_t flags, struct rdt_error *err);
+enum rdt_status put_check_evictable(uint32_t flags, uint32_t priority, struct rdt_error *err);
 enum rdt_status put_check_ttl(const struct call *call, uint32_t flags, int64_t ttl_ns, struct rdt_error *err);
 int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns);
 

@@ -258,8 +258,11 @@ static enum rdt_status check_replaces(const Rdt__Pb__Put *message, struct rdt_er
     return RDT_OK;
 }
 
-enum rdt_status put_check_evictable(uint32_t flags, struct rdt_error *err)
+enum rdt_status put_check_evictable(uint32_t flags, uint32_t priority, struct rdt_error *err)
 {
+    if (priority > RDT_PRIORITY_MOST || (priority > 0 && !(flags & RDT_PUT_EVICTABLE)))
+        return rdt_error_set(err, RDT_INVALID, "priority %u is above %u, or the object is not EVICTABLE", priority,
+                             RDT_PRIORITY_MOST);
     if (flags & RDT_PUT_EVICTABLE && (!(flags & RDT_PUT_SNAPSHOT) || flags & (RDT_PUT_PENDING | RDT_PUT_STORED)))
         return rdt_error_set(err, RDT_INVALID, "only a SNAPSHOT that is neither PENDING nor STORED can be EVICTABLE");
     return RDT_OK;
@@ -307,6 +310,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     bool evictable = message->flags & RDT_PUT_EVICTABLE;
     struct object_put put = {.account = evictable ? account_owner(call->account) : call->account,
                              .eviction = evictable ? EVICTION_ALLOWED : EVICTION_NEVER,
+                             .priority = message->priority,
                              .id = message->id.data,
                              .id_bytes = message->id.len,
                              .metadata = message->metadata.data,
@@ -401,7 +405,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = put_check_ttl(call, message->flags, message->ttl_ns, err);
     if (status == RDT_OK)
-        status = put_check_evictable(message->flags, err);
+        status = put_check_evictable(message->flags, message->priority, err);
     if (status == RDT_OK)
         status = check_stored(call, message, err);
     if (status == RDT_OK)

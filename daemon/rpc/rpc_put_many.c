@@ -224,6 +224,7 @@ static enum rdt_status put_one(struct putting *putting, uint32_t i, uint64_t *ge
     enum rdt_status status;
 
     put.eviction = message->flags & RDT_PUT_EVICTABLE ? EVICTION_ALLOWED : EVICTION_NEVER;
+    put.priority = message->priority;
     put.account = put.eviction == EVICTION_ALLOWED ? account_owner(putting->account) : putting->account;
     put.id_use = message->flags & RDT_PUT_REPLACE ? ID_IS_TAKEN : ID_MUST_BE_FREE;
     put.visibility = message->visibility;
@@ -415,7 +416,7 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PutMany *me
     for (size_t i = 0; message->flags & RDT_PUT_REPLACE && i < n; i++)
         if (message->n_id_bytes == 0 || message->id_bytes[i] == 0)
             return rdt_error_set(err, RDT_INVALID, "object %zu of the message REPLACEs an object, and has no id", i);
-    if (put_check_evictable(message->flags, err) != RDT_OK)
+    if (put_check_evictable(message->flags, message->priority, err) != RDT_OK)
         return RDT_INVALID;
     return put_check_ttl(call, message->flags, message->ttl_ns, err);
 }

@@ -78,6 +78,42 @@ def test_what_was_used_least_recently_goes_past_cache_limit():
         assert c.flush_cache() == (0, 0)
 
 
+def test_lower_priorities_go_first():
+    with Killed("--set", "daemon.cache_limit=12MiB") as killed:
+        with rdtd.connect(killed.node.socket) as c:
+            for number in range(4):
+                put(c, number, priority=7)
+            c.put_many([block(number, 1000) for number in range(4, 8)], ids=[f"b{number}" for number in range(4, 8)],
+                       evictable=True, priority=3)
+            c.put_many([block(number, 50000) for number in range(8, 12)], ids=[f"b{number}" for number in range(8, 12)],
+                       evictable=True, priority=3)
+            for number in range(12, 60):
+                put(c, number)
+                c.get(rdtd.Ref.from_id(f"b{number}"))
+            settled(c, 12 * MIB)
+            assert set(range(12)) <= there(c, range(12))
+            killed.kill()
+            for number in range(60, 120):
+                put(c, number)
+            settled(c, 12 * MIB)
+            assert set(range(12)) <= there(c, range(12)), "a restart keeps priorities"
+            for number in range(120, 132):
+                put(c, number, priority=5)
+            settled(c, 12 * MIB)
+            left = there(c, range(132))
+            assert set(range(4)) <= left and not set(range(4, 120)) & left, left
+            for number in range(140, 160):
+                put(c, number, priority=7)
+            settled(c, 12 * MIB)
+            assert 0 not in there(c, range(4)) and 159 in there(c, [159])
+            for options in {"priority": 8}, {"priority": -1}, {"priority": 1, "evictable": False}:
+                with raises(ValueError, "priority"):
+                    c.put(block(1), **{"evictable": True, **options})
+            with raises(ValueError, "priority"):
+                c.put_many([block(1, 100)] * 5, priority=1)
+            c.flush_cache()
+
+
 def test_holds_readers_and_names_protect():
     with Node("--set", "daemon.cache_limit=6MiB") as node, rdtd.connect(node.socket) as c:
         array = c.get(put(c, 0))

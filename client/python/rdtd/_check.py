@@ -146,7 +146,7 @@ CHECKS: dict[str, _Check] = {
                      "strict", "force", "replace", "delta", "evictable", "all", "until_missing"), _flag),
     **dict.fromkeys(("after", "client", "limit", "step"), _number(0, U64)),
     **dict.fromkeys(("ref", "near"), _a_ref),
-    "rank": _number(0, U32 - 1), "of": _number(1, U32), "world_size": _number(1, U32), "daemon_uid": _number(0, U32 - 1),
+    "priority": _number(0, 7), "rank": _number(0, U32 - 1), "of": _number(1, U32), "world_size": _number(1, U32), "daemon_uid": _number(0, U32 - 1),
     "mode": one_of("auto", "share", "copy", "cow"), "as_": one_of("auto", "numpy", "torch", "tensor", "list"),
     "visible": one_of("owner", "tenant", "all"), "move": one_of("auto", "whole", "slices"),
     "state": one_of("awaited", "filling", "live", "draining"),

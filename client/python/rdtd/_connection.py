@@ -224,7 +224,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
             copy: bool = True, immutable: bool = False, checksum: bool = False, replace: bool = False,
-            evictable: bool = False) -> Ref:
+            evictable: bool = False, priority: int = 0) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -251,7 +251,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         evictable: the object is a snapshot in the cache: it stays, whether or not this connection lives, until it is freed,
         until ttl seconds have passed (None: no limit), or until its memory is wanted. Then those that were used least recently
         go first; one that a reader, a hold or a name holds stays. The Ref has no hold. With replace, an entry of the id that is
-        there is replaced. In host memory only, and not stored. See `cache`.
+        there is replaced. In host memory only, and not stored. See `cache`. priority: 0 to 7; of this user's objects all of lower
+        priority are evicted before any of a higher one.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
         has returned. Memory from `empty` is then not copied, and other nodes treat the object as a snapshot: it
         is fetched once for all readers of a node, and many nodes pass it on to each other.
@@ -296,6 +297,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
         if ttl is not None and not detached and not evictable:
             raise ValueError("ttl needs detached=True or evictable=True")
+        if priority and not evictable:
+            raise ValueError("priority needs evictable=True")
         encoded = encode(value, allow_pickle)
         key = id.encode() if isinstance(id, str) else id
         rest = (VISIBILITY[visible], transport, flags, timeout, ttl)
@@ -304,10 +307,10 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             inner._hand_on()
         try:
             ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest,
-                                           encoded.names, where)
+                                           encoded.names, where, priority)
             if ref is None:
                 encoded = encode_nested(value, allow_pickle)
-                ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
+                ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where, priority)
                 assert ref is not None
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             named = refused(error, value, encoded.tensors)

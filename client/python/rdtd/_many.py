@@ -104,7 +104,7 @@ class ManyCalls(_rdt.Conn):
                     ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
                     timeout: Optional[float] = None, allow_pickle: bool = True, grace: Optional[float] = None,
                     immutable: bool = False, checksum: bool = False, replace: bool = False,
-                    evictable: bool = False) -> list[Any]:
+                    evictable: bool = False, priority: int = 0) -> list[Any]:
         flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or evictable else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= _rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" else 0
@@ -116,6 +116,8 @@ class ManyCalls(_rdt.Conn):
             raise ValueError("an evictable object outlives its connection: leave out detached")
         if ttl is not None and not detached and not evictable:
             raise ValueError("ttl needs detached=True or evictable=True")
+        if priority and not evictable:
+            raise ValueError("priority needs evictable=True")
         if replace and (ids is None or None in ids):
             raise ValueError("replace needs an id for each value")
         alone = _all_alone(values)
@@ -133,7 +135,8 @@ class ManyCalls(_rdt.Conn):
                 for inner in encoded[i].refs:
                     inner._hand_on()
         keys = None if ids is None else [ids[i] for i in which]
-        put = self._put_many(tensors, counts, keys, metadata, VISIBILITY[visible], transport, flags, timeout, ttl) \
+        put = self._put_many(tensors, counts, keys, metadata, VISIBILITY[visible], transport, flags, timeout, ttl,
+                             priority) \
             if which else ([], None)
         made: list[Any] = [None] * len(values)
         if put is not None:
@@ -145,7 +148,7 @@ class ManyCalls(_rdt.Conn):
                     one._grace = grace
         options = {"snapshot": snapshot, "detached": detached, "ttl": ttl, "visible": visible, "transport": transport,
                    "timeout": timeout, "allow_pickle": allow_pickle, "grace": grace, "immutable": immutable,
-                   "checksum": checksum, "replace": replace, "evictable": evictable}
+                   "checksum": checksum, "replace": replace, "evictable": evictable, "priority": priority}
         try:
             for i in range(len(values)) if put is None or len(which) < len(values) else ():
                 if made[i] is None:

@@ -141,8 +141,8 @@ static PyObject *result_at(struct conn *conn, const struct putting *putting, Py_
 }
 
 /* _put_many(tensors of all values, number of each (None: one), ids, metadata (None, or lists of bytes and None), visibility,
- * transport, flags, timeout, ttl): (a list with a Ref for each value, or with the number of its status; the sentence of the
- * first that was not put, or None). None: a tensor is on a GPU, and nothing was put. */
+ * transport, flags, timeout, ttl, priority): (a list with a Ref for each value, or with the number of its status; the sentence
+ * of the first that was not put, or None). None: a tensor is on a GPU, and nothing was put. */
 PyObject *conn_put_many(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -154,8 +154,9 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
     bool raised;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "OOOOizIO&O&:_put_many", &tensors, &counts, &ids, &metadata, &visibility, &options.transport,
-                          &options.flags, timeout_or_none, &options.timeout_ns, timeout_or_none, &options.ttl_ns))
+    if (!PyArg_ParseTuple(args, "OOOOizIO&O&I:_put_many", &tensors, &counts, &ids, &metadata, &visibility, &options.transport,
+                          &options.flags, timeout_or_none, &options.timeout_ns, timeout_or_none, &options.ttl_ns,
+                          &options.priority))
         return NULL;
     if ((counts != Py_None && !PyList_Check(counts)) || (ids != Py_None && !PyList_Check(ids)) ||
         (metadata != Py_None && !PyList_Check(metadata)))

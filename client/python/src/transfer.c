@@ -96,8 +96,8 @@ static bool is_little(const struct borrowed_set *set)
     return all <= LITTLE_BYTES;
 }
 
-/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream). With names (one JSON string per
- * tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
+/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream, priority). With names (one JSON string
+ * per tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
  * such header can be written. PUT_SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
  * otherwise the copy never changes, and other nodes may keep replicas of it, or for small tensors a live object in memory
  * of librdt's own, which is faster to put, or with tensors on GPUs a live object, because the library has copied those in
@@ -117,9 +117,9 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     bool live = false, may_share;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "Oz*z*izIO&O&O|O:_put", &tensors, &id, &metadata, &visibility, &options.transport,
+    if (!PyArg_ParseTuple(args, "Oz*z*izIO&O&O|OI:_put", &tensors, &id, &metadata, &visibility, &options.transport,
                           &options.flags, timeout_or_none, &options.timeout_ns, timeout_or_none, &options.ttl_ns, &names,
-                          &stream))
+                          &stream, &options.priority))
         return NULL; /* a timeout of 0 does not wait for room, nor does None */
     options.id = id.buf;
     options.id_bytes = (size_t)id.len;

@@ -62,7 +62,7 @@ Test(cache_queue, what_was_used_once_goes_first)
     }
     cr_assert_eq(cache_queue_victim(&queue), &entries[0], "nothing else is left");
     cache_queue_remove(&queue, &entries[0]);
-    cr_assert(!cache_queue_victim(&queue) && queue.n == 0 && cache_queue_bytes(&queue) == 0);
+    cr_assert(!cache_queue_victim(&queue) && queue.n == 0 && queue.classes[0].bytes[CACHE_PROTECTED] == 0);
 }
 
 Test(cache_queue, at_most_half_is_protected)
@@ -79,8 +79,32 @@ Test(cache_queue, at_most_half_is_protected)
         cache_queue_remove(&queue, &entries[i]);
         cache_queue_add(&queue, &entries[i], true);
     }
-    cr_assert(queue.bytes[CACHE_PROTECTED] == 350 && queue.bytes[CACHE_PROBATION] == 350);
+    cr_assert(queue.classes[0].bytes[CACHE_PROTECTED] == 350 && queue.classes[0].bytes[CACHE_PROBATION] == 350);
     cr_assert_eq(cache_queue_victim(&queue), &entries[0], "the first that was used is the first that goes");
+}
+
+Test(cache_queue, lower_priorities_go_first)
+{
+    struct cache_entry entries[4 * CACHE_PRIORITIES] = {{.bytes = 0}};
+    struct cache_queue queue;
+
+    cache_queue_init(&queue);
+    for (unsigned i = 0; i < 4 * CACHE_PRIORITIES; i++) {
+        entries[i].bytes = 10;
+        entries[i].priority = (uint8_t)(CACHE_PRIORITIES - 1 - i % CACHE_PRIORITIES);
+        cache_queue_add(&queue, &entries[i], false);
+    }
+    for (unsigned i = 0; i < CACHE_PRIORITIES; i++) { /* what was used stays longer, among those of its priority */
+        cache_queue_remove(&queue, &entries[i]);
+        cache_queue_add(&queue, &entries[i], true);
+    }
+    for (unsigned priority = 0; priority < CACHE_PRIORITIES; priority++)
+        for (unsigned i = 0; i < 4; i++) {
+            struct cache_entry *expected = &entries[(i + 1) % 4 * CACHE_PRIORITIES + CACHE_PRIORITIES - 1 - priority];
+            cr_assert_eq(cache_queue_victim(&queue), expected, "%u of priority %u", i, priority);
+            cache_queue_remove(&queue, expected);
+        }
+    cr_assert(!cache_queue_victim(&queue) && queue.n == 0);
 }
 
 /* ---- objects ---- */
@@ -188,7 +212,7 @@ Test(cache, holds_and_pins_protect)
     set_limits(1, 0);
     cr_assert(is_there("held", &me) && is_there("pinned", &me) && !is_there("c", &me));
     set_limits(2 * each + 1, 0);
-    cr_assert_eq(cache_prepare(&table.cache, held, each, &err), RDT_LIMIT);
+    cr_assert_eq(cache_prepare(&table.cache, held, 0, each, &err), RDT_LIMIT);
     cr_assert(strstr(err.msg, "cache_limit") && strstr(err.msg, "hold"), "%s", err.msg);
     set_limits(each, 0);
     object_drop(held);
