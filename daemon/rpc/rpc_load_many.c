@@ -115,13 +115,13 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
-/* Ends it; without a loop that goes on, at once. */
+/* Ends it; when the daemon ends, at once. */
 static void end(struct loading *loading)
 {
     slice_stop(&loading->slice);
     loading->next = 0;
     loading->slice.run = end_some;
-    slice_begin(loading->rpc->intake.draining ? NULL : &loading->rpc->deadlines->slices, &loading->slice);
+    slice_begin(loading->rpc->regions->ending ? NULL : &loading->rpc->deadlines->slices, &loading->slice);
 }
 
 /* The caller has gone, or does not wait any more. */
@@ -250,10 +250,10 @@ static bool start_places(struct loading *loading, struct rdt_error *err)
     return true;
 }
 
-static bool may_load(const struct loading *loading, struct object *object)
+static bool may_load(const struct loading *loading, struct object *object, uint32_t rows)
 {
-    if (!object || object->state != OBJECT_LIVE || object->kind != OBJECT_PLAIN || object->file.unchecked ||
-        !owner_equal(&object->account->owner, &loading->account->owner) || object_on_device(object))
+    if (!object || object_n_places(object) > rows || object->state != OBJECT_LIVE || object->kind != OBJECT_PLAIN ||
+        object->file.unchecked || !owner_equal(&object->account->owner, &loading->account->owner) || object_on_device(object))
         return false;
     for (uint32_t r = 0; r < object->memory.n_regions; r++)
         if (object->memory.uses[r].region == loading->region) /* one tensor may lie where another one is written to */
@@ -284,7 +284,7 @@ static enum rdt_status find_object(struct loading *loading, uint32_t i)
     struct layout *all = loading->source, target = target_of(loading, i), *layout;
     enum rdt_status status;
 
-    if (!may_load(loading, object) || object_layout(object, NULL, &layout, NULL) != RDT_OK)
+    if (!may_load(loading, object, target.count) || object_layout(object, NULL, &layout, NULL) != RDT_OK)
         return LEFT_OUT;
     status = layout_same_shape(layout, &target, NULL);
     for (uint32_t t = 0; status == RDT_OK && t < layout->count; t++) {
@@ -364,8 +364,10 @@ static void run_read(struct work *work)
 static void done_read(struct work *work)
 {
     struct loading *loading = container_of(work, struct loading, work);
-    uint64_t heap = loading->targets ? 2 * layout_heap_bytes(loading->targets) : 0;
+    uint64_t heap = 0;
 
+    if (loading->targets) /* and no object has more places than rows */
+        heap = 2 * layout_heap_bytes(loading->targets) + loading->targets->count * (uint64_t)sizeof(struct copy_place);
     loading->n_jobs = 0;
     if (loading->call && loading->failed.status == RDT_OK &&
         account_take(loading->account, USAGE_HEAP, heap, &loading->failed) == RDT_OK) {
@@ -404,7 +406,7 @@ enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt
 {
     const Rdt__Pb__LoadMany *message = request;
     size_t n = message->n_generation;
-    uint64_t heap = call->request.payload_bytes + n * (uint64_t)OBJECT_HEAP_BYTES;
+    uint64_t heap = call->request.arena->used_bytes + n * (uint64_t)OBJECT_HEAP_BYTES;
     struct loading *loading;
     enum rdt_status status;
 
