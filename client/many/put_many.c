@@ -63,7 +63,7 @@ struct larger {                        /* what put_many does with larger snapsho
     struct stage stages[STAGES];
     unsigned stage; /* that is being filled */
     uint64_t used;  /* bytes of it */
-    bool no_stage;  /* there is no memory for one */
+    bool no_stage;  /* there is no memory for one, or it must not be written */
 };
 
 struct putting {
@@ -133,6 +133,8 @@ static void land(struct putting *putting)
     enum rdt_status status = put_end(flying->put, &putting->refs[flying->value], &why);
 
     set(putting, flying->value, status, &why);
+    if (status == RDT_TIMED_OUT || status == RDT_CANCELLED) /* the daemon may still read its bytes: nothing is written there */
+        larger->no_stage = true;
     if (flying->stage != NO_STAGE)
         larger->stages[flying->stage].n_flying--;
     larger->first = (larger->first + 1) % FLYING_MOST;
@@ -174,6 +176,8 @@ static uint8_t *stage_room(struct putting *putting, uint64_t bytes)
         while (stage->n_flying > 0)
             land(putting);
     }
+    if (larger->no_stage)
+        return NULL;
     if (!stage->addr && rdt_alloc(putting->conn, STAGE_BYTES, (void **)&stage->addr, NULL) != RDT_OK) {
         larger->no_stage = true;
         return NULL;

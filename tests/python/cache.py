@@ -584,6 +584,15 @@ def test_puts_while_the_daemon_is_killed_leave_whole_objects():
             with killed.kill_every(0.3):
                 for number in range(250):
                     put(c, number, replace=True)
+            blocks = [block(number, 40000) for number in range(300, 400)]
+            with killed.kill_every(0.3):
+                for turn in range(20):
+                    c.put_many(blocks, ids=[f"b{number}" for number in range(300, 400)], evictable=True, replace=True,
+                               errors="return")
+            assert len(there(c, range(300, 400))) == 100
+            for number, got in zip(range(300, 400), c.get([rdtd.Ref.from_id(f"b{number}") for number in range(300, 400)])):
+                assert (got == block(number, 40000)).all()
+            del got
             for number in there(c, range(250)):
                 assert (c.get(rdtd.Ref.from_id(f"b{number}")) == block(number)).all()
             until(lambda: own(c)["idle_objects"] == own(c)["objects"], "nothing is held")
