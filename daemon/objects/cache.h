@@ -9,7 +9,8 @@
  *           free … ▼                                            ▼
  *                 the object ends, as if it were freed        as well, when the last of them has let it go
  *
- * IDLE objects are in the queue of their owner (cache_queue.h); priorities concern that owner's objects alone. What is HELD is in none, so an eviction never looks at it.
+ * IDLE objects are in the queue of their owner (cache_queue.h), so priorities concern that owner's objects alone. What is HELD
+ * is in none, so an eviction never looks at it.
  *
  * Evictions happen in slices of the loop, never inside a call: whoever has found an object may use it until it returns. So a
  * request that finds no room fails inside, waits as others wait for room (rpc.c), and is tried again when the slice has made

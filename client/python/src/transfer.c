@@ -97,8 +97,8 @@ static bool is_little(const struct borrowed_set *set)
 }
 
 /* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream, priority). With names (one JSON string
- * per tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
- * such header can be written. PUT_SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
+ * per tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if
+ * no such header can be written. PUT_SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
  * otherwise the copy never changes, and other nodes may keep replicas of it, or for small tensors a live object in memory
  * of librdt's own, which is faster to put, or with tensors on GPUs a live object, because the library has copied those in
  * their stream and the daemon would copy them again. */
