@@ -18,7 +18,6 @@
 #define FIRST_PAUSE_NS 2000000ull /* after a failure; each next one in a row is twice as long */
 #define LAST_PAUSE_NS 2000000000ull
 #define LONG_PAUSE_NS 250000000ull /* from here on, followers are told that there is no memory */
-#define LONG_NS 1000000000ull      /* of a fetch */
 #define FULL_PAUSE_NS 200000000ll  /* until room is looked for again: other names of the user may have given some back */
 #define INDEX_BITS 20u             /* of a fetch's handle, below the serial number of the attempt */
 #define NAME_INDEX ((1u << INDEX_BITS) - 1u) /* of the fetch of the name; those of objects are their index + 1 */
@@ -187,6 +186,25 @@ static enum rdt_status fetch(struct follow *follow, const struct rdt_ref *ref, u
     return fetch_as(follow, ref, follow->serial << INDEX_BITS | index, meta_only, err);
 }
 
+static void get_home(const struct follow *follow, uint8_t boot_id_p[16])
+{
+    const struct peers *peers = follow->follows->transfers->peers;
+
+    if (!peers || !peers_boot(peers, follow->newest_ref.node, boot_id_p))
+        memset(boot_id_p, 0, 16);
+}
+
+/* While parts of a version came from others, the node of the name may have restarted without a keeper, and counts anew: a
+ * question for a version above the newest one would wait there for ever. */
+static bool home_has_changed(const struct follow *follow)
+{
+    static const uint8_t unknown[16];
+    uint8_t now[16];
+
+    get_home(follow, now);
+    return memcmp(follow->home, unknown, sizeof unknown) != 0 && memcmp(follow->home, now, sizeof now) != 0;
+}
+
 static void seek(struct follow *follow)
 {
     struct rdt_ref ref = follow->name;
@@ -195,7 +213,7 @@ static void seek(struct follow *follow)
     follow->serial++;
     follow->asked = true;
     follow->ahead.off = false;
-    ref.after = follow->again ? 0 : follow->newest;
+    ref.after = follow->again || home_has_changed(follow) ? 0 : follow->newest;
     if (fetch(follow, &ref, NAME_INDEX, true, &err) != RDT_OK)
         fail(follow, &err, is_told(follow, &err));
 }
@@ -258,6 +276,7 @@ static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
         follow->newest_ref = ref;
         follow->newest_ns = uv_hrtime();
     }
+    get_home(follow, follow->home);
     follow->again = false;
     if (!follow->arriving || !follow_same_object(version_ref_of(follow->arriving), &ref)) { /* it did not wait for room */
         version_unref(follow->arriving);
@@ -398,8 +417,6 @@ static void become_whole(struct follow *follow)
     log_debug("version %llu of the followed name \"%s\" is here: %llu bytes, of which %llu came from other nodes",
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
               (unsigned long long)follow->whole->bytes_moved);
-    /* Meanwhile, the node of the name may have begun to count anew, unnoticed if the parts came from others. */
-    follow->again = follow->whole->whole_ns - follow->whole->seen_ns >= LONG_NS;
     sm_move(&follow->sm, FOLLOW_SEEKING);
     follow_ahead_settle(follow, follow->whole->number);
     version_unref(before);

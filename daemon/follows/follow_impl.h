@@ -140,6 +140,7 @@ struct follow {
     struct deadline pause;
     uint64_t newest, newest_ns;              /* the newest version that is known, and since when */
     struct rdt_ref newest_ref;               /* generation 0: none is known */
+    uint8_t home[16];                        /* boot id of the other node's daemon that said so; all 0: unknown */
     struct rdt_ref hopeless;                 /* the last version that cannot be had at any time; generation 0: none */
     struct follow_version *arriving, *whole; /* arriving: in FULL, also while a newer one is sought */
     struct list dying;                       /* struct follow_version.link */

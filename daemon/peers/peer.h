@@ -189,6 +189,9 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 /* INVALID: peers_find would refuse the address as malformed. Adds and dials nothing. */
 enum rdt_status peers_check_address(struct peers *peers, const uint8_t uuid[16], const char *address, struct rdt_error *err);
 
+/* Whether the link to that node is up: which daemon is at its other end. */
+bool peers_boot(const struct peers *peers, const uint8_t uuid[16], uint8_t boot_id_p[16]);
+
 /* Finds the node that a ref names, or adds it if address is not "". If uuid is all zero, it is the node at
  * that address (the one that is there now, if any is), or the one of that name in the nodes file. Starts to dial it
  * unless its link is up, connecting or in back-off. account is the requester's, borrowed; NULL: the daemon itself or

@@ -542,6 +542,16 @@ static enum rdt_status check_address(const char *address, struct rdt_error *err)
     return status;
 }
 
+bool peers_boot(const struct peers *peers, const uint8_t uuid[16], uint8_t boot_id_p[16])
+{
+    const struct peer *peer = map_get(&peers->by_uuid, uuid, 16);
+
+    if (!peer || peer->state != PEER_UP)
+        return false;
+    memcpy(boot_id_p, peer->boot_id, sizeof peer->boot_id);
+    return true;
+}
+
 enum rdt_status peers_check_address(struct peers *peers, const uint8_t uuid[16], const char *address, struct rdt_error *err)
 {
     bool named = memcmp(uuid, nobody, sizeof nobody) != 0;

@@ -157,6 +157,7 @@ Test(follow, prepared_version_needs_no_other_node)
     must(prepared(second).version == 1); /* which this process did not have yet */
     must(commit_words(second, WORDS) == 1);
     rdt_close(near);
+    node_kill(&c.node[0], SIGKILL);
     cluster_restart(&c, 0);
     near = on(0);
     wait_until(LONG, rdt_ping(near, LONG, NULL) == RDT_OK);
@@ -458,6 +459,38 @@ Test(follow, number_above_the_newest_version_is_of_an_earlier_count)
     must(prepared(follower).version == 1);
     must(commit_words(follower, WORDS) == 1);
     rdt_follower_close(follower);
+    end_far(near, far);
+}
+
+/* The node of the name restarts while a part of its version comes from another node. */
+Test(follow, count_that_begins_anew_within_a_fetch_is_noticed)
+{
+    rdt *near = begin_shards(3), *far = on(1), *trainer = on(2);
+    struct rdt_ref part[3];
+    uint64_t version;
+
+    name = name_on(0, "policy", 0);
+    for (uint32_t step = 1; step <= 3; step++) {
+        part[step - 1] = put_rank(trainer, step, 0, 1, true);
+        must_ok(rdt_publish_part(trainer, &name, step, 0, 1, &part[step - 1], NULL, LONG, &version, &err));
+    }
+    must(version == 3);
+    node_freeze(&c.node[2]);
+    rdt_follower *follower = follow(far);
+    wait_until(LONG, info_of_follower(follower).newest == 3);
+    rdt_close(near);
+    node_kill(&c.node[0], SIGKILL);
+    cluster_restart(&c, 0);
+    near = on(0);
+    must(publish_words(near, 1, WORDS, RDT_PUT_SNAPSHOT) == 1);
+    node_thaw(&c.node[2]);
+    wait_until(LONG, info_of_follower(follower).newest == 1 && info_of_follower(follower).prepared == 1);
+    must(prepared(follower).version == 1);
+    must(commit_words(follower, WORDS) == 1);
+    rdt_follower_close(follower);
+    for (unsigned i = 0; i < 3; i++)
+        must_ok(rdt_free(trainer, &part[i], false, &err));
+    rdt_close(trainer);
     end_far(near, far);
 }
 
