@@ -74,11 +74,12 @@ struct rdt_prepared {
 /* Waits until timeout_ns for a version above the committed one that is whole on this node. If there are several, it is the
  * newest: a version that was prepared before and has not been committed may be replaced by a newer one, and stays prepared
  * after an error. *prepared_p, may be NULL, describes it. Errors: TIMED_OUT (no such version is whole here; the sentence says
- * what the daemon is doing, or why the last attempt failed), FREED (the name was unpublished: the follower goes on with what is
- * published later), UNSUPPORTED (the version is not a snapshot), LIMIT (it does not fit: the sentence names the limit; or too
- * many requests wait), DENIED, NO_MEMORY (of this process, or of the daemon, which goes on trying), BUSY (another thread waits
- * with this follower), INVALID (the version cannot be read), SHUTTING_DOWN, DISCONNECTED. With timeout_ns 0 the call does not
- * wait for a version, but for the answer of the daemon, and to map a version that is here: at most a minute. */
+ * what the daemon is doing, or why the last attempt failed), FREED (the name was unpublished: said once, and only when no
+ * version that was whole here by then is left to commit; the follower goes on with what is published later), UNSUPPORTED (the
+ * version is not a snapshot), LIMIT (it does not fit: the sentence names the limit; or too many requests wait), DENIED,
+ * NO_MEMORY (of this process, or of the daemon, which goes on trying), BUSY (another thread waits with this follower), INVALID
+ * (the version cannot be read), SHUTTING_DOWN, DISCONNECTED. With timeout_ns 0 the call does not wait for a version, but for
+ * the answer of the daemon, and to map a version that is here: at most a minute. */
 enum rdt_status rdt_follower_prepare(rdt_follower *follower, int64_t timeout_ns, struct rdt_prepared *prepared_p,
                                      struct rdt_error *err);
 

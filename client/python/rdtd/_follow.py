@@ -102,9 +102,10 @@ class Follower:
     def prepare(self, timeout: Optional[float] = None) -> Prepared:
         """Waits for a version above the committed one that is whole on this node, and maps it; 0 does not wait. If there are
         several, it is the newest, also in place of one that was prepared and not committed. Errors: TimedOut (the message
-        says what the daemon is doing), Freed (the name was unpublished; the follower goes on with what is published later),
-        Unsupported (the version is no snapshot), Invalid (it cannot be read), LimitReached (it does not fit, the message names
-        the limit), NoMemory (the daemon has none for it, and goes on trying), Denied."""
+        says what the daemon is doing), Freed (the name was unpublished, and no version that was whole here is left to commit;
+        the follower goes on with what is published later), Unsupported (the version is no snapshot), Invalid (it cannot be
+        read), LimitReached (it does not fit, the message names the limit), NoMemory (the daemon has none for it, and goes on
+        trying), Denied."""
         return self._prepare(timeout, bytearray(1))
 
     def _prepare(self, timeout: Optional[float], given_up: bytearray) -> Prepared:

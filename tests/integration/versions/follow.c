@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Followers of a name: the node fetches, prepare waits, commit copies. */
 #include "client/rdt_follow.h"
+#include "client/rdt_many.h"
 #include "proto/manifest.h"
 #include "proto/wire_ref.h"
 #include "tests/integration/versions/shards_fixture.h"
@@ -318,6 +319,23 @@ Test(follow, end_of_the_name_is_told_once)
     must(commit_words(follower, WORDS) == 2);
     rdt_follower_close(follower);
     end_far(near, far);
+}
+
+Test(follow, version_that_is_here_outlives_its_name)
+{
+    rdt *near, *far = begin_far(&near);
+    rdt_follower *follower = follow(far);
+    size_t n;
+
+    uint64_t version = publish_words(near, 1, WORDS, RDT_PUT_SNAPSHOT);
+    wait_until(LONG, info_of_follower(follower).prepared == version);
+    must_ok(rdt_unpublish_prefix(near, "pol", &n, &err));
+    must(n == 1);
+    must(prepared(follower).version == version);
+    must(commit_words(follower, WORDS) == 1);
+    must_refuse(RDT_FREED, "unpublished", rdt_follower_prepare(follower, LONG, NULL, &err));
+    rdt_follower_close(follower);
+    end_shards(near, far);
 }
 
 Test(follow, next_version_waits_where_two_do_not_fit)
