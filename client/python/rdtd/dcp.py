@@ -36,9 +36,12 @@ import weakref
 from dataclasses import replace
 from typing import Any, Literal, Optional, Union
 
-import torch
+from ._engines import Engine
+
+_ENGINE = Engine("rdtd.dcp", ("torch",), "2.15")
 
 try:
+    import torch
     from torch.distributed.checkpoint import (
         BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageReader, StorageWriter, TensorStorageMetadata)
     from torch.distributed.checkpoint.metadata import StorageMeta, TensorProperties
@@ -47,8 +50,7 @@ try:
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 except ImportError as error:
-    raise ImportError(f"rdtd.dcp was tested with torch 2.15, and this torch ({torch.__version__}) lacks a part of "
-                      f"torch.distributed.checkpoint: {error}") from error
+    raise _ENGINE.other(error) from None
 
 import rdtd
 
@@ -461,3 +463,6 @@ def _dtype(key: str, text: str) -> Any:
     if text not in _torch_by_text:
         raise TypeError(f"tensor {key!r} has the dtype {text}, which this torch ({torch.__version__}) lacks")
     return _torch_by_text[text]
+
+
+_ENGINE.check(Writer, Reader)

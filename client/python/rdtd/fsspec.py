@@ -37,10 +37,14 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Iterator, Optional
 from urllib.parse import unquote
 
+from ._engines import Engine
+
+_ENGINE = Engine("rdtd.fsspec", ("fsspec",), "2026.9")
+
 try:
     from fsspec.spec import AbstractFileSystem
 except ImportError as error:
-    raise ImportError(f"rdtd.fsspec needs fsspec, and was tested with 2026.9: {error}") from error
+    raise _ENGINE.other(error) from None
 
 import rdtd
 
@@ -452,3 +456,6 @@ class RdtdFileSystem(AbstractFileSystem):
 
     def rmdir(self, path: Any) -> None:
         """Does nothing, see mkdir."""
+
+
+_ENGINE.check(RdtdFileSystem)

@@ -21,7 +21,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Optional
 
-from ._kv import Blocks, id_of, options, other_version, space_of
+from ._engines import Engine
+from ._kv import Blocks, id_of, options, space_of
+
+_ENGINE = Engine("rdtd.lmcache", ("lmcache",), "0.5.6")
 
 try:
     from lmcache.lmcache_native import Bitmap
@@ -30,7 +33,7 @@ try:
     from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
     from lmcache.v1.platform import create_event_notifier
 except ImportError as error:
-    raise other_version("rdtd.lmcache", ["lmcache"], "0.5.6", error) from error
+    raise _ENGINE.other(error) from None
 
 __all__ = ["L2"]
 
@@ -187,5 +190,4 @@ def _bitmap(of: list[bool]) -> Bitmap:
     return bits
 
 
-if L2.__abstractmethods__:
-    raise other_version("rdtd.lmcache", ["lmcache"], "0.5.6", f"L2 adapters have {', '.join(sorted(L2.__abstractmethods__))}")
+_ENGINE.check(L2)

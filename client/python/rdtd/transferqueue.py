@@ -30,14 +30,17 @@ import weakref
 from itertools import count
 from typing import Any, NamedTuple, Optional
 
-import torch
+from ._engines import Engine
+
+_ENGINE = Engine("rdtd.transferqueue", ("transferqueue",), "0.1.11")
 
 try:
+    import torch
     from transfer_queue.storage.bootstrap import StorageBootstrapProvider
     from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVClient
     from transfer_queue.storage.managers.base import KVStorageManager, StorageManagerFactory
 except ImportError as error:
-    raise ImportError(f"rdtd.transferqueue needs TransferQueue, and was tested with 0.1.11: {error}") from error
+    raise _ENGINE.other(error) from None
 
 import rdtd
 
@@ -251,3 +254,6 @@ def _start(conf: Any) -> Any:
     own["prefix"] = f"tq.{uuid.uuid4().hex[:8]}."
     with rdtd.connect(own.get("socket")):  # no daemon: an error here, not in a worker
         return {"run": _Program(own.get("socket"), own["prefix"])}
+
+
+_ENGINE.check(Client, Manager)

@@ -19,15 +19,17 @@ import asyncio
 import inspect
 from typing import Any, AsyncIterator, Optional
 
-import torch  # type: ignore[import]
+from ._engines import Engine
+
+_ENGINE = Engine("rdtd.verl", ("verl",), "0.9.1")
 
 try:
+    import torch  # type: ignore[import]
     from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
     if "global_steps" not in inspect.signature(CheckpointEngineWithCache.receive_weights).parameters:
-        raise ImportError("its receive_weights does not take global_steps")
+        raise ImportError("receive_weights does not take global_steps")
 except ImportError as error:
-    raise ImportError(f"rdtd.verl needs verl from 0.9 on (0.9.1 is tested), and the installed one cannot be used: {error}"
-                      ) from error
+    raise _ENGINE.other(error) from None
 
 from ._check import checked
 from ._errors import Freed, Invalid, NotFound
@@ -162,3 +164,6 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
 
 def _same(sender: dict[str, Any], count: int) -> dict[str, list[Any]]:
     return {key: [sender[key]] * count for key in ("name", "address", "version")}
+
+
+_ENGINE.check(RdtdCheckpointEngine)

