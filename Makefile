@@ -68,8 +68,10 @@ symbols = -Wl,--version-script=
 # ---- libraries: looked for only when something is going to be compiled ----
 
 PKGS := libuv libprotobuf-c openssl inih jansson ucx
-NO_LIBS_NEEDED := help clean deps deb test-deb wheel test-wheel image ucx-wheels cuda-headers fault-matrix test demo bench \
-                  bench-workloads check-backend check-asan check-tsan cov fuzz format uninstall
+# These install what is missing and start make again, which now finds it.
+BEGIN := test demo bench fault-matrix fuzz cov wheel deb image check-backend tidy
+BEGIN += test-ray test-ray-own test-engines bench-workloads test-gpu bench-gpu probe-gpu gpu-bundle
+NO_LIBS_NEEDED := $(BEGIN) help clean deps test-deb test-wheel ucx-wheels cuda-headers check-asan check-tsan format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 NEEDS_LIBS := yes
 MISSING := $(shell .ci/missing '$(CC)' $(PKGS))
@@ -155,17 +157,17 @@ $(PROGRAMS) $(CHECK) $(TEST_PROGRAMS):
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 
-# ---- targets for people: each installs missing packages first, then starts make again, which now finds them ----
+# ---- targets for people ----
 
 SUB = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
-BEGIN := test demo bench fault-matrix fuzz cov wheel deb image check-backend
-.PHONY: all tests benches deps clean help format tidy FORCE $(BEGIN)
+.PHONY: all tests benches deps clean help format tidy-run FORCE $(BEGIN)
 NEEDS_fuzz  := clang libclang-rt-dev
 NEEDS_cov   := gcovr
 NEEDS_wheel := --build python3-venv
 NEEDS_deb   := --build build-essential debhelper dh-python
 NEEDS_image := --build buildah mmdebstrap
+NEEDS_tidy  := --build clang-tidy
 AS_fuzz  := VARIANT=fuzz
 AS_cov   := VARIANT=cov
 AS_wheel := B=build/wheel CPPFLAGS='-include $(CURDIR)/client/package/glibc_2_28.h'
@@ -180,8 +182,7 @@ deps:
 format:
 	@.ci/format
 
-tidy: $(GEN_H)
-	@.ci/deps clang-tidy
+tidy-run: $(GEN_H)
 	@clang-tidy --quiet $(wildcard $(patsubst $(B)/obj/%.o,%.c,$(PROTO_O) $(CLIENT_O) $(DAEMON_O)) $(CTL_C) backends/*/*.c) \
 	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS) $(CUDA_CFLAGS)
 

@@ -84,10 +84,9 @@ $(filter $(B)/tests/unit/backends/stream_%,$(UNIT)): $(call obj,$(call srcs,back
 $(filter $(B)/tests/unit/backends/ucx_%,$(UNIT)): $(call obj,backends/ucx/wire.c)
 $(B)/obj/tests/bench/%.o $(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 
-# ---- targets for people: `make test`, demo, bench, fault-matrix, fuzz and cov begin in the Makefile ----
+# ---- targets for people: `make X` begins in the Makefile and continues here as X-run ----
 
-.PHONY: test-run demo-run bench-run fault-matrix-run fuzz-run cov-run check-asan check-tsan check-layers check-backend-run \
-        test-ray test-ray-own test-engines bench-workloads test-gpu bench-gpu probe-gpu gpu-bundle
+.PHONY: $(BEGIN:%=%-run) check-asan check-tsan check-layers
 
 test-run: tests
 	@tests/run-tests $(B) '$(T)'
@@ -113,23 +112,22 @@ fuzz-run: $(FUZZ)
 
 # Packages from PyPI, some gigabytes, are named here. RAY='ray==2.56.0' for another version.
 RAY ?= ray>=2.56
-test-ray:
+test-ray-run:
 	@.ci/venv build/ray $(PYTHON) '$(RAY)' torch numpy pyarrow
 	+@RDT_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(SUB) VARIANT=$(VARIANT) T=python/test_ray test-run
-test-ray-own: all # RAY_SOURCE=PATH, a checkout of Ray: its wheels do not carry its own tests
+test-ray-own-run: all # RAY_SOURCE=PATH, a checkout of Ray: its wheels do not carry its own tests
 	@tests/python/ray-own '$(RAY_SOURCE)' $(PYTHON) '$(RAY)'
-test-engines:
+test-engines-run:
 	@tests/engines/venv engines $(PYTHON)
 	@tests/engines/venv trainers $(PYTHON)
 	+@RDT_ENGINES_PYTHON=$(CURDIR)/build/engines/bin/python RDT_TRAINERS_PYTHON=$(CURDIR)/build/trainers/bin/python \
 	  $(SUB) VARIANT=$(VARIANT) T=engines/test_engines test-run
-bench-workloads: # its variables: tests/bench/workloads/run.py
+bench-workloads-run: all # its variables: tests/bench/workloads/run.py
 	@.ci/venv build/workloads $(PYTHON) 'ray>=2.56' torch numpy nixl==1.5.1 safetensors pyarrow
-	+@$(SUB) all
 	@build/workloads/bin/python tests/bench/workloads/run.py
 
 # For a machine with a GPU; without one they print that and end.
-test-gpu bench-gpu probe-gpu: %-gpu: tests
+test-gpu-run bench-gpu-run probe-gpu-run: %-gpu-run: tests
 	@tests/gpu/run $* '$(T)'
-gpu-bundle: tests
+gpu-bundle-run: tests
 	@tests/gpu/bundle $(B) build/rdt-gpu.tar.gz
