@@ -66,7 +66,7 @@ struct rdt_holder {
      * "hold"                 a client of this node that holds it by rdt_hold
      * "node"                 another node, for its clients that hold it by rdt_hold
      * "name"                 a published name whose newest version it is
-     * "in transit"           refs that are on their way to another process (rdt_hand_on)
+     * "in transit"           refs that are on their way to another process (rdt_hand_on), and leases (rdt_lookup)
      * "transfer"             transfers to other nodes
      * "pins"                 not holds: transfers that still touch its memory
      * "replica", "replica being filled"   no hold: a node that has, or is receiving, a replica

@@ -10,7 +10,8 @@
 struct transit {
     struct deadline deadline;
     struct object *object; /* held */
-    unsigned count;
+    unsigned count;        /* of refs and leases */
+    unsigned leases;
 };
 
 _Static_assert(sizeof(struct transit) <= HEAP_BYTES / 2, "a hold in transit is charged what it takes");
@@ -38,8 +39,8 @@ static void on_passed(struct deadline *deadline)
 {
     struct transit *transit = container_of(deadline, struct transit, deadline);
 
-    log_debug("obj %016llx: %u refs in transit did not arrive in time", (unsigned long long)transit->object->generation,
-              transit->count);
+    log_debug("obj %016llx: %u refs in transit did not arrive in time, and %u leases were not ended",
+              (unsigned long long)transit->object->generation, transit->count - transit->leases, transit->leases);
     end(transit);
 }
 
@@ -87,14 +88,41 @@ enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_
     return RDT_OK;
 }
 
+enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_error *err)
+{
+    enum rdt_status status = transit_begin(object, ttl_ns, err);
+
+    if (status != RDT_OK)
+        return status;
+    transit_of(object)->leases++;
+    object_lasting_changed(object);
+    return RDT_OK;
+}
+
+static void one_less(struct transit *transit)
+{
+    if (--transit->count == 0)
+        end(transit);
+    else
+        object_lasting_changed(transit->object);
+}
+
 void transit_arrived(struct object *object)
 {
     struct transit *transit = transit_of(object);
 
-    if (transit && --transit->count == 0)
-        end(transit);
-    else if (transit)
-        object_lasting_changed(object);
+    if (transit && transit->count > transit->leases)
+        one_less(transit);
+}
+
+void transit_lease_ended(struct object *object)
+{
+    struct transit *transit = transit_of(object);
+
+    if (!transit || transit->leases == 0)
+        return;
+    transit->leases--;
+    one_less(transit);
 }
 
 void transit_end(struct object *object)
@@ -115,10 +143,11 @@ void transit_end_all(struct object_table *table)
         end(transit);
 }
 
-unsigned transit_count(const struct object *object, int64_t *left_ns_p)
+unsigned transit_count(const struct object *object, unsigned *leases_p, int64_t *left_ns_p)
 {
     const struct transit *transit = transit_of(object);
 
     *left_ns_p = transit ? deadline_left_ns(&transit->deadline) : 0;
+    *leases_p = transit ? transit->leases : 0;
     return transit ? transit->count : 0;
 }

@@ -16,9 +16,11 @@
  * The producer may also be a reader of another node, which holds the object: its daemon forwards Hold, and the hold in
  * transit is here, at the object's node. So neither the reader's end nor the loss of the link ends it.
  *
- * An object has at most one such hold, with a count of the refs that are on their way. It ends when all of them have
- * arrived, or when the grace period of the latest one has passed. Few objects have one, so it is stored by the object's
- * generation.
+ * The leases of look-ups are such holds, too. Nobody takes them over: LEASE_END ends one.
+ *
+ * An object has at most one such hold, with counts of the refs that are on their way and of the leases. It ends when all refs
+ * have arrived and all leases have ended, or when the time of the latest one has passed. Few objects have one, so it is stored
+ * by the object's generation.
  */
 #ifndef DAEMON_TRANSIT_H
 #define DAEMON_TRANSIT_H
@@ -32,6 +34,10 @@ enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_
 /* One ref has arrived. Does nothing if none was on its way. The caller must hold the object. */
 void transit_arrived(struct object *object);
 
+/* The same for a lease. */
+enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_error *err);
+void transit_lease_ended(struct object *object);
+
 /* The object was freed by force. Does nothing if it has no hold in transit. The caller must hold the
  * object. */
 void transit_end(struct object *object);
@@ -39,7 +45,8 @@ void transit_end(struct object *object);
 /* Ends all holds in transit, at the end of the daemon. */
 void transit_end_all(struct object_table *table);
 
-/* The number of refs on their way. *left_ns_p: the time after which the hold ends at the latest. */
-unsigned transit_count(const struct object *object, int64_t *left_ns_p);
+/* The number of refs on their way and leases together. *leases_p: the leases. *left_ns_p: the time after which the hold ends at
+ * the latest. */
+unsigned transit_count(const struct object *object, unsigned *leases_p, int64_t *left_ns_p);
 
 #endif

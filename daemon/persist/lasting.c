@@ -137,11 +137,13 @@ static void on_region_released(void *arg, struct region *region)
 
 static void object_numbers(const struct object *object, uint64_t *numbers_p)
 {
+    unsigned leases = 0;
     int64_t left_ns;
 
     numbers_p[NUMBER_DETACHED_UNTIL] = object->survives.detached ? until(detached_left_ns(object)) : 0;
-    numbers_p[NUMBER_TRANSIT_COUNT] = object->survives.in_transit ? transit_count(object, &left_ns) : 0;
+    numbers_p[NUMBER_TRANSIT_COUNT] = object->survives.in_transit ? transit_count(object, &leases, &left_ns) : 0;
     numbers_p[NUMBER_TRANSIT_UNTIL] = numbers_p[NUMBER_TRANSIT_COUNT] > 0 ? until(left_ns) : 0;
+    numbers_p[NUMBER_TRANSIT_COUNT] |= (uint64_t)leases << LEASES_SHIFT;
 }
 
 static uint32_t object_flags(const struct object *object)

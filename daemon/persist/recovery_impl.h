@@ -29,6 +29,7 @@ enum record_kind {
 
 /* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_persist.proto. */
 enum { NUMBER_DETACHED_UNTIL, NUMBER_TRANSIT_UNTIL, NUMBER_TRANSIT_COUNT };
+#define LEASES_SHIFT 32 /* of NUMBER_TRANSIT_COUNT: how many of them are leases */
 enum { NUMBER_NAME_UNTIL, NUMBER_NAME_SESSION, NUMBER_NAME_REQUEST };
 enum { NUMBER_PUBLISHED_SESSION, NUMBER_PUBLISHED_REQUEST };
 enum { NUMBER_REGION_GENERATION, NUMBER_REGION_SESSION, NUMBER_REGION_BYTES };

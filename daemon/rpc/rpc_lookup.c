@@ -161,7 +161,7 @@ static void end_here(struct lookup *lookup, uint64_t generation)
     if (!object || !owner_equal(&object->account->owner, &lookup->call->account->owner))
         return;
     object_hold(object);
-    transit_arrived(object);
+    transit_lease_ended(object);
     object_drop(object);
 }
 
@@ -367,7 +367,7 @@ static uint64_t find(struct lookup *lookup, const uint8_t *id, uint32_t id_bytes
             cache_missed(&objects->cache, owner);
         return 0;
     }
-    if (lookup->message->lease_ns > 0 && transit_begin(object, lookup->message->lease_ns, &lookup->refused) != RDT_OK)
+    if (lookup->message->lease_ns > 0 && transit_lease(object, lookup->message->lease_ns, &lookup->refused) != RDT_OK)
         return 0;
     if (object->cached)
         cache_found(object, true);

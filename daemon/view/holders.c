@@ -237,9 +237,17 @@ static void say_row(const struct holders *holders, struct row *row, const struct
     else if (strcmp(kind, "name") == 0)
         say(row, "it is published as \"%s\", version %" PRIu64, row->info.name, row->info.version);
     else if (strcmp(kind, "in transit") == 0) {
-        unsigned refs = transit_count(object, &left_ns);
-        say(row, "%u ref%s on the way to another process, for %.1f s at most", refs, refs == 1 ? " is" : "s are",
-            (double)left_ns / 1e9);
+        unsigned leases, refs = transit_count(object, &leases, &left_ns);
+        refs -= leases;
+        if (refs == 0)
+            say(row, "%u look-up%s leased it, for %.1f s at most", leases, leases == 1 ? " has" : "s have",
+                (double)left_ns / 1e9);
+        else if (leases == 0)
+            say(row, "%u ref%s on the way to another process, for %.1f s at most", refs, refs == 1 ? " is" : "s are",
+                (double)left_ns / 1e9);
+        else
+            say(row, "%u ref%s on the way to another process, and %u look-up%s leased it, for %.1f s at most", refs,
+                refs == 1 ? " is" : "s are", leases, leases == 1 ? " has" : "s have", (double)left_ns / 1e9);
     } else if (strcmp(kind, "transfer") == 0)
         say(row, "%" PRIu32 " transfer%s to other nodes", row->info.count, s);
     else if (strcmp(kind, "pins") == 0)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import random
 import sys
 import threading
@@ -630,6 +631,32 @@ def test_who_fills_the_cache_loses_own_objects():
             assert json.loads(node.ctl("cache", "--json"))["limit_bytes"] == 32 * MIB
             c.flush_cache(all=True)
             assert c.cache()["owners"] == []
+
+
+def test_leases_and_refs_on_their_way_are_not_each_others():
+    with Killed() as killed, rdtd.connect(killed.node.socket) as c:
+        ref = c.put(block(1))
+        text = pickle.dumps(ref)
+        c.end_lease([ref])  # it has none
+        name = rdtd.Ref(str(ref))
+        ref.free()
+        killed.kill()
+        assert (c.get(pickle.loads(text)) == block(1)).all(), "the ref arrives"
+        ref = put(c, 2)
+        held = c.hold(ref)
+        text = pickle.dumps(held)
+        c.lookup(["b2", "b2"], lease_for=LONG)
+        assert "1 ref is on the way to another process, and 2 look-ups have leased it" in killed.node.ctl("stat", str(ref))
+        arrived = [pickle.loads(text) for _ in range(3)]  # two of them came by nobody's grace
+        del arrived, held
+        killed.kill()
+        until(lambda: c.stat(ref)["holds"] == 2, "the leases are left")
+        assert "2 look-ups have leased it" in killed.node.ctl("stat", str(ref))
+        c.end_lease([ref])
+        c.end_lease([ref, ref])
+        assert c.stat(ref)["holds"] == 1
+        c.free(prefix="b")
+        del name
 
 
 if __name__ == "__main__":
