@@ -23,7 +23,8 @@
  * TIMED_OUT, DISCONNECTED, FORKED, LIMIT (the request is too long, or too much waits to be sent), PROTOCOL (the
  * reply cannot be decoded).
  *
- * A call that ended at its deadline leaves nothing behind: memory, objects and leases that its late reply brings are released. */
+ * A call that ended at its deadline leaves nothing behind: memory, objects and leases that its late reply brings are
+ * released. */
 enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int64_t timeout_ns,
                      ProtobufCMessage **reply_p, struct rdt_error *err);
 

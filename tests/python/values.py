@@ -841,10 +841,8 @@ def test_verified_fetch_has_the_bytes_that_were_put():
                     c.fetch(ref, verify=True, slices=[None] * 4)
                 del got, fetched
                 ref.free()
-            small = c.put(np.arange(10))  # the daemon has a copy, which nobody writes
-            assert c.get(small, verify=True)[9] == far.get(rdtd.Ref(str(small)), verify=True)[9] == 9
-            small = c.put(np.arange(10), snapshot=True)
-            assert far.get(rdtd.Ref(str(small)), verify=True)[9] == 9
+            for small in c.put(np.arange(10)), c.put(np.arange(10), snapshot=True):  # both are copies of the daemon
+                assert far.get(rdtd.Ref(str(small)), verify=True)[9] == 9
             assert asyncio.run(awaited(far, small))[9] == 9
             assert far.status()["replicas_checked"] == 3 and far.status()["replicas_damaged"] == 0
         for node in here, there:  # they keep their connections to each other open

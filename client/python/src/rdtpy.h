@@ -200,12 +200,12 @@ bool waits_raise(void);
 /* Whether close() has ended the last call of this thread. For raise_error: afterwards the answer is false. */
 bool waits_were_closed(void);
 
-#define WAITS(conn, status, call)   \
-    do {                            \
-        struct waits waits_;        \
+#define WAITS(conn, status, call)         \
+    do {                                  \
+        struct waits waits_;              \
         waits_begin(&waits_, conn, NULL); \
-        (status) = (call);          \
-        waits_end(&waits_, status); \
+        (status) = (call);                \
+        waits_end(&waits_, status);       \
     } while (0)
 
 /* The last use of conn->rdt before conn_leave. */
