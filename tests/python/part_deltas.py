@@ -278,6 +278,17 @@ def test_deltas_that_have_ended_are_done_without() -> None:
         far.kill()
 
 
+def test_an_unpublished_name_keeps_no_part() -> None:
+    with Node(listen=True) as node, rdtd.connect(node.socket) as c:
+        for end in lambda: c.unpublish("policy"), lambda: c.unpublish(prefix="pol"):
+            for step in 1, 2:
+                c.publish_part(rdtd.Ref.from_name("policy", address=c.node["address"]), step, 0, 1,
+                               {"w": rdtd.Box(model(step))}, delta=True)
+            end()
+            until(lambda: c.status()["objects"] == 0, "nothing of the name is left")
+        node.kill()
+
+
 def test_a_reader_that_leaves_and_a_publisher_that_ends_meanwhile() -> None:
     """Readers are killed in the middle, and the ranks are frozen or killed: nothing hangs, and nothing wrong is read."""
     with trained() as (near, far, home, c, name, ranks, readers):

@@ -739,10 +739,12 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if (name is None) == (prefix is None):
             raise TypeError("unpublish takes a name or a prefix")
         if prefix is not None:
-            return self._end_prefix(prefix, True, False)
+            n, start = self._end_prefix(prefix, True, False), prefix.encode()
+            self._forget_ended(lambda ended: ended.startswith(start))
+            return n
         at = ref_of(name)
         self._unpublish(at)
-        self._forget_parts(at)
+        self._forget_ended(lambda ended: ended == at.id)
         return None
 
     @checked

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from typing import TYPE_CHECKING, Any, Container, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import (TYPE_CHECKING, Any, Callable, Container, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional,
+                    Sequence, Union)
 
 from . import _rdt
 from ._check import a_number, a_text, checked, shown
@@ -264,8 +265,14 @@ class PartCalls(_rdt.Conn):
         deltas = self._put_part([memoryview(changes)], ["deltas"], [None], [None], VISIBILITY[visible], timeout)
         return Before(self._put_boxes(listed, visible, timeout, checksum, before.part, deltas), places, (deltas, before.part))
 
-    def _forget_parts(self, name: Ref, rank: Optional[int] = None) -> None:
-        for key in [key for key in self._parts_before if key[0] == str(name) and rank in (None, key[1])]:
+    def _forget_parts(self, name: Ref, rank: int) -> None:
+        before = self._parts_before.pop((str(name), rank), None)
+        if before is not None:
+            before.free()
+
+    def _forget_ended(self, has_ended: Callable[[bytes], bool]) -> None:
+        """Of names that were unpublished, whatever their Refs said beside the name."""
+        for key in [key for key in self._parts_before if has_ended(Ref(key[0]).id)]:
             self._parts_before.pop(key).free()
 
     @checked
