@@ -44,8 +44,8 @@ void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
         if (mapping && mapping->caching == MAPPING_CACHED)
             regions[n++] = shared->region;
     }
-    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region), regions, n,
-                 false);
+    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region), regions,
+                 n, false);
 }
 
 /* ---- releasing ---- */
