@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV blocks that other nodes have: look-ups and loads by 2, 4 and 8 daemons of one node table, all on this machine's loopback.
+"""KV blocks that other nodes have: look-ups and loads by 2, 4 and 8 daemons of one node table. As root each is in a network
+namespace of its own, all of which one bridge connects; otherwise they are on the loopback interface.
 
     PYTHONPATH=build/release/python RDT_BUILD_DIR=build/release python3 tests/bench/cache_nodes.py [TURNS]
 
@@ -14,8 +15,10 @@ prints the milliseconds (median of TURNS, 15) of one call each for 64 blocks of 
 Every block that was loaded is compared with what was stored. All daemons share the processors of this machine, so the figures of
 eight nodes have eight daemons' work in them; real nodes do it at the same time."""
 import os
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "python")]
@@ -59,10 +62,39 @@ def turn(rows, number, near, others):
         c.free(prefix="m/", force=True)
 
 
+def ip(*words, may_fail=False):
+    subprocess.run(["ip", *words], check=not may_fail, stderr=subprocess.DEVNULL if may_fail else None)
+
+
+@contextmanager
+def bridged(count):
+    """Namespaces for the nodes, as the parameter cable of Node, or None."""
+    if os.geteuid() != 0:
+        yield None
+        return
+    own = f"b{os.getpid()}"
+    cables = [(f"{own}n{i}", f"10.199.0.{i + 1}", "eth0") for i in range(count)]
+    ip("netns", "add", own)
+    try:
+        ip("-n", own, "link", "add", "bridge", "type", "bridge")
+        ip("-n", own, "link", "set", "bridge", "up")
+        for i, (space, address, interface) in enumerate(cables):
+            ip("netns", "add", space)
+            ip("-n", own, "link", "add", f"v{i}", "type", "veth", "peer", "name", interface, "netns", space)
+            ip("-n", own, "link", "set", f"v{i}", "master", "bridge", "up")
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", interface)
+            ip("-n", space, "link", "set", interface, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+        yield cables
+    finally:
+        for space in own, *[cable[0] for cable in cables]:
+            ip("netns", "del", space, may_fail=True)
+
+
 def main():
     for count in (2, 4, 8):
         rows = {}
-        with cluster(count) as (nodes, (near, *others)):
+        with bridged(count) as cables, cluster(count, cables=cables) as (nodes, (near, *others)):
             for number in range(turns + 1):
                 turn(rows, number, near, others)
         middle = [f"{name} {sorted(of[1:])[turns // 2]:.2f}" for name, of in rows.items()]
