@@ -175,6 +175,16 @@ def test_other_users_see_nothing_on_other_nodes():
         del refs
 
 
+def test_nobody_is_asked_for_a_tenant_that_is_not_shared():
+    with cluster(2, "--set", "network.share_tenants=team") as (nodes, (a, b)):
+        put(a, 0)
+        put(b, 1)
+        found = a.lookup(ids(0, 1), nodes=LONG)
+        assert found[0] and found[1] is None and isinstance(found.unasked["n1"], rdtd.Denied), found.unasked
+        assert "share_tenants" in str(found.unasked["n1"])
+        assert counts(b) == (0, 0)
+
+
 def blocks(node, nodes=LONG):
     return Blocks(node.socket, LONG, nodes)
 
