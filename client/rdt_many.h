@@ -67,7 +67,8 @@ struct rdt_lookup_options {
     int64_t nodes_ns; /* how long other nodes are asked, at most a minute; 0: none is asked */
     bool prefix;      /* ends before the first key that has no object */
     /* Is told, before the call returns, of each node whose objects may be missing in the answer, and why it was not asked, or
-     * has not answered: TIMED_OUT, PEER_LOST, UNSUPPORTED (an older rdtd), DENIED, LIMIT. Both are valid inside. May be NULL. */
+     * has not answered: TIMED_OUT, PEER_LOST, UNSUPPORTED (an older rdtd), DENIED, LIMIT. Both are valid inside. May be
+     * NULL. */
     void (*on_unasked)(void *arg, const char *node, const struct rdt_error *why);
     void *arg;
 };

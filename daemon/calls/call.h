@@ -301,8 +301,8 @@ enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const Pro
                          call_on_answer on_answer, void *asker, struct call **question_p, struct rdt_error *err);
 void call_forget(struct call *question); /* NULL: does nothing */
 
-/* Sends the node a request on behalf of the call's owner whose answer nobody waits for, if the link is up. Nothing is charged for
- * it, so nothing is sent while the node does not read, and 4 MiB wait for it. */
+/* Sends the node a request on behalf of the call's owner whose answer nobody waits for, if the link is up. Nothing is charged
+ * for it, so nothing is sent while the node does not read and 4 MiB wait for it. */
 void call_tell(const struct call *call, struct peer *peer, uint16_t type, const ProtobufCMessage *request);
 
 /* The calls that wait for the link are sent, in slices. */
