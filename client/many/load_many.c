@@ -20,7 +20,7 @@
 #define DIRECT_BYTES ((uint64_t)64 << 20) /* of a message: while the daemon copies, it finds the objects of the next one */
 #define STAGED_BYTES ((uint64_t)4 << 20)  /* the same, copied twice: the bytes are still in the processor's cache */
 #define BATCH_MOST 512u                   /* objects in a message */
-#define BATCHES 2u                        /* at a time */
+#define BATCHES 4u                        /* at a time */
 
 struct batch { /* what one message loads */
     Rdt__Pb__LoadMany message;
@@ -51,7 +51,8 @@ struct loading {
     int64_t deadline_ns;
     void *stages[BATCHES]; /* of rdt_alloc; NULL: not needed yet */
     unsigned n_batches;
-    struct batch *sent;   /* NULL: none waits for its answer */
+    struct batch *sent[BATCHES]; /* a ring of those that wait for their answers */
+    unsigned first, n_sent;
     enum rdt_status over; /* not OK: TIMED_OUT, CANCELLED, DISCONNECTED: nothing more is sent */
     struct rdt_error over_why;
     bool refused; /* a message was: everything that is left is fetched */
@@ -234,14 +235,17 @@ static void copy_out(const struct loading *loading, const struct batch *batch)
                 memcpy(batch->data[t], from + batch->layout->offset[t], layout_bytes(batch->layout, t));
 }
 
-/* Waits for the answer of a batch. What it has not loaded stays AGAIN. */
-static void finish(struct loading *loading, struct batch *take_batch)
+/* Waits for the answer of the batch that was sent first. What it has not loaded stays AGAIN. */
+static void finish(struct loading *loading)
 {
+    struct batch *batch = loading->sent[loading->first];
     struct rdt_error why = {0};
     ProtobufCMessage *answer = NULL;
     const Rdt__Pb__LoadManyReply *reply;
-    enum rdt_status status = call_end(loading->conn, take_batch->waiting, loading->deadline_ns, &answer, &why);
+    enum rdt_status status = call_end(loading->conn, batch->waiting, loading->deadline_ns, &answer, &why);
 
+    loading->first = (loading->first + 1) % BATCHES;
+    loading->n_sent--;
     reply = (const Rdt__Pb__LoadManyReply *)answer;
     if (status == RDT_TIMED_OUT || status == RDT_CANCELLED || status == RDT_DISCONNECTED) {
         loading->over = status;
@@ -249,34 +253,34 @@ static void finish(struct loading *loading, struct batch *take_batch)
     } else if (status != RDT_OK) {
         loading->refused = true;
     }
-    if (status == RDT_OK && (reply->n_status == 0 || reply->n_status == take_batch->n)) {
-        for (unsigned i = 0; i < take_batch->n; i++)
+    if (status == RDT_OK && (reply->n_status == 0 || reply->n_status == batch->n)) {
+        for (unsigned i = 0; i < batch->n; i++)
             if (reply->n_status == 0 || reply->status[i] == RDT_OK)
-                loading->statuses[take_batch->which[i]] = RDT_OK;
-        copy_out(loading, take_batch);
+                loading->statuses[batch->which[i]] = RDT_OK;
+        copy_out(loading, batch);
     }
     if (answer)
         protobuf_c_message_free_unpacked(answer, NULL);
-    batch_free(loading, take_batch);
+    batch_free(loading, batch);
 }
 
-/* Sends one batch after the other, each before the answer to the one before. */
+/* Sends one batch after the other, before the answers to those before. */
 static void load_batches(struct loading *loading)
 {
-    struct batch *batch, *before;
+    struct batch *batch;
     struct rdt_error why = {0};
     enum rdt_status status;
 
     for (size_t next = 0; loading->over == RDT_OK && !loading->refused && (batch = next_batch(loading, &next));) {
+        if (loading->n_sent == BATCHES) /* its stage is the next one */
+            finish(loading);
         status = interrupt_ask() ? rdt_error_set(&why, RDT_CANCELLED, "the load was interrupted") : RDT_OK;
         if (status == RDT_OK)
             status = send_batch(loading, batch, &why);
-        before = loading->sent;
-        loading->sent = status == RDT_OK ? batch : NULL;
-        if (before)
-            finish(loading, before);
-        if (status == RDT_OK)
+        if (status == RDT_OK) {
+            loading->sent[(loading->first + loading->n_sent++) % BATCHES] = batch;
             continue;
+        }
         batch_free(loading, batch);
         loading->refused = true;
         if (status == RDT_CANCELLED) {
@@ -284,8 +288,8 @@ static void load_batches(struct loading *loading)
             loading->over_why = why;
         }
     }
-    if (loading->sent)
-        finish(loading, loading->sent);
+    while (loading->n_sent > 0)
+        finish(loading);
     for (unsigned i = 0; i < BATCHES; i++)
         if (loading->stages[i])
             (void)rdt_dealloc(loading->conn, loading->stages[i], NULL);
