@@ -27,6 +27,7 @@
 #define BATCHES 2u                      /* at a time */
 #define TOGETHER_LEAST 4u               /* fewer are put one by one, which takes no region */
 #define FLYING_MOST 32u                 /* larger ones that are being put */
+#define FLYING_BYTES ((uint64_t)12 << 20) /* of these: what they replace leaves memory for the next ones */
 #define STAGE_BYTES ((uint64_t)4 << 20)
 #define STAGES 3u
 #define NO_STAGE STAGES
@@ -49,6 +50,7 @@ struct batch { /* values that are put with one message */
 struct flying { /* a larger value that is being put */
     struct put_on_its_way *put;
     size_t value;
+    uint64_t bytes;
     unsigned stage; /* where its bytes lie; NO_STAGE: in the caller's memory */
 };
 
@@ -60,6 +62,7 @@ struct stage {
 struct larger {                        /* what put_many does with larger snapshots */
     struct flying flying[FLYING_MOST]; /* a ring */
     unsigned first, n;
+    uint64_t bytes; /* of all that fly */
     struct stage stages[STAGES];
     unsigned stage; /* that is being filled */
     uint64_t used;  /* bytes of it */
@@ -137,6 +140,7 @@ static void land(struct putting *putting)
         larger->no_stage = true;
     if (flying->stage != NO_STAGE)
         larger->stages[flying->stage].n_flying--;
+    larger->bytes -= flying->bytes;
     larger->first = (larger->first + 1) % FLYING_MOST;
     larger->n--;
 }
@@ -215,14 +219,30 @@ static enum rdt_status stage_value(struct putting *putting, const struct rdt_val
     return at ? RDT_OK : RDT_AGAIN;
 }
 
+static uint64_t value_bytes(const struct rdt_value *value)
+{
+    uint64_t all = 0;
+    size_t bytes;
+
+    for (size_t t = 0; t < value->count; t++)
+        all += rdt_tensor_bytes(&value->tensors[t], &bytes, NULL) == RDT_OK ? bytes : 0;
+    return all;
+}
+
 static enum rdt_status send_larger(struct putting *putting, size_t i, struct rdt_error *why)
 {
     struct larger *larger = &putting->larger;
     const struct rdt_value *value = &putting->values[i];
-    struct flying *flying = &larger->flying[(larger->first + larger->n) % FLYING_MOST];
+    uint64_t bytes = value_bytes(value);
     struct rdt_put_options options = options_of(putting, value);
+    struct flying *flying;
     struct rdt_tensor *staged;
-    enum rdt_status status = put_begin(putting->conn, value->tensors, value->count, &options, &flying->put, why);
+    enum rdt_status status;
+
+    while (larger->n > 0 && larger->bytes + bytes > FLYING_BYTES)
+        land(putting);
+    flying = &larger->flying[(larger->first + larger->n) % FLYING_MOST];
+    status = put_begin(putting->conn, value->tensors, value->count, &options, &flying->put, why);
 
     flying->stage = NO_STAGE;
     if (status == RDT_AGAIN) {
@@ -240,6 +260,8 @@ static enum rdt_status send_larger(struct putting *putting, size_t i, struct rdt
     if (flying->stage != NO_STAGE)
         larger->stages[flying->stage].n_flying++;
     flying->value = i;
+    flying->bytes = bytes;
+    larger->bytes += bytes;
     larger->n++;
     return RDT_OK;
 }
