@@ -18,7 +18,8 @@
 #include "proto/wire_limits.h"
 
 #define DIRECT_BYTES ((uint64_t)64 << 20) /* of a message: while the daemon copies, it finds the objects of the next one */
-#define STAGED_BYTES ((uint64_t)4 << 20)  /* the same, copied twice: the bytes are still in the processor's cache */
+#define STAGED_MOST ((uint64_t)4 << 20)   /* of an object that is copied twice: the bytes are still in the processor's cache */
+#define STAGED_BYTES ((uint64_t)1 << 20)  /* of a message with several of these */
 #define BATCH_MOST 512u                   /* objects in a message */
 #define BATCHES 4u                        /* at a time */
 
@@ -49,7 +50,8 @@ struct loading {
     enum rdt_status *statuses;
     struct rdt_node_info node;
     int64_t deadline_ns;
-    void *stages[BATCHES]; /* of rdt_alloc; NULL: not needed yet */
+    void *stages[BATCHES]; /* [stage_bytes] of rdt_alloc; NULL: not needed yet */
+    uint64_t stage_bytes;
     unsigned n_batches;
     struct batch *sent[BATCHES]; /* a ring of those that wait for their answers */
     unsigned first, n_sent;
@@ -99,7 +101,7 @@ static bool look(const struct loading *loading, size_t i, struct mapping **into_
         *into_p = at;
         *bytes_p = align_up(*bytes_p) + bytes;
     }
-    return *bytes_p > 0 && (*into_p || *bytes_p <= STAGED_BYTES);
+    return *bytes_p > 0 && (*into_p || *bytes_p <= STAGED_MOST);
 }
 
 /* ---- a batch ---- */
@@ -133,7 +135,7 @@ static struct batch *next_batch(const struct loading *loading, size_t *next_p)
     for (; *next_p < loading->count && batch->n < BATCH_MOST; ++*next_p) {
         if (!look(loading, *next_p, &into, &bytes))
             continue;
-        if (batch->n > 0 && (into != batch->into || batch->bytes + bytes > (into ? DIRECT_BYTES : STAGED_BYTES)))
+        if (batch->n > 0 && (into != batch->into || batch->bytes + bytes > (into ? DIRECT_BYTES : loading->stage_bytes)))
             break;
         if (batch->n == 0 && into)
             memory_ref(into);
@@ -163,7 +165,7 @@ static enum rdt_status set_region(struct loading *loading, struct batch *batch, 
     if (!region) {
         batch->stage = loading->n_batches++ % BATCHES;
         stage = &loading->stages[batch->stage];
-        status = *stage ? RDT_OK : rdt_alloc(loading->conn, STAGED_BYTES, stage, err);
+        status = *stage ? RDT_OK : rdt_alloc(loading->conn, loading->stage_bytes, stage, err);
     }
     if (status != RDT_OK)
         return status;
@@ -264,6 +266,20 @@ static void finish(struct loading *loading)
     batch_free(loading, batch);
 }
 
+/* A stage has room for the largest object that needs one. */
+static void size_stages(struct loading *loading)
+{
+    struct mapping *into;
+    uint64_t bytes;
+
+    loading->stage_bytes = STAGED_BYTES;
+    connection_lock(loading->conn);
+    for (size_t i = 0; i < loading->count; i++)
+        if (look(loading, i, &into, &bytes) && !into && bytes > loading->stage_bytes)
+            loading->stage_bytes = bytes;
+    connection_unlock(loading->conn);
+}
+
 /* Sends one batch after the other, before the answers to those before. */
 static void load_batches(struct loading *loading)
 {
@@ -271,6 +287,7 @@ static void load_batches(struct loading *loading)
     struct rdt_error why = {0};
     enum rdt_status status;
 
+    size_stages(loading);
     for (size_t next = 0; loading->over == RDT_OK && !loading->refused && (batch = next_batch(loading, &next));) {
         if (loading->n_sent == BATCHES) /* its stage is the next one */
             finish(loading);
