@@ -29,8 +29,8 @@
 uint32_t room_most_fds(void);
 
 /* The answer could not be mapped, for the reason in *why. True: it waits, with the fds of the frame, and the callback for
- * events will be called with it again. False: it has failed, because nothing can be given up, because it has waited for that already,
- * or because those that wait have too many descriptors. */
+ * events will be called with it again. False: it has failed, because nothing can be given up, because it has waited for that
+ * already, or because those that wait have too many descriptors. */
 bool room_await(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const struct rdt_error *why);
 void room_retry(rdt *conn); /* conn->room.retry has expired */
 

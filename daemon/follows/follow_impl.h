@@ -56,8 +56,9 @@ struct follow_version {
     struct follow_object *objects; /* [n_objects] */
 };
 
-/* What the answer to a fetch of the name without its bytes says. The parts of a version are charged as heap; they are known when
- * version_read_some has returned OK. Errors: UNSUPPORTED (it is no snapshot), INVALID (it cannot be read), LIMIT, NO_MEMORY. */
+/* What the answer to a fetch of the name without its bytes says. The parts of a version are charged as heap; they are known
+ * when version_read_some has returned OK. Errors: UNSUPPORTED (it is no snapshot), INVALID (it cannot be read), LIMIT,
+ * NO_MEMORY. */
 enum rdt_status version_create(struct follow *follow, const Rdt__Pb__FetchDone *done, const struct rdt_ref *ref,
                                struct follow_version **version_p, struct rdt_error *err);
 

@@ -480,13 +480,22 @@ Test(follow, number_above_the_newest_version_is_of_an_earlier_count)
     end_far(near, far);
 }
 
+static bool explains(rdt_follower *follower, const char *text)
+{
+    struct rdt_error why = {0};
+
+    return rdt_follower_prepare(follower, 0, NULL, &why) == RDT_TIMED_OUT && strstr(why.msg, text);
+}
+
 /* The node of the name restarts while a part of its version comes from another node. */
 Test(follow, count_that_begins_anew_within_a_fetch_is_noticed)
 {
-    rdt *near = begin_shards(3), *far = on(1), *trainer = on(2);
+    static const char *flags[] = {"--peer-timeout=5m", NULL}; /* the node that is frozen is not given up */
     struct rdt_ref part[3];
     uint64_t version;
 
+    cluster_start(&c, 3, &(struct cluster_options){.stream = true, .no_ucx = true, .flags = flags});
+    rdt *near = on(0), *far = on(1), *trainer = on(2);
     name = name_on(0, "policy", 0);
     for (uint32_t step = 1; step <= 3; step++) {
         part[step - 1] = put_rank(trainer, step, 0, 1, true);
@@ -495,12 +504,13 @@ Test(follow, count_that_begins_anew_within_a_fetch_is_noticed)
     must(version == 3);
     node_freeze(&c.node[2]);
     rdt_follower *follower = follow(far);
-    wait_until(LONG, info_of_follower(follower).newest == 3);
+    wait_until(LONG, explains(follower, "1 of 2 objects of version 3")); /* its list is here, and the part is asked for */
     rdt_close(near);
     node_kill(&c.node[0], SIGKILL);
     cluster_restart(&c, 0);
     near = on(0);
     must(publish_words(near, 1, WORDS, RDT_PUT_SNAPSHOT) == 1);
+    wait_until(LONG, rdt_wait_put(far, &name, SEC, NULL) == RDT_OK); /* the nodes have met again */
     node_thaw(&c.node[2]);
     wait_until(LONG, info_of_follower(follower).newest == 1 && info_of_follower(follower).prepared == 1);
     must(prepared(follower).version == 1);
