@@ -20,6 +20,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "python")]
 sys.argv[1:], turns = [], int((sys.argv[1:] or ["15"])[0])
@@ -68,33 +69,34 @@ def ip(*words, may_fail=False):
 
 @contextmanager
 def bridged(count):
-    """Namespaces for the nodes, as the parameter cable of Node, or None."""
+    """Namespaces for the nodes, as the parameter namespace of Node, or None."""
     if os.geteuid() != 0:
         yield None
         return
     own = f"b{os.getpid()}"
-    cables = [(f"{own}n{i}", f"10.199.0.{i + 1}", "eth0") for i in range(count)]
+    spaces = [SimpleNamespace(name=f"{own}n{i}", command=["ip", "netns", "exec", f"{own}n{i}"], address=f"10.199.0.{i + 1}")
+              for i in range(count)]
     ip("netns", "add", own)
     try:
         ip("-n", own, "link", "add", "bridge", "type", "bridge")
         ip("-n", own, "link", "set", "bridge", "up")
-        for i, (space, address, interface) in enumerate(cables):
-            ip("netns", "add", space)
-            ip("-n", own, "link", "add", f"v{i}", "type", "veth", "peer", "name", interface, "netns", space)
+        for i, space in enumerate(spaces):
+            ip("netns", "add", space.name)
+            ip("-n", own, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", space.name)
             ip("-n", own, "link", "set", f"v{i}", "master", "bridge", "up")
-            ip("-n", space, "addr", "add", f"{address}/24", "dev", interface)
-            ip("-n", space, "link", "set", interface, "up")
-            ip("-n", space, "link", "set", "lo", "up")
-        yield cables
+            ip("-n", space.name, "addr", "add", f"{space.address}/24", "dev", "eth0")
+            ip("-n", space.name, "link", "set", "eth0", "up")
+            ip("-n", space.name, "link", "set", "lo", "up")
+        yield spaces
     finally:
-        for space in own, *[cable[0] for cable in cables]:
-            ip("netns", "del", space, may_fail=True)
+        for name in own, *[space.name for space in spaces]:
+            ip("netns", "del", name, may_fail=True)
 
 
 def main():
     for count in (2, 4, 8):
         rows = {}
-        with bridged(count) as cables, cluster(count, cables=cables) as (nodes, (near, *others)):
+        with bridged(count) as spaces, cluster(count, namespaces=spaces) as (nodes, (near, *others)):
             for number in range(turns + 1):
                 turn(rows, number, near, others)
         middle = [f"{name} {sorted(of[1:])[turns // 2]:.2f}" for name, of in rows.items()]

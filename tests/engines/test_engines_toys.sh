@@ -9,4 +9,4 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tests/engines/python.sh
 need_python "${RDT_TORCH_PYTHON:-${RDT_TRAINERS_PYTHON:-}}" torch 'import torch'
-each_part 280 vllm_toys sglang_update verl_processes other_versions
+each_part 280 vllm_toys vllm_nodes sglang_update verl_processes other_versions

@@ -40,17 +40,17 @@ nodes: list[Node] = []
 
 class Node:
     def __init__(self, *flags: str, listen: bool = False, port: int = 0, table: bool = False,
-                 keeps_identity: bool = False, cable: Optional[tuple[str, str, str]] = None) -> None:
-        """cable: the network namespace in which it runs, its address there, and the interface that has it."""
+                 keeps_identity: bool = False, namespace: Any = None) -> None:
+        """namespace: in which the daemon runs (namespaces.py)."""
         self.dir = Path(tempfile.mkdtemp(prefix="n"))
         self.socket = str(self.dir / "s")
         state_dir = str(self.dir) if keeps_identity else ""
-        space, address, interface = cable or ("", "127.0.0.1", "lo")
-        self.command = [*(["ip", "netns", "exec", space] if cable else []), str(BUILD / "rdtd"), "--socket", self.socket, "--state-dir", state_dir,
-                        "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
+        self.command = [*(namespace.command if namespace else []), str(BUILD / "rdtd"), "--socket", self.socket,
+                        "--state-dir", state_dir, "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
         if listen:
             (self.dir / "key").write_text(KEY)
             (self.dir / "key").chmod(0o600)
+            address, interface = (namespace.address, "eth0") if namespace else ("127.0.0.1", "lo")
             self.command += ["--listen", f"{address}:{port}", "--key-file", str(self.dir / "key"),
                              "--trusted-network", "yes", "--interfaces", interface]
         if table:
@@ -250,11 +250,12 @@ def end(*nodes: Node) -> None:
 
 
 @contextmanager
-def cluster(count: int, *flags: str, cables: Any = None) -> Iterator[tuple[list[Node], list[Any]]]:
-    """Nodes n0, n1 ... with one node table. Yields them and a connection to each, when all have met; ends them. cables: one for
-    each (Node)."""
+def cluster(count: int, *flags: str, namespaces: Any = None) -> Iterator[tuple[list[Node], list[Any]]]:
+    """Nodes n0, n1 ... with one node table. Yields them and a connection to each, when all have met; ends them.
+    namespaces: one for each (Node)."""
     rdtd = importlib.import_module("rdtd")
-    made = [Node("--set", "network.peer_timeout=20s", *flags, listen=True, table=True, cable=cables[i] if cables else None)
+    made = [Node("--set", "network.peer_timeout=20s", *flags, listen=True, table=True,
+                 namespace=namespaces[i] if namespaces else None)
             for i in range(count)]
     connections = [rdtd.connect(node.socket) for node in made]
     table = "".join(f"n{i} {c.node['address']}\n" for i, c in enumerate(connections))

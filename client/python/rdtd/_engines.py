@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the engine that is installed is one that a module knows; if it is not, a sentence says so when the module is imported."""
+"""Whether the engine that is installed is one that a module knows. If it is not, a sentence says so at the import."""
 from __future__ import annotations
 
 import inspect
