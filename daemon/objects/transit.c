@@ -99,6 +99,18 @@ enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_
     return RDT_OK;
 }
 
+void transit_restore(struct object *object, uint32_t count, uint32_t leases, int64_t ttl_ns)
+{
+    struct transit *transit;
+
+    if (count == 0 || transit_begin(object, ttl_ns, NULL) != RDT_OK)
+        return;
+    transit = transit_of(object);
+    transit->count = count;
+    transit->leases = leases < count ? leases : count;
+    object_lasting_changed(object);
+}
+
 static void one_less(struct transit *transit)
 {
     if (--transit->count == 0)

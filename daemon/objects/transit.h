@@ -38,6 +38,9 @@ void transit_arrived(struct object *object);
 enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_error *err);
 void transit_lease_ended(struct object *object);
 
+/* Begins so many at once, as an earlier daemon had them; without memory none. */
+void transit_restore(struct object *object, uint32_t count, uint32_t leases, int64_t ttl_ns);
+
 /* The object was freed by force. Does nothing if it has no hold in transit. The caller must hold the
  * object. */
 void transit_end(struct object *object);

@@ -258,8 +258,6 @@ static void lend_again(struct restoring *restoring, struct region **regions, con
 /* What its record says beside what was put. */
 static void finish_object(struct object *object, const struct journal_slot *slot, uint64_t now_ns)
 {
-    uint32_t count, leases;
-
     object->kind = slot->flags & OBJECT_IS_MANIFEST ? OBJECT_MANIFEST : OBJECT_PLAIN;
     object->access.took_key = slot->flags & OBJECT_TOOK_ID;
     if (slot->flags & OBJECT_IS_FORCED) {
@@ -270,12 +268,10 @@ static void finish_object(struct object *object, const struct journal_slot *slot
         object_leave_id(object, slot->flags & OBJECT_TAKES_ID);
     if (object->state == OBJECT_FILLING && !object->producer) /* it will never be put, and ends when everything is restored */
         return;
-    count = (uint32_t)slot->numbers[NUMBER_TRANSIT_COUNT];
-    leases = (uint32_t)(slot->numbers[NUMBER_TRANSIT_COUNT] >> LEASES_SHIFT);
-    for (uint32_t i = 0; i < count && i < UINT16_MAX; i++)
-        if ((i < leases ? transit_lease : transit_begin)(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns), NULL) !=
-            RDT_OK)
-            break;
+    if (slot->numbers[NUMBER_TRANSIT_COUNT] > 0)
+        transit_restore(object, (uint32_t)slot->numbers[NUMBER_TRANSIT_COUNT],
+                        (uint32_t)(slot->numbers[NUMBER_TRANSIT_COUNT] >> LEASES_SHIFT),
+                        left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns));
 }
 
 static bool put_again(struct restoring *restoring, struct journal_slot *slot, const Rdt__Pb__ObjectRecord *record,
