@@ -74,7 +74,7 @@
       "the object was not stored")                                                                                             \
     X(85, CACHE, cache, cache_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
     X(86, CACHE_FLUSH, cache_flush, cache_flush_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "not all objects were evicted")     \
-    X(87, LOOKUP, lookup, lookup_reply, VERB_FOR_PEERS | VERB_KEEPS_REQUEST, "")                                               \
+    X(87, LOOKUP, lookup, lookup_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
     X(88, LEASE_END, lease_end, empty, VERB_FOR_PEERS | VERB_KEEPS_REQUEST, "")                                                \
     X(91, LOAD_MANY, load_many, load_many_reply, VERB_CANCELLABLE | VERB_REPEATABLE | VERB_KEEPS_REQUEST,                      \
       "not all objects were copied")

@@ -224,6 +224,7 @@ enum rdt_status rdt_lookup(rdt *conn, const struct rdt_key *keys, size_t count, 
 
 enum rdt_status rdt_lease_end(rdt *conn, const struct rdt_ref *refs, size_t count, struct rdt_error *err)
 {
+    struct rdt_error why;
     enum rdt_status status = connection_check(conn, err);
     struct rdt_node_info node;
 
@@ -231,7 +232,12 @@ enum rdt_status rdt_lease_end(rdt *conn, const struct rdt_ref *refs, size_t coun
         return rdt_error_set(err, RDT_INVALID, "refs is NULL, and count is %zu", count);
     if (status == RDT_OK)
         connection_copy_node(conn, &node);
-    for (size_t first = 0; status == RDT_OK && first < count; first += AT_ONCE)
-        status = end(conn, &node, refs + first, count - first < AT_ONCE ? count - first : AT_ONCE, err);
+    for (size_t first = 0; status == RDT_OK && first < count; first += AT_ONCE) {
+        status = end(conn, &node, refs + first, count - first < AT_ONCE ? count - first : AT_ONCE, &why);
+        if (status == RDT_RESTARTED) /* they may have ended; otherwise they do when their time has passed */
+            status = RDT_OK;
+        else if (status != RDT_OK && err)
+            *err = why;
+    }
     return status;
 }

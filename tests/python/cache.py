@@ -633,6 +633,18 @@ def test_who_fills_the_cache_loses_own_objects():
             assert c.cache()["owners"] == []
 
 
+def test_lookups_go_on_while_the_daemon_is_killed():
+    with Killed() as killed, rdtd.connect(killed.node.socket) as c:
+        ids = [f"k{i}" for i in range(1000)]
+        c.put_many([b"x"] * 1000, ids=ids, evictable=True)
+        with killed.kill_every(0.2):
+            while killed.kills < 6:
+                found = c.lookup(ids, lease_for=3)  # for that long the objects may stay
+                assert None not in found
+                c.end_lease(found)
+        c.free(prefix="k")
+
+
 def test_leases_and_refs_on_their_way_are_not_each_others():
     with Killed() as killed, rdtd.connect(killed.node.socket) as c:
         ref = c.put(block(1))
