@@ -633,6 +633,15 @@ def test_who_fills_the_cache_loses_own_objects():
             assert c.cache()["owners"] == []
 
 
+def test_a_lookup_whose_second_message_fails_leases_nothing():
+    with Node("--set", "limits.owner_max_heap=700KiB") as node, rdtd.connect(node.socket) as c:
+        ref = c.put(b"x", id="k", evictable=True)
+        with raises(rdtd.LimitReached, "owner_max_heap"):
+            c.lookup(["k"] * 4096 + ["x" * 128] * 4096, lease_for=LONG)
+        until(lambda: c.stat(ref)["holds"] == 1, "the leases of the first message have ended")
+        c.free(prefix="k")
+
+
 def test_lookups_go_on_while_the_daemon_is_killed():
     with Killed() as killed, rdtd.connect(killed.node.socket) as c:
         ids = [f"k{i}" for i in range(1000)]
