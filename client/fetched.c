@@ -2,6 +2,7 @@
 /* Fetched objects: mapping what the daemon sent, releasing it, and what rdt.h shows of it. */
 #include "fetched.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,9 +212,23 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, cons
         status = memory_map(&conn->memory, shared->region, shared->generation, fd, shared->bytes, shared->writable,
                             MAPPING_FETCHED, mapping_p, err);
     }
-    if (*mapping_p && shared->cacheable && (*mapping_p)->caching == MAPPING_UNCACHED)
+    if (*mapping_p && shared->cacheable && !shared->cow && (*mapping_p)->caching == MAPPING_UNCACHED)
         (*mapping_p)->caching = MAPPING_CACHEABLE;
     return status;
+}
+
+/* Lets a private mapping of an object of this node be kept when it is released. The daemon says `cacheable` only of mappings for
+ * reading; but no process keeps a sealed region, which has other bytes only after it has served all its readers. */
+static void let_keep(rdt_object *object, struct mapping *mapping, int fd)
+{
+    int seals;
+
+    if (!mapping || mapping->access != MAPPING_COW ||
+        (strcmp(object->info.path, "local/cow") != 0 && strcmp(object->info.path, "local/share") != 0))
+        return;
+    seals = fcntl(fd, F_GET_SEALS);
+    if (seals >= 0 && !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
+        memory_pair(&object->conn->memory, mapping, fd);
 }
 
 static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
@@ -228,6 +243,8 @@ static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *don
         if (status != RDT_OK)
             return status;
         object->n_mappings++;
+        if (done->regions[i]->cow && done->regions[i]->fd_index >= 0)
+            let_keep(object, object->mappings[i], fds->fds[done->regions[i]->fd_index]);
         if (object->mappings[i] && object->mappings[i]->access == MAPPING_READABLE)
             object->info.writable = false;
     }

@@ -29,6 +29,7 @@
  *     2  socket                      the socket: dialling, and setting it aside
  *     1  fds memory pending process  whose the descriptors are; mappings; what waits for an answer; the pid
  *     0  ids delta server interrupt  lists of ids; deltas, which need no session; who serves a socket; rdt_interrupt_by
+ *        written                     which pages of a private mapping this process wrote
  *
  * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
  * knows no message but ErrorReply.

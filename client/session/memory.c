@@ -11,9 +11,13 @@
 #include <sys/stat.h>
 
 #include "proto/grow.h"
+#include "written.h"
 
 #define FIRST_BUCKETS 64
+#define PAIR_MIN_BYTES ((size_t)1 << 20) /* of a private mapping: making a smaller one anew costs no more than resetting it */
 #define NO_ROOM ", because this process has reached its limit of address space (ulimit -v) or of mappings (vm.max_map_count)"
+
+static void drop_spares(struct memory *memory);
 
 bool memory_init(struct memory *memory)
 {
@@ -25,6 +29,7 @@ bool memory_init(struct memory *memory)
 
 void memory_fini(struct memory *memory)
 {
+    drop_spares(memory);
     memory_unmap(memory_take_retired(memory));
     memory_unmap(memory->cached);
     for (size_t i = 0; i < memory->n_buckets; i++)
@@ -131,9 +136,12 @@ static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int f
         return rdt_error_set(err, RDT_PROTOCOL, "region %llu has %zu bytes, but its fd only %lld", region, what->bytes,
                              (long long)st.st_size);
     addr = try_map(what, fd);
-    if (addr == MAP_FAILED && errno == ENOMEM && memory->retired) {
-        memory_unmap(memory_take_retired(memory));
-        addr = try_map(what, fd);
+    if (addr == MAP_FAILED && errno == ENOMEM) {
+        drop_spares(memory);
+        if (memory->retired) {
+            memory_unmap(memory_take_retired(memory));
+            addr = try_map(what, fd);
+        }
     }
     if (addr == MAP_FAILED)
         return rdt_error_sys(err, errno, "cannot map %zu bytes of region %llu%s", what->bytes, region,
@@ -167,8 +175,36 @@ enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t 
 {
     struct mapping what = {
         .region = region, .generation = generation, .bytes = bytes, .origin = MAPPING_FETCHED, .access = MAPPING_COW};
+    struct mapping *pair = memory_find(memory, region, generation, false), *spare = pair ? pair->pair : NULL;
 
-    return map_fd(memory, &what, fd, mapping_p, err);
+    if (!spare || spare->bytes != bytes)
+        return map_fd(memory, &what, fd, mapping_p, err);
+    pair->pair = NULL;
+    spare->pair = pair;
+    memory_ref(pair);
+    spare->refs = 1;
+    add_to_bucket(memory, spare);
+    memory->count++;
+    *mapping_p = spare;
+    return RDT_OK;
+}
+
+void memory_pair(struct memory *memory, struct mapping *mapping, int fd)
+{
+    struct mapping *pair;
+
+    if (mapping->pair || mapping->bytes < PAIR_MIN_BYTES)
+        return;
+    if (memory_map(memory, mapping->region, mapping->generation, fd, mapping->bytes, false, MAPPING_FETCHED, &pair, NULL) !=
+        RDT_OK)
+        return;
+    if (pair->access != MAPPING_READABLE) {
+        memory_unref(memory, pair);
+        return;
+    }
+    if (pair->caching == MAPPING_UNCACHED)
+        pair->caching = MAPPING_CACHEABLE;
+    mapping->pair = pair;
 }
 
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
@@ -318,10 +354,17 @@ static void retire(struct memory *memory, struct mapping *mapping)
 
 void memory_unref(struct memory *memory, struct mapping *mapping)
 {
+    struct mapping *pair;
+
     if (!mapping || --mapping->refs > 0 || mapping->caching == MAPPING_CACHED)
         return;
     take_out(memory, mapping);
     retire(memory, mapping);
+    pair = mapping->pair; /* A mapping for reading has a spare only while it is cached. */
+    mapping->pair = NULL;
+    if (pair && pair->caching == MAPPING_CACHED && !pair->pair)
+        mapping->caching = MAPPING_CACHED; /* It may become the spare. */
+    memory_unref(memory, pair);
 }
 
 /* ---- the cache ---- */
@@ -329,11 +372,13 @@ void memory_unref(struct memory *memory, struct mapping *mapping)
 bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin)
 {
     return mapping && mapping->caching == MAPPING_CACHEABLE && mapping->origin == origin &&
-           mapping->access != MAPPING_READABLE && !mapping->mapper && mapping->refs == 1;
+           mapping->access == MAPPING_WRITABLE && !mapping->mapper && mapping->refs == 1;
 }
 
 bool memory_cache_readable(struct mapping *mapping)
 {
+    if (mapping && mapping->access == MAPPING_COW)
+        mapping = mapping->pair;
     if (!mapping || mapping->caching == MAPPING_UNCACHED || (mapping->access != MAPPING_READABLE && !mapping->mapper))
         return false;
     mapping->caching = MAPPING_CACHED;
@@ -398,10 +443,40 @@ struct mapping *memory_take_retired_again(struct memory *memory, uint64_t region
     return *at ? take_back(memory, at) : NULL;
 }
 
+static void drop_spare(struct memory *memory, struct mapping *mapping)
+{
+    if (mapping->access != MAPPING_READABLE || !mapping->pair)
+        return;
+    retire(memory, mapping->pair);
+    mapping->pair = NULL;
+}
+
+static void drop_spares(struct memory *memory)
+{
+    for (size_t i = 0; i < memory->n_buckets; i++)
+        for (struct mapping *mapping = memory->buckets[i]; mapping; mapping = mapping->next)
+            drop_spare(memory, mapping);
+}
+
+void memory_keep(struct memory *memory, struct mapping *take_reset)
+{
+    for (struct mapping *mapping = take_reset, *next; mapping; mapping = next) {
+        struct mapping *pair = memory_find(memory, mapping->region, mapping->generation, false);
+
+        next = mapping->next;
+        mapping->caching = MAPPING_UNCACHED;
+        if (pair && pair->caching == MAPPING_CACHED && !pair->pair)
+            pair->pair = mapping;
+        else
+            retire(memory, mapping);
+    }
+}
+
 static void stop_caching_readable(struct memory *memory, struct mapping *mapping)
 {
     if (mapping->caching != MAPPING_CACHED)
         return;
+    drop_spare(memory, mapping);
     mapping->caching = MAPPING_CACHEABLE;
     memory->left_device |= mapping->mapper != NULL;
     memory_ref(mapping);
@@ -493,16 +568,38 @@ struct mapping *memory_take_retired(struct memory *memory)
     return retired;
 }
 
+static void unmap(struct mapping *mapping)
+{
+    if (mapping->origin != MAPPING_IMPORTED && mapping->mapper)
+        mapping->mapper->ops.unmap(mapping->mapper->ops.arg, mapping->addr, mapping->mapped);
+    else if (mapping->origin != MAPPING_IMPORTED)
+        (void)munmap(mapping->addr, mapping->bytes);
+    free(mapping);
+}
+
 void memory_unmap(struct mapping *take_retired)
 {
     for (struct mapping *mapping = take_retired, *next; mapping; mapping = next) {
         next = mapping->next;
-        if (mapping->origin != MAPPING_IMPORTED && mapping->mapper)
-            mapping->mapper->ops.unmap(mapping->mapper->ops.arg, mapping->addr, mapping->mapped);
-        else if (mapping->origin != MAPPING_IMPORTED)
-            (void)munmap(mapping->addr, mapping->bytes);
-        free(mapping);
+        unmap(mapping);
     }
+}
+
+struct mapping *memory_unmap_or_reset(struct mapping *take_retired)
+{
+    struct mapping *reset = NULL;
+
+    for (struct mapping *mapping = take_retired, *next; mapping; mapping = next) {
+        next = mapping->next;
+        if (mapping->access == MAPPING_COW && mapping->caching == MAPPING_CACHED &&
+            written_drop(mapping->addr, mapping->bytes)) {
+            mapping->next = reset;
+            reset = mapping;
+        } else {
+            unmap(mapping);
+        }
+    }
+    return reset;
 }
 
 uint64_t memory_mark(struct memory *memory)

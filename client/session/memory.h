@@ -15,7 +15,13 @@
  * daemon decides how much is cached and for how long; it is told of each, and says when one must go.
  * - A writable region that only this process ever had. It is on the list `cached`, until the daemon hands out the same
  *   region again, under a new generation.
- * - A region that is mapped for reading, or lies on a device (MAPPING_CACHED). It stays where it is, and is found by its region as before.
+ * - A region that is mapped for reading, or lies on a device (MAPPING_CACHED). It stays where it is, and is found by its
+ *   region as before.
+ *
+ * A large private mapping has such a mapping for reading beside it, its pair. When it has lost its last reference and its pair
+ * is cached, it becomes the pair's spare: the next private mapping of the region. The pages that this process wrote are dropped
+ * before (memory_unmap_or_reset), outside the lock, so that it shows the region's bytes again and holds no memory of its own.
+ * It ends with the caching of its pair, or when there is no room for another mapping.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -75,6 +81,7 @@ struct mapping {
     struct loan *loan;    /* of loans.c; else NULL. Only that loan uses the mapping, and nobody else finds it */
     uint64_t mark;        /* memory_mark of the message that numbered this region last */
     uint32_t index;       /* its number in that message */
+    struct mapping *pair; /* of a private mapping: see above, with a reference; of one for reading: its spare; or NULL */
     struct mapping *next; /* in its bucket, in `cached` or in `retired` */
 };
 
@@ -103,9 +110,13 @@ void memory_fini(struct memory *memory); /* unmaps everything, used or not */
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
 
-/* Makes a private, writable mapping in constant time: pages are copied when they are written. Errors as above. */
+/* Makes a private, writable mapping in constant time: pages are copied when they are written. Takes the spare one if there is
+ * one. Errors as above. */
 enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes,
                                struct mapping **mapping_p, struct rdt_error *err);
+
+/* Maps the region for reading too, so that the private mapping can be kept when it is released; otherwise it is not. */
+void memory_pair(struct memory *memory, struct mapping *mapping, int fd);
 
 /* Records memory that the caller has mapped itself, with one reference. mapper and device are NULL and "" for host memory.
  * NO_MEMORY. */
@@ -150,8 +161,8 @@ bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin)
  * RELEASE_REGION. */
 void memory_cache(struct memory *memory, struct mapping *mapping);
 
-/* Makes a mapping for reading, or of a device, stay when its references are gone. The caller tells the daemon, in
- * keep_mapped_regions of RELEASE. False: it may not be cached. mapping may be NULL. */
+/* Makes a mapping for reading, of a device, or the pair of a private one, stay when its references are gone. The caller
+ * tells the daemon, in keep_mapped_regions of RELEASE. False: it may not be cached. mapping may be NULL. */
 bool memory_cache_readable(struct mapping *mapping);
 
 /* The daemon has handed out the region again: takes its mapping out of the cache, with one reference for the caller.
@@ -180,9 +191,13 @@ bool memory_list_own(const struct memory *memory, struct id_list *list);
 /* Says whether the region is one of those, mapped, and no loan's. */
 bool memory_has_own(const struct memory *memory, uint64_t region);
 
-/* Hands all retired mappings to the caller, who passes them to memory_unmap without the lock. */
+/* Hands all retired mappings to the caller, who passes them to memory_unmap or memory_unmap_or_reset without the lock. */
 struct mapping *memory_take_retired(struct memory *memory);
 void memory_unmap(struct mapping *take_retired);
+
+/* The same without the lock, except that the private mappings that may become spare ones are returned, reset. */
+struct mapping *memory_unmap_or_reset(struct mapping *take_retired);
+void memory_keep(struct memory *memory, struct mapping *take_reset); /* with the lock; retires those that have no place */
 
 /* Returns a new mark for numbering the regions of one message. */
 uint64_t memory_mark(struct memory *memory);
