@@ -291,6 +291,10 @@ static void load_batches(struct loading *loading)
     for (size_t next = 0; loading->over == RDT_OK && !loading->refused && (batch = next_batch(loading, &next));) {
         if (loading->n_sent == BATCHES) /* its stage is the next one */
             finish(loading);
+        if (loading->over != RDT_OK || loading->refused) {
+            batch_free(loading, batch);
+            break;
+        }
         status = interrupt_ask() ? rdt_error_set(&why, RDT_CANCELLED, "the load was interrupted") : RDT_OK;
         if (status == RDT_OK)
             status = send_batch(loading, batch, &why);

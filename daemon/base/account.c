@@ -291,7 +291,7 @@ static enum rdt_status check(struct account *account, enum usage what, uint64_t 
     for (struct account *at = account, *below = NULL; at; below = at, at = at->parent) {
         uint64_t limit = limit_for(at, below, what, n);
         bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
-        const struct account_wait *before = must_wait_behind(at, what, NULL);
+        const struct account_wait *before = room ? must_wait_behind(at, what, NULL) : NULL;
         if (room && !before)
             continue;
         if (!room && at->parent && at->parent->limits && at->parent->limits[what] == limit)
@@ -303,7 +303,7 @@ static enum rdt_status check(struct account *account, enum usage what, uint64_t 
             account->accounts->full_of = what;
             account->accounts->full_on = NULL;
             account->accounts->lack = (struct account_lack){is_person(at) ? at->parent : (struct account *)at, what,
-                                                            room ? 0 : at->used[what] + n - limit, room && before->evicting};
+                                                            room ? 0 : at->used[what] + n - limit, before && before->evicting};
         }
         return RDT_LIMIT;
     }

@@ -255,9 +255,11 @@ static bool may_load(const struct loading *loading, struct object *object, uint3
     if (!object || object_n_places(object) > rows || object->state != OBJECT_LIVE || object->kind != OBJECT_PLAIN ||
         object->file.unchecked || !owner_equal(&object->account->owner, &loading->account->owner) || object_on_device(object))
         return false;
-    for (uint32_t r = 0; r < object->memory.n_regions; r++)
-        if (object->memory.uses[r].region == loading->region) /* one tensor may lie where another one is written to */
+    for (uint32_t r = 0; r < object->memory.n_regions; r++) {
+        const struct region *region = object->memory.uses[r].region;
+        if (region == loading->region || region_may_fault(region)) /* one tensor may lie where another one is written to */
             return false;
+    }
     return true;
 }
 
