@@ -53,9 +53,9 @@ struct rdt_follow_options {
 
 /* Begins to follow the name, a ref of rdt_ref_from_name or rdt_publish, whose `after` is ignored. Nobody need have published
  * anything under it yet. options may be NULL. The caller ends *follower_p with rdt_follower_close, before rdt_close. Errors:
- * INVALID (the ref of an object; an address that is neither HOST:PORT nor a name in the nodes file), LIMIT (owner_max_holds),
- * NO_MEMORY, UNSUPPORTED (the daemon is of a version that does not follow, or the name is on another node and the daemon has no
- * link to other nodes). */
+ * INVALID (the ref of an object; an address that is neither HOST:PORT nor a name in the nodes file), LIMIT (owner_max_holds,
+ * or 256 followers of this session), NO_MEMORY, UNSUPPORTED (the daemon is of a version that does not follow, or the name is on
+ * another node and the daemon has no link to other nodes). */
 enum rdt_status rdt_follow(rdt *rdt, const struct rdt_ref *name, const struct rdt_follow_options *options,
                            rdt_follower **follower_p, struct rdt_error *err);
 

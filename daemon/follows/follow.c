@@ -120,7 +120,10 @@ static enum rdt_status check_client(const struct client *client, struct rdt_erro
     list_for_each (node, &client->followers)
         n++;
     if (n >= FOLLOWERS_OF_CLIENT)
-        return rdt_error_set(err, RDT_LIMIT, "this client follows %u names already, which is the most that one client may", n);
+        return rdt_error_set(err, RDT_LIMIT,
+                             "this client has %u followers, the most that one may have: close some, or follow from another "
+                             "connection",
+                             n);
     return RDT_OK;
 }
 

@@ -205,6 +205,15 @@ def test_waits_and_ends() -> None:
         trainer.unpublish("policy")
 
 
+def test_the_error_of_too_many_says_what_to_do() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        followers = [c.follow(f"n{i}") for i in range(256)]
+        with raises(rdtd.LimitReached, "close some, or follow from another connection"):
+            c.follow("one more")
+        followers.pop().close()
+        c.follow("one more").close()
+
+
 def test_a_wait_of_an_event_loop_can_be_given_up() -> None:
     with Node() as node, rdtd.connect(node.socket) as c, c.follow("policy") as follower:
         async def give_up() -> None:

@@ -767,8 +767,9 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         (rdt-concepts(7), FOLLOWED NAMES). Single objects and versions in parts can be followed; they must be snapshots, as
         those that `publish` puts are.
 
-        name, owner, near, address: as in `versions`. after: the version that this process has already. Errors: LimitReached,
-        Invalid (the address is neither HOST:PORT nor a name in the nodes file), ValueError (the Ref of an object)."""
+        name, owner, near, address: as in `versions`. after: the version that this process has already. Errors: LimitReached
+        (also beyond 256 followers of this connection), Invalid (the address is neither HOST:PORT nor a name in the nodes file),
+        ValueError (the Ref of an object)."""
         at = self._one_name(name, owner, near, address)
         return Follower(self, at, self._follow(at, after), after)
 
