@@ -183,6 +183,16 @@ def test_a_publisher_keeps_two_versions_and_no_more():
         publisher.unpublish()
 
 
+def test_a_name_that_another_process_has_unpublished_leaves_no_deltas():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        publisher.publish(weights())
+        c.unpublish("policy")
+        with raises(rdtd.NotFound, "policy"):
+            publisher.unpublish()
+        assert not c.names()
+
+
 def test_what_has_no_delta_is_named():
     with Node() as node, rdtd.connect(node.socket) as c:
         publisher = rdtd.DeltaPublisher(c, "policy")

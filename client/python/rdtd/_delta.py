@@ -2,6 +2,7 @@
 """Weights as deltas: each step publishes the changes beside the whole, and readers on other nodes fetch only the changes."""
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any, Mapping, Optional, Union
@@ -10,7 +11,7 @@ from . import _rdt
 from ._arrays import kind_of
 from ._check import checked, shown
 from ._connection import Connection
-from ._errors import Freed
+from ._errors import Freed, NotFound
 from ._requests import MODES, Ref, Visible, ref_of
 from ._targets import Targets, check_memory
 from ._versions import Published
@@ -90,10 +91,13 @@ class DeltaPublisher:
     def unpublish(self) -> None:
         """Removes both names, and frees the snapshot of the last version. Error: NotFound (nothing is published)."""
         last, self._last = self._last, None
-        self._connection.unpublish(self.name)
-        self._connection.unpublish(self.name + _SUFFIX)
-        if last is not None:
-            last[0].free()
+        try:
+            self._connection.unpublish(self.name)
+        finally:
+            with contextlib.suppress(NotFound):
+                self._connection.unpublish(self.name + _SUFFIX)
+            if last is not None:
+                last[0].free()
 
     def _delta(self, values: dict[str, Any]) -> Optional[dict[str, bytearray]]:
         if self._last is None:
