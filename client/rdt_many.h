@@ -81,9 +81,10 @@ struct rdt_lookup_options {
  * trip, and a node that does not answer costs nodes_ns; one to which there is no link is not asked, and costs nothing.
  * refs_p [count] receives a ref of each object, with which a fetch waits for nothing, and a ref with the generation 0 for a
  * key without one; ref.node says where it is. *n_p, may be NULL, receives how many there are. A lease ends by rdt_lease_end, or
- * after lease_ns; that of a node whose answer came too late by the latter only. A call that fails ends those that it has begun,
- * unless the connection is lost. nodes_ns holds for each 4,096 keys. A fetch of an object that another node has freed, or evicted
- * without a lease, is FREED or NOT_FOUND, or PEER_LOST if that node is gone; it never gets a part.
+ * after lease_ns; that of a node whose answer came too late by the latter only. Of several leases of one object, and refs of it
+ * on their way (rdt_hand_on), those that were not ended end together, after the longest of their times. A call that fails ends
+ * those that it has begun, unless the connection is lost. nodes_ns holds for each 4,096 keys. A fetch of an object that another
+ * node has freed, or evicted without a lease, is FREED or NOT_FOUND, or PEER_LOST if that node is gone; it never gets a part.
  * A lookup counts as a use, and in the hits and misses of the cache of this node; at other nodes what is found counts
  * as a hit, and what is not there does not count. A fetch by the refs is one more use, but no further hit.
  * options may be NULL. Errors: INVALID (a key, which err names by its number; nodes_ns), LIMIT (lease_ns is above

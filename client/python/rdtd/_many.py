@@ -280,8 +280,9 @@ class ManyCalls(_rdt.Conn):
         the Refs of those before it: the longest prefix of a prompt's blocks.
 
         lease_for: seconds for which the daemon holds each object from the moment at which it finds it, whatever happens to this
-        connection; so nothing of it is evicted before `get` has it. It ends earlier by `end_lease`. None: none is held, and
-        an object may end right after the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`),
+        connection; so nothing of it is evicted before `get` has it. It ends earlier by `end_lease`. Several leases of one
+        object that are not ended last for the longest of their times. None: none is held, and an object may end right after
+        the answer. The Refs have no hold. A lookup counts as a use of evictable objects (`put`),
         and as a hit or a miss of the cache; a `get` of its Refs is no further hit.
 
         nodes: seconds, at most 60, for which the other nodes of the node table are asked for ids that this one does not have,
