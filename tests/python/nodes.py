@@ -46,7 +46,8 @@ class Node:
         self.socket = str(self.dir / "s")
         state_dir = str(self.dir) if keeps_identity else ""
         self.command = [*(namespace.command if namespace else []), str(BUILD / "rdtd"), "--socket", self.socket,
-                        "--state-dir", state_dir, "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
+                        "--state-dir", state_dir, "--backend-dir", str(BUILD / "backends"),
+                        "--set", "daemon.pool_idle=100ms", *flags]
         if listen:
             (self.dir / "key").write_text(KEY)
             (self.dir / "key").chmod(0o600)

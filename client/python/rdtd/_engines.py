@@ -37,8 +37,9 @@ class Engine:
                 theirs = getattr(super(cls, cls), name, None)
                 if name.startswith("_") or not inspect.isroutine(theirs):
                     continue
-                unknown = _parameters(theirs) - _parameters(getattr(cls, name))
-                if unknown and "**" not in _parameters(getattr(cls, name)):
+                known = _parameters(getattr(cls, name))
+                unknown = set() if "**" in known else _parameters(theirs) - known - {"**"}
+                if unknown:
                     raise self.other(f"{name} of {cls.__mro__[1].__name__} has the parameter {min(unknown)}")
 
 
