@@ -168,12 +168,13 @@ NEEDS_wheel := --build python3-venv
 NEEDS_deb   := --build build-essential debhelper dh-python
 NEEDS_image := --build buildah mmdebstrap
 NEEDS_tidy  := --build clang-tidy
+NEEDS_gpu   := --build libcriterion-dev
 AS_fuzz  := VARIANT=fuzz
 AS_cov   := VARIANT=cov
 AS_wheel := B=build/wheel CPPFLAGS='-include $(CURDIR)/client/package/glibc_2_28.h'
 AS_image := VARIANT=release
 $(BEGIN):
-	@.ci/deps $(NEEDS_$@)
+	@.ci/deps $(NEEDS_$(if $(findstring gpu,$@),gpu,$@))
 	+@$(SUB) VARIANT=$(VARIANT) $(AS_$@) $@-run
 
 deps:
