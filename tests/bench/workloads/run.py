@@ -21,7 +21,8 @@ import picture
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "../../.."))
 sys.path.insert(0, HERE)
-WORKLOADS = ("weights", "follow", "deltas", "blocks", "queues", "loader", "rl", "checkpoints", "crash", "verl_updates", "batches")
+WORKLOADS = ("weights", "follow", "deltas", "blocks", "queues", "loader", "rl", "checkpoints", "crash", "verl_updates", "vllm_updates",
+             "batches")
 NAMES = {"queue": "queues"}  # `queue` is a module of Python
 JSON = os.path.join(ROOT, "build", "workloads.json")
 # What ABLATE=1 switches off, and how. The last ones have no switch.
