@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in of pytest: LMCache's own suite of its in-memory L2 adapter, tests/v1/distributed/test_mock_l2_adapter.py of its source
-distribution, tests rdtd.lmcache in its place. Each adapter has a name space of its own, as each of LMCache's has its own memory.
+"""A plug-in of pytest: rdtd.lmcache in the place of LMCache's in-memory L2 adapter, whose suite is in LMCache's source
+distribution, tests/v1/distributed/test_mock_l2_adapter.py. Each adapter has a name space of its own, as each of LMCache's has
+memory of its own.
 
     RDT_SOCKET=SOCKET python -m pytest -p lmcache_plugin --noconftest .../test_mock_l2_adapter.py"""
 from __future__ import annotations
