@@ -217,8 +217,8 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, cons
     return status;
 }
 
-/* Lets a private mapping of an object of this node be kept when it is released. The daemon says `cacheable` only of mappings for
- * reading; but no process keeps a sealed region, which has other bytes only after it has served all its readers. */
+/* Lets a private mapping of an object of this node be kept when it is released. The daemon says `cacheable` only of mappings
+ * for reading. It refuses to let sealed regions be kept (mapped_may_keep), so that is not tried. */
 static void let_keep(rdt_object *object, struct mapping *mapping, int fd)
 {
     int seals;

@@ -20,7 +20,7 @@
  *
  * A large private mapping has such a mapping for reading beside it, its pair. When it has lost its last reference and its pair
  * is cached, it becomes the pair's spare: the next private mapping of the region. The pages that this process wrote are dropped
- * before (memory_unmap_or_reset), outside the lock, so that it shows the region's bytes again and holds no memory of its own.
+ * before, outside the lock (memory_unmap_or_reset), so that it shows the region's bytes again and holds no memory of its own.
  * It ends with the caching of its pair, or when there is no room for another mapping.
  */
 #ifndef CLIENT_MEMORY_H
@@ -48,7 +48,8 @@ enum mapping_access {
 enum mapping_caching {
     MAPPING_UNCACHED,
     MAPPING_CACHEABLE, /* the daemon lets this process cache it */
-    MAPPING_CACHED, /* a readable one: it stays mapped without references too, until the daemon says that the region is gone */
+    MAPPING_CACHED,    /* a readable one: it stays mapped without references too, until the daemon says that the region is gone;
+                     * a private one that is retired: it may become a spare */
 };
 
 /* Maps one kind of memory that only its vendor's library can map (rdt_map_by). */

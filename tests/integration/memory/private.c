@@ -2,7 +2,7 @@
 /* A reader's private mapping stays when it releases the object, and its next private fetch from that region reuses it: with the
  * bytes of the new object where it wrote into the old one, and with nothing of what it wrote. */
 #include <criterion/criterion.h>
-#include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -283,6 +283,35 @@ Test(private, child_keeps_what_its_parent_wrote)
     cr_assert_eq(status, 0);
     (void)close(ends[0]);
     (void)close(ends[1]);
+    finish();
+}
+
+static void *take_and_release(void *arg)
+{
+    const struct rdt_ref *refs = arg;
+
+    for (uint32_t i = 0; i < 24; i++) {
+        rdt_object *object;
+        uint8_t *data = fetch_cow(&refs[i % 2], BYTES, i % 2, &object);
+
+        memset(data + i * PAGE, 0xee, 8 * PAGE);
+        rdt_release(object);
+    }
+    return NULL;
+}
+
+Test(private, threads_never_have_the_same)
+{
+    struct rdt_ref refs[2];
+    pthread_t threads[4];
+
+    start();
+    for (uint32_t i = 0; i < 2; i++)
+        refs[i] = put_loaned(BYTES, i);
+    for (unsigned i = 0; i < 4; i++)
+        must(pthread_create(&threads[i], NULL, take_and_release, refs) == 0);
+    for (unsigned i = 0; i < 4; i++)
+        must(pthread_join(threads[i], NULL) == 0);
     finish();
 }
 
