@@ -107,18 +107,18 @@ def test_registered_once_and_by_the_name_rdtd() -> None:
 
 def test_another_vllm_is_a_sentence() -> None:
     environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"] + f":{HERE}"}
-    for program, said in (("import rdtd._vllm", "rdtd.vllm needs vLLM, which is not installed"),
+    for program, said in (("import rdtd._vllm", "rdtd.vllm needs vllm, which is not installed"),
                           ("import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import rdtd._vllm",
                            "rdtd.vllm "),
                           ("import rdtd.vllm as v, logging; logging.basicConfig(); v.register(); raise SystemExit(1)",
-                           "rdtd.vllm needs vLLM"),
+                           "rdtd.vllm needs vllm"),
                           ("import fake_vllm, sys; fake_vllm.install(); "
                            "del sys.modules['vllm.distributed.weight_transfer.base'].TrainerInitInfo; import rdtd._vllm",
                            "TrainerInitInfo"),
                           ("import fake_vllm, sys; fake_vllm.install(); "
                            "del sys.modules['vllm.distributed.weight_transfer.base'].TrainerInitInfo; "
                            "import rdtd.vllm as v, logging; logging.basicConfig(); v.register(); raise SystemExit(1)",
-                           "WARNING:vllm.rdtd:rdtd.vllm needs vLLM"),
+                           "WARNING:vllm.rdtd:rdtd.vllm needs vllm"),
                           ("import abc, fake_vllm; fake_vllm.install(); "
                            "fake_vllm.BaseModelLoader.new = abc.abstractmethod(lambda self: 0); "
                            "fake_vllm.BaseModelLoader.__abstractmethods__ = frozenset(['new']); import rdtd._vllm",
