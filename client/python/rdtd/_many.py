@@ -225,7 +225,6 @@ class ManyCalls(_rdt.Conn):
         _texts(listed, "names", (_rdt.Ref,))
         return self._exists(listed)
 
-
     # ---- load ----
 
     @checked
@@ -237,8 +236,8 @@ class ManyCalls(_rdt.Conn):
 
         Objects of this user on this node whose Refs have a generation, as those of `lookup` do, take one message for hundreds,
         and the daemon copies them at once: straight into arrays from one `empty`, or by way of memory of its own into buffers of
-        up to 4 MiB. All others are fetched one by one, and so are all if a buffer is on a GPU. Metadata, such as the keys of a
-        dict, is not returned.
+        up to 4 MiB. All others, also those of other nodes, are fetched with a message each, and so are all if a buffer is on a
+        GPU. Metadata, such as the keys of a dict, is not returned.
         timeout: seconds; None: waits as long as it takes, also for the put of a Ref without a generation. After an error
         the daemon may write to arrays from `empty` for a moment.
         Returns a list of None; errors="return": with the exception of each that was not loaded in its place, otherwise the first
