@@ -208,7 +208,7 @@ class Blocks:
         return self._call(get, [False] * len(ids)) if ids else []
 
     def _keep(self, connection: Connection, loaded: list[tuple[str, Any]]) -> None:
-        """Stores what came from other nodes here, unless somebody has done so meanwhile. Without room it stays there."""
+        """Stores what came from other nodes here, unless somebody has done so meanwhile. What has no room here stays on its node."""
         if loaded:
             connection.put_many([block for _, block in loaded], ids=[one for one, _ in loaded], evictable=True, errors="return")
 

@@ -271,7 +271,7 @@ class PartCalls(_rdt.Conn):
             before.free()
 
     def _forget_ended(self, has_ended: Callable[[bytes], bool]) -> None:
-        """Of names that were unpublished, whatever their Refs said beside the name."""
+        """Frees the parts that are kept for names that were unpublished, however their Refs were written."""
         for key in [key for key in self._parts_before if has_ended(Ref(key[0]).id)]:
             self._parts_before.pop(key).free()
 
