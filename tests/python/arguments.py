@@ -31,7 +31,7 @@ WRONG: dict[str, list[Any]] = {
     **dict.fromkeys(("detached", "stored", "allow_pickle", "copy", "immutable", "checksum", "verify", "lease", "reconnect",
                      "strict", "force", "replace", "delta", "evictable", "all", "until_missing"), NO_FLAG),
     **dict.fromkeys(("mode", "as_", "visible", "move", "state"), NO_CHOICE),
-    **dict.fromkeys(("after", "client", "limit", "step", "version"), NO_NUMBER),
+    **dict.fromkeys(("after", "client", "limit", "step", "version", "priority"), NO_NUMBER),
     **dict.fromkeys(("rank", "of", "world_size", "daemon_uid"), [*NO_NUMBER, 2**32 - 1 + 1]),
     **dict.fromkeys(("ref", "near"), NO_REF),
     "owner": [1.5, b"root", [], "zero\0", "half\ud800", -1, 2**32, True],
