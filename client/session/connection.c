@@ -176,13 +176,13 @@ void connection_unlock(rdt *conn)
     wake(conn);
     (void)pthread_mutex_unlock(&conn->lock);
     retired = memory_unmap_or_reset(retired);
-    if (!retired)
-        return;
-    (void)pthread_mutex_lock(&conn->lock);
-    memory_keep(&conn->memory, retired);
-    retired = memory_take_retired(&conn->memory);
-    (void)pthread_mutex_unlock(&conn->lock);
-    memory_unmap(retired);
+    if (retired) {
+        (void)pthread_mutex_lock(&conn->lock);
+        memory_keep(&conn->memory, retired);
+        retired = memory_take_retired(&conn->memory);
+        (void)pthread_mutex_unlock(&conn->lock);
+        memory_unmap(retired);
+    }
     if (tells)
         tell_unmapped(conn, n_gones);
 }
