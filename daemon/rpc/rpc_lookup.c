@@ -331,20 +331,27 @@ static bool end_rest(struct lookup *lookup, uint64_t until_ns)
     return end_some(&lookup->slice, until_ns);
 }
 
+/* All leases end, and then the error follows. */
+static bool refuse(struct lookup *lookup, uint64_t until_ns)
+{
+    questions_end(&lookup->far.questions);
+    lookup->kept = 0;
+    lookup->ending = lookup->message->lease_ns > 0 ? lookup->next : 0;
+    lookup->slice.run = end_some;
+    return end_some(&lookup->slice, until_ns);
+}
+
 static bool ask_some(struct lookup *lookup, uint64_t until_ns)
 {
     const struct rpc *rpc = lookup->call->rpc;
     struct far *far = &lookup->far;
     const struct peer *peer;
-    struct rdt_error err;
 
     while (far->request.n_id_bytes > 0 && rpc->peers && (peer = peers_next(rpc->peers, far->last_peer))) {
         far->last_peer = peer->number;
         if (peer_listed_by(peer) >= 0 && !node_is_here(rpc->node, peer->uuid, peer->address) &&
-            add_node(lookup, peer, &err) != RDT_OK) {
-            fail(lookup, &err);
-            return true;
-        }
+            add_node(lookup, peer, &lookup->refused) != RDT_OK)
+            return refuse(lookup, until_ns);
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -394,12 +401,8 @@ static bool look_some(struct slice *slice, uint64_t until_ns)
         uint32_t id_bytes = message->id_bytes[lookup->next];
         uint8_t *id = message->ids.data + lookup->id_at;
         uint64_t generation = find(lookup, id, id_bytes);
-        if (lookup->refused.status != RDT_OK) { /* ends the leases that it has begun */
-            lookup->kept = 0;
-            lookup->ending = lookup->next;
-            lookup->slice.run = end_some;
-            return end_some(slice, until_ns);
-        }
+        if (lookup->refused.status != RDT_OK)
+            return refuse(lookup, until_ns);
         if (generation == 0 && lookup->far.asked)
             ask_later(lookup, id, id_bytes);
         else if (generation == 0 && message->prefix)

@@ -128,6 +128,22 @@ def test_a_killed_node_costs_nothing_and_is_named():
         c.close()
 
 
+def test_a_lookup_without_room_to_ask_leases_nothing():
+    with cluster(2, "--set", "limits.owner_max_heap=64KiB") as (nodes, (a, b)):
+        put(a, 0)
+        ref = a.lookup(ids(0))[0]
+        for count in range(1, 4000, 8):  # so the record of the other node is the first that does not fit
+            try:
+                a.end_lease(a.lookup(ids(*range(count)), nodes=LONG, lease_for=LONG))
+            except rdtd.LimitReached as error:
+                assert "owner_max_heap" in str(error)
+                break
+        else:
+            assert False, "the look-ups are not charged"
+        until(lambda: a.stat(ref)["holds"] == 1, "the lease has ended")
+        a.free(ref)
+
+
 def test_an_interrupted_lookup_leaves_nothing():
     """The client ends while others are asked."""
     with cluster(2) as (nodes, (a, b)):
