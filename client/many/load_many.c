@@ -135,7 +135,8 @@ static struct batch *next_batch(const struct loading *loading, size_t *next_p)
     for (; *next_p < loading->count && batch->n < BATCH_MOST; ++*next_p) {
         if (!look(loading, *next_p, &into, &bytes))
             continue;
-        if (batch->n > 0 && (into != batch->into || batch->bytes + bytes > (into ? DIRECT_BYTES : loading->stage_bytes)))
+        if (batch->n > 0 &&
+            (into != batch->into || align_up(batch->bytes) + bytes > (into ? DIRECT_BYTES : loading->stage_bytes)))
             break;
         if (batch->n == 0 && into)
             memory_ref(into);

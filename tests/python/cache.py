@@ -436,6 +436,19 @@ def test_blocks_are_loaded_together():
         c.flush_cache()
 
 
+def test_blocks_that_would_end_behind_a_stage_are_loaded_together():
+    """Each begins at a multiple of 64 bytes, so two of one MiB together may need more."""
+    with Node() as node, rdtd.connect(node.socket) as c:
+        sizes = [MIB // 2 - 1, MIB // 2 + 1]
+        c.put_many([block(number, size) for number, size in enumerate(sizes)], ids=["n0", "n1"], evictable=True)
+        into = [np.zeros(size, dtype=np.uint8) for size in sizes]
+        assert c.load_many(c.lookup(["n0", "n1"]), into) == [None] * 2
+        assert all((one == block(number, one.size)).all() for number, one in enumerate(into))
+        requests = node.ctl("metrics")
+        assert 'verb="LOAD_MANY",status="OK"' in requests and 'verb="LOAD_MANY",status="INVALID"' not in requests
+        c.flush_cache()
+
+
 def test_loads_while_the_daemon_is_killed_are_whole():
     with Killed("--set", "daemon.cache_limit=1GiB") as killed, rdtd.connect(killed.node.socket) as c:
         ids = [f"b{number}" for number in range(200)]
