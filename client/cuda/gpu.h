@@ -123,7 +123,7 @@ bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
 bool closing_begin(rdt *conn);     /* a connection with GPU memory is open. False: no memory */
 void closing_end(const rdt *conn); /* it is no more. After the last one, waits until all handles are closed */
 
-/* Memory of a fetched object was mapped. While there is such memory, unmaps in another thread what the daemon wants unmapped. */
+/* Memory of a fetched object was mapped. While there is such memory, another thread unmaps what the daemon wants unmapped. */
 void closing_look(void);
 
 /* Removes the user of a handle, soon and in another thread; at once if there is no connection with GPU memory. */

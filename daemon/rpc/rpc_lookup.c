@@ -5,7 +5,8 @@
  *   LOOKUP     find ── lease ── find ── lease ── … in slices ──► answer: nothing of it is evicted until the lease ends
  *              │          if a lease is refused: the end of those before it, in slices ──► the error
  *              └─► with nodes_ns, and some are not here: every node of the table gets one LOOKUP of these, all at once ──►
- *                  answer: of what several have, the first to answer counts. The others' leases end, and those behind the prefix
+ *                  answer: of what several have, the first to answer counts. The leases of the others and those behind the
+ *                  prefix end
  *   LEASE_END  the same walk, by generations; those of other nodes are sent there
  *
  * The answer names the nodes that did not answer in time, and those that cannot be asked. Leases that they take later end by
