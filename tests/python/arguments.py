@@ -33,6 +33,7 @@ WRONG: dict[str, list[Any]] = {
     **dict.fromkeys(("mode", "as_", "visible", "move", "state"), NO_CHOICE),
     **dict.fromkeys(("after", "client", "limit", "step", "version", "priority"), NO_NUMBER),
     **dict.fromkeys(("rank", "of", "world_size", "daemon_uid"), [*NO_NUMBER, 2**32 - 1 + 1]),
+    "priority": [*NO_NUMBER, 8],
     **dict.fromkeys(("ref", "near"), NO_REF),
     "owner": [1.5, b"root", [], "zero\0", "half\ud800", -1, 2**32, True],
     "id": [5, 1.5, [], "", b"", "x" * 129, "half\ud800", object()],

@@ -381,7 +381,7 @@ static bool loading_init(struct loading *loading, PyObject *refs, PyObject *tens
     Py_ssize_t count = PyList_GET_SIZE(refs);
     size_t at = 0;
 
-    loading->set = borrowed_set_from(tensors, true, Py_None, "load_many: into");
+    loading->set = borrowed_set_from(tensors, true, Py_None, "into:");
     loading->refs = loading->set ? refs_of(refs, count) : NULL;
     if (!loading->refs)
         return false;
