@@ -126,6 +126,7 @@ def calls_of(c: rdtd.Connection, ref: rdtd.Ref, part: rdtd.Ref) -> dict[str, Cal
         "put_many, of which one fails": lambda: c.put_many([bytearray(8)] * 10, ids=[b""] + [None] * 9, errors="return"),
         "empty": lambda: c.empty(1 << 20, "u1"),
         "get": lambda: c.get(ref),
+        "load_many": lambda: c.load_many([ref] * 2, [bytearray(1 << 20) for _ in range(2)], errors="return"),
         "fetch": lambda: c.fetch(ref).result(),
         "hold": lambda: c.hold(ref),
         "wait_put": lambda: c.wait_put(rdtd.Ref("never")),
