@@ -434,8 +434,7 @@ PyObject *conn_load_many(PyObject *self, PyObject *args)
         WAITS(
             conn, status,
             rdt_load_many(conn->rdt, loading.refs, count, loading.targets, loading.counts, timeout_ns, loading.statuses, &err));
-        if (status != RDT_OK && !waits_raise() &&
-            (status == RDT_CANCELLED || (count > 0 && loading.statuses[0] == RDT_AGAIN)))
+        if (status != RDT_OK && !waits_raise() && (status == RDT_CANCELLED || (count > 0 && loading.statuses[0] == RDT_AGAIN)))
             (void)raise_error(&err);
         list = PyErr_Occurred() ? NULL : PyList_New((Py_ssize_t)count);
         for (size_t i = 0; list && i < count; i++)
