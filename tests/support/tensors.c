@@ -113,7 +113,11 @@ enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_m
                           rdt_object **object_p, struct rdt_error *err)
 {
     struct rdt_fetch_options options = {.struct_size = sizeof options, .mode = mode, .timeout_ns = timeout_ns};
-    return rdt_fetch(conn, ref, 1, &options, object_p, err);
+    rdt_object *unwanted = NULL;
+    enum rdt_status status = rdt_fetch(conn, ref, 1, &options, object_p ? object_p : &unwanted, err);
+
+    rdt_release(unwanted);
+    return status;
 }
 
 struct rdt_ref put_half(rdt *conn, uint32_t rank, size_t bytes)

@@ -36,6 +36,7 @@ struct rdt_ref put_shown(rdt *conn, const struct rdt_tensor *tensor, const char 
 /* A snapshot with one of the two rows of "x", the part of rank 0 or 1; each row has that many bytes, 64 KiB at most. */
 struct rdt_ref put_half(rdt *conn, uint32_t rank, size_t bytes);
 rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode);
+/* object_p NULL: what it fetched is released. */
 enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode, int64_t timeout_ns,
                           rdt_object **object_p, struct rdt_error *err);
 /* To that kind of memory and device; NULL: wherever it comes to lie. */

@@ -482,7 +482,7 @@ static uint64_t a_hold(struct raw *raw)
     Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){6, (uint8_t *)"theirs"}, .any_owner = true);
 
     item.ref = &ref;
-    item.handle = 2;
+    item.handle = 1;
     Rdt__Pb__Fetch fetch =
         MESSAGE(fetch, .items = items, .n_items = 1, .mode = RDT__PB__FETCH_MODE__FETCH_MODE_SHARE, .timeout_ns = LONG);
     (void)raw_send(raw, RDT_MSG_FETCH, &fetch.base, NULL, 0);
@@ -506,7 +506,7 @@ static void fetch_and_free(struct raw *raw, uint64_t earlier)
     Rdt__Pb__Ref ref = MESSAGE(ref, .id = (ProtobufCBinaryData){5, (uint8_t *)"large"}, .any_owner = true);
 
     item.ref = &ref;
-    item.handle = 1;
+    item.handle = 2; /* its hold has the number after the earlier one */
     Rdt__Pb__Fetch fetch =
         MESSAGE(fetch, .items = items, .n_items = 1, .mode = RDT__PB__FETCH_MODE__FETCH_MODE_SHARE, .timeout_ns = LONG);
     add_request(&bytes, RDT_MSG_FETCH, 0, &fetch.base);
