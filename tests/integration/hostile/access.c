@@ -564,7 +564,7 @@ Test(access, numbers_of_other_sessions_are_not_found)
     uint64_t first = listed->regions[0]->region - 1;
     rdt__pb__list_reply__free_unpacked(listed, NULL);
     for (uint64_t i = 0; i < 20; i++) {
-        release.hold = i;
+        release.hold = i + 1;
         must_refuse(RDT_NOT_FOUND, "no hold", call(other, RDT_MSG_RELEASE, &release.base, LONG, NULL, &err));
         region.region = first + i;
         must_refuse(RDT_NOT_FOUND, "no region", call(other, RDT_MSG_RELEASE_REGION, &region.base, LONG, NULL, &err));
