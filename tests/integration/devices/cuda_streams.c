@@ -404,20 +404,24 @@ struct two {
     struct rdt_ref ref[2];
 };
 
-/* Fetches the object, whose handle is about to be closed, until the driver closes it, which takes until the gate is opened.
- * Meanwhile other calls of the connection go on. */
-static void await_closing(rdt *conn, rdt_request **request_p, const struct rdt_ref *ref)
+/* While a region lives, it stays mapped. So the producer puts the object anew, until the driver is just closing the handle of its
+ * memory, which takes until the gate is opened. Meanwhile other calls of the connection go on. */
+static void await_closing(struct actor *self, rdt *conn, rdt_request **request_p, struct rdt_ref *ref)
 {
     struct rdt_ref never = {0};
+    bool again = true;
 
     must_ok(rdt_ref_from_id("never", 5, &never, &err));
-    for (;;) {
+    while (again) {
+        actor_send(self, &again, sizeof again);
+        actor_recv(self, ref, sizeof *ref);
         must_be(RDT_TIMED_OUT, rdt_wait_put(conn, &never, 200 * MSEC, &err)); /* a handle lingers for 100 ms */
         must_ok(rdt_fetch_start(conn, ref, 1, NULL, request_p, &err));
-        if (rdt_wait(conn, request_p, 1, 1, 200 * MSEC, NULL, NULL, NULL) == RDT_TIMED_OUT)
-            break;
-        rdt_request_destroy(*request_p);
+        again = rdt_wait(conn, request_p, 1, 1, 200 * MSEC, NULL, NULL, NULL) == RDT_OK;
+        if (again)
+            rdt_request_destroy(*request_p);
     }
+    actor_send(self, &again, sizeof again);
     must_ok(rdt_ping(conn, 20 * SEC, &err));
 }
 
@@ -443,7 +447,7 @@ static int release_behind_work(struct actor *self, void *arg)
     must_go_by("local/share", first);
     void *stream = gpu_stream_create();
     struct gpu_gate *gate = gpu_hold(stream);
-    rdt_release(first); /* would not return before the gate is opened */
+    rdt_release(first);
     must_ok(fetch_to(conn, &two.ref[1], NULL, NULL, &other, &err));
     must_go_by("local/share", other);
     must(gpu_holds(tensor_of(other, 0).data, BYTES, 2));
@@ -454,7 +458,7 @@ static int release_behind_work(struct actor *self, void *arg)
     must_ok(rdt_put(conn, &one, 1, NULL, &put, &err));
     must_ok(rdt_free(conn, &put, false, &err));
     rdt_release(other);
-    await_closing(conn, &request, &two.ref[0]);
+    await_closing(self, conn, &request, &two.ref[0]);
     gpu_open(gate);
     gpu_stream_wait(stream);
     gpu_stream_destroy(stream);
@@ -476,6 +480,7 @@ Test(cuda_streams, release_behind_a_running_kernel_delays_no_other_call)
     struct two two;
     struct actor actor;
     void *memory[2];
+    bool again;
 
     if (gpu_is_real() || handles_are_refused())
         cr_skip_test("needs the fake driver, and one that opens handles of other processes");
@@ -488,6 +493,12 @@ Test(cuda_streams, release_behind_a_running_kernel_delays_no_other_call)
     }
     (void)snprintf(two.socket, sizeof two.socket, "%s", node.socket);
     actor_send(&actor, &two, sizeof two);
+    for (actor_recv(&actor, &again, sizeof again); again; actor_recv(&actor, &again, sizeof again)) {
+        let_go(&two.ref[0]);
+        must_ok(rdt_wait_freed(a, &two.ref[0], LONG, &err));
+        two.ref[0] = put_at(memory[0], BYTES, RDT_CUDA_HANDLE);
+        actor_send(&actor, &two.ref[0], sizeof two.ref[0]);
+    }
     actor_wait(&actor);
     for (unsigned i = 0; i < 2; i++) {
         let_go(&two.ref[i]);
