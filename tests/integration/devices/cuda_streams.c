@@ -404,8 +404,8 @@ struct two {
     struct rdt_ref ref[2];
 };
 
-/* While a region lives, it stays mapped. So the producer puts the object anew, until the driver is just closing the handle of its
- * memory, which takes until the gate is opened. Meanwhile other calls of the connection go on. */
+/* While a region lives, it stays mapped. So the producer puts the object anew, until the driver is just closing the handle of
+ * its memory, which takes until the gate is opened. Meanwhile other calls of the connection go on. */
 static void await_closing(struct actor *self, rdt *conn, rdt_request **request_p, struct rdt_ref *ref)
 {
     struct rdt_ref never = {0};
