@@ -16,6 +16,7 @@
  * uncharges its block only when the reader says by RELEASE that it has unmapped it (gone_events), or is gone. A reader has a
  * thread that looks for REGION_GONE while it does nothing else (client/cuda/closing.c). What a client imported is not the
  * daemon's, and waits for nobody; nor does a block that only the reader itself ever had.
+ * Requests for memory of the device wait a second for it, as for other memory that is being freed, and then are refused.
  *
  *     kept ── the region ends, or there are too many ──► REGION_GONE sent ── RELEASE, gone_events ──► unmapped
  *

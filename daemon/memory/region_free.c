@@ -26,8 +26,8 @@ static uint64_t *freeing_bytes(struct regions *regions, const struct pool_block 
     return block->device ? &block->device->memory.freeing_bytes : &regions->freeing.bytes;
 }
 
-/* A client holds up the freeing of these blocks. So their memory counts as in use, which nobody waits for, and the client's
- * account is charged for it and for the descriptor. */
+/* A client holds up the freeing of these blocks. So their memory counts as in use, which nobody waits for. If it is the client
+ * whose they were, its account is charged for it and for the descriptor; memory of a device waits for readers. */
 static void on_slow_late(struct deadline *deadline)
 {
     struct regions *regions = container_of(deadline, struct regions, freeing.slow_late);
@@ -39,6 +39,12 @@ static void on_slow_late(struct deadline *deadline)
             break;
         }
         list_remove(&block->link);
+        if (block->device) {
+            block->device->memory.freeing_bytes -= block->bytes;
+            block->late = true;
+            regions->on_freed(regions, block->device);
+            continue;
+        }
         regions->freeing.bytes -= block->bytes;
         regions->bytes += block->room - block->bytes;
         regions->freeing.leaving_bytes += block->room - block->bytes;
@@ -156,10 +162,10 @@ static void done_free(struct work *work)
 
     regions->freeing.n--;
     list_remove(&block->link);
-    if (block->late) {
+    if (block->late && !block->device) {
         account_give(block->slowed_by, USAGE_BYTES, block->room);
         account_give(block->slowed_by, USAGE_FDS, 1);
-    } else {
+    } else if (!block->late) {
         *freeing_bytes(regions, block) -= block->bytes;
     }
     regions->freeing.leaving_bytes -= block->device ? 0 : block->bytes;
@@ -189,12 +195,24 @@ static void submit_free(struct regions *regions, struct pool_block *take_block)
         work_submit(regions->pool, &take_block->work);
 }
 
+static void watch_slow(struct regions *regions, struct pool_block *block)
+{
+    block->since_ns = uv_hrtime();
+    if (!regions->deadlines)
+        return;
+    list_append(&regions->freeing.slow, &block->link);
+    if (regions->freeing.slow_late.index == 0)
+        (void)deadline_set(regions->deadlines, &regions->freeing.slow_late, (int64_t)SLOW_NS);
+}
+
 void regions_free_block(struct regions *regions, struct pool_block *take_block)
 {
     *freeing_bytes(regions, take_block) += take_block->bytes;
     regions->freeing.leaving_bytes += take_block->device ? 0 : take_block->bytes;
-    if (take_block->n_readers == 0) /* otherwise region_block_left */
+    if (take_block->n_readers == 0)
         submit_free(regions, take_block);
+    else /* region_block_left frees it */
+        watch_slow(regions, take_block);
 }
 
 void region_block_left(struct pool_block *block)
@@ -206,12 +224,7 @@ void region_block_left(struct pool_block *block)
 /* Frees a block of daemon memory that a client can write. */
 static void free_written(struct regions *regions, struct pool_block *take_block)
 {
-    take_block->since_ns = uv_hrtime();
-    if (regions->deadlines) {
-        list_append(&regions->freeing.slow, &take_block->link);
-        if (regions->freeing.slow_late.index == 0)
-            (void)deadline_set(regions->deadlines, &regions->freeing.slow_late, (int64_t)SLOW_NS);
-    }
+    watch_slow(regions, take_block);
     regions_free_block(regions, take_block);
 }
 

@@ -223,6 +223,35 @@ Test(cuda_model, memory_that_a_reader_keeps_mapped_stays_charged)
     end();
 }
 
+/* Nobody waits for it: the reader may never unmap it. */
+Test(cuda_model, allocations_do_not_wait_for_a_reader_that_is_frozen)
+{
+    struct actor actor;
+    void *addr, *more;
+
+    if (gpu_is_real())
+        cr_skip_test("needs the fake driver, whose library may be loaded before a fork");
+    actor_start(&actor, share_and_sleep, NULL);
+    begin_with(NULL, (const char *const[]){"--pool-idle=1s", "--device-limit=64MiB", NULL});
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), 40 * MIB, &addr, &err));
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    tell(&actor, &ref);
+    actor_await(&actor);
+    actor_freeze(&actor);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    must_refuse(RDT_LIMIT, "device_limit", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 40 * MIB, &addr, &err));
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), 10 * MIB, &more, &err));
+    actor_thaw(&actor);
+    wait_until(20 * SEC, rdt_cuda_alloc(gpu_a, gpu_uuid(0), 40 * MIB, &addr, NULL) == RDT_OK);
+    must_ok(rdt_dealloc(a, addr, &err));
+    must_ok(rdt_dealloc(a, more, &err));
+    actor_step(&actor);
+    actor_wait(&actor);
+    end();
+}
+
 Test(cuda_model, memory_that_a_killed_reader_kept_mapped_is_freed)
 {
     struct actor actor;
