@@ -185,7 +185,7 @@ static void end_begun(rdt *conn, const struct rdt_node_info *node, const struct 
 enum rdt_status rdt_lookup(rdt *conn, const struct rdt_key *keys, size_t count, const struct rdt_lookup_options *given,
                            struct rdt_ref *refs_p, size_t *n_p, struct rdt_error *err)
 {
-    struct rdt_lookup_options options;
+    struct rdt_lookup_options options = {.struct_size = 0};
     struct rdt_node_info node;
     size_t found = 0, n_looked = AT_ONCE, first = 0;
     enum rdt_status status = connection_check(conn, err);
