@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+static bool early; /* fake_events_early */
+
 void fake_event_unref(struct fake_event *event)
 {
     if (--event->refs == 0)
@@ -83,6 +85,13 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     return fake_queue(stream, &(struct work){.kind = WORK_RECORD, .event = (struct fake_event *)event});
 }
 
+void fake_events_early(void)
+{
+    pthread_mutex_lock(&fake_streams_mutex);
+    early = true;
+    pthread_mutex_unlock(&fake_streams_mutex);
+}
+
 CUresult cuEventQuery(CUevent given)
 {
     struct fake_event *event = (struct fake_event *)given;
@@ -96,7 +105,7 @@ CUresult cuEventQuery(CUevent given)
         pthread_mutex_unlock(&fake_streams_mutex);
         return CUDA_ERROR_CAPTURED_EVENT;
     }
-    bool done = event->done >= event->recorded || getenv("FAKE_CUDA_EVENTS_AT_ONCE");
+    bool done = event->done >= event->recorded || early;
     pthread_mutex_unlock(&fake_streams_mutex);
     if (fake_broken() != CUDA_SUCCESS)
         return fake_broken();

@@ -61,8 +61,6 @@
  *   FAKE_CUDA_BREAK_ONLY          the number of the only GPU whose contexts break; what is queued there is done all the same
  *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
- *   FAKE_CUDA_EVENTS_AT_ONCE      if set, events have occurred before the work in front of them is done, which no driver does;
- *                                 this shows which tests depend on the order
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
@@ -102,6 +100,9 @@ __attribute__((visibility("default"))) void *fake_cuda_reach(CUdeviceptr address
 /* Returns how many bytes of memory of the machine's GPU with that number this process uses for allocations and its context
  * (FAKE_CUDA_CONTEXT_MIB). */
 __attribute__((visibility("default"))) size_t fake_cuda_held(int number);
+/* From now on events of this process have occurred before the work in front of them is done, which no driver does: it shows
+ * which tests depend on the order. No variable, because the threads of a library read them meanwhile. */
+__attribute__((visibility("default"))) void fake_events_early(void);
 bool fake_is_unsafe(void); /* whether the thread may not wait or allocate, because a stream is being captured */
 bool fake_is_device(CUdeviceptr address);
 bool fake_reaches(CUdevice device, CUdeviceptr address); /* whether that GPU may use the memory at the address itself */

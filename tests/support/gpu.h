@@ -39,9 +39,10 @@ void *gpu_stream_create(void);
 void gpu_stream_wait(void *stream);
 void gpu_stream_destroy(void *stream);
 struct gpu_gate *gpu_hold(void *stream);
-void gpu_open(struct gpu_gate *gate);            /* and frees it, later */
-void gpu_capture(void *stream);                  /* begins to capture it into a graph, in the strictest mode */
-bool gpu_end_capture(void *stream);              /* whether no call has spoilt the capture */
+void gpu_open(struct gpu_gate *gate); /* and frees it, later */
+void gpu_capture(void *stream);       /* begins to capture it into a graph, in the strictest mode */
+bool gpu_end_capture(void *stream);   /* whether no call has spoilt the capture */
+void gpu_events_early(void); /* of the fake driver: events of this process occur before the work in front of them is done */
 bool gpu_refuses_in_host_function(void *stream); /* whether a call inside a host function of the stream fails; waits for it */
 void gpu_copy_in_stream(void *to, const void *from, size_t bytes, void *stream);
 

@@ -31,7 +31,7 @@ static void expect_order(bool copied, bool ordered)
     struct rdt_tensor one = bytes_at(to, BYTES);
     struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .stream = stream};
     if (!ordered)
-        must(setenv("FAKE_CUDA_EVENTS_AT_ONCE", "1", 1) == 0); /* for this process; the daemon runs already */
+        gpu_events_early();
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     struct rdt_fetch_options how = {.struct_size = sizeof how, .memory = "host"};
     rdt_request *request = start_as(b, &ref, &how);
