@@ -109,7 +109,7 @@ int actor_result(struct actor *actor)
 
 void actor_signal(struct actor *actor, int signal)
 {
-    must(kill(actor->pid, signal) == 0);
+    must(actor->pid > 0 && kill(actor->pid, signal) == 0); /* -1 would be every process of the machine */
 }
 
 void actor_kill(struct actor *actor, int signal)

@@ -40,7 +40,7 @@ void keeper_start(struct test_keeper *keeper)
 
 void keeper_stop(struct test_keeper *keeper, int signal)
 {
-    kill(keeper->program.pid, signal);
+    must(keeper->program.pid > 0 && kill(keeper->program.pid, signal) == 0);
     program_wait(&keeper->program);
     must_say(signal == SIGKILL || keeper->program.status == 0, "the keeper ended with %d", keeper->program.status);
     program_free(&keeper->program);

@@ -338,15 +338,22 @@ int node_result(struct test_node *node)
     return status;
 }
 
+/* A node that has ended has the pid -1, with which kill() would signal every process of the machine. */
+static void node_signal(const struct test_node *node, int signal)
+{
+    must_say(node->pid > 0, "%s has ended before", node->name);
+    must(kill(node->pid, signal) == 0);
+}
+
 void node_kill(struct test_node *node, int signal)
 {
-    must(kill(node->pid, signal) == 0);
+    node_signal(node, signal);
     (void)node_result(node);
 }
 
 void node_stop(struct test_node *node)
 {
-    must(kill(node->pid, SIGTERM) == 0);
+    node_signal(node, SIGTERM);
     int status = node_result(node);
     if (status != 0)
         node_print_log(node);
@@ -357,13 +364,13 @@ void node_freeze(struct test_node *node)
 {
     int status;
 
-    must(kill(node->pid, SIGSTOP) == 0);
+    node_signal(node, SIGSTOP);
     must(waitpid(node->pid, &status, WUNTRACED) == node->pid && WIFSTOPPED(status));
 }
 
 void node_thaw(struct test_node *node)
 {
-    must(kill(node->pid, SIGCONT) == 0);
+    node_signal(node, SIGCONT);
 }
 
 /* ---- looking ---- */

@@ -158,7 +158,6 @@ Test(follow, prepared_version_needs_no_other_node)
     must(prepared(second).version == 1); /* which this process did not have yet */
     must(commit_words(second, WORDS) == 1);
     rdt_close(near);
-    node_kill(&c.node[0], SIGKILL);
     cluster_restart(&c, 0);
     near = on(0);
     wait_until(LONG, rdt_ping(near, LONG, NULL) == RDT_OK);
