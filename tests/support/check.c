@@ -200,3 +200,17 @@ unsigned long inode_at(const void *addr)
     (void)fclose(maps);
     return found;
 }
+
+bool is_mapped(const void *addr)
+{
+    unsigned long lo, hi;
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+
+    must(maps);
+    while (!found && fgets(line, sizeof line, maps))
+        found = sscanf(line, "%lx-%lx", &lo, &hi) == 2 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi;
+    (void)fclose(maps);
+    return found;
+}

@@ -85,6 +85,8 @@ void wait_pause(unsigned *round);
         }                                                 \
     } while (0)
 
+bool is_mapped(const void *addr); /* in this process */
+
 /* Bytes that differ by seed and position. */
 void fill_pattern(void *addr, size_t bytes, uint32_t seed);
 bool holds_pattern(const void *addr, size_t bytes, uint32_t seed);

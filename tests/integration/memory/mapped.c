@@ -38,20 +38,6 @@ static void finish(void)
     node_end(&node, NULL);
 }
 
-static bool is_mapped(const void *addr)
-{
-    unsigned long lo, hi;
-    bool found = false;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    char line[512];
-
-    must(maps);
-    while (!found && fgets(line, sizeof line, maps))
-        found = sscanf(line, "%lx-%lx", &lo, &hi) == 2 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi;
-    (void)fclose(maps);
-    return found;
-}
-
 /* Whether all pages of the mapping exist. */
 static bool has_pages(const void *addr, size_t bytes)
 {

@@ -37,20 +37,6 @@ static void finish(void)
     node_end(&node, NULL);
 }
 
-static bool is_mapped(const void *addr)
-{
-    unsigned long lo, hi;
-    bool found = false;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    char line[512];
-
-    must(maps);
-    while (!found && fgets(line, sizeof line, maps))
-        found = sscanf(line, "%lx-%lx", &lo, &hi) == 2 && lo <= (uintptr_t)addr && (uintptr_t)addr < hi;
-    (void)fclose(maps);
-    return found;
-}
-
 static unsigned clients_now(void)
 {
     struct node_status status;
