@@ -42,19 +42,15 @@ static bool waits(const struct test_node *node, pid_t tid)
     return is;
 }
 
-/* Stops the thread, which the caller has seized, where it waits. */
-static void hold_thread(struct test_node *node, pid_t tid)
+/* Stops the thread, which the caller has seized. false: it did not wait, and goes on. */
+static bool stops(const struct test_node *node, pid_t tid)
 {
-    must(node->n_held < sizeof node->held / sizeof *node->held);
-    for (;;) {
-        must(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL) == 0);
-        must(waitpid(tid, &(int){0}, __WALL) == tid);
-        if (waits(node, tid))
-            break;
-        must(ptrace(PTRACE_CONT, tid, NULL, NULL) == 0);
-        (void)usleep(1000);
-    }
-    node->held[node->n_held++] = tid;
+    must(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL) == 0);
+    must(waitpid(tid, &(int){0}, __WALL) == tid);
+    if (waits(node, tid))
+        return true;
+    must(ptrace(PTRACE_CONT, tid, NULL, NULL) == 0);
+    return false;
 }
 
 bool node_hold_workers(struct test_node *node)
@@ -84,7 +80,9 @@ bool node_hold_threads(struct test_node *node, const char *name)
             }
             continue; /* it has ended */
         }
-        hold_thread(node, tid);
+        must(node->n_held < sizeof node->held / sizeof *node->held);
+        wait_until(LONG, stops(node, tid));
+        node->held[node->n_held++] = tid;
     }
     (void)closedir(dir);
     must(node->n_held > 0);
