@@ -44,10 +44,10 @@ Test(names_seek, those_who_look_for_a_name_are_told_in_slices)
     name_seeker_remove(&seekers[N - 1]); /* it leaves before it is told */
     names_seek_found(&all, &key, &there);
     cr_assert_lt(n_found, N - 1u, "%u in one turn", n_found);
-    while (n_found < N - 1)
+    while (n_found < N - 1 || !list_empty(&all.telling.seeks)) /* A slice may end right after the last one was told. */
         (void)uv_run(&loop, UV_RUN_NOWAIT);
     cr_assert_eq(n_missing, n_aware, "they know better by now");
-    cr_assert(!seekers[N - 2].seek && list_empty(&all.telling.seeks));
+    cr_assert(!seekers[N - 2].seek);
 }
 
 Test(names_seek, end_of_the_daemon_leaves_nobody_in_a_list)
