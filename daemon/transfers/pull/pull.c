@@ -561,6 +561,14 @@ static bool ask_to_send(struct transfer *transfer, const struct rdt_error *err)
            pull_note_unregistered(transfer, true, err->msg) && pull_ask_anew(transfer);
 }
 
+/* The owner's connection of the transport is being rebuilt: asks it again, to send the bytes by another one. */
+static bool ask_past(struct transfer *transfer)
+{
+    bool started = transfer->sm.state == TRANSFER_MOVE || transfer->sm.state == TRANSFER_TICKET;
+
+    return started && !transfer->pull.subpulls && pull_note_cut_off(transfer) && pull_ask_anew(transfer);
+}
+
 void pull_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
 {
     struct transfer *transfer = find(remote, end->transfer);
@@ -569,7 +577,7 @@ void pull_on_end(struct remote *remote, const Rdt__Pb__PullEnd *end)
     if (!transfer || transfer->sm.state == TRANSFER_ABORT)
         return;
     (void)wire_error(end->status, 0, end->message, &err);
-    if (end->unregistered && ask_to_send(transfer, &err))
+    if ((end->unregistered && ask_to_send(transfer, &err)) || (end->rebuilding && ask_past(transfer)))
         return;
     transfer_fail_err(transfer, &err);
 }

@@ -123,6 +123,7 @@ struct pull_path {
     bool staged;                       /* the bytes go through the daemon's host memory on this node */
     bool single;                       /* every chunk is of one tensor, since an end is device memory */
     struct pull_registering registering;
+    char cut_off[65]; /* the transport whose connection the owner did not have: not taken again; "": none */
 };
 
 struct pull_chunks {
@@ -258,6 +259,10 @@ void pull_take_path(struct transfer *transfer); /* uses the path that was chosen
 /* Memory could not be registered with the transport of the path, by the owner or here. The next choice of a path heeds it, and
  * says so. Returns false if another choice would not help: no path has been taken, or there is no memory. */
 bool pull_note_unregistered(struct transfer *transfer, bool at_owner, const char *why);
+
+/* The owner has no connection of the path's transport just now. The next choice takes another one. Returns false if there is
+ * no other path. */
+bool pull_note_cut_off(struct transfer *transfer);
 void pull_forget_unregistered(struct transfer *transfer);
 
 /* Finds the memory of the targets. NO_MEMORY, or an error of region_addr. */

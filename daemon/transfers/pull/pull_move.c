@@ -70,6 +70,26 @@ static bool has_posted(const struct transfer *transfer)
     return false;
 }
 
+/* ABORT, REWIND: its operations have not ended in time. Their connection is taken down, which ends them. If not even that does,
+ * an attempt that starts again fails. */
+static void end_posted(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    struct peer_transport *pt = transfer->pull.path.connection;
+    bool rewinds = transfer->sm.state == TRANSFER_REWIND;
+
+    if (!pt || pt->sm.state == PT_NONE)
+        return;
+    if (rewinds && pt->sm.state == PT_CLOSING) {
+        transfer_fail(transfer, RDT_TRANSPORT, "%s: the operations of the attempt that failed do not end", pt->transport->name);
+        return;
+    }
+    if (rewinds)
+        (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
+    peer_transport_isolate(pt, rewinds ? "the operations of a transfer that starts again do not end"
+                                       : "the operations of an aborted transfer do not end");
+}
+
 void pull_on_stall(struct deadline *deadline)
 {
     struct transfer *transfer = container_of(deadline, struct transfer, pull.stall);
@@ -79,11 +99,8 @@ void pull_on_stall(struct deadline *deadline)
     if (transfer->sm.state == TRANSFER_ABORT || transfer->sm.state == TRANSFER_REWIND) {
         if (!has_posted(transfer)) /* a client holds up the writes to its own memory, and the connection works */
             (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
-        else if (transfer->pull.path.connection && transfer->pull.path.connection->sm.state != PT_NONE)
-            peer_transport_isolate(transfer->pull.path.connection,
-                                   transfer->sm.state == TRANSFER_ABORT
-                                       ? "the operations of an aborted transfer do not end"
-                                       : "the operations of a transfer that starts again do not end");
+        else
+            end_posted(transfer);
         return;
     }
     if (transfer->sm.state == TRANSFER_CONNECT) {
@@ -327,11 +344,13 @@ void pull_move(struct transfer *transfer)
         transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", transfer->pull.path.connection->transport->name);
         return;
     }
+    if (transfer->pull.path.connection->sm.state != PT_CONNECTED && !transfer->pull.path.connection->group &&
+        !transfer->pull.subpull.parent) {
+        pull_rewind(transfer); /* The connection was lost while memory was reserved: another one may be there. */
+        return;
+    }
     if (transfer->pull.path.connection->sm.state != PT_CONNECTED || !transfer_group_is_open(transfer->pull.path.connection)) {
         pull_wait(transfer);
-        /* The other node declined while memory was reserved. */
-        if (!transfer->pull.path.connection->group && transfer->pull.path.connection->remote_why_not[0] != '\0')
-            pull_refused(transfer, transfer->pull.path.connection);
         return;
     }
     status = pull_plan_chunks(transfer, &err);

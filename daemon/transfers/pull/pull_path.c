@@ -49,11 +49,14 @@ void pull_forget_unregistered(struct transfer *transfer)
     }
 }
 
-static void say_unregistered(const struct transfer *transfer, struct path_offer *offer)
+/* Tells the choice what has failed in this pull before. */
+static void say_what_failed(const struct transfer *transfer, struct path_offer *offer)
 {
     const struct unregistered *here = find_unregistered(transfer, offer->name, false),
                               *there = find_unregistered(transfer, offer->name, true);
 
+    if (strcmp(transfer->pull.path.cut_off, offer->name) == 0)
+        offer->connected = false;
     offer->source.unregistered = there ? there->why : NULL;
     if (!here)
         return;
@@ -89,7 +92,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES)
             break;
         peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.remote.target_memory, offer);
-        say_unregistered(transfer, offer);
+        say_what_failed(transfer, offer);
         if (soon_p && peer_transport_is_coming(pt)) {
             offer->connected = true;
             /* The link is new. The other end closes the old connection first, and then offers a new one or
@@ -104,13 +107,24 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         if (query.remote.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport))
             continue;
         transfer_group_offer(transfer, transport, offer, why[query.remote.n_offers++]);
-        say_unregistered(transfer, offer);
+        say_what_failed(transfer, offer);
         if (soon_p && !offer->connected && !offer->group_why_not && !offer->here_why_not) {
             offer->connected = true;
             offer->sides |= RDT_TWO_SIDED;
         }
     }
     return soon_p ? path_choose(&query, soon_p, err) : record_decide(transfer->transfers, &transfer->record, &query, err);
+}
+
+bool pull_note_cut_off(struct transfer *transfer)
+{
+    const struct peer_transport *pt = transfer->pull.path.connection;
+    struct path_decision other = {0};
+
+    if (!pt || transfer->pull.path.cut_off[0] != '\0')
+        return false;
+    text_copy(transfer->pull.path.cut_off, sizeof transfer->pull.path.cut_off, pt->transport->name);
+    return choose_of(transfer, false, &other, NULL) == RDT_OK;
 }
 
 enum rdt_status pull_choose_path(struct transfer *transfer, bool has_inline, struct rdt_error *err)

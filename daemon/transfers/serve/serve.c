@@ -182,7 +182,14 @@ enum rdt_status serve_send(struct serve *serve, enum rdt_peer_message type, cons
     return remote_send_over(serve->remote, serve->epoch, type, message, err);
 }
 
-static void send_end(struct serve *serve, const struct rdt_error *err, bool unregistered)
+/* What the reader may do about the end of a transfer. */
+enum end_remedy {
+    END_FOR_GOOD,
+    END_UNREGISTERED, /* ask for the bytes to be sent */
+    END_REBUILDING,   /* take another transport */
+};
+
+static void send_end(struct serve *serve, const struct rdt_error *err, enum end_remedy remedy)
 {
     Rdt__Pb__PullEnd end = RDT__PB__PULL_END__INIT;
 
@@ -190,7 +197,8 @@ static void send_end(struct serve *serve, const struct rdt_error *err, bool unre
     end.status = err->status;
     end.message = (char *)err->msg;
     end.from_owner = true;
-    end.unregistered = unregistered;
+    end.unregistered = remedy == END_UNREGISTERED;
+    end.rebuilding = remedy == END_REBUILDING;
     (void)serve_send(serve, RDT_PEER_PULL_END, &end.base, NULL);
 }
 
@@ -234,23 +242,31 @@ void serve_settle(struct serve *serve)
         serve_end(serve); /* One-sided: the reader, or the end of its connection, tells when nobody reads any more. */
 }
 
-static void end_with(struct serve *serve, const struct rdt_error *err, bool unregistered)
+static void end_with(struct serve *serve, const struct rdt_error *err, enum end_remedy remedy)
 {
     if (serve->sm.state == SERVE_ABORT)
         return;
     record_fail(&serve->record, err);
-    send_end(serve, err, unregistered);
+    send_end(serve, err, remedy);
     serve_stop(serve);
 }
 
 void serve_fail(struct serve *serve, const struct rdt_error *err)
 {
-    end_with(serve, err, false);
+    end_with(serve, err, END_FOR_GOOD);
 }
 
 void serve_fail_unregistered(struct serve *serve, const struct rdt_error *err)
 {
-    end_with(serve, err, true);
+    end_with(serve, err, END_UNREGISTERED);
+}
+
+void serve_fail_rebuilding(struct serve *serve, const struct transport *transport)
+{
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", transport->name);
+    end_with(serve, &err, END_REBUILDING);
 }
 
 void serve_refuse(struct serve *serve, const struct rdt_error *err)

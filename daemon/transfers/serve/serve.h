@@ -132,6 +132,8 @@ void serve_settle(struct serve *serve); /* ABORT: one operation has ended; the l
 void serve_fail(struct serve *serve, const struct rdt_error *err); /* tells the reader by PULL_END and stops */
 /* The same, of memory that could not be registered for one-sided reads: the reader asks again, to be sent the bytes. */
 void serve_fail_unregistered(struct serve *serve, const struct rdt_error *err);
+/* The same, with TRANSPORT: this end has no connection of `transport` just now, so the reader takes another if it can. */
+void serve_fail_rebuilding(struct serve *serve, const struct transport *transport);
 void serve_refuse(struct serve *serve, const struct rdt_error *err); /* answers with an error and ends it */
 
 /* Sends a message about it to the reader. PEER_LOST: the link over which the pull came has ended. */

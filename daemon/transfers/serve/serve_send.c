@@ -174,9 +174,10 @@ static void prepare(struct serve *serve)
         serve->sending.n_ops++;
         return;
     }
-    if (status == RDT_OK && serve_is_cut_off(serve))
-        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt",
-                               serve->sending.connection->transport->name);
+    if (status == RDT_OK && serve_is_cut_off(serve)) {
+        serve_fail_rebuilding(serve, serve->sending.connection->transport);
+        return;
+    }
     if (status == RDT_OK && serve->sending.mode == SENDING_IN_ORDER) {
         status = transfer_ticket_begin_serve(serve, &err);
         if (status == RDT_OK) {
@@ -275,10 +276,12 @@ void serve_on_start(struct remote *remote, const Rdt__Pb__PullStart *start)
         status = transfer_group_start(serve, start, &pt, &err);
     else if (!pt)
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
+    if (status == RDT_OK && (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)) {
+        serve_fail_rebuilding(serve, pt->transport);
+        return;
+    }
     if (status != RDT_OK)
         ;
-    else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
-        status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
     else if (start->one_sided ? !pt->transport->ops.pack_key : !pt->transport->ops.post_send)
         status =
             rdt_error_set(&err, RDT_UNSUPPORTED, "%s cannot move the object in this way at the owner", pt->transport->name);
@@ -589,15 +592,13 @@ static void send_more(struct serve *serve)
 static void begin_late(struct serve *serve)
 {
     struct peer_transport *pt = serve->awaits_memory;
-    struct rdt_error err;
 
     if (pt->sm.state == PT_CONNECTED && pt->remote_epoch == serve->sending.start_epoch) {
         peer_transport_use(&serve->awaits_memory, NULL);
         begin(serve, pt);
         return;
     }
-    (void)rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
-    serve_fail(serve, &err);
+    serve_fail_rebuilding(serve, pt->transport);
 }
 
 void serve_go_on(struct serve *serve)

@@ -471,6 +471,53 @@ Test(quiesce, sends_that_end_slowly_leave_the_next_fetch_its_connection)
     end(NULL);
 }
 
+/* The transport that readers are to prefer. */
+static struct rdt_ref put_pattern_by(const char *transport, rdt *conn, size_t bytes, uint32_t seed)
+{
+    struct rdt_put_options options = {.struct_size = sizeof options, .transport = transport};
+    uint8_t *memory = alloc_memory(conn, bytes);
+    struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
+    struct rdt_ref ref;
+
+    fill_pattern(memory, bytes, seed);
+    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
+    return ref;
+}
+
+static bool only_reader_is_connected(void)
+{
+    struct peer_view view;
+
+    return peer_seen(&c.node[0], &c.node[1], &view) && !view.loopback && peer_seen(&c.node[1], &c.node[0], &view) &&
+           view.loopback;
+}
+
+/* The owner takes its connection down, and the reader does not know it yet. The fetch goes by another transport. */
+Test(quiesce, fetch_passes_over_a_connection_that_the_owner_rebuilds)
+{
+    static const char *const flags[] = {"--chunk=64KiB", "--set=loopback.sided=two", "--quiesce-grace=200ms", NULL};
+    char lines[80];
+
+    begin_pair(2, &(struct cluster_options){.loopback = true, .no_ucx = true, .stream = true, .flags = flags});
+    struct rdt_ref ref = put_pattern_by("loopback", owner, BYTES, 1);
+    (void)snprintf(lines, sizeof lines, "lose_every=1\nno_abort=1\ndisconnect_delay_ms=%lld\n",
+                   (long long)(patience(6 * SEC) / MSEC));
+    cluster_faults(&c, 0, lines);
+    rdt_request *request = start_into(&ref, NULL, LONG);
+    wait_until(20 * SEC, operations_of(&c.node[0]) > 0);
+    give_up(request, false);
+    wait_until(20 * SEC, only_reader_is_connected());
+    rdt_object *object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    must_say(only_reader_is_connected(), "the owner's connection was rebuilt before the fetch ended");
+    must_go_by("stream", object);
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
+    rdt_release(object);
+    set_faults("");
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(rebuilt);
+}
+
 /* ---- every step ---- */
 
 /* Given up at each step of a fetch, by cancel and by deadline: typed, at once, nothing left, nothing written. */

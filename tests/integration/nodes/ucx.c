@@ -96,7 +96,7 @@ Test(ucx, node_that_does_not_answer_at_its_port_is_named_and_passed_over)
     if (!node_hold_threads(&c.node[1], "rdt-ucx"))
         cr_skip_test("this process may not trace its children");
     must_refuse(RDT_TRANSPORT, "does not answer at the port of ucx", rdt_fetch(reader, &ref, 1, &options, &object, &err));
-    /* Those that come while the owner connects ucx anew fail, too. */
+    /* This node's ucx stands still, so fetches that it has begun to receive fail, too. */
     wait_until(LONG, arrives_or_breaks(&ref, &object));
     must_go_by("stream", object);
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
