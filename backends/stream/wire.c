@@ -130,19 +130,19 @@ bool wire_same_secret(const uint8_t *a, const uint8_t *b, size_t bytes)
 
 bool numbers_take(struct numbers *numbers, uint32_t number)
 {
-    uint64_t back;
+    uint64_t *word = &numbers->used[number % NUMBERS_BEHIND / 64], bit = (uint64_t)1 << number % 64;
 
-    if (number >= numbers->below) {
-        uint64_t shift = number + 1u - numbers->below;
-
-        numbers->behind = shift < 64 ? numbers->behind << shift | 1 : 1;
+    if (number >= numbers->below + NUMBERS_BEHIND)
+        memset(numbers->used, 0, sizeof numbers->used);
+    else
+        for (uint64_t skipped = numbers->below; skipped <= number;
+             skipped++) /* their bits are of numbers that are too low now */
+            numbers->used[skipped % NUMBERS_BEHIND / 64] &= ~((uint64_t)1 << skipped % 64);
+    if (number >= numbers->below)
         numbers->below = (uint64_t)number + 1;
-        return true;
-    }
-    back = numbers->below - 1 - number;
-    if (back >= 64 || numbers->behind >> back & 1)
+    else if (numbers->below - 1 - number >= NUMBERS_BEHIND || *word & bit)
         return false;
-    numbers->behind |= (uint64_t)1 << back;
+    *word |= bit;
     return true;
 }
 

@@ -58,11 +58,15 @@ bool wire_read_welcome(const uint8_t welcome[WELCOME_BYTES], uint8_t proof_p[TOK
 /* Compares in a time that does not depend on where the two differ. */
 bool wire_same_secret(const uint8_t *a, const uint8_t *b, size_t bytes);
 
-/* The channel numbers that were used with one token: each may be used once, and only if it is less than 64 below the
- * highest. */
+/* The channel numbers that were used with one token: each may be used once, and only if it is less than NUMBERS_BEHIND below
+ * the highest. Greetings overtake each other while a thread stands still and others go on: where channels are replaced after
+ * every megabyte, by hundreds in a second. */
+#define NUMBERS_BEHIND 8192u /* a multiple of 64 */
+
 struct numbers {
-    uint64_t below;  /* every used number is below this one */
-    uint64_t behind; /* bit i: the number below - 1 - i was used */
+    uint64_t below; /* every used number is below this one */
+    /* bit n % NUMBERS_BEHIND: number n was used, of the numbers that are less than NUMBERS_BEHIND below */
+    uint64_t used[NUMBERS_BEHIND / 64u];
 };
 
 /* Marks the number as used. False: it was used before, or is too low to tell. */

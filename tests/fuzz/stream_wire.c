@@ -69,14 +69,14 @@ static void chunks(const uint8_t *bytes, size_t n)
 /* In any order of the numbers none is accepted twice, and a new number that is not too old is accepted. */
 static void numbers(const uint8_t *at, const uint8_t *end)
 {
-    static bool seen[1024];
+    static bool seen[UINT16_MAX + 1];
     struct numbers taken = {0};
     uint32_t highest = 0;
 
     memset(seen, 0, sizeof seen);
     while (at < end) {
-        uint32_t number = (uint32_t)fuzz_take(&at, end, 2) % 1024;
-        bool took = numbers_take(&taken, number), old = highest >= number && highest - number >= 64;
+        uint32_t number = (uint32_t)fuzz_take(&at, end, 2);
+        bool took = numbers_take(&taken, number), old = highest >= number && highest - number >= NUMBERS_BEHIND;
 
         fuzz_must(!took || !seen[number]);
         fuzz_must(took || seen[number] || old);

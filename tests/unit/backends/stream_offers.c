@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backends/stream: which addresses of a peer's offer are dialled. */
+/* backends/stream: which addresses of a peer's offer are dialled, and which greetings of its connections are taken. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 
@@ -65,4 +65,18 @@ Test(stream_offers, address_that_no_machine_has_is_refused)
         link_at = i % 2 ? "10.0.0.1" : "";
         cr_assert_eq(offered(none[i]), RDT_PROTOCOL, "%s", none[i]);
     }
+}
+
+/* A thread of the peer stood still with the greeting of its first connection, and others replaced theirs thousands of times. */
+Test(stream_offers, greeting_that_thousands_have_overtaken_is_taken_once)
+{
+    struct numbers numbers = {0};
+
+    for (uint32_t number = 1; number < NUMBERS_BEHIND; number++)
+        cr_assert(numbers_take(&numbers, number) && !numbers_take(&numbers, number), "%u", number);
+    cr_assert(NUMBERS_BEHIND > 4000 && numbers_take(&numbers, 0) && !numbers_take(&numbers, 0));
+    cr_assert(numbers_take(&numbers, NUMBERS_BEHIND + 7) && numbers_take(&numbers, NUMBERS_BEHIND) &&
+              !numbers_take(&numbers, 7) && !numbers_take(&numbers, NUMBERS_BEHIND));
+    cr_assert(numbers_take(&numbers, UINT32_MAX) && numbers_take(&numbers, UINT32_MAX - NUMBERS_BEHIND + 1) &&
+              !numbers_take(&numbers, UINT32_MAX - NUMBERS_BEHIND) && !numbers_take(&numbers, UINT32_MAX));
 }
