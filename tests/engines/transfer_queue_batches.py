@@ -175,17 +175,17 @@ def test_the_data_outlive_their_producer() -> None:
                     os.kill(os.getpid(), 9)
 
             with raises(ray.exceptions.WorkerCrashedError):
-                ray.get(produce.remote(1.0, True), timeout=LONG)
+                ray.get(produce.remote(1.0, True), timeout=3 * LONG)
             found = tq.kv_batch_get(keys=["k0", "k3"], partition_id="p")
             assert torch.equal(torch.stack(list(found["a"].unbind())), torch.ones(2, 3)) and found["b"].tolist() == [0, 3]
-            ray.get(produce.remote(2.0, False), timeout=LONG)  # the same keys again: what they had ends
+            ray.get(produce.remote(2.0, False), timeout=3 * LONG)  # the same keys again: what they had ends
             found = tq.kv_batch_get(keys=["k0", "k3"], partition_id="p")
             assert torch.equal(torch.stack(list(found["a"].unbind())), torch.full((2, 3), 2.0))
             del found
             until(lambda: len(c.objects(prefix="tq.")) == 1, "the earlier values were freed")
             tq.kv_clear(keys=[f"k{i}" for i in range(4)], partition_id="p")
             until(lambda: not c.objects(prefix="tq."), "all values were freed")
-            ray.get(produce.remote(3.0, False), timeout=LONG)
+            ray.get(produce.remote(3.0, False), timeout=3 * LONG)
             tq.close()  # frees what is left
             until(lambda: not c.objects(prefix="tq."), "close has freed all")
         finally:
