@@ -129,7 +129,7 @@ $(eval $(call stamp,python,$(PYTHON) $(PY_INFO) $(PY_FILES)))
 $(eval $(call stamp,found,$(CUDA_INC) $(NCURSES) $(backenddir) $(conffile)))
 
 OBJFLAGS = -fPIE
-compile = $(CC) $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(WARNINGS) $(CFLAGS_ALL) $(OBJFLAGS) -MMD -MP -c -o $@ $<
+compile = $(CC) $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(WARNINGS) $(CFLAGS_ALL) $(OBJFLAGS) $(TEST_CFLAGS) -MMD -MP -c -o $@ $<
 
 $(B)/obj/%.o: %.c $(B)/.flags | $(GEN_H)
 	$(call make_file,CC,$(compile))

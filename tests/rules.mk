@@ -14,6 +14,9 @@ FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(c
 PRELOAD := $(if $(filter release,$(VARIANT)),$(B)/tests/preload/fail_alloc.so) # the sanitizers have an allocator of their own
 TEST_PROGRAMS = $(UNIT) $(INTEG) $(SIMS) $(FUZZ) $(FAULT) $(GPU_BENCH) $(GPU_PROBE) $(BENCH)
 
+# What Criterion's macros become takes four times as long to compile with -O2, and a test program mostly waits.
+$(addprefix $(B)/obj/tests/,unit/%.o integration/%.o abi/%.o): TEST_CFLAGS = -U_FORTIFY_SOURCE -O0
+
 # By default Criterion puts its arena at addresses that ThreadSanitizer reserves.
 CRITERION_O := $(if $(filter tsan,$(VARIANT)),$(B)/obj/tests/criterion_tsan.o)
 

@@ -377,7 +377,7 @@ Test(path, boasting_transport_below_inline)
 
 Test(path, more_offers_than_room)
 {
-    struct path_offer offers[2 * PATH_MAX_CANDIDATES];
+    struct path_offer offers[2 * PATH_MAX_CANDIDATES] = {0};
     struct path_query query = remote_query(offers, 2 * PATH_MAX_CANDIDATES);
     struct path_decision decision;
     char names[2 * PATH_MAX_CANDIDATES][8];

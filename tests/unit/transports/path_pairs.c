@@ -129,7 +129,7 @@ static struct path_offer pair_offer(const struct pair_row *row, unsigned i)
 static void check_pair(const struct pair_row *row)
 {
     static const char *const names[N_TRANSPORTS] = {"ucx", "stream", "nccl"};
-    struct path_offer offers[N_TRANSPORTS];
+    struct path_offer offers[N_TRANSPORTS] = {0};
     struct path_query query = remote_query(offers, N_TRANSPORTS);
     struct path_decision decision;
     struct rdt_error err = {0};
