@@ -73,7 +73,8 @@ class Engine:
     def __init__(self, model: str, socket: str, **options: Any) -> None:
         environment = {**os.environ, "RDT_SOCKET": socket, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
                        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
-                       "VLLM_LOGGING_LEVEL": "WARNING"}
+                       "VLLM_LOGGING_LEVEL": "WARNING",
+                       "TORCHDYNAMO_DISABLE": "1"}  # its compiler checks fail on a busy machine, and its programs then, too
         self._log = tempfile.TemporaryFile("w+")
         theirs, ours = os.pipe()
         answers, answer = os.pipe()
