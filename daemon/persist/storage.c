@@ -36,7 +36,8 @@ static bool is_ending(const struct stored *stored)
 
 bool storage_barrier(struct storage *storage, uint64_t generation, struct storage_barrier *barrier)
 {
-    struct stored *stored = storage->helper && !storage->frozen ? stored_get(storage, generation) : NULL;
+    bool serves = storage->helper && !storage->frozen;
+    struct stored *stored = serves && generation != 0 ? stored_get(storage, generation) : serves ? storage->writing : NULL;
 
     if (stored && is_ending(stored)) {
         if (stored->state == STORED_WRITING)
@@ -44,7 +45,7 @@ bool storage_barrier(struct storage *storage, uint64_t generation, struct storag
         list_append(&stored->barriers, &barrier->link);
         return true;
     }
-    if (!storage->helper || storage->frozen || storage->n_removals == 0)
+    if (!serves || storage->n_removals == 0)
         return false;
     stored_submit_barrier(storage, barrier);
     return true;

@@ -111,8 +111,9 @@ struct storage_scrub {
 enum rdt_status storage_scrub(struct storage *storage, struct storage_scrub *scrub, struct rdt_error *err);
 void storage_scrub_stop(struct storage *storage);
 
-/* Calls on_done when the files whose removal has begun are removed. The answer to a free or an unpublish waits for this,
- * because after a crash the next daemon must not restore what was ended. The object of that generation (0: none) was freed: if
+/* Calls on_done when the files whose removal has begun are removed, and the one that is being written if its object has
+ * ended. The answer to a free, an unpublish or a put that replaces a stored object waits for this, because after a crash the
+ * next daemon must not restore what was ended. The object of that generation (0: none) was freed: if
  * it is being written and nobody else holds it, the writing stops, and on_done waits for that. false: there is nothing to wait
  * for, and on_done is not called. */
 struct storage_barrier {

@@ -36,8 +36,11 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
  * before its own. */
 void rpc_postpone_waits(struct client *client);
 
-/* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed
- * (daemon/persist). generation: of the object that was freed; 0: none was. */
+/* rpc_store.c: for a request that has ended something. Waits until the files of what has ended are removed (daemon/persist),
+ * and then calls then(call, of), with NULL if the call has ended meanwhile. generation: of the object that was freed; 0: none
+ * was.
+ * false: nothing is waited for, and `then` is not called. call_reply_removed answers with nothing in either case. */
+bool call_await_removals(struct call *call, uint64_t generation, void (*then)(struct call *call, void *of), void *of);
 void call_reply_removed(struct call *call, uint64_t generation);
 
 /* rpc_put.c: checks the flags of a put of an EVICTABLE object; the time to live that a put asks for; and which one its object

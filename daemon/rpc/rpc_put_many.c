@@ -48,6 +48,7 @@ struct putting {
     uint64_t *generation;
     uint32_t n, next;
     uint64_t heap;
+    bool took_file;          /* an object has replaced one that had a file */
     uint64_t tries_until_ns; /* the next object waits for evictions until then; 0: it has not been tried */
     const char *transport;
     int64_t ttl_ns;
@@ -239,6 +240,7 @@ static enum rdt_status put_one(struct putting *putting, uint32_t i, uint64_t *ge
     if (status != RDT_OK)
         return status;
     putting->call->client->rpc.put_bytes += object->bytes;
+    putting->took_file |= object->access.took_file;
     *generation_p = object->generation;
     return RDT_OK;
 }
@@ -302,6 +304,16 @@ static void answer(struct putting *putting)
     putting_free(putting);
 }
 
+static void on_removed(struct call *call, void *of)
+{
+    struct putting *putting = of;
+
+    if (call)
+        answer(putting);
+    else
+        putting_free(putting);
+}
+
 static bool put_some(struct slice *slice, uint64_t until_ns)
 {
     struct putting *putting = container_of(slice, struct putting, slice);
@@ -327,7 +339,8 @@ static bool put_some(struct slice *slice, uint64_t until_ns)
         if (putting->next < putting->n && uv_hrtime() >= until_ns)
             return false;
     }
-    answer(putting);
+    if (!putting->took_file || !call_await_removals(putting->call, 0, on_removed, putting)) /* as the answer to a PUT */
+        answer(putting);
     return true;
 }
 

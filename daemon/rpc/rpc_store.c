@@ -172,6 +172,8 @@ enum rdt_status rpc_scrub(struct call *call, const void *request, struct rdt_err
 struct removing {
     struct storage_barrier barrier; /* first */
     struct call *call;
+    void (*then)(struct call *call, void *of);
+    void *of;
 };
 
 static void removing_end(struct call *call)
@@ -186,36 +188,45 @@ static void on_removed(struct storage_barrier *barrier)
 {
     struct removing *removing = (struct removing *)barrier;
     struct call *call = barrier->abandoned ? NULL : removing->call;
+    void (*then)(struct call *, void *) = removing->then;
+    void *of = removing->of;
 
     free(removing);
-    if (!call)
-        return;
-    call->on_end = NULL;
-    call->waiting = NULL;
-    call_reply_empty(call);
+    if (call) {
+        call->on_end = NULL;
+        call->waiting = NULL;
+    }
+    then(call, of);
 }
 
 /* If the call cannot wait, it is answered at once, because its work is done. */
-void call_reply_removed(struct call *call, uint64_t generation)
+bool call_await_removals(struct call *call, uint64_t generation, void (*then)(struct call *call, void *of), void *of)
 {
     struct removing *removing = call->request_id != 0 || call->peer ? calloc(1, sizeof *removing) : NULL;
     struct rdt_error err;
 
-    if (!removing || !call_may_wait(call, &err)) {
+    if (!removing || !call_may_wait(call, &err) || call_defer(call, -1, NULL, &err) != RDT_OK) {
         free(removing);
-        call_reply_empty(call);
-        return;
+        return false;
     }
-    removing->call = call;
-    removing->barrier.on_done = on_removed;
+    *removing = (struct removing){.barrier.on_done = on_removed, .call = call, .then = then, .of = of};
     if (!storage_barrier(call->rpc->storage, generation, &removing->barrier)) {
         free(removing);
-        call_reply_empty(call);
-        return;
+        return false;
     }
     call->waiting = removing;
-    if (call_defer(call, -1, removing_end, &err) != RDT_OK) {
-        removing_end(call);
+    call->on_end = removing_end;
+    return true;
+}
+
+static void reply_empty(struct call *call, void *of)
+{
+    if (call)
         call_reply_empty(call);
-    }
+}
+
+void call_reply_removed(struct call *call, uint64_t generation)
+{
+    if (!call_await_removals(call, generation, reply_empty, NULL))
+        call_reply_empty(call);
 }
