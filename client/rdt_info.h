@@ -220,7 +220,13 @@ struct rdt_daemon_status {
     /* ids that users of the cache asked for: found there, and not found. Each key of rdt_lookup counts, and each fetch, hold or
      * wait by an id without a generation; rdt_exists does not, nor does a fetch of what a lookup has found */
     uint64_t evictable_hits, evictable_misses;
-    uint64_t evictions, evicted_bytes; /* objects that were evicted */
+    uint64_t evictions, evicted_bytes;                   /* objects that were evicted */
+    uint64_t evictable_files, evictable_file_bytes;      /* of objects of the cache, in storage_dir */
+    uint64_t evictable_spilled, evictable_spilled_bytes; /* objects that have left memory for a file, and that memory */
+    uint64_t evictable_file_hits;                        /* of evictable_hits: objects that were in a file only */
+    /* evicted objects that have left for no file: the disk did not have them in time; it or a limit had no room; they are
+     * small */
+    uint64_t evictable_unspilled_late, evictable_unspilled_failed, evictable_unspilled_small;
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */

@@ -293,6 +293,7 @@ static void init_rooms(struct daemon *daemon)
     daemon->objects.deadlines = &daemon->deadlines;
     daemon->objects.cache.slices = &daemon->deadlines.slices;
     cache_set_limits(&daemon->objects.cache, options->cache_limit_bytes, options->owner_cache_limit_bytes);
+    cache_set_file_limits(&daemon->objects.cache, options->cache_storage_limit_bytes, options->owner_cache_storage_limit_bytes);
     daemon->regions.owner_work = daemon->owner_work;
     daemon->regions.accounts = &daemon->accounts;
     (void)region_orphans_create(&daemon->regions, &daemon->loop);

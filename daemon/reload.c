@@ -84,6 +84,7 @@ static void spread_limits(struct daemon *daemon)
     daemon->cluster.holds.grace_ns = options->hold_grace_ns;
     regions_set_limits(&daemon->regions, limit, limit / 8, options_effective_cache_max(options, limit));
     cache_set_limits(&daemon->objects.cache, options->cache_limit_bytes, options->owner_cache_limit_bytes);
+    cache_set_file_limits(&daemon->objects.cache, options->cache_storage_limit_bytes, options->owner_cache_storage_limit_bytes);
     daemon_check_memory_limit(daemon);
     list_for_each (node, &daemon->rpc.clients.all)
         account_limits_changed(container_of(node, struct client, link)->account);

@@ -767,8 +767,8 @@ int ctl_followers(struct ctl *ctl, int argc, char **argv)
 /* ---- the cache ---- */
 
 static const struct ctl_column cache_columns[] = {
-    {"OWNER", false}, {"OBJECTS", true}, {"BYTES", true},     {"IDLE", true},
-    {"HITS", true},   {"MISSES", true},  {"EVICTIONS", true}, {"EVICTED", true},
+    {"OWNER", false},    {"OBJECTS", true}, {"BYTES", true},   {"IDLE", true},  {"HITS", true}, {"MISSES", true},
+    {"EVICTIONS", true}, {"EVICTED", true}, {"SPILLED", true}, {"FILES", true},
 };
 
 static void add_cache(struct ctl_table *table, const Rdt__Pb__CacheInfo *info)
@@ -783,6 +783,26 @@ static void add_cache(struct ctl_table *table, const Rdt__Pb__CacheInfo *info)
     ctl_table_add(table, "%" PRIu64, info->misses);
     ctl_table_add(table, "%" PRIu64, info->evictions);
     ctl_table_add(table, "%s", ctl_human_bytes(info->evicted_bytes, text));
+    ctl_table_add(table, "%" PRIu64, info->spilled_objects);
+    ctl_table_add(table, "%s", ctl_human_bytes(info->file_bytes, text));
+}
+
+static void print_files(const Rdt__Pb__CacheReply *cache)
+{
+    char limit[CTL_HUMAN_BYTES], of_owner[CTL_HUMAN_BYTES];
+    uint64_t late = 0, failed = 0, small = 0;
+
+    if (cache->file_limit_bytes == 0)
+        return;
+    for (size_t i = 0; i < cache->n_owners; i++) {
+        late += cache->owners[i]->unspilled_late;
+        failed += cache->owners[i]->unspilled_failed;
+        small += cache->owners[i]->unspilled_small;
+    }
+    ctl_line("files: at most %s, and %s for each user; evicted without one: %" PRIu64 " before the disk had them, %" PRIu64
+             " without room there, %" PRIu64 " small ones",
+             ctl_human_bytes(cache->file_limit_bytes, limit), ctl_human_bytes(cache->owner_file_limit_bytes, of_owner), late,
+             failed, small);
 }
 
 static int print_cache(struct ctl *ctl, const ProtobufCMessage *reply)
@@ -801,6 +821,7 @@ static int print_cache(struct ctl *ctl, const ProtobufCMessage *reply)
         ctl_line("and %" PRIu64 " more", cache->more);
     ctl_line("at most %s, and %s for each user", ctl_human_bytes(cache->limit_bytes, limit),
              ctl_human_bytes(cache->owner_limit_bytes, of_owner));
+    print_files(cache);
     return printed ? CTL_OK : CTL_FAILED;
 }
 

@@ -116,6 +116,14 @@ static void check_whole(struct options *options, struct option_faults *faults)
         rdt_error_set(&why, RDT_INVALID, "is less than one chunk of a transfer");
         option_fault(faults, &why, "memory_limit");
     }
+    if (options->cache_storage_limit_bytes > 0 && options->storage_dir[0] == 0) {
+        rdt_error_set(&why, RDT_INVALID, "needs storage_dir, which is empty: set it, or leave evicted objects no files");
+        option_fault(faults, &why, "cache_storage_limit");
+    }
+    if (options->storage_max_bytes > 0 && options->cache_storage_limit_bytes > options->storage_max_bytes) {
+        rdt_error_set(&why, RDT_INVALID, "is more than storage_max, under which these files count, too");
+        option_fault(faults, &why, "cache_storage_limit");
+    }
 }
 
 /* ---- all together ---- */

@@ -52,32 +52,34 @@ struct option_origin { /* of a value */
 
 struct options {
     /* [daemon] */
-    char *socket;                     /* "/run/rdtd/rdtd.sock" */
-    char *socket_mode;                /* "0666": the daemon checks the credentials of callers itself */
-    char *tenant;                     /* "": the unnamed tenant */
-    char *state_dir;                  /* "/var/lib/rdtd": contains the node's uuid; "": a new uuid at each start */
-    char *keeper;                     /* "": no session or object survives the daemon; the socket of rdtd-keeper */
-    char *storage_dir;                /* "": objects are not stored */
-    uint64_t storage_max_bytes;       /* 0: what its file system has room for */
-    uint64_t restart_grace_ns;        /* 10s */
-    char *backend_dir;                /* compiled-in $(libdir)/rdtd */
-    char *backends;                   /* further .so files, comma-separated; --backend may be repeated */
-    char *log_level;                  /* "info" */
-    bool allow_overflow_uid;          /* no: unmapped uids are refused */
-    uint64_t memory_limit_bytes;      /* 0: half of the smaller of RAM and the cgroup's limit */
-    uint64_t device_limit_bytes;      /* on each device; 0: nine tenths of what it has */
-    uint64_t device_pool_max_bytes;   /* of unused memory; 0: a quarter of device_limit */
-    uint64_t cache_max_bytes;         /* of one client; 0: half of memory_limit */
-    uint64_t cache_limit_bytes;       /* of evictable objects; 0: memory_limit */
-    uint64_t owner_cache_limit_bytes; /* of those of one user; 0: cache_limit */
-    uint64_t pool_idle_ns;            /* 60s: unused memory of the pool and the cache is freed after this time */
-    uint32_t max_clients;             /* 4096 */
-    uint32_t max_objects;             /* 1048576 */
-    uint32_t worker_threads;          /* 2 */
-    uint64_t busy_poll_ns;            /* 200us: the longest polling before a sleep; 0: never */
-    uint64_t detached_max_ns;         /* 24h: the key detached_ttl_max */
-    uint64_t drain_timeout_ns;        /* 10s: how long SIGTERM waits for transfers */
-    uint64_t idle_exit_ns;            /* 0: never; the daemon exits after this time without client and object */
+    char *socket;                             /* "/run/rdtd/rdtd.sock" */
+    char *socket_mode;                        /* "0666": the daemon checks the credentials of callers itself */
+    char *tenant;                             /* "": the unnamed tenant */
+    char *state_dir;                          /* "/var/lib/rdtd": contains the node's uuid; "": a new uuid at each start */
+    char *keeper;                             /* "": no session or object survives the daemon; the socket of rdtd-keeper */
+    char *storage_dir;                        /* "": objects are not stored */
+    uint64_t storage_max_bytes;               /* 0: what its file system has room for */
+    uint64_t restart_grace_ns;                /* 10s */
+    char *backend_dir;                        /* compiled-in $(libdir)/rdtd */
+    char *backends;                           /* further .so files, comma-separated; --backend may be repeated */
+    char *log_level;                          /* "info" */
+    bool allow_overflow_uid;                  /* no: unmapped uids are refused */
+    uint64_t memory_limit_bytes;              /* 0: half of the smaller of RAM and the cgroup's limit */
+    uint64_t device_limit_bytes;              /* on each device; 0: nine tenths of what it has */
+    uint64_t device_pool_max_bytes;           /* of unused memory; 0: a quarter of device_limit */
+    uint64_t cache_max_bytes;                 /* of one client; 0: half of memory_limit */
+    uint64_t cache_limit_bytes;               /* of evictable objects; 0: memory_limit */
+    uint64_t owner_cache_limit_bytes;         /* of those of one user; 0: cache_limit */
+    uint64_t cache_storage_limit_bytes;       /* of their files; 0: evicted objects end */
+    uint64_t owner_cache_storage_limit_bytes; /* 0: cache_storage_limit */
+    uint64_t pool_idle_ns;                    /* 60s: unused memory of the pool and the cache is freed after this time */
+    uint32_t max_clients;                     /* 4096 */
+    uint32_t max_objects;                     /* 1048576 */
+    uint32_t worker_threads;                  /* 2 */
+    uint64_t busy_poll_ns;                    /* 200us: the longest polling before a sleep; 0: never */
+    uint64_t detached_max_ns;                 /* 24h: the key detached_ttl_max */
+    uint64_t drain_timeout_ns;                /* 10s: how long SIGTERM waits for transfers */
+    uint64_t idle_exit_ns;                    /* 0: never; the daemon exits after this time without client and object */
     /* [limits] */
     uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
     uint32_t version_max_tensors;                             /* 1000000 */

@@ -228,6 +228,17 @@ const struct option_key option_keys[] = {
      .help = "The same for the evictable objects of one user. 0 means that one user may have all of cache_limit, until others "
              "need it.",
      .why = "Set it where several users share a node, so that none of them has to wait for evictions of another's objects."},
+    {ROW("daemon", "cache_storage_limit", OPTION_BYTES, cache_storage_limit_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS,
+     .fallback = "0",
+     .help = "The most bytes of files below storage_dir to which evictable objects move when their memory is wanted: they stay "
+             "in the cache, also after a reboot, and past this limit the files that were used least recently go. They count "
+             "under storage_max, too. 0 means that evicted objects end.",
+     .why = "Set it where reading a block from the disk is faster than computing it."},
+    {ROW("daemon", "owner_cache_storage_limit", OPTION_BYTES, owner_cache_storage_limit_bytes, 0, UNBOUNDED),
+     .reload = RELOAD_ALWAYS, .fallback = "0",
+     .help = "The same for the files of one user. 0 means that one user may have all of cache_storage_limit, until others need "
+             "it.",
+     .why = "Set it where several users share a node."},
     {ROW("daemon", "device_limit", OPTION_BYTES, device_limit_bytes, 0, UNBOUNDED), .fallback = "0",
      .help = "The most memory that the daemon allocates on each device. 0 means nine tenths of the device's memory.",
      .why = "Lower it to leave device memory to the processes that compute there."},

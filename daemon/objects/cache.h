@@ -24,6 +24,10 @@
  * Their memory is charged to the owner, not to the client: a limit for clients would be reached by what no longer concerns that
  * client, and nothing could be evicted for it.
  *
+ * With a limit of files (cache_storage_limit), objects that need not end leave their memory for a file (cache_spill.c): they
+ * stay what they are for everybody who finds them. Those that have done so are evicted past that limit, and when an end of
+ * objects is wanted, such as for their descriptors, the one that was used least recently first.
+ *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_CACHE_H
 #define DAEMON_CACHE_H
@@ -36,6 +40,7 @@
 struct object;
 struct object_table;
 struct cache_owner;
+struct cached;
 
 #define CACHE_RANKS 64u
 #define CACHE_HEAP_BYTES 80u /* for one object */
@@ -44,12 +49,21 @@ struct cache_counts {
     uint64_t hits;   /* a look-up or a fetch asked for an id, and there was such an object */
     uint64_t misses; /* the same, and there was none; only of owners that have such objects */
     uint64_t evictions, evicted_bytes;
+    uint64_t spilled, spilled_bytes; /* objects that have left their memory for a file */
+    uint64_t file_hits;              /* of the hits: objects that were in a file only */
+    /* Where evicted objects are stored, those that ended without leaving for a file: */
+    uint64_t unspilled_late;   /* their memory was wanted before the disk had them */
+    uint64_t unspilled_failed; /* the disk was full or broken, or a limit of files was reached */
+    uint64_t unspilled_small;  /* they lay in the arena */
 };
 
-struct cache_sums {              /* bytes are those of regions, pieces of the arena and bookkeeping */
-    uint64_t n, bytes;           /* of all live objects */
-    uint64_t n_idle, idle_bytes; /* of those that could be evicted now */
-    uint64_t n_idle_regions;     /* that these have for themselves; small objects have none */
+struct cache_sums {               /* bytes are those of regions, pieces of the arena and bookkeeping of objects in memory */
+    uint64_t n, bytes;            /* of all live objects */
+    uint64_t n_idle, idle_bytes;  /* of those that could be evicted now */
+    uint64_t n_idle_regions;      /* that these have for themselves; small objects have none */
+    uint64_t n_files, file_bytes; /* on the disk, with the one that is being written */
+    uint64_t n_spilled;           /* of n: objects that are in a file only */
+    uint64_t n_idle_spilled, idle_file_bytes; /* of n_idle: the same, and their files */
 };
 
 /* Room that somebody waits for: evictions go on until at most `target` is used. */
@@ -57,6 +71,34 @@ struct cache_want {
     struct account *at; /* NULL: nobody waits */
     enum usage what;
     uint64_t target;
+    uint64_t file_target; /* of STORED_BYTES, which are used until the files are removed: at most so many bytes of files stay */
+};
+
+/* Persons by the logarithm of something that they have. */
+enum cache_order { CACHE_BY_MEMORY, CACHE_BY_FILES, CACHE_ORDERS };
+struct cache_ranks {
+    struct list ranks[CACHE_RANKS]; /* struct cache_standing.link; persons without any are in none */
+    uint64_t used;                  /* bit i: ranks[i] is not empty */
+};
+
+/* What writes the files (daemon/persist). */
+struct cache_files_ops {
+    /* Begins to write the object, which is idle and in memory, to a file of *bytes_p; cache_written follows. AGAIN: *bytes_p
+     * are more than `room`. Other errors: it cannot be written. */
+    enum rdt_status (*begin)(void *arg, struct object *object, uint64_t room, uint64_t *bytes_p);
+    bool (*give_up)(void *arg, struct object *object); /* its memory for its file, which is written; false: it stays */
+    void (*discard)(void *arg, struct object *object); /* its file, written or not; the object stays */
+};
+
+struct cache_files {
+    const struct cache_files_ops *ops; /* NULL: nothing is written */
+    void *arg;
+    uint64_t limit_bytes;       /* 0: evicted objects end */
+    uint64_t owner_limit_bytes; /* 0: one owner may have limit_bytes */
+    struct list near;           /* struct cache_owner.near: owners who come near to their limit */
+    bool busy;                  /* a file is being written, */
+    struct cached *writing;     /* that of this one; NULL: which has ended */
+    uint64_t leaving_bytes;     /* of all queues */
 };
 
 struct cache {
@@ -67,19 +109,20 @@ struct cache {
     uint64_t limit_bytes, owner_limit_bytes; /* 0: none */
     struct list owners;                      /* struct cache_owner.link */
     struct list pressed;                     /* struct cache_owner.pressed: objects of these must go */
-    struct list ranks[CACHE_RANKS]; /* struct cache_person.link, by the logarithm of their idle bytes; without any: in none */
-    uint64_t used_ranks;            /* bit i: ranks[i] is not empty */
-    struct cache_want want;         /* of the node, or of a person */
-    uint64_t memory_target;         /* memory_limit: at most so much may be used; UINT64_MAX: nobody waits */
+    struct cache_ranks orders[CACHE_ORDERS]; /* of persons with idle objects in memory, and with idle spilled ones */
+    struct cache_want want;                  /* of the node, or of a person */
+    uint64_t memory_target;                  /* memory_limit: at most so much may be used; UINT64_MAX: nobody waits */
     struct slice slice;
+    struct cache_files files;
     struct cache_sums sums;
     struct cache_counts counts; /* since the start of the daemon */
 };
 
 struct cache_owner { /* exists while it has objects */
     struct list link;
-    struct list pressed;   /* in cache->pressed, or empty */
-    struct list by_person; /* in cache_person.owners, while it has idle objects */
+    struct list pressed;                 /* in cache->pressed, or empty */
+    struct list near;                    /* in cache->files.near, or empty */
+    struct list by_person[CACHE_ORDERS]; /* in cache_standing.owners, while it has such objects */
     struct cache *cache;
     struct account *account; /* a reference */
     struct cache_person *person;
@@ -97,6 +140,9 @@ void cache_fini(struct cache *cache); /* all objects are gone */
 /* Evicts what is past them in the next turns. 0: no limit. */
 void cache_set_limits(struct cache *cache, uint64_t limit_bytes, uint64_t owner_limit_bytes);
 
+/* The same for files; limit_bytes 0: no files. */
+void cache_set_file_limits(struct cache *cache, uint64_t limit_bytes, uint64_t owner_limit_bytes);
+
 /* For the put of an EVICTABLE object, which has its account, and will have so many bytes. priority: below CACHE_PRIORITIES.
  * LIMIT: it does not fit, even if everything that can be evicted is; NO_MEMORY. */
 enum rdt_status cache_prepare(struct cache *cache, struct object *object, unsigned priority, uint64_t bytes,
@@ -112,7 +158,11 @@ void cache_settle(struct object *object);
 
 /* Somebody has found the object. by_id: not by its generation. */
 void cache_found(struct object *object, bool by_id);
-void cache_missed(struct cache *cache, const struct owner *owner); /* there is no object of the id */
+void cache_missed(struct cache *cache, const struct owner *owner);                /* there is no object of the id */
+
+/* The file of the object that was begun is there, with so many bytes; 0: it is not, and will not be. Does nothing if none was
+ * begun. */
+void cache_written(struct cache *cache, uint64_t bytes);
 
 /* A request found no room for what accounts->lacks says. Returns whether evictions will make some. */
 bool cache_make_room(struct cache *cache);

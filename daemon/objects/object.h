@@ -136,6 +136,7 @@ struct object_access {  /* who may find it */
 
 struct object_file {
     uint8_t stored : 2; /* enum object_stored */
+    bool writing : 1;   /* its file is being written: the writer has one of its holds and one of its pins */
     bool unchecked : 1; /* its memory is a stored file that nobody has compared with its checksums yet, or that is damaged */
 };
 

@@ -80,6 +80,7 @@ enum rdt_status persist_start(struct recovery *recovery, struct storage *storage
     if (status == RDT_OK) {
         recovery_serve(recovery, loop);
         storage_serve(storage);
+        storage_serve_cache(storage);
     } else {
         recovery_give_up(recovery, &held);
     }

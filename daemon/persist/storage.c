@@ -11,6 +11,8 @@
 #include "daemon/base/process/folder_lock.h"
 #include "daemon/persist/storage_impl.h"
 
+#define FAILURE_LINES_NS UINT64_C(1000000000)
+
 static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err);
 
 /* ---- who waits ---- */
@@ -56,11 +58,15 @@ bool storage_barrier(struct storage *storage, uint64_t generation, struct storag
 /* It has no file, and will have none. */
 static void give_up(struct stored *stored, const struct rdt_error *err)
 {
+    struct cache *cache = stored->for_cache ? &stored->storage->objects->cache : NULL;
+
     stored_fail_waiters(stored, err);
     stored_drop_claims(stored);
     account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
     account_unref(stored->account);
     stored_free(stored);
+    if (cache)
+        cache_written(cache, 0);
 }
 
 static void ended_error(const struct stored *stored, struct rdt_error *err)
@@ -94,6 +100,16 @@ void storage_object_ended(struct storage *storage, const struct object *object)
     }
 }
 
+void storage_discard(struct storage *storage, struct object *object)
+{
+    struct stored *stored = object->file.stored != OBJECT_NOT_STORED ? stored_get(storage, object->generation) : NULL;
+
+    if (stored && stored->object == object && stored->state == STORED_WRITING)
+        stored->work->cancelled = true;
+    else
+        storage_object_ended(storage, object);
+}
+
 /* ---- writing ---- */
 
 static void work_free_all(struct store_work *store)
@@ -115,7 +131,9 @@ static void store_failed(struct stored *stored, struct store_work *store)
     } else {
         rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->record.id.len,
                          (const char *)store->record.id.data, storage->directory, stored->generation);
-        if (++storage->counts->stores_failed <= STORAGE_MAX_WARNED)
+        if (stored->for_cache)
+            log_warn_rarely(&storage->spill_failures, "an evictable object is not stored", err.msg);
+        else if (++storage->counts->stores_failed <= STORAGE_MAX_WARNED)
             log_warn("%s; the object stays in memory", err.msg);
     }
     give_up(stored, &err);
@@ -148,13 +166,18 @@ static void done_store(struct work *work)
         account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         stored->bytes = bytes;
         stored->has_sums = true;
-        storage->counts->stores_done++;
-        storage->counts->stores_bytes += bytes;
         stored_set_durable(stored);
         stored_write_claims(stored);
+        if (stored->for_cache) {
+            cache_written(&storage->objects->cache, bytes); /* which may discard it */
+        } else {
+            storage->counts->stores_done++;
+            storage->counts->stores_bytes += bytes;
+        }
     }
     work_free_all(store);
     object_unpin(object); /* the object may have ended after this, and then storage_object_ended has been called */
+    object->file.writing = false;
     object_drop(object);
     stored = stored_get(storage, generation);
     if (stored)
@@ -192,7 +215,7 @@ static enum rdt_status start(struct stored *stored, struct rdt_error *err)
     if (!store || prepare(store, stored->object, err) != RDT_OK) {
         if (!store)
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
-        storage->counts->stores_failed++;
+        storage->counts->stores_failed += !stored->for_cache;
         give_up(stored, err);
         if (store)
             work_free_all(store);
@@ -208,6 +231,7 @@ static enum rdt_status start(struct stored *stored, struct rdt_error *err)
     stored->state = STORED_WRITING;
     stored->work = store;
     storage->writing = stored;
+    store->object->file.writing = true;
     object_hold(store->object);
     object_pin(store->object);
     work_submit(storage->writer, &store->work);
@@ -269,12 +293,39 @@ static enum rdt_status check_room(const struct storage *storage, const struct ob
     return account_check(account_owner(object->account), USAGE_STORED_BYTES, bytes, err);
 }
 
+enum rdt_status storage_store_evictable(struct storage *storage, struct object *object, uint64_t room, uint64_t *bytes_p)
+{
+    struct rdt_error why;
+    enum rdt_status status = check(storage, object, &why);
+    struct stored *stored;
+
+    *bytes_p = most_bytes(object);
+    if (status == RDT_OK && object->file.stored != OBJECT_NOT_STORED) /* its file is just being given up */
+        status = RDT_BUSY;
+    if (status == RDT_OK && *bytes_p > room)
+        status = RDT_AGAIN;
+    if (status == RDT_OK)
+        status = check_room(storage, object, *bytes_p, &why);
+    if (status != RDT_OK)
+        return status;
+    stored = stored_new(storage, object->generation, object->account, object, *bytes_p);
+    if (!stored)
+        return RDT_NO_MEMORY;
+    stored->for_cache = true;
+    stored_queue(stored);
+    return start_next(storage, object->generation, &why);
+}
+
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err)
 {
     enum rdt_status status = check(storage, object, err);
     struct stored *stored = status == RDT_OK ? stored_get(storage, object->generation) : NULL;
     uint64_t bytes = most_bytes(object);
 
+    if (status == RDT_OK && object->survives.evictable)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "the object is evictable: such objects are stored when their memory is wanted, if "
+                               "cache_storage_limit says so");
     if (status != RDT_OK)
         return status;
     if (!stored) {
@@ -299,6 +350,10 @@ static void write_again(struct stored *stored)
 
     if (storage->frozen)
         return;
+    if (stored->for_cache) {
+        storage_discard(storage, stored->object);
+        return;
+    }
     list_remove(&stored->queue);
     storage->n_objects--;
     stored->object->file.stored = OBJECT_STORING;
@@ -341,6 +396,7 @@ static enum rdt_status open_directory(struct storage *storage, struct rdt_error 
 void storage_init(struct storage *storage)
 {
     storage->dir = storage->lock = -1;
+    storage->spill_failures.every_ns = FAILURE_LINES_NS;
     map_init(&storage->stored);
     map_init(&storage->by_name);
     list_init(&storage->queue);

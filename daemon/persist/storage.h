@@ -23,6 +23,8 @@
  * One object is written at a time, and held meanwhile. So some versions of a name are stored even if they are published faster
  * than the disk can write them. A version that waits in the queue is skipped if its object ends.
  *
+ * Evictable objects are stored for the cache only (objects/cache_spill.c): with the same files, which name no names.
+ *
  * Everything here runs on the loop thread, except the work that storage_write.c hands to the threads. */
 #ifndef DAEMON_STORAGE_H
 #define DAEMON_STORAGE_H
@@ -77,7 +79,7 @@ void storage_close(struct storage *storage, void (*on_closed)(void *arg), void *
 void storage_fini(struct storage *storage);
 
 /* Begins to store the object and the names under which it is published, unless that has been done. UNSUPPORTED: nothing is
- * stored here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max, or
+ * stored here, or the object lies on a device; INVALID: it is not live, may change, or is evictable; LIMIT: storage_max, or
  * owner_max_stored_bytes of the object's owner; NO_MEMORY. */
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err);
 

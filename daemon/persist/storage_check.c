@@ -6,7 +6,8 @@
  *                                     │
  *                                     │  a checksum differs: the file gets the name GENERATION.damaged
  *                                     ├────────────────────────► the object is in memory: its file is written again
- *                                     └────────────────────────► it is not: each fetch of it fails with DAMAGED
+ *                                     ├────────────────────────► it is not: each fetch of it fails with DAMAGED
+ *                                     └────────────────────────► it is evictable: the fetches that wait fail, and it ends
  *
  * A disk that does not answer is another failure: the file keeps its name, and the next fetch tries again. A file of an
  * earlier rdtd has no checksums; its objects are served as they are, and counted. */
@@ -184,6 +185,17 @@ static void note_damage(struct check_work *check)
     }
 }
 
+/* What the cache has in a damaged file only ends, so that it can be put again. Returns it, with a hold; NULL: there is none. */
+static struct object *lost_object(const struct check_work *check)
+{
+    struct object *object = check->status == RDT_DAMAGED && check->stored ? check->stored->object : NULL;
+
+    if (!object || !object->survives.evictable || is_in_memory(object))
+        return NULL;
+    object_hold(object);
+    return object;
+}
+
 static void add_to_scrub(struct storage *storage, const struct check_work *check)
 {
     struct storage_scrub *scrub = storage->scrub;
@@ -218,7 +230,7 @@ static void done_check(struct work *work)
 {
     struct check_work *check = (struct check_work *)work;
     struct storage *storage = check->storage;
-    struct object *object = check->object;
+    struct object *object = check->object, *lost = lost_object(check);
     bool scrubs = storage->scrub && storage->scrub->check == check;
 
     if (scrubs)
@@ -240,6 +252,10 @@ static void done_check(struct work *work)
     if (object) {
         object_unpin(object);
         object_drop(object);
+    }
+    if (lost) {
+        object_free(lost, true, OBJECT_END_EVICTED);
+        object_drop(lost);
     }
     check_free(check);
     if (scrubs && storage->scrub)

@@ -29,6 +29,7 @@ struct stored {
     struct slice write;       /* of `claims` */
     struct list barriers;     /* struct storage_barrier.link: submitted when only a removal that has begun is left */
     bool has_sums;            /* its file has checksums */
+    bool for_cache;           /* of an evictable object, which the cache has had written */
     uint64_t order;           /* of its file (ObjectRecord.order), if this daemon has restored it */
     bool from_file;           /* this daemon has put the object again from the file: the journal did not have it */
     unsigned n_names;         /* records on the disk that refer to it */
@@ -142,8 +143,15 @@ enum rdt_status storage_check(void *arg, struct object *object, struct rdt_error
 
 /* ---- storage_spill.c ---- */
 
-/* Whether its object has regions of its own that are not in a file. */
+/* Whether its object has regions of its own that are not in a file, and that storage_spill may free. */
 bool stored_has_memory(const struct stored *stored);
+
+/* Its memory goes, and it lies in its file. false: it stays, which is logged. */
+bool stored_move_to_file(struct storage *storage, struct stored *stored);
+
+/* ---- storage_cache.c ---- */
+
+void storage_serve_cache(struct storage *storage); /* from now on the cache has its objects written */
 
 /* ---- storage_names.c ---- */
 
@@ -169,6 +177,12 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err);
 /* ---- storage.c ---- */
 
 void storage_init(struct storage *storage); /* so that storage_fini may follow */
+
+/* storage_store for the cache, without names. AGAIN: the file may have *bytes_p, more than `room`. */
+enum rdt_status storage_store_evictable(struct storage *storage, struct object *object, uint64_t room, uint64_t *bytes_p);
+
+/* The object goes on without a file. */
+void storage_discard(struct storage *storage, struct object *object);
 
 /* Opens the directory, creating it if it does not exist, and starts the threads. Until storage_serve nothing is written. Errors
  * as persist_start. Does nothing without a directory. */

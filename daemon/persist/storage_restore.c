@@ -313,6 +313,8 @@ static enum rdt_status put_again(struct storage *storage, int *fd, struct stored
     struct account *account = record_account(storage->accounts, facts->uid, facts->tenant, err);
     struct region *region = NULL;
     struct object_put put = {.account = account,
+                             .eviction = facts->evictable ? EVICTION_ALLOWED : EVICTION_NEVER,
+                             .priority = facts->priority,
                              .layout = file->layout,
                              .regions = &region,
                              .ttl_ns = facts->detached_ttl_ns,
@@ -413,7 +415,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         status = put_again(storage, fd, file, &object, err);
         if (status != RDT_OK)
             return status;
-        storage->counts->storage_restored += object->survives.detached; /* others end, unless a name leads to them */
+        storage->counts->storage_restored += object_outlives_session(object); /* others end, unless a name leads to them */
     } else if (object->sum == 0 && file->facts->n_sums > 0) {
         object->sum = tensor_sum_object(file->layout, file->facts->sums, object_metadata(object),
                                         object->tail.metadata_bytes - object->tail.box_bytes);
@@ -422,14 +424,16 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     if (!stored)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
     stored->from_file = from_file;
+    stored->for_cache = object->survives.evictable;
     stored->order = file->facts->order;
     stored->has_sums = file->facts->n_sums > 0;
     storage->counts->storage_without_sums += file->facts->n_sums == 0;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         object->file.unchecked |= object->memory.uses[i].region->origin == REGION_FILE && file->facts->n_sums > 0;
     stored_set_durable(stored);
-    /* it was freed by force, or replaced, and somebody keeps it: its file goes */
-    if (object->access.key == KEY_NONE || (object->access.key == KEY_LOST && !from_file))
+    /* it was freed by force, or replaced, and somebody keeps it; or it is evictable, and in memory: its file goes */
+    if (object->access.key == KEY_NONE || (object->access.key == KEY_LOST && !from_file) ||
+        (stored->for_cache && object->memory.n_regions > 0 && object->memory.uses[0].region->origin != REGION_FILE))
         storage_object_ended(storage, object);
     return RDT_OK;
 }

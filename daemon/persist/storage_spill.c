@@ -13,7 +13,6 @@
 
 #define MAX_FAILED 8u    /* attempts for one allocation, which waits: without descriptors or memory all of them fail */
 #define MAX_IN_USE 4096u /* objects in use that are passed over for one allocation; the next one looks at others */
-#define FAILURE_LINES_NS UINT64_C(1000000000)
 
 /* The number of holds that use no memory: those of the producer, of names, and of clients and nodes without its bytes. */
 static uint32_t idle_holds(const struct storage *storage, const struct object *object)
@@ -26,7 +25,7 @@ bool stored_has_memory(const struct stored *stored)
 {
     const struct object *object = stored->object;
 
-    if (!object || !object->memory.layout)
+    if (!object || !object->memory.layout || stored->for_cache)
         return false;
     for (uint32_t i = 0; i < object->memory.n_regions; i++)
         if (!region_is_charged(object->memory.uses[i].region))
@@ -86,6 +85,22 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
     return status;
 }
 
+bool stored_move_to_file(struct storage *storage, struct stored *stored)
+{
+    struct rdt_error err;
+    enum rdt_status status;
+    char who[64];
+
+    storage->accounts->unlimited = true; /* its owner may be at a limit, and gives back as much as it takes */
+    status = spill(storage, stored, &err);
+    storage->accounts->unlimited = false;
+    if (status == RDT_OK)
+        return true;
+    (void)snprintf(who, sizeof who, "obj %016" PRIx64 " stays in memory", stored->generation);
+    log_warn_rarely(&storage->spill_failures, who, err.msg);
+    return false;
+}
+
 /* Moves objects whose memory can be freed from storage->in_memory to chosen, until they have `bytes`. Returns how many bytes
  * they have. */
 static uint64_t choose(struct storage *storage, uint64_t bytes, struct list *chosen)
@@ -114,27 +129,18 @@ uint64_t storage_spill(struct storage *storage, uint64_t bytes)
 {
     uint64_t there, done = 0;
     struct list chosen, unmoved;
-    struct rdt_error err;
     unsigned failed = 0;
 
     if (!storage->writer || storage->frozen)
         return 0;
-    storage->spill_failures.every_ns = FAILURE_LINES_NS;
     list_init(&chosen);
     list_init(&unmoved);
     there = choose(storage, bytes, &chosen);
     while (there >= bytes && done < bytes && failed < MAX_FAILED && !list_empty(&chosen)) {
         struct stored *stored = container_of(list_first(&chosen), struct stored, queue);
         uint64_t room = spillable_bytes(storage, stored);
-        enum rdt_status status;
         list_remove(&stored->queue);
-        storage->accounts->unlimited = true; /* its owner may be at a limit, and gives back as much as it takes */
-        status = spill(storage, stored, &err);
-        storage->accounts->unlimited = false;
-        if (status != RDT_OK) {
-            char who[64];
-            (void)snprintf(who, sizeof who, "obj %016" PRIx64 " stays in memory", stored->generation);
-            log_warn_rarely(&storage->spill_failures, who, err.msg);
+        if (!stored_move_to_file(storage, stored)) {
             failed++;
             list_append(&unmoved, &stored->queue);
             (void)choose(storage, room, &chosen); /* others in its place */

@@ -42,7 +42,8 @@ static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
 static int64_t wait_limit_ns(struct call *call, const void *request)
 {
     int64_t limit_ns = call->type == RDT_MSG_ALLOC ? ((const Rdt__Pb__Alloc *)request)->timeout_ns
-                                                   : ((const Rdt__Pb__Put *)request)->timeout_ns;
+                       : call->type == RDT_MSG_PUT ? ((const Rdt__Pb__Put *)request)->timeout_ns
+                                                   : 0;
 
     call->waits.room.evicting = cache_make_room(&call->rpc->objects->cache);
     return call->waits.room.evicting && limit_ns == 0 ? EVICTION_NS : limit_ns;
@@ -52,7 +53,8 @@ static int64_t wait_limit_ns(struct call *call, const void *request)
  * that put cannot. */
 static bool may_try_again(const struct call *call)
 {
-    return call->client && (call->type == RDT_MSG_ALLOC || (call->type == RDT_MSG_PUT && !call->put.handed_over));
+    return call->client && (call->type == RDT_MSG_ALLOC || call->type == RDT_MSG_STORE ||
+                            (call->type == RDT_MSG_PUT && !call->put.handed_over));
 }
 
 static void on_try_again(struct client_wake *wake)

@@ -4,6 +4,7 @@
 
 #include "daemon/calls/call.h"
 #include "daemon/objects/cache.h"
+#include "daemon/rpc/rpc.h"
 
 struct flushing {
     struct cache_flush flush;
@@ -11,20 +12,27 @@ struct flushing {
     struct call *call;       /* NULL: it has ended, and the walk goes on */
 };
 
-static void on_done(struct cache_flush *flush)
+static void end(struct call *call, void *of)
 {
-    struct flushing *flushing = container_of(flush, struct flushing, flush);
+    struct flushing *flushing = of;
     Rdt__Pb__CacheFlushReply reply = RDT__PB__CACHE_FLUSH_REPLY__INIT;
-    struct call *call = flushing->call;
 
-    reply.objects = flush->n;
-    reply.bytes = flush->bytes;
+    reply.objects = flushing->flush.n;
+    reply.bytes = flushing->flush.bytes;
     account_unref(flushing->account);
     free(flushing);
     if (!call)
         return;
     call->on_end = NULL;
     call_reply(call, &reply.base, NULL, 0);
+}
+
+static void on_done(struct cache_flush *flush)
+{
+    struct flushing *flushing = container_of(flush, struct flushing, flush);
+
+    if (!flushing->call || !call_await_removals(flushing->call, 0, end, flushing))
+        end(flushing->call, flushing);
 }
 
 static void on_end(struct call *call)

@@ -88,6 +88,14 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.evictable_hits = cache->counts.hits;
     reply.evictable_misses = cache->counts.misses;
     reply.evictions = cache->counts.evictions;
+    reply.evictable_files = cache->sums.n_files;
+    reply.evictable_file_bytes = cache->sums.file_bytes;
+    reply.evictable_spilled = cache->counts.spilled;
+    reply.evictable_spilled_bytes = cache->counts.spilled_bytes;
+    reply.evictable_file_hits = cache->counts.file_hits;
+    reply.evictable_unspilled_late = cache->counts.unspilled_late;
+    reply.evictable_unspilled_failed = cache->counts.unspilled_failed;
+    reply.evictable_unspilled_small = cache->counts.unspilled_small;
     reply.evicted_bytes = cache->counts.evicted_bytes;
     reply.socket = rpc->options->socket;
     list_for_each (node, plugins_memory_kinds(rpc->plugins))

@@ -21,6 +21,14 @@ static bool add(Rdt__Pb__CacheReply *reply, struct arena *arena, const struct ca
     info->misses = owner->counts.misses;
     info->evictions = owner->counts.evictions;
     info->evicted_bytes = owner->counts.evicted_bytes;
+    info->spilled_objects = owner->sums.n_spilled;
+    info->files = owner->sums.n_files;
+    info->file_bytes = owner->sums.file_bytes;
+    info->spilled = owner->counts.spilled;
+    info->file_hits = owner->counts.file_hits;
+    info->unspilled_late = owner->counts.unspilled_late;
+    info->unspilled_failed = owner->counts.unspilled_failed;
+    info->unspilled_small = owner->counts.unspilled_small;
     reply->owners[reply->n_owners++] = info;
     return true;
 }
@@ -50,6 +58,8 @@ enum rdt_status rpc_cache(struct call *call, const void *request, struct rdt_err
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the list of owners");
     reply.limit_bytes = cache->limit_bytes ? cache->limit_bytes : call->rpc->regions->limit_bytes;
     reply.owner_limit_bytes = cache->owner_limit_bytes ? cache->owner_limit_bytes : reply.limit_bytes;
+    reply.file_limit_bytes = cache->files.limit_bytes;
+    reply.owner_file_limit_bytes = cache->files.owner_limit_bytes ? cache->files.owner_limit_bytes : reply.file_limit_bytes;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

@@ -137,8 +137,11 @@ class InfoCalls(_rdt.Conn):
         """Describes the cache of evictable objects (`put`): limit_bytes; owner_limit_bytes; and owners, a list of dicts,
         this user's first: owner (uid, tenant); objects; bytes (of memory and bookkeeping); idle_objects, idle_bytes
         (those that could be evicted now); and, counted since this user had none there, hits and misses (ids that
-        `lookup`, or a fetch by an id, asked for; `exists` does not count), evictions, evicted_bytes.
-        more: users that are not in the list."""
+        `lookup`, or a fetch by an id, asked for; `exists` does not count), evictions, evicted_bytes. Of files
+        (cache_storage_limit of rdtd.conf): spilled_objects (of objects: in a file only); files and file_bytes (on the
+        disk); spilled (that have left memory for a file); file_hits (of hits: in a file only); unspilled_late,
+        unspilled_failed and unspilled_small (evicted without a file: before the disk had them, without room there,
+        small). file_limit_bytes; owner_file_limit_bytes. more: users that are not in the list."""
         made: dict[str, Any] = json.loads(self._json("cache", None, None, None, 0, 0))
         for row in made["owners"]:
             row["owner"] = (row.pop("uid"), row.pop("tenant"))

@@ -151,7 +151,7 @@ static void flush(void)
     cache_flush_start(&all, &table.cache, NULL, on_flushed);
     turn();
     cr_assert_eq(table.cache.sums.n, 0u);
-    cr_assert(list_empty(&table.cache.owners) && table.cache.used_ranks == 0);
+    cr_assert(list_empty(&table.cache.owners) && table.cache.orders[CACHE_BY_MEMORY].used == 0);
 }
 
 Test(cache, goes_in_order_and_sums_add_up)
