@@ -227,6 +227,7 @@ struct rdt_daemon_status {
     /* evicted objects that have left for no file: the disk did not have them in time; it or a limit had no room; they are
      * small */
     uint64_t evictable_unspilled_late, evictable_unspilled_failed, evictable_unspilled_small;
+    uint64_t evictable_far_hits; /* ids that look-ups found on other nodes, and not on this one */
 };
 
 /* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */

@@ -768,7 +768,7 @@ int ctl_followers(struct ctl *ctl, int argc, char **argv)
 
 static const struct ctl_column cache_columns[] = {
     {"OWNER", false},    {"OBJECTS", true}, {"BYTES", true},   {"IDLE", true},  {"HITS", true}, {"MISSES", true},
-    {"EVICTIONS", true}, {"EVICTED", true}, {"SPILLED", true}, {"FILES", true},
+    {"EVICTIONS", true}, {"EVICTED", true}, {"SPILLED", true}, {"FILES", true}, {"FAR", true},
 };
 
 static void add_cache(struct ctl_table *table, const Rdt__Pb__CacheInfo *info)
@@ -785,6 +785,7 @@ static void add_cache(struct ctl_table *table, const Rdt__Pb__CacheInfo *info)
     ctl_table_add(table, "%s", ctl_human_bytes(info->evicted_bytes, text));
     ctl_table_add(table, "%" PRIu64, info->spilled_objects);
     ctl_table_add(table, "%s", ctl_human_bytes(info->file_bytes, text));
+    ctl_table_add(table, "%" PRIu64, info->far_hits);
 }
 
 static void print_files(const Rdt__Pb__CacheReply *cache)

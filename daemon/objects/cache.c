@@ -181,15 +181,28 @@ void cache_found(struct object *object, bool by_id)
     }
 }
 
+static struct cache_owner *find_owner(const struct cache *cache, const struct owner *owner)
+{
+    const struct account *account = accounts_find(cache->accounts, owner);
+
+    return account ? account->cache_owner : NULL;
+}
+
 void cache_missed(struct cache *cache, const struct owner *owner)
 {
-    const struct account *account;
+    struct cache_owner *of = cache->sums.n > 0 ? find_owner(cache, owner) : NULL;
 
-    if (cache->sums.n == 0)
+    if (!of)
         return;
-    account = accounts_find(cache->accounts, owner);
-    if (!account || !account->cache_owner)
-        return;
-    account->cache_owner->counts.misses++;
+    of->counts.misses++;
     cache->counts.misses++;
+}
+
+void cache_found_far(struct cache *cache, const struct owner *owner, uint64_t n)
+{
+    struct cache_owner *of = find_owner(cache, owner);
+
+    cache->counts.far_hits += n;
+    if (of)
+        of->counts.far_hits += n;
 }

@@ -51,6 +51,7 @@ struct cache_counts {
     uint64_t evictions, evicted_bytes;
     uint64_t spilled, spilled_bytes; /* objects that have left their memory for a file */
     uint64_t file_hits;              /* of the hits: objects that were in a file only */
+    uint64_t far_hits;               /* of the misses: look-ups have found these on other nodes */
     /* Where evicted objects are stored, those that ended without leaving for a file: */
     uint64_t unspilled_late;   /* their memory was wanted before the disk had them */
     uint64_t unspilled_failed; /* the disk was full or broken, or a limit of files was reached */
@@ -159,6 +160,7 @@ void cache_settle(struct object *object);
 /* Somebody has found the object. by_id: not by its generation. */
 void cache_found(struct object *object, bool by_id);
 void cache_missed(struct cache *cache, const struct owner *owner);                /* there is no object of the id */
+void cache_found_far(struct cache *cache, const struct owner *owner, uint64_t n); /* of these ids there are, on other nodes */
 
 /* The file of the object that was begun is there, with so many bytes; 0: it is not, and will not be. Does nothing if none was
  * begun. */

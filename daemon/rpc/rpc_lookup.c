@@ -247,7 +247,7 @@ static void on_reply(struct question *question, const ProtobufCMessage *message,
     struct far_node *node = node_of_question(question);
     struct far *far = &lookup->far;
     struct rdt_error why;
-    uint32_t n_twice = 0;
+    uint32_t n_twice = 0, n_found = 0;
 
     if (reply->n_generation != far->request.n_id_bytes) {
         (void)rdt_error_set(&why, RDT_PROTOCOL, "node %s answered for %zu of %zu ids", from->name, reply->n_generation,
@@ -262,10 +262,12 @@ static void on_reply(struct question *question, const ProtobufCMessage *message,
         if (reply->generation[k] != 0 && lookup->generation[i] == 0) {
             lookup->generation[i] = reply->generation[k];
             far->at[i] = node;
+            n_found++;
         } else if (reply->generation[k] != 0) {
             reply->generation[n_twice++] = reply->generation[k];
         }
     }
+    cache_found_far(&lookup->call->rpc->objects->cache, &lookup->call->account->owner, n_found);
     if (far->request.lease_ns > 0)
         end_there(lookup, node->uuid, reply->generation, n_twice);
 }

@@ -93,6 +93,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.evictable_spilled = cache->counts.spilled;
     reply.evictable_spilled_bytes = cache->counts.spilled_bytes;
     reply.evictable_file_hits = cache->counts.file_hits;
+    reply.evictable_far_hits = cache->counts.far_hits;
     reply.evictable_unspilled_late = cache->counts.unspilled_late;
     reply.evictable_unspilled_failed = cache->counts.unspilled_failed;
     reply.evictable_unspilled_small = cache->counts.unspilled_small;

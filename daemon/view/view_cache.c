@@ -26,6 +26,7 @@ static bool add(Rdt__Pb__CacheReply *reply, struct arena *arena, const struct ca
     info->file_bytes = owner->sums.file_bytes;
     info->spilled = owner->counts.spilled;
     info->file_hits = owner->counts.file_hits;
+    info->far_hits = owner->counts.far_hits;
     info->unspilled_late = owner->counts.unspilled_late;
     info->unspilled_failed = owner->counts.unspilled_failed;
     info->unspilled_small = owner->counts.unspilled_small;

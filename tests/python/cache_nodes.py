@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 
 import rdtd
 from rdtd._kv import Blocks, options
@@ -83,7 +84,7 @@ def test_the_longest_prefix_is_that_of_all_nodes():
         # 1 and 4 are leased on one node only, 6, 7 and 8 nowhere
         until(lambda: idle(a) + idle(b) + idle(c) == 10 - 5, "only what was found is leased")
         assert sum(counts(one)[1] for one in (b, c)) == 0, "what was missed here is no miss there"
-        assert counts(a)[0] == 3 and counts(a)[1] == 7
+        assert counts(a)[0] == 3 and counts(a)[1] == 7 and a.cache()["owners"][0]["far_hits"] == 5
         a.end_lease(found)
         until(lambda: idle(a) + idle(b) + idle(c) == 10, "the leases have ended")
         assert a.lookup(ids(9, 0), nodes=LONG, until_missing=True) == []
@@ -231,6 +232,43 @@ def test_an_engine_loads_the_blocks_of_another_node_and_keeps_them():
         nodes[1].process.send_signal(signal.SIGCONT)
         for one in here, alone, there:
             one.close()
+
+
+def test_engines_that_load_the_same_blocks_at_once_pull_them_once():
+    """And not again while the lease lasts."""
+    size, count, engines = 2 << 20, 6, 8
+    names = [f"b{number}" for number in range(count)]
+    with cluster(2) as (nodes, (a, b)):
+        for number in range(count):
+            b.put(block(number, size), id=names[number], evictable=True)
+        connections = [rdtd.connect(nodes[0].socket) for _ in range(engines)]
+        together = threading.Barrier(engines)
+        failures = []
+
+        def load(c):
+            try:
+                found = c.lookup(names, nodes=LONG, lease_for=LONG)
+                into = [np.zeros(size, dtype=np.uint8) for _ in names]
+                together.wait(LONG)
+                for _ in range(2):
+                    c.load_many(found, into)
+                    assert all((one == number).all() for number, one in enumerate(into))
+                c.end_lease(found)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=load, args=(c,)) for c in connections]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+        assert not failures, failures
+        moved = a.status()["bytes_in"]
+        assert count * size <= moved < (count + 1) * size, f"{moved / size} blocks came"
+        assert a.cache()["owners"] == [] and a.status()["evictable_far_hits"] == engines * count
+        for c in connections:
+            c.close()
+        until(lambda: idle(b) == count, "the leases have ended")
 
 
 def test_an_engine_goes_on_while_another_node_is_frozen():
