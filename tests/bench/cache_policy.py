@@ -3,6 +3,9 @@
 node make it: prompts that begin with one of 4,000 system prompts (Zipf), conversations that grow turn by turn, and scans, which are
 prompts that nobody uses again. A block is found if all blocks before it in its prompt are.
 
+The last rows have priorities, which users would give: scans have a lower one than the rest, system prompts a higher one, or both;
+or they mean nothing, because each prompt has one of four at random.
+
     python3 cache_policy.py [REQUESTS]"""
 import random
 import sys
@@ -68,6 +71,28 @@ class Segmented:
             (self.probation or self.protected).popitem(last=False)
 
 
+class Priorities:
+    """A pair of segments for each priority; those of a lower one go first."""
+
+    def __init__(self, size, of):
+        self.size, self.of, self.n = size, of, 0
+        self.classes = [Segmented(sys.maxsize, 0.5) for _ in range(4)]
+
+    def __contains__(self, key):
+        return key in self.classes[self.of(key)]
+
+    def use(self, key):
+        self.classes[self.of(key)].use(key)
+
+    def put(self, key):
+        self.classes[self.of(key)].put(key)
+        self.n += 1
+        if self.n > self.size:
+            lowest = next(one for one in self.classes if one.probation or one.protected)
+            (lowest.probation or lowest.protected).popitem(last=False)
+            self.n -= 1
+
+
 class S3Fifo:
     def __init__(self, size):
         self.size, self.small, self.main, self.ghost, self.uses = size, deque(), deque(), OrderedDict(), {}
@@ -125,7 +150,10 @@ def main():
         requests = list(trace(n, scan))
         for size in (5000, 20000):
             row = {"LRU": Lru(size), "segmented, half": Segmented(size, 0.5), "segmented, 4/5": Segmented(size, 0.8),
-                   "S3-FIFO": S3Fifo(size)}
+                   "S3-FIFO": S3Fifo(size), "scans lower": Priorities(size, lambda key: key[0] != "scan"),
+                   "system prompts higher": Priorities(size, lambda key: key[0] == "system"),
+                   "both": Priorities(size, lambda key: ("scan", "turn", "system").index(key[0])),
+                   "at random": Priorities(size, lambda key: hash(key[1]) % 4)}
             texts = [f"{name} {found(cache, requests):.1f}" for name, cache in row.items()]
             print(f"scans {scan}, {size} blocks:", ", ".join(texts), flush=True)
 
