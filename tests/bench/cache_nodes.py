@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV blocks that other nodes have: look-ups and loads by 2, 4 and 8 daemons of one node table. As root each is in a network
-namespace of its own, all of which one bridge connects; otherwise they are on the loopback interface.
+"""KV blocks that other nodes have: look-ups and loads by 2, 4 and 8 daemons of one node table, each in a network namespace of
+its own, all of which one bridge connects. Needs root.
 
     PYTHONPATH=build/release/python RDT_BUILD_DIR=build/release python3 tests/bench/cache_nodes.py [TURNS]
 
@@ -8,23 +8,21 @@ prints the milliseconds (median of TURNS, 15) of one call each for 64 blocks of 
 
     hit      a look-up, with leases, of blocks that lie on the other nodes in turns
     miss     a look-up of blocks that nobody has
-    load     one get of the blocks that were found, into one buffer
+    load     one load_many of the blocks that were found, into one buffer
     question rdt_exists of one object of another node: the round trip that hit and miss cannot undercut
     ..here   the same on node 0 alone, without other nodes: what they would cost if the blocks were there
 
-Every block that was loaded is compared with what was stored. All daemons share the processors of this machine, so the figures of
-eight nodes have eight daemons' work in them; real nodes do it at the same time."""
+Every block that was loaded is compared with what was stored. All daemons share the processors of this machine, so the figures
+of eight nodes have eight daemons' work in them; real nodes do it at the same time."""
 import os
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "python")]
 sys.argv[1:], turns = [], int((sys.argv[1:] or ["15"])[0])
 
+import namespaces  # noqa: E402
 import numpy as np  # noqa: E402
 import rdtd  # noqa: E402
 from nodes import cluster  # noqa: E402
@@ -51,52 +49,22 @@ def turn(rows, number, near, others):
     timed(rows, "question", lambda: near.exists([far[0]]))
     gone = timed(rows, "miss", lambda: near.lookup(missing, nodes=LEASE, lease_for=LEASE))
     assert all(far) and not any(gone) and not far.unasked and not gone.unasked
-    timed(rows, "load", lambda: near.get(far, into=into))
+    timed(rows, "load", lambda: near.load_many(far, into))
     assert all((one == other).all() for one, other in zip(stored, into))
     near.end_lease(far)
     near.put_many(stored, ids=ids, evictable=True)
     here = timed(rows, "hit here", lambda: near.lookup(ids, lease_for=LEASE))
     timed(rows, "miss here", lambda: near.lookup(missing, lease_for=LEASE))
-    timed(rows, "load here", lambda: near.get(here, into=into))
+    timed(rows, "load here", lambda: near.load_many(here, into))
     near.end_lease(here)
     for c in near, *others:
         c.free(prefix="m/", force=True)
 
 
-def ip(*words, may_fail=False):
-    subprocess.run(["ip", *words], check=not may_fail, stderr=subprocess.DEVNULL if may_fail else None)
-
-
-@contextmanager
-def bridged(count):
-    """Namespaces for the nodes, as the parameter namespace of Node, or None."""
-    if os.geteuid() != 0:
-        yield None
-        return
-    own = f"b{os.getpid()}"
-    spaces = [SimpleNamespace(name=f"{own}n{i}", command=["ip", "netns", "exec", f"{own}n{i}"], address=f"10.199.0.{i + 1}")
-              for i in range(count)]
-    ip("netns", "add", own)
-    try:
-        ip("-n", own, "link", "add", "bridge", "type", "bridge")
-        ip("-n", own, "link", "set", "bridge", "up")
-        for i, space in enumerate(spaces):
-            ip("netns", "add", space.name)
-            ip("-n", own, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", space.name)
-            ip("-n", own, "link", "set", f"v{i}", "master", "bridge", "up")
-            ip("-n", space.name, "addr", "add", f"{space.address}/24", "dev", "eth0")
-            ip("-n", space.name, "link", "set", "eth0", "up")
-            ip("-n", space.name, "link", "set", "lo", "up")
-        yield spaces
-    finally:
-        for name in own, *[space.name for space in spaces]:
-            ip("netns", "del", name, may_fail=True)
-
-
 def main():
     for count in (2, 4, 8):
         rows = {}
-        with bridged(count) as spaces, cluster(count, namespaces=spaces) as (nodes, (near, *others)):
+        with namespaces.many(count) as spaces, cluster(count, namespaces=spaces) as (nodes, (near, *others)):
             for number in range(turns + 1):
                 turn(rows, number, near, others)
         middle = [f"{name} {sorted(of[1:])[turns // 2]:.2f}" for name, of in rows.items()]

@@ -35,20 +35,40 @@ def enter(pid: int) -> None:
         assert libc.setns(file.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
 
 
+def _made(stack: ExitStack, count: int) -> list[Namespace]:
+    spaces = [Namespace(f"10.79.1.{number + 1}") for number in range(count)]
+    for one in spaces:
+        stack.callback(one.close)
+    if os.geteuid() or not all(one.made for one in spaces):
+        print("network namespaces need root")
+        sys.exit(77)
+    return spaces
+
+
+def _set_up(one: Namespace) -> str:
+    return f"nsenter -t {one.pid} -n sh -c 'ip link set lo up && ip address add {one.address}/24 dev eth0 && " \
+           "ip link set eth0 up'"
+
+
 @contextmanager
 def two() -> Iterator[list[Namespace]]:
     """Ends the test program as skipped where namespaces cannot be made."""
     with ExitStack() as stack:
-        both = [Namespace(f"10.79.1.{number}") for number in (1, 2)]
-        for one in both:
-            stack.callback(one.close)
-        if os.geteuid() or not all(one.made for one in both):
-            print("network namespaces need root")
-            sys.exit(77)
-        first, second = both
-        script = f"ip link add eth0 netns {first.pid} type veth peer name eth0 netns {second.pid}"
-        for one in both:
-            script += f" && nsenter -t {one.pid} -n sh -c 'ip link set lo up && ip address add {one.address}/24 dev eth0 && " \
-                      "ip link set eth0 up'"
-        subprocess.run(["sh", "-c", script], check=True)
+        first, second = both = _made(stack, 2)
+        script = [f"ip link add eth0 netns {first.pid} type veth peer name eth0 netns {second.pid}", *map(_set_up, both)]
+        subprocess.run(["sh", "-c", " && ".join(script)], check=True)
         yield both
+
+
+@contextmanager
+def many(count: int) -> Iterator[list[Namespace]]:
+    """The same for more of them, which a bridge in one more connects."""
+    with ExitStack() as stack:
+        bridge, *spaces = _made(stack, count + 1)
+        inside = f"nsenter -t {bridge.pid} -n ip link"
+        script = [f"{inside} add bridge type bridge", f"{inside} set bridge up"]
+        for i, one in enumerate(spaces):
+            script += [f"{inside} add v{i} type veth peer name eth0 netns {one.pid}", f"{inside} set v{i} master bridge up",
+                       _set_up(one)]
+        subprocess.run(["sh", "-c", " && ".join(script)], check=True)
+        yield spaces
