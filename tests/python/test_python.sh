@@ -18,7 +18,7 @@ if [[ $RDT_VARIANT == asan ]]; then # Python keeps what it has until the end, an
   options=${ASAN_OPTIONS:-}:detect_leaks=0:detect_stack_use_after_return=0
 fi
 status=0
-for part in values arguments pickles buffers targets life names many shards follow publishing deltas part_deltas loops interrupts descriptors holds info groups gpu gpu_plans restarts lost_answers storage stores cache cache_storage cache_nodes; do
+for part in values arguments pickles buffers targets life names many shards follow publishing deltas part_deltas loops interrupts descriptors holds info groups gpu gpu_plans restarts lost_answers storage stores cache cache_storage cache_kills cache_nodes; do
   if [[ $RDT_VARIANT == asan ]]; then
     LD_PRELOAD=$preload PYTHONMALLOC=malloc ASAN_OPTIONS=$options timeout 280 "$python" "$here/$part.py"
   else
