@@ -107,6 +107,47 @@ Test(cache_queue, lower_priorities_go_first)
     cr_assert(!cache_queue_victim(&queue) && queue.n == 0);
 }
 
+Test(cache_queue, what_is_leaving_goes_first_and_what_is_spilled_by_itself)
+{
+    struct cache_entry entries[6] = {{.bytes = 0}}, *victim;
+    struct cache_queue queue;
+
+    cache_queue_init(&queue);
+    for (unsigned i = 0; i < 6; i++) {
+        entries[i].bytes = 10;
+        entries[i].priority = i < 3 ? 0 : 1;
+        cache_queue_add(&queue, &entries[i], false);
+    }
+    cr_assert_eq(cache_queue_next(&queue), &entries[0]);
+    cache_queue_leave(&queue, &entries[0]);
+    cache_queue_leave(&queue, &entries[1]);
+    cr_assert(queue.leaving_bytes == 20 && cache_queue_next(&queue) == &entries[2]);
+    entries[0].writing = true; /* there are others */
+    cr_assert_eq(cache_queue_victim(&queue), &entries[2]);
+    entries[0].writing = false;
+    cr_assert_eq(cache_queue_victim(&queue), &entries[0]);
+    cache_queue_remove(&queue, &entries[0]);
+    cache_queue_add(&queue, &entries[0], true); /* it was used again */
+    cr_assert(entries[0].segment == CACHE_PROTECTED && queue.leaving_bytes == 10);
+    cache_queue_remove(&queue, &entries[1]);
+    cache_queue_add(&queue, &entries[1], false);
+    cr_assert_eq(cache_queue_victim(&queue), &entries[1], "it was held, and not used");
+    for (unsigned i = 1; i < 3; i++) {
+        cache_queue_remove(&queue, &entries[i]);
+        entries[i].segment = CACHE_SPILLED;
+        cache_queue_add(&queue, &entries[i], false);
+    }
+    cr_assert(queue.n == 6 && queue.leaving_bytes == 0 && cache_queue_spilled(&queue) == &entries[1]);
+    cache_queue_remove(&queue, &entries[1]);
+    cache_queue_add(&queue, &entries[1], true);
+    cr_assert(entries[1].segment == CACHE_SPILLED && cache_queue_spilled(&queue) == &entries[2]);
+    for (unsigned i = 0; (victim = cache_queue_victim(&queue)); i++) {
+        cr_assert_eq(victim, &entries[i == 0 ? 0 : i + 2], "%u", i);
+        cache_queue_remove(&queue, victim);
+    }
+    cr_assert_eq(queue.n, 2u, "what is spilled is no victim");
+}
+
 /* ---- objects ---- */
 
 static struct object *put_evictable(const char *id, const struct owner *owner, enum object_id_use id_use)
