@@ -129,8 +129,9 @@ static void store_failed(struct stored *stored, struct store_work *store)
     if (store->cancelled) {
         ended_error(stored, &err);
     } else {
-        rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->record.id.len,
-                         (const char *)store->record.id.data, storage->directory, stored->generation);
+        rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 "%s", (int)store->record.id.len,
+                         (const char *)store->record.id.data, storage->directory, stored->generation,
+                         storage_suffix(stored->for_cache));
         if (stored->for_cache)
             log_warn_rarely(&storage->spill_failures, "an evictable object is not stored", err.msg);
         else if (++storage->counts->stores_failed <= STORAGE_MAX_WARNED)

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -68,7 +69,7 @@ static enum rdt_status begin(struct check_work *check, struct rdt_error *err)
     char name[STORAGE_FILE_NAME_BYTES];
     enum rdt_status status = prepare(check, err);
 
-    storage_object_file(check->generation, ".safetensors", name);
+    storage_object_file(check->generation, check->suffix, name);
     if (status == RDT_OK && check->fd < 0)
         check->fd = openat(check->storage->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (status == RDT_OK && check->fd < 0)
@@ -91,7 +92,7 @@ static void set_aside(struct check_work *check)
 {
     char name[STORAGE_FILE_NAME_BYTES], other[STORAGE_FILE_NAME_BYTES];
 
-    storage_object_file(check->generation, ".safetensors", name);
+    storage_object_file(check->generation, check->suffix, name);
     storage_object_file(check->generation, ".damaged", other);
     check->aside.renamed = renameat(check->storage->dir, name, check->storage->dir, other) == 0;
     check->aside.damaged_bytes = storage_prune_damaged(check->storage->dir);
@@ -155,13 +156,14 @@ static void name_file(const struct check_work *check, struct rdt_error *err)
 
     if (check->status == RDT_DAMAGED && check->aside.renamed && !is_in_memory(object))
         rdt_error_prefix(err,
-                         "object \"%.*s\" cannot be read from %s/%016" PRIx64 ".safetensors, which is %016" PRIx64
+                         "object \"%.*s\" cannot be read from %s/%016" PRIx64 "%s, which is %016" PRIx64
                          ".damaged now: put the object again",
                          object ? (int)object->tail.id_bytes : 0, object ? (const char *)object_id(object) : "",
-                         check->storage->directory, check->generation, check->generation);
+                         check->storage->directory, check->generation, check->suffix, check->generation);
     else
-        rdt_error_prefix(err, "object \"%.*s\" in %s/%016" PRIx64 ".safetensors", object ? (int)object->tail.id_bytes : 0,
-                         object ? (const char *)object_id(object) : "", check->storage->directory, check->generation);
+        rdt_error_prefix(err, "object \"%.*s\" in %s/%016" PRIx64 "%s", object ? (int)object->tail.id_bytes : 0,
+                         object ? (const char *)object_id(object) : "", check->storage->directory, check->generation,
+                         check->suffix);
 }
 
 static void note_damage(struct check_work *check)
@@ -272,6 +274,7 @@ static struct check_work *check_new(struct storage *storage, struct stored *stor
                                  .storage = storage,
                                  .stored = stored,
                                  .generation = stored->generation,
+                                 .suffix = storage_suffix(stored->for_cache),
                                  .fd = -1};
     stored->check = check;
     return check;
@@ -307,6 +310,35 @@ enum rdt_status storage_check(void *arg, struct object *object, struct rdt_error
     object_hold(object);
     object_pin(object);
     return RDT_AGAIN;
+}
+
+/* ---- files that an earlier daemon has found to be damaged ---- */
+
+void storage_restore_damage(struct storage *storage, const char *name)
+{
+    uint64_t generation = strtoull(name, NULL, 16);
+    struct object *object = index_get(&storage->objects->by_generation, generation);
+    struct stored *stored;
+    struct rdt_error why;
+    struct stat st;
+
+    if (strspn(name, "0123456789abcdef") != 16 || !object || object->memory.n_regions == 0 ||
+        object->memory.uses[0].region->origin != REGION_FILE || fstatat(storage->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return;
+    stored = stored_new(storage, generation, object->account, object, (uint64_t)st.st_size);
+    if (!stored) {
+        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to restore a stored object");
+        object_fail(object, &why);
+        return;
+    }
+    (void)rdt_error_set(&why, RDT_DAMAGED,
+                        "object \"%.*s\" cannot be read from %s/%016" PRIx64
+                        ".safetensors, which is %s now: put the object again",
+                        (int)object->tail.id_bytes, (const char *)object_id(object), storage->directory, generation, name);
+    stored->damage = strdup(why.msg);
+    stored->for_cache = object->survives.evictable;
+    object->file.unchecked = true;
+    stored_set_durable(stored);
 }
 
 /* ---- scrubs ---- */

@@ -12,7 +12,6 @@
 
 #include "proto/wire_limits.h"
 
-#define SUFFIX ".safetensors"
 #define NAME_SUFFIX ".name"
 #define HASH_BYTES 64u /* a SHA-256 in hex */
 #define BEGINNING "{\"__metadata__\":{\"rdtd\":\"" STORAGE_VERSION " "
@@ -32,9 +31,12 @@ static bool is_hex(const char *text, size_t n)
     return strspn(text, "0123456789abcdef") == n;
 }
 
-bool storage_is_object_file(const char *name, uint64_t *generation_p)
+bool storage_is_object_file(const char *name, uint64_t *generation_p, bool *for_cache_p)
 {
-    if (!is_hex(name, 16) || strcmp(name + 16, SUFFIX) != 0)
+    if (!is_hex(name, 16))
+        return false;
+    *for_cache_p = strcmp(name + 16, STORAGE_CACHE_SUFFIX) == 0;
+    if (!*for_cache_p && strcmp(name + 16, STORAGE_SUFFIX) != 0)
         return false;
     *generation_p = strtoull(name, NULL, 16);
     return rdt_generation_is_valid(*generation_p);

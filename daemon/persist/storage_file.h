@@ -8,6 +8,9 @@
  *                  and spaces, so that the data begin at a multiple of STORAGE_ALIGN_BYTES
  *     data         the tensors, row-major, without gaps: those with the largest elements first, so that all are aligned
  *
+ *   GENERATION.cache.safetensors   the same, of an evictable object. It is not forced to the disk before it has its name: after
+ *                            a power failure it may be damaged, which its checksums show
+ *
  *   HASH.name                the record of a name; the hash is that of its owner and name
  *   *.tmp                    a file that is not complete; the next start removes it
  *
@@ -32,10 +35,17 @@
 #define STORAGE_MAX_HEADER_BYTES (64u << 20)
 #define STORAGE_MAX_NAME_BYTES 4096u /* of the record of a name */
 #define STORAGE_LOCK "storage.lock"
+#define STORAGE_SUFFIX ".safetensors"
+#define STORAGE_CACHE_SUFFIX ".cache.safetensors"
 #define STORAGE_FILE_NAME_BYTES 80u /* the longest name of a file, with its end */
 
+static inline const char *storage_suffix(bool for_cache)
+{
+    return for_cache ? STORAGE_CACHE_SUFFIX : STORAGE_SUFFIX;
+}
+
 void storage_object_file(uint64_t generation, const char *suffix, char name_p[STORAGE_FILE_NAME_BYTES]);
-bool storage_is_object_file(const char *name, uint64_t *generation_p);
+bool storage_is_object_file(const char *name, uint64_t *generation_p, bool *for_cache_p);
 
 /* Changes the layout to that of the same tensors in the file, in one region: row-major, with offsets from the beginning of the
  * data. order [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */

@@ -83,7 +83,8 @@ struct check_work {
     struct stored *stored; /* NULL: it has ended */
     struct object *object; /* held and pinned; NULL: nobody waits for this check but a scrub */
     uint64_t generation;
-    bool at_rest; /* for a scrub: reads from the disk, where the page cache can be dropped */
+    const char *suffix; /* of the name of its file */
+    bool at_rest;       /* for a scrub: reads from the disk, where the page cache can be dropped */
     _Atomic bool cancelled;
     /* Of the thread: */
     int fd; /* -1: it is opened by the file's name */
@@ -140,6 +141,9 @@ enum rdt_status storage_compare(int fd, const struct stored_file *file, struct r
 
 /* Begins to check the bytes of an object that is served from its file (object_table.check). */
 enum rdt_status storage_check(void *arg, struct object *object, struct rdt_error *err);
+
+/* Notes the damage if the keeper has brought the object back, with the descriptor of the file that has this name now. */
+void storage_restore_damage(struct storage *storage, const char *name);
 
 /* ---- storage_spill.c ---- */
 

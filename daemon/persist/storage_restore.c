@@ -27,7 +27,7 @@
 
 struct restoring {
     struct storage *storage;
-    uint64_t *generations; /* [n_objects], ascending: the generations of the files of objects */
+    uint64_t *generations; /* [n_objects], ascending: twice the generation of each file of an object, + 1: of the cache */
     size_t n_objects, room_objects;
     char (*files)[STORAGE_FILE_NAME_BYTES]; /* [n_files]: the files of records */
     size_t n_files, room_files;
@@ -98,47 +98,21 @@ static bool set_aside(struct restoring *restoring, const char *file)
 
 /* ---- which files there are ---- */
 
-/* The keeper may have brought the object back, with the descriptor of this file. */
-static void restore_damage(struct storage *storage, const char *name)
-{
-    uint64_t generation = strtoull(name, NULL, 16);
-    struct object *object = index_get(&storage->objects->by_generation, generation);
-    struct stored *stored;
-    struct rdt_error why;
-    struct stat st;
-
-    if (strspn(name, "0123456789abcdef") != 16 || !object || object->memory.n_regions == 0 ||
-        object->memory.uses[0].region->origin != REGION_FILE || fstatat(storage->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
-        return;
-    stored = stored_new(storage, generation, object->account, object, (uint64_t)st.st_size);
-    if (!stored) {
-        (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to restore a stored object");
-        object_fail(object, &why);
-        return;
-    }
-    (void)rdt_error_set(&why, RDT_DAMAGED,
-                        "object \"%.*s\" cannot be read from %s/%016" PRIx64
-                        ".safetensors, which is %s now: put the object again",
-                        (int)object->tail.id_bytes, (const char *)object_id(object), storage->directory, generation, name);
-    stored->damage = strdup(why.msg);
-    object->file.unchecked = true;
-    stored_set_durable(stored);
-}
-
 static bool add_file(struct restoring *restoring, const char *name)
 {
     struct storage *storage = restoring->storage;
     uint64_t generation;
+    bool for_cache;
     struct rdt_error why;
     size_t length = strlen(name);
     void *grown;
 
-    if (storage_is_object_file(name, &generation)) {
+    if (storage_is_object_file(name, &generation, &for_cache)) {
         grown = array_grow(restoring->generations, restoring->n_objects, &restoring->room_objects, sizeof generation);
         if (!grown)
             return false;
         restoring->generations = grown;
-        restoring->generations[restoring->n_objects++] = generation;
+        restoring->generations[restoring->n_objects++] = generation << 1 | for_cache;
     } else if (storage_is_name_file(name)) {
         grown = array_grow(restoring->files, restoring->n_files, &restoring->room_files, sizeof *restoring->files);
         if (!grown)
@@ -152,7 +126,7 @@ static bool add_file(struct restoring *restoring, const char *name)
                             "an earlier rdtd has set the file aside, because its bytes had changed, or ended it: remove the "
                             "file when you have looked at it");
         bad(storage, name, &why);
-        restore_damage(storage, name);
+        storage_restore_damage(storage, name);
     } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0 &&
                strncmp(name, STORAGE_LOCK, strlen(STORAGE_LOCK)) != 0 && strcmp(name, RESTORING) != 0) {
         (void)rdt_error_set(&why, RDT_INVALID, "rdtd does not write files with such names");
@@ -306,15 +280,15 @@ static enum rdt_status put_beside(const struct storage *storage, const Rdt__Pb__
 }
 
 /* Takes *fd if the object is served from the file. */
-static enum rdt_status put_again(struct storage *storage, int *fd, struct stored_file *file, struct object **object_p,
-                                 struct rdt_error *err)
+static enum rdt_status put_again(struct storage *storage, int *fd, struct stored_file *file, bool for_cache,
+                                 struct object **object_p, struct rdt_error *err)
 {
     const Rdt__Pb__ObjectRecord *facts = file->facts;
     struct account *account = record_account(storage->accounts, facts->uid, facts->tenant, err);
     struct region *region = NULL;
     struct object_put put = {.account = account,
-                             .eviction = facts->evictable ? EVICTION_ALLOWED : EVICTION_NEVER,
-                             .priority = facts->priority,
+                             .eviction = for_cache ? EVICTION_ALLOWED : EVICTION_NEVER,
+                             .priority = for_cache ? facts->priority : 0,
                              .layout = file->layout,
                              .regions = &region,
                              .ttl_ns = facts->detached_ttl_ns,
@@ -370,8 +344,8 @@ static bool is_replaced(struct restoring *restoring, const Rdt__Pb__ObjectRecord
 }
 
 /* Without an object: the file goes when everything is restored, unless a record refers to it. *replaced_p: this was done. */
-static enum rdt_status restore_replaced(struct restoring *restoring, const struct stored_file *file, bool *replaced_p,
-                                        struct rdt_error *err)
+static enum rdt_status restore_replaced(struct restoring *restoring, const struct stored_file *file, bool for_cache,
+                                        bool *replaced_p, struct rdt_error *err)
 {
     struct storage *storage = restoring->storage;
     const Rdt__Pb__ObjectRecord *facts = file->facts;
@@ -384,6 +358,7 @@ static enum rdt_status restore_replaced(struct restoring *restoring, const struc
         stored = stored_new(storage, facts->generation, account, NULL, file->header_bytes + facts->data_bytes);
         if (stored) {
             stored->has_sums = facts->n_sums > 0;
+            stored->for_cache = for_cache;
             stored_set_durable(stored);
         } else {
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to remove it: its object has ended");
@@ -393,8 +368,8 @@ static enum rdt_status restore_replaced(struct restoring *restoring, const struc
     return status;
 }
 
-static enum rdt_status restore_object(struct restoring *restoring, uint64_t generation, int *fd, struct stored_file *file,
-                                      struct rdt_error *err)
+static enum rdt_status restore_object(struct restoring *restoring, uint64_t generation, bool for_cache, int *fd,
+                                      struct stored_file *file, struct rdt_error *err)
 {
     struct storage *storage = restoring->storage;
     struct object *object = index_get(&storage->objects->by_generation, generation); /* the keeper had it in memory */
@@ -403,16 +378,17 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     enum rdt_status status = RDT_OK;
     bool replaced = false, from_file = !object;
 
-    if (file->facts->generation != generation || (object && !is_same(object, file->facts)))
+    if (file->facts->generation != generation || (for_cache && !file->facts->evictable) ||
+        (object && !is_same(object, file->facts)))
         return rdt_error_set(err, RDT_INVALID, "it is the file of another object");
     if (storage->order < file->facts->order)
         storage->order = file->facts->order;
     if (!object)
-        status = restore_replaced(restoring, file, &replaced, err);
+        status = restore_replaced(restoring, file, for_cache, &replaced, err);
     if (status != RDT_OK || replaced)
         return status;
     if (!object) {
-        status = put_again(storage, fd, file, &object, err);
+        status = put_again(storage, fd, file, for_cache, &object, err);
         if (status != RDT_OK)
             return status;
         storage->counts->storage_restored += object_outlives_session(object); /* others end, unless a name leads to them */
@@ -424,7 +400,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     if (!stored)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
     stored->from_file = from_file;
-    stored->for_cache = object->survives.evictable;
+    stored->for_cache = for_cache;
     stored->order = file->facts->order;
     stored->has_sums = file->facts->n_sums > 0;
     storage->counts->storage_without_sums += file->facts->n_sums == 0;
@@ -447,7 +423,15 @@ static uint64_t header_bytes(int fd)
     return bytes <= STORAGE_MAX_HEADER_BYTES ? bytes : 0;
 }
 
-static void restore_object_file(struct restoring *restoring, uint64_t generation)
+/* Nobody misses what the cache has lost, as in a power failure. */
+static void remove_bad(const struct storage *storage, const char *file, const struct rdt_error *why)
+{
+    bool removed = unlinkat(storage->dir, file, 0) == 0;
+
+    log_info("%s/%s of the cache %s: %s", storage->directory, file, removed ? "is removed" : "cannot be removed", why->msg);
+}
+
+static void restore_object_file(struct restoring *restoring, uint64_t generation, bool for_cache)
 {
     char name[STORAGE_FILE_NAME_BYTES];
     struct rdt_error why = {0};
@@ -456,7 +440,7 @@ static void restore_object_file(struct restoring *restoring, uint64_t generation
     uint64_t bytes;
     int fd;
 
-    storage_object_file(generation, ".safetensors", name);
+    storage_object_file(generation, storage_suffix(for_cache), name);
     if (set_aside(restoring, name))
         return;
     fd = open_file(restoring->storage, name, &why);
@@ -466,12 +450,14 @@ static void restore_object_file(struct restoring *restoring, uint64_t generation
     if (status == RDT_OK) {
         status = stored_file_read(fd, &file, &why);
         if (status == RDT_OK) {
-            status = restore_object(restoring, generation, &fd, &file, &why);
+            status = restore_object(restoring, generation, for_cache, &fd, &file, &why);
             stored_file_fini(&file);
         }
         restore_guard_leave(&restoring->guard, bytes);
     }
-    if (status != RDT_OK)
+    if (status != RDT_OK && for_cache)
+        remove_bad(restoring->storage, name, &why);
+    else if (status != RDT_OK)
         bad(restoring->storage, name, &why);
     if (fd >= 0)
         (void)close(fd);
@@ -480,7 +466,7 @@ static void restore_object_file(struct restoring *restoring, uint64_t generation
 static void restore_objects(struct restoring *restoring)
 {
     for (size_t i = 0; i < restoring->n_objects; i++)
-        restore_object_file(restoring, restoring->generations[i]);
+        restore_object_file(restoring, restoring->generations[i] >> 1, restoring->generations[i] & 1);
 }
 
 /* ---- names ---- */
@@ -571,7 +557,7 @@ static void say_removed(const struct storage *storage)
     while ((stored = map_next(&storage->stored, &cursor))) {
         if (stored->object || stored->n_names > 0)
             continue;
-        log_debug("%s/%016" PRIx64 ".safetensors is removed", storage->directory, stored->generation);
+        log_debug("%s/%016" PRIx64 "%s is removed", storage->directory, stored->generation, storage_suffix(stored->for_cache));
         bytes += stored->bytes;
         n++;
     }

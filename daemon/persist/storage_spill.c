@@ -61,7 +61,7 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
     uint64_t data_bytes;
     int fd = -1;
 
-    storage_object_file(stored->generation, ".safetensors", name);
+    storage_object_file(stored->generation, storage_suffix(stored->for_cache), name);
     if (!layout || !order)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for its tensors");
     if (status == RDT_OK && (fd = openat(storage->dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)) < 0)

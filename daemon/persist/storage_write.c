@@ -64,6 +64,14 @@ static enum rdt_status finish(int dir, int fd, const char *temporary, const char
         err, failed, stays ? "writing the file, which cannot be removed and would be restored at the next start" : "writing");
 }
 
+/* The same for a file of the cache, which is new, and which nobody misses after a power failure. */
+static enum rdt_status finish_unsynced(int dir, int fd, const char *temporary, const char *name, struct rdt_error *err)
+{
+    if (close(fd) == 0 && renameat(dir, temporary, dir, name) == 0)
+        return RDT_OK;
+    return rdt_error_sys(err, errno, "writing");
+}
+
 enum rdt_status storage_write_file(int dir, const char *name, const void *content, size_t bytes, struct rdt_error *err)
 {
     char temporary[STORAGE_FILE_NAME_BYTES + sizeof TMP];
@@ -250,9 +258,10 @@ static enum rdt_status end(struct store_work *store, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     storage_object_file(store->record.generation, TMP, temporary);
-    storage_object_file(store->record.generation, ".safetensors", name);
+    storage_object_file(store->record.generation, storage_suffix(store->record.evictable), name);
     store->fd = -1;
-    return finish(store->dir, fd, temporary, name, err);
+    return store->record.evictable ? finish_unsynced(store->dir, fd, temporary, name, err)
+                                   : finish(store->dir, fd, temporary, name, err);
 }
 
 void run_store(struct work *work)

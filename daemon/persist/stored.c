@@ -194,7 +194,7 @@ void stored_settle(struct stored *stored)
         release_barriers(stored);
         return;
     }
-    storage_object_file(stored->generation, ".safetensors", file);
+    storage_object_file(stored->generation, storage_suffix(stored->for_cache), file);
     remove_file(storage, file, stored->account, stored->bytes);
     storage->n_objects--;
     stored_free(stored);

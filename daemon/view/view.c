@@ -144,7 +144,8 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->evictable = object->survives.evictable;
     info->kept = object->record && object->kind != OBJECT_REPLICA;
     if (object->file.stored != OBJECT_NOT_STORED) {
-        (void)snprintf(view->stored_file, sizeof view->stored_file, "%016" PRIx64 ".safetensors", object->generation);
+        (void)snprintf(view->stored_file, sizeof view->stored_file, "%016" PRIx64 "%s.safetensors", object->generation,
+                       object->survives.evictable ? ".cache" : "");
         info->stored_dir = (char *)object->table->files.dir;
         info->stored_file = view->stored_file;
         info->storing = object->file.stored == OBJECT_STORING;

@@ -181,15 +181,19 @@ Test(storage_file, names_of_files_are_told_apart)
 {
     uint64_t generation;
     char name[STORAGE_FILE_NAME_BYTES];
+    bool for_cache;
 
-    storage_object_file(0x1234, ".safetensors", name);
+    storage_object_file(0x1234, storage_suffix(true), name);
+    cr_assert(storage_is_object_file(name, &generation, &for_cache) && generation == 0x1234 && for_cache);
+    storage_object_file(0x1234, storage_suffix(false), name);
     cr_assert_str_eq(name, "0000000000001234.safetensors");
-    cr_assert(storage_is_object_file(name, &generation) && generation == 0x1234 && !storage_is_name_file(name));
-    cr_assert(!storage_is_object_file("0000000000000000.safetensors", &generation));
-    cr_assert(!storage_is_object_file("ffffffffffffffff.safetensors", &generation));
-    cr_assert(!storage_is_object_file("000000000000123.safetensors", &generation));
-    cr_assert(!storage_is_object_file("0000000000001234.safetensors.tmp", &generation));
-    cr_assert(!storage_is_object_file("", &generation) && !storage_is_name_file(""));
+    cr_assert(storage_is_object_file(name, &generation, &for_cache) && generation == 0x1234 && !for_cache);
+    cr_assert(!storage_is_name_file(name));
+    cr_assert(!storage_is_object_file("0000000000000000.safetensors", &generation, &for_cache));
+    cr_assert(!storage_is_object_file("ffffffffffffffff.safetensors", &generation, &for_cache));
+    cr_assert(!storage_is_object_file("000000000000123.safetensors", &generation, &for_cache));
+    cr_assert(!storage_is_object_file("0000000000001234.safetensors.tmp", &generation, &for_cache));
+    cr_assert(!storage_is_object_file("", &generation, &for_cache) && !storage_is_name_file(""));
     storage_name_file((const uint8_t *)"key", 3, name);
     cr_assert(storage_is_name_file(name) && strlen(name) < STORAGE_FILE_NAME_BYTES);
 }
