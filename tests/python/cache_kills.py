@@ -19,7 +19,7 @@ except ImportError:
     print("no numpy here")
     sys.exit(77)
 
-COUNT, KILLS = 16, 100
+COUNT = 16
 SIZE = 192 << 10
 NAMES = [f"m/{number}" for number in range(COUNT)]
 LEASE = 2.0  # seconds: what a killed engine has leased goes after that
@@ -80,14 +80,14 @@ def nothing_is_left(c):
     return row["idle_objects"] == row["objects"] and c.status()["orphaned_bytes"] == 0
 
 
-def kill_again_and_again(*flags, keeps_all):
+def kill_again_and_again(*flags, kills, keeps_all):
     with Node("--set", "daemon.cache_limit=64MiB", *flags) as node, rdtd.connect(node.socket) as c:
         engine = Blocks(node.socket, LEASE)
-        for _ in range(KILLS):
+        for _ in range(kills):
             killed(store(node))
             check(engine)
         assert all(engine.store(NAMES, [stored(number) for number in range(COUNT)]))
-        for _ in range(KILLS):
+        for _ in range(kills):
             killed(load(node))
             assert check(engine) == COUNT or not keeps_all
         until(lambda: nothing_is_left(c), f"leases, holds and memory of the killed have ended: {c.cache()}")
@@ -97,12 +97,12 @@ def kill_again_and_again(*flags, keeps_all):
 
 
 def test_engines_that_are_killed_leave_whole_blocks_and_nothing_else():
-    kill_again_and_again(keeps_all=True)
+    kill_again_and_again(kills=100, keeps_all=True)
 
 
 def test_the_same_while_blocks_are_in_files():
     kill_again_and_again("--set", "daemon.cache_limit=2MiB", "--set", "daemon.cache_storage_limit=64MiB",
-                         "--storage-dir", tempfile.mkdtemp(prefix="store"), keeps_all=False)
+                         "--storage-dir", tempfile.mkdtemp(prefix="store"), kills=30, keeps_all=False)
 
 
 if __name__ == "__main__":
