@@ -300,6 +300,8 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         local->show_why_not = why_not;
     if (!object_is_constant(object) && !object->changes.loaned)
         local->cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
+    else if (object_on_device(object))
+        local->cow_why_not = "it is on a device, where no mapping is private";
     if (place_tensors(transfer, object, local, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;

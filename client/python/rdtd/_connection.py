@@ -636,7 +636,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if not metadata and as_ == "auto":
             return bare(brought.tensors(readonly))
         layout = Layout(metadata, brought.tensors(readonly), readonly or number == MODES["share"])
-        if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.writable:
+        if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.private:
             brought = self._get(ref, COW)
             layout = Layout(metadata, brought.tensors(readonly), readonly)
         return layout.value(as_, partial(self._may_unpickle, brought), self._ref_of(brought),

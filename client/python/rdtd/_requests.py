@@ -479,11 +479,11 @@ class Request(_rdt.Request):
             info["version"] = how.steps.version
         return Fetched(value, tensors=tensors, metadata=metadata, **info)
 
-    # torch has no read-only tensors, and a write to one would crash the process. So torch gets private pages,
-    # unless the caller asked to share.
+    # torch has no read-only tensors, and a write to one would crash the process, or on a GPU change the object. So torch gets
+    # private pages, or a copy, unless the caller asked to share.
 
     def _needs_cow(self, how: How, brought: _rdt.Object) -> bool:
-        if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto", "torch"):
+        if how.mode is not None or how.into is not None or brought.private or how.as_ not in ("auto", "torch"):
             return False
         if brought.is_manifest:
             return False

@@ -409,12 +409,18 @@ static PyObject *get_pickles_trusted(PyObject *self, void *ignored)
     return PyBool_FromLong(rdt_object_pickles_trusted(((struct object *)self)->object));
 }
 
+/* Whether nobody else sees what the reader writes. Shared memory of a GPU can be written by everybody who has it. */
+static PyObject *get_private(PyObject *self, void *ignored)
+{
+    const struct object *object = (struct object *)self;
+
+    return PyBool_FromLong(object->info.writable && !(object->gpus && strcmp(object->info.path, "local/share") == 0));
+}
+
 static PyGetSetDef object_getset[] = {
-    {"metadata", get_metadata, NULL, NULL, NULL},
-    {"pickles_trusted", get_pickles_trusted, NULL, NULL, NULL},
-    {"count", get_count, NULL, NULL, NULL},
-    {"is_manifest", get_is_manifest, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+    {"metadata", get_metadata, NULL, NULL, NULL}, {"pickles_trusted", get_pickles_trusted, NULL, NULL, NULL},
+    {"count", get_count, NULL, NULL, NULL},       {"is_manifest", get_is_manifest, NULL, NULL, NULL},
+    {"private", get_private, NULL, NULL, NULL},   {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef object_members[] = {

@@ -216,4 +216,27 @@ Test(cuda, gpus_have_names_and_numbers)
     must_refuse(RDT_NOT_FOUND, "GPU-nowhere", rdt_cuda_ordinal(gpu_a, "GPU-nowhere", &ordinal, &err));
     end();
 }
+
+/* No mapping of a device is private. Whoever asks for memory of its own would write the object. */
+Test(cuda, private_memory_of_an_immutable_object_is_a_copy)
+{
+    struct rdt_put_options put = {.struct_size = sizeof put, .flags = RDT_PUT_IMMUTABLE};
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .put = &put, .copy = true};
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .mode = RDT_FETCH_COW, .memory = "cuda", .timeout_ns = LONG};
+    struct rdt_ref ref;
+
+    begin();
+    void *addr = gpu_alloc(BYTES);
+    gpu_fill(addr, BYTES, 4);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    rdt_object *object = fetch_as(b, &ref, &how);
+    must_go_by("local/copy", object);
+    gpu_fill(tensor_of(object, 0).data, BYTES, 5);
+    rdt_release(object);
+    expect(b, &ref, "cuda", NULL, 4, "local/share");
+    let_go(&ref);
+    gpu_free(addr);
+    end();
+}
 #endif
