@@ -13,19 +13,8 @@ CUDA_SUITE(cuda_counts)
 
 static void begin_to_count(void)
 {
-    static char path[300];
-
-    if (gpu_is_real())
-        cr_skip_test("a real driver does not count its calls");
-    (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-    must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
+    count_calls();
     begin_with(NULL, (const char *const[]){"--pool-idle=4s", NULL});
-}
-
-static void end_of_count(void)
-{
-    end();
-    (void)unlink(getenv("FAKE_CUDA_TRACE"));
 }
 
 /* ---- a put of many tensors ---- */

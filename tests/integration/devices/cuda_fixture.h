@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/cuda/rdt_cuda.h"
 #include "tests/support/fakes/fake_gpu.h"
@@ -95,6 +96,23 @@ static inline void end_with(const char *const *declared)
 static inline void end(void)
 {
     end_with(NULL);
+}
+
+/* From now on the fake driver counts its calls (fake_gpu_calls), of this process and of the daemon. Comes before begin. */
+static inline void count_calls(void)
+{
+    static char path[300];
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver does not count its calls");
+    (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+    must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
+}
+
+static inline void end_of_count(void)
+{
+    end();
+    (void)unlink(getenv("FAKE_CUDA_TRACE"));
 }
 
 /* Whether the fake driver refuses all legacy handles: what can be put or offered by handle only is then copied. */

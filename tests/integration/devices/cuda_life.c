@@ -69,14 +69,10 @@ Test(cuda_life, context_that_nobody_uses_is_left_and_comes_back)
 /* Pinned host memory that its client keeps does not keep a context; when a GPU is used again, it is pinned again. */
 Test(cuda_life, context_is_left_although_host_memory_is_pinned)
 {
-    static char path[300];
     rdt_object *object, *again;
     void *addr;
 
-    if (gpu_is_real())
-        cr_skip_test("a real driver does not count its calls");
-    (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-    must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
+    count_calls();
     begin_with("FAKE_CUDA_REGISTER_REFUSED=0", (const char *const[]){"--pool-idle=3s", NULL});
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
     gpu_fill(addr, BYTES, 60);
@@ -98,8 +94,7 @@ Test(cuda_life, context_is_left_although_host_memory_is_pinned)
     rdt_release(object);
     let_go(&ref);
     wait_until(20 * SEC, fake_gpu_calls(node.pid, 0, "cuMemHostUnregister") == 2);
-    end();
-    (void)unlink(path);
+    end_of_count();
 }
 
 static int mortal(struct actor *self, void *arg)

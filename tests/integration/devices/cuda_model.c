@@ -21,25 +21,9 @@ CUDA_SUITE(cuda_model)
 static void *segments[SEGMENTS];
 static struct rdt_tensor tensors[SEGMENTS];
 
-static void count_calls(void)
-{
-    static char path[300];
-
-    if (gpu_is_real())
-        cr_skip_test("a real driver does not count its calls");
-    (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-    must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
-}
-
 static void begin_model(void)
 {
     begin_with(NULL, (const char *const[]){"--pool-idle=1s", NULL});
-}
-
-static void end_model(void)
-{
-    end();
-    (void)unlink(getenv("FAKE_CUDA_TRACE"));
 }
 
 /* chunks: virtual memory of the driver, which is shared by descriptors; else that of cudaMalloc, by handles. */
@@ -164,7 +148,7 @@ static void expect_second_share_without_calls(bool chunks)
     let_go(&ref);
     must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     deallocate(chunks);
-    end_model();
+    end_of_count();
 }
 
 Test(cuda_model, second_share_of_handles_calls_no_driver)
