@@ -54,7 +54,6 @@
  *   FAKE_CUDA_TURNS               the beginning of names of files, one for each GPU: contexts of several processes then take
  *                                 turns on a GPU, and a stream of one waits until no work of another one runs, a host function
  *                                 included. A real GPU changes from one to the other after some milliseconds
- *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
  *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access
  *                                 to a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS. Contexts that
  *                                 are retained when all were released and the file is gone work
@@ -103,6 +102,8 @@ __attribute__((visibility("default"))) size_t fake_cuda_held(int number);
 /* From now on events of this process have occurred before the work in front of them is done, which no driver does: it shows
  * which tests depend on the order. No variable, because the threads of a library read them meanwhile. */
 __attribute__((visibility("default"))) void fake_events_early(void);
+/* From now on queries about addresses fail in this process, as of a context that has failed; 0: no longer. */
+__attribute__((visibility("default"))) void fake_queries_fail(int result);
 bool fake_is_unsafe(void); /* whether the thread may not wait or allocate, because a stream is being captured */
 bool fake_is_device(CUdeviceptr address);
 bool fake_reaches(CUdevice device, CUdeviceptr address); /* whether that GPU may use the memory at the address itself */

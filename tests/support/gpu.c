@@ -286,6 +286,11 @@ void gpu_events_early(void)
     ((void (*)(void))symbol("fake_events_early"))();
 }
 
+void gpu_queries_fail(int result)
+{
+    ((void (*)(int))symbol("fake_queries_fail"))(result);
+}
+
 void gpu_open(struct gpu_gate *gate)
 {
     (void)sem_post(&gate->open);

@@ -287,12 +287,12 @@ Test(cuda_plans, commit_to_a_gpu_that_fails_is_none)
         cr_skip_test("a real GPU cannot be told to fail");
     int fd = mkstemp(broken);
     must(fd >= 0 && close(fd) == 0 && unlink(broken) == 0);
-    begin();
+    must(setenv("FAKE_CUDA_BREAK", broken, 1) == 0);
+    begin_with("FAKE_CUDA_BREAK=", (const char *const[]){"--pool-idle=200ms", NULL}); /* not for the daemon */
     publish(1);
     open_plan(false);
     rdt_follower *follower = follow_prepared(policy());
     options.plan = reader.plan;
-    must(setenv("FAKE_CUDA_BREAK", broken, 1) == 0); /* for this process; the daemon runs already */
     fd = open(broken, O_CREAT | O_CLOEXEC | O_WRONLY, 0600);
     must(fd >= 0 && close(fd) == 0);
     must_be(RDT_SYSTEM, rdt_follower_commit(follower, &options, NULL, &err));
