@@ -29,7 +29,8 @@ enum rdt_put_flags {
      * step, need no new pages, and a put of a large one takes a fraction of the time. The object never changes either way,
      * but nothing prevents a broken program from writing into librdt's memory. The flag has no effect together with other
      * flags than DETACHED, REPLACE and SUM, on objects that others than their owner may see, and if a tensor lies in memory
-     * that the daemon knows. If the object is stored (rdt_store), it stays in memory as long as its producer lives. */
+     * that the daemon knows. If the object is stored (rdt_store), it stays in memory as long as its producer lives.
+     * rdt_cuda_put has the same for tensors that it copies: with the flag, the daemon does not copy them again. */
     RDT_PUT_UNSEALED = 32,
     /* librdt computes the checksum of the tensors' bytes before it puts them, in the calling thread, so that readers can
      * compare with it what they got (rdt_verify), from the producer's memory to theirs. A snapshot has a checksum without this

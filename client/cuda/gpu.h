@@ -4,16 +4,17 @@
  * Order of the files. A file uses those on lower lines only; tests/check-layers compares this drawing with the symbols
  * of the objects.
  *
- *     7  open                    opens and closes the handle of a connection
- *     6  pool put                an allocator for other libraries; rdt_cuda_put
- *     5  rooms                   copies of the tensors of a put
- *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
- *     4  map                     the rdt_mapper for librdt
- *     3  names offers            GPUs and streams; memory offered while puts run
- *     3  write                   the rdt_writer for librdt
- *     3  places                  in which allocations the tensors of a put lie
- *     2  closing export streams  handles to be closed; memory of this process, described so that the daemon can map it; what
+ *     8  open                    opens and closes the handle of a connection
+ *     7  pool put                an allocator for other libraries; rdt_cuda_put
+ *     6  rooms                   copies of the tensors of a put
+ *     5  memory                  rdt_cuda_alloc and rdt_cuda_offer
+ *     5  map                     the rdt_mapper for librdt
+ *     4  names offers            GPUs and streams; memory offered while puts run
+ *     4  write                   the rdt_writer for librdt
+ *     4  places                  in which allocations the tensors of a put lie
+ *     3  closing export streams  handles to be closed; memory of this process, described so that the daemon can map it; what
  *                                follows the work in a stream
+ *     2  pinned                  host memory of the daemon, pinned, into which puts copy
  *     1  gpu retained            contexts; addresses that stay reserved
  */
 #ifndef CLIENT_CUDA_GPU_H
@@ -30,6 +31,12 @@ struct rdt_cuda {
     struct cuda_driver *driver;
     pid_t pid; /* that opened it */
 };
+
+/* The time-out of a call of librdt that a deadline leaves: 0, its default, if there is none (left_ns < 0). */
+static inline int64_t gpu_call_ns(int64_t left_ns)
+{
+    return left_ns > 0 ? left_ns : left_ns < 0 ? 0 : RDT_NO_WAIT;
+}
 
 /* ---- gpu.c: contexts and addresses ---- */
 
@@ -75,6 +82,25 @@ bool retained_claim(CUdeviceptr base, size_t bytes);
 
 void retained_after_fork(void); /* in the child: it has none */
 
+/* ---- pinned.c: host memory of the daemon, pinned, into which puts copy tensors of GPUs ---- */
+
+/* Finds such memory of the connection in which no object lies any more, or allocates and pins some. It is the caller's until
+ * pinned_give_back. The GPU is entered. Errors: those of rdt_alloc_with. */
+enum rdt_status pinned_take(rdt_cuda *cuda, struct cuda_gpu *gpu, size_t bytes, int64_t deadline_ns, void **addr_p,
+                            struct rdt_error *err);
+
+/* No put and no stream uses the memory any more. false: the address is not from pinned_take. */
+bool pinned_give_back(const rdt *conn, const void *addr);
+void pinned_forget(const rdt_cuda *cuda); /* unpins and releases all; no put and no stream uses any */
+void pinned_after_fork(void);             /* in the child: there is none */
+
+/* Ends the use of a buffer of a put: of pinned memory, or of memory of gpu_memory_alloc, which is deallocated. */
+static inline void buffer_release(rdt *conn, void *buffer)
+{
+    if (!pinned_give_back(conn, buffer))
+        (void)rdt_dealloc_soon(conn, buffer, NULL);
+}
+
 /* ---- streams.c: what follows the work in a stream ---- */
 
 struct streams { /* those of one connection that somebody waits for */
@@ -103,7 +129,7 @@ enum rdt_status completion_add_gpu(struct completion *completion, struct rdt_err
 bool stream_is_default(CUstream stream);
 
 /* When all work that is in the stream now has finished, on every GPU that the completion waits for: makes the object ready that
- * was put as PENDING (ref NULL: there is none), and deallocates the buffers that the stream copied into. Takes the completion
+ * was put as PENDING (ref NULL: there is none), and releases the buffers that the stream copied into. Takes the completion
  * always, the buffers on success only. The GPU of the first mark is entered. */
 enum rdt_status completion_enqueue(struct completion *take_completion, CUstream stream, const struct rdt_ref *ref,
                                    void **take_buffers, size_t n_buffers, struct rdt_error *err);
@@ -244,12 +270,6 @@ void places_fini(struct places *places);
 
 /* ---- memory.c ---- */
 
-/* The time-out of a call of librdt that a deadline leaves: 0, its default, if there is none (left_ns < 0). */
-static inline int64_t gpu_call_ns(int64_t left_ns)
-{
-    return left_ns > 0 ? left_ns : left_ns < 0 ? 0 : RDT_NO_WAIT;
-}
-
 /* rdt_cuda_alloc with a deadline; timeout_ns and written_whole as in rdt_alloc_options (call_timeout_ns). */
 enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, bool written_whole,
                                  void **addr_p, struct rdt_error *err);
@@ -268,7 +288,7 @@ struct handle { /* what rdt_cuda_open makes */
     struct streams streams;
 };
 
-/* ---- rooms.c: the daemon memory into which a put copies its tensors, one range on each GPU ---- */
+/* ---- rooms.c: the daemon memory into which a put copies its tensors, one range for each GPU ---- */
 
 struct copied {                  /* a tensor that must be copied */
     struct cuda_gpu *gpu;        /* NULL: it need not be */
@@ -280,19 +300,20 @@ struct rooms {
     size_t count;
     struct copied *copied;  /* [count] set by the caller before rooms_copy */
     struct cuda_gpu **gpus; /* [n_buffers] */
-    void **buffers;         /* [n_buffers] one on each GPU; NULL: it is no longer the put's */
+    void **buffers;         /* [n_buffers] one for each GPU; NULL: it is no longer the put's */
     size_t n_buffers;
+    bool to_host; /* the buffers are pinned host memory, not memory of the GPU */
 };
 
 enum rdt_status rooms_init(struct rooms *rooms, struct handle *handle, size_t count, struct rdt_error *err);
-void rooms_fini(struct rooms *rooms); /* deallocates the buffers */
+void rooms_fini(struct rooms *rooms); /* releases the buffers */
 
 /* Copies what must be copied, and lets the tensors' data point to the copies. The copies are queued in *stream; NULL: they have
- * ended when this returns, also with an error. A buffer into which a copy goes on after TIMED_OUT is deallocated later. */
+ * ended when this returns, also with an error. A buffer into which a copy goes on after TIMED_OUT is released later. */
 enum rdt_status rooms_copy(struct rooms *rooms, struct rdt_tensor *tensors, const CUstream *stream, int64_t deadline_ns,
                            struct rdt_error *err);
 
-/* The put has failed: the buffers are deallocated when the stream has come to what is queued now; a default stream has one on
+/* The put has failed: the buffers are released when the stream has come to what is queued now; a default stream has one on
  * the GPU of each buffer. The stream's GPU is entered. */
 void rooms_abandon(struct rooms *rooms, CUstream stream);
 

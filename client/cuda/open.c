@@ -27,6 +27,7 @@ static void after_fork(void)
     retained_after_fork();
     map_after_fork();
     write_after_fork();
+    pinned_after_fork();
     closing_after_fork();
 }
 
@@ -72,6 +73,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
     if (cuda->pid == getpid()) {
         pool_forget(cuda);
         streams_fini(&handle->streams);
+        pinned_forget(cuda);
         offers_fini(&handle->offers);
         closing_end(cuda->conn);
         write_forget();

@@ -2,7 +2,8 @@
 /* See rdt_cuda.h. The daemon knows an exported allocation by this connection only while the put is under way (offers.c). From
  * then on the object holds it, and the next put looks anew at what lies at the address.
  *
- * All parts of a put keep its one deadline. Tensors that must be copied are copied at last, together (rooms.c).
+ * All parts of a put keep its one deadline. Tensors that must be copied are copied at last, together (rooms.c). If the library
+ * copies all of them, nobody writes the copies, and the daemon need not copy them again for a snapshot.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,11 @@ static enum rdt_status take_on_gpu(struct put_call *call, struct cuda_gpu *gpu, 
 
     if (status != RDT_OK)
         return status;
+    if (call->options->to_host) {
+        *how_p = RDT_CUDA_TO_HOST;
+        call->rooms.copied[i] = (struct copied){gpu, extent};
+        return RDT_OK;
+    }
     status = offers_acquire(&call->handle->offers, cuda, gpu, &request, &offer, how_p, err);
     if (status == RDT_OK && offer) {
         add_offer(call, offer, allocation);
@@ -225,6 +231,30 @@ static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err
 
 /* ---- put ---- */
 
+/* Whether every tensor that has elements lies in memory of this put alone. */
+static bool all_copied(const struct put_call *call)
+{
+    for (size_t i = 0; i < call->count; i++)
+        if (call->at[i].extent.from != call->at[i].extent.to && !call->rooms.copied[i].gpu)
+            return false;
+    return call->rooms.n_buffers > 0;
+}
+
+/* The library writes its copies no more, and uses memory on a GPU for nothing else, and pinned memory when no object lies there
+ * any more. So the object need not be copied again to be constant, unless it is to be sealed, or others than its owner may read
+ * it: they are not to depend on the library's word. */
+static void choose_flags(const struct put_call *call, struct rdt_put_options *put)
+{
+    const uint32_t unsealed = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
+    uint32_t others = put->flags & ~(unsealed | RDT_PUT_DETACHED | RDT_PUT_REPLACE | RDT_PUT_SUM);
+    bool live_in_host_memory = call->options->to_host && (put->flags & unsealed) == 0;
+
+    if (put->visibility != RDT_VISIBLE_TO_OWNER || others != 0 || !all_copied(call))
+        return;
+    if ((put->flags & unsealed) == unsealed || live_in_host_memory)
+        put->flags = (put->flags & ~unsealed) | RDT_PUT_IMMUTABLE;
+}
+
 /* Each GPU has default streams of its own, and the producer's work on all of them must have ended. A stream that was made
  * belongs to one GPU, and work on others that it does not follow is the caller's to order. */
 static enum rdt_status wait_for_all_gpus(struct put_call *call, struct completion *completion, struct rdt_error *err)
@@ -328,6 +358,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     call.chunks = calloc(count + 1, sizeof *call.chunks);
     call.offers = calloc(count + 1, sizeof(struct offer *));
     status = rooms_init(&call.rooms, call.handle, count, err);
+    call.rooms.to_host = options.to_host;
     if (status == RDT_OK && (!call.tensors || !call.at || !call.chunks || !call.offers))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", count);
     if (status == RDT_OK) {
@@ -337,6 +368,8 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     }
     if (put.timeout_ns > 0)
         put.timeout_ns = remaining_ns(&call);
+    if (status == RDT_OK)
+        choose_flags(&call, &put);
     status = put_taken(&call, status, &put, ref_p, err);
     places_fini(&call.places);
     free(call.tensors);

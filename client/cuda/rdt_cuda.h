@@ -46,13 +46,14 @@ void rdt_cuda_close(rdt_cuda *cuda);
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err);
 
 enum rdt_cuda_how {
-    RDT_CUDA_HOST = 1,   /* it is not GPU memory: handled as by rdt_put */
-    RDT_CUDA_KNOWN = 2,  /* no copy: from rdt_cuda_alloc, or offered before, perhaps for another tensor or put */
-    RDT_CUDA_CHUNKS = 3, /* no copy: the VMM chunks of the allocation were exported (also PyTorch's expandable segments) */
-    RDT_CUDA_HANDLE = 4, /* no copy: a legacy handle (cudaMalloc) was exported */
-    RDT_CUDA_COPIED = 5, /* copied on the GPU into daemon memory, because it cannot be exported (cudaMallocAsync, VMM memory
+    RDT_CUDA_HOST = 1,    /* it is not GPU memory: handled as by rdt_put */
+    RDT_CUDA_KNOWN = 2,   /* no copy: from rdt_cuda_alloc, or offered before, perhaps for another tensor or put */
+    RDT_CUDA_CHUNKS = 3,  /* no copy: the VMM chunks of the allocation were exported (also PyTorch's expandable segments) */
+    RDT_CUDA_HANDLE = 4,  /* no copy: a legacy handle (cudaMalloc) was exported */
+    RDT_CUDA_COPIED = 5,  /* copied on the GPU into daemon memory, because it cannot be exported (cudaMallocAsync, VMM memory
                           * that was created without a handle type, small blocks of cudaMalloc, which share a handle with
                           * others), because the daemon cannot map it, or because of the option `copy` */
+    RDT_CUDA_TO_HOST = 6, /* copied to host memory of the daemon, because of the option `to_host` */
 };
 
 struct rdt_cuda_put_options {
@@ -69,6 +70,11 @@ struct rdt_cuda_put_options {
      * memory beside the tensor, and the caller may free or write the tensor as soon as the stream has made the copy (without a
      * stream: when the put returns). */
     bool copy;
+    /* Copies GPU tensors to host memory of the daemon, by one copy in the stream, even those whose memory the daemon knows:
+     * for snapshots where the GPU has no room for another model. The memory is pinned, and charged as host memory. Once no
+     * object is there any more, it serves the connection's next put with to_host, until rdt_cuda_close. Readers fetch the
+     * object as any other in host memory. The caller may free or write a tensor when the stream has made the copy. */
+    bool to_host;
 };
 
 /* Puts tensors in host and GPU memory, as rdt_put does. The call ends within timeout_ns of its put options, whatever the
@@ -78,6 +84,10 @@ struct rdt_cuda_put_options {
  *
  * The allocation of a GPU tensor is exported as a whole, so readers of this uid and tenant that map it can also read the
  * memory beside the tensor. Memory that was not COPIED must stay until the object has ended (rdt_free, rdt_wait_freed).
+ *
+ * A snapshot of tensors that the library copies is copied once more by the daemon, which seals that. With RDT_PUT_UNSEALED it
+ * is not, if the library copies all tensors and only the owner may see the object: the library gives its mapping up, or with
+ * to_host writes there again when no object is left, and the object is IMMUTABLE (rdt_put_flags.h).
  *
  * Errors: those of rdt_put; INVALID also if has_stream is set and a tensor lies in host memory that the daemon does not
  * know. */

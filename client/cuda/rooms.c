@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See gpu.h. All tensors of a put that must be copied on one GPU go into one room there: one request to the daemon, one block
- * of GPU memory, and one wait. Each begins at a multiple of 512 bytes, as cudaMalloc's memory does.
+/* See gpu.h. All tensors of a put that must be copied from one GPU go into one room, there or in host memory: one request to
+ * the daemon, one block of memory, and one wait. Each begins at a multiple of 512 bytes, as cudaMalloc's memory does.
  */
 #include <stdlib.h>
 
 #include "client/cuda/gpu.h"
 
-#define COPYING "copying a tensor that cannot be exported"
 #define ALIGN ((size_t)512)
 #define POLL_NS 20000 /* between two queries whether a copy has ended */
+
+static const char *copying(const struct rooms *rooms)
+{
+    return rooms->to_host ? "copying a tensor to host memory" : "copying a tensor that cannot be exported";
+}
 
 static size_t rounded(const struct copied *copied)
 {
@@ -28,7 +32,7 @@ enum rdt_status rooms_init(struct rooms *rooms, struct handle *handle, size_t co
 
 /* ---- the end ---- */
 
-/* Has buffers deallocated when the stream no longer copies into them. Takes the array on success only. */
+/* Has buffers released when the stream no longer copies into them. Takes the array on success only. */
 static enum rdt_status hand_over(struct rooms *rooms, CUstream stream, void **take_buffers, size_t n_buffers)
 {
     struct completion *completion;
@@ -84,7 +88,7 @@ void rooms_fini(struct rooms *rooms)
 {
     for (size_t i = 0; i < rooms->n_buffers; i++)
         if (rooms->buffers[i])
-            (void)rdt_dealloc_soon(rooms->handle->cuda.conn, rooms->buffers[i], NULL);
+            buffer_release(rooms->handle->cuda.conn, rooms->buffers[i]);
     free(rooms->buffers);
     free(rooms->gpus);
     free(rooms->copied);
@@ -107,7 +111,7 @@ static enum rdt_status await_room(struct rooms *rooms, size_t i, int64_t deadlin
         result = driver->cuStreamQuery(CU_STREAM_PER_THREAD);
     }
     if (result != CUDA_ERROR_NOT_READY)
-        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, rooms->gpus[i], result, err, COPYING);
+        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, rooms->gpus[i], result, err, copying(rooms));
     buffers = malloc(sizeof *buffers);
     if (buffers)
         buffers[0] = rooms->buffers[i];
@@ -118,7 +122,8 @@ static enum rdt_status await_room(struct rooms *rooms, size_t i, int64_t deadlin
         (void)driver->cuStreamSynchronize(
             CU_STREAM_PER_THREAD); /* the put ends late, but no copy writes into memory of others */
     }
-    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", rooms->gpus[i]->uuid, COPYING);
+    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", rooms->gpus[i]->uuid,
+                         copying(rooms));
 }
 
 /* Waits for every room, whatever happens to the others. */
@@ -158,7 +163,7 @@ static enum rdt_status copy_run(struct rooms *rooms, const struct run *run, CUde
 
     if (result == CUDA_SUCCESS)
         return RDT_OK;
-    status = cuda_gpu_failed(driver, rooms->copied[run->first].gpu, result, err, COPYING);
+    status = cuda_gpu_failed(driver, rooms->copied[run->first].gpu, result, err, copying(rooms));
     rdt_error_prefix(err, "tensor %zu", run->first);
     return status;
 }
@@ -166,7 +171,6 @@ static enum rdt_status copy_run(struct rooms *rooms, const struct run *run, CUde
 static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct rdt_tensor *tensors, CUstream stream,
                                int64_t deadline_ns, struct rdt_error *err)
 {
-    int64_t left_ns = clock_remaining_ns(deadline_ns);
     size_t bytes = 0, at = 0;
     struct run run = {0};
     enum rdt_status status;
@@ -175,7 +179,9 @@ static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct
 
     for (size_t i = 0; i < rooms->count; i++)
         bytes += rooms->copied[i].gpu == gpu ? rounded(&rooms->copied[i]) : 0;
-    status = gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes, gpu_call_ns(left_ns), true, &buffer, err);
+    status = rooms->to_host ? pinned_take(&rooms->handle->cuda, gpu, bytes, deadline_ns, &buffer, err)
+                            : gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes,
+                                               gpu_call_ns(clock_remaining_ns(deadline_ns)), true, &buffer, err);
     if (status != RDT_OK)
         return status;
     room = (CUdeviceptr)(uintptr_t)buffer;

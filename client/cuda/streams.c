@@ -80,14 +80,15 @@ static void act(const struct completion *completion, CUresult result)
     struct notifier *notifier = completion->notifier;
     struct rdt_error err;
 
+    /* The daemon reads this before the object can be read: the library has given up writing its memory by then. */
+    for (size_t i = 0; i < completion->n_buffers; i++)
+        buffer_release(notifier->conn, completion->buffers[i]);
     if (completion->has_ref && result == CUDA_SUCCESS) {
         (void)rdt_ready(notifier->conn, &completion->ref, NULL);
     } else if (completion->has_ref) {
         (void)cuda_failed(notifier->driver, result, &err, "the producer's stream failed before the bytes were there");
         (void)rdt_fail(notifier->conn, &completion->ref, RDT_SYSTEM, err.msg, NULL);
     }
-    for (size_t i = 0; i < completion->n_buffers; i++)
-        (void)rdt_dealloc_soon(notifier->conn, completion->buffers[i], NULL);
     if (completion->then)
         completion->then(completion->arg);
 }

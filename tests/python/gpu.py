@@ -293,6 +293,61 @@ def test_publish_waits_for_the_producers_stream():
         source.end()
 
 
+def test_put_to_host_memory_returns_at_once_and_takes_no_memory_of_the_gpu():
+    with Gpu() as (c, reader):
+        e = c.empty((512, 1024), "f32", device=0)
+        source, gate = Own(VALUE), Gate()
+        gate.copy(address_of(e), source.address.value, VALUE.nbytes)
+        ref = c.put({"w": e}, stream=gate.stream.value, device="host")
+        assert ref.copied == 1 and not ref._live
+        wait = reader.fetch(ref)
+        reader.ping()
+        assert not wait.done()
+        gate.event.set()
+        fetched = wait.fetched(LONG)
+        assert fetched.path == "local/share" and isinstance(fetched.value["w"], np.ndarray)
+        assert fetched.value["w"].tobytes() == VALUE.tobytes()
+        gate.end()
+        source.end()
+
+
+def test_versions_of_gpu_tensors_in_host_memory():
+    with Gpu() as (c, reader):
+        own = ByInterface(VALUE, stream=LEGACY)
+        for step in range(1, 4):
+            seen(own.address.value, VALUE.size, "f4")[:] = VALUE.ravel() + step
+            assert c.publish("w", {"w": own, "step": step}, device="host") == step
+            seen(own.address.value, VALUE.size, "f4")[:] = 0
+            got = reader.get(c.name("w"))
+            assert got["step"] == step and (got["w"] == VALUE + step).all()
+        seen(own.address.value, VALUE.size, "f4")[:] = VALUE.ravel()
+        kept = c.put({"w": own}, id="kept", evictable=True, device="host")
+        assert (reader.get(kept)["w"] == VALUE).all()
+        summed = c.put({"w": own}, checksum=True, device="host")
+        assert (reader.get(summed, verify=True)["w"] == VALUE).all()
+        with raises(ValueError, "copy=False"):
+            c.put(own, device="host", copy=False)
+        with raises(ValueError, "to no other GPU"):
+            c.put(own, device="cuda:1")
+        c.free(kept)
+        c.unpublish("w")
+        own.end()
+
+
+def test_snapshots_on_a_gpu_are_shared_when_the_reader_asks():
+    with Gpu() as (c, reader):
+        own = ByInterface(VALUE, stream=LEGACY)
+        c.publish("w", {"w": own})
+        shared = reader.get_fetched(c.name("w"), device="cuda:0", mode="share")
+        private = reader.get_fetched(c.name("w"), device="cuda:0", mode="cow")
+        assert (shared.path, private.path) == ("local/share", "local/copy")
+        address = address_of(private.value["w"])
+        seen(address, VALUE.size, "f4")[:] = 0
+        assert shared.value["w"].tobytes() == VALUE.tobytes()
+        c.unpublish("w")
+        own.end()
+
+
 def test_targets_on_a_gpu_are_written():
     with Gpu() as (c, reader):
         ref = c.put(VALUE)

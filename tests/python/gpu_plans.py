@@ -40,6 +40,20 @@ def test_plan_writes_gpus_and_host_memory():
         c.unpublish("policy")
 
 
+def test_parts_of_tensors_on_gpus_lie_in_host_memory():
+    with Gpu() as (c, reader):
+        w, got = ByInterface(VALUE, stream=1), np.zeros_like(VALUE)
+        plan = reader.plan("policy", {"w": got}, verify=True)
+        for step, checksum in (1, False), (2, True):
+            on_gpu(w)[:] = VALUE + step
+            c.publish_part("policy", step, 0, 1, {"w": w, "bias": BIAS}, checksum=checksum)
+            on_gpu(w)[:] = 0
+            assert plan.run(timeout=LONG).step == step and (got == VALUE + step).all()
+        del plan
+        w.end()
+        c.unpublish("policy")
+
+
 def test_run_waits_for_the_stream_of_its_targets_and_can_be_interrupted():
     with Gpu() as (c, reader):
         publish(c, 1)

@@ -480,7 +480,7 @@ def test_tensors_on_a_gpu_are_copied_behind_one_another() -> None:
             waits.append(self.device)
 
     module = rdtd.torch
-    before = module._on_gpu, module._in_host_memory, torch.cuda.current_stream
+    before, uses = (module._on_gpu, module._in_host_memory, torch.cuda.current_stream), module._uses_gpus
     mine, names = model_of(2), {"a": torch.randn(4, 3).t(), "b": torch.randn(5)}
     with a_node_with(model_of(1).state_dict()) as (node, c):
         module._on_gpu, module._in_host_memory, torch.cuda.current_stream = lambda t: True, lambda t: False, Stream
@@ -498,8 +498,16 @@ def test_tensors_on_a_gpu_are_copied_behind_one_another() -> None:
             got = {"a": torch.zeros(4, 3).t(), "b": torch.zeros(5)}
             rdtd.torch.update(got, "policy", connection=c, timeout=LONG)
             assert all(torch.equal(got[key], names[key]) for key in names) and len(waits) == 5, waits
+            module._uses_gpus = lambda connection: True  # then the connection copies them, and nothing here waits
+            rdtd.torch.publish({"a": names["b"], "b": names["a"]}, "policy", connection=c, rank=0, world_size=1, timeout=LONG)
+            assert len(waits) == 5, waits
+            module._uses_gpus = uses
+            got = {"a": torch.zeros(5), "b": torch.zeros(3, 4)}
+            rdtd.torch.update(got, "policy", connection=c, timeout=LONG)
+            assert torch.equal(got["a"], names["b"]) and torch.equal(got["b"], names["a"])
         finally:
             module._on_gpu, module._in_host_memory, torch.cuda.current_stream = before
+            module._uses_gpus = uses
 
 
 def test_tied_and_overlapping_targets_of_torch() -> None:

@@ -224,7 +224,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
             copy: bool = True, immutable: bool = False, checksum: bool = False, replace: bool = False,
-            evictable: bool = False, priority: int = 0) -> Ref:
+            evictable: bool = False, priority: int = 0, device: Optional[Literal["host"]] = None) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -269,6 +269,9 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         copy: False: the object uses the memory of GPU tensors itself where the driver can share it (`Ref.copied`
         counts all others). The object is then live, the tensors are kept until it is freed, and readers of this
         user can also read the memory beside them.
+        device: "host": tensors on GPUs are copied to pinned host memory of the daemon, by one copy in their stream, which takes
+        no memory of the GPU. The memory is charged as host memory, and serves later puts of this connection. Only a snapshot=True
+        of it can be stored. None: tensors stay on their GPU.
         stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or the CUDA number of a stream.
         None: torch's current stream for torch tensors; the stream that `__cuda_array_interface__` names; the
         legacy default stream for DLPack (whose producer makes it wait) and for rdtd's own tensors. If one
@@ -289,6 +292,12 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if evictable and (detached or stored or immutable or not copy):
             raise ValueError("an evictable object is a copy that outlives its connection: leave out detached, stored, "
                              "immutable and copy=False")
+        if device is not None:
+            if device != "host":
+                raise ValueError(f"device must be \"host\" or None, not {shown(device)}: a put moves tensors to no other GPU")
+            if not copy:
+                raise ValueError("device=\"host\" copies the tensors, and copy=False does not: pass one of the two")
+            flags |= _rdt.PUT_TO_HOST
         if snapshot and immutable:
             raise ValueError("snapshot copies the tensors, and immutable promises that nobody writes them, so that they need "
                              "no copy: pass one of the two")

@@ -239,8 +239,9 @@ class PartCalls(_rdt.Conn):
     @checked
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
                  visible: Visible = "owner", timeout: Optional[float] = None, checksum: bool = False) -> Ref:
-        """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
-        tensor's key. A value is a Box, a list of boxes of one tensor, or a tensor that is whole. checksum, errors: as `put`."""
+        """Puts a snapshot, in host memory, of tensors that are boxes of larger tensors, each under the larger
+        tensor's key. A value is a Box, a list of boxes of one tensor, or a whole tensor. Tensors on GPUs are copied as by
+        `put` with device="host". checksum, errors: as `put`."""
         return self._put_boxes(_boxes(boxes, "boxes"), visible, timeout, checksum)
 
     def _put_boxes(self, listed: list[tuple[str, Box]], visible: Visible, timeout: Optional[float], checksum: bool,

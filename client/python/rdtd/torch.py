@@ -11,10 +11,11 @@ whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this
 does. A tensor that some rank has and none publishes is an error, and so is one whose whole shape differs between trainer
 and sampler.
 
-A trainer's tensors on GPUs are copied to pinned host memory, all of a model's behind one another in the current stream
-of their GPU, which is then waited for once. torch keeps that memory for the next version. A sampler's tensors on GPUs are
-written, when the work in the current stream of their GPU has ended, through 16 MiB of pinned host memory for each GPU; if the
-package was built without cuda.h, through a copy of the model in pinned host memory."""
+A trainer's tensors on GPUs are copied once, to pinned host memory of the daemon, all of a model's behind one another in
+the current stream of their GPU; the connection keeps that memory for later versions. For deltas, or if the package was
+built without cuda.h, they are copied to pinned memory of torch first. A sampler's tensors on GPUs are written, when the
+work in the current stream of their GPU has ended, through 16 MiB of pinned host memory for each GPU; if the package was
+built without cuda.h, through a copy of the model in pinned host memory."""
 from __future__ import annotations
 
 import os
@@ -79,8 +80,8 @@ def _in_host_memory(tensor: torch.Tensor) -> bool:
     return bool(tensor.device.type == "cpu")
 
 
-def _writes_gpus(connection: rdtd.Connection) -> bool:
-    """Whether plans of the connection write memory of GPUs themselves."""
+def _uses_gpus(connection: rdtd.Connection) -> bool:
+    """Whether the connection itself reads and writes memory of GPUs."""
     try:
         connection._gpu_open()
     except rdtd.Unsupported:  # built without cuda.h
@@ -189,10 +190,13 @@ def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> d
     return _boxes(list(_locals(model, layout, rank)))
 
 
-def _boxes(locals_: list[_Local]) -> dict[str, Box]:
+def _boxes(locals_: list[_Local], in_place: bool = False) -> dict[str, Box]:
+    """in_place: tensors on GPUs stay there, and Connection.put_part copies them."""
     mine = [_with_memory(local) for local in locals_ if local.mine]
-    made = {local.key: Box(_to_host_memory(local.tensor), local.global_shape, local.start) for local in mine}
-    _await_copies(local.tensor for local in mine)
+    made = {local.key: Box(local.tensor.contiguous() if in_place and _on_gpu(local.tensor) else _to_host_memory(local.tensor),
+                           local.global_shape, local.start) for local in mine}
+    if not in_place:
+        _await_copies(local.tensor for local in mine)
     return made
 
 
@@ -218,7 +222,8 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
         raise ValueError("the model has no tensors to publish")
     at = ref_of(name)
     number = connection._next_step(at) if step is None else step
-    version = connection.publish_part(at, number, rank, world_size, _boxes(locals_),
+    in_place = not delta and any(_on_gpu(local.tensor) for local in locals_ if local.mine) and _uses_gpus(connection)
+    version = connection.publish_part(at, number, rank, world_size, _boxes(locals_, in_place),
                                       others=[local.key for local in locals_ if not local.mine],
                                       visible=visible, timeout=timeout, checksum=checksum, delta=delta)
     connection._steps[str(at)] = number
@@ -266,7 +271,7 @@ class ModelPlan:
         self._storages: list[StorageWeakRef] = []
         first_of: dict[Any, str] = {}
         shared = Shared([local.tensor for local in locals_])
-        on_gpus = any(_on_gpu(local.tensor) for local in locals_) and _writes_gpus(connection)
+        on_gpus = any(_on_gpu(local.tensor) for local in locals_) and _uses_gpus(connection)
         for i, local in enumerate(locals_):
             target = _with_memory(local).tensor
             if _overlaps_itself(target):

@@ -40,7 +40,7 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
     return gpu_open(conn);
 }
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
-                        struct rdt_ref *ref_p, bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+                        struct rdt_ref *ref_p, uint32_t how, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
     err->status = RDT_UNSUPPORTED; /* gpu_open has already reported why */
     return RDT_UNSUPPORTED;
@@ -209,8 +209,11 @@ static bool in_one_stream(struct conn *conn, const struct borrowed_set *set, voi
     return !first;
 }
 
+/* What the daemon takes only when its bytes are there. */
+#define NEVER_PENDING (RDT_PUT_EVICTABLE | RDT_PUT_STORED | RDT_PUT_SUM)
+
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *put, struct rdt_ref *ref_p,
-                        bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+                        uint32_t how_to, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
     enum rdt_cuda_how *how = calloc(set->count + 1, sizeof *how);
@@ -222,14 +225,15 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     }
     options.put = put;
     options.how = how;
-    options.copy = !may_share;
-    options.has_stream = in_one_stream(conn, set, &options.stream);
+    options.copy = !(how_to & PUT_MAY_SHARE);
+    options.to_host = how_to & PUT_TO_HOST;
+    options.has_stream = !(options.to_host && put->flags & NEVER_PENDING) && in_one_stream(conn, set, &options.stream);
     if (!options.has_stream)
         status = gpu_await(conn, set, err);
     if (status == RDT_OK)
         status = rdt_cuda_put(conn->cuda, set->tensors, set->count, &options, ref_p, err);
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
-        *copied_p += how[i] == RDT_CUDA_COPIED;
+        *copied_p += how[i] == RDT_CUDA_COPIED || how[i] == RDT_CUDA_TO_HOST;
         *live_p = *live_p || ((how[i] == RDT_CUDA_KNOWN || how[i] == RDT_CUDA_HANDLE || how[i] == RDT_CUDA_CHUNKS) &&
                               !PyObject_TypeCheck(set->borrowed[i].alive, &tensor_type));
         if (how[i] != RDT_CUDA_HOST && put->how)

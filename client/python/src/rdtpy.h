@@ -398,10 +398,11 @@ int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid);
 bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);
 
 /* rdt_put for a set with tensors on GPUs; called without the GIL. Tensors in memory that the daemon does not know are copied,
- * or with may_share exported if the driver lets them be; *copied_p counts the copies. *live_p: a tensor lies in memory of a
- * local allocator, which must not reuse it before the object is freed. */
+ * or with PUT_MAY_SHARE in `how` exported if the driver lets them be; with PUT_TO_HOST all are copied to host memory.
+ * *copied_p counts the copies. *live_p: a tensor lies in memory of a local allocator, which must not reuse it before the
+ * object is freed. */
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
-                        struct rdt_ref *ref_p, bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
+                        struct rdt_ref *ref_p, uint32_t how, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
 
 /* Lets runs of the plan wait for the streams that write the tensors of the set on GPUs. Returns false with an exception set. */
 bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set);
@@ -454,6 +455,7 @@ PyObject *delta_apply(PyObject *module, PyObject *args);
 enum put_flags { /* of _put, beside enum rdt_put_flags */
                  PUT_SNAPSHOT_UNLESS_OURS = 0x10000,
                  PUT_MAY_SHARE = 0x20000, /* GPU tensors need not be copied */
+                 PUT_TO_HOST = 0x40000,   /* GPU tensors are copied to host memory */
 };
 
 enum wait_for { /* what _start begins to wait for */

@@ -48,7 +48,7 @@ static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
 }
 
 /* _put_part(tensors, keys, global shapes or None, starts or None, visibility, timeout, checksum, base ref, deltas' ref): puts a
- * snapshot of tensors in host memory that are boxes of larger ones. With refs, it carries the note of rdt_delta_note. */
+ * snapshot, in host memory, of tensors that are boxes of larger ones. With refs, it carries the note of rdt_delta_note. */
 PyObject *conn_put_part(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -64,6 +64,8 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     int visibility, checksum = 0;
     struct ref *base = NULL, *changes = NULL;
     char note[RDT_DELTA_NOTE_MAX_BYTES];
+    Py_ssize_t copied = 0;
+    bool live = false;
 
     if (!PyArg_ParseTuple(args, "OOOOiO&|pO!O!:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility,
                           timeout_or_none, &options.timeout_ns, &checksum, &ref_type, &base, &ref_type, &changes))
@@ -76,10 +78,6 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     set = borrowed_set_from(tensors, false, Py_None, "part:");
     if (!set || !are_lists(set->count, lists, 3))
         goto end;
-    if (set->on_gpus > 0) {
-        PyErr_SetString(PyExc_ValueError, "the tensors of a part must be in host memory");
-        goto end;
-    }
     for (size_t i = 0; i < set->count; i++)
         n_dims += set->tensors[i].ndim;
     shards = PyMem_Calloc(set->count + 1, sizeof *shards);
@@ -103,9 +101,11 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | (checksum ? RDT_PUT_SUM : 0);
     options.visibility = (enum rdt_visibility)visibility;
     options.shards = shards;
-    if (!conn_enter(conn))
+    if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
-    WAITS(conn, status, rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err));
+    WAITS(conn, status,
+          set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, PUT_TO_HOST, &copied, &live, &err)
+                           : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err));
     if (status != RDT_OK) {
         raise_error(&err);
     } else {

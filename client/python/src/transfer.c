@@ -114,7 +114,8 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     struct rdt_error err;
     enum rdt_status status = RDT_INVALID;
     Py_ssize_t copied = 0;
-    bool live = false, may_share;
+    uint32_t of_gpus;
+    bool live = false;
     int visibility;
 
     if (!PyArg_ParseTuple(args, "Oz*z*izIO&O&O|OI:_put", &tensors, &id, &metadata, &visibility, &options.transport,
@@ -156,13 +157,13 @@ PyObject *conn_put(PyObject *self, PyObject *args)
                              ? 0
                              : RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
     }
-    may_share = options.flags & PUT_MAY_SHARE;
-    options.flags &= ~(uint32_t)PUT_MAY_SHARE;
+    of_gpus = options.flags & (PUT_MAY_SHARE | PUT_TO_HOST);
+    options.flags &= ~of_gpus;
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
     WAITS(conn, status,
-          set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, may_share, &copied, &live, &err)
+          set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, of_gpus, &copied, &live, &err)
                            : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err));
     if (status != RDT_OK) {
         raise_error(&err);
