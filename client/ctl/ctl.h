@@ -145,6 +145,9 @@ int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p);
  * newest one of this user on this node that was freed and that somebody still holds. NOT_FOUND: there is neither. */
 enum rdt_status ctl_object_of(struct ctl *ctl, struct rdt_ref *ref, struct rdt_error *err);
 
+/* Prints, after the label, why the memory of the object's producer is not shared; nothing if it is. */
+void ctl_print_refusal(const Rdt__Pb__ObjectInfo *object, const char *label);
+
 /* Calls `each` for each fetch, wait and hold that waits for this object or name, or, if wanted is NULL, for any name, because
  * nobody has put or published it: with the ref, and with who waits and for what, as in "client 7 has waited for 3.0 s
  * (transfer 12)" and "for somebody to put it". */

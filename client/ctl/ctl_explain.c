@@ -115,6 +115,26 @@ static void print(const Rdt__Pb__TransferInfo *t, const struct timeline *timelin
         ctl_line("  failed:    %s", t->error);
 }
 
+/* Why the object's tensors are no memory of its producer. All transfers of the list are of one object. */
+static void print_refusal(struct ctl *ctl, const Rdt__Pb__ListReply *list)
+{
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    ProtobufCMessage *reply;
+    struct rdt_error ignored;
+    struct rdt_ref ref;
+
+    if (list->n_transfers == 0 || strcmp(list->transfers[0]->direction, "in") == 0 ||
+        rdt_ref_from_text(list->transfers[0]->ref, &ref, NULL) != RDT_OK)
+        return;
+    wire_ref_from(&ref, &wire);
+    request.ref = &wire;
+    if (ctl_call(ctl, RDT_MSG_STAT, &request.base, &reply, &ignored) != RDT_OK)
+        return; /* it has ended */
+    ctl_print_refusal((const Rdt__Pb__ObjectInfo *)reply, "  not shared: ");
+    ctl_reply_free(reply);
+}
+
 int ctl_explain(struct ctl *ctl, int argc, char **argv)
 {
     Rdt__Pb__Explain request = RDT__PB__EXPLAIN__INIT;
@@ -157,6 +177,7 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
     } else {
         for (size_t i = 0; i < list->n_transfers; i++)
             print(list->transfers[i], &timeline);
+        print_refusal(ctl, list);
         if (list->n_transfers == 0)
             printf("this node has no record of a transfer of it\n");
         code = CTL_OK;

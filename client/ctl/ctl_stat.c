@@ -11,6 +11,17 @@
 #include "rdt.pb-c.h"
 #include "wire_ref.h"
 
+void ctl_print_refusal(const Rdt__Pb__ObjectInfo *o, const char *label)
+{
+    char text[CTL_HUMAN_BYTES];
+
+    if (o->refusals > 0)
+        ctl_line("%srdtd cannot map memory of client %" PRIu64 " (%" PRIu32
+                 " time%s in a row, first %s ago), so it is copied: %s",
+                 label, o->producer, o->refusals, o->refusals == 1 ? "" : "s", ctl_human_duration(o->refusal_age_ns, text),
+                 o->refusal);
+}
+
 static int print(struct ctl *ctl, const ProtobufCMessage *reply)
 {
     const Rdt__Pb__ObjectInfo *o = (const Rdt__Pb__ObjectInfo *)reply;
@@ -34,6 +45,7 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
         ctl_line("transport   %s preferred", o->transport);
     if (o->snapshot)
         ctl_line("snapshot    it never changes");
+    ctl_print_refusal(o, "not shared  ");
     if (o->detached && o->ttl_left_ns >= 0)
         ctl_line("detached    it outlives client %" PRIu64 " and stays for %s", o->producer,
                  ctl_human_duration(o->ttl_left_ns, text));

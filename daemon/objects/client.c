@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/ids.h"
+#include "daemon/base/text.h"
 #include "daemon/objects/object.h"
 #include "daemon/objects/remote_hold.h"
 
@@ -99,6 +100,21 @@ void client_start_caches(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, client->account, on_unmapped);
     region_cache_start(&client->cache, regions, client->id, &client->account->owner, &cache_ops);
+}
+
+void client_note_import(struct client *client, const struct rdt_error *err)
+{
+    struct client_refusal *refused = &client->rpc.refused;
+
+    if (!err) {
+        refused->times = 0;
+        return;
+    }
+    if (err->status != RDT_SYSTEM && err->status != RDT_INVALID && err->status != RDT_UNSUPPORTED)
+        return;
+    if (refused->times++ == 0)
+        refused->since_ns = uv_hrtime();
+    text_copy(refused->why, sizeof refused->why, err->msg);
 }
 
 enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,

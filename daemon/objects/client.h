@@ -78,6 +78,13 @@ struct client_answered {
 };
 
 /* The state of calls/ and rpc/ for each client; other rooms do not touch it. */
+/* The imports of device memory that have failed since one succeeded. The client's library copies what cannot be imported. */
+struct client_refusal {
+    uint32_t times;
+    uint64_t since_ns; /* the first of them */
+    char why[200];     /* the last of them */
+};
+
 struct client_rpc {
     struct client_answered answered[CLIENT_ANSWERED]; /* the last ones, a ring */
     unsigned n_answered;
@@ -85,6 +92,7 @@ struct client_rpc {
     unsigned n_calls;
     uint64_t n_requests, put_bytes; /* since its beginning */
     struct watch *watch;            /* of rpc_watch.c; NULL: the client watches nothing */
+    struct client_refusal refused;
 };
 
 /* Where a session is on its way from an earlier daemon to this one.
@@ -221,6 +229,9 @@ void client_send_error(struct client *client, uint16_t type, uint64_t request_id
  * region is borrowed. Errors: NOT_FOUND, and those of region_cache_resume. */
 enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,
                               struct rdt_error *err);
+
+/* An import of device memory has ended; err NULL: well. Errors that are not about that memory, such as LIMIT, do not count. */
+void client_note_import(struct client *client, const struct rdt_error *err);
 
 /* Closes the descriptors of an incomplete import. Does nothing without one. */
 void client_drop_import(struct client *client);

@@ -63,6 +63,8 @@ static void on_allocated(void *arg, struct region *region, const struct rdt_erro
     struct call *call = wait->call;
     bool to_map = !wait->imported;
 
+    if (call && wait->imported)
+        client_note_import(call->client, err);
     free(wait);
     if (!call)
         region_unref(region);
@@ -222,6 +224,7 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
     if (has_more)
         client_drop_import(call->client);
     if (status != RDT_AGAIN) {
+        client_note_import(call->client, err);
         free(wait);
         return status;
     }

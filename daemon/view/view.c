@@ -120,6 +120,19 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
 
 static const char *const visibility[] = {"owner", "tenant", "all"};
 
+/* Whether it lies on a device, and not in memory that a client has exported. */
+static bool is_copied_on_device(const struct object *object)
+{
+    bool on_device = false;
+
+    for (uint32_t i = 0; i < object->memory.n_regions; i++) {
+        if (object->memory.uses[i].region->origin == REGION_IMPORTED)
+            return false;
+        on_device = on_device || !region_is_host(object->memory.uses[i].region);
+    }
+    return on_device;
+}
+
 void object_view_fill(struct object_view *view, struct object *object)
 {
     struct rdt_ref ref;
@@ -159,6 +172,11 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->manifest = object->kind == OBJECT_MANIFEST;
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
+    if (object->producer && object->producer->rpc.refused.times > 0 && is_copied_on_device(object)) {
+        info->refusals = object->producer->rpc.refused.times;
+        info->refusal = object->producer->rpc.refused.why;
+        info->refusal_age_ns = (int64_t)(uv_hrtime() - object->producer->rpc.refused.since_ns);
+    }
 }
 
 void name_view_fill(struct name_view *view, const struct name *name)

@@ -22,6 +22,19 @@ static void begin_fake(const char *fakes)
     begin_with(fakes, (const char *const[]){"--pool-idle=200ms", NULL});
 }
 
+/* Of the object, if there is one. */
+static void ctl_must_say(const char *command, const struct rdt_ref *ref, const char *text)
+{
+    struct program program = {0};
+    char of[RDT_REF_TEXT_BYTES];
+
+    if (ref)
+        rdt_ref_to_text(ref, of);
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, command, ref ? of : NULL, NULL}, NULL);
+    must_say(strstr(program.out, text), "rdtctl %s: %s%s", command, program.out, program.err);
+    program_free(&program);
+}
+
 /* A handle of cudaMalloc shares the whole block, with the memory of others in it. */
 Test(cuda_refused, small_allocations_are_copied_and_their_block_is_not_shared)
 {
@@ -61,6 +74,8 @@ Test(cuda_refused, refused_handle_is_a_copy)
     gpu_fill(addr, BYTES, 3);
     struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_COPIED);
     expect(b, &ref, NULL, NULL, 3, "local/share");
+    ctl_must_say("stat", &ref, "not shared  rdtd cannot map memory of client ");
+    ctl_must_say("explain", &ref, "  not shared: rdtd cannot map memory of client ");
     gpu_fill(addr, BYTES, 4);
     must_be(RDT_UNSUPPORTED, rdt_cuda_offer(gpu_b, addr, BYTES, &base, NULL, &err));
 
