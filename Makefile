@@ -85,7 +85,7 @@ have   = $(if $(NEEDS_LIBS),$(or $(shell pkg-config --exists $(1) 2>/dev/null &&
 ALL_CFLAGS  := $(if $(NEEDS_LIBS),$(call cflags,libuv libprotobuf-c openssl inih jansson))
 DAEMON_LIBS := $(if $(NEEDS_LIBS),$(call libs,libuv libprotobuf-c openssl inih) -ldl)
 CLIENT_LIBS := $(if $(NEEDS_LIBS),$(call libs,libprotobuf-c))
-CTL_LIBS    := $(if $(NEEDS_LIBS),$(call libs,libprotobuf-c jansson))
+CTL_LIBS    := $(if $(NEEDS_LIBS),$(call libs,libprotobuf-c jansson) -ldl)
 
 # ---- build ----
 

@@ -19,9 +19,9 @@
 #include "ctl_json.h"
 #include "ctl_progress.h"
 #include "ctl_table.h"
+#include "doctor/doctor.h"
 #include "rdt.pb-c.h"
 
-enum { OK, WARN, FAIL, SKIP, STATUSES };
 static const char *const status_names[STATUSES] = {"ok", "warn", "fail", "skip"};
 
 struct report {
@@ -56,10 +56,7 @@ static void add(struct report *report, const char *id, const char *name, int sta
         ctl_line("%30s%s", "", remedy);
 }
 
-static void find(struct report *report, const char *id, const char *name, int status, const char *remedy, const char *fmt, ...)
-    __attribute__((format(printf, 6, 7)));
-
-static void find(struct report *report, const char *id, const char *name, int status, const char *remedy, const char *fmt, ...)
+void report_find(struct report *report, const char *id, const char *name, int status, const char *remedy, const char *fmt, ...)
 {
     char text[1024];
     va_list args;
@@ -81,34 +78,35 @@ static bool check_socket(struct report *report)
     struct stat st;
 
     if (stat(report->path, &st) < 0) {
-        find(report, id, name, FAIL,
-             "Start the daemon (systemctl start rdtd.socket), or name another socket with --socket or RDT_SOCKET.",
-             "There is no socket at %s: %s.", report->path, strerror(errno));
+        report_find(report, id, name, FAIL,
+                    "Start the daemon (systemctl start rdtd.socket), or name another socket with --socket or RDT_SOCKET.",
+                    "There is no socket at %s: %s.", report->path, strerror(errno));
         return false;
     }
     report->owner = st.st_uid;
     if (!S_ISSOCK(st.st_mode)) {
-        find(report, id, name, FAIL, "Name the daemon's socket with --socket or RDT_SOCKET.", "%s is not a socket.",
-             report->path);
+        report_find(report, id, name, FAIL, "Name the daemon's socket with --socket or RDT_SOCKET.", "%s is not a socket.",
+                    report->path);
         return false;
     }
     if (access(report->path, W_OK) < 0) {
-        find(report, id, name, FAIL,
-             "Join the socket's group, or change SocketMode= of rdtd.socket (without systemd: socket_mode in rdtd.conf).",
-             "User %u may not connect to %s: its mode is %04o.", (unsigned)geteuid(), report->path, st.st_mode & 07777u);
+        report_find(
+            report, id, name, FAIL,
+            "Join the socket's group, or change SocketMode= of rdtd.socket (without systemd: socket_mode in rdtd.conf).",
+            "User %u may not connect to %s: its mode is %04o.", (unsigned)geteuid(), report->path, st.st_mode & 07777u);
         return false;
     }
     if (ctl_connect(report->ctl, &err) || rdt_ping(report->ctl->rdt, ctl_timeout(report->ctl, CTL_DEFAULT_TIMEOUT_NS), &err)) {
         if (err.status == RDT_DENIED)
-            find(report, id, name, FAIL, "Ask who runs the daemon here; its log says which users it refuses.",
-                 "No session at %s: %s.", report->path, err.msg);
+            report_find(report, id, name, FAIL, "Ask who runs the daemon here; its log says which users it refuses.",
+                        "No session at %s: %s.", report->path, err.msg);
         else
-            find(report, id, name, FAIL, "Look into the daemon's log (journalctl -u rdtd), and restart it if it hangs.",
-                 "The daemon does not answer: %s.", err.msg);
+            report_find(report, id, name, FAIL, "Look into the daemon's log (journalctl -u rdtd), and restart it if it hangs.",
+                        "The daemon does not answer: %s.", err.msg);
         return false;
     }
-    find(report, id, name, OK, "", "The daemon answers at %s; connecting took %s.", report->path,
-         ctl_human_duration(ctl_now_ns() - began_ns, took));
+    report_find(report, id, name, OK, "", "The daemon answers at %s; connecting took %s.", report->path,
+                ctl_human_duration(ctl_now_ns() - began_ns, took));
     return true;
 }
 
@@ -120,28 +118,29 @@ static void check_permissions(struct report *report)
     struct stat st;
 
     if (!dir) {
-        find(report, id, name, SKIP, "", "The folder of the socket cannot be checked: %s.", strerror(errno));
+        report_find(report, id, name, SKIP, "", "The folder of the socket cannot be checked: %s.", strerror(errno));
         return;
     }
     do {
         dir = dirname(dir);
         if (stat(dir, &st) < 0) {
-            find(report, id, name, SKIP, "", "The folder %s cannot be checked: %s.", dir, strerror(errno));
+            report_find(report, id, name, SKIP, "", "The folder %s cannot be checked: %s.", dir, strerror(errno));
             return;
         }
         if (st.st_mode & (S_IWGRP | S_IWOTH) && !(st.st_mode & S_ISVTX)) {
-            find(report, id, name, FAIL, "Take the right to write from the group and from others (chmod go-w).",
-                 "Other users may write to %s (mode %04o), so they can put a socket of their own in the daemon's place.", dir,
-                 st.st_mode & 07777u);
+            report_find(report, id, name, FAIL, "Take the right to write from the group and from others (chmod go-w).",
+                        "Other users may write to %s (mode %04o), so they can put a socket of their own in the daemon's place.",
+                        dir, st.st_mode & 07777u);
             return;
         }
         if (st.st_uid != 0 && st.st_uid != report->owner && st.st_uid != geteuid()) {
-            find(report, id, name, FAIL, "Give the folder to root or to the daemon's user.",
-                 "The folder %s belongs to user %u, who can put a socket in the daemon's place.", dir, (unsigned)st.st_uid);
+            report_find(report, id, name, FAIL, "Give the folder to root or to the daemon's user.",
+                        "The folder %s belongs to user %u, who can put a socket in the daemon's place.", dir,
+                        (unsigned)st.st_uid);
             return;
         }
     } while (dir[1]);
-    find(report, id, name, OK, "", "Only root, the daemon's user and this user can replace the socket.");
+    report_find(report, id, name, OK, "", "Only root, the daemon's user and this user can replace the socket.");
 }
 
 static void check_versions(struct report *report)
@@ -153,24 +152,24 @@ static void check_versions(struct report *report)
     ProtobufCMessage *reply;
 
     if (ctl_call(report->ctl, RDT_MSG_STATUS, &request.base, &reply, &err)) {
-        find(report, id, name, FAIL, "Look into the daemon's log (journalctl -u rdtd).",
-             "The daemon does not say its state: %s.", err.msg);
+        report_find(report, id, name, FAIL, "Look into the daemon's log (journalctl -u rdtd).",
+                    "The daemon does not say its state: %s.", err.msg);
         return;
     }
     status = (const Rdt__Pb__StatusReply *)reply;
     if (strcmp(status->version, RDT_VERSION) != 0)
-        find(report, id, name, WARN, "Restart the daemon if it was upgraded, and upgrade whichever is older.",
-             "The daemon has version %s, and this program and its library have %s.", status->version, RDT_VERSION);
+        report_find(report, id, name, WARN, "Restart the daemon if it was upgraded, and upgrade whichever is older.",
+                    "The daemon has version %s, and this program and its library have %s.", status->version, RDT_VERSION);
     else
-        find(report, id, name, OK, "", "The daemon and this program have version %s.", RDT_VERSION);
+        report_find(report, id, name, OK, "", "The daemon and this program have version %s.", RDT_VERSION);
     if (strcmp(status->state, "drained") == 0)
-        find(report, "RDT004", "state", WARN, "Stop it, or run `rdtctl drain --undo`.",
-             "The daemon is drained: it takes no new objects.");
+        report_find(report, "RDT004", "state", WARN, "Stop it, or run `rdtctl drain --undo`.",
+                    "The daemon is drained: it takes no new objects.");
     else if (strcmp(status->state, "serving") != 0)
-        find(report, "RDT004", "state", WARN, "Wait for its end, and start it again.",
-             "The daemon is %s: it takes no new work.", status->state);
+        report_find(report, "RDT004", "state", WARN, "Wait for its end, and start it again.",
+                    "The daemon is %s: it takes no new work.", status->state);
     else
-        find(report, "RDT004", "state", OK, "", "The daemon serves its clients.");
+        report_find(report, "RDT004", "state", OK, "", "The daemon serves its clients.");
     ctl_reply_free(reply);
 }
 
@@ -181,12 +180,14 @@ static void check_clock(struct report *report)
     int state = adjtimex(&now);
 
     if (state < 0)
-        find(report, id, name, SKIP, "", "The kernel does not say whether the clock is synchronised: %s.", strerror(errno));
+        report_find(report, id, name, SKIP, "", "The kernel does not say whether the clock is synchronised: %s.",
+                    strerror(errno));
     else if (state == TIME_ERROR || now.status & STA_UNSYNC)
-        find(report, id, name, WARN, "Run chrony, systemd-timesyncd or another NTP client on this machine.",
-             "The clock is not synchronised, so times in logs of several nodes cannot be compared. Transfers do not need it.");
+        report_find(
+            report, id, name, WARN, "Run chrony, systemd-timesyncd or another NTP client on this machine.",
+            "The clock is not synchronised, so times in logs of several nodes cannot be compared. Transfers do not need it.");
     else
-        find(report, id, name, OK, "", "The clock is synchronised.");
+        report_find(report, id, name, OK, "", "The clock is synchronised.");
 }
 
 static void check_daemon(struct report *report)
@@ -197,12 +198,13 @@ static void check_daemon(struct report *report)
     ProtobufCMessage *reply;
 
     if (ctl_call(report->ctl, RDT_MSG_DOCTOR, &request.base, &reply, &err)) {
-        find(report, "RDT009", "daemon", SKIP,
-             err.status == RDT_UNSUPPORTED ? "Restart the daemon with the version of this program." : "Run the doctor again.",
-             "The daemon did not make its own checks: %s.", err.msg);
+        report_find(report, "RDT009", "daemon", SKIP,
+                    err.status == RDT_UNSUPPORTED ? "Restart the daemon with the version of this program."
+                                                  : "Run the doctor again.",
+                    "The daemon did not make its own checks: %s.", err.msg);
         return;
     }
-    find(report, "RDT009", "daemon", OK, "", "The daemon has made its own checks.");
+    report_find(report, "RDT009", "daemon", OK, "", "The daemon has made its own checks.");
     answer = (const Rdt__Pb__DoctorReply *)reply;
     for (size_t i = 0; i < answer->n_checks; i++) {
         const Rdt__Pb__Check *check = answer->checks[i];
@@ -254,6 +256,8 @@ int ctl_doctor(struct ctl *ctl, int argc, char **argv)
     if (reached)
         check_daemon(&report);
     else
-        find(&report, "RDT009", "daemon", SKIP, "", "The daemon's own checks were not made, because it did not answer.");
+        report_find(&report, "RDT009", "daemon", SKIP, "", "The daemon's own checks were not made, because it did not answer.");
+    if (reached)
+        doctor_gpus(&report, ctl, report.owner);
     return finish(&report);
 }

@@ -7,6 +7,7 @@
  *   doctor_files.c       what some checks need of files, which may lie where nothing answers: a thread looks at them first
  *   doctor_machine.c     checks of what the kernel and this machine allow
  *   doctor_storage.c     checks of stored objects
+ *   doctor_devices.c     checks of memory on devices
  */
 #ifndef DAEMON_DOCTOR_H
 #define DAEMON_DOCTOR_H
@@ -77,6 +78,10 @@ void doctor_control_group(struct doctor *doctor);
 void doctor_huge_pages(struct doctor *doctor);
 void doctor_overcommit(struct doctor *doctor);
 void doctor_orphans(struct doctor *doctor);
+
+/* doctor_devices.c: whether devices can be used and shared, and which transports move their memory. */
+void doctor_devices(struct doctor *doctor);
+void doctor_device_transports(struct doctor *doctor);
 
 /* doctor_storage.c: the directory of stored objects, the room there, and what was found or failed there. */
 void doctor_storage(struct doctor *doctor);

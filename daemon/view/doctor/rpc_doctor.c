@@ -350,32 +350,6 @@ static void check_library_versions(struct doctor *doctor)
         doctor_find(doctor, FINDING_OK, "", "The libraries of transports are the same here and on the %u connected nodes.", up);
 }
 
-static void check_devices(struct doctor *doctor)
-{
-    size_t before = doctor->n;
-    unsigned devices = 0;
-
-    list_each (const struct memory_kind, kind, plugins_memory_kinds(doctor->rpc->plugins), link) {
-        for (unsigned i = 0; i < kind->n_devices; i++) {
-            struct rdt_device now = memory_device_now(&kind->devices[i]);
-            devices++;
-            if (now.why_not && now.why_not[0])
-                doctor_find(doctor, FINDING_FAIL, "Look into the kernel's log and the vendor's tools for the device's state.",
-                            "Device %s (%s) cannot be used: %s.", kind->devices[i].uuid, kind->devices[i].name, now.why_not);
-        }
-        if (atomic_load(&kind->unpinned.state) == UNPINNED_NOTED)
-            doctor_find(doctor, FINDING_WARN,
-                        "Look at the limit of locked memory (LimitMEMLOCK) and at free memory, then restart.",
-                        "Host memory could not be pinned for %s memory, so copies to and from it are slower: %s.", kind->name,
-                        kind->unpinned.why);
-        if (!kind->available && kind->n_devices > 0)
-            doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
-                        "Memory kind %s cannot be used: %s.", kind->name, kind->why_not);
-    }
-    if (doctor->n == before)
-        doctor_find(doctor, FINDING_OK, "", "No device is unusable; %u are known.", devices);
-}
-
 /* ---- what survives a restart ---- */
 
 static void check_keeper(struct doctor *doctor)
@@ -607,9 +581,10 @@ static const struct {
     {"RDT022", "peers", check_peers},
     {"RDT023", "peer-versions", check_peer_versions},
     {"RDT024", "transports", check_transports},
-    {"RDT025", "devices", check_devices},
+    {"RDT025", "devices", doctor_devices},
     {"RDT026", "certificates", check_certificates},
     {"RDT027", "library-versions", check_library_versions},
+    {"RDT028", "device-transports", doctor_device_transports},
     {"RDT030", "keeper", check_keeper},
     {"RDT031", "journal", check_journal},
     {"RDT032", "transfers", check_transfers},

@@ -76,6 +76,7 @@ Test(cuda_refused, refused_handle_is_a_copy)
     expect(b, &ref, NULL, NULL, 3, "local/share");
     ctl_must_say("stat", &ref, "not shared  rdtd cannot map memory of client ");
     ctl_must_say("explain", &ref, "  not shared: rdtd cannot map memory of client ");
+    ctl_must_say("doctor", NULL, "warn  RDT025 devices          Memory of client ");
     gpu_fill(addr, BYTES, 4);
     must_be(RDT_UNSUPPORTED, rdt_cuda_offer(gpu_b, addr, BYTES, &base, NULL, &err));
 

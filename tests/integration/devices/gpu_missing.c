@@ -121,6 +121,32 @@ static void must_refuse_group(const char *why)
     must_refuse(RDT_UNSUPPORTED, why, rdt_group_create(conn, "g", "nccl", members, 2, NULL, &err));
 }
 
+/* The doctor asks NVML, which is the fake's. */
+static void doctor_must_say(const char *text, const char *fake)
+{
+    const char *const env[] = {fake_gpu_env(), fake, NULL};
+    struct program program = {0};
+
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, "doctor", NULL}, env);
+    must_say(strstr(program.out, text), "no '%s': %s%s", text, program.out, program.err);
+    program_free(&program);
+}
+
+Test(gpu_missing, doctor_looks_at_the_gpus)
+{
+    begin(fake_gpu_env(), NULL);
+    doctor_must_say("ok    RDT080 gpu-memory", NULL);
+    doctor_must_say("ok    RDT081 gpu-mode", NULL);
+    doctor_must_say("ok    RDT082 gpu-peers        All GPUs have peer access", NULL);
+    doctor_must_say("warn  RDT080 gpu-memory       GPU " FAKE_GPU_0
+                    " has 50.0 MiB free, and device_limit lets the daemon take ",
+                    "FAKE_NVML_FREE_MIB=50");
+    doctor_must_say("warn  RDT081 gpu-mode         GPU " FAKE_GPU_0 " is in the mode EXCLUSIVE_PROCESS", "FAKE_NVML_MODE=3");
+    doctor_must_say("warn  RDT082 gpu-peers        GPUs " FAKE_GPU_0 " and " FAKE_GPU_1 " have no peer access, so",
+                    "FAKE_NVML_PEERS=5");
+    end();
+}
+
 /* It serves the processes of one user at a time. */
 Test(gpu_missing, mps_of_another_user)
 {
@@ -139,6 +165,7 @@ Test(gpu_missing, mps_of_another_user)
     begin(fake_gpu_env(), text);
     must_be_missing("cuda", "an NVIDIA MPS of uid 12345");
     must_refuse_memory("one user at a time");
+    doctor_must_say("warn  RDT081 gpu-mode         This machine has GPUs, and the daemon serves none: ", NULL);
     end();
     (void)unlink(path);
 }
@@ -205,5 +232,6 @@ Test(gpu_missing, ucx_for_gpu_memory)
     must_say(json_array_size(memory) == 1 && strcmp(json_string_value(json_array_get(memory, 0)), "host") == 0,
              "ucx moves %zu kinds", json_array_size(memory));
     json_decref(all);
+    doctor_must_say("warn  RDT028 device-transports Transport ucx: cuda memory is not moved: ", NULL);
     end();
 }
