@@ -22,49 +22,12 @@
 #include "doctor/doctor.h"
 #include "rdt.pb-c.h"
 
-static const char *const status_names[STATUSES] = {"ok", "warn", "fail", "skip"};
-
-struct report {
-    struct ctl *ctl;
-    const char *path; /* of the daemon's socket */
-    uid_t owner;      /* of the socket */
-    unsigned n[STATUSES];
-    json_t *rows; /* NULL without --json */
-};
-
 static int status_of(const char *name)
 {
     for (int i = 0; i < STATUSES; i++)
-        if (strcmp(name, status_names[i]) == 0)
+        if (strcmp(name, report_status_names[i]) == 0)
             return i;
     return SKIP;
-}
-
-static void add(struct report *report, const char *id, const char *name, int status, const char *sentence, const char *remedy)
-{
-    report->n[status]++;
-    if (report->rows) {
-        json_array_append_new(report->rows, json_pack("{s:o, s:o, s:s, s:o, s:o}", "id", ctl_json_text(id), "name",
-                                                      ctl_json_text(name), "status", status_names[status], "sentence",
-                                                      ctl_json_text(sentence), "remedy", ctl_json_text(remedy)));
-        return;
-    }
-    if (report->ctl->quiet && status == OK)
-        return;
-    ctl_line("%-5s %s %-16s %s", status_names[status], id, name, sentence);
-    if (remedy[0])
-        ctl_line("%30s%s", "", remedy);
-}
-
-void report_find(struct report *report, const char *id, const char *name, int status, const char *remedy, const char *fmt, ...)
-{
-    char text[1024];
-    va_list args;
-
-    va_start(args, fmt);
-    (void)vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    add(report, id, name, status, text, remedy);
 }
 
 /* ---- the path of the socket ---- */
@@ -208,7 +171,7 @@ static void check_daemon(struct report *report)
     answer = (const Rdt__Pb__DoctorReply *)reply;
     for (size_t i = 0; i < answer->n_checks; i++) {
         const Rdt__Pb__Check *check = answer->checks[i];
-        add(report, check->id, check->name, status_of(check->status), check->sentence, check->remedy);
+        report_add(report, check->id, check->name, status_of(check->status), check->sentence, check->remedy);
     }
     ctl_reply_free(reply);
 }
@@ -222,10 +185,10 @@ static int finish(struct report *report)
 
     if (report->rows) {
         int printed = ctl_print_json(json_pack("{s:s, s:i, s:i, s:i, s:i, s:o}", "status",
-                                               status_names[n[FAIL]   ? FAIL
-                                                            : n[WARN] ? WARN
-                                                            : n[SKIP] ? SKIP
-                                                                      : OK],
+                                               report_status_names[n[FAIL]   ? FAIL
+                                                                   : n[WARN] ? WARN
+                                                                   : n[SKIP] ? SKIP
+                                                                             : OK],
                                                "ok", (int)n[OK], "warn", (int)n[WARN], "fail", (int)n[FAIL], "skip",
                                                (int)n[SKIP], "checks", report->rows));
         return printed == CTL_OK ? code : 3;
