@@ -22,6 +22,8 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep_mapped, uint64_t *r
 
     if (hold == 0)
         return;
+    if (!keep_mapped && connection_gather_release(conn, hold, regions, n_regions))
+        return;
     request.hold = hold;
     request.keep_mapped = keep_mapped;
     request.keep_mapped_regions = regions;

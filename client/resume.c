@@ -46,7 +46,7 @@ enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, s
     node->uid = reply->uid;
     conn->can.loan_flags =
         (reply->immutable_loans ? RDT_PUT_IMMUTABLE : 0) | (reply->detached_loans ? RDT_PUT_DETACHED | RDT_PUT_REPLACE : 0);
-    conn->can.growing_parts = reply->growing_parts;
+    conn->can.abilities = (reply->growing_parts ? CONNECTION_GROWS_PARTS : 0) | (reply->hands_out ? CONNECTION_HANDS_OUT : 0);
     conn->session.kept = reply->session_token.len == sizeof conn->session.token && reply->restart_grace_ns > 0;
     if (conn->session.kept) {
         memcpy(conn->session.token, reply->session_token.data, sizeof conn->session.token);
@@ -246,4 +246,5 @@ void resume_on_away(rdt *conn)
     batches_fini(conn);
     connection_close_early(&conn->calls.early);
     conn->memory.n_gones = 0;
+    connection_forget_released(conn);
 }

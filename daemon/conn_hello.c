@@ -99,6 +99,7 @@ static void welcome(struct conn *conn, uint64_t request_id, const uint8_t *token
     reply.loans = rpc->regions->caches.max_bytes > 0 && client->cache.regions;
     reply.immutable_loans = reply.detached_loans = reply.loans;
     reply.growing_parts = true;
+    reply.hands_out = true;
     reply.resumed = resumed;
     if (token) {
         reply.session_token = (ProtobufCBinaryData){SESSION_TOKEN_BYTES, (uint8_t *)token};

@@ -27,6 +27,8 @@
 #define RDT_MAX_RUN_TENSORS 16384u        /* tensors of all lists in runs in one message, which take a few bytes each */
 #define RDT_MAX_RUN_DIMS 65536u           /* dimensions of all tensors of one such list */
 #define RDT_MAX_FETCH_REFS 16384u         /* refs of one fetch */
+#define RDT_MAX_RELEASED_HOLDS 1024u      /* holds in one release, */
+#define RDT_MAX_RELEASED_REGIONS 16u      /* after which so many regions stay mapped */
 #define RDT_MAX_TARGET_REGIONS 4096u      /* regions in which the targets of one object lie */
 #define RDT_MAX_PUBLISH_NAMES 1024u       /* names that are published at once */
 #define RDT_MAX_VERSION_PIECES 16384u     /* objects of a version of many ranks: whole parts, and pieces of those that grow */

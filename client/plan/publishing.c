@@ -160,7 +160,7 @@ enum rdt_status rdt_publishing_begin(rdt *conn, const struct rdt_ref *name, uint
         status = rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)own.visibility);
     if (status == RDT_OK && (of == 0 || rank >= of))
         status = rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has at least one part, with ranks from 0", rank, of);
-    if (status == RDT_OK && !conn->can.growing_parts)
+    if (status == RDT_OK && !(conn->can.abilities & CONNECTION_GROWS_PARTS))
         status = rdt_error_set(err, RDT_UNSUPPORTED,
                                "rdtd %s does not know versions that are published tensor by tensor: update it, or publish the "
                                "version whole",

@@ -95,6 +95,11 @@
 
 enum connection_state { CONNECTION_UP, CONNECTION_AWAY, CONNECTION_GREETING, CONNECTION_RESUMING, CONNECTION_ENDED };
 
+enum connection_ability {                             /* of the daemon */
+                          CONNECTION_GROWS_PARTS = 1, /* parts may come in pieces */
+                          CONNECTION_HANDS_OUT = 2,   /* many objects come in one answer, and are released by one message */
+};
+
 /* What the daemon can do. What is not atomic never changes after rdt_connect, so it is read without the lock. The next daemon
  * may be older. */
 struct connection_can {
@@ -102,7 +107,7 @@ struct connection_can {
     bool tensor_runs;          /* it reads lists of tensors in runs */
     bool loans;                /* it understands Put.loaned */
     atomic_uint loan_flags;    /* the flags that such a put may have */
-    atomic_bool growing_parts; /* parts may come in pieces */
+    atomic_uint abilities;     /* enum connection_ability */
 };
 
 /* What the files above are told. It never changes after rdt_connect. */
@@ -119,12 +124,20 @@ struct connection_imports {
     uint64_t n;     /* how many have taken several messages */
 };
 
+struct connection_released {                    /* corked: holds whose RELEASE is sent before the next message */
+    uint64_t holds[256];                        /* [n] */
+    uint64_t regions[RDT_MAX_RELEASED_REGIONS]; /* [n_regions] that stay mapped */
+    unsigned n, n_regions;
+    uint64_t gone_events; /* REGION_GONE messages that had come when the first was gathered */
+};
+
 struct connection_sending {
     struct frame_writer writer;
     struct frame_writer later; /* RESUMING: releases of what RESUME has listed, to be sent when it has been answered */
-    unsigned corks;            /* calls of rdt_cork less those of rdt_uncork */
-    bool blocked;              /* the socket takes no more at present */
-    bool not_read; /* connection_drain waited for the daemon in vain; it does not wait again until the daemon reads */
+    struct connection_released released;
+    unsigned corks; /* calls of rdt_cork less those of rdt_uncork */
+    bool blocked;   /* the socket takes no more at present */
+    bool not_read;  /* connection_drain waited for the daemon in vain; it does not wait again until the daemon reads */
 };
 
 struct connection_early { /* the fds that came by FETCH_FDS before the answer to a fetch */
@@ -288,6 +301,11 @@ void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *mes
 /* Sends a message that releases something: at once, or later while the connection is corked. id 0: it needs no answer. */
 enum rdt_status connection_release(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message,
                                    struct rdt_error *err);
+
+/* Releases a hold on an object, whose regions [n_regions] stay mapped for reading. While the connection is corked, many such
+ * releases are one message. False: the caller sends it by itself. */
+bool connection_gather_release(rdt *conn, uint64_t hold, const uint64_t *regions, size_t n_regions);
+void connection_forget_released(rdt *conn); /* RESUME, which does not list them, releases them */
 
 /* As connection_send, without fds, for a message that is packed already. */
 enum rdt_status connection_send_packed(rdt *conn, uint16_t type, uint64_t id, const uint8_t *payload, size_t bytes,

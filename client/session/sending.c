@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "connection.h"
+#include "proto/messages.h"
+#include "rdt.pb-c.h"
 #include "socket.h"
 
 #define MAX_QUEUED_BYTES ((size_t)64 << 20) /* of messages that the socket has not taken yet */
@@ -89,10 +91,13 @@ static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t
     return status;
 }
 
+static void send_released(rdt *conn);
+
 /* Makes room for a message of so many bytes in the queue. *payload_p is NULL with RDT_OK: the message is not sent now. */
 static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t bytes, const int *fds, unsigned n_fds, bool urgent,
                                uint8_t **payload_p, struct rdt_error *err)
 {
+    send_released(conn); /* in the order of the calls */
     if (connection_has_ended(conn))
         return connection_lost_error(conn, err);
     if (bytes > RDT_MAX_FRAME_BYTES)
@@ -193,8 +198,66 @@ enum rdt_status connection_release(rdt *conn, uint16_t type, uint64_t id, const 
     return status;
 }
 
+/* ---- releases of many holds ---- */
+
+static void send_released(rdt *conn)
+{
+    struct connection_released *released = &conn->sending.released;
+    Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
+
+    if (released->n == 0)
+        return;
+    request.holds = released->holds;
+    request.n_holds = released->n;
+    request.keep_mapped_regions = released->regions;
+    request.n_keep_mapped_regions = released->n_regions;
+    request.gone_events = released->gone_events;
+    connection_forget_released(conn); /* queue() would send them, too */
+    (void)queue(conn, RDT_MSG_RELEASE, 0, &request.base, NULL, 0, true, NULL);
+}
+
+static bool note_kept(struct connection_released *released, const uint64_t *regions, size_t n_regions)
+{
+    unsigned n = released->n_regions;
+
+    for (size_t i = 0; i < n_regions; i++) {
+        unsigned at = 0;
+        while (at < n && released->regions[at] != regions[i])
+            at++;
+        if (at == RDT_MAX_RELEASED_REGIONS)
+            return false;
+        released->regions[at] = regions[i];
+        n += at == n;
+    }
+    released->n_regions = n;
+    return true;
+}
+
+bool connection_gather_release(rdt *conn, uint64_t hold, const uint64_t *regions, size_t n_regions)
+{
+    struct connection_released *released = &conn->sending.released;
+
+    if (conn->sending.corks == 0 || conn->state != CONNECTION_UP || !(conn->can.abilities & CONNECTION_HANDS_OUT))
+        return false;
+    if (released->n == sizeof released->holds / sizeof released->holds[0] || !note_kept(released, regions, n_regions)) {
+        connection_flush(conn);
+        if (!note_kept(released, regions, n_regions))
+            return false;
+    }
+    if (released->n == 0)
+        released->gone_events = conn->memory.n_gones;
+    released->holds[released->n++] = hold;
+    return true;
+}
+
+void connection_forget_released(rdt *conn)
+{
+    conn->sending.released.n = conn->sending.released.n_regions = 0;
+}
+
 void connection_flush(rdt *conn)
 {
+    send_released(conn);
     if (conn->sending.writer.queued_frames > 0)
         flush(conn);
 }

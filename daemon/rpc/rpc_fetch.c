@@ -3,6 +3,7 @@
  * transfer, so all items are started before any is served. Only items at the front that can share with no other item are
  * served at once. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/calls/call.h"
 #include "daemon/transfers/reservation.h"
@@ -267,12 +268,92 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     return RDT_OK;
 }
 
+/* ---- releases ---- */
+
+/* A RELEASE of many holds, in several of the client's turns. */
+struct releasing {
+    struct client_task task;
+    struct client *client;
+    uint64_t gone_events; /* this and what follows as in the message */
+    size_t n_kept, n_holds, next;
+    uint64_t kept[RDT_MAX_RELEASED_REGIONS], holds[]; /* holds [n_holds] */
+};
+
+static bool is_kept(const struct releasing *releasing, uint64_t region)
+{
+    for (size_t i = 0; i < releasing->n_kept; i++)
+        if (releasing->kept[i] == region)
+            return true;
+    return false;
+}
+
+static void release_one(const struct releasing *releasing, uint64_t id)
+{
+    struct client *client = releasing->client;
+    struct hold *hold = map_get_u64(&client->holds.by_id, id);
+
+    if (!hold)
+        return;
+    for (uint32_t i = 0; hold->object && i < hold->object->memory.n_regions; i++) {
+        struct region *region = hold->object->memory.uses[i].region;
+        if (is_kept(releasing, region->id))
+            mapped_keep(&client->mapped, region, releasing->gone_events == client->n_region_gone_events);
+        else
+            (void)mapped_drop(&client->mapped, region);
+    }
+    client_release(hold);
+}
+
+static bool releasing_end(struct client_task *task)
+{
+    free(task);
+    return true;
+}
+
+static bool release_some(struct client_task *task, uint64_t until_ns)
+{
+    struct releasing *releasing = (struct releasing *)task;
+
+    while (releasing->next < releasing->n_holds) {
+        release_one(releasing, releasing->holds[releasing->next++]);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return releasing_end(task);
+}
+
+static enum rdt_status release_many(struct call *call, const Rdt__Pb__Release *message, struct rdt_error *err)
+{
+    struct releasing *releasing;
+
+    if (message->hold != 0 || message->keep_mapped || message->n_holds > RDT_MAX_RELEASED_HOLDS ||
+        message->n_keep_mapped_regions > RDT_MAX_RELEASED_REGIONS)
+        return rdt_error_set(err, RDT_INVALID,
+                             "a release of many holds has at most %u of them, and %u regions that stay mapped",
+                             RDT_MAX_RELEASED_HOLDS, RDT_MAX_RELEASED_REGIONS);
+    releasing = malloc(sizeof *releasing + message->n_holds * sizeof releasing->holds[0]);
+    if (!releasing)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to release %zu holds", message->n_holds);
+    *releasing = (struct releasing){.task = {.step = release_some, .drop = releasing_end},
+                                    .client = call->client,
+                                    .gone_events = message->gone_events,
+                                    .n_kept = message->n_keep_mapped_regions,
+                                    .n_holds = message->n_holds};
+    memcpy(releasing->holds, message->holds, message->n_holds * sizeof releasing->holds[0]);
+    if (releasing->n_kept > 0)
+        memcpy(releasing->kept, message->keep_mapped_regions, releasing->n_kept * sizeof releasing->kept[0]);
+    call_reply_empty(call);
+    releasing->client->task = &releasing->task;
+    return RDT_OK;
+}
 enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Release *message = request;
     struct hold *hold = map_get_u64(&call->client->holds.by_id, message->hold);
 
     mapped_unmapped(&call->client->mapped, message->gone_events);
+    if (message->n_holds > 0)
+        return release_many(call, message, err);
     if (message->hold == 0) { /* it says only that */
         call_reply_empty(call);
         return RDT_OK;
