@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_fetch_start and rdt_fetch: builds FETCH messages from the caller's lists, and handles the events that answer them. */
+/* rdt_fetch_start: builds FETCH messages from the caller's lists, and handles the events that answer them. */
 #include "fetch.h"
 
 #include <stddef.h>
@@ -17,7 +17,7 @@
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
-#include "rdt_many.h"
+
 #include "request.h"
 #include "session/clock.h"
 #include "session/events.h"
@@ -134,11 +134,6 @@ static enum rdt_status no_memory(struct rdt_error *err, size_t count)
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a fetch of %zu objects", count);
 }
 
-static int64_t patience_ns(const struct rdt_fetch_options *options)
-{
-    return options->timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS : options->timeout_ns;
-}
-
 /* *n_dims_p receives the dimensions of all slices together. INVALID names the tensor. */
 static enum rdt_status check_slices(const struct rdt_slice *slices, size_t count, size_t *n_dims_p, struct rdt_error *err)
 {
@@ -233,7 +228,7 @@ static enum rdt_status create_request(struct fetch *fetch, size_t i, const struc
         if (status != RDT_OK)
             return status;
     }
-    fetch->requests[i] = request_create(fetch->conn, ref, patience_ns(options), targets);
+    fetch->requests[i] = request_create(fetch->conn, ref, fetch_patience_ns(options), targets);
     if (!fetch->requests[i]) {
         connection_lock(fetch->conn);
         targets_destroy(fetch->conn, targets);
@@ -396,7 +391,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     char *maps[8], *devices[2 * MAPPER_MAX_DEVICES];
 
     for (size_t i = first; i < first + n; i++) {
-        request_start(fetch->requests[i], clock_after_answer_ns(fetch->deadline_ns, patience_ns(options)));
+        request_start(fetch->requests[i], clock_after_answer_ns(fetch->deadline_ns, fetch_patience_ns(options)));
         fetch->items[i]->handle = fetch->requests[i]->pending.id;
     }
     request.items = fetch->items + first;
@@ -476,58 +471,27 @@ static enum rdt_status check_options(struct rdt_fetch_options *options, struct r
     return status;
 }
 
-static enum rdt_status start(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
-                             int64_t deadline_ns, rdt_request **requests, struct rdt_error *err)
+int64_t fetch_patience_ns(const struct rdt_fetch_options *options)
 {
-    struct fetch fetch = {.conn = conn, .options = options, .requests = requests, .count = count, .deadline_ns = deadline_ns};
-    enum rdt_status status;
-
-    arena_init(&fetch.arena, SIZE_MAX / 2);
-    status = build(&fetch, refs, err);
-    connection_lock(conn);
-    if (status == RDT_OK)
-        status = send_all(&fetch, err);
-    for (size_t i = 0; i < count && status != RDT_OK; i++) {
-        if (requests[i])
-            request_undo(requests[i]);
-    }
-    connection_unlock(conn);
-    arena_fini(&fetch.arena);
-    return status;
+    return options->timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS : options->timeout_ns;
 }
 
-/* Starts the fetches into a list of its own, because requests_p is written only on success. */
-static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
-                                 rdt_request ***requests_p, int64_t *deadline_p, struct rdt_error *err)
+enum rdt_status fetch_check(const rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *given,
+                            struct rdt_fetch_options *options_p, struct rdt_error *err)
 {
-    struct rdt_fetch_options own;
-    rdt_request **requests;
-    int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
-        status = options_copy(&own, sizeof own, options, err);
+        status = options_copy(options_p, sizeof *options_p, given, err);
     if (status == RDT_OK)
-        status = check_options(&own, err);
+        status = check_options(options_p, err);
     if (status == RDT_OK && count > 0 && !refs)
         status = rdt_error_set(err, RDT_INVALID, "refs is NULL, and count is %zu", count);
-    if (status != RDT_OK)
-        return status;
-    requests = calloc(count + 1, sizeof(rdt_request *));
-    if (!requests)
-        return no_memory(err, count);
-    deadline_ns = clock_deadline_ns(patience_ns(&own));
-    *deadline_p = clock_after_answer_ns(deadline_ns, patience_ns(&own));
-    status = start(conn, refs, count, &own, deadline_ns, requests, err);
-    if (status == RDT_OK)
-        *requests_p = requests;
-    else
-        free(requests);
     return status;
 }
 
 /* options may be those of an earlier version. */
-static enum rdt_status check_verify(const struct rdt_fetch_options *options, bool may, bool *verifies_p, struct rdt_error *err)
+enum rdt_status fetch_check_verify(const struct rdt_fetch_options *options, bool may, bool *verifies_p, struct rdt_error *err)
 {
     const size_t end = offsetof(struct rdt_fetch_options, verify) + sizeof options->verify;
 
@@ -540,109 +504,47 @@ static enum rdt_status check_verify(const struct rdt_fetch_options *options, boo
     return RDT_OK;
 }
 
+enum rdt_status fetch_begin(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                            int64_t deadline_ns, rdt_request **requests, struct rdt_error *err)
+{
+    struct fetch fetch = {.conn = conn, .options = options, .requests = requests, .count = count, .deadline_ns = deadline_ns};
+    enum rdt_status status;
+
+    arena_init(&fetch.arena, SIZE_MAX / 2);
+    status = build(&fetch, refs, err);
+    connection_lock(conn);
+    if (status == RDT_OK)
+        status = send_all(&fetch, err);
+    for (size_t i = 0; i < count && status != RDT_OK; i++) {
+        if (requests[i])
+            request_undo(requests[i]);
+        requests[i] = NULL;
+    }
+    connection_unlock(conn);
+    arena_fini(&fetch.arena);
+    return status;
+}
+
+/* requests_p is written only on success, and the list is built before. */
 enum rdt_status rdt_fetch_start(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err)
 {
-    rdt_request **requests;
-    int64_t deadline_ns;
+    struct rdt_fetch_options own;
+    rdt_request **requests = NULL;
     bool verifies;
-    enum rdt_status status = check_verify(options, false, &verifies, err);
+    enum rdt_status status = fetch_check_verify(options, false, &verifies, err);
 
     if (status == RDT_OK && count > 0)
         status = options_check_out(requests_p, "requests_p", err);
     if (status == RDT_OK)
-        status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
+        status = fetch_check(conn, refs, count, options, &own, err);
+    if (status == RDT_OK && !(requests = calloc(count + 1, sizeof(rdt_request *))))
+        status = no_memory(err, count);
     if (status != RDT_OK)
         return status;
-    for (size_t i = 0; i < count; i++)
+    status = fetch_begin(conn, refs, count, &own, clock_deadline_ns(fetch_patience_ns(&own)), requests, err);
+    for (size_t i = 0; status == RDT_OK && i < count; i++)
         requests_p[i] = requests[i];
     free(requests);
-    return RDT_OK;
-}
-
-enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
-                          rdt_object **objects_p, struct rdt_error *err)
-{
-    rdt_request **requests;
-    int64_t deadline_ns;
-    bool verifies;
-    enum rdt_status status = check_verify(options, true, &verifies, err);
-
-    if (status == RDT_OK && count > 0)
-        status = options_check_out(objects_p, "objects_p", err);
-    if (status == RDT_OK)
-        status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
-    if (status != RDT_OK)
-        return status;
-    /* The requests end at the deadline by themselves. The wait needs it for the copies into targets. */
-    status = rdt_wait(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, NULL, err);
-    for (size_t i = 0; i < count; i++) {
-        if (status == RDT_OK)
-            (void)rdt_request_take_object(requests[i], &objects_p[i], NULL); /* cannot fail: the request has ended well */
-        rdt_request_destroy(requests[i]);
-    }
-    free(requests);
-    if (status != RDT_OK || !verifies)
-        return status;
-    for (size_t i = 0; i < count && status == RDT_OK; i++)
-        status = rdt_verify(objects_p[i], clock_remaining_ns(deadline_ns), err);
-    for (size_t i = 0; i < count && status != RDT_OK; i++) {
-        rdt_release(objects_p[i]);
-        objects_p[i] = NULL;
-    }
     return status;
-}
-
-/* Takes the object of a request, which may have failed, and destroys the request. */
-static enum rdt_status take_result(rdt_request *take_request, bool interrupted, bool verifies, int64_t deadline_ns,
-                                   rdt_object **object_p, struct rdt_error *err)
-{
-    rdt_object *object = NULL;
-    enum rdt_status status = rdt_request_take_object(take_request, &object, err);
-
-    if (status == RDT_AGAIN && interrupted)
-        status = rdt_error_set(err, RDT_CANCELLED, "the fetch of %s was interrupted", take_request->label);
-    else if (status == RDT_AGAIN)
-        status = rdt_error_set(err, RDT_TIMED_OUT, "the fetch of %s had not ended when the time was over", take_request->label);
-    if (status == RDT_OK && verifies)
-        status = rdt_verify(object, clock_remaining_ns(deadline_ns), err);
-    rdt_request_destroy(take_request);
-    if (status != RDT_OK)
-        rdt_release(object);
-    *object_p = status == RDT_OK ? object : NULL;
-    return status;
-}
-
-enum rdt_status rdt_fetch_each(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
-                               rdt_object **objects_p, enum rdt_status *statuses_p, struct rdt_error *err)
-{
-    rdt_request **requests;
-    struct rdt_error why, first = {0};
-    int64_t deadline_ns;
-    bool verifies, interrupted;
-    enum rdt_status status = check_verify(options, true, &verifies, err);
-
-    for (size_t i = 0; objects_p && i < count; i++)
-        objects_p[i] = NULL;
-    if (status == RDT_OK && count > 0)
-        status = options_check_out(objects_p, "objects_p", err);
-    if (status == RDT_OK)
-        status = start_new(conn, refs, count, options, &requests, &deadline_ns, err);
-    if (status != RDT_OK)
-        return request_statuses(statuses_p, count, status);
-    interrupted =
-        rdt_wait_each(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, &why) == RDT_CANCELLED;
-    if (interrupted)
-        first = why;
-    for (size_t i = 0; i < count; i++) {
-        status = take_result(requests[i], interrupted, verifies, deadline_ns, &objects_p[i], &why);
-        if (statuses_p)
-            statuses_p[i] = status;
-        if (status != RDT_OK && first.status == RDT_OK)
-            first = why;
-    }
-    free(requests);
-    if (first.status != RDT_OK && err)
-        *err = first;
-    return first.status;
 }

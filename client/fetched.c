@@ -53,10 +53,17 @@ void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 
 /* ---- releasing ---- */
 
+/* Whether the object is one allocation: its layout follows it, and everything else that it has (fetched_create_row). */
+static bool is_compact(const rdt_object *object)
+{
+    return object->layout == (const struct layout *)(const void *)(object + 1);
+}
+
 /* Drops the hold at the daemon and the references to the object's memory, all but the metadata. */
 static void release(rdt_object *object, bool later)
 {
     rdt *conn = object->conn;
+    bool compact = is_compact(object);
     bool cached = object->hold != 0 && conn->state == CONNECTION_UP && object->n_mappings == 1 &&
                   memory_may_cache(object->mappings[0], MAPPING_FETCHED);
     uint64_t regions[RDT_MAX_KEPT_REGIONS]; /* cached for reading */
@@ -71,13 +78,15 @@ static void release(rdt_object *object, bool later)
         memory_unref(&conn->memory, object->mappings[i]);
     }
     release_hold(conn, object->hold, cached, regions, n_regions, later);
-    free(object->mappings);
-    free(object->inline_data);
+    if (!compact) {
+        free(object->mappings);
+        free(object->inline_data);
+    }
     object->hold = 0;
     object->n_mappings = 0;
     object->mappings = NULL;
     object->inline_data = NULL;
-    if (!object->targets) {
+    if (!object->targets && !compact) {
         free(object->layout);
         free(object->data);
     }
@@ -87,15 +96,19 @@ static void release(rdt_object *object, bool later)
 
 void fetched_destroy(rdt_object *object)
 {
+    bool compact;
+
     if (!object)
         return;
+    compact = is_compact(object);
     release(object, false);
     targets_destroy(object->conn, object->targets);
     list_remove(&object->link);
     if (object->boxes)
         rdt__pb__boxes__free_unpacked(object->boxes, NULL);
     free(object->first_box_dim);
-    free(object->metadata);
+    if (!compact)
+        free(object->metadata);
     free(object);
 }
 
@@ -343,6 +356,112 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, const 
         return status;
     }
     object->hold = done->hold;
+    list_append(&conn->objects, &object->link);
+    *object_p = object;
+    return RDT_OK;
+}
+
+/* ---- one of many ---- */
+
+static size_t align(size_t bytes)
+{
+    return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(size_t)(LAYOUT_ALIGN_BYTES - 1);
+}
+
+/* Lays out what follows a compact object, with the tensors of the row. */
+static void copy_tensors(rdt_object *object, const struct fetched_row *row, uint32_t n_dims)
+{
+    const struct layout *all = row->all;
+    struct layout *layout = (struct layout *)(void *)(object + 1);
+    uint32_t from = row->count > 0 ? all->first_dim[row->first] : 0;
+    size_t words = row->count * sizeof(uint32_t);
+
+    *layout = (struct layout){.count = row->count, .n_dims = n_dims};
+    layout->offset = (uint64_t *)(void *)(layout + 1);
+    layout->shape = layout->offset + row->count;
+    layout->strides = (int64_t *)(layout->shape + n_dims);
+    object->data = (void **)(void *)(layout->strides + n_dims);
+    object->mappings = (struct mapping **)(void *)(object->data + row->count);
+    layout->dtype = (uint32_t *)(void *)(object->mappings + 1);
+    layout->ndim = layout->dtype + row->count;
+    layout->first_dim = layout->ndim + row->count;
+    layout->region = layout->first_dim + row->count;
+    memcpy(layout->offset, all->offset + row->first, row->count * sizeof *layout->offset);
+    memcpy(layout->shape, all->shape + from, n_dims * sizeof *layout->shape);
+    memcpy(layout->strides, all->strides + from, n_dims * sizeof *layout->strides);
+    memcpy(layout->dtype, all->dtype + row->first, words);
+    memcpy(layout->ndim, all->ndim + row->first, words);
+    for (uint32_t i = 0; i < row->count; i++) {
+        layout->first_dim[i] = all->first_dim[row->first + i] - from;
+        layout->region[i] = 0;
+    }
+    object->layout = layout;
+}
+
+static void fill_row_info(rdt_object *object, const struct fetched_row *row)
+{
+    const struct rdt_node_info *node = &object->conn->node;
+    struct rdt_object_info *info = &object->info;
+
+    info->ref = *row->ref;
+    info->ref.generation = row->generation;
+    info->ref.after = 0;
+    memcpy(info->ref.node, node->node, sizeof info->ref.node);
+    memcpy(info->ref.address, node->address, sizeof node->address);
+    if (row->ref->any_owner) {
+        info->ref.any_owner = 0;
+        info->ref.uid = node->uid;
+        memcpy(info->ref.tenant, node->tenant, sizeof node->tenant);
+    }
+    if (row->inline_bytes > 0)
+        memcpy(info->path, "inline", sizeof "inline");
+    else
+        memcpy(info->path, "local/share", sizeof "local/share");
+    info->transfer = row->transfer;
+    info->bytes_moved = row->inline_bytes;
+    info->elapsed_ns = row->elapsed_ns;
+    info->mutable_shared = row->mutable_shared;
+    info->writable = !row->mapping || row->mapping->access != MAPPING_READABLE;
+}
+
+enum rdt_status fetched_create_row(rdt *conn, const struct fetched_row *row, rdt_object **object_p, struct rdt_error *err)
+{
+    uint32_t last = row->first + row->count - 1,
+             n_dims = row->count > 0 ? row->all->first_dim[last] + row->all->ndim[last] - row->all->first_dim[row->first] : 0;
+    size_t tensors = sizeof(rdt_object) + sizeof(struct layout) + sizeof(struct mapping *) +
+                     row->count * (sizeof(uint64_t) + sizeof(void *) + 4 * sizeof(uint32_t)) + n_dims * 2 * sizeof(uint64_t);
+    size_t bytes = tensors + row->metadata_bytes;
+    rdt_object *object = malloc(bytes + (row->inline_bytes > 0 ? LAYOUT_ALIGN_BYTES - 1 + row->inline_bytes : 0));
+    enum rdt_status status = RDT_OK;
+
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for an object");
+    memset(object, 0, sizeof *object);
+    object->conn = conn;
+    list_init(&object->link);
+    copy_tensors(object, row, n_dims);
+    object->mappings[0] = row->mapping;
+    if (row->metadata_bytes > 0) {
+        object->metadata = (uint8_t *)object + tensors;
+        object->metadata_bytes = row->metadata_bytes;
+        memcpy(object->metadata, row->metadata, row->metadata_bytes);
+    }
+    if (row->inline_bytes > 0) {
+        object->inline_data = (uint8_t *)align((uintptr_t)object + bytes);
+        memcpy(object->inline_data, row->inline_data, row->inline_bytes);
+    } else if (row->mapping) {
+        object->n_mappings = 1;
+    }
+    for (uint32_t i = 0; i < row->count && status == RDT_OK; i++)
+        status = find_data(object, i, row->inline_bytes, err);
+    if (status != RDT_OK) {
+        free(object);
+        return status;
+    }
+    if (row->mapping)
+        memory_ref(row->mapping);
+    fill_row_info(object, row);
+    object->hold = row->hold;
     list_append(&conn->objects, &object->link);
     *object_p = object;
     return RDT_OK;

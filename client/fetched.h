@@ -55,6 +55,26 @@ enum rdt_status fetched_fds_all(rdt *conn, uint64_t handle, struct frame *frame,
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
                                enum fetched_content content, bool sliced, rdt_object **object_p, struct rdt_error *err);
 
+/* One of the objects of an answer to LOAD_MANY, all of it borrowed. */
+struct fetched_row {
+    const struct rdt_ref *ref; /* by which it was fetched */
+    uint64_t generation, hold;
+    const struct layout *all; /* of all objects of the answer; its own are [first, first + count) */
+    uint32_t first, count;
+    uint32_t inline_bytes; /* 0: it lies in the mapping; NULL: it has no bytes */
+    const uint8_t *inline_data;
+    struct mapping *mapping;
+    const uint8_t *metadata;
+    uint32_t metadata_bytes;
+    uint64_t transfer;
+    int64_t elapsed_ns;
+    bool mutable_shared;
+};
+
+/* Creates the object, which is one allocation, with a reference to the mapping. Takes the hold on success only. Errors:
+ * NO_MEMORY, PROTOCOL (a tensor lies outside of its bytes). */
+enum rdt_status fetched_create_row(rdt *conn, const struct fetched_row *row, rdt_object **object_p, struct rdt_error *err);
+
 /* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. The region's fd
  * stays in *fds. */
 enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, const struct answer_fds *fds,

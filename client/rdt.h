@@ -388,7 +388,9 @@ enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t cou
                                 rdt_request **requests_p, struct rdt_error *err);
 
 /* Fetches refs [count] and waits for all. objects_p [count] receives the objects, which the caller releases. If one fails,
- * the others are cancelled and the call fails with its error. */
+ * the others are cancelled and the call fails with its error. More than 8 objects of this node, without targets, slices and a
+ * path of their own, come hundreds in an answer: this, and rdt_fetch_each, costs a fraction of a fetch for each. Those of one
+ * answer have one transfer. */
 enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                           rdt_object **objects_p, struct rdt_error *err);
 
@@ -487,7 +489,8 @@ void rdt_release(rdt_object *object);
 /* Between rdt_cork and rdt_uncork, the messages of rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy are collected
  * and sent together: a message that is sent alone wakes the daemon, which takes longer than the message itself. They are sent
  * with the next call, from any thread, that asks the daemon for something, waits, dispatches or closes, and whenever 64 have
- * gathered. Until then the daemon keeps what was released, so uncork soon. Corks nest. rdt may be NULL. */
+ * gathered; releases of up to 256 objects are one of them. Until then the daemon keeps what was released, so uncork soon. Corks
+ * nest. rdt may be NULL. */
 void rdt_cork(rdt *rdt);
 void rdt_uncork(rdt *rdt);
 

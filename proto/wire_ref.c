@@ -206,15 +206,15 @@ static bool find_like(struct likes *likes, struct arena *arena, const struct rdt
     return true;
 }
 
-enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, size_t n, Rdt__Pb__RefList **list_p,
-                              struct rdt_error *err)
+enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, const size_t *which, size_t n,
+                              Rdt__Pb__RefList **list_p, struct rdt_error *err)
 {
     Rdt__Pb__RefList *list = arena_message(arena, &rdt__pb__ref_list__descriptor);
     struct likes likes = {.all = arena_alloc(arena, (n + 1) * sizeof *likes.all)};
     size_t bytes = 0, at = 0;
 
     for (size_t i = 0; i < n; i++)
-        bytes += refs[i].id_bytes;
+        bytes += refs[which ? which[i] : i].id_bytes;
     if (list) {
         list->ids.data = arena_alloc(arena, bytes + 1);
         list->id_bytes = arena_alloc(arena, (n + 1) * sizeof *list->id_bytes);
@@ -225,24 +225,25 @@ enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, s
     if (!likes.all || !list || !list->ids.data || !list->id_bytes || !list->generation || !list->like_index || !list->like)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu refs", n);
     for (size_t i = 0; i < n; i++) {
+        const struct rdt_ref *ref = &refs[which ? which[i] : i];
         uint32_t like;
 
-        if (!find_like(&likes, arena, &refs[i], n, &like))
+        if (!find_like(&likes, arena, ref, n, &like))
             return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu refs", n);
         if (like == likes.n) {
             Rdt__Pb__Ref *message = arena_alloc(arena, sizeof *message);
             if (!message)
                 return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %zu refs", n);
-            wire_ref_from(&refs[i], message);
+            wire_ref_from(ref, message);
             message->id.len = 0;
             message->generation = 0;
             list->like[list->n_like++] = message;
             likes.n++;
         }
-        memcpy(list->ids.data + at, refs[i].id, refs[i].id_bytes);
-        at += refs[i].id_bytes;
-        list->id_bytes[i] = refs[i].id_bytes;
-        list->generation[i] = refs[i].is_name ? 0 : refs[i].generation;
+        memcpy(list->ids.data + at, ref->id, ref->id_bytes);
+        at += ref->id_bytes;
+        list->id_bytes[i] = ref->id_bytes;
+        list->generation[i] = ref->is_name ? 0 : ref->generation;
         list->like_index[i] = like;
         list->n_generation = list->generation[i] != 0 ? n : list->n_generation;
     }

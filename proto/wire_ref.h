@@ -31,9 +31,10 @@ enum rdt_status wire_error(int32_t status, int32_t sys_errno, const char *messag
 
 /* ---- lists of refs as columns: thousands of refs have most of their parts in common ---- */
 
-/* Makes a list of refs [n], which must outlive it, in the arena. NO_MEMORY. */
-enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, size_t n, Rdt__Pb__RefList **list_p,
-                              struct rdt_error *err);
+/* Makes a list of n refs, which must outlive it, in the arena: those with the numbers which [n], or, with NULL, the first n.
+ * NO_MEMORY. */
+enum rdt_status ref_list_make(struct arena *arena, const struct rdt_ref *refs, const size_t *which, size_t n,
+                              Rdt__Pb__RefList **list_p, struct rdt_error *err);
 
 /* Checks a list from elsewhere (NULL: no refs): its columns belong together, and it has at most RDT_MAX_FETCH_REFS refs.
  * INVALID, LIMIT. */

@@ -49,7 +49,7 @@ static enum rdt_status ask(rdt *conn, const struct rdt_ref *refs, size_t n, int6
 
     arena_init(&arena, SIZE_MAX / 2);
     request.timeout_ns = clock_remaining_ns(deadline_ns);
-    status = request.timeout_ns > 0 ? ref_list_make(&arena, refs, n, &request.refs, err)
+    status = request.timeout_ns > 0 ? ref_list_make(&arena, refs, NULL, n, &request.refs, err)
                                     : rdt_error_set(err, RDT_TIMED_OUT, "there was no time left to ask for the other refs");
     if (status == RDT_OK)
         status = call_fds(conn, RDT_MSG_EXISTS, &request.base, -1, clock_after_answer_ns(deadline_ns, request.timeout_ns),
@@ -123,7 +123,7 @@ static enum rdt_status fill_publish(struct arena *arena, const char *const *name
                                     size_t bytes, const struct rdt_publish_options *options, Rdt__Pb__PublishMany *message,
                                     struct rdt_error *err)
 {
-    enum rdt_status status = ref_list_make(arena, refs, count, &message->objects, err);
+    enum rdt_status status = ref_list_make(arena, refs, NULL, count, &message->objects, err);
 
     message->names.data = arena_alloc(arena, bytes + 1);
     message->name_bytes = arena_alloc(arena, (count + 1) * sizeof *message->name_bytes);

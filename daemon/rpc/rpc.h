@@ -49,6 +49,9 @@ enum rdt_status put_check_evictable(uint32_t flags, uint32_t priority, struct rd
 enum rdt_status put_check_ttl(const struct call *call, uint32_t flags, int64_t ttl_ns, struct rdt_error *err);
 int64_t put_ttl_of(const struct call *call, uint32_t flags, int64_t ttl_ns);
 
+/* rpc_hand_out.c: LOAD_MANY without a region. */
+enum rdt_status rpc_hand_out(struct call *call, const Rdt__Pb__LoadMany *message, struct rdt_error *err);
+
 /* rpc_names.c: checks that the caller may publish this object, and that the object is live or will be. */
 enum rdt_status publish_check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
                                      struct rdt_error *err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOAD_MANY: copies the tensors of many objects of the caller into one region of its own, as one copy.
+/* LOAD_MANY: copies the tensors of many objects of the caller into one region of its own, as one copy. Without a region it
+ * hands them out (rpc_hand_out.c).
  *
  *   read     a thread reads the list of targets, and checks that they lie in the region
  *   find     in slices, each object is found, held and pinned; its tensors become rows of one list
@@ -412,9 +413,11 @@ enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt
     struct loading *loading;
     enum rdt_status status;
 
+    if (!message->region)
+        return rpc_hand_out(call, message, err);
     if (n > RDT_MAX_FETCH_REFS)
         return rdt_error_set(err, RDT_LIMIT, "the message loads %zu objects: at most %u are possible", n, RDT_MAX_FETCH_REFS);
-    if (!message->region || (message->n_count && message->n_count != n))
+    if (message->n_count && message->n_count != n)
         return rdt_error_set(err, RDT_INVALID, "the columns of a message that loads %zu objects do not belong together", n);
     status = account_take(call->account, USAGE_HEAP, heap, err);
     if (status != RDT_OK)

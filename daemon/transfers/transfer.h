@@ -285,6 +285,19 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err);
 /* The client has ended: drops its fetches without an answer. Returns false if until_ns has passed: call again. */
 bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns);
 
+/* Objects of this node that a client gets without a transfer each (rpc_hand_out.c).
+ *
+ * transfers_hand_out begins the record of those that go one way, in the answer or by their regions, as the first of them does;
+ * NULL: no memory. transfers_handed_out ends it: n objects with so many bytes. why: that they did not go; NULL: they did.
+ * Returns the number for EXPLAIN.
+ *
+ * fetch_notice says whether the reader is to be told that the object, which it is about to share, may still be written. */
+struct transfer_record *transfers_hand_out(struct transfers *transfers, const struct client *client, struct object *object,
+                                           Rdt__Pb__FetchMode mode);
+uint64_t transfers_handed_out(struct transfers *transfers, struct transfer_record *take_record, uint32_t n, uint64_t bytes,
+                              const struct rdt_error *why);
+bool fetch_notice(const struct client *reader, struct object *object);
+
 /* Sends the FETCH_DONE of an error for a fetch that was never started. */
 void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt_error *err);
 

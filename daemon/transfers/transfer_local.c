@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/text.h"
 #include "daemon/memory/copy.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/reservation.h"
@@ -13,6 +14,8 @@
 
 /* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken first. */
 #define READERS_SHARE 2
+
+static const char live_why_not[] = "the object is live: later writes of its producer would show in a private mapping of it";
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
 
@@ -299,7 +302,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         local->show_why_not = why_not;
     if (!object_is_constant(object) && !object->changes.loaned)
-        local->cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
+        local->cow_why_not = live_why_not;
     else if (object_on_device(object))
         local->cow_why_not = "it is on a device, where no mapping is private";
     if (place_tensors(transfer, object, local, &unshared, &err) != RDT_OK) {
@@ -482,3 +485,47 @@ const struct transfer_kind transfer_local_kind = {.init = init,
                                                   .settled = transfer_end,
                                                   .release = release,
                                                   .pickles_trusted = pickles_trusted};
+
+/* ---- many in one answer ---- */
+
+struct transfer_record *transfers_hand_out(struct transfers *transfers, const struct client *client, struct object *object,
+                                           Rdt__Pb__FetchMode mode)
+{
+    const struct owner *requester = &client->account->owner;
+    struct path_query query = {.same_node = true, .mode = mode, .transport = "", .preferred = "", .least = ""};
+    struct transfer_record *record = calloc(1, sizeof *record);
+    const char *why_not = NULL;
+    struct rdt_ref ref;
+
+    if (!record)
+        return NULL;
+    object_ref(object, &ref);
+    record_start(record, ids_next(&transfers->ids, client->account), requester, &ref, "local", "new");
+    record->client = client->id;
+    record->began_ns = record->since_ns;
+    query.has_inline = object->memory.chunk;
+    if (!object_may_show(object, requester, &why_not))
+        query.local.show_why_not = why_not;
+    if (!object_is_constant(object) && !object->changes.loaned)
+        query.local.cow_why_not = live_why_not;
+    if (record_decide(transfers, record, &query, NULL) == RDT_OK)
+        text_copy(record->path, sizeof record->path, record_chosen(record)->name);
+    record_stage_at(transfers, record, record->since_ns);
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", record);
+    return record;
+}
+
+uint64_t transfers_handed_out(struct transfers *transfers, struct transfer_record *take_record, uint32_t n, uint64_t bytes,
+                              const struct rdt_error *why)
+{
+    uint64_t id = take_record->id;
+
+    (void)snprintf(take_record->route, sizeof take_record->route, "%u objects in one answer", n);
+    take_record->bytes = bytes;
+    take_record->bytes_done = why ? 0 : bytes;
+    if (why)
+        record_fail(take_record, why);
+    record_finish(transfers, take_record);
+    free(take_record);
+    return id;
+}

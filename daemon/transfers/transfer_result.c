@@ -285,17 +285,17 @@ static bool may_be_written(const struct object *object)
 /* Tells the reader that the object may still be written. A reader is told once for each object. The log says
  * it once for each producer at level info, since there may be a million such objects, and then at level
  * debug. */
-static bool give_notice(const struct transfer *transfer, struct object *object)
+bool fetch_notice(const struct client *reader, struct object *object)
 {
     struct client *producer = object->producer;
 
     if (object_is_constant(object) || object->changes.loaned || object->changes.notice_given || !producer ||
-        producer == transfer->client || !may_be_written(object))
+        producer == reader || !may_be_written(object))
         return false;
     object->changes.notice_given = true;
     log_at(producer->notice_given ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO,
            "obj %016llx is shared with client %llu while its producer, client %llu, may still write it",
-           (unsigned long long)object->generation, (unsigned long long)transfer->client->id, (unsigned long long)producer->id);
+           (unsigned long long)object->generation, (unsigned long long)reader->id, (unsigned long long)producer->id);
     producer->notice_given = true;
     return true;
 }
@@ -367,7 +367,7 @@ static void answer_object(struct fetch *fetch)
 
 void transfer_deliver_object(struct transfer *transfer, struct object *object, struct layout *layout, enum path_kind how)
 {
-    transfer->answers.notice = how == PATH_SHARE && give_notice(transfer, object);
+    transfer->answers.notice = how == PATH_SHARE && fetch_notice(transfer->client, object);
     transfer->answers.layout = layout;
     transfer->answers.how = how;
     object_hold(object);

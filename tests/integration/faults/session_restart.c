@@ -444,3 +444,63 @@ Test(session_restart, publish_waits_for_a_put_across_restarts)
     must_ok(rdt_dealloc(other, memory, &err));
     end_all();
 }
+
+/* ---- many objects in one call ---- */
+
+#define MANY 500u
+
+static struct rdt_ref many[MANY];
+
+/* Half of them in memory of `other`, half of them in the arena. */
+static void put_numbers(void)
+{
+    uint32_t *memory = alloc_memory(other, MANY * sizeof *memory);
+
+    for (uint32_t i = 0; i < MANY; i++) {
+        memory[i] = i;
+        many[i] = put_one(other, &VECTOR(RDT_U8, sizeof i, i % 2 ? (void *)&memory[i] : (void *)&i), NULL);
+    }
+}
+
+static void *fetch_numbers(void *rounds)
+{
+    static rdt_object *objects[MANY];
+    struct rdt_error why;
+
+    for (uintptr_t round = 0; round < (uintptr_t)rounds; round++) {
+        if (rdt_fetch(conn, many, MANY, NULL, objects, &why) != RDT_OK) {
+            fprintf(stderr, "%s\n", why.msg);
+            abort();
+        }
+        rdt_cork(conn);
+        for (uint32_t i = 0; i < MANY; i++) {
+            must(memcmp(tensor_of(objects[i], 0).data, &i, sizeof i) == 0);
+            rdt_release(objects[i]);
+        }
+        rdt_uncork(conn);
+    }
+    return NULL;
+}
+
+/* What a killed daemon had handed out, and what it had not read, is asked for again; nothing is held twice. */
+Test(session_restart, fetches_of_many_go_on)
+{
+    pthread_t thread;
+
+    begin_with_clients();
+    put_numbers();
+    node_freeze(&node);
+    must(pthread_create(&thread, NULL, fetch_numbers, (void *)1) == 0);
+    again(SIGKILL);
+    must(pthread_join(thread, NULL) == 0);
+    must(pthread_create(&thread, NULL, fetch_numbers, (void *)300) == 0);
+    for (unsigned i = 0; i < 4; i++)
+        again(SIGKILL);
+    must(pthread_join(thread, NULL) == 0);
+    must_ok(rdt_ping(conn, LONG, &err));
+    for (unsigned i = 0; i < MANY; i++)
+        wait_until(LONG, stat_of(other, &many[i]).holds == 1);
+    for (unsigned i = 0; i < MANY; i++)
+        must_ok(rdt_free(other, &many[i], false, &err));
+    end_all();
+}

@@ -44,7 +44,7 @@ static void ask(struct raw *raw, size_t n)
     struct arena arena;
 
     arena_init(&arena, SIZE_MAX / 2);
-    must_ok(ref_list_make(&arena, refs, n, &request.refs, &err));
+    must_ok(ref_list_make(&arena, refs, NULL, n, &request.refs, &err));
     (void)raw_send(raw, RDT_MSG_EXISTS, &request.base, NULL, 0);
     arena_fini(&arena);
 }

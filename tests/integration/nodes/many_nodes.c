@@ -152,7 +152,7 @@ Test(many_nodes, exists_beside_a_silent_home_says_what_is_known)
 
     begin_with_a_frozen_home(&conn, &raw, refs);
     arena_init(&arena, SIZE_MAX / 2);
-    must_ok(ref_list_make(&arena, refs, SOUGHT, &request.refs, &err));
+    must_ok(ref_list_make(&arena, refs, NULL, SOUGHT, &request.refs, &err));
     reply = (Rdt__Pb__ExistsReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_EXISTS, &request.base, NULL, 0),
                                               &rdt__pb__exists_reply__descriptor);
     arena_fini(&arena);

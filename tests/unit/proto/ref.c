@@ -474,7 +474,7 @@ Test(ref, list_has_what_its_refs_have_in_common_once)
         memset(refs[i].address + strlen(refs[i].address) + 1, (int)i, sizeof refs[i].address - strlen(refs[i].address) - 1);
     }
     arena_init(&arena, SIZE_MAX / 2);
-    cr_assert_eq(ref_list_make(&arena, refs, N, &list, NULL), RDT_OK);
+    cr_assert_eq(ref_list_make(&arena, refs, NULL, N, &list, NULL), RDT_OK);
     cr_assert_eq(list->n_like, KINDS);
     cr_assert_eq(ref_list_check(list, NULL), RDT_OK);
     for (unsigned i = 0; i < N; at += list->id_bytes[i++]) {
