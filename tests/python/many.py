@@ -230,6 +230,47 @@ def test_free_by_prefix():
         assert "1 name is" in node.ctl("unpublish", "--prefix", "a b")
 
 
+def test_get_of_many_comes_together():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        values = [np.full(100, i) for i in range(2000)]
+        refs = c.put_many(values)
+        before = c.status()["transfers_done"]
+        got = reader.get(refs)
+        assert c.status()["transfers_done"] - before < 200
+        assert all([(one == value).all() and one.dtype == value.dtype for one, value in zip(got, values)])
+        assert not got[0].flags.writeable and reader.get(refs, mode="cow")[0].flags.writeable
+        ours = c.empty((50, 10), "i64")
+        shared = []
+        for i in range(50):
+            ours[i] = i
+            shared.append(c.put(ours[i]))
+        seen = reader.get(shared)
+        ours[7, 3] = 700
+        assert seen[7][3] == 700 and not seen[7].flags.writeable
+        assert c.get(shared)[7][3] == 700 and (reader.get(shared, mode="copy")[8] == 8).all()
+        assert c.stat(shared[9])["holds"] == 2
+        del seen
+        until(lambda: all(c.stat(ref)["holds"] == 1 for ref in shared), "the arrays are let go of")
+        mixed = refs[:40] + shared[:5] + [rdtd.Ref.from_id("later"), c.put({"a": np.arange(3)})]
+        mixed[3] = gone = c.put(np.arange(3), id="gone")
+        gone.free()
+        with raises(rdtd.Freed, "gone"):
+            reader.get(mixed)
+        got = reader.get(mixed, errors="return", timeout=0)
+        assert isinstance(got[3], rdtd.Freed) and "gone" in str(got[3]) and isinstance(got[45], rdtd.NotPut)
+        assert (got[39] == values[39]).all() and (got[44] == 4).all() and (got[46]["a"] == np.arange(3)).all()
+        mixed[3] = refs[3]
+        with raises(rdtd.TimedOut):
+            reader.get(mixed, timeout=0.05)
+        later = c.put(np.arange(6), id="later")
+        assert (reader.get(mixed, timeout=LONG)[45] == np.arange(6)).all()
+        with raises(TypeError, "not a str"):
+            reader.get(refs[:20] + ["later"])
+        with raises(TypeError, ""):
+            reader.get(refs, timeout="soon")
+        later.drop()
+
+
 def test_get_returns_an_error_for_each():
     with Node() as node, rdtd.connect(node.socket) as c:
         refs = [c.put(np.arange(3)), c.put(np.arange(4), id="gone"), c.name("nothing"), c.put(np.arange(5))]

@@ -40,6 +40,7 @@ Mode = Literal["auto", "share", "copy", "cow"]
 AUTO, COW = MODES["auto"], MODES["cow"]
 _STORE_SECONDS, _STORE_RATE = 600.0, 64 << 20  # and a second more for each so many bytes
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
+_MANY = 16  # refs of which get fetches those on this node without a Request for each
 
 
 def _is_structure(into: Any) -> bool:
@@ -592,13 +593,20 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
 
         Options and errors: see `fetch`. With timeout=0 nothing waits for a put: what is not there has NotPut. The
         arrays keep the daemon's memory alive; nothing needs to be closed."""
-        if returns_errors(errors):
+        returns = returns_errors(errors)
+        if isinstance(refs, list) and len(refs) >= _MANY and options.keys() <= _SIMPLE | {"timeout"} \
+                and not (self._gpus_open or torch_uses_gpus()):
+            return self._get_many(refs, returns, **options)
+        if returns:
             return self._get_each(refs, options)
         if isinstance(refs, _rdt.Ref) and options.keys() <= _SIMPLE \
                 and not (options and (self._gpus_open or torch_uses_gpus())):
             return self._get_one(refs, **options)
         if isinstance(refs, list) and len(refs) == 1 and not options.keys() & {"into", "slices"}:
             return [self.get(refs[0], **options)]
+        return self._get_all(refs, options)
+
+    def _get_all(self, refs: Any, options: dict[str, Any]) -> Any:
         started = self.fetch(refs, **options)
         requests = [started] if isinstance(refs, _rdt.Ref) else started
         try:
@@ -636,7 +644,10 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
             self._hold_too(ref)
         if not self._gpus_open and torch_uses_gpus():
             self._open_gpus(False)
-        brought = self._get(ref, number)
+        return self._value_of(ref, self._get(ref, number), number, mode, as_)
+
+    def _value_of(self, ref: _rdt.Ref, brought: _rdt.Object, number: int, mode: Optional[str], as_: str) -> Any:
+        """The value of an object that was fetched in that mode: `number`, by the caller's `mode`."""
         if brought.is_manifest:
             how = How(as_, mode, None, None, (ref, None, None, None, None, None, None))
             return self._put_together(how, brought).value
@@ -645,11 +656,41 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if not metadata and as_ == "auto":
             return bare(brought.tensors(readonly))
         layout = Layout(metadata, brought.tensors(readonly), readonly or number == MODES["share"])
-        if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.private:
+        if mode is None and number != COW and as_ == "auto" and layout.has_torch and not brought.private:
             brought = self._get(ref, COW)
             layout = Layout(metadata, brought.tensors(readonly), readonly)
         return layout.value(as_, partial(self._may_unpickle, brought), self._ref_of(brought),
                             self._source_of(brought) if layout.form == "pickle" else "")
+
+    def _get_many(self, refs: list[Any], returns: bool, mode: Optional[str] = None, as_: str = "auto",
+                  timeout: Optional[float] = None) -> list[Any]:
+        """The values of many refs. What is on this node comes in a few messages; the rest is fetched as usual."""
+        for ref in refs:
+            if not isinstance(ref, _rdt.Ref):
+                raise TypeError(f"refs must be a Ref or a list of Refs, not a {type(ref).__name__}; "
+                                "Ref(\"...\") parses one from text")
+            if ref._wanting:
+                self._hold_too(ref)
+        number = AUTO if mode is None else MODES[mode]
+        if mode is None and (as_ == "torch" or as_ == "auto" and all([ref._hint for ref in refs])):
+            number = COW
+        brought = self._fetch_here(refs, number, timeout)
+        rest = [i for i, one in enumerate(brought) if one is None]
+        values: list[Any] = [None] * len(refs)
+        if rest:
+            options = {"mode": mode, "as_": as_, "timeout": timeout}
+            got = (self._get_each if returns else self._get_all)([refs[i] for i in rest], options)
+            for i, value in zip(rest, got):
+                values[i] = value
+        for i, one in enumerate(brought):
+            if one is not None:
+                try:
+                    values[i] = self._value_of(refs[i], one, number, mode, as_)
+                except Error as error:
+                    if not returns:
+                        raise
+                    values[i] = error.with_traceback(None)
+        return values
 
     @checked
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:

@@ -452,6 +452,80 @@ PyObject *conn_get(PyObject *self, PyObject *args)
     return made;
 }
 
+/* Fetches those of refs [count] that are on this node, without waiting for any put. room [count] and got [count] are for its
+ * own use; objects [count] stays NULL for the others, and for what failed. */
+static enum rdt_status fetch_here(rdt *conn, const struct rdt_ref *refs, size_t count, struct rdt_fetch_options *options,
+                                  struct rdt_ref *room, rdt_object **got, rdt_object **objects, struct rdt_error *err)
+{
+    struct rdt_node_info node;
+    enum rdt_status status = rdt_node(conn, &node, err);
+    size_t n = 0;
+
+    for (size_t i = 0; status == RDT_OK && i < count; i++)
+        if (refs[i].generation && memcmp(refs[i].node, node.node, sizeof node.node) == 0)
+            room[n++] = refs[i];
+    if (n == 0)
+        return status;
+    options->timeout_ns = RDT_NO_WAIT;
+    status = rdt_fetch_each(conn, room, n, options, got, NULL, err);
+    for (size_t i = 0, k = 0; i < count && k < n; i++)
+        if (refs[i].generation && memcmp(refs[i].node, node.node, sizeof node.node) == 0)
+            objects[i] = got[k++];
+    return status;
+}
+
+/* _fetch_here([ref], mode, timeout, which is only checked): a list with the Object of each ref whose object is on this node,
+ * and None for those that must be fetched otherwise, or whose fetch failed. */
+PyObject *conn_fetch_here(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_fetch_options options = RDT_INIT(options);
+    PyObject *list, *made = NULL;
+    struct rdt_ref *refs;
+    rdt_object **objects;
+    struct rdt_error err;
+    enum rdt_status status;
+    size_t count;
+    int mode;
+
+    if (!PyArg_ParseTuple(args, "O!iO&:_fetch_here", &PyList_Type, &list, &mode, timeout_option, &options.timeout_ns))
+        return NULL;
+    options.mode = (enum rdt_fetch_mode)mode;
+    count = (size_t)PyList_GET_SIZE(list);
+    refs = PyMem_Malloc((2 * count + 1) * sizeof *refs);
+    objects = PyMem_Calloc(2 * count + 1, sizeof(rdt_object *));
+    if (!refs || !objects)
+        PyErr_NoMemory();
+    for (size_t i = 0; !PyErr_Occurred() && i < count; i++)
+        (void)ref_read(PyList_GET_ITEM(list, (Py_ssize_t)i), &refs[i]);
+    if (!PyErr_Occurred() && conn_enter(conn)) {
+        WAITS(conn, status, fetch_here(conn->rdt, refs, count, &options, refs + count, objects + count, objects, &err));
+        if (status != RDT_OK && !waits_raise() && status == RDT_CANCELLED)
+            (void)raise_error(&err);
+        made = PyErr_Occurred() ? NULL : PyList_New((Py_ssize_t)count);
+        for (size_t i = 0; i < count; i++) {
+            PyObject *one = Py_None;
+
+            if (!made) {
+                rdt_release(objects[i]);
+                continue;
+            }
+            if (objects[i])
+                one = object_new(conn, objects[i]); /* which releases it if there is no memory */
+            else
+                Py_INCREF(one);
+            if (one)
+                PyList_SET_ITEM(made, (Py_ssize_t)i, one);
+            else
+                Py_CLEAR(made);
+        }
+        conn_leave(conn);
+    }
+    PyMem_Free(refs);
+    PyMem_Free(objects);
+    return made;
+}
+
 static enum rdt_status wait_each(rdt *conn, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
                                  bool *done_p, struct rdt_error *err)
 {
