@@ -67,19 +67,31 @@ struct fetch_wish {
     uint64_t self_copy_bytes;                 /* the client copies up to this many bytes into the targets itself */
 };
 
+/* The descriptors of an object of many regions, which are opened in slices before the answers (transfer_local.c). */
+struct local_opening {
+    struct slice slice;
+    struct transfer *transfer;
+    enum path_kind how;
+    uint64_t charged;   /* to the reader, until the queue of its answers charges them */
+    uint32_t n, next;   /* n: of all answers, those of one object behind the other */
+    uint32_t n_regions; /* of the object */
+    int fds[];          /* [n]; -1: the reader has the region mapped, or an answer has taken it */
+};
+
 /* The part of a transfer that only a fetch of an object on this node uses: an object of this node's clients, or a replica of
  * another node's snapshot. */
 struct local_fetch {
-    struct object_waiter waiter; /* PARKED: called when the object is put */
-    struct name_waiter named;    /* PARKED: called when a newer version of the name is published */
-    struct name_seeker seeker;   /* PARKED: called when the name is found on another node */
-    struct client_wake wake;     /* the wait has ended: the fetch goes on in its client's slice of the loop */
-    struct object *woken;        /* the object that ended the wait; held until `wake` has run */
-    struct object *object;       /* held and pinned during a copy */
-    struct local_copy *copy;     /* the copy that is running, or NULL */
-    bool checks;                 /* PARKED: the object is there, and its stored bytes are being checked */
-    bool from_replica;           /* the object is a replica of another node's snapshot */
-    bool pickles_trusted;        /* as in FETCH_DONE, of that replica */
+    struct object_waiter waiter;   /* PARKED: called when the object is put */
+    struct name_waiter named;      /* PARKED: called when a newer version of the name is published */
+    struct name_seeker seeker;     /* PARKED: called when the name is found on another node */
+    struct client_wake wake;       /* the wait has ended: the fetch goes on in its client's slice of the loop */
+    struct object *woken;          /* the object that ended the wait; held until `wake` has run */
+    struct object *object;         /* held and pinned during a copy */
+    struct local_copy *copy;       /* the copy that is running, or NULL */
+    struct local_opening *opening; /* NULL: nothing was opened before the answers */
+    bool checks;                   /* PARKED: the object is there, and its stored bytes are being checked */
+    bool from_replica;             /* the object is a replica of another node's snapshot */
+    bool pickles_trusted;          /* as in FETCH_DONE, of that replica */
 };
 
 /* How the fetches of a transfer are answered: those that the first slice of the loop does not reach, in later ones. The

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/text.h"
 #include "daemon/memory/copy.h"
@@ -14,6 +15,7 @@
 
 /* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken first. */
 #define READERS_SHARE 2
+#define MANY_REGIONS 8u /* of an object: more are opened in slices */
 
 static const char live_why_not[] = "the object is live: later writes of its producer would show in a private mapping of it";
 
@@ -195,6 +197,83 @@ static bool needs_too_many_fds(const struct client *client, const struct object 
            (n > RDT_MAX_FRAME_FDS && account_check(client->account, USAGE_FDS, n, NULL) != RDT_OK);
 }
 
+/* ---- objects of many regions ----
+ *
+ * To open the descriptors of thousands of regions takes tens of milliseconds. So they are opened in slices before the
+ * answer. */
+
+static void opening_free(struct local_opening *opening)
+{
+    struct transfer *transfer = opening->transfer;
+
+    transfer->local.opening = NULL;
+    slice_stop(&opening->slice);
+    account_give(transfer->account, USAGE_FDS, opening->charged);
+    for (uint32_t i = 0; i < opening->n; i++)
+        if (opening->fds[i] >= 0)
+            (void)close(opening->fds[i]); /* the object, which is held, has its file open, too */
+    free(opening);
+}
+
+static enum rdt_status open_one(struct local_opening *opening, struct rdt_error *err)
+{
+    struct transfer *transfer = opening->transfer;
+    struct region *region = transfer->local.object->memory.uses[opening->next % opening->n_regions].region;
+    bool mapped = opening->how == PATH_SHARE && mapped_has(&transfer->client->mapped, region);
+
+    if (mapped || !region_is_host(region) || region->reuse.keep_mapped)
+        return RDT_OK; /* the answer sees to it */
+    return region_export_to(region, transfer->client->id, opening->how == PATH_SAME || region->origin == REGION_IMPORTED,
+                            &opening->fds[opening->next], err);
+}
+
+static bool open_some(struct slice *slice, uint64_t until_ns)
+{
+    struct local_opening *opening = container_of(slice, struct local_opening, slice);
+    struct transfer *transfer = opening->transfer;
+    struct rdt_error err = {0};
+
+    while (opening->next < opening->n) {
+        if (open_one(opening, &err) != RDT_OK) {
+            transfer_fail_err(transfer, &err);
+            return true;
+        }
+        if (++opening->next < opening->n && uv_hrtime() >= until_ns)
+            return false;
+    }
+    account_give(transfer->account, USAGE_FDS, opening->charged); /* the queue of the client's answers charges them */
+    opening->charged = 0;
+    transfer_deliver_object(transfer, transfer->local.object, transfer->move.source, opening->how);
+    transfer->record.bytes_done = transfer->record.bytes;
+    transfer_end(transfer);
+    return true;
+}
+
+/* Opens them for all answers; then the transfer goes on. */
+static void open_regions(struct transfer *transfer, struct object *object, enum path_kind how)
+{
+    uint32_t n = object->memory.n_regions * transfer->n_fetches;
+    struct local_opening *opening = calloc(1, sizeof *opening + n * sizeof opening->fds[0]);
+    struct rdt_error err = {0};
+
+    if (!opening) {
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u file descriptors", n);
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    *opening = (struct local_opening){
+        .slice.run = open_some, .transfer = transfer, .how = how, .charged = n, .n = n, .n_regions = object->memory.n_regions};
+    for (uint32_t i = 0; i < n; i++)
+        opening->fds[i] = -1;
+    account_add(transfer->account, USAGE_FDS, n); /* needs_too_many_fds has checked it */
+    transfer->local.opening = opening;
+    transfer->local.object = object;
+    object_hold(object);
+    object_pin(object);
+    transfer_set_state(transfer, TRANSFER_RESERVE);
+    slice_begin(&transfer->transfers->deadlines->slices, &opening->slice);
+}
+
 /* Whether the reader's process exported the region's handle, which it cannot open itself. */
 static bool is_own_handle(const struct region *region, const struct client *client)
 {
@@ -338,6 +417,10 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     transfer->record.bytes = transfer->wish.slice ? layout_total_bytes(transfer->move.source) : object->bytes;
+    if (object->memory.n_regions > MANY_REGIONS) {
+        open_regions(transfer, object, chosen->kind);
+        return;
+    }
     transfer_deliver_object(transfer, object, transfer->move.source, chosen->kind);
     transfer->record.bytes_done = transfer->record.bytes; /* All bytes are there, although none moved. */
     transfer_end(transfer);
@@ -467,6 +550,8 @@ static bool pickles_trusted(const struct transfer *transfer)
 
 static void release(struct transfer *transfer)
 {
+    if (transfer->local.opening)
+        opening_free(transfer->local.opening);
     object_waiter_remove(&transfer->local.waiter);
     name_waiter_remove(&transfer->local.named);
     name_seeker_remove(&transfer->local.seeker);

@@ -76,8 +76,23 @@ static void result_drop_fds(struct result *result)
 
 enum share { SHARE_READ, SHARE_WRITE, SHARE_COW };
 
+/* A descriptor of the object's region that has been opened for an answer; -1: none has. */
+static int take_opened(struct transfer *transfer, uint32_t place)
+{
+    struct local_opening *opening = transfer->kind->pulls ? NULL : transfer->local.opening;
+
+    for (uint32_t at = place; opening && at < opening->n; at += opening->n_regions) {
+        int fd = opening->fds[at];
+        opening->fds[at] = -1;
+        if (fd >= 0)
+            return fd;
+    }
+    return -1;
+}
+
+/* take_fd: opened for this; -1: it is opened here. */
 static enum rdt_status result_add_region(struct result *result, struct region *region, uint64_t client, enum share how,
-                                         bool with_fd, struct rdt_error *err)
+                                         bool with_fd, int take_fd, struct rdt_error *err)
 {
     size_t n_at = result->done.n_regions;
     Rdt__Pb__SharedRegion *entry = &result->regions[n_at];
@@ -110,7 +125,11 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         result->n_fds += n;
     } else if (with_fd) {
         enum rdt_status status = result_fd_room(result, 1, err);
-        if (status == RDT_OK)
+        if (status != RDT_OK && take_fd >= 0)
+            (void)close(take_fd);
+        else if (status == RDT_OK && take_fd >= 0)
+            result->fds[result->n_fds] = take_fd;
+        else if (status == RDT_OK)
             status = region_export_to(region, client, writable_fd, &result->fds[result->n_fds], err);
         if (status != RDT_OK)
             return status;
@@ -344,8 +363,10 @@ static void answer_object(struct fetch *fetch)
         bool cow = how == PATH_COW || (fetch->cow && how != PATH_COPY);
         enum share share = how == PATH_SAME ? SHARE_WRITE : cow ? SHARE_COW : SHARE_READ;
 
-        status =
-            result_add_region(&result, region, fetch->client->id, share, share != SHARE_READ || !has_fd(fetch, region), &err);
+        bool with_fd = share != SHARE_READ || !has_fd(fetch, region);
+        int opened = with_fd && region_is_host(region) && !region->reuse.keep_mapped ? take_opened(transfer, i) : -1;
+
+        status = result_add_region(&result, region, fetch->client->id, share, with_fd, opened, &err);
         if (status == RDT_OK && share == SHARE_READ)
             result.regions[i].cacheable = mapped_may_keep(region);
     }
@@ -401,7 +422,7 @@ static enum rdt_status fill_devices(struct result *result, struct transfer *tran
         region_written(region);
         if (how != SHARE_WRITE)
             (void)region_seal(region, NULL);
-        status = result_add_region(result, region, fetch->client->id, how, true, err);
+        status = result_add_region(result, region, fetch->client->id, how, true, -1, err);
     }
     return status;
 }
@@ -416,7 +437,8 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
         result->done.tensors = NULL; /* The tensors are where the reader asked for. */
         for (uint32_t i = 0; i < transfer->move.target->n; i++)
-            (void)result_add_region(result, transfer->move.target->uses[i].region, fetch->client->id, SHARE_WRITE, false, err);
+            (void)result_add_region(result, transfer->move.target->uses[i].region, fetch->client->id, SHARE_WRITE, false, -1,
+                                    err);
         return RDT_OK;
     }
     result_set_tensors(result, transfer->move.packed, true, fetch->client);
@@ -433,7 +455,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
     if (!result_make_regions(result, 1, false) ||
         !(*hold_p = client_hold_region(fetch->client, fetch->handle, transfer->move.received)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    return result_add_region(result, transfer->move.received, fetch->client->id, share_of(transfer), true, err);
+    return result_add_region(result, transfer->move.received, fetch->client->id, share_of(transfer), true, -1, err);
 }
 
 static void answer_received(struct fetch *fetch)
