@@ -122,6 +122,7 @@ def test_what_is_used_again_needs_no_file():
         for number in 0, 1:  # they were to go next
             assert holds(c, number)
         until(lambda: not written & set(files(store)), "their files go")
+        calm(c, store)
         put_slowly(c, store, range(15, 40))
         row = own(c)
         assert there(c, range(40)) == set(range(40)) and row["unspilled_late"] == row["evictions"] == 0, row
