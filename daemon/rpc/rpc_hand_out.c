@@ -378,12 +378,16 @@ static enum rdt_status look(struct handing *handing, uint32_t i)
 {
     struct call *call = handing->call;
     struct object *object = NULL;
+    struct owner owner;
     struct rdt_ref ref;
     enum rdt_status status = ref_list_get(handing->message->refs, i, handing->id_at, &ref, NULL);
 
     if (status != RDT_OK || ref.is_name || !node_is_here(call->rpc->node, ref.node, ref.address) ||
         object_table_find_any(call->rpc->objects, &ref, &call->account->owner, false, &object, NULL) != RDT_OK ||
         !may_hand_out(handing, object))
+        return LEFT_OUT;
+    owner = owner_of_ref(&ref, &call->account->owner);
+    if (!owner_equal(&owner, &object->account->owner)) /* the answer has no owner: the client takes the ref's */
         return LEFT_OUT;
     status = hand_out(handing, object);
     if (status == RDT_OK && object->cached)

@@ -63,6 +63,9 @@ def test_pickles_of_another_user_are_refused_unless_asked_for():
         with raises(rdtd.PickleRefused):
             c.get(ref)
         assert c.get(ref, allow_pickle=True) == array.array("d", [1])
+        claims = rdtd.Ref(str(ref).replace(f"u={owner[0]}", f"u={owner[0] + 1}"))  # to be the reader's own
+        for got in [c.get(claims, errors="return"), *c.get([claims] * 20, errors="return")]:
+            assert isinstance(got, rdtd.PickleRefused)
         c._owner = owner
         assert c.get(ref) == array.array("d", [1])
 
