@@ -41,6 +41,7 @@ struct fetching { /* of a caller who waits */
     unsigned n_sent;      /* messages without an answer */
     struct list sent;     /* struct asking.link */
     size_t most, fits;    /* refs of the next message; that fitted into an answer that was full, 0: there was none */
+    int64_t silent_ns;    /* NO_WAIT: when a daemon that has not answered meanwhile is not there; else CLOCK_NEVER */
 };
 
 struct asking { /* a message, until its answer has come */
@@ -60,6 +61,8 @@ static void asking_free(struct asking *asking)
     if (asking->fetching) {
         asking->fetching->n_sent--;
         list_remove(&asking->link);
+        if (asking->fetching->silent_ns != CLOCK_NEVER)
+            asking->fetching->silent_ns = clock_deadline_ns(CLOCK_NO_WAIT_NS);
     }
     arena_fini(&asking->arena);
     free(asking);
@@ -374,7 +377,7 @@ static enum rdt_status ask_all(struct fetching *fetching, int64_t deadline_ns, s
             ;
         if (fetching->n_sent == 0)
             break;
-        status = connection_step(fetching->conn, deadline_ns);
+        status = connection_step(fetching->conn, deadline_ns < fetching->silent_ns ? deadline_ns : fetching->silent_ns);
     }
     list_drain (struct asking, asking, &fetching->sent, link) {
         list_remove(&asking->link);
@@ -431,8 +434,13 @@ static enum rdt_status begin(rdt *conn, const struct rdt_ref *refs, size_t count
                              rdt_object **objects, struct rest *rest_p, int64_t *wait_ns_p, struct rdt_error *err)
 {
     struct rdt_fetch_options own;
-    struct fetching fetching = {
-        .conn = conn, .refs = refs, .count = count, .options = &own, .objects = objects, .most = FIRST_REFS};
+    struct fetching fetching = {.conn = conn,
+                                .refs = refs,
+                                .count = count,
+                                .options = &own,
+                                .objects = objects,
+                                .most = FIRST_REFS,
+                                .silent_ns = CLOCK_NEVER};
     int64_t deadline_ns;
     enum rdt_status status = fetch_check(conn, refs, count, options, &own, err);
 
@@ -441,6 +449,7 @@ static enum rdt_status begin(rdt *conn, const struct rdt_ref *refs, size_t count
     list_init(&fetching.sent);
     deadline_ns = clock_deadline_ns(fetch_patience_ns(&own));
     if (prepare(&fetching) && own.timeout_ns == RDT_NO_WAIT) { /* what is there need not be there at once if it is much */
+        fetching.silent_ns = clock_deadline_ns(CLOCK_NO_WAIT_NS);
         status = ask_all(&fetching, clock_deadline_ns(CLOCK_NO_WAIT_NS + (int64_t)count * EACH_NS), err);
         deadline_ns = clock_deadline_ns(CLOCK_NO_WAIT_NS);
     } else if (fetching.places) {

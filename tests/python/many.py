@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls for many objects and names at once."""
+import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import rdtd
 
@@ -269,6 +271,19 @@ def test_get_of_many_comes_together():
         with raises(TypeError, ""):
             reader.get(refs, timeout="soon")
         later.drop()
+
+
+def test_get_of_many_ends_soon_where_the_daemon_stands_still():
+    with Node() as node, rdtd.connect(node.socket) as c, ThreadPoolExecutor(1) as pool:
+        refs = [c.put(np.arange(3))] * 40000  # a millisecond for each would take longer than the test waits
+        os.kill(node.process.pid, signal.SIGSTOP)
+        try:
+            got = pool.submit(c.get, refs, timeout=0.1)
+            until(got.done, "a get with a time-out ends", 30)
+        finally:
+            os.kill(node.process.pid, signal.SIGCONT)
+        with raises(rdtd.TimedOut):
+            got.result()
 
 
 def test_get_returns_an_error_for_each():

@@ -674,11 +674,13 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         number = AUTO if mode is None else MODES[mode]
         if mode is None and (as_ == "torch" or as_ == "auto" and all([ref._hint for ref in refs])):
             number = COW
+        started = time.monotonic()
         brought = self._fetch_here(refs, number, timeout)
         rest = [i for i, one in enumerate(brought) if one is None]
         values: list[Any] = [None] * len(refs)
         if rest:
-            options = {"mode": mode, "as_": as_, "timeout": timeout}
+            left = max(timeout - (time.monotonic() - started), 1e-3) if timeout else timeout  # 0 would wait for no put
+            options = {"mode": mode, "as_": as_, "timeout": left}
             got = (self._get_each if returns else self._get_all)([refs[i] for i in rest], options)
             for i, value in zip(rest, got):
                 values[i] = value
