@@ -578,10 +578,10 @@ def test_torch_goes_both_ways():
         big = torch.arange(1 << 16)
         ref = c.put(big, snapshot=True)
         for one in (ref, rdtd.Ref(str(ref)), pickle.loads(pickle.dumps(ref))):  # with the hint and without
-            got = c.get(one)
             assert c.get_fetched(one).path == "local/cow"
-            got[0] = 7  # torch has no read-only tensors, so it gets private pages
-            same(c.get(one), big)
+            for got in c.get(one), *c.get(one, as_="list"), *c.fetch(one, as_="list").result(), *c.get([one] * 16, as_="list")[9]:
+                got[0] = 7  # torch has no read-only tensors, so it gets private pages
+                same(c.get(one), big)
         live = c.put(c.empty((70000,), torch.float32))
         assert live.copied == 0
         shared = c.get(live, mode="share", as_="torch")

@@ -656,7 +656,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if not metadata and as_ == "auto":
             return bare(brought.tensors(readonly))
         layout = Layout(metadata, brought.tensors(readonly), readonly or number == MODES["share"])
-        if mode is None and number != COW and as_ == "auto" and layout.has_torch and not brought.private:
+        if mode is None and number != COW and as_ in ("auto", "list") and layout.has_torch and not brought.private:
             brought = self._get(ref, COW)
             layout = Layout(metadata, brought.tensors(readonly), readonly)
         return layout.value(as_, partial(self._may_unpickle, brought), self._ref_of(brought),

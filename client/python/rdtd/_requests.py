@@ -483,7 +483,7 @@ class Request(_rdt.Request):
     # private pages, or a copy, unless the caller asked to share.
 
     def _needs_cow(self, how: How, brought: _rdt.Object) -> bool:
-        if how.mode is not None or how.into is not None or brought.private or how.as_ not in ("auto", "torch"):
+        if how.mode is not None or how.into is not None or brought.private or how.as_ not in ("auto", "torch", "list"):
             return False
         if brought.is_manifest:
             return False
