@@ -36,7 +36,7 @@ struct columns {
     uint64_t offset[MOST_TENSORS];
     uint64_t shape[MOST_DIMS];
     int64_t strides[MOST_DIMS];
-    struct region *regions[RDT_MAX_FRAME_FDS]; /* which the holds keep */
+    struct region *regions[RDT_MAX_FRAME_FDS]; /* references: the client may release holds that it guesses */
     Rdt__Pb__SharedRegion shared[RDT_MAX_FRAME_FDS], *list[RDT_MAX_FRAME_FDS];
     int fds[RDT_MAX_FRAME_FDS];
     uint8_t data[MOST_DATA_BYTES], text[MOST_TEXT_BYTES];
@@ -87,6 +87,8 @@ static void handing_free(struct handing *handing)
     account_unref(handing->account);
     while (handing->filled.fds > 0)
         (void)close(handing->columns->fds[--handing->filled.fds]);
+    while (handing->filled.regions > 0)
+        region_unref(handing->columns->regions[--handing->filled.regions]);
     work_free_arena(handing->rpc->regions->pool, &handing->arena);
     free(handing->columns);
     free(handing->status);
@@ -267,6 +269,7 @@ static enum rdt_status place_region(struct handing *handing, struct region *regi
     columns->regions[filled->regions] = region;
     if (!mapped_has(&handing->call->client->mapped, region) && open_region(handing, filled->regions, NULL) != RDT_OK)
         return LEFT_OUT;
+    (void)region_ref(region);
     *place_p = filled->regions++;
     return RDT_OK;
 }

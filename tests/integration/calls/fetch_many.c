@@ -479,3 +479,78 @@ Test(fetch_many, clients_that_lie_are_refused)
     free(list.ids.data);
     end();
 }
+
+/* Asks for the object, and for many that do not exist. */
+static uint64_t ask_for_long(struct raw *raw, const struct rdt_ref *ref, bool alone)
+{
+    static uint32_t id_bytes[RDT_MAX_FETCH_REFS];
+    static uint64_t generation[RDT_MAX_FETCH_REFS];
+    Rdt__Pb__Ref like = MESSAGE(ref, .any_owner = true), *likes[] = {&like};
+    Rdt__Pb__RefList list = MESSAGE(ref_list, .like = likes, .n_like = 1, .id_bytes = id_bytes, .generation = generation);
+    Rdt__Pb__LoadMany message = MESSAGE(load_many, .refs = &list);
+    uint64_t id;
+
+    list.n_id_bytes = list.n_generation = alone ? 1 : RDT_MAX_FETCH_REFS;
+    list.ids.data = malloc(list.n_id_bytes * ref->id_bytes);
+    for (unsigned i = 0; i < list.n_id_bytes; i++) {
+        generation[i] = i == 0 ? ref->generation : ref->generation + i;
+        id_bytes[i] = ref->id_bytes;
+        memcpy(list.ids.data + list.ids.len, ref->id, ref->id_bytes);
+        list.ids.len += ref->id_bytes;
+    }
+    id = raw_send(raw, RDT_MSG_LOAD_MANY, &message.base, NULL, 0);
+    free(list.ids.data);
+    return id;
+}
+
+static void next_answer(struct raw *raw, uint64_t id)
+{
+    do {
+        must_say(raw_next(raw), "the daemon has closed");
+        frame_close_fds(&raw->frame);
+    } while (raw->frame.request_id != id);
+}
+
+static void release_raw(struct raw *raw, uint64_t hold, uint64_t *kept_region)
+{
+    Rdt__Pb__Release release = MESSAGE(release, .holds = &hold, .n_holds = 1, .keep_mapped_regions = kept_region);
+
+    release.n_keep_mapped_regions = kept_region ? 1 : 0;
+    (void)raw_send(raw, RDT_MSG_RELEASE, &release.base, NULL, 0);
+}
+
+/* It guesses the number of a hold. The object and its region end before the answer that names them. */
+Test(fetch_many, a_hold_that_is_released_before_the_answer_takes_nothing_with_it)
+{
+    struct raw raw;
+
+    begin(NULL);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < 20; i++) {
+        uint8_t *memory = alloc_memory(trainer, BYTES);
+        struct rdt_ref ref = put_one(trainer, &VECTOR(RDT_U8, BYTES, memory), NULL);
+        uint64_t id = ask_for_long(&raw, &ref, true), hold, region;
+        Rdt__Pb__LoadManyReply *reply;
+
+        do
+            must(raw_next(&raw));
+        while (raw.frame.request_id != id);
+        frame_close_fds(&raw.frame);
+        reply = rdt__pb__load_many_reply__unpack(NULL, raw.frame.length, raw.frame.payload);
+        must(reply && reply->n_hold == 1 && reply->n_regions == 1);
+        hold = reply->hold[0];
+        region = reply->regions[0]->region;
+        rdt__pb__load_many_reply__free_unpacked(reply, NULL);
+        release_raw(&raw, hold, &region);
+        next_answer(&raw, raw.last_id);
+        id = ask_for_long(&raw, &ref, false);
+        wait_until(LONG, stat_of(trainer, &ref).holds == 2);
+        release_raw(&raw, hold + 1, NULL);
+        must_ok(rdt_free(trainer, &ref, false, &err));
+        must_ok(rdt_dealloc(trainer, memory, &err));
+        next_answer(&raw, id);
+    }
+    raw_close(&raw);
+    end();
+}
