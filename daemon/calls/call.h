@@ -198,10 +198,9 @@ struct call_hold {       /* of a HOLD */
     bool begins_transit; /* it begins a hold in transit, waits for no put, and gives its client no hold */
 };
 
-struct call_put {        /* of a PUT */
-    bool stores;         /* the object is stored as soon as it is live */
-    bool handed_over;    /* the client's memory has been taken over, so the put cannot be tried again */
-    uint64_t generation; /* of the object, while the answer waits for the removal of a file */
+struct call_put {     /* of a PUT */
+    bool stores;      /* the object is stored as soon as it is live */
+    bool handed_over; /* the client's memory has been taken over, so the put cannot be tried again */
 };
 
 /* The request, while it waits for the link or for room. */

@@ -129,42 +129,45 @@ static void begin_to_store(struct call *call, struct object *object)
               why.msg);
 }
 
-static void reply_ref(struct call *call, const struct object *object)
+static void reply_ref(struct call *call, const struct rdt_ref *ref)
 {
     Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref wire;
-    struct rdt_ref ref;
 
-    object_ref(object, &ref);
-    wire_ref_from(&ref, &wire);
+    wire_ref_from(ref, &wire);
     reply.ref = &wire;
     call_reply(call, &reply.base, NULL, 0);
 }
 
+/* The object may have been replaced, or evicted, meanwhile: it was put all the same. */
 static void on_removed(struct call *call, void *of)
 {
-    struct object *object = call ? index_get(&call->rpc->objects->by_generation, call->put.generation) : NULL;
-    struct rdt_error err;
+    struct rdt_ref *ref = of;
 
-    if (object) {
-        reply_ref(call, object);
-    } else if (call) {
-        (void)rdt_error_set(&err, RDT_FREED, "the object of this put has been freed meanwhile");
-        call_fail(call, &err);
-    }
+    if (call)
+        reply_ref(call, ref);
+    free(ref);
 }
 
 /* Waits until the file of the object that it replaces is gone: the next daemon would have that one again. */
 static void answer(struct call *call, struct object *object)
 {
+    struct rdt_ref ref, *kept;
+
     if (call->put.stores)
         begin_to_store(call, object);
     call_note_answer(call, object->generation, 0);
     if (call->client)
         call->client->rpc.put_bytes += object->bytes;
-    call->put.generation = object->generation;
-    if (!object->access.took_file || !call_await_removals(call, 0, on_removed, NULL))
-        reply_ref(call, object);
+    object_ref(object, &ref);
+    kept = object->access.took_file ? malloc(sizeof *kept) : NULL;
+    if (kept) {
+        *kept = ref;
+        if (call_await_removals(call, 0, on_removed, kept))
+            return;
+        free(kept);
+    }
+    reply_ref(call, &ref);
 }
 
 /* Answers a PUT whose object an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */

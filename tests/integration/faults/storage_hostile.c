@@ -55,8 +55,8 @@ Test(storage_hostile, free_does_not_end_the_writing_of_what_others_hold)
     end(conn, NULL);
 }
 
-/* A detached object of 5 bytes that is stored; its ref. */
-static Rdt__Pb__PutReply *put_stored(struct raw *raw)
+/* A put of 5 bytes; its number. */
+static uint64_t send_put(struct raw *raw, uint32_t flags)
 {
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
     uint32_t dtype = RDT_U8, ndim = 1;
@@ -67,10 +67,14 @@ static Rdt__Pb__PutReply *put_stored(struct raw *raw)
     list.ndim = &ndim;
     list.shape = &shape;
     list.offset = &offset;
-    Rdt__Pb__Put put =
-        MESSAGE(put, .id = (ProtobufCBinaryData){7, (uint8_t *)"revived"}, .tensors = &list,
-                .flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED, .inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"});
-    return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0), &rdt__pb__put_reply__descriptor);
+    Rdt__Pb__Put put = MESSAGE(put, .id = (ProtobufCBinaryData){7, (uint8_t *)"revived"}, .tensors = &list,
+                               .flags = RDT_PUT_SNAPSHOT | flags, .inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"});
+    return raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0);
+}
+
+static Rdt__Pb__PutReply *read_put(struct raw *raw, uint64_t id)
+{
+    return (Rdt__Pb__PutReply *)raw_reply(raw, id, &rdt__pb__put_reply__descriptor);
 }
 
 /* Handles everything that the connection has sent before. */
@@ -97,7 +101,7 @@ Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_store
     raw_hello(&storer);
     if (!node_hold_workers(&node))
         cr_skip_test("this process may not trace the daemon");
-    Rdt__Pb__PutReply *put = put_stored(&producer);
+    Rdt__Pb__PutReply *put = read_put(&producer, send_put(&producer, RDT_PUT_STORED));
     free_message.ref = store_message.ref = put->ref;
     store_message.timeout_ns = LONG;
     uint64_t freed = raw_send(&producer, RDT_MSG_FREE, &free_message.base, NULL, 0);
@@ -142,6 +146,36 @@ static void put_huge(struct raw *raw, const char *id)
                                .flags = RDT_PUT_SNAPSHOT, .n_regions = 1, .regions = &uses, .n_given = 1, .given = &given);
     request = raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0);
     protobuf_c_message_free_unpacked(raw_reply(raw, request, &rdt__pb__put_reply__descriptor), NULL);
+}
+
+/* The answer to the first one waits until the old file is gone. By then the second one has taken the id. */
+Test(storage_hostile, put_whose_object_is_replaced_before_its_answer_has_succeeded)
+{
+    struct raw first, second;
+    struct rdt_ref ref;
+    rdt *conn = start_client("store");
+
+    ref = put_snapshot(conn, "revived", MIB, RDT_PUT_DETACHED | RDT_PUT_STORED, 1);
+    must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    raw_connect(&first, node.socket);
+    raw_hello(&first);
+    raw_connect(&second, node.socket);
+    raw_hello(&second);
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not trace the daemon");
+    uint64_t one = send_put(&first, RDT_PUT_DETACHED | RDT_PUT_REPLACE);
+    barrier(&first);
+    Rdt__Pb__PutReply *put = read_put(&second, send_put(&second, RDT_PUT_DETACHED | RDT_PUT_REPLACE));
+    node_release_workers(&node);
+    protobuf_c_message_free_unpacked(&put->base, NULL);
+    put = read_put(&first, one);
+    cr_assert_eq(put->ref->id.len, 7u);
+    protobuf_c_message_free_unpacked(&put->base, NULL);
+    raw_close(&first);
+    raw_close(&second);
+    ref.generation = 0;
+    must_ok(rdt_free(conn, &ref, false, &err));
+    end(conn, NULL);
 }
 
 /* Four times 2^62 bytes are as many as none. */
