@@ -249,15 +249,20 @@ static bool open_some(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
-/* Opens them for all answers; then the transfer goes on. */
+/* Opens them for all answers, which are open at the same time; then the transfer goes on. */
 static void open_regions(struct transfer *transfer, struct object *object, enum path_kind how)
 {
     uint32_t n = object->memory.n_regions * transfer->n_fetches;
     struct local_opening *opening = calloc(1, sizeof *opening + n * sizeof opening->fds[0]);
+    enum rdt_status status = RDT_OK;
     struct rdt_error err = {0};
 
-    if (!opening) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u file descriptors", n);
+    if (!opening)
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %u file descriptors", n);
+    else if (object->memory.n_regions > RDT_MAX_FRAME_FDS) /* as needs_too_many_fds, which has looked at one answer */
+        status = account_check(transfer->account, USAGE_FDS, n, &err);
+    if (status != RDT_OK) {
+        free(opening);
         transfer_fail_err(transfer, &err);
         return;
     }
@@ -265,7 +270,7 @@ static void open_regions(struct transfer *transfer, struct object *object, enum 
         .slice.run = open_some, .transfer = transfer, .how = how, .charged = n, .n = n, .n_regions = object->memory.n_regions};
     for (uint32_t i = 0; i < n; i++)
         opening->fds[i] = -1;
-    account_add(transfer->account, USAGE_FDS, n); /* needs_too_many_fds has checked it */
+    account_add(transfer->account, USAGE_FDS, n);
     transfer->local.opening = opening;
     transfer->local.object = object;
     object_hold(object);

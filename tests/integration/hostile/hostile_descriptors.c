@@ -11,6 +11,7 @@
 TestSuite(hostile_descriptors, .timeout = SUITE_SECONDS(60));
 
 #define REGIONS 2000u
+#define SAME 16u /* fetches that share a transfer */
 
 static struct test_node node;
 static rdt *owner, *reader, *other;
@@ -120,5 +121,24 @@ Test(hostile_descriptors, a_reader_that_leaves_meanwhile_leaves_none)
     }
     must_hold(start_one(reader, &large, LONG));
     wait_until(LONG, stat_of(owner, &large).holds == 1);
+    end();
+}
+
+/* The answers to all of them have more descriptors than the daemon may have open, which are to last for others, too. */
+Test(hostile_descriptors, object_that_a_call_fetches_too_often_is_refused_before_any_is_opened)
+{
+    static rdt_request *requests[SAME];
+    static struct rdt_ref refs[SAME];
+    struct rdt_fetch_options options = {.struct_size = sizeof options, .timeout_ns = LONG};
+
+    begin();
+    for (unsigned i = 0; i < SAME; i++)
+        refs[i] = large;
+    must_ok(rdt_fetch_start(reader, refs, SAME, &options, requests, &err));
+    for (unsigned i = 0; i < SAME; i++) {
+        must_refuse(RDT_LIMIT, "file descriptors", rdt_wait(reader, &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(requests[i]);
+    }
+    must_hold(start_one(reader, &large, LONG));
     end();
 }
