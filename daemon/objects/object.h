@@ -131,7 +131,7 @@ struct object_access {  /* who may find it */
     uint8_t key : 2;    /* enum object_key */
     bool forced : 1;    /* freed by force: nobody else may get it */
     bool took_key : 1;  /* it has replaced the object that had its key, */
-    bool took_file : 1; /* and that had a file */
+    bool took_file : 1; /* and that had a file, or may have one that is being removed */
 };
 
 struct object_file {

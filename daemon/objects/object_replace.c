@@ -104,7 +104,7 @@ static void take(struct object *object)
     map_replace(&object->table->by_name, object->tail_data, object->tail.key_bytes, object);
     object->access.key = KEY_OWN;
     object->access.took_key = is_object;
-    object->access.took_file = is_object && old->file.stored != OBJECT_NOT_STORED;
+    object->access.took_file = is_object && (old->cached || old->file.stored != OBJECT_NOT_STORED);
     take_waiters(object, old);
     if (is_object)
         lose_id(old); /* its record says so before that of the new object stops saying that it takes the id */

@@ -6,6 +6,8 @@
 #include "client/rdt_info.h"
 #include "client/rdt_many.h"
 #include "tests/integration/faults/storage.h"
+#include "tests/support/message.h"
+#include "tests/support/raw.h"
 
 enum { THREADS = 24, IDS = 40, TURNS = 120 };
 
@@ -177,4 +179,60 @@ Test(cache_races, objects_are_whole_or_gone)
 Test(cache_races, objects_are_whole_or_gone_with_files)
 {
     race("2MiB");
+}
+
+/* ---- replaced ---- */
+
+static uint64_t send_put(struct raw *raw, const char *id)
+{
+    uint32_t dtype = RDT_U8, ndim = 1;
+    uint64_t shape = 5, offset = 0;
+    Rdt__Pb__TensorList list =
+        MESSAGE(tensor_list, .n_dtype = 1, .dtype = &dtype, .n_ndim = 1, .ndim = &ndim, .n_shape = 1, .shape = &shape);
+    Rdt__Pb__Put put = MESSAGE(put, .id = (ProtobufCBinaryData){strlen(id), (uint8_t *)(uintptr_t)id}, .tensors = &list,
+                               .flags = RDT_PUT_SNAPSHOT | RDT_PUT_EVICTABLE | RDT_PUT_REPLACE,
+                               .inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"});
+
+    list.n_offset = 1;
+    list.offset = &offset;
+    return raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0);
+}
+
+/* Its file is going, because it was used, when it is replaced: the next daemon would have it again. */
+Test(cache_races, put_is_answered_when_what_it_replaces_has_no_file)
+{
+    Rdt__Pb__List list = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
+    struct rdt_ref first;
+    struct rdt_stat stat;
+    struct raw raw;
+    char file[300];
+    uint64_t put;
+    rdt *conn;
+
+    more_flags[0] = "--set=daemon.cache_limit=1MiB";
+    more_flags[1] = "--set=daemon.cache_storage_limit=2MiB";
+    conn = start_client("engine");
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    first = put_snapshot(conn, "b0", 100 * KIB, RDT_PUT_EVICTABLE, 0);
+    for (unsigned i = 1; i < 10; i++) {
+        char name[] = {'b', (char)('0' + i), 0};
+        (void)put_snapshot(conn, name, 100 * KIB, RDT_PUT_EVICTABLE, i);
+    }
+    (void)snprintf(file, sizeof file, "%s/%016llx.cache.safetensors", store, (unsigned long long)first.generation);
+    wait_until(LONG, count_files(".cache.safetensors") == 2); /* of the first two */
+    must(access(file, F_OK) == 0);
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not trace the daemon");
+    rdt_release(fetch_one(conn, &first, RDT_FETCH_AUTO));
+    wait_until(LONG, rdt_stat(conn, &first, &stat, NULL) == RDT_OK && stat.holds == 1);
+    put = send_put(&raw, "b0");
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &list.base, NULL, 0), &rdt__pb__list_reply__descriptor), NULL);
+    node_release_workers(&node);
+    protobuf_c_message_free_unpacked(raw_reply(&raw, put, &rdt__pb__put_reply__descriptor), NULL);
+    must(access(file, F_OK) != 0);
+    raw_close(&raw);
+    must(rdt_flush_cache(conn, false, NULL, NULL, NULL) == RDT_OK);
+    end(conn, NULL);
 }
