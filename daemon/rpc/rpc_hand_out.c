@@ -24,6 +24,7 @@
 #define MOST_DIMS 2048u
 #define MOST_DATA_BYTES (128u << 10)
 #define MOST_TEXT_BYTES (64u << 10)
+#define MOST_FDS 4u             /* a reader without so many free descriptors would lose its connection */
 #define MOST_OBJECT_TENSORS 64u /* more of them are fetched */
 
 enum way { IN_ANSWER, SHARED, WAYS };
@@ -257,7 +258,8 @@ static enum rdt_status place_region(struct handing *handing, struct region *regi
             *place_p = i;
             return RDT_OK;
         }
-    if (filled->regions == RDT_MAX_FRAME_FDS)
+    if (filled->regions == RDT_MAX_FRAME_FDS ||
+        (filled->fds == MOST_FDS && !mapped_has(&handing->call->client->mapped, region)))
         return RDT_AGAIN;
     rdt__pb__shared_region__init(entry);
     entry->region = region->id;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls for many objects and names at once."""
 import os
+import resource
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -271,6 +272,18 @@ def test_get_of_many_comes_together():
         with raises(TypeError, ""):
             reader.get(refs, timeout="soon")
         later.drop()
+
+
+def test_get_of_many_needs_few_descriptors():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        refs = [c.put(np.full(300_000, i)) for i in range(80)]
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 5, limit[1]))
+        try:
+            got = reader.get(refs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        assert all([one[0] == i and one[-1] == i for i, one in enumerate(got)])
 
 
 def test_get_of_many_ends_soon_where_the_daemon_stands_still():
