@@ -59,8 +59,8 @@ bool wire_read_welcome(const uint8_t welcome[WELCOME_BYTES], uint8_t proof_p[TOK
 bool wire_same_secret(const uint8_t *a, const uint8_t *b, size_t bytes);
 
 /* The channel numbers that were used with one token: each may be used once, and only if it is less than NUMBERS_BEHIND below
- * the highest. Greetings overtake each other while a thread stands still and others go on: where channels are replaced after
- * every megabyte, by hundreds in a second. */
+ * the highest. One greeting may be completed after many later ones, when its thread stands still: with a small rekey_bytes a
+ * busy peer replaces hundreds of channels in a second. */
 #define NUMBERS_BEHIND 8192u /* a multiple of 64 */
 
 struct numbers {

@@ -70,8 +70,8 @@ static bool has_posted(const struct transfer *transfer)
     return false;
 }
 
-/* ABORT, REWIND: its operations have not ended in time. Their connection is taken down, which ends them. If not even that does,
- * an attempt that starts again fails. */
+/* ABORT, REWIND: the transport has not ended the transfer's operations within the grace. Taking the connection down ends them.
+ * A transfer that is to start again fails if they have not ended within another grace. */
 static void end_posted(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
