@@ -87,6 +87,7 @@ static void conn_free(struct conn *conn)
     conn_uncharge_frame(conn);
     account_give(conn->client.account, USAGE_FDS, CONN_FDS);
     account_unref(conn->client.account);
+    free(conn->greeting.refusal);
     free(conn);
     if (conns->n == 0 && conns->on_empty) {
         map_fini(&conns->tokens);
@@ -679,6 +680,7 @@ void conn_start(struct conns *conns, int take_sock)
     }
     conn->sock = take_sock;
     if (!conn_identify(conn)) {
+        free(conn->greeting.refusal);
         free(conn);
         conn_turn_away(conns, take_sock);
         return;

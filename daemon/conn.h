@@ -61,7 +61,7 @@ struct conn_heap {
 
 struct conn_greeting {
     struct deadline deadline; /* until HELLO must have come; after a refusal: until the client must have read the answer */
-    struct rdt_error refusal; /* HELLO is answered with it; status RDT_OK: the client may be served */
+    struct rdt_error *refusal; /* HELLO is answered with it; NULL: the client may be served */
     bool counted;             /* charged as a session of its owner; false: above that limit, so it is refused */
     bool done;                /* HELLO has been answered, and the client is served */
 };

@@ -17,8 +17,8 @@ static struct rdt_error check_hello(struct conn *conn, const struct frame *frame
     const Rdt__Pb__Hello *hello;
     struct rdt_error err = {0};
 
-    if (conn->greeting.refusal.status != RDT_OK && conn->greeting.refusal.status != RDT_LIMIT)
-        return conn->greeting.refusal;
+    if (conn->greeting.refusal && conn->greeting.refusal->status != RDT_LIMIT)
+        return *conn->greeting.refusal;
     if (frame->type != RDT_MSG_HELLO)
         (void)rdt_error_set(&err, RDT_PROTOCOL, "the first message must be HELLO");
     if (err.status == RDT_OK)
@@ -121,8 +121,8 @@ void conn_hello(struct conn *conn, struct frame *frame)
     err = check_hello(conn, frame, &arena, &hello);
     if (err.status == RDT_OK && hello->session_token.len > 0)
         session = find_session(conn, hello, &err);
-    if (err.status == RDT_OK && !session)
-        err = conn->greeting.refusal; /* a limit; a session that is resumed already counts */
+    if (err.status == RDT_OK && !session && conn->greeting.refusal)
+        err = *conn->greeting.refusal; /* a limit; a session that is resumed already counts */
     if (err.status != RDT_OK) {
         conn_refuse(conn, frame, &err);
     } else if (session) {

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -57,10 +58,10 @@ static void check_room(struct conn *conn)
     char whose[ACCOUNT_WHOSE_BYTES];
 
     if (conn->rpc->clients.n >= most)
-        (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
+        (void)rdt_error_set(conn->greeting.refusal, RDT_LIMIT,
                             "this daemon already serves max_clients of %u: raise it, or end some", most);
     else if (conn->rpc->clients.n >= most - reserved)
-        (void)rdt_error_set(&conn->greeting.refusal, RDT_LIMIT,
+        (void)rdt_error_set(conn->greeting.refusal, RDT_LIMIT,
                             "this daemon already serves max_clients of %u, less the eighth that is for users who have few%s: "
                             "raise it, or end some",
                             most, account_whose(conn->client.account, whose));
@@ -75,8 +76,11 @@ bool conn_identify(struct conn *conn)
     socklen_t bytes = sizeof cred;
     unsigned overflow = conn->conns->overflow_uid;
 
+    conn->greeting.refusal = calloc(1, sizeof *conn->greeting.refusal);
+    if (!conn->greeting.refusal)
+        return false;
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0)
-        (void)rdt_error_sys(&conn->greeting.refusal, errno, "the kernel does not report who this client is");
+        (void)rdt_error_sys(conn->greeting.refusal, errno, "the kernel does not report who this client is");
     client->pid = cred.pid;
     client->gid = cred.gid;
     owner.uid = cred.uid;
@@ -84,7 +88,7 @@ bool conn_identify(struct conn *conn)
     client->account = new_account(conn->conns, &owner);
     if (!client->account)
         return false;
-    conn->greeting.counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->greeting.refusal) == RDT_OK;
+    conn->greeting.counted = account_take(client->account, USAGE_SESSIONS, 1, conn->greeting.refusal) == RDT_OK;
     if (!conn->greeting.counted && conn->conns->n_refused == REFUSED_MAX) {
         account_unref(client->account);
         return false;
@@ -94,10 +98,14 @@ bool conn_identify(struct conn *conn)
     client->admin = cred.uid == 0 || cred.uid == geteuid();
     if (cred.uid == overflow && !options->allow_overflow_uid)
         (void)rdt_error_set(
-            &conn->greeting.refusal, RDT_DENIED,
+            conn->greeting.refusal, RDT_DENIED,
             "uid %u is what the kernel shows for users that it cannot map: such clients are refused (allow_overflow_uid)",
             overflow);
     check_room(conn);
+    if (conn->greeting.refusal->status == RDT_OK) {
+        free(conn->greeting.refusal);
+        conn->greeting.refusal = NULL;
+    }
     bytes = sizeof conn->pidfd;
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERPIDFD, &conn->pidfd, &bytes) != 0)
         conn->pidfd = cred.pid > 0 ? (int)syscall(SYS_pidfd_open, cred.pid, 0) : -1; /* kernels before 6.5 */

@@ -104,16 +104,22 @@ void client_start_caches(struct client *client, struct regions *regions)
 
 void client_note_import(struct client *client, const struct rdt_error *err)
 {
-    struct client_refusal *refused = &client->rpc.refused;
+    struct client_refusal *refused = client->rpc.refused;
 
     if (!err) {
-        refused->times = 0;
+        free(refused);
+        client->rpc.refused = NULL;
         return;
     }
     if (err->status != RDT_SYSTEM && err->status != RDT_INVALID && err->status != RDT_UNSUPPORTED)
         return;
-    if (refused->times++ == 0)
+    if (!refused) {
+        refused = client->rpc.refused = calloc(1, sizeof *refused);
+        if (!refused)
+            return; /* it is only told to people */
         refused->since_ns = uv_hrtime();
+    }
+    refused->times++;
     text_copy(refused->why, sizeof refused->why, err->msg);
 }
 
@@ -183,6 +189,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
         if (uv_hrtime() >= until_ns)
             return false;
     }
+    free(client->rpc.refused);
     map_fini(&client->holds.by_id);
     map_fini(&client->holds.remote);
     map_fini(&client->regions);

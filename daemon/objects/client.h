@@ -77,7 +77,6 @@ struct client_answered {
     uint64_t region;     /* ALLOC: its id */
 };
 
-/* The state of calls/ and rpc/ for each client; other rooms do not touch it. */
 /* The imports of device memory that have failed since one succeeded. The client's library copies what cannot be imported. */
 struct client_refusal {
     uint32_t times;
@@ -85,6 +84,7 @@ struct client_refusal {
     char why[200];     /* the last of them */
 };
 
+/* The state of calls/ and rpc/ for each client; other rooms do not touch it. */
 struct client_rpc {
     struct client_answered answered[CLIENT_ANSWERED]; /* the last ones, a ring */
     unsigned n_answered;
@@ -92,7 +92,7 @@ struct client_rpc {
     unsigned n_calls;
     uint64_t n_requests, put_bytes; /* since its beginning */
     struct watch *watch;            /* of rpc_watch.c; NULL: the client watches nothing */
-    struct client_refusal refused;
+    struct client_refusal *refused; /* NULL: the last import has succeeded, or there was none */
 };
 
 /* Where a session is on its way from an earlier daemon to this one.

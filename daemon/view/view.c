@@ -172,10 +172,10 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->manifest = object->kind == OBJECT_MANIFEST;
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
-    if (object->producer && object->producer->rpc.refused.times > 0 && is_copied_on_device(object)) {
-        info->refusals = object->producer->rpc.refused.times;
-        info->refusal = object->producer->rpc.refused.why;
-        info->refusal_age_ns = (int64_t)(uv_hrtime() - object->producer->rpc.refused.since_ns);
+    if (object->producer && object->producer->rpc.refused && is_copied_on_device(object)) {
+        info->refusals = object->producer->rpc.refused->times;
+        info->refusal = object->producer->rpc.refused->why;
+        info->refusal_age_ns = (int64_t)(uv_hrtime() - object->producer->rpc.refused->since_ns);
     }
 }
 

@@ -9,9 +9,9 @@
 static void check_imports(struct doctor *doctor)
 {
     list_each (const struct client, client, &doctor->rpc->clients.all, link) {
-        const struct client_refusal *refused = &client->rpc.refused;
+        const struct client_refusal *refused = client->rpc.refused;
 
-        if (refused->times > 0 && call_may_see(doctor->call, &client->account->owner))
+        if (refused && call_may_see(doctor->call, &client->account->owner))
             doctor_find(doctor, FINDING_WARN,
                         "Allocate in the pool (torch_pool), or as expandable segments: rdt-gpu(7), PUT AND FETCH.",
                         "Memory of client %" PRIu64 " (%s, process %d) on devices cannot be mapped, for %" PRIu64
