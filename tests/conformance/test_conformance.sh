@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# seconds: 900
 # rdt-check-backend finds nothing wrong with any plug-in of this tree, however it is configured, nor with the plug-in
 # of the frozen interface.
 set -uo pipefail

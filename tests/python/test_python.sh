@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests of the Python package against real daemons; those of GPU memory use a fake driver.
-# seconds: 600
+# seconds: 1200
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 here=tests/python

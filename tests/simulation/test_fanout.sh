@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # variant: release
+# seconds: 1200
 # The goals of fan-out, for simulated nodes: the daemon's decisions keep the last node within these times of one reader's, send each byte
 # about once, and leave nobody without it.
 set -uo pipefail
