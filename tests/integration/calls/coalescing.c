@@ -185,10 +185,10 @@ static void check_many(size_t bytes)
     rdt *leaver = node_client(&c.node[1], "one that leaves");
     uint64_t before = joined_on(1);
     node_freeze(&c.node[0]);
-    for (unsigned i = 0; i < MANY; i++)
-        requests[i] = start_one(conn, &ref, LONG);
+    for (unsigned i = 0; i < MANY; i++) /* the bytes of all are compared before the last is asked for */
+        requests[i] = start_one(conn, &ref, 10 * LONG);
     for (unsigned i = 0; i < MANY / 3; i++)
-        left[i] = start_one(leaver, &ref, LONG);
+        left[i] = start_one(leaver, &ref, 10 * LONG);
     /* the waits send what did not fit into the sockets */
     wait_until(20 * SEC, rdt_wait(conn, requests, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT &&
                              rdt_wait(leaver, left, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT &&
