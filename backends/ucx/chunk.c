@@ -49,7 +49,7 @@ void chunks_send(struct conn *conn)
     while ((operation = op_take_send(conn)) != NULL) {
         (void)pthread_mutex_unlock(&engine->lock);
         if (operation->kind == OP_READ)
-            read_start(conn, operation);
+            read_start(operation);
         else
             send_one(conn, operation);
         (void)pthread_mutex_lock(&engine->lock);

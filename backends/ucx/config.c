@@ -190,7 +190,7 @@ static enum rdt_status config_listen(const struct rdt_host *host, struct setting
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err)
 {
     struct settings settings = {0};
-    uint64_t port, spin_polls, rails;
+    uint64_t port, spin_polls, rails, slice_mib;
     enum rdt_status status;
 
     if (strcmp(configured_text(host, "trusted_network"), "yes"))
@@ -212,6 +212,8 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = configured_number(host, "rails", 0, 16, &rails, err);
     if (status == RDT_OK)
+        status = configured_number(host, "slice_mib", 1, 1 << 24, &slice_mib, err);
+    if (status == RDT_OK)
         status = config_one_sided(host, &settings, err);
     if (status == RDT_OK)
         status = config_listen(host, &settings, err);
@@ -222,6 +224,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (rails)
         (void)snprintf(settings.rails, sizeof settings.rails, "%u", (unsigned)rails);
     settings.spin_polls = (unsigned)spin_polls;
+    settings.slice_bytes = slice_mib << 20;
     /* trusted_network refers to the network of that address, not to every interface of the machine. */
     if (!*settings.interfaces)
         (void)interface_of_address(settings.listen, settings.interfaces, sizeof settings.interfaces);

@@ -290,6 +290,8 @@ static const struct rdt_config_key config_keys[] = {
     {"spin_polls", "500", "empty polls before the data thread sleeps while an operation is outstanding"},
     {"rails", "0",
      "networks over which one message is spread on lanes that need not copy (UCX_MAX_RNDV_RAILS etc.); 0: UCX decides"},
+    {"slice_mib", "3584",
+     "with one-sided reads: MiB of memory in one registration; network cards are slower, or refuse, beyond 4 GiB"},
     {"one_sided", "auto",
      "auto: readers pull by RDMA if tls excludes TCP; never; always: by RDMA or cma beside TCP too, and then whoever reaches "
      "the TCP port can read any memory of the daemon"},

@@ -59,9 +59,10 @@ struct settings {
     char tls[256];
     char interfaces[256];
     enum one_sided one_sided;
-    bool reads;          /* follows from one_sided and tls: the context can read one-sided */
-    unsigned spin_polls; /* empty polls before the data thread sleeps while something is outstanding */
-    char rails[8];       /* number of networks over which UCX spreads one message; "": UCX decides */
+    bool reads;           /* follows from one_sided and tls: the context can read one-sided */
+    uint64_t slice_bytes; /* memory is registered in slices of so many bytes */
+    unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
+    char rails[8];        /* number of networks over which UCX spreads one message; "": UCX decides */
 };
 
 /* ---- operations ---- */
@@ -82,11 +83,13 @@ struct settings {
 enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING, OP_ENDED };
 enum op_kind { OP_SEND, OP_RECV, OP_READ };
 
-/* Memory that peers may read. */
+/* Memory that peers may read, and that reads may go to. */
 struct registration {
-    ucp_mem_h memh;
     void *addr;
     uint64_t bytes;
+    uint64_t slice_bytes; /* of each slice but the last, which has the rest */
+    uint32_t n;           /* slices, at most WIRE_MAX_SLICES */
+    ucp_mem_h slices[];   /* [n] */
 };
 
 /* One posted operation. op->priv[0] points to it until it has ended. */
@@ -96,8 +99,9 @@ struct operation {
     struct conn *conn;
     enum op_state state; /* [lock] */
     enum op_kind kind;
-    ucp_rkey_h rkey;           /* RUNNING reads */
     struct data_header header; /* UCX reads it until the send ends */
+    unsigned reads;            /* [data] of UCX that have not ended; a read has several if it crosses slices */
+    ucs_status_t read_status;  /* [data] the first error of one */
 };
 
 /* ---- connections and links ---- */
@@ -296,6 +300,6 @@ enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes,
 void read_unregister(struct engine *engine, struct registration *registration);
 enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration, uint8_t key[RDT_KEY_MAX_BYTES],
                               size_t *bytes_p, struct rdt_error *err);
-void read_start(struct conn *conn, struct operation *operation); /* data thread; conn->out is READY */
+void read_start(struct operation *operation); /* data thread; its conn->out is READY */
 
 #endif

@@ -68,10 +68,18 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
 
 /* ---- keys ---- */
 
-struct key {      /* little-endian; UCX's own key follows */
+/*  | sum | address | bytes | rkey |                                            one slice
+ *  | sum | address |   0   | bytes | slice_bytes | length, rkey | ... |         several */
+struct key {      /* little-endian */
     uint64_t sum; /* of everything that follows it */
     uint64_t address, bytes;
 };
+
+struct slices { /* little-endian */
+    uint64_t bytes, slice_bytes;
+};
+
+#define LENGTH_BYTES 2u /* of the length of an rkey, little-endian */
 
 /* Detects accidental damage. It need not detect forgery, because keys come from peers that are trusted. */
 static uint64_t sum_of(const uint8_t *at, size_t bytes)
@@ -83,23 +91,71 @@ static uint64_t sum_of(const uint8_t *at, size_t bytes)
     return sum;
 }
 
-size_t wire_put_key(uint64_t address, uint64_t bytes, const void *rkey, size_t rkey_bytes, uint8_t key_p[RDT_KEY_MAX_BYTES])
+size_t wire_put_key(uint64_t address, uint64_t bytes, uint64_t slice_bytes, const struct wire_rkey *rkeys, size_t n,
+                    uint8_t key_p[RDT_KEY_MAX_BYTES])
 {
-    struct key key = {.address = htole64(address), .bytes = htole64(bytes)};
+    struct key key = {.address = htole64(address), .bytes = n == 1 ? htole64(bytes) : 0};
+    const struct slices slices = {.bytes = htole64(bytes), .slice_bytes = htole64(slice_bytes)};
+    size_t at = sizeof key, length_bytes = n == 1 ? 0 : LENGTH_BYTES;
 
-    if (rkey_bytes > RDT_KEY_MAX_BYTES - sizeof key)
-        return 0;
+    if (n > 1) {
+        memcpy(key_p + at, &slices, sizeof slices);
+        at += sizeof slices;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t length[LENGTH_BYTES] = {(uint8_t)rkeys[i].bytes, (uint8_t)(rkeys[i].bytes >> 8)};
+
+        if (rkeys[i].bytes > RDT_KEY_MAX_BYTES - at || length_bytes > RDT_KEY_MAX_BYTES - at - rkeys[i].bytes)
+            return 0;
+        memcpy(key_p + at, length, length_bytes);
+        memcpy(key_p + at + length_bytes, rkeys[i].data, rkeys[i].bytes);
+        at += length_bytes + rkeys[i].bytes;
+    }
     memcpy(key_p, &key, sizeof key);
-    memcpy(key_p + sizeof key, rkey, rkey_bytes);
-    key.sum = htole64(sum_of(key_p + sizeof key.sum, sizeof key - sizeof key.sum + rkey_bytes));
+    key.sum = htole64(sum_of(key_p + sizeof key.sum, at - sizeof key.sum));
     memcpy(key_p, &key.sum, sizeof key.sum);
-    return sizeof key + rkey_bytes;
+    return at;
 }
 
-enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64_t offset, uint64_t bytes, uint64_t *address_p,
-                              const void **rkey_p, struct rdt_error *err)
+/* Returns what follows the rkey. NULL: it does not end before `end`, or has no bytes. */
+static const uint8_t *skip_rkey(const uint8_t *at, const uint8_t *end)
 {
-    const uint8_t *at = bytes_of_key;
+    size_t bytes;
+
+    if ((size_t)(end - at) <= LENGTH_BYTES)
+        return NULL;
+    bytes = at[0] | (size_t)at[1] << 8;
+    at += LENGTH_BYTES;
+    return bytes > 0 && bytes <= (size_t)(end - at) ? at + bytes : NULL;
+}
+
+static bool read_slices(const uint8_t *at, const uint8_t *end, struct wire_key *key_p)
+{
+    struct slices slices;
+    uint64_t n;
+
+    if ((size_t)(end - at) < sizeof slices)
+        return false;
+    memcpy(&slices, at, sizeof slices);
+    key_p->bytes = le64toh(slices.bytes);
+    key_p->slice_bytes = le64toh(slices.slice_bytes);
+    if (key_p->slice_bytes == 0 || key_p->slice_bytes >= key_p->bytes)
+        return false;
+    n = (key_p->bytes - 1) / key_p->slice_bytes + 1;
+    at += sizeof slices;
+    key_p->rkeys = at;
+    while (n > 0 && at) {
+        at = skip_rkey(at, end);
+        n--;
+    }
+    return at == end;
+}
+
+enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64_t offset, uint64_t bytes,
+                              struct wire_key *key_p, struct rdt_error *err)
+{
+    const uint8_t *at = bytes_of_key, *end = at + key_bytes;
+    struct wire_key read;
     struct key key;
 
     if (key_bytes <= sizeof key || key_bytes > RDT_KEY_MAX_BYTES)
@@ -107,12 +163,28 @@ enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64
     memcpy(&key, at, sizeof key);
     if (le64toh(key.sum) != sum_of(at + sizeof key.sum, key_bytes - sizeof key.sum))
         return rdt_error_set(err, RDT_PROTOCOL, "the owner's key is damaged");
-    if (offset > le64toh(key.bytes) || bytes > le64toh(key.bytes) - offset)
+    at += sizeof key;
+    read = (struct wire_key){le64toh(key.address), le64toh(key.bytes), le64toh(key.bytes), at};
+    if (read.bytes == 0 && !read_slices(at, end, &read))
+        return rdt_error_set(err, RDT_PROTOCOL, "the owner's key of memory in slices is malformed");
+    if (offset > read.bytes || bytes > read.bytes - offset)
         return rdt_error_set(err, RDT_PROTOCOL, "the owner's memory has %llu bytes, too few for %llu at offset %llu",
-                             (unsigned long long)le64toh(key.bytes), (unsigned long long)bytes, (unsigned long long)offset);
-    *address_p = le64toh(key.address) + offset;
-    *rkey_p = at + sizeof key;
+                             (unsigned long long)read.bytes, (unsigned long long)bytes, (unsigned long long)offset);
+    *key_p = read;
     return RDT_OK;
+}
+
+const void *wire_rkey_at(const struct wire_key *key, uint64_t offset, uint64_t *bytes_p)
+{
+    uint64_t slice = offset / key->slice_bytes, left = key->slice_bytes - offset % key->slice_bytes;
+    const uint8_t *at = key->rkeys;
+
+    *bytes_p = left < key->bytes - offset ? left : key->bytes - offset;
+    if (key->slice_bytes == key->bytes) /* the rkey is the rest of the key */
+        return at;
+    for (; slice > 0; slice--)
+        at += LENGTH_BYTES + (at[0] | (size_t)at[1] << 8);
+    return at + LENGTH_BYTES;
 }
 
 /* ---- headers ---- */

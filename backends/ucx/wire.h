@@ -29,13 +29,32 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
 
 /* ---- keys of memory that the peer may read ---- */
 
-/* Writes a key and returns its length in bytes; 0: UCX's key (rkey) is too long. */
-size_t wire_put_key(uint64_t address, uint64_t bytes, const void *rkey, size_t rkey_bytes, uint8_t key_p[RDT_KEY_MAX_BYTES]);
+#define WIRE_MAX_SLICES 128u
 
-/* PROTOCOL: the key is malformed or damaged, which UCX does not check when it unpacks one, or the range is not within the
- * memory. *rkey_p points into the key. */
-enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset, uint64_t bytes, uint64_t *address_p,
-                              const void **rkey_p, struct rdt_error *err);
+struct wire_rkey { /* UCX's own key of a registration */
+    void *data;
+    size_t bytes;
+};
+
+struct wire_key {
+    uint64_t address, bytes; /* of the memory */
+    uint64_t slice_bytes;    /* of each slice but the last, which has the rest; each has an rkey */
+    const uint8_t *rkeys;    /* in the key that was read */
+};
+
+/* Writes a key of memory that is registered in slices, one for each of the rkeys [n], 1 to WIRE_MAX_SLICES, and returns its
+ * length in bytes; 0: the rkeys are too long. A node of an earlier version reads keys of one slice only, and refuses others
+ * with the sentence that the owner's memory has 0 bytes. */
+size_t wire_put_key(uint64_t address, uint64_t bytes, uint64_t slice_bytes, const struct wire_rkey *rkeys, size_t n,
+                    uint8_t key_p[RDT_KEY_MAX_BYTES]);
+
+/* PROTOCOL: the key is malformed or damaged, which UCX does not check when it unpacks an rkey, or the range is not within the
+ * memory. *key_p points into the key. */
+enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset, uint64_t bytes, struct wire_key *key_p,
+                              struct rdt_error *err);
+
+/* Returns the rkey of the slice with that offset, which lies within the memory. *bytes_p: how many bytes of the slice follow. */
+const void *wire_rkey_at(const struct wire_key *key, uint64_t offset, uint64_t *bytes_p);
 
 /* ---- headers of active messages ---- */
 

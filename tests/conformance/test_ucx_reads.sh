@@ -14,3 +14,8 @@ for check in reads_of_all_sizes many_reads_at_once read_outside_the_registration
     tee "$TMPDIR/out"
   grep -q '^2 ok, 0 failed, 0 skipped' "$TMPDIR/out"
 done
+for check in reads_of_all_sizes many_reads_at_once read_outside_the_registration; do # of 64 MiB, in 13 registrations
+  "$RDT_BUILD_DIR/rdt-check-backend" --set one_sided=always --set slice_mib=5 --only "$check" \
+    "$RDT_BUILD_DIR/backends/rdt_ucx.so" |& tee "$TMPDIR/out"
+  grep -q '^2 ok, 0 failed, 0 skipped' "$TMPDIR/out"
+done

@@ -52,25 +52,40 @@ static void data_header(const void *header, size_t n)
     fuzz_must(memcmp(&raw, header, n) == 0);
 }
 
-/* The bytes as a key, and as the UCX part of a key, whole and damaged. */
-static void key(const uint8_t *bytes, size_t n, uint64_t offset)
+static void read_as_key(const uint8_t *bytes, size_t n, uint64_t offset)
 {
-    uint8_t made[RDT_KEY_MAX_BYTES];
-    const void *rkey;
-    uint64_t address;
+    struct wire_key key;
     struct rdt_error err;
-    size_t sealed_bytes = wire_put_key(1 << 20, 1000, bytes, n, made);
+    uint64_t left;
 
-    if (wire_read_key(bytes, n, offset, 1, &address, &rkey, &err) == RDT_OK)
-        fuzz_must((const uint8_t *)rkey > bytes && (const uint8_t *)rkey < bytes + n);
+    if (wire_read_key(bytes, n, offset, 1, &key, &err) != RDT_OK)
+        return;
+    fuzz_must(offset < key.bytes && key.slice_bytes > 0);
+    const uint8_t *rkey = wire_rkey_at(&key, offset, &left);
+    fuzz_must(rkey > bytes && rkey < bytes + n && left > 0 && left <= key.slice_bytes && left <= key.bytes - offset);
+}
+
+/* The bytes as UCX's part of a key of memory of 1000 bytes, or of each of two slices of it, whole and damaged. */
+static void put_as_key(uint8_t *bytes, size_t n, uint64_t offset, unsigned slices)
+{
+    const uint64_t slice_bytes = slices == 1 ? 1000 : 600;
+    const struct wire_rkey rkeys[2] = {{bytes, n}, {bytes, n}};
+    uint8_t made[RDT_KEY_MAX_BYTES];
+    size_t sealed_bytes = wire_put_key(1 << 20, 1000, slice_bytes, rkeys, slices, made);
+    struct wire_key key;
+    struct rdt_error err;
+    uint64_t left;
+
     if (!sealed_bytes)
         return;
     if (n > 0)
-        fuzz_must((wire_read_key(made, sealed_bytes, offset, 10, &address, &rkey, &err) == RDT_OK) == (offset <= 990));
-    if (n > 0 && offset <= 990)
-        fuzz_must(address == (1 << 20) + offset && memcmp(rkey, bytes, n) == 0);
+        fuzz_must((wire_read_key(made, sealed_bytes, offset, 10, &key, &err) == RDT_OK) == (offset <= 990));
+    if (n > 0 && offset <= 990) {
+        fuzz_must(key.address == 1 << 20 && memcmp(wire_rkey_at(&key, offset, &left), bytes, n) == 0);
+        fuzz_must(left == (offset < slice_bytes ? slice_bytes : 1000) - offset);
+    }
     made[offset % sealed_bytes] ^= 1;
-    fuzz_must(wire_read_key(made, sealed_bytes, 0, 10, &address, &rkey, &err) != RDT_OK);
+    fuzz_must(wire_read_key(made, sealed_bytes, 0, 10, &key, &err) != RDT_OK);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -80,14 +95,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     size_t data_bytes = fuzz_take(&at, end, 4), n = (size_t)(end - at);
     void *copy = fuzz_copy(at, n, false);
 
-    if (which & 0x40)
-        key(copy, n, data_bytes);
-    else if (which % 3 == 0)
+    if (which & 0x40) {
+        read_as_key(copy, n, data_bytes);
+        put_as_key(copy, n, data_bytes, 1);
+        put_as_key(copy, n, data_bytes, 2);
+    } else if (which % 3 == 0) {
         offer(copy, n);
-    else if (which % 3 == 1)
+    } else if (which % 3 == 1) {
         greeting(copy, n, data_bytes, which & 0x80);
-    else
+    } else {
         data_header(copy, n);
+    }
     free(copy);
     return 0;
 }
