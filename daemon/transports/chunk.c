@@ -97,20 +97,32 @@ static uint64_t bytes_in_chunk(const struct chunk *chunk, const struct layout *p
     return bytes < chunk->bytes - *at_p ? bytes : chunk->bytes - *at_p;
 }
 
+void chunk_clear_gaps(const struct chunk *chunk, const struct layout *packed, uint8_t *stream_p)
+{
+    uint64_t end = 0;
+
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++) {
+        uint64_t from, at, bytes;
+        if (layout_bytes(packed, i) == 0)
+            continue;
+        bytes = bytes_in_chunk(chunk, packed, i, &from, &at);
+        memset(stream_p + end, 0, at - end);
+        end = at + bytes;
+    }
+}
+
 int chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
                  const struct memory_place *places, uint8_t *stream_p)
 {
-    uint64_t end = 0;
     int failed = 0;
 
+    chunk_clear_gaps(chunk, packed, stream_p);
     for (uint32_t i = chunk->first; i < chunk->first + chunk->count && !failed; i++) {
         uint64_t from, at, bytes;
         if (layout_bytes(packed, i) == 0)
             continue;
         bytes = bytes_in_chunk(chunk, packed, i, &from, &at);
-        memset(stream_p + end, 0, at - end); /* no old bytes may leave the daemon as padding */
         failed = memory_place_gather(&places[layout->region[i]], layout, i, from, bytes, stream_p + at);
-        end = at + bytes;
     }
     return failed;
 }

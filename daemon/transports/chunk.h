@@ -42,6 +42,9 @@ int chunk_gather(const struct chunk *chunk, const struct layout *packed, const s
 int chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
                   struct memory_place *places, const uint8_t *stream);
 
+/* Clears the bytes between the tensors, of which no old ones may leave the daemon. chunk_gather does it. */
+void chunk_clear_gaps(const struct chunk *chunk, const struct layout *packed, uint8_t *stream_p);
+
 #define CHUNK_PADDING UINT32_MAX
 
 struct chunk_run {

@@ -454,8 +454,7 @@ static void gather_from_device(struct chunk_op *op)
     enum rdt_status status;
 
     op->place.base = op->staging - chunk->offset;
-    if (chunk->count > 1)
-        memset(op->staging, 0, chunk->bytes); /* The gaps between tensors must not carry old bytes. */
+    chunk_clear_gaps(chunk, serve->packed, op->staging);
     serve->sending.gathering = serve->sending.mode == SENDING_IN_ORDER;
     status = device_copy_start(serve->source, serve->sending.places, serve->packed, &op->place, &range,
                                stage_is_pinned(serve->sending.stage), on_device_gathered, op, &op->copy, &err);

@@ -332,6 +332,11 @@ Test(chunk, padding_is_zero)
     cr_assert_eq(chunk_gather(&plan->chunks[0], packed, shapes, bases, stream), 0);
     for (uint64_t b = 0; b < plan->chunks[0].bytes; b++)
         cr_assert_eq(stream[b], b % LAYOUT_ALIGN_BYTES < 10 ? 0x11 : 0, "byte %lu", (unsigned long)b);
+    memset(stream, 0xa5, sizeof stream);
+    chunk_clear_gaps(&plan->chunks[0], packed, stream); /* which writes nothing else */
+    for (uint64_t b = 0; b < sizeof stream; b++)
+        cr_assert_eq(stream[b], b < plan->chunks[0].bytes && b % LAYOUT_ALIGN_BYTES >= 10 ? 0 : 0xa5, "byte %lu",
+                     (unsigned long)b);
     free(plan);
     free(packed);
     free(shapes);
