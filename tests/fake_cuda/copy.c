@@ -31,7 +31,7 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream st
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    if (!fake_call(__func__))
+    if (!fake_call_of(__func__, bytes))
         return CUDA_ERROR_NOT_PERMITTED;
     return copy(to, from, bytes, stream);
 }
@@ -42,7 +42,7 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     struct fake_stream *in = fake_stream_of(stream);
     const char *path = getenv("FAKE_CUDA_STAGED");
 
-    if (!fake_call(__func__))
+    if (!fake_call_of(__func__, bytes))
         return CUDA_ERROR_NOT_PERMITTED;
     if (!to_context || !from_context || !in)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -61,7 +61,7 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *plane, CUstream stream)
     CUdeviceptr from = plane->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)plane->srcHost : plane->srcDevice;
     CUresult result = CUDA_SUCCESS;
 
-    if (!fake_call(__func__))
+    if (!fake_call_of(__func__, plane->WidthInBytes * plane->Height))
         return CUDA_ERROR_NOT_PERMITTED;
     if (plane->WidthInBytes > plane->dstPitch || plane->WidthInBytes > plane->srcPitch)
         return CUDA_ERROR_INVALID_VALUE;

@@ -47,7 +47,7 @@ static void open_trace(void)
         abort();
 }
 
-bool fake_call(const char *name)
+bool fake_call_of(const char *name, size_t bytes)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     char line[120];
@@ -55,11 +55,16 @@ bool fake_call(const char *name)
 
     (void)pthread_once(&once, open_trace);
     if (trace_fd >= 0) {
-        n = snprintf(line, sizeof line, "%d %ld %s\n", (int)getpid(), syscall(SYS_gettid), name);
+        n = snprintf(line, sizeof line, "%d %ld %s %zu\n", (int)getpid(), syscall(SYS_gettid), name, bytes);
         if (write(trace_fd, line, (size_t)n) != n)
             abort();
     }
     return !fake_in_call();
+}
+
+bool fake_call(const char *name)
+{
+    return fake_call_of(name, 0);
 }
 
 static atomic_bool broken;

@@ -58,7 +58,8 @@
  *                                 to a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS. Contexts that
  *                                 are retained when all were released and the file is gone work
  *   FAKE_CUDA_BREAK_ONLY          the number of the only GPU whose contexts break; what is queued there is done all the same
- *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function
+ *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function, bytes
+ *                                 of a copy
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
  */
 #ifndef FAKE_CUDA_H
@@ -86,7 +87,8 @@ extern pthread_mutex_t fake_mutex; /* protects all tables */
 __attribute__((visibility("default"))) long fake_setting(const char *name, long fallback);
 __attribute__((visibility("default"))) bool fake_unkind(const char *name); /* whether a switch of the table above is on */
 bool fake_call(const char *name); /* notes a call of the program in FAKE_CUDA_TRACE. False: a host function may not call */
-CUresult fake_broken(void);       /* the error of every call, once the contexts have failed (FAKE_CUDA_BREAK) */
+bool fake_call_of(const char *name, size_t bytes); /* of a copy of so many bytes */
+CUresult fake_broken(void); /* the error of every call, once the contexts have failed (FAKE_CUDA_BREAK) */
 void fake_take_us(long us);
 void fake_await_kernels(CUdevice device); /* what a call does that waits for all work of a GPU; FAKE_CUDA_FREE_WAITS */
 CUdevice fake_current(void);              /* the GPU of the thread's context, or -1 */

@@ -308,4 +308,90 @@ Test(cuda_plans, commit_to_a_gpu_that_fails_is_none)
     end_plans();
     must(unlink(broken) == 0);
 }
+
+/* ---- what an update of a model costs ---- */
+
+#define MODEL 300u
+#define ELEMS 16500              /* of a tensor: 64 KiB and more */
+#define APART ((size_t)18 << 10) /* elements from one tensor to the next: they do not touch */
+
+static struct {
+    float *trainer, *sampler;
+    char names[MODEL][8];
+    struct rdt_tensor tensors[MODEL];
+    struct rdt_shard shards[MODEL];
+    struct rdt_want wants[MODEL];
+} model;
+
+static const int64_t elems[1] = {ELEMS}, origin[1] = {0};
+
+static void allocate_model(void)
+{
+    model.trainer = gpu_alloc(MODEL * APART * sizeof(float));
+    model.sampler = gpu_alloc(MODEL * APART * sizeof(float));
+    for (unsigned i = 0; i < MODEL; i++) {
+        (void)snprintf(model.names[i], sizeof model.names[i], "w%u", i);
+        model.tensors[i] = (struct rdt_tensor){.dtype = RDT_F32, .ndim = 1, .shape = elems, .data = model.trainer + i * APART};
+        model.shards[i] = (struct rdt_shard){model.names[i], elems, origin};
+        model.wants[i] = (struct rdt_want){model.names[i], 1, NULL, elems, RDT_F32, model.sampler + i * APART, NULL};
+    }
+}
+
+static void publish_model(void *stream, uint64_t step)
+{
+    struct rdt_put_options put = {
+        .struct_size = sizeof put, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED, .shards = model.shards};
+    struct rdt_cuda_put_options options = {
+        .struct_size = sizeof options, .put = &put, .has_stream = true, .stream = stream, .to_host = true};
+    struct rdt_ref ref;
+
+    for (unsigned i = 0; i < MODEL; i++)
+        gpu_fill(model.trainer + i * APART, ELEMS * sizeof(float), (uint32_t)step * 1000 + i);
+    fake_gpu_trace_clear();
+    must_ok(rdt_cuda_put(gpu_a, model.tensors, MODEL, &options, &ref, &err));
+    must_ok(rdt_publish_part(a, policy(), step, 0, 1, &ref, NULL, LONG, NULL, &err));
+    must_ok(rdt_free(a, &ref, false, &err));
+}
+
+static unsigned calls(const char *function)
+{
+    return fake_gpu_calls(getpid(), 0, function);
+}
+
+/* A version passes from the trainer's GPU to host memory, and from there to the sampler's. Both copies are asynchronous; the
+ * sampler waits for its stream once for each 4 MiB of host memory that it fills again, and at the end. */
+Test(cuda_plans, publish_and_update_copy_each_byte_once)
+{
+    const uint64_t bytes = (uint64_t)MODEL * ELEMS * sizeof(float);
+    struct rdt_plan_run run = {0};
+
+    count_calls();
+    begin();
+    allocate_model();
+    void *stream = gpu_stream_create();
+    for (uint64_t step = 1; step <= 3; step++) {
+        publish_model(stream, step);
+        if (step == 1)
+            must_ok(rdt_plan_create(b, policy(), model.wants, MODEL, NULL, &reader.plan, &err));
+        must_say(fake_gpu_copied(getpid()) == bytes, "publish copied %llu bytes",
+                 (unsigned long long)fake_gpu_copied(getpid()));
+        fake_gpu_trace_clear();
+        must_ok(rdt_plan_run(reader.plan, run.version, LONG, &run, &err));
+        must(run.step == step && run.bytes == bytes);
+        must_say(fake_gpu_copied(getpid()) == bytes, "update copied %llu bytes", (unsigned long long)fake_gpu_copied(getpid()));
+        must(calls("cuMemcpyAsync") == MODEL && calls("cuMemcpy2DAsync") == 0 && calls("cuStreamSynchronize") == 0);
+        must_say(calls("cuEventSynchronize") <= bytes / (4 * MIB) + 2, "%u waits", calls("cuEventSynchronize"));
+        if (step > 1)
+            must(calls("cuMemHostRegister") + calls("cuStreamCreate") + calls("cuMemAlloc") + calls("cuMemCreate") == 0);
+        must(fake_gpu_copied(node.pid) == 0);
+        for (unsigned i = 0; i < MODEL; i++)
+            must_say(gpu_holds(model.sampler + i * APART, ELEMS * sizeof(float), (uint32_t)step * 1000 + i), "tensor %u", i);
+    }
+    rdt_plan_destroy(reader.plan);
+    gpu_free(model.trainer);
+    gpu_free(model.sampler);
+    gpu_stream_destroy(stream);
+    must_ok(rdt_unpublish(a, policy(), &err));
+    end_of_count();
+}
 #endif

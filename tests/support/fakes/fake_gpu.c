@@ -42,21 +42,47 @@ bool fake_gpu_is_unkind(const char *name)
     return one ? atoi(one) != 0 : all && atoi(all) != 0;
 }
 
+struct traced {
+    int pid, thread;
+    char name[80];
+    size_t bytes;
+};
+
+static bool read_traced(FILE *trace, struct traced *traced_p)
+{
+    char line[140];
+
+    if (!trace || !fgets(line, sizeof line, trace))
+        return false;
+    must(sscanf(line, "%d %d %79s %zu", &traced_p->pid, &traced_p->thread, traced_p->name, &traced_p->bytes) == 4);
+    traced_p->name[strcspn(traced_p->name, "_")] = '\0'; /* cuMemFree_v2 */
+    return true;
+}
+
 unsigned fake_gpu_calls(int pid, int thread, const char *function)
 {
     FILE *trace = fopen(getenv("FAKE_CUDA_TRACE"), "re");
-    char line[120], name[80];
+    struct traced traced;
     unsigned n = 0;
-    int by, in;
 
-    while (trace && fgets(line, sizeof line, trace)) {
-        must(sscanf(line, "%d %d %79s", &by, &in, name) == 3);
-        name[strcspn(name, "_")] = '\0'; /* cuMemFree_v2 */
-        n += by == pid && (thread == 0 || in == thread) && (!function || strcmp(name, function) == 0);
-    }
+    while (read_traced(trace, &traced))
+        n += traced.pid == pid && (thread == 0 || traced.thread == thread) && (!function || strcmp(traced.name, function) == 0);
     if (trace)
         (void)fclose(trace);
     return n;
+}
+
+uint64_t fake_gpu_copied(int pid)
+{
+    FILE *trace = fopen(getenv("FAKE_CUDA_TRACE"), "re");
+    struct traced traced;
+    uint64_t bytes = 0;
+
+    while (read_traced(trace, &traced))
+        bytes += traced.pid == pid ? traced.bytes : 0;
+    if (trace)
+        (void)fclose(trace);
+    return bytes;
 }
 
 void fake_gpu_trace_clear(void)

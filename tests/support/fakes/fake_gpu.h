@@ -5,6 +5,7 @@
 #define TESTS_SUPPORT_FAKE_GPU_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #define FAKE_GPU_0 "GPU-66616b65-0000-0000-0000-000000000001"
 #define FAKE_GPU_1 "GPU-66616b65-0000-0000-0000-000000000002"
@@ -22,6 +23,7 @@ bool fake_gpu_is_unkind(const char *name);
 /* Counts the calls of the driver since fake_gpu_trace_clear: by that process, and by that thread of it (0: any), of that
  * function without its version (NULL: any). FAKE_CUDA_TRACE names the file, for this process and the daemons that it starts. */
 unsigned fake_gpu_calls(int pid, int thread, const char *function);
+uint64_t fake_gpu_copied(int pid); /* the bytes of the copies among them */
 void fake_gpu_trace_clear(void);
 
 /* "LD_LIBRARY_PATH=...", for a daemon's environment; static storage. */
