@@ -32,7 +32,7 @@
     X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) \
     X(cuIpcCloseMemHandle) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemcpyAsync) X(cuMemcpyPeerAsync) \
     X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) \
-    X(cuStreamGetCtx) X(cuMemcpy2DAsync) \
+    X(cuStreamGetCtx) X(cuMemcpy2DAsync) X(cuMemcpy3DPeerAsync) \
     X(cuMemGetAllocationPropertiesFromHandle) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
     X(cuEventSynchronize) X(cuStreamIsCapturing) X(cuThreadExchangeStreamCaptureMode)
 /* clang-format on */

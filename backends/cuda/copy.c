@@ -33,6 +33,36 @@ static CUresult queue_row(const struct cuda_card *card, CUdeviceptr to, CUdevice
     return driver_of(card)->cuMemcpyAsync(to, from, bytes, stream);
 }
 
+/* Queues all rows by one call. */
+static CUresult queue_rows(const struct cuda_card *card, const struct rdt_memory_copy *copy, const struct rdt_copy_piece *piece,
+                           bool across, CUstream stream)
+{
+    CUdeviceptr to = (CUdeviceptr)(uintptr_t)piece->to, from = (CUdeviceptr)(uintptr_t)piece->from;
+    CUDA_MEMCPY2D plane = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .srcDevice = from,
+                           .srcPitch = piece->from_step,
+                           .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .dstDevice = to,
+                           .dstPitch = piece->to_step,
+                           .WidthInBytes = piece->bytes,
+                           .Height = piece->rows};
+    CUDA_MEMCPY3D_PEER peers = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                                .srcDevice = from,
+                                .srcPitch = piece->from_step,
+                                .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                                .dstDevice = to,
+                                .dstPitch = piece->to_step,
+                                .WidthInBytes = piece->bytes,
+                                .Height = piece->rows,
+                                .Depth = 1};
+
+    if (!across)
+        return driver_of(card)->cuMemcpy2DAsync(&plane, stream);
+    peers.srcContext = block_of(copy->from)->card->gpu->context;
+    peers.dstContext = block_of(copy->to)->card->gpu->context;
+    return driver_of(card)->cuMemcpy3DPeerAsync(&peers, stream);
+}
+
 static CUresult queue_piece(const struct cuda_card *card, const struct rdt_memory_copy *copy,
                             const struct rdt_copy_piece *piece, bool across, CUstream stream, bool *any_p)
 {
@@ -41,16 +71,8 @@ static CUresult queue_piece(const struct cuda_card *card, const struct rdt_memor
 
     if (piece->bytes == 0 || piece->rows == 0)
         return CUDA_SUCCESS;
-    if (piece->rows > 1 && !across && fits_2d(piece)) {
-        CUDA_MEMCPY2D plane = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
-                               .srcDevice = from,
-                               .srcPitch = piece->from_step,
-                               .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
-                               .dstDevice = to,
-                               .dstPitch = piece->to_step,
-                               .WidthInBytes = piece->bytes,
-                               .Height = piece->rows};
-        result = driver_of(card)->cuMemcpy2DAsync(&plane, stream);
+    if (piece->rows > 1 && fits_2d(piece)) {
+        result = queue_rows(card, copy, piece, across, stream);
         *any_p |= result == CUDA_SUCCESS;
         return result;
     }

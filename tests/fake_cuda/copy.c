@@ -36,38 +36,69 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
     return copy(to, from, bytes, stream);
 }
 
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
-                           CUstream stream)
+/* Notes a copy for which a GPU may not reach the other's memory. */
+static void note_staged(CUdevice in, CUdeviceptr to, CUdeviceptr from)
 {
-    struct fake_stream *in = fake_stream_of(stream);
     const char *path = getenv("FAKE_CUDA_STAGED");
 
-    if (!fake_call_of(__func__, bytes))
-        return CUDA_ERROR_NOT_PERMITTED;
-    if (!to_context || !from_context || !in)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (path && !(fake_reaches(in->device, to) && fake_reaches(in->device, from))) {
+    if (path && !(fake_reaches(in, to) && fake_reaches(in, from))) {
         int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
         if (fd < 0 || write(fd, "x", 1) != 1)
             abort();
         (void)close(fd);
     }
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                           CUstream stream)
+{
+    struct fake_stream *in = fake_stream_of(stream);
+
+    if (!fake_call_of(__func__, bytes))
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (!to_context || !from_context || !in)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    note_staged(in->device, to, from);
     return copy(to, from, bytes, stream);
+}
+
+static CUresult copy_rows(CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pitch, size_t bytes, size_t rows,
+                          CUstream stream)
+{
+    CUresult result = CUDA_SUCCESS;
+
+    if (bytes > to_pitch || bytes > from_pitch)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t row = 0; result == CUDA_SUCCESS && row < rows; row++)
+        result = copy(to + row * to_pitch, from + row * from_pitch, bytes, stream);
+    return result;
 }
 
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *plane, CUstream stream)
 {
     CUdeviceptr to = plane->dstMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)plane->dstHost : plane->dstDevice;
     CUdeviceptr from = plane->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)plane->srcHost : plane->srcDevice;
-    CUresult result = CUDA_SUCCESS;
 
     if (!fake_call_of(__func__, plane->WidthInBytes * plane->Height))
         return CUDA_ERROR_NOT_PERMITTED;
-    if (plane->WidthInBytes > plane->dstPitch || plane->WidthInBytes > plane->srcPitch)
+    return copy_rows(to, plane->dstPitch, from, plane->srcPitch, plane->WidthInBytes, plane->Height, stream);
+}
+
+/* Only planes of device memory. */
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peers, CUstream stream)
+{
+    struct fake_stream *in = fake_stream_of(stream);
+
+    if (!fake_call_of(__func__, peers->WidthInBytes * peers->Height * peers->Depth))
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (!peers->dstContext || !peers->srcContext || !in)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (peers->srcMemoryType != CU_MEMORYTYPE_DEVICE || peers->dstMemoryType != CU_MEMORYTYPE_DEVICE || peers->Depth != 1 ||
+        peers->srcXInBytes + peers->srcY + peers->srcZ + peers->dstXInBytes + peers->dstY + peers->dstZ > 0)
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t row = 0; result == CUDA_SUCCESS && row < plane->Height; row++)
-        result = copy(to + row * plane->dstPitch, from + row * plane->srcPitch, plane->WidthInBytes, stream);
-    return result;
+    note_staged(in->device, peers->dstDevice, peers->srcDevice);
+    return copy_rows(peers->dstDevice, peers->dstPitch, peers->srcDevice, peers->srcPitch, peers->WidthInBytes, peers->Height,
+                     stream);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)

@@ -129,6 +129,46 @@ Test(cuda_counts, tensors_without_gaps_are_copied_together)
     end_of_count();
 }
 
+/* Some columns of a matrix, to the same GPU and to another one. */
+Test(cuda_counts, rows_of_a_slice_are_copied_by_one_call)
+{
+    enum { ROWS = 600, COLUMNS = 5000, FROM = 700, SOME = 1000 };
+    static const int64_t shape[2] = {ROWS, COLUMNS}, start[2] = {0, FROM}, count[2] = {ROWS, SOME};
+    static uint8_t whole[ROWS * COLUMNS], part[ROWS * SOME];
+    const struct rdt_slice slice = {2, start, count}, *slices = &slice;
+    const size_t n = 1;
+    void *addr;
+
+    begin_to_count();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), sizeof whole, &addr, &err));
+    gpu_fill(addr, sizeof whole, 60);
+    gpu_read(whole, addr, sizeof whole);
+    struct rdt_tensor matrix = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = addr};
+    struct rdt_ref ref = put_as(a, &matrix, 1, NULL);
+    for (unsigned gpu = 0; gpu < 2; gpu++) {
+        struct rdt_fetch_options how = {.struct_size = sizeof how,
+                                        .mode = RDT_FETCH_COPY,
+                                        .memory = "cuda",
+                                        .device = gpu_uuid(gpu),
+                                        .slices = &slices,
+                                        .slice_counts = &n,
+                                        .timeout_ns = LONG};
+        fake_gpu_trace_clear();
+        rdt_object *object = fetch_as(b, &ref, &how);
+        unsigned calls = fake_gpu_calls(node.pid, 0, gpu == 0 ? "cuMemcpy2DAsync" : "cuMemcpy3DPeerAsync");
+        must_say(calls == 1, "%u calls to GPU %u", calls, gpu);
+        must(fake_gpu_copied(node.pid) == sizeof part);
+        gpu_read(part, tensor_of(object, 0).data, sizeof part);
+        for (size_t row = 0; row < ROWS; row++)
+            must_say(memcmp(part + row * SOME, whole + row * COLUMNS + FROM, SOME) == 0, "row %zu", row);
+        rdt_release(object);
+    }
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    end_of_count();
+}
+
 /* ---- threads ---- */
 
 #define LARGE (72 * MIB) /* three batches of a copy */
