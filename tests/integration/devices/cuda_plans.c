@@ -394,4 +394,39 @@ Test(cuda_plans, publish_and_update_copy_each_byte_once)
     must_ok(rdt_unpublish(a, policy(), &err));
     end_of_count();
 }
+
+/* A part on a GPU is read as any other: the daemon copies it to host memory for each run. */
+Test(cuda_plans, part_on_a_gpu_is_copied_to_host_memory_for_a_run)
+{
+    const uint64_t bytes = (uint64_t)MODEL * ELEMS * sizeof(float);
+    struct rdt_put_options put = {
+        .struct_size = sizeof put, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED, .shards = model.shards};
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .put = &put, .copy = true};
+    static float first[ELEMS];
+    struct rdt_ref ref;
+
+    count_calls();
+    begin();
+    allocate_model();
+    model.wants[0].data = first; /* in host memory */
+    for (unsigned i = 0; i < MODEL; i++)
+        gpu_fill(model.trainer + i * APART, ELEMS * sizeof(float), i);
+    must_ok(rdt_cuda_put(gpu_a, model.tensors, MODEL, &options, &ref, &err));
+    must_ok(rdt_publish_part(a, policy(), 1, 0, 1, &ref, NULL, LONG, NULL, &err));
+    must_ok(rdt_free(a, &ref, false, &err));
+    must_ok(rdt_plan_create(b, policy(), model.wants, MODEL, NULL, &reader.plan, &err));
+    for (unsigned round = 0; round < 2; round++) {
+        fake_gpu_trace_clear();
+        must_ok(rdt_plan_run(reader.plan, 0, LONG, NULL, &err));
+        must(fake_gpu_copied(node.pid) == bytes && fake_gpu_copied(getpid()) == bytes - sizeof first);
+        must(holds_pattern(first, sizeof first, 0));
+        for (unsigned i = 1; i < MODEL; i++)
+            must_say(gpu_holds(model.sampler + i * APART, ELEMS * sizeof(float), i), "tensor %u", i);
+    }
+    rdt_plan_destroy(reader.plan);
+    gpu_free(model.trainer);
+    gpu_free(model.sampler);
+    must_ok(rdt_unpublish(a, policy(), &err));
+    end_of_count();
+}
 #endif
