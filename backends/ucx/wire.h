@@ -53,7 +53,7 @@ size_t wire_put_key(uint64_t address, uint64_t bytes, uint64_t slice_bytes, cons
 enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset, uint64_t bytes, struct wire_key *key_p,
                               struct rdt_error *err);
 
-/* Returns the rkey of the slice with that offset, which lies within the memory. *bytes_p: how many bytes of the slice follow. */
+/* Returns the rkey of the slice with that offset, which lies within the memory. *bytes_p: the bytes of the slice from there. */
 const void *wire_rkey_at(const struct wire_key *key, uint64_t offset, uint64_t *bytes_p);
 
 /* ---- headers of active messages ---- */
