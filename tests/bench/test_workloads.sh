@@ -11,7 +11,7 @@ python=${PYTHON:-/usr/bin/python3}
 "$python" -c 'import numpy' 2>/dev/null || { echo "$python has no numpy"; exit 77; }
 unshare -nm true 2>/dev/null || { echo "no namespaces of network and mounts here: they need root, and not in a chroot"; exit 77; }
 QUICK=1 "$python" tests/bench/workloads/run.py >"$TMPDIR/out" 2>"$TMPDIR/err" || { cat "$TMPDIR/out" "$TMPDIR/err"; exit 1; }
-for row in 'weights' 'batches/s' 'a dict of 10000 tensors: read p50' 'queue: stalled'; do
+for row in 'weights' 'batches/s' 'a dict of 10000 tensors: read p50' 'queue: stalled' 'four engines at once: load beside memcpy'; do
   grep -q "$row" "$TMPDIR/out" || { echo "there is no row of: $row"; cat "$TMPDIR/out"; exit 1; }
 done
 if grep -A1 -E ': (mixed|stalled|left)$' "$TMPDIR/out" | grep -E '^ {4}rdtd' | grep -vE ' 0   \['; then

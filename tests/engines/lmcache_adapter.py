@@ -48,15 +48,19 @@ class Page:
         return self.array.nbytes
 
 
+def page(part):
+    """A page that is this array of bytes."""
+    if not REAL:
+        return Page(part)
+    return TensorMemoryObj(torch.from_numpy(part), MemoryObjMetadata(
+        shape=torch.Size([part.nbytes]), dtype=torch.uint8, address=0, phy_size=part.nbytes, fmt=MemoryFormat.KV_2LTD, ref_count=1),
+        parent_allocator=None)
+
+
 def pages(numbers, bytes=64 * KIB):
     """Pages of one region, each filled with its number."""
     region = np.repeat(np.array([number % 251 for number in numbers], dtype=np.uint8), bytes)
-    parts = [region[i * bytes:(i + 1) * bytes] for i in range(len(numbers))]
-    if not REAL:
-        return [Page(part) for part in parts]
-    return [TensorMemoryObj(torch.from_numpy(part), MemoryObjMetadata(
-        shape=torch.Size([bytes]), dtype=torch.uint8, address=0, phy_size=bytes, fmt=MemoryFormat.KV_2LTD, ref_count=1),
-        parent_allocator=None) for part in parts]
+    return [page(region[i * bytes:(i + 1) * bytes]) for i in range(len(numbers))]
 
 
 def filled(page):

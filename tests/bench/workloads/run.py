@@ -22,7 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "../../.."))
 sys.path.insert(0, HERE)
 WORKLOADS = ("weights", "follow", "deltas", "blocks", "queues", "loader", "rl", "checkpoints", "crash", "verl_updates", "vllm_updates",
-             "batches")
+             "batches", "cache")
 NAMES = {"queue": "queues"}  # `queue` is a module of Python
 JSON = os.path.join(ROOT, "build", "workloads.json")
 # What ABLATE=1 switches off, and how. The last ones have no switch.
@@ -35,7 +35,7 @@ ABLATIONS = {
     "with TLS": ("network.trusted_network=no",),
 }
 NO_SWITCH = "mappings cached by the client, loaned regions, request coalescing, arena of small objects"
-LIBRARIES = ("ray", "torch", "nixl", "safetensors", "numpy", "pyarrow")
+LIBRARIES = ("ray", "torch", "nixl", "safetensors", "numpy", "pyarrow", "lmcache", "mooncake-transfer-engine-non-cuda")
 
 
 def inside_namespace():
