@@ -11,9 +11,9 @@
  * When an object ends, each node with an entry is told, and confirms that it serves the replica to no new
  * reader. A forced free waits for these confirmations and for LOST entries.
  *
- *   PULL, keep         Copies.whole           the object ends            Copies.invalidated
+ *   PULL, keep         Replicas.whole         the object ends            Replicas.invalidated
  *   ----------> RECEIVING --------> WHOLE -----------------------> TOLD ----------------------> removed
- *                   |------ Copies.dropped; the link goes down and the node knows -------------------^
+ *                   |------ Replicas.dropped; the link goes down and the node knows -----------------^
  *                   `------ the link goes down -------> LOST ------ time passes, or the link is up --'
  *
  * Fan-out: if several nodes want one large snapshot at the same time, a later one is redirected to a node that has it or is
