@@ -2,6 +2,7 @@
 """Signal handlers run while calls wait, and every call ends: Ctrl-C, alarms, and daemons that do not answer."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -15,6 +16,7 @@ from typing import Any, Callable, Iterator, Optional
 import rdtd
 from nodes import LONG, Node, main, raises, until
 
+SOON = 30.0  # half of the minute that a call takes by default
 PROMPT = 3.0  # far below the time-outs of the calls, and far above the tenth of a second that a handler may wait
 
 
@@ -211,6 +213,75 @@ def test_an_interrupted_put_that_stores_leaves_no_object() -> None:
             with raises(KeyboardInterrupt):
                 c.put(bytearray(1 << 20), stored=True, **options)
             assert not c.objects(), options
+
+
+def test_what_follows_an_interruption_waits_for_no_answer() -> None:
+    class Stopping(rdtd.Connection):
+        """The daemon stops after each put, and the user presses Ctrl-C then."""
+
+        def _end(self, *ignored: object) -> Any:
+            node.process.send_signal(signal.SIGSTOP)
+            raise Alarmed
+
+        _store = _publish = _publish_many = _end
+
+    with Node() as node, Stopping(node.socket) as c, rdtd.connect(node.socket) as other:
+        for options in {}, {"id": "mine"}, {"detached": True}, {"evictable": True}:
+            calls = {"publish": lambda: c.publish("n", bytearray(100000), **options),
+                     "publish_many": lambda: c.publish_many({"n": bytearray(8), "m": bytearray(8)}, **options)}
+            if "evictable" not in options:
+                calls["put"] = lambda: c.put(bytearray(100000), stored=True, **options)
+            if "id" in options:
+                del calls["publish_many"]
+            for name, call in calls.items():
+                start = time.monotonic()
+                with raises(Alarmed):
+                    call()
+                assert time.monotonic() - start < SOON, (name, options)
+                node.process.send_signal(signal.SIGCONT)
+                assert not c.objects(), (name, options)
+        weights = rdtd.DeltaPublisher(other, "d")
+        for end in lambda: weights.publish({"w": memoryview(bytearray(100000))}), weights.unpublish:
+            weights.publish({"w": memoryview(bytearray(100000))})
+            with stopped(node):
+                interrupted(end)
+        with raises(rdtd.NotFound):  # the daemon has done what it was asked for
+            weights.unpublish()
+        assert not other.names()
+
+
+def test_cancelled_coroutines_end_their_threads_calls() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        before = bytes_of(node)
+        calls = {"put": lambda: c.put_async(bytearray(100000), id="mine"), "empty": lambda: c.empty_async(1 << 20, "u1"),
+                 "group": lambda: c.create_group_async("g", "gloo", ["a"])}
+        for name, call in calls.items():
+            with stopped(node):
+                start = time.monotonic()
+                with raises(asyncio.TimeoutError):
+                    asyncio.run(asyncio.wait_for(call(), 0.2))
+                assert time.monotonic() - start < SOON, name
+        until(lambda: bytes_of(node) == before, f"nothing else is charged: {before}")
+
+        class Late(rdtd.Connection):
+            def put(self, *values: Any, **options: Any) -> Any:
+                made = super().put(*values, **options)
+                until(cancelled.is_set, "the coroutine is cancelled")
+                return made
+
+        async def cancel(late: Late, **options: Any) -> None:
+            putting = asyncio.ensure_future(late.put_async(b"x", **options))
+            await asyncio.get_running_loop().run_in_executor(None, until, lambda: bool(c.objects()), "the object is there")
+            putting.cancel()
+            asyncio.get_running_loop().call_later(0.1, cancelled.set)
+            await putting
+
+        with Late(node.socket) as late:
+            for options in {}, {"id": "mine"}, {"detached": True}:
+                cancelled = threading.Event()
+                with raises(asyncio.CancelledError):
+                    asyncio.run(cancel(late, **options))
+                until(lambda: not c.objects(), f"what was put too late has ended: {options}")
 
 
 def test_what_ended_a_with_block_is_raised_beside_a_daemon_that_has_ended() -> None:

@@ -15,10 +15,10 @@ import fcntl
 import os
 import threading
 import weakref
-from typing import Any
+from typing import Any, Callable, Optional, TypeVar
 
 from . import _rdt
-from ._errors import Error
+from ._errors import Cancelled, Error
 
 AGAIN = _rdt.STATUSES["AGAIN"]
 OK = _rdt.STATUSES["OK"]
@@ -42,6 +42,38 @@ def _close(fd: int) -> None:
             os.close(fd)
     except OSError:
         pass
+
+
+_ENDS_SECONDS = 1.0  # all threads of the executor may be at work, so that a call which was given up has not begun
+_T = TypeVar("_T")
+
+
+async def in_thread(call: Callable[[], _T], undo: Optional[Callable[[_T], None]] = None) -> _T:
+    """Makes a call in a thread of the loop's executor. If this coroutine is cancelled, as after Ctrl-C, the call ends within a
+    tenth of a second: asyncio.run waits for its thread. undo: gets what the call has returned nevertheless."""
+    given_up = bytearray(1)
+
+    def run() -> _T:
+        _rdt.give_up_by(given_up)
+        try:
+            if given_up[0]:
+                raise Cancelled("the call was given up before it began")
+            return call()
+        finally:
+            _rdt.give_up_by(None)
+
+    def end(done: asyncio.Future[_T]) -> None:
+        if not done.cancelled() and done.exception() is None and undo is not None:
+            undo(done.result())
+
+    running = asyncio.get_running_loop().run_in_executor(None, run)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        given_up[0] = 1
+        running.add_done_callback(end)
+        await asyncio.wait([running], timeout=_ENDS_SECONDS)
+        raise
 
 
 def _finish(future: asyncio.Future[None]) -> None:

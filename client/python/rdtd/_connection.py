@@ -2,8 +2,6 @@
 """Connection: the API of rdtd for Python programs."""
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
 import os
 import re
@@ -15,7 +13,7 @@ from os import PathLike
 from typing import Any, Callable, ContextManager, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
 
 from . import _rdt
-from ._aio import AGAIN
+from ._aio import AGAIN, in_thread
 from ._arrays import box, convert, gpu_of, kind_of, stream_number, torch_uses_gpus
 from ._check import checked, shown
 from ._daemon import SYSTEM_SOCKET
@@ -336,12 +334,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if stored:
             try:
                 self._store(ref, self._store_timeout(ref) if timeout is None else timeout)
-            except Error:
-                self._free(ref, False)
-                raise
-            except BaseException:  # Ctrl-C: an object with an id, or a detached one, would outlive the Ref
-                with contextlib.suppress(Error):
-                    self._free(ref, False) if detached else ref.drop()
+            except BaseException:  # an object with an id, or a detached one, would outlive the Ref
+                self._drop(ref)
                 raise
         return ref
 
@@ -365,14 +359,14 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
 
     @checked
     async def put_async(self, value: Any, **options: Any) -> Ref:
-        """Like `put`, for event loops: a thread of the loop's executor copies and waits."""
-        return await asyncio.get_running_loop().run_in_executor(None, partial(self.put, value, **options))
+        """Like `put`, for event loops: a thread of the loop's executor copies and waits. If it is cancelled, there is no
+        object."""
+        return await in_thread(partial(self.put, value, **options), self._drop)
 
     @checked
     async def empty_async(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", **options: Any) -> Any:
         """Like `empty`, for event loops: a thread of the loop's executor waits."""
-        call = partial(self.empty, shape, dtype, **options)
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+        return await in_thread(partial(self.empty, shape, dtype, **options))
 
     @checked
     def free(self, ref: Optional[_rdt.Ref] = None, *, force: bool = False, prefix: Optional[str] = None) -> Optional[int]:
@@ -733,8 +727,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
                 return self._publish_ref(name, ref, visible, lease, ttl, stored)
             except BaseException:
                 if options.get("detached") or options.get("evictable"):  # the Ref has no hold that ends
-                    with contextlib.suppress(Error):
-                        self._free(ref, False)
+                    self._drop(ref)
                 raise
 
     def _publish_ref(self, name: str, ref: Any, visible: Visible, lease: bool,

@@ -80,7 +80,7 @@ class DeltaPublisher:
             c.publish(self.name + _SUFFIX, {"how": how, "deltas": delta or {}}, visible=self._visible)
             version = c.publish(self.name, ref, visible=self._visible)
         except BaseException:
-            ref.free()
+            c._drop(ref)
             raise
         self.delta_bytes = None if delta is None else sum(len(tensor) for tensor in delta.values())
         before, self._last = self._last, (ref, values)
@@ -91,13 +91,19 @@ class DeltaPublisher:
     def unpublish(self) -> None:
         """Removes both names, and frees the snapshot of the last version. Error: NotFound (nothing is published)."""
         last, self._last = self._last, None
+        missing: Optional[NotFound] = None
         try:
-            self._connection.unpublish(self.name)
-        finally:
+            try:
+                self._connection.unpublish(self.name)
+            except NotFound as error:
+                missing = error
             with contextlib.suppress(NotFound):
                 self._connection.unpublish(self.name + _SUFFIX)
+            if missing is not None:
+                raise missing
+        finally:
             if last is not None:
-                last[0].free()
+                last[0].drop()
 
     def _delta(self, values: dict[str, Any]) -> Optional[dict[str, bytearray]]:
         if self._last is None:

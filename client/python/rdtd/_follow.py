@@ -2,11 +2,11 @@
 """Followers of a name: the node fetches each version while the reader works, and a commit copies it."""
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional
 
 from . import _rdt
+from ._aio import in_thread
 from ._arrays import convert
 from ._check import checked, shown
 from ._errors import Invalid, Unsupported
@@ -17,15 +17,6 @@ from ._targets import Targets, check_memory
 
 if TYPE_CHECKING:
     from ._connection import Connection
-
-
-_ENDS_SECONDS = 1.0  # all threads of the executor may be at work, so that a wait which was given up has not begun
-
-
-def _ignore(waiting: asyncio.Future[Prepared]) -> None:
-    """Takes the exception of a wait that was given up, so that nobody reports it."""
-    if not waiting.cancelled():
-        waiting.exception()
 
 
 class Prepared(NamedTuple):
@@ -106,25 +97,14 @@ class Follower:
         the follower goes on with what is published later), Unsupported (the version is no snapshot), Invalid (it cannot be
         read), LimitReached (it does not fit, the message names the limit), NoMemory (the daemon has none for it, and goes on
         trying), Denied."""
-        return self._prepare(timeout, bytearray(1))
-
-    def _prepare(self, timeout: Optional[float], given_up: bytearray) -> Prepared:
-        self._prepared = Prepared(**self._follower.prepare(timeout, given_up))
+        self._prepared = Prepared(**self._follower.prepare(timeout))
         return self._prepared
 
     @checked
     async def prepare_async(self, timeout: Optional[float] = None) -> Prepared:
         """The same for event loops, in a thread of the loop's executor. If it is cancelled, it ends when the thread no longer
         uses the follower, a tenth of a second later."""
-        given_up = bytearray(1)
-        waiting = asyncio.get_running_loop().run_in_executor(None, self._prepare, timeout, given_up)
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            given_up[0] = 1
-            waiting.add_done_callback(_ignore)
-            await asyncio.wait([waiting], timeout=_ENDS_SECONDS)
-            raise
+        return await in_thread(partial(self.prepare, timeout))
 
     @checked
     def commit(self, into: Any = None, *, as_: str = "auto", allow_pickle: Optional[bool] = None) -> Committed:

@@ -2,12 +2,12 @@
 """Groups of actors on several nodes, for transports that move bytes only within a group (NCCL, Gloo)."""
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
+from ._aio import in_thread
 from ._check import a_text, checked, shown
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class GroupCalls(_rdt.Conn):
                                  members: Sequence[Union[str, Member, tuple[Any, ...]]], *,
                                  timeout: Optional[float] = None) -> None:
         """Like `create_group`, for event loops: a thread of the loop's executor waits."""
-        await asyncio.get_running_loop().run_in_executor(None, partial(self.create_group, name, transport,
-                                                                       members, timeout=timeout))
+        await in_thread(partial(self.create_group, name, transport, members, timeout=timeout))
 
     @checked
     def destroy_group(self, name: str) -> None:

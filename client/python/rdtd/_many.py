@@ -2,7 +2,6 @@
 """Connection's calls for many objects or names at once."""
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from typing import Any, Iterable, Iterator, Literal, Mapping, Optional, Sequence, Union, overload
@@ -88,16 +87,14 @@ class ManyCalls(_rdt.Conn):
             return made
         for one in made:
             if isinstance(one, Error):
-                self._free_all(made, bool(options.get("detached") or options.get("evictable")))
+                self._drop_all(made)
                 raise one
         return made
 
-    def _free_all(self, made: list[Any], detached: bool) -> None:
-        """Frees what was put; those that are not detached without waiting."""
+    def _drop_all(self, made: list[Any]) -> None:
         for ref in made:
             if isinstance(ref, Ref):
-                with contextlib.suppress(Error):
-                    self._free(ref, False) if detached else ref.drop()
+                self._drop(ref)
 
     def _put_listed(self, values: list[Any], ids: Optional[list[Optional[bytes]]], *,
                     snapshot: Union[bool, Literal["unsealed"]] = False, detached: bool = False,
@@ -160,7 +157,7 @@ class ManyCalls(_rdt.Conn):
                     except Error as error:
                         made[i] = type(error)(f"value {i}: {error}")
         except BaseException:  # a value that cannot be put, or Ctrl-C: nothing stays
-            self._free_all(made, detached or evictable)
+            self._drop_all(made)
             raise
         return made
 
@@ -193,7 +190,7 @@ class ManyCalls(_rdt.Conn):
             ttl_ns = 0 if ttl is None else int(ttl * 1e9)
             versions = self._publish_many(names, refs, VISIBILITY[visible], lease, ttl_ns)
         except BaseException:
-            self._free_all(put, bool(options.get("detached") or options.get("evictable")))
+            self._drop_all(put)
             raise
         for ref in put:
             ref.drop()

@@ -2,7 +2,6 @@
 """Refs, requests, and what a fetch brought."""
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -12,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Generator, Literal, NamedTuple, Optional, Union
 
 from . import _rdt
-from ._aio import AGAIN, OK
+from ._aio import AGAIN, OK, in_thread
 from ._arrays import DTYPES, kind_of
 from ._check import a_text, checked
 from ._errors import Cancelled, Error, TimedOut, Unsupported, status_name
@@ -406,9 +405,9 @@ class Request(_rdt.Request):
         if self._needs_cow(how, brought):
             return await self._again(how).fetched_async()
         if how.verify and not brought.is_manifest:  # reads all bytes, and asks the daemon
-            await asyncio.get_running_loop().run_in_executor(None, brought.verify)
+            await in_thread(brought.verify)
         if brought.is_manifest:  # waits for the parts
-            return await asyncio.get_running_loop().run_in_executor(None, self._tell, how, brought)
+            return await in_thread(partial(self._tell, how, brought))
         return self._tell(how, brought)
 
     def _state_if_free(self) -> int:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, AsyncIterator, Iterator, Optional
 
 from . import _rdt
+from ._aio import in_thread
 from ._errors import (Disconnected, Freed, NotFound, OwnerDied, PeerLost, Restarted, ShuttingDown,
                       SystemFailed, TimedOut)
 from ._requests import Fetched, Ref, Request
@@ -84,7 +85,7 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
     async def __anext__(self) -> tuple[int, Any]:
         attempt = _Attempt(self, self._options.get("timeout"))
         while True:
-            if attempt.errors and not await asyncio.get_running_loop().run_in_executor(None, attempt.renew):
+            if attempt.errors and not await in_thread(attempt.renew):
                 await asyncio.sleep(attempt.pause())
                 continue
             try:

@@ -15,7 +15,6 @@ process needs a daemon at $RDT_SOCKET (or `socket`), of one user. Source: verl 0
 # mypy: disable-error-code="import, misc, no-untyped-call"
 from __future__ import annotations
 
-import asyncio
 import inspect
 from typing import Any, AsyncIterator, Optional
 
@@ -31,6 +30,7 @@ try:
 except ImportError as error:
     raise _ENGINE.other(error) from None
 
+from ._aio import in_thread
 from ._check import checked
 from ._errors import Freed, Invalid, NotFound
 from ._requests import Ref
@@ -156,7 +156,7 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
     async def _read(self, asked: int) -> AsyncIterator[tuple[str, Any]]:
         def read() -> dict[str, Any]:
             return self._follow().read(asked, self._timeout)[1]
-        tensors = await asyncio.get_running_loop().run_in_executor(None, read)
+        tensors = await in_thread(read)
         while tensors:
             key = next(iter(tensors))
             yield key, tensors.pop(key).to(self._device)  # which is the tensor itself on the CPU

@@ -36,6 +36,19 @@ static PyObject *ping(PyObject *self, PyObject *timeout)
     return none_or_raise(status, &err);
 }
 
+/* Its hold is about to be dropped, once. */
+static void has_no_hold(struct conn *conn, struct ref *ref)
+{
+    if (ref->conn == conn) {
+        link_remove(&ref->link);
+        ref->conn = NULL;
+        Py_DECREF(conn);
+    }
+    ref->wanting = 0;
+    Py_CLEAR(ref->hold);
+    conn_forget(conn, &ref->ref);
+}
+
 /* _free(ref, force) */
 static PyObject *free_ref(PyObject *self, PyObject *args)
 {
@@ -49,16 +62,28 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!p:_free", &ref_type, &ref, &force) || !conn_enter(conn))
         return NULL;
     value = ref->ref;
-    if (ref->conn == conn) { /* its hold is dropped here, once */
-        link_remove(&ref->link);
-        ref->conn = NULL;
-        Py_DECREF(conn);
-    }
-    ref->wanting = 0;
-    Py_CLEAR(ref->hold);
-    conn_forget(conn, &value);
+    has_no_hold(conn, ref);
     CONN_CALL(conn, status, rdt_free(conn->rdt, &value, force != 0, &err));
     return none_or_raise(status, &err);
+}
+
+/* _drop(ref): like _free, for what a call that failed has put. Waits for no answer, and raises nothing: the caller raises why
+ * the call failed. */
+static PyObject *drop_ref(PyObject *self, PyObject *arg)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_ref value;
+
+    if (!ref_read(arg, &value))
+        return NULL;
+    if (conn->closed || !conn_enter(conn)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    has_no_hold(conn, (struct ref *)arg);
+    (void)rdt_drop(conn->rdt, &value, NULL);
+    conn_leave(conn);
+    Py_RETURN_NONE;
 }
 
 static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, bool takes_over, int64_t timeout_ns, int64_t patience_ns,
@@ -336,6 +361,7 @@ PyMethodDef conn_methods[] = {
     {"_node", node, METH_NOARGS, NULL},
     {"_ping", ping, METH_O, NULL},
     {"_free", free_ref, METH_VARARGS, NULL},
+    {"_drop", drop_ref, METH_O, NULL},
     {"_start", start, METH_VARARGS, NULL},
     {"_shared", conn_shared, METH_O, NULL},
     {"_span", span, METH_O, NULL},

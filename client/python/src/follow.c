@@ -101,30 +101,21 @@ static void follower_leave(struct follower *follower)
     conn_leave(follower->conn);
 }
 
-/* prepare(timeout, given_up): a dict. Another thread ends the call by setting the first byte of given_up. */
-static PyObject *follower_prepare(PyObject *self, PyObject *args)
+/* prepare(timeout): a dict */
+static PyObject *follower_prepare(PyObject *self, PyObject *timeout)
 {
     struct follower *follower = (struct follower *)self;
     struct rdt_prepared got;
     struct rdt_error err;
     enum rdt_status status;
-    Py_buffer given_up;
-    struct waits waits;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "O&w*:prepare", timeout_or_forever, &timeout_ns, &given_up))
+    if (!timeout_from(timeout, RDT_FOREVER, &timeout_ns) || !follower_enter(follower))
         return NULL;
-    if (!follower_enter(follower)) {
-        PyBuffer_Release(&given_up);
-        return NULL;
-    }
-    waits_begin(&waits, follower->conn, given_up.buf);
-    status = rdt_follower_prepare(follower->follower, timeout_ns, &got, &err);
-    waits_end(&waits, status);
+    WAITS(follower->conn, status, rdt_follower_prepare(follower->follower, timeout_ns, &got, &err));
     if (status == RDT_OK)
         follower->in_parts = got.in_parts;
     follower_leave(follower);
-    PyBuffer_Release(&given_up);
     if (status != RDT_OK)
         return raise_error(&err);
     return Py_BuildValue("{s:K,s:K,s:n,s:K,s:K,s:K,s:d,s:d,s:O}", "version", (unsigned long long)got.version, "step",
@@ -352,7 +343,7 @@ static void follower_dealloc(PyObject *self)
 }
 
 static PyMethodDef follower_methods[] = {
-    {"prepare", follower_prepare, METH_VARARGS, NULL},
+    {"prepare", follower_prepare, METH_O, NULL},
     {"prepared", follower_prepared, METH_NOARGS, NULL},
     {"parts", follower_parts, METH_NOARGS, NULL},
     {"commit_into", follower_commit_into, METH_O, NULL},

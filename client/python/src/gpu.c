@@ -354,7 +354,7 @@ void gpu_take_back(struct borrowed_set *set)
 
         conn->calls++; /* keeps the session open during the call */
         Py_INCREF(conn);
-        waits_begin(&waits, NULL, NULL); /* rdt_dealloc waits until the daemon writes the memory no more */
+        waits_begin(&waits, NULL); /* rdt_dealloc waits until the daemon writes the memory no more */
         for (size_t i = 0; i < set->n_offered; i++)
             (void)(set->fetched ? rdt_dealloc_soon : rdt_dealloc)(conn->rdt, set->offered[i], NULL);
         for (size_t i = 0; i < set->count; i++) {

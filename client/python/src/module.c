@@ -138,6 +138,7 @@ static PyMethodDef functions[] = {
     {"delta_encode", delta_encode, METH_VARARGS, NULL},
     {"delta_apply", delta_apply, METH_VARARGS, NULL},
     {"pool_info", gpu_pool_info, METH_NOARGS, NULL},
+    {"give_up_by", waits_give_up_by, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

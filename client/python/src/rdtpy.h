@@ -186,10 +186,9 @@ void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 struct waits {
     PyThreadState *thread;
     const struct conn *conn; /* whose close() ends the call, too; NULL: none */
-    const bool *given_up;    /* another thread sets it to end the call, too; NULL: none does */
     bool has_raised;
 };
-void waits_begin(struct waits *waits, const struct conn *conn, const bool *given_up);
+void waits_begin(struct waits *waits, const struct conn *conn);
 
 /* status: not RDT_OK if the caller calls raise_error. */
 void waits_end(struct waits *waits, enum rdt_status status);
@@ -197,15 +196,19 @@ void waits_end(struct waits *waits, enum rdt_status status);
 /* Raises what a handler has raised in a call of this thread that has failed. False: there is nothing. */
 bool waits_raise(void);
 
+/* give_up_by(flag): from now on the calls of this thread end when another thread sets the first byte of this buffer. None: no
+ * longer. */
+PyObject *waits_give_up_by(PyObject *ignored, PyObject *flag);
+
 /* Whether close() has ended the last call of this thread. For raise_error: afterwards the answer is false. */
 bool waits_were_closed(void);
 
-#define WAITS(conn, status, call)         \
-    do {                                  \
-        struct waits waits_;              \
-        waits_begin(&waits_, conn, NULL); \
-        (status) = (call);                \
-        waits_end(&waits_, status);       \
+#define WAITS(conn, status, call)   \
+    do {                            \
+        struct waits waits_;        \
+        waits_begin(&waits_, conn); \
+        (status) = (call);          \
+        waits_end(&waits_, status); \
     } while (0)
 
 /* The last use of conn->rdt before conn_leave. */

@@ -391,7 +391,7 @@ static void memory_dealloc(PyObject *self)
         link_remove(&memory->link);
         struct waits waits;
 
-        waits_begin(&waits, NULL, NULL);
+        waits_begin(&waits, NULL);
         gpu_release(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu, &memory->used, NULL, addr);
         waits_end(&waits, RDT_OK);
         conn_release_session(conn);

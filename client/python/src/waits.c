@@ -13,6 +13,16 @@ static struct {
 
 static _Thread_local bool closed; /* close() has ended the last call of this thread */
 
+static _Thread_local Py_buffer given_up; /* of waits_give_up_by */
+
+PyObject *waits_give_up_by(PyObject *ignored, PyObject *flag)
+{
+    PyBuffer_Release(&given_up);
+    if (flag != Py_None && PyObject_GetBuffer(flag, &given_up, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 bool waits_were_closed(void)
 {
     bool were = closed;
@@ -73,12 +83,12 @@ static bool interrupted(void *arg)
         waits->thread = PyEval_SaveThread();
     }
     return yes || (waits->conn && __atomic_load_n(&waits->conn->closed, __ATOMIC_RELAXED)) ||
-           (waits->given_up && __atomic_load_n(waits->given_up, __ATOMIC_RELAXED));
+           (given_up.len > 0 && __atomic_load_n((const uint8_t *)given_up.buf, __ATOMIC_RELAXED));
 }
 
-void waits_begin(struct waits *waits, const struct conn *conn, const bool *given_up)
+void waits_begin(struct waits *waits, const struct conn *conn)
 {
-    *waits = (struct waits){.conn = conn, .given_up = given_up};
+    *waits = (struct waits){.conn = conn};
     rdt_interrupt_by(interrupted, waits);
     waits->thread = PyEval_SaveThread();
 }
