@@ -26,7 +26,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Union, cast
 
 from . import _rdt
 from ._arrays import bytes_of, convert, kind_of, to_numpy, torch
-from ._errors import Error, Invalid, PickleRefused
+from ._errors import Error, Invalid, PickleRefused, Unsupported
 from ._plain import NotPlain, Reader, Writer, is_text, type_name
 from ._shared import Leaves, Shared, dressed, notes_of, viewed
 
@@ -536,6 +536,9 @@ class Layout:
             raise Invalid("the object's metadata names buffers that it does not have")
         self.buffers = buffers
         if head.get("tail") and self.tensors:
+            if not isinstance(self.tensors[-1], _rdt.Tensor):  # places of targets (_targets.py)
+                raise Unsupported(f"what the object has beside its tensors takes more than {TAIL_BYTES >> 10} KiB, and is not "
+                                  "fetched before they are: fetch it without into, or put the tensors in an object of their own")
             self.text = bytes_of(self.tensors[-1])
             self.tensors = self.tensors[:-1]
 
