@@ -198,6 +198,8 @@ def test_what_has_no_delta_is_named():
         publisher = rdtd.DeltaPublisher(c, "policy")
         with raises(TypeError, "'step' is a int"):
             publisher.publish({"a": np.ones(3), "step": 7})
+        with raises(TypeError, "'text' is a bytearray"):  # comes back as that, and not as a tensor
+            publisher.publish({"text": bytearray(8)})
         with raises(TypeError, "'step' is a int"):
             rdtd.DeltaFollower(c, "policy", {"step": 7})
         with raises(TypeError, "name must be text, not b'policy'"):

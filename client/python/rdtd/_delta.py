@@ -22,7 +22,7 @@ _SUFFIX = ".delta"  # of the name under which the delta to the newest version is
 def _check(key: str, value: Any) -> None:
     """Raises TypeError or ValueError for what cannot have a delta."""
     kind = kind_of(value)
-    if not kind:
+    if not kind or kind in "bB":
         raise TypeError(f"{key!r} is a {type(value).__name__}; a delta has tensors only")
     if kind == "t" and value.device.type != "cpu":
         raise TypeError(f"{key!r} is on {value.device}; deltas are of tensors in host memory")
