@@ -189,6 +189,7 @@ def test_wrong_metadata_is_an_error():
                 c.get(c._put([c.empty((4, 4), "u8", as_="numpy")[:, ::2]], None, head_, 0, None, 0, None, None, None))
         with raises(rdtd.NotPut, '"a?[31mb"'):
             c.get(rdtd.Ref("a\x1b[31mb"), timeout=0)
+        assert repr(rdtd.Ref("a\x1b[31mb\u202e\n")) == "<Ref of object a?[31mb??>"
         bomb = b'{"$":["def",0,[]]}'
         for i in range(1, 40):
             bomb = b'{"$":["def",%d,[%s,{"$":["use",%d]}]]}' % (i, bomb, i - 1)

@@ -19,7 +19,8 @@ __all__ = [
 BY_STATUS: dict[int, type[Error]] = {}
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text without control characters, which terminals obey."""
     return text if text.isprintable() else "".join([c if c.isprintable() else "?" for c in text])
 
 
@@ -31,7 +32,7 @@ class Error(Exception):
 
     def __init__(self, *args: object) -> None:
         """Ids, names and texts of other nodes may be in the sentence: no control characters reach a terminal or a log."""
-        super().__init__(*[_printable(one) if isinstance(one, str) else one for one in args])
+        super().__init__(*[printable(one) if isinstance(one, str) else one for one in args])
 
     def __init_subclass__(cls, of: Optional[str] = None) -> None:
         """of: the status whose errors raise this class."""

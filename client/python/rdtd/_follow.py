@@ -9,7 +9,7 @@ from . import _rdt
 from ._aio import in_thread
 from ._arrays import convert
 from ._check import checked, shown
-from ._errors import Invalid, Unsupported
+from ._errors import Invalid, Unsupported, printable
 from ._requests import Ref
 from ._shards import Plan, _naming
 from ._structure import Layout
@@ -61,7 +61,8 @@ class Follower:
         self._committed = after
 
     def __repr__(self) -> str:
-        return f"<rdtd.Follower of name {self._name.id.decode('utf-8', 'backslashreplace')}, committed {self._committed}>"
+        return printable(f"<rdtd.Follower of name {self._name.id.decode('utf-8', 'backslashreplace')}, "
+                         f"committed {self._committed}>")
 
     def __enter__(self) -> Follower:
         return self

@@ -14,7 +14,7 @@ from . import _rdt
 from ._aio import AGAIN, OK, in_thread
 from ._arrays import DTYPES, kind_of
 from ._check import a_text, checked
-from ._errors import Cancelled, Error, TimedOut, Unsupported, status_name
+from ._errors import Cancelled, Error, TimedOut, Unsupported, printable, status_name
 from ._structure import Layout
 from ._targets import Targets
 
@@ -206,7 +206,7 @@ class Ref(_rdt.Ref):
             what = f"name {self.id.decode('utf-8', 'backslashreplace')}" + (f" after version {self.after}"
                                                                             if self.after else "")
         where = f" at {self.address}" if self.address else ""
-        return f"<{type(self).__name__} of {what}{where}{', holds it' if super().holds else ''}>"
+        return printable(f"<{type(self).__name__} of {what}{where}{', holds it' if super().holds else ''}>")
 
     def __copy__(self) -> Ref:
         """A copy in this process, with a hold of its own: no pickle, so no grace period."""

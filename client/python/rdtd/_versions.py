@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Iterator, Optional
 from . import _rdt
 from ._aio import in_thread
 from ._errors import (Disconnected, Freed, NotFound, OwnerDied, PeerLost, Restarted, ShuttingDown,
-                      SystemFailed, TimedOut)
+                      SystemFailed, TimedOut, printable)
 from ._requests import Fetched, Ref, Request
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
     def __repr__(self) -> str:
         name = self._name.id.decode("utf-8", "backslashreplace")
         where = f" at {self._name.address}" if self._name.address else ""
-        return f"<rdtd.Versions of name {name}{where} after version {self.after}>"
+        return printable(f"<rdtd.Versions of name {name}{where} after version {self.after}>")
 
     def _next(self, timeout: Optional[float]) -> Request:
         options = dict(self._options, timeout=timeout)
