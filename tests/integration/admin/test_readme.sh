@@ -42,6 +42,9 @@ config=$(rdtd --config= --dump-config)
 for key in $(grep -oE '`[a-z]+(_[a-z]+)+`' README.md | tr -d '`' | sort -u); do
   [[ $key == shared_memory ]] || grep -qE "^$key =( |\$)" <<<"$config" || bad "README.md names the key $key, which does not exist"
 done
+for module in $(grep -oE '\brdtd\.[a-z]+\.' README.md | sort -u); do
+  grep -qE "import .*\b${module%.}\b" README.md || bad "README.md does not say that ${module%.} must be imported"
+done
 [[ $(sed -n 's/.*| version | \([0-9.]*\),.*/\1/p' README.md) == "$(rdtd --version | cut -d' ' -f2)" ]] ||
   bad "README.md has another version than rdtd"
 check_blocks README.md || failed=1
