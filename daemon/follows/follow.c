@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/directory/directory_names.h"
 #include "daemon/follows/follow_impl.h"
 
 void follows_init(struct follows *follows)
@@ -268,6 +269,8 @@ void follower_explain(const struct follower *follower, char *text_p, size_t size
 {
     const struct follow *follow = follower->follow;
     const struct follow_version *arriving = follow->arriving;
+    struct owner owner = owner_of_ref(&follow->name, &follow->account->owner);
+    char away[280] = "";
 
     if (arriving && follow->sm.state == FOLLOW_FETCHING)
         (void)snprintf(text_p, size, "%u of %u objects of version %llu have arrived%s%s", arriving->n_here, arriving->n_objects,
@@ -276,8 +279,12 @@ void follower_explain(const struct follower *follower, char *text_p, size_t size
                        follow->failed.why.status != RDT_OK ? follow->failed.why.msg : "");
     else if (follow->failed.why.status != RDT_OK)
         (void)snprintf(text_p, size, "the last attempt to get one has failed: %s", follow->failed.why.msg);
-    else
-        (void)snprintf(text_p, size, "no version above %llu is published", (unsigned long long)follower->committed);
+    else {
+        if (follow->newest == 0 && follow->name.address[0] == '\0') /* it is not known which node has the name */
+            directory_names_explain(follow->follows->transfers->directory_names, &owner, (const uint8_t *)follow->name.id,
+                                    follow->name.id_bytes, away, sizeof away);
+        (void)snprintf(text_p, size, "no version above %llu is published%s", (unsigned long long)follower->committed, away);
+    }
 }
 
 void follower_commit(struct follower *follower, uint64_t version, const struct rdt_ref *ref)

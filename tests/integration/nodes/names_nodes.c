@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/rdt_follow.h"
 #include "tests/support/cluster.h"
 #include "tests/support/raw.h"
 #include "wire_ref.h"
@@ -441,6 +442,8 @@ Test(names_nodes, wait_names_a_listed_node_that_was_never_met)
 {
     struct test_node node;
     char away[65], nodes[192];
+    struct rdt_prepared prepared;
+    rdt_follower *follower;
     rdt_object *object;
     struct rdt_ref name;
 
@@ -451,6 +454,9 @@ Test(names_nodes, wait_names_a_listed_node_that_was_never_met)
     must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
     (void)snprintf(nodes, sizeof nodes, "node away at %s is listed, was not met yet and cannot be asked", away);
     must_refuse(RDT_TIMED_OUT, nodes, try_fetch(reader, &name, RDT_FETCH_AUTO, 300 * MSEC, &object, &err));
+    must_ok(rdt_follow(reader, &name, NULL, &follower, &err));
+    must_refuse(RDT_TIMED_OUT, nodes, rdt_follower_prepare(follower, 300 * MSEC, &prepared, &err));
+    rdt_follower_close(follower);
     rdt_close(reader);
     node_end(&node, (const char *const[]){"cannot connect", NULL});
 }
