@@ -131,9 +131,11 @@ static void open_one(struct plugins *plugins, struct plugin *plugin, const struc
     }
 }
 
+/* Reports all faults of the plug-ins' sections: keys that there are not, and values. */
 static enum rdt_status open_all(struct plugins *plugins, const struct options *options, struct rdt_error *err)
 {
     struct option_faults faults = {0};
+    plugin_host_check(&plugins->files, options, &faults);
     list_for_each (node, &plugins->files)
         open_one(plugins, container_of(node, struct plugin, link), options, &faults);
     return option_faults_end(&faults, err);
@@ -183,8 +185,6 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
     enum rdt_status status = load_dir(plugins, options->backend_dir, err);
     if (status == RDT_OK)
         status = load_listed(plugins, options->backends, err);
-    if (status == RDT_OK)
-        status = plugin_host_check(&plugins->files, options, err);
     if (status != RDT_OK) {
         plugins_free(plugins);
         return status;

@@ -181,9 +181,8 @@ enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_er
     return RDT_OK;
 }
 
-enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err)
+void plugin_host_check(const struct list *plugins, const struct options *options, struct option_faults *faults)
 {
-    struct option_faults faults = {0};
     struct rdt_error fault;
 
     for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
@@ -196,11 +195,10 @@ enum rdt_status plugin_host_check(const struct list *plugins, const struct optio
         (void)(plugin ? unknown_key(plugin, extra, &fault) : unknown_section(plugins, extra, &fault));
         rdt_error_prefix(&fault, "[%s] %s", extra->section, extra->key);
         if (extra->line > 0)
-            option_fault(&faults, &fault, "%s:%d", options->config, extra->line);
+            option_fault(faults, &fault, "%s:%d", options->config, extra->line);
         else
-            option_fault(&faults, &fault, "--set %s.%s", extra->section, extra->key);
+            option_fault(faults, &fault, "--set %s.%s", extra->section, extra->key);
     }
-    return option_faults_end(&faults, err);
 }
 
 bool plugin_host_disregard(struct plugin *plugin, const char *sentence)

@@ -11,10 +11,10 @@
 void plugin_host_init(struct plugin *plugin);
 
 /* Checks that every key of every section that is not the daemon's own was declared by a plug-in of the
- * list. INVALID names the key. */
-enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err);
+ * list. Each fault names the key. */
+void plugin_host_check(const struct list *plugins, const struct options *options, struct option_faults *faults);
 
-/* The same for the settings of the request that loads the plug-in. */
+/* The same for the settings of the request that loads the plug-in. INVALID names the first wrong one. */
 enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err);
 
 /* The plug-in has refused the value of the key with which the sentence begins ("ports = x: ..."): it gets the default from now

@@ -98,11 +98,13 @@ refused 2 "$RDT_BUILD_DIR/rdtd-keeper" --unknown
 exec 3>&-
 "$RDT_BUILD_DIR/rdtd" --config "$dir/faults" 2>"$dir/out" && fail "wrong keys are accepted"
 [[ $(grep -c '^rdtd: .*wrong.*: no such key' "$dir/out") == 21 ]] || fail "not every fault is named: $(cat "$dir/out")"
-printf '[stream]\nports = some\ndead_after = 0\nthreads = 2\nconnections = many\n[host]\nhuge_pages = perhaps\n' >"$dir/faults"
+printf '[stream]\nports = some\ndead_after = 0\nthreads = 2\nconnections = many\nprots = 7200\n[host]\nhuge_pages = perhaps\n[netwrok]\nlisten = x\n' >"$dir/faults"
 "$RDT_BUILD_DIR/rdtd" --config "$dir/faults" --backend-dir "$RDT_BUILD_DIR/backends" --check-config 2>"$dir/out" &&
   fail "wrong values of backends are accepted"
 for fault in 'ports = some: expected a port' 'dead_after = 0: expected a number' 'connections = many: expected a number' \
-             'huge_pages = perhaps: expected no, try or require' '4 faults, the first of them'; do
+             'huge_pages = perhaps: expected no, try or require' 'prots: the backend has no such key; did you mean ports' \
+             'neither the daemon nor a loaded backend has a section of this name; did you mean network' \
+             '6 faults, the first of them'; do
   [[ $(grep -c "$fault" "$dir/out") != 0 ]] || fail "not every wrong value of a backend is named: $(cat "$dir/out")"
 done
 "$RDT_BUILD_DIR/rdtd-keeper" --unknown 2>"$dir/out" && fail "an unknown option is accepted"
