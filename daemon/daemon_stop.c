@@ -16,6 +16,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/objects/transit.h"
 #include "daemon/rpc/rpc.h"
+#include "proto/plain_text.h"
 
 #define CLOSE_TIMEOUT_NS 10000000000ll
 #define LINGER_NS 300000000ll
@@ -187,8 +188,10 @@ static void on_drain_limit(struct deadline *deadline)
 {
     struct daemon *daemon = container_of(deadline, struct daemon, end.drain_limit);
 
+    unsigned active = transfers_active(&daemon->transfers);
+
     if (!daemon->end.lingering)
-        log_warn("drain_timeout has passed with %u transfers still running", transfers_active(&daemon->transfers));
+        log_warn("drain_timeout has passed with %u transfer%s still running", active, text_plural(active));
     daemon_close(daemon);
 }
 
@@ -201,8 +204,8 @@ static void drain(struct daemon *daemon, const char *why)
     follows_drain(&daemon->cluster.follows);
     transfers_refuse_parked(&daemon->transfers);
     active = transfers_active(&daemon->transfers);
-    log_info("%s: draining %u transfers", why, active);
-    sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
+    log_info("%s: draining %u transfer%s", why, active, text_plural(active));
+    sdnotify("STOPPING=1\nSTATUS=draining %u transfer%s", active, text_plural(active));
     daemon->end.drain_limit.on_passed = on_drain_limit;
     if (active == 0) {
         if (transfers_quiet_ns(&daemon->transfers) < (uint64_t)LINGER_NS)

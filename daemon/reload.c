@@ -220,7 +220,8 @@ enum rdt_status daemon_adopt(void *arg, struct fresh_config *config, bool check,
         config->key = NULL;
     directory_reload(&daemon->cluster.directory);
     persons_read_again(&daemon->fresh.persons);
-    log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied, reload.left);
+    log_info("the configuration was reloaded; changes that took effect: %u, for the next start: %u", reload.applied,
+             reload.left);
     sdnotify("READY=1");
     return RDT_OK;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Makes text of others (ids, names, errors) safe for a terminal and a log by replacing characters that act
- * on either. */
+ * on either, and puts nouns behind numbers. */
 #ifndef PROTO_PLAIN_TEXT_H
 #define PROTO_PLAIN_TEXT_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* The number of bytes of the UTF-8 character at text, which has n bytes. 0: it is not a valid character,
  * or one that must not be shown: a control character (terminals obey those from U+0080 on, too), or one
@@ -41,6 +42,12 @@ static inline void text_clean(char *text, size_t n)
             text[i] = '?';
         i += bytes ? bytes : 1;
     }
+}
+
+/* The end of the noun that the number counts: 1 transfer, 2 transfers. */
+static inline const char *text_plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
 }
 
 #endif

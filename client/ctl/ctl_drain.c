@@ -7,6 +7,7 @@
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_progress.h"
+#include "proto/plain_text.h"
 #include "rdt.pb-c.h"
 
 #define DRAIN_TIMEOUT_NS (INT64_C(30) * 1000000000)
@@ -43,8 +44,8 @@ static int report(struct ctl *ctl, const struct work_left *left, bool done)
                                         "objects", (json_int_t)left->objects, "kept_objects", (json_int_t)left->kept, "clients",
                                         (json_int_t)left->clients));
     if (!ctl->quiet && done)
-        printf("drained: a stop loses nothing; %" PRIu64 " objects survive it, %" PRIu32 " clients are connected\n", left->kept,
-               left->clients);
+        printf("drained: a stop loses nothing; %" PRIu64 " object%s survive%s it, %" PRIu32 " client%s connected\n", left->kept,
+               text_plural(left->kept), left->kept == 1 ? "s" : "", left->clients, left->clients == 1 ? " is" : "s are");
     return CTL_OK;
 }
 
@@ -81,9 +82,9 @@ int ctl_drain(struct ctl *ctl, int argc, char **argv)
         if (ctl->timeout == CTL_NO_WAIT || ctl_now_ns() >= deadline_ns) {
             code = report(ctl, &left, false);
             rdt_error_set(&err, RDT_TIMED_OUT,
-                          "%" PRIu32 " transfers run, and a stop would lose %" PRIu64
-                          " objects: `rdtctl objects` shows whose they are. The daemon still takes no new ones",
-                          left.transfers, left.objects);
+                          "%" PRIu32 " transfer%s, and a stop would lose %" PRIu64
+                          " object%s: `rdtctl objects` shows whose. The daemon still takes no new ones",
+                          left.transfers, left.transfers == 1 ? " runs" : "s run", left.objects, text_plural(left.objects));
             return code == CTL_OK && !ctl->json ? ctl_fail(ctl, &err) : CTL_TIMED_OUT;
         }
         (void)poll(NULL, 0, LOOK_MS);

@@ -6,6 +6,7 @@
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_table.h"
+#include "proto/plain_text.h"
 #include "rdt.pb-c.h"
 
 static int print(struct ctl *ctl, const ProtobufCMessage *reply)
@@ -32,19 +33,19 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     if (s->freeing_bytes)
         ctl_line("freeing    %s of memory that is going back to the system", ctl_human_bytes(s->freeing_bytes, a));
     if (s->keeper_up || s->kept_objects || s->kept_sessions)
-        ctl_line("keeper     %s: %" PRIu64 " objects (%s of memory), %" PRIu64 " names and %" PRIu64
-                 " sessions would survive a restart; %" PRIu64 " objects were restored at the start, %" PRIu64
-                 " objects or names are not kept or were lost",
-                 s->keeper_up ? "up" : "DOWN", s->kept_objects, ctl_human_bytes(s->kept_bytes, a), s->kept_names,
-                 s->kept_sessions, s->restored_objects, s->unkept_objects);
+        ctl_line("keeper     %s: %" PRIu64 " object%s (%s of memory), %" PRIu64 " name%s and %" PRIu64
+                 " session%s would survive a restart; restored at the start: %" PRIu64 "; not kept, or lost: %" PRIu64,
+                 s->keeper_up ? "up" : "DOWN", s->kept_objects, text_plural(s->kept_objects), ctl_human_bytes(s->kept_bytes, a),
+                 s->kept_names, text_plural(s->kept_names), s->kept_sessions, text_plural(s->kept_sessions),
+                 s->restored_objects, s->unkept_objects);
     else
         ctl_line("keeper     none: sessions, and objects that are not stored, end with the daemon (see rdtd-keeper(8))");
     if (*s->storage_dir)
-        ctl_line("storage    %" PRIu64 " objects (%s) and %" PRIu64 " names in %s; %" PRIu64
-                 " objects were restored at the start, %" PRIu64 " could not be stored, %" PRIu64 " bad files, %" PRIu64
-                 " damaged ones (%s set aside)",
-                 s->stored_objects, ctl_human_bytes(s->stored_bytes, a), s->stored_names, s->storage_dir, s->storage_restored,
-                 s->stores_failed, s->storage_bad_files, s->storage_damaged, ctl_human_bytes(s->storage_damaged_bytes, b));
+        ctl_line("storage    %" PRIu64 " object%s (%s) and %" PRIu64 " name%s in %s; restored at the start: %" PRIu64
+                 "; could not be stored: %" PRIu64 "; bad files: %" PRIu64 "; damaged ones: %" PRIu64 " (%s set aside)",
+                 s->stored_objects, text_plural(s->stored_objects), ctl_human_bytes(s->stored_bytes, a), s->stored_names,
+                 text_plural(s->stored_names), s->storage_dir, s->storage_restored, s->stores_failed, s->storage_bad_files,
+                 s->storage_damaged, ctl_human_bytes(s->storage_damaged_bytes, b));
     if (s->restored_sessions)
         ctl_line("sessions   %" PRIu64 " were restored at the start: %" PRIu64 " clients have come back, %" PRIu64
                  " are awaited",

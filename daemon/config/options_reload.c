@@ -4,6 +4,7 @@
 #include <strings.h>
 
 #include "daemon/config/options_keys.h"
+#include "proto/plain_text.h"
 
 static bool reloads(const struct option_key *key, bool peers_stay)
 {
@@ -49,8 +50,9 @@ void options_compare(const struct options *now, const struct options *fresh, opt
             on_change(arg, key->section, key->name, was, is, reloads(key, peers_stay));
     }
     if (strcmp(now->nodes, fresh->nodes) == 0 && !options_same_nodes(now->node_list, fresh->node_list)) {
-        snprintf(before, sizeof before, "a file with %u nodes", count_nodes(now->node_list));
-        snprintf(after, sizeof after, "a file with %u nodes", count_nodes(fresh->node_list));
+        unsigned n_before = count_nodes(now->node_list), n_after = count_nodes(fresh->node_list);
+        snprintf(before, sizeof before, "a file with %u node%s", n_before, text_plural(n_before));
+        snprintf(after, sizeof after, "a file with %u node%s", n_after, text_plural(n_after));
         on_change(arg, "network", "nodes", before, after, true);
     }
     compare_extras(now, fresh, on_change, arg);

@@ -6,6 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/persist/recovery_impl.h"
 #include "daemon/persist/storage_impl.h"
+#include "proto/plain_text.h"
 
 /* An object without a producer has lost it with the earlier daemon. A put that has not ended never will if its session's record
  * is gone: when a client ends, its session's record is removed first, and the daemon may have been killed before the object
@@ -39,8 +40,9 @@ static enum rdt_status restore_files(struct storage *storage, struct rdt_error *
     enum rdt_status status = storage_restore(storage, err);
 
     if (status == RDT_OK)
-        log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,
-                 storage->counts->storage_restored, storage->n_names, storage->accounts->node.used[USAGE_STORED_BYTES],
+        log_info("%s: restored %" PRIu64 " object%s and %" PRIu64 " name%s (%" PRIu64 " bytes) in %.1f ms%s",
+                 storage->directory, storage->counts->storage_restored, text_plural(storage->counts->storage_restored),
+                 storage->n_names, text_plural(storage->n_names), storage->accounts->node.used[USAGE_STORED_BYTES],
                  (double)(uv_hrtime() - began_ns) / 1e6,
                  storage->counts->storage_bad_files > 0 ? "; some files are not usable, see above" : "");
     return status;

@@ -10,6 +10,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/persist/recovery_impl.h"
+#include "proto/plain_text.h"
 #include "proto/wire_limits.h"
 
 #define NO_ROOM_LINES_NS UINT64_C(10000000000)
@@ -305,9 +306,10 @@ static void freeze(struct recovery *recovery)
     if (!recovery->journal || recovery->frozen)
         return;
     recovery->frozen = true;
-    log_info("the keeper has %llu objects, %llu names and %llu sessions for the next start of rdtd",
-             (unsigned long long)recovery->counts.objects, (unsigned long long)recovery->counts.names,
-             (unsigned long long)recovery->counts.sessions);
+    log_info("the keeper has %llu object%s, %llu name%s and %llu session%s for the next start of rdtd",
+             (unsigned long long)recovery->counts.objects, text_plural(recovery->counts.objects),
+             (unsigned long long)recovery->counts.names, text_plural(recovery->counts.names),
+             (unsigned long long)recovery->counts.sessions, text_plural(recovery->counts.sessions));
 }
 
 /* The start has failed before they were taken. */

@@ -9,6 +9,7 @@
 #include "daemon/persist/recovery_impl.h"
 #include "daemon/persist/restore_guard.h"
 #include "proto/grow.h"
+#include "proto/plain_text.h"
 #include "proto/wire_limits.h"
 
 #define MAX_LOGGED 20u /* records that are lost are logged one by one up to this many */
@@ -460,10 +461,12 @@ static void say_restored(struct recovery *recovery, uint64_t began_ns)
 {
     recovery->counts.restored = recovery->counts.objects;
     recovery->counts.restored_sessions = recovery->counts.sessions;
-    log_info("restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
-             (unsigned long long)recovery->counts.restored, (unsigned long long)recovery->counts.bytes,
-             (unsigned long long)recovery->counts.names, (unsigned long long)recovery->counts.sessions,
-             (double)(uv_hrtime() - began_ns) / 1e6, recovery->counts.lost > 0 ? "; some are lost, see above" : "");
+    log_info("restored %llu object%s (%llu bytes of memory), %llu name%s and %llu session%s of the earlier daemon in %.1f ms%s",
+             (unsigned long long)recovery->counts.restored, text_plural(recovery->counts.restored),
+             (unsigned long long)recovery->counts.bytes, (unsigned long long)recovery->counts.names,
+             text_plural(recovery->counts.names), (unsigned long long)recovery->counts.sessions,
+             text_plural(recovery->counts.sessions), (double)(uv_hrtime() - began_ns) / 1e6,
+             recovery->counts.lost > 0 ? "; some are lost, see above" : "");
     if (journal_damaged(recovery->journal) > 0)
         log_error("%llu records of the journal were damaged, and what they described is lost",
                   (unsigned long long)journal_damaged(recovery->journal));

@@ -10,6 +10,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/process/folder_lock.h"
 #include "daemon/persist/storage_impl.h"
+#include "proto/plain_text.h"
 
 #define FAILURE_LINES_NS UINT64_C(1000000000)
 
@@ -454,8 +455,9 @@ void storage_freeze(struct storage *storage)
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down, and the object was not stored");
     while ((stored = map_next(&storage->stored, &cursor)))
         stored_fail_waiters(stored, &err);
-    log_info("%s has %" PRIu64 " objects (%" PRIu64 " bytes) and %" PRIu64 " names for the next start of rdtd",
-             storage->directory, storage->n_objects, storage->accounts->node.used[USAGE_STORED_BYTES], storage->n_names);
+    log_info("%s has %" PRIu64 " object%s (%" PRIu64 " bytes) and %" PRIu64 " name%s for the next start of rdtd",
+             storage->directory, storage->n_objects, text_plural(storage->n_objects),
+             storage->accounts->node.used[USAGE_STORED_BYTES], storage->n_names, text_plural(storage->n_names));
 }
 
 struct closing {

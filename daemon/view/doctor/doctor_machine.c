@@ -130,7 +130,8 @@ void doctor_control_group(struct doctor *doctor)
 
     if (killed > 0)
         doctor_find(doctor, FINDING_WARN, "Lower memory_limit, or raise the group's limit (MemoryMax of a systemd unit).",
-                    "The kernel has killed %" PRIu64 " processes of the daemon's control group for want of memory.", killed);
+                    "The kernel has killed %" PRIu64 " process%s of the daemon's control group for want of memory.", killed,
+                    killed == 1 ? "" : "es");
     if (group == UINT64_MAX)
         doctor_find(doctor, FINDING_OK, "", "The daemon's control group has no memory limit.");
     else if (limit > group - group / 16)

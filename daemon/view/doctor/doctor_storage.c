@@ -7,6 +7,7 @@
 
 #include "daemon/persist/storage.h"
 #include "daemon/view/doctor/doctor.h"
+#include "proto/plain_text.h"
 
 #define LITTLE_PERCENT 5u /* of the file system that is free */
 
@@ -95,11 +96,13 @@ void doctor_storage_files(struct doctor *doctor)
         return;
     if (counts->storage_bad_files > 0)
         doctor_find(doctor, FINDING_WARN, "The daemon's log names them and says why: repair or remove them.",
-                    "%" PRIu64 " files in storage_dir could not be used at the start.", counts->storage_bad_files);
+                    "%" PRIu64 " file%s in storage_dir could not be used at the start.", counts->storage_bad_files,
+                    text_plural(counts->storage_bad_files));
     if (counts->storage_damaged > 0)
         doctor_find(doctor, FINDING_FAIL,
                     "The daemon's log names them. Examine the disk, put the objects again, and remove the files *.damaged.",
-                    "%" PRIu64 " stored files had other bytes than those that were stored.", counts->storage_damaged);
+                    "%" PRIu64 " stored file%s had other bytes than those that were stored.", counts->storage_damaged,
+                    text_plural(counts->storage_damaged));
     if (counts->storage_without_sums > 0)
         doctor_find(doctor, FINDING_OK, "",
                     "%" PRIu64 " restored files were written by an earlier rdtd and have no checksums: "
@@ -110,6 +113,7 @@ void doctor_storage_files(struct doctor *doctor)
                     "%" PRIu64 " objects or versions of names could not be stored since the start.", counts->stores_failed);
     if (counts->storage_bad_files == 0 && counts->stores_failed == 0 && counts->storage_damaged == 0)
         doctor_find(doctor, FINDING_OK, "",
-                    "%" PRIu64 " objects and %" PRIu64 " names are stored; %" PRIu64 " objects were restored at the start.",
-                    storage->n_objects, storage->n_names, counts->storage_restored);
+                    "Stored: %" PRIu64 " object%s and %" PRIu64 " name%s; restored at the start: %" PRIu64 ".",
+                    storage->n_objects, text_plural(storage->n_objects), storage->n_names, text_plural(storage->n_names),
+                    counts->storage_restored);
 }

@@ -7,6 +7,7 @@
 #include "daemon/persist/recovery.h"
 #include "daemon/plugins/plugin_blame.h"
 #include "daemon/view/doctor/doctor.h"
+#include "proto/plain_text.h"
 #include "proto/wire_limits.h"
 
 #define EXPIRES_SOON_DAYS 7
@@ -61,7 +62,8 @@ static void check_limits(struct doctor *doctor)
             check_account(doctor, account);
     if (accounts->n_waiting > 0)
         doctor_find(doctor, FINDING_WARN, "Free objects, or raise the limit that `rdtctl limits` shows as full.",
-                    "%u requests wait for room under a limit.", accounts->n_waiting);
+                    "%u request%s for room under a limit.", accounts->n_waiting,
+                    accounts->n_waiting == 1 ? " waits" : "s wait");
     if (doctor->n == before)
         doctor_find(doctor, FINDING_OK, "", "Nobody has used %u percent of a limit.", NEAR_PERCENT);
 }
@@ -202,8 +204,9 @@ static void check_configuration(struct doctor *doctor)
     else if (differences.reload + differences.restart > 0)
         doctor_find(
             doctor, FINDING_WARN, "`rdtctl reload --check` lists them, and `rdtctl reload` applies what needs no restart.",
-            "The configuration has %u changes that the daemon has not read, and %u that need a restart; the first is %s.",
-            differences.reload, differences.restart, differences.first);
+            "The configuration has %u change%s that the daemon has not read, and %u that need%s a restart; the first is %s.",
+            differences.reload, text_plural(differences.reload), differences.restart, differences.restart == 1 ? "s" : "",
+            differences.first);
     if (fault->status == RDT_OK)
         check_passed_socket(doctor);
     if (fault->status == RDT_OK && differences.reload + differences.restart == 0)
@@ -288,8 +291,8 @@ static void check_transports_to(struct doctor *doctor, const struct peer *peer)
             "Objects of more than 32 KiB do not pass between node %s and this one. %s.", peer->name, summary.trouble[i]);
     if (summary.fell_back > 0)
         doctor_find(doctor, FINDING_WARN, "`rdtctl explain REF` says for each transfer which transports were rejected and why.",
-                    "%" PRIu64 " transfers from node %s did not take the fastest transport that both nodes have.",
-                    summary.fell_back, peer->name);
+                    "%" PRIu64 " transfer%s from node %s did not take the fastest transport that both nodes have.",
+                    summary.fell_back, text_plural(summary.fell_back), peer->name);
 }
 
 /* Some transports run only if the configuration trusts the network, and their reason names that key (open in rdt_backend.h).
@@ -365,17 +368,20 @@ static void check_keeper(struct doctor *doctor)
     if (!recovery_keeper_is_up(recovery))
         doctor_find(doctor, FINDING_FAIL,
                     "Start it (systemctl start rdtd-keeper): the daemon then gives it everything again by itself.",
-                    "The keeper at %s is not connected, so a crash of the daemon would lose %" PRIu64 " objects and %" PRIu64
-                    " sessions.",
-                    options->keeper, counts.objects, counts.sessions);
+                    "The keeper at %s is not connected, so a crash of the daemon would lose %" PRIu64 " object%s and %" PRIu64
+                    " session%s.",
+                    options->keeper, counts.objects, text_plural(counts.objects), counts.sessions,
+                    text_plural(counts.sessions));
     else if (recovery->link.n_refused > 0)
         doctor_find(doctor, FINDING_WARN, "Raise LimitNOFILE of rdtd-keeper.service.",
-                    "The keeper had no room for %" PRIu64 " descriptors.", recovery->link.n_refused);
+                    "The keeper had no room for %" PRIu64 " descriptor%s.", recovery->link.n_refused,
+                    text_plural(recovery->link.n_refused));
     else
         doctor_find(doctor, FINDING_OK, "",
-                    "The keeper at %s is connected; %" PRIu64 " objects, %" PRIu64 " names and %" PRIu64
-                    " sessions would survive a restart.",
-                    options->keeper, counts.objects, counts.names, counts.sessions);
+                    "The keeper at %s is connected; %" PRIu64 " object%s, %" PRIu64 " name%s and %" PRIu64
+                    " session%s would survive a restart.",
+                    options->keeper, counts.objects, text_plural(counts.objects), counts.names, text_plural(counts.names),
+                    counts.sessions, text_plural(counts.sessions));
 }
 
 static void check_journal(struct doctor *doctor)
@@ -384,15 +390,16 @@ static void check_journal(struct doctor *doctor)
 
     if (counts.lost > 0)
         doctor_find(doctor, FINDING_WARN, "The daemon's log (at level debug) names the objects; put them again.",
-                    "%" PRIu64 " objects that should survive a restart were lost at the start, or cannot be kept.",
+                    "Objects that should survive a restart, and were lost at the start or cannot be kept: %" PRIu64 ".",
                     counts.lost);
     else if (doctor->rpc->options->keeper[0] == '\0')
         doctor_find(doctor, FINDING_OK, "", "There is no journal, because no keeper is configured.");
     else
         doctor_find(doctor, FINDING_OK, "",
-                    "The journal is whole: %" PRIu64 " objects and %" PRIu64 " sessions came from it at the start, and %u of "
-                    "these sessions wait for their clients.",
-                    counts.restored, counts.restored_sessions, doctor->rpc->clients.n_waiting);
+                    "The journal is whole: %" PRIu64 " object%s and %" PRIu64 " session%s came from it at the start. Sessions "
+                    "that wait for their clients: %u.",
+                    counts.restored, text_plural(counts.restored), counts.restored_sessions,
+                    text_plural(counts.restored_sessions), doctor->rpc->clients.n_waiting);
 }
 
 /* ---- transfers ---- */
@@ -459,13 +466,13 @@ static void check_directory(struct doctor *doctor)
         if (!provider->active)
             continue;
         if (provider->error[0] == '\0')
-            doctor_find(doctor, FINDING_OK, "", "The option %s names %u nodes.", key, n);
+            doctor_find(doctor, FINDING_OK, "", "The option %s names %u node%s.", key, n, text_plural(n));
         else if (provider->confirmed_ns == 0)
             doctor_find(doctor, FINDING_WARN, "Correct what the sentence names; the daemon then reads it by itself.",
                         "The option %s has named no node yet: %s.", key, provider->error);
         else
             doctor_find(doctor, FINDING_WARN, "Correct what the sentence names; the daemon then reads it by itself.",
-                        "The option %s cannot be read, so its %u nodes are those of %" PRIu64 " s ago: %s.", key, n,
+                        "The option %s cannot be read, so its nodes (%u) are those of %" PRIu64 " s ago: %s.", key, n,
                         (uv_hrtime() - provider->confirmed_ns) / 1000000000, provider->error);
     }
     if (!any)

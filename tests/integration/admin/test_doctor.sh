@@ -145,7 +145,7 @@ keeper=$!
 for ((i = 0; i < 400; i++)); do [[ -S $dir/keeper ]] && break || sleep 0.05; done
 start --keeper "$dir/keeper"
 ctl put -q "$dir/empty.safetensors" --id kept --detached >/dev/null
-expect ok RDT030 '1 objects, 0 names and 1 sessions would survive'
+expect ok RDT030 '1 object, 0 names and 1 session would survive'
 kill -9 "$keeper"
 wait "$keeper" 2>/dev/null
 for ((i = 0; i < 400; i++)); do [[ $(ctl status --json) == *'"keeper_up": true'* ]] || break; sleep 0.05; done

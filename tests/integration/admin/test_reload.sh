@@ -115,7 +115,7 @@ start b
 start c
 echo "bee $(address b)" >"$dir/c/nodes"
 ctl c reload >"$dir/out"
-says "$dir/out" '[network] nodes: a file with 0 nodes -> a file with 1 nodes'
+says "$dir/out" '[network] nodes: a file with 0 nodes -> a file with 1 node'
 until_true is c bee up
 epoch=$(grep -c 'is up' "$dir/c/log")
 

@@ -467,7 +467,7 @@ Test(recovery_sessions, process_that_ends_while_no_daemon_runs_is_noticed_at_onc
     actor_kill(&actor, SIGKILL);
     start();
     wait_until(SEC, (status = node_now(&node), status.objects == 0 && status.clients == 0));
-    cr_assert(node_log_has(&node, "1 sessions of the earlier daemon"));
+    cr_assert(node_log_has(&node, "1 session of the earlier daemon"));
     end();
 }
 
