@@ -60,10 +60,10 @@ struct conn_heap {
 };
 
 struct conn_greeting {
-    struct deadline deadline; /* until HELLO must have come; after a refusal: until the client must have read the answer */
+    struct deadline deadline;  /* until HELLO must have come; after a refusal: until the client must have read the answer */
     struct rdt_error *refusal; /* HELLO is answered with it; NULL: the client may be served */
-    bool counted;             /* charged as a session of its owner; false: above that limit, so it is refused */
-    bool done;                /* HELLO has been answered, and the client is served */
+    bool counted;              /* charged as a session of its owner; false: above that limit, so it is refused */
+    bool done;                 /* HELLO has been answered, and the client is served */
 };
 
 /* A session that outlasts the daemon, or the socket. */
