@@ -19,11 +19,13 @@
 #include "rdt.pb-c.h"
 #include "socket.h"
 
-#define STALLED_NS 10000000  /* between two attempts to send a stalled message */
-#define DRAIN_NS 500000000   /* how long connection_drain waits for a daemon that does not read */
-#define RETURN_NS 2000000000 /* how long connection_return waits for the next daemon */
-#define LOOK_NS 2000000000   /* how often a thread that waits looks whether another daemon serves the path */
-#define MAX_READS 256        /* at a time, so that a daemon that sends without pause cannot hide a deadline */
+#define STALLED_NS 10000000    /* between two attempts to send a stalled message */
+#define DRAIN_NS 500000000     /* how long connection_drain waits for a daemon that does not read */
+#define RETURN_NS 2000000000   /* how long connection_return waits for the next daemon */
+#define LOOK_NS 2000000000     /* how often a thread that waits looks whether another daemon serves the path */
+#define CATCH_UP_NS 1000000000 /* how long requests whose time is over wait for answers that keep coming */
+#define CATCH_UP_MS 100        /* for the next one */
+#define MAX_READS 256          /* at a time, so that a daemon that sends without pause cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
 {
@@ -411,17 +413,19 @@ static bool handle_frames(rdt *conn)
 }
 
 /* Reads and handles frames. Without `all` it stops after the first read that ends with a complete frame; with `all` it goes
- * on until the socket is empty. */
-static void receive(rdt *conn, bool all)
+ * on until the socket is empty. Returns how often it read something. */
+static unsigned receive(rdt *conn, bool all)
 {
+    unsigned reads = 0;
+
     (void)has_its_socket(conn);
-    for (unsigned reads = 0; socket_is_open(conn) && reads < MAX_READS; reads++) {
+    while (socket_is_open(conn) && reads < MAX_READS) {
         struct rdt_error err = {0};
         size_t n;
         enum rdt_status status = frame_reader_recv(&conn->reader, conn->socket.fd, &n, &err);
 
         if (status == RDT_AGAIN)
-            return;
+            return reads;
         if (status == RDT_DISCONNECTED && conn->why.unsent.status != RDT_OK)
             err = conn->why.unsent;
         if (err.status == RDT_DISCONNECTED)
@@ -429,11 +433,29 @@ static void receive(rdt *conn, bool all)
         else if (status != RDT_OK)
             connection_lose(conn, &err);
         if (status != RDT_OK)
-            return;
+            return reads;
+        reads++;
         if (!handle_frames(conn))
-            return;
+            return reads;
         if (!all && conn->reader.start == conn->reader.end)
-            return;
+            break;
+    }
+    return reads;
+}
+
+/* A client that was busy for long finds more answers than the socket holds. The daemon sends the others as soon as there is room,
+ * so they are waited for as long as some come. */
+static void catch_up(rdt *conn)
+{
+    int64_t until_ns = clock_now_ns() + CATCH_UP_NS;
+    int n = 1;
+
+    while (n == 1 && receive(conn, true) > 0 && socket_is_open(conn) && clock_now_ns() < until_ns) {
+        struct pollfd pollfd = {.fd = conn->socket.fd, .events = POLLIN};
+
+        n = poll(&pollfd, 1, CATCH_UP_MS);
+        if (n < 0)
+            interrupt_signalled();
     }
 }
 
@@ -590,7 +612,9 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
     if (until_ns != CLOCK_NEVER && clock_now_ns() >= until_ns) {
-        /* An answer that arrived in time counts, even if nobody has read it until now. */
+        /* An answer that came in time counts, even if nobody has read it until now. */
+        if (clock_now_ns() >= expiry_next_ns(&conn->calls.expiries))
+            catch_up(conn);
         connection_poll(conn);
         return clock_now_ns() >= deadline_ns ? RDT_TIMED_OUT : RDT_OK;
     }

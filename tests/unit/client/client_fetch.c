@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: the objects that a fetch returns, and the ends of fetches of several objects. */
 #include <criterion/criterion.h>
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -281,6 +283,44 @@ Test(client_fetch, many_refs_go_in_several_frames)
     assert_status(RDT_OK, rdt_wait(conn, NULL, 0, RDT_WAIT_ALL, 0, NULL, NULL, &err));
     free(refs);
     free(objects);
+    fake_end(&fake, conn);
+}
+
+/* ---- a client that was busy ---- */
+
+/* As a daemon whose answers fill the socket: the second one follows when the client has read the first. */
+static void answer_as_the_client_reads(struct fake *fake)
+{
+    struct fake_answer answer;
+    uint64_t handles[2];
+    int unread = 1;
+
+    for (unsigned i = 0; i < 2; i++)
+        handles[i] = fake_take_fetch(fake);
+    for (unsigned i = 0; i < 2; i++) {
+        while (i > 0 && unread > 0)
+            MUST(ioctl(fake->sock, SIOCOUTQ, &unread) == 0);
+        fake_answer_init(&answer, handles[i], 0, 0, 0, 0);
+        answer.done.n_regions = 0;
+        answer.done.path = (char *)"inline";
+        fake_answer_add(&answer, 0, 3, 3, 1, 0);
+        fake_event(fake, &answer.done, NULL, 0);
+    }
+    fake_serve(fake);
+}
+
+Test(client_fetch, answers_that_the_socket_had_no_room_for_come_in_time)
+{
+    rdt_request *requests[2];
+    struct fake fake;
+    rdt *conn = fake_client(&fake, answer_as_the_client_reads, NULL);
+
+    for (unsigned i = 0; i < 2; i++)
+        requests[i] = start(conn, "x", 200000000);
+    usleep(400000); /* longer than they have */
+    assert_status(RDT_OK, rdt_wait(conn, requests, 2, RDT_WAIT_ALL, LONG_NS, NULL, NULL, &err));
+    for (unsigned i = 0; i < 2; i++)
+        rdt_request_destroy(requests[i]);
     fake_end(&fake, conn);
 }
 
