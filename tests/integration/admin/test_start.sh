@@ -55,8 +55,11 @@ in_daemon=()
 
 # A socket that the service manager has made is not what `socket` and `socket_mode` say: the daemon refuses it.
 if command -v systemd-socket-activate >/dev/null; then
+  # It passes no environment on, and the sanitizers need theirs (run-tests).
+  activate=(systemd-socket-activate)
+  for variable in $(compgen -e | grep -E '^(UCX|[A-Z]+SAN)_'); do activate+=(-E "$variable"); done
   passed() { # SENTENCE FLAG ...: the daemon ends with it, as soon as somebody connects
-    timeout 60 systemd-socket-activate -l "$dir/passed" "$RDT_BUILD_DIR/rdtd" --config= --backend-dir "$RDT_BUILD_DIR/backends" \
+    timeout 60 "${activate[@]}" -l "$dir/passed" "$RDT_BUILD_DIR/rdtd" --config= --backend-dir "$RDT_BUILD_DIR/backends" \
       --state-dir '' "${@:2}" 2>"$dir/log" &
     pids+=("$!")
     until_true test -S "$dir/passed"
@@ -70,7 +73,7 @@ if command -v systemd-socket-activate >/dev/null; then
   passed "socket_mode = 0640, but the service manager has made $dir/passed with 0" --socket-mode 0640
   # The doctor says so before the next start.
   printf '[daemon]\nstate_dir =\n' >"$dir/conf"
-  systemd-socket-activate -l "$dir/passed" "$RDT_BUILD_DIR/rdtd" --config "$dir/conf" --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
+  "${activate[@]}" -l "$dir/passed" "$RDT_BUILD_DIR/rdtd" --config "$dir/conf" --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
   pids+=("$!")
   until_true "$RDT_BUILD_DIR/rdtctl" --socket "$dir/passed" ping --timeout 20s
   echo 'socket_mode = 0660' >>"$dir/conf"
