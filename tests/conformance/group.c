@@ -2,6 +2,7 @@
 /* The groups of a transport. All ranks are in this process, each with an instance of the plug-in; a rank
  * that has to freeze is in another process.
  */
+#include <math.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -153,13 +154,19 @@ static double ms_since(const struct timespec *since)
     return (double)(now.tv_sec - since->tv_sec) * 1e3 + (double)(now.tv_nsec - since->tv_nsec) / 1e6;
 }
 
-#define must_return_at_once(call)                                                                     \
-    do {                                                                                              \
-        struct timespec since;                                                                        \
-        (void)clock_gettime(CLOCK_MONOTONIC, &since);                                                 \
-        call;                                                                                         \
-        took_ms = ms_since(&since);                                                                   \
-        must(took_ms < patience_ms(AT_ONCE_MS), "%s held the caller up for %.0f ms", #call, took_ms); \
+static void note_least(double *least_p, double ms)
+{
+    if (ms < *least_p)
+        *least_p = ms;
+}
+
+/* How long a call took at least, in several rounds: what a busy machine adds differs. */
+#define time_call(least_p, call)                      \
+    do {                                              \
+        struct timespec since;                        \
+        (void)clock_gettime(CLOCK_MONOTONIC, &since); \
+        call;                                         \
+        note_least(least_p, ms_since(&since));        \
     } while (0)
 
 /* A group of many ranks that does not come about: somebody has proposed it, and not all nodes take part. */
@@ -169,27 +176,31 @@ GROUP_CHECK(large_group_that_never_connects_holds_nobody_up)
     static uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES];
     struct host_group *group = &world.groups[0];
     struct rdt_group_desc desc = {sizeof desc, "large", 1, 1, MANY_RANKS, members, {3}};
+    enum { CREATE, OFFER, CLOSE, DESTROY, CALLS };
+    static const char *const names[CALLS] = {"group_create", "group_offer", "group_close", "group_destroy"};
+    double least_ms[CALLS] = {INFINITY, INFINITY, INFINITY, INFINITY};
     enum rdt_status status;
     size_t bytes;
-    double took_ms;
 
     open_host(&world.hosts[0]);
     world.n = 1;
     const struct rdt_transport_ops *ops = world.hosts[0].ops;
     for (uint32_t i = 0; i < MANY_RANKS; i++)
         members[i] = (struct rdt_group_member){.node_uuid = {2, (uint8_t)i}, .device = ""};
-    for (unsigned round = 0; round < 3; round++) {
+    for (unsigned round = 0; round < 5; round++) {
         *group = (struct host_group){.host = &world.hosts[0], .rank = 1, .size = 2};
-        must_return_at_once(status = ops->group_create(world.hosts[0].transport, &desc, group, &group->handle, &err));
+        time_call(&least_ms[CREATE], status = ops->group_create(world.hosts[0].transport, &desc, group, &group->handle, &err));
         if (status == RDT_LIMIT)
             check_skip("it takes fewer ranks: %s", err.msg);
         must_eq(status, RDT_OK, "%s", err.msg);
-        must_return_at_once(status = ops->group_offer(group->handle, blob, &bytes, &err));
+        time_call(&least_ms[OFFER], status = ops->group_offer(group->handle, blob, &bytes, &err));
         must_eq(status, RDT_OK, "%s", err.msg);
-        must_return_at_once(ops->group_close(group->handle));
+        time_call(&least_ms[CLOSE], ops->group_close(group->handle));
         must(host_group_wait_closed(group, LATER_MS), "group_closed did not come");
-        must_return_at_once(ops->group_destroy(group->handle));
+        time_call(&least_ms[DESTROY], ops->group_destroy(group->handle));
     }
+    for (unsigned i = 0; i < CALLS; i++)
+        must(least_ms[i] < patience_ms(AT_ONCE_MS), "%s held the caller up for %.0f ms", names[i], least_ms[i]);
     finish();
 }
 
