@@ -280,7 +280,7 @@ void follower_explain(const struct follower *follower, char *text_p, size_t size
     else if (follow->failed.why.status != RDT_OK)
         (void)snprintf(text_p, size, "the last attempt to get one has failed: %s", follow->failed.why.msg);
     else {
-        if (follow->newest == 0 && follow->name.address[0] == '\0') /* it is not known which node has the name */
+        if (follow->newest == 0 && ref_is_unplaced(&follow->name)) /* it is not known which node has the name */
             directory_names_explain(follow->follows->transfers->directory_names, &owner, (const uint8_t *)follow->name.id,
                                     follow->name.id_bytes, away, sizeof away);
         (void)snprintf(text_p, size, "no version above %llu is published%s", (unsigned long long)follower->committed, away);
