@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import json
@@ -342,6 +343,22 @@ def test_close_ends_every_call_of_other_threads() -> None:
         for error in ends:
             assert type(error) is rdtd.Cancelled and "connection was closed" in str(error), repr(error)
         del full
+
+
+def test_a_thread_of_a_call_that_could_be_cancelled_is_as_before() -> None:
+    """The flag of a cancelled call is for that call only: the thread serves others later."""
+    async def wait_after_put(c: rdtd.Connection) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+        for _ in range(3):
+            await c.put_async(b"x")
+            others = [bytearray(b"\xff") for _ in range(3000)]  # where the flag was, among other places
+            with raises(rdtd.TimedOut):
+                await loop.run_in_executor(None, lambda: c.get(rdtd.Ref("never"), timeout=1))
+            del others
+
+    with Node() as node, rdtd.connect(node.socket) as c:
+        asyncio.run(wait_after_put(c))
 
 
 if __name__ == "__main__":

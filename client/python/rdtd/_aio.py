@@ -74,6 +74,8 @@ async def in_thread(call: Callable[[], _T], undo: Optional[Callable[[_T], None]]
         running.add_done_callback(end)
         await asyncio.wait([running], timeout=_ENDS_SECONDS)
         raise
+    finally:
+        del running  # its exception refers to this frame
 
 
 def _finish(future: asyncio.Future[None]) -> None:

@@ -17,7 +17,8 @@ static _Thread_local Py_buffer given_up; /* of waits_give_up_by */
 
 PyObject *waits_give_up_by(PyObject *ignored, PyObject *flag)
 {
-    PyBuffer_Release(&given_up);
+    PyBuffer_Release(&given_up); /* which leaves buf and len as they were */
+    given_up = (Py_buffer){0};
     if (flag != Py_None && PyObject_GetBuffer(flag, &given_up, PyBUF_SIMPLE) < 0)
         return NULL;
     Py_RETURN_NONE;
