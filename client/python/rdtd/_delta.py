@@ -11,7 +11,7 @@ from . import _rdt
 from ._arrays import kind_of
 from ._check import checked, shown
 from ._connection import Connection
-from ._errors import Freed, NotFound
+from ._errors import Error, Freed, NotFound
 from ._requests import MODES, Ref, Visible, ref_of
 from ._targets import Targets, check_memory
 from ._versions import Published
@@ -89,18 +89,18 @@ class DeltaPublisher:
         return version
 
     def unpublish(self) -> None:
-        """Removes both names, and frees the snapshot of the last version. Error: NotFound (nothing is published)."""
+        """Removes both names, and frees the snapshot of the last version. After Ctrl-C the names may be left: call it again.
+        Error: NotFound (nothing is published)."""
         last, self._last = self._last, None
-        missing: Optional[NotFound] = None
         try:
             try:
                 self._connection.unpublish(self.name)
-            except NotFound as error:
-                missing = error
+            except Error:
+                with contextlib.suppress(Error):
+                    self._connection.unpublish(self.name + _SUFFIX)
+                raise
             with contextlib.suppress(NotFound):
                 self._connection.unpublish(self.name + _SUFFIX)
-            if missing is not None:
-                raise missing
         finally:
             if last is not None:
                 last[0].drop()
