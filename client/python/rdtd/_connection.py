@@ -334,7 +334,10 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if stored:
             try:
                 self._store(ref, self._store_timeout(ref) if timeout is None else timeout)
-            except BaseException:  # an object with an id, or a detached one, would outlive the Ref
+            except Error as error:  # its id is free again when the caller hears of it
+                self._free(ref, False) if not isinstance(error, TimedOut) else self._drop(ref)
+                raise
+            except BaseException:  # Ctrl-C: an object with an id, or a detached one, would outlive the Ref
                 self._drop(ref)
                 raise
         return ref
