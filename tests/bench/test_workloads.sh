@@ -3,7 +3,7 @@
 # Runs rdtd's own side of every workload of `make bench-workloads` once, with tiny sizes, in Python without torch: each still runs, its readers
 # see what was written, and nothing is left. No figure is judged. Ray's sides say that they were not run.
 # variant: release
-# seconds: 600
+# seconds: 1200
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
