@@ -287,5 +287,15 @@ def test_errors_name_the_target() -> None:
             c.put({"w": [a, deep]})
 
 
+def test_targets_of_an_object_with_much_beside_its_tensors_are_refused() -> None:
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ref = c.put({"a": np.arange(8), "long": {str(i): i for i in range(50000)}})
+        assert c.get(ref)["long"]["7"] == 7
+        for into in {"a": np.zeros(8, "i8")}, {"a": np.zeros(8, "i8"), "long": None}:
+            with raises(rdtd.Unsupported, "more than 256 KiB"):
+                c.get(ref, into=into)
+
+
 if __name__ == "__main__":
     main(globals())
