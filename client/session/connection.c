@@ -443,8 +443,8 @@ static unsigned receive(rdt *conn, bool all)
     return reads;
 }
 
-/* A client that was busy for long finds more answers than the socket holds. The daemon sends the others as soon as there is room,
- * so they are waited for as long as some come. */
+/* A client that was busy for long finds more answers than the socket holds. The daemon sends the others as soon as there is
+ * room, so they are waited for as long as some come. */
 static void catch_up(rdt *conn)
 {
     int64_t until_ns = clock_now_ns() + CATCH_UP_NS;
