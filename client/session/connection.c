@@ -24,7 +24,7 @@
 #define RETURN_NS 2000000000   /* how long connection_return waits for the next daemon */
 #define LOOK_NS 2000000000     /* how often a thread that waits looks whether another daemon serves the path */
 #define CATCH_UP_NS 1000000000 /* how long requests whose time is over wait for answers that keep coming */
-#define CATCH_UP_MS 100        /* for the next one */
+#define CATCH_UP_MS 100        /* how long they wait for the next of these answers */
 #define MAX_READS 256          /* at a time, so that a daemon that sends without pause cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)

@@ -317,7 +317,7 @@ Test(client_fetch, answers_that_the_socket_had_no_room_for_come_in_time)
 
     for (unsigned i = 0; i < 2; i++)
         requests[i] = start(conn, "x", 200000000);
-    usleep(400000); /* longer than they have */
+    usleep(400000); /* the client is busy for longer than its requests have; nothing is awaited by this */
     assert_status(RDT_OK, rdt_wait(conn, requests, 2, RDT_WAIT_ALL, LONG_NS, NULL, NULL, &err));
     for (unsigned i = 0; i < 2; i++)
         rdt_request_destroy(requests[i]);
