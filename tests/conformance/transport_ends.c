@@ -147,11 +147,13 @@ TRANSPORT_CHECK(killed_peer_fails_its_connection_only)
     free(source);
 }
 
+/* On many connections at once, because a send may be posted at any moment of an attempt to connect that fails. */
 TRANSPORT_CHECK(absent_peer_fails_or_waits)
 {
+    enum { CONNS = 128 };
     struct backend_peer peer;
-    struct host_conn conn;
-    struct host_op op;
+    struct host_conn conns[CONNS];
+    struct host_op ops[CONNS];
     uint8_t blob[RDT_OFFER_MAX_BYTES];
     uint8_t byte = 0;
     size_t bytes;
@@ -159,12 +161,17 @@ TRANSPORT_CHECK(absent_peer_fails_or_waits)
     two_sided(&peer, 1);
     must(backend_peer_offer(&peer, blob, &bytes));
     backend_peer_kill(&peer);
-    must_eq(host_conn_create(&host, &conn, &err), RDT_OK);
-    must_eq(host.ops->connect(conn.handle, blob, bytes, &err), RDT_OK);
-    post_send(&conn, &op, 1, 0, &byte, 1);
-    must(host_conn_wait_failed(&conn, LATER_MS), "nobody listens, and it does not say so");
-    leave(&conn);
-    must_neq(op.status, RDT_OK);
+    for (unsigned i = 0; i < CONNS; i++) {
+        must_eq(host_conn_create(&host, &conns[i], &err), RDT_OK);
+        must_eq(host.ops->connect(conns[i].handle, blob, bytes, &err), RDT_OK);
+        post_send(&conns[i], &ops[i], 1, 0, &byte, 1);
+    }
+    for (unsigned i = 0; i < CONNS; i++)
+        must(host_conn_wait_failed(&conns[i], LATER_MS), "nobody listens, and connection %u of %d does not say so", i, CONNS);
+    for (unsigned i = 0; i < CONNS; i++) {
+        leave(&conns[i]);
+        must_neq(ops[i].status, RDT_OK);
+    }
     finish();
 }
 
