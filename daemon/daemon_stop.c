@@ -82,16 +82,24 @@ static void close_pool_itself(void *arg)
 {
     struct daemon *daemon = arg;
 
+    work_pool_close(daemon->pool, close_owner_work, daemon);
+}
+
+/* Work on the threads of owners ends in memory that the pool frees, as when objects were packed for a client that has gone. */
+static void await_owner_works(void *arg)
+{
+    struct daemon *daemon = arg;
+
     slabs_fini(&daemon->slabs); /* the objects in it have ended with their clients */
     regions_close(&daemon->regions);
-    work_pool_close(daemon->pool, close_owner_work, daemon);
+    owner_work_await_works(daemon->owner_work, close_pool_itself, daemon);
 }
 
 static void close_pool(void *arg)
 {
     struct daemon *daemon = arg;
 
-    storage_close(&daemon->storage, close_pool_itself, daemon);
+    storage_close(&daemon->storage, await_owner_works, daemon);
 }
 
 static void close_peers(void *arg)

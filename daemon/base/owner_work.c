@@ -87,6 +87,8 @@ struct owner_work {
     bool closing;
     struct log_rare starved;
     void (*on_ended_some)(void *arg);
+    void (*on_no_works)(void *arg); /* NULL: nobody waits for the end of all works */
+    void *no_works_arg;
     void *watch_arg;
     void (*on_closed)(void *arg);
     void *arg;
@@ -359,6 +361,16 @@ static void finish_work(struct owner_work *pool, struct work *work)
     lane_item_ended(pool, lane);
 }
 
+static void tell_no_works(struct owner_work *pool)
+{
+    void (*on_none)(void *arg) = pool->on_no_works;
+
+    if (!on_none || pool->n_works > 0)
+        return;
+    pool->on_no_works = NULL;
+    on_none(pool->no_works_arg);
+}
+
 static void collect(struct owner_work *pool)
 {
     struct work *work;
@@ -376,6 +388,7 @@ static void collect(struct owner_work *pool)
     } while (work);
     if (some && pool->on_ended_some)
         pool->on_ended_some(pool->watch_arg);
+    tell_no_works(pool);
 }
 
 /* A pool that a blocked thread still used when the daemon ended. It ends with the process; a leak checker finds it here. */
@@ -620,6 +633,14 @@ bool owner_work_is_behind(const struct owner_work *pool, struct account *account
         n += lane ? lane->n_items : 0;
     }
     return n >= OWNER_WORK_MAX;
+}
+
+void owner_work_await_works(struct owner_work *pool, void (*on_none)(void *arg), void *arg)
+{
+    assert(!pool->on_no_works);
+    pool->on_no_works = on_none;
+    pool->no_works_arg = arg;
+    tell_no_works(pool);
 }
 
 unsigned owner_work_pending(const struct owner_work *pool)

@@ -124,6 +124,28 @@ Test(owner_work, work_ends_although_no_thread_can_be_started)
     end();
 }
 
+Test(owner_work, end_of_all_works_is_told_once)
+{
+    struct gate gate, next;
+    unsigned n_told = 0;
+
+    owner_work_await_works(pool, on_closed, &n_told);
+    cr_assert_eq(n_told, 1, "there is none");
+    gate_submit(&gate, mine, false);
+    gate_submit(&next, theirs, false);
+    owner_work_await_works(pool, on_closed, &n_told);
+    (void)sem_post(&gate.open);
+    loop_until(gate.done);
+    cr_assert_eq(n_told, 1, "another work was not waited for");
+    (void)sem_post(&next.open);
+    loop_until(next.done && n_told == 2);
+    gate_submit(&gate, mine, false);
+    (void)sem_post(&gate.open);
+    loop_until(gate.done && owner_work_pending(pool) == 0);
+    cr_assert_eq(n_told, 2);
+    end();
+}
+
 static unsigned n_running(const struct gate *gates, unsigned n)
 {
     unsigned sum = 0;
