@@ -137,11 +137,8 @@ void channel_free(struct channel *channel)
     ring_remove(&channel->idle);
     ring_remove(&channel->attention);
     strangers_remove(&transport->strangers, &channel->stranger);
-    if (conn && channel->counted) {
+    if (conn && channel->counted)
         (void)(channel_sends(channel) ? conn->n_out-- : conn->n_in--);
-        if (channel_sends(channel))
-            ops_start_sends(conn); /* what was posted while this channel was ending counted on it */
-    }
     if (channel->probe != PROBE_NONE) {
         transport->probes--;
         conn->way.probe = PROBE_NONE;

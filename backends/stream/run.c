@@ -42,6 +42,8 @@ static void release(struct channel *channel)
     struct transport *transport = channel->transport;
     bool was_probe = channel->probe != PROBE_NONE;
 
+    if (channel->conn && channel->counted && channel_sends(channel))
+        conn_channel_leaves(channel); /* what was posted while this channel was ending counted on it */
     channel_free(channel);
     if (was_probe)
         conns_probe(transport);

@@ -87,8 +87,10 @@ struct owner_work {
     bool closing;
     struct log_rare starved;
     void (*on_ended_some)(void *arg);
-    void (*on_no_works)(void *arg); /* NULL: nobody waits for the end of all works */
-    void *no_works_arg;
+    struct {
+        void (*on_none)(void *arg); /* NULL: nobody waits for the end of all works */
+        void *arg;
+    } await;
     void *watch_arg;
     void (*on_closed)(void *arg);
     void *arg;
@@ -363,12 +365,12 @@ static void finish_work(struct owner_work *pool, struct work *work)
 
 static void tell_no_works(struct owner_work *pool)
 {
-    void (*on_none)(void *arg) = pool->on_no_works;
+    void (*on_none)(void *arg) = pool->await.on_none;
 
     if (!on_none || pool->n_works > 0)
         return;
-    pool->on_no_works = NULL;
-    on_none(pool->no_works_arg);
+    pool->await.on_none = NULL;
+    on_none(pool->await.arg);
 }
 
 static void collect(struct owner_work *pool)
@@ -637,9 +639,9 @@ bool owner_work_is_behind(const struct owner_work *pool, struct account *account
 
 void owner_work_await_works(struct owner_work *pool, void (*on_none)(void *arg), void *arg)
 {
-    assert(!pool->on_no_works);
-    pool->on_no_works = on_none;
-    pool->no_works_arg = arg;
+    assert(!pool->await.on_none);
+    pool->await.on_none = on_none;
+    pool->await.arg = arg;
     tell_no_works(pool);
 }
 

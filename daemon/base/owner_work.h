@@ -77,8 +77,8 @@ bool owner_work_is_behind(const struct owner_work *pool, struct account *account
 
 unsigned owner_work_pending(const struct owner_work *pool); /* descriptors to close and other work, of all */
 
-/* Runs on_none(arg) once, at once or from the loop, when no work is left that must end: whatever its `done` uses is needed until
- * then. */
+/* Runs on_none(arg) once, at once or from the loop, when no work is left that must end: whatever its `done` uses is needed
+ * until then. */
 void owner_work_await_works(struct owner_work *pool, void (*on_none)(void *arg), void *arg);
 
 /* Waits for work that must end, and at most one second for the rest: a thread that is blocked ends with
