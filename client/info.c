@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_stat and the calls of rdt_info.h. Each row is a struct that points into the decoded answer, or its JSON. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -619,15 +620,63 @@ static enum rdt_status list_json(rdt *conn, const char *what, const struct rdt_l
                          what);
 }
 
-/* Sends a request without fields. The caller frees *answer_p. */
-static enum rdt_status ask(rdt *conn, const struct verb *verb, ProtobufCMessage **answer_p, struct rdt_error *err)
+/* Writes "field=value" into the request: numbers in decimal digits, a truth as true or false. */
+static enum rdt_status set_field(ProtobufCMessage *request, const char *text, struct rdt_error *err)
+{
+    const char *value = strchr(text, '=');
+    const ProtobufCFieldDescriptor *field = NULL;
+    unsigned long long number;
+    uint32_t number32;
+    protobuf_c_boolean truth;
+    char name[64], *end, *copy;
+    void *at;
+
+    if (value && (size_t)(value - text) < sizeof name) {
+        (void)snprintf(name, sizeof name, "%.*s", (int)(value - text), text);
+        field = protobuf_c_message_descriptor_get_field_by_name(request->descriptor, name);
+    }
+    if (!field)
+        return rdt_error_set(err, RDT_INVALID, "the request %s has no field as in \"%.64s\"", request->descriptor->short_name,
+                             text);
+    at = (char *)request + field->offset;
+    value++;
+    errno = 0;
+    number = strtoull(value, &end, 10);
+    number32 = (uint32_t)number;
+    truth = strcmp(value, "true") == 0;
+    if (field->type == PROTOBUF_C_TYPE_STRING && (copy = strdup(value))) {
+        if (*(char **)at != protobuf_c_empty_string)
+            free(*(char **)at);
+        memcpy(at, &copy, sizeof copy);
+    } else if (field->type == PROTOBUF_C_TYPE_BOOL && (truth || strcmp(value, "false") == 0)) {
+        memcpy(at, &truth, sizeof truth);
+    } else if (field->type == PROTOBUF_C_TYPE_UINT64 && *value >= '0' && *value <= '9' && !*end && errno == 0) {
+        memcpy(at, &(uint64_t){number}, sizeof(uint64_t));
+    } else if (field->type == PROTOBUF_C_TYPE_UINT32 && *value >= '0' && *value <= '9' && !*end && number == number32) {
+        memcpy(at, &number32, sizeof number32);
+    } else {
+        return rdt_error_set(err, RDT_INVALID, "\"%.64s\": the field %s of %s is %s", text, field->name,
+                             request->descriptor->short_name,
+                             field->type == PROTOBUF_C_TYPE_BOOL     ? "true or false"
+                             : field->type == PROTOBUF_C_TYPE_STRING ? "a text, for which there is no memory"
+                                                                     : "a number from 0 that fits into it");
+    }
+    return RDT_OK;
+}
+
+/* Sends a request with these fields (NULL: without), as set_field reads them. The caller frees *answer_p. */
+static enum rdt_status ask(rdt *conn, const struct verb *verb, const char *const *fields, ProtobufCMessage **answer_p,
+                           struct rdt_error *err)
 {
     ProtobufCMessage *request = protobuf_c_message_unpack(verb->request, NULL, 0, (const uint8_t *)"");
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
     if (!request)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the request");
-    status = call(conn, (enum rdt_message)verb->type, request, CALL_TIMEOUT_NS, answer_p, err);
+    for (; status == RDT_OK && fields && *fields; fields++)
+        status = set_field(request, *fields, err);
+    if (status == RDT_OK)
+        status = call(conn, (enum rdt_message)verb->type, request, CALL_TIMEOUT_NS, answer_p, err);
     protobuf_c_message_free_unpacked(request, NULL);
     return status;
 }
@@ -660,12 +709,43 @@ enum rdt_status rdt_flush_cache(rdt *conn, bool all, uint64_t *n_p, uint64_t *by
     return RDT_OK;
 }
 
+/* The caller frees *text_p. */
+static enum rdt_status text_of(ProtobufCMessage *take_answer, char **text_p, struct rdt_error *err)
+{
+    size_t bytes;
+    FILE *out = open_memstream(text_p, &bytes);
+    bool written;
+
+    if (out)
+        message_json(out, take_answer);
+    protobuf_c_message_free_unpacked(take_answer, NULL);
+    written = out && fclose(out) == 0;
+    if (out && !written)
+        free(*text_p);
+    return written ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
+}
+
+enum rdt_status rdt_request_json(rdt *conn, const char *name, const char *const *fields, char **text_p, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+    const struct verb *verb = status == RDT_OK && name ? verb_named(name, VERB_PLAIN | VERB_SHOWS) : NULL;
+    ProtobufCMessage *answer = NULL;
+
+    if (status == RDT_OK && (!verb || !text_p))
+        status = rdt_error_set(err, RDT_INVALID, "\"%.32s\" is no request with plain fields, or text_p is NULL",
+                               name ? name : "NULL");
+    if (status == RDT_OK)
+        status = ask(conn, verb, fields, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    return text_of(answer, text_p, err);
+}
+
 enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err)
 {
     enum rdt_status status = connection_check(conn, err);
-    ProtobufCMessage *answer = NULL;
-    const struct verb *shows;
+    ProtobufCMessage *answer;
     char *text = NULL;
     size_t bytes;
     FILE *out;
@@ -674,19 +754,16 @@ enum rdt_status rdt_info_json(rdt *conn, const char *what, const struct rdt_ref 
         status = rdt_error_set(err, RDT_INVALID, "what or text_p is NULL");
     if (status != RDT_OK)
         return status;
+    if (verb_named(what, VERB_SHOWS))
+        return rdt_request_json(conn, what, NULL, text_p, err);
+    if (strcmp(what, "stat") == 0) {
+        status = ask_stat(conn, ref, &answer, err);
+        return status == RDT_OK ? text_of(answer, text_p, err) : status;
+    }
     out = open_memstream(&text, &bytes);
     if (!out)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
-    if (strcmp(what, "stat") == 0)
-        status = ask_stat(conn, ref, &answer, err);
-    else if ((shows = verb_that_shows(what)) != NULL)
-        status = ask(conn, shows, &answer, err);
-    else
-        status = list_json(conn, what, options, out, err);
-    if (status == RDT_OK && answer) {
-        message_json(out, answer);
-        protobuf_c_message_free_unpacked(answer, NULL);
-    }
+    status = list_json(conn, what, options, out, err);
     if (fclose(out) != 0 && status == RDT_OK)
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
     if (status == RDT_OK)

@@ -242,6 +242,14 @@ enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, 
 enum rdt_status rdt_info_json(rdt *rdt, const char *what, const struct rdt_ref *ref, const struct rdt_list_options *options,
                               char **text_p, struct rdt_error *err);
 
+/* Sends a request that has no tensors and waits for nobody, and writes its reply as JSON. name is "end_client",
+ * "cache_flush", "log_level", "reload" or "drain", or one of the requests that rdt_info_json knows as an object. fields are
+ * texts "field=value", ended by NULL (NULL: none), which proto/rdt.proto describes: a number has decimal digits, a truth is
+ * true or false. Example: {"client=5", NULL} for "end_client". The caller frees *text_p with free(). Errors: INVALID (no such
+ * request or field, a value that does not fit it), DENIED (the last three are for root and the daemon's own user), those of
+ * the request. */
+enum rdt_status rdt_request_json(rdt *rdt, const char *name, const char *const *fields, char **text_p, struct rdt_error *err);
+
 /* Evicts the objects of the cache (RDT_PUT_EVICTABLE) that nobody holds: this user's, or with `all` those of all users, which
  * only root and the daemon's own user may. Returns when they are gone. n_p and bytes_p, may be NULL, receive how many there
  * were, and their memory. */

@@ -43,10 +43,10 @@
     X(32, BROADCAST, broadcast, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the broadcast was not complete")                 \
     X(40, BACKEND_LOAD, backend_load, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not loaded")             \
     X(41, BACKEND_UNLOAD, backend_unload, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not unloaded")       \
-    X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN, "")                                                               \
-    X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                                    \
-    X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                                 \
-    X(45, END_CLIENT, end_client, empty, 0, "")                                                                                \
+    X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN | VERB_PLAIN, "")                                                  \
+    X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING | VERB_PLAIN, "")                                       \
+    X(44, DRAIN, drain, empty, VERB_ADMIN | VERB_PLAIN, "")                                                                    \
+    X(45, END_CLIENT, end_client, empty, VERB_PLAIN, "")                                                                       \
     X(46, CONFIG, config, config_reply, VERB_ADMIN | VERB_REPEATABLE | VERB_SHOWS, "")                                         \
     X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
     X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
@@ -73,7 +73,8 @@
     X(90, STORE, store, store_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING | VERB_REPEATABLE,     \
       "the object was not stored")                                                                                             \
     X(85, CACHE, cache, cache_reply, VERB_REPEATABLE | VERB_SHOWS, "")                                                         \
-    X(86, CACHE_FLUSH, cache_flush, cache_flush_reply, VERB_CANCELLABLE | VERB_REPEATABLE, "not all objects were evicted")     \
+    X(86, CACHE_FLUSH, cache_flush, cache_flush_reply, VERB_CANCELLABLE | VERB_REPEATABLE | VERB_PLAIN,                        \
+      "not all objects were evicted")                                                                                          \
     X(87, LOOKUP, lookup, lookup_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
     X(88, LEASE_END, lease_end, empty, VERB_FOR_PEERS | VERB_KEEPS_REQUEST, "")                                                \
     X(91, LOAD_MANY, load_many, load_many_reply, VERB_CANCELLABLE | VERB_REPEATABLE | VERB_KEEPS_REQUEST,                      \

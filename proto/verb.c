@@ -20,10 +20,10 @@ const struct verb *verb_find(unsigned type)
     return type < sizeof verbs / sizeof verbs[0] && verbs[type].name ? &verbs[type] : NULL;
 }
 
-const struct verb *verb_that_shows(const char *what)
+const struct verb *verb_named(const char *name, unsigned properties)
 {
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-        if (verbs[i].properties & VERB_SHOWS && strcasecmp(verbs[i].name, what) == 0)
+        if (verbs[i].properties & properties && strcasecmp(verbs[i].name, name) == 0)
             return &verbs[i];
     return NULL;
 }

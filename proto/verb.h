@@ -18,6 +18,7 @@ enum verb_property {
      * a whole part asks for its version (PublishPart.again). */
     VERB_REPEATABLE = 1 << 6,
     VERB_SHOWS = 1 << 7, /* it only shows something and has no fields: rdt_info_json sends it, and so does Python */
+    VERB_PLAIN = 1 << 8, /* its fields are numbers, texts and truths: rdt_request_json sends it, and so does Python */
 };
 
 struct verb {
@@ -31,7 +32,7 @@ struct verb {
 /* The row of a type number, HELLO's included; NULL if there is no such request. */
 const struct verb *verb_find(unsigned type);
 
-/* The row of VERB_SHOWS with that name in lower case, such as "status"; NULL if there is none. */
-const struct verb *verb_that_shows(const char *what);
+/* The row with that name in lower case, such as "status", that has one of these properties; NULL if there is none. */
+const struct verb *verb_named(const char *name, unsigned properties);
 
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import index
 from typing import Any, Literal, Optional
 
 from . import _rdt
@@ -151,11 +152,17 @@ class InfoCalls(_rdt.Conn):
     def flush_cache(self, *, all: bool = False) -> tuple[int, int]:
         """Evicts the evictable objects of this user that nobody holds, and returns their number and bytes when they are
         gone. all: those of all users, for root and the daemon's own user. Errors: Denied, TimedOut."""
-        return self._flush_cache(all)
+        done = self._request("cache_flush", all=all)
+        return int(done["objects"]), int(done["bytes"])
 
     @checked
     def end_client(self, client: int) -> None:
         """Ends a session of this user (root: of any user): what it holds is released, and its process goes on; its later
         calls raise Disconnected. client: its number, as in `stat(ref)["holders"]`, `node["session"]` and
         rdtctl clients. Errors: NotFound, Invalid (it is this session: `close` it)."""
-        self._end_client(client)
+        self._request("end_client", client=index(client))
+
+    def _request(self, name: str, **fields: int | str) -> Any:
+        """Sends a request of VERB_PLAIN (proto/verb.h) with these fields, and returns its reply."""
+        texts = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in fields.items())
+        return json.loads(self._request_json(name, tuple(texts)))

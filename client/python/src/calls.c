@@ -272,33 +272,6 @@ static PyObject *unpublish(PyObject *self, PyObject *ref)
     return none_or_raise(status, &err);
 }
 
-static PyObject *end_client(PyObject *self, PyObject *number)
-{
-    struct conn *conn = (struct conn *)self;
-    unsigned long long session = PyLong_AsUnsignedLongLong(number);
-    struct rdt_error err;
-    enum rdt_status status;
-
-    if (PyErr_Occurred() || !conn_enter(conn))
-        return NULL;
-    CONN_CALL(conn, status, rdt_end_client(conn->rdt, session, &err));
-    return none_or_raise(status, &err);
-}
-
-static PyObject *flush_cache(PyObject *self, PyObject *all)
-{
-    struct conn *conn = (struct conn *)self;
-    int of_all = PyObject_IsTrue(all);
-    uint64_t n, bytes;
-    struct rdt_error err;
-    enum rdt_status status;
-
-    if (of_all < 0 || !conn_enter(conn))
-        return NULL;
-    CONN_CALL(conn, status, rdt_flush_cache(conn->rdt, of_all, &n, &bytes, &err));
-    return status == RDT_OK ? Py_BuildValue("KK", (unsigned long long)n, (unsigned long long)bytes) : raise_error(&err);
-}
-
 /* ---- event loops ---- */
 
 static PyObject *fileno_of(PyObject *self, PyObject *ignored)
@@ -370,10 +343,9 @@ PyMethodDef conn_methods[] = {
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
     {"_store", store, METH_VARARGS, NULL},
-    {"_end_client", end_client, METH_O, NULL},
-    {"_flush_cache", flush_cache, METH_O, NULL},
     {"_owned", owned, METH_VARARGS, NULL},
     {"_json", conn_json, METH_VARARGS, NULL},
+    {"_request_json", conn_request_json, METH_VARARGS, NULL},
     {"_group_create", conn_group_create, METH_VARARGS, NULL},
     {"_group_destroy", conn_group_destroy, METH_O, NULL},
     {"_broadcast", conn_broadcast, METH_VARARGS, NULL},

@@ -487,6 +487,7 @@ PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);
 PyObject *conn_group_destroy(PyObject *self, PyObject *name);
 PyObject *conn_json(PyObject *self, PyObject *args);
+PyObject *conn_request_json(PyObject *self, PyObject *args);
 PyObject *conn_broadcast(PyObject *self, PyObject *args);
 PyObject *conn_put_part(PyObject *self, PyObject *args);
 PyObject *conn_publish_part(PyObject *self, PyObject *args);

@@ -379,6 +379,41 @@ Test(info, json_has_what_the_rows_have)
     end(NULL);
 }
 
+#define FIELDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+Test(info, requests_with_plain_fields_are_sent_by_name)
+{
+    const char *name = "end_client";
+    char *text = NULL, client[32];
+    struct rdt_node_info its;
+
+    begin(NULL);
+    must_ok(rdt_request_json(conn, "cache_flush", FIELDS("all=true"), &text, &err));
+    must_say(strcmp(text, "{\"objects\":0,\"bytes\":0}") == 0, "%s", text);
+    free(text);
+    must_ok(rdt_request_json(conn, "log_level", NULL, &text, &err));
+    must_say(strstr(text, "\"level\":\"info\""), "%s", text);
+    free(text);
+    text = NULL;
+    must_be(RDT_INVALID, rdt_request_json(conn, "log_level", FIELDS("level=loud"), &text, &err));
+    must_be(RDT_INVALID, rdt_request_json(conn, "close", NULL, &text, &err));
+    must_be(RDT_INVALID, rdt_request_json(conn, NULL, NULL, &text, &err));
+    must_be(RDT_INVALID, rdt_request_json(conn, name, FIELDS("client=1"), NULL, &err));
+    for (const char *const *wrong =
+             FIELDS("client", "client=", "client=-1", "client=1x", "client=18446744073709551616", "session=1", "=1");
+         *wrong; wrong++)
+        must_be(RDT_INVALID, rdt_request_json(conn, name, FIELDS(*wrong), &text, &err));
+    must_be(RDT_INVALID, rdt_request_json(conn, "cache_flush", FIELDS("all=1"), &text, &err));
+    must_ok(rdt_node(other, &its, &err));
+    (void)snprintf(client, sizeof client, "client=%llu", (unsigned long long)its.session);
+    must(!text);
+    must_ok(rdt_request_json(conn, name, FIELDS("client=1000", client), &text, &err)); /* the last one counts */
+    must_say(strcmp(text, "{}") == 0, "%s", text);
+    free(text);
+    must_be(RDT_DISCONNECTED, rdt_ping(other, LONG, &err));
+    end(NULL);
+}
+
 static bool list_name(void *arg, const struct rdt_name_row *row)
 {
     struct listed *listed = arg;

@@ -47,9 +47,9 @@ Test(verb, other_nodes_may_send_nothing_that_only_the_administrator_may)
 /* rdt_info_json sends such a request empty, and waits as long as for any answer that comes at once. */
 Test(verb, requests_that_show_something_have_no_fields_and_change_nothing)
 {
-    cr_expect_eq(verb_that_shows("status"), verb_find(RDT_MSG_STATUS));
-    cr_expect_null(verb_that_shows("close"));
-    cr_expect_null(verb_that_shows(""));
+    cr_expect_eq(verb_named("status", VERB_SHOWS), verb_find(RDT_MSG_STATUS));
+    cr_expect_null(verb_named("close", VERB_SHOWS | VERB_PLAIN));
+    cr_expect_null(verb_named("", VERB_SHOWS));
     for (unsigned type = 0; type < RDT_EVENT_FETCH_DONE; type++) {
         const struct verb *verb = verb_find(type);
 
@@ -57,5 +57,26 @@ Test(verb, requests_that_show_something_have_no_fields_and_change_nothing)
             continue;
         cr_expect_eq(verb->request->n_fields, 0, "%s", verb->name);
         cr_expect_eq(verb->properties | VERB_ADMIN, (unsigned)(VERB_SHOWS | VERB_REPEATABLE | VERB_ADMIN), "%s", verb->name);
+    }
+}
+
+/* rdt_request_json writes the fields of such a request from texts, and waits as long as for any answer that comes at once. */
+Test(verb, fields_of_plain_requests_are_numbers_texts_and_truths)
+{
+    cr_expect_eq(verb_named("end_client", VERB_PLAIN), verb_find(RDT_MSG_END_CLIENT));
+    for (unsigned type = 0; type < RDT_EVENT_FETCH_DONE; type++) {
+        const struct verb *verb = verb_find(type);
+
+        if (!verb || !(verb->properties & VERB_PLAIN))
+            continue;
+        cr_expect_eq(verb->properties & (VERB_WAITS | VERB_FOR_PEERS), 0u, "%s", verb->name);
+        for (unsigned i = 0; i < verb->request->n_fields; i++) {
+            const ProtobufCFieldDescriptor *field = &verb->request->fields[i];
+
+            cr_expect(field->label == PROTOBUF_C_LABEL_NONE &&
+                          (field->type == PROTOBUF_C_TYPE_UINT64 || field->type == PROTOBUF_C_TYPE_UINT32 ||
+                           field->type == PROTOBUF_C_TYPE_BOOL || field->type == PROTOBUF_C_TYPE_STRING),
+                      "%s.%s", verb->name, field->name);
+        }
     }
 }
