@@ -8,7 +8,6 @@
 
 /* How long a publish waits for an object whose bytes are still being written: less than the minute after which librdt ends the
  * call, and for another node less than the time in which that one expects an answer. */
-#define PUT_WAIT_NS INT64_C(50000000000)
 #define PEERS_PUT_WAIT_NS INT64_C(5000000000)
 
 enum rdt_status publish_check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,

@@ -11,7 +11,6 @@
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
-#define PUT_WAIT_NS INT64_C(50000000000) /* as PUBLISH waits for an object whose bytes are still being written */
 
 struct claiming;
 
