@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtd-keeper: holds the descriptors of rdtd's memory and of its journal while no rdtd runs (proto/keeper.h). It owns a table
+/* rdtd-keeper: holds the descriptors of rdtd's memory and of its journal while no rdtd runs (keeper_packet.h). It owns a table
  * of descriptors by number, and nothing else. It does not interpret what it holds, has one thread, never blocks, and never
  * maps memory. One daemon uses it at a time; when that daemon ends, the keeper keeps everything. When the keeper itself ends,
  * everything is lost. With a command it also starts that command, which is the daemon, and starts it again when it dies: for

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon's end of the connection to its keeper (proto/keeper.h). Sending never blocks: packets that the keeper does not
+/* The daemon's end of the connection to its keeper (keeper_packet.h). Sending never blocks: packets that the keeper does not
  * accept at once wait in a queue, with duplicates of their descriptors. If the keeper ends or does not read for long, the link
  * is down until a new connection succeeds; on_up then sends everything again.
  *
@@ -11,7 +11,7 @@
 
 #include "daemon/base/deadline.h"
 #include "daemon/base/work.h"
-#include "proto/keeper.h"
+#include "daemon/persist/keeper_packet.h"
 #include "proto/list.h"
 #include "rdt_status.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "proto/keeper.h"
+#include "daemon/persist/keeper_packet.h"
 #include "tests/support/program.h"
 
 struct test_keeper {
