@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "backends/common/states.h"
 #include "backends/stream/stream.h"
 
 #define LEAVING_NS (10 * 1000000000ull) /* how long the peer may take to close its end */
@@ -16,23 +17,20 @@
 
 void channel_set_state(struct channel *channel, enum channel_state to)
 {
-    static const bool allowed[CHANNEL_GONE + 1][CHANNEL_GONE + 1] = {
-        [CHANNEL_NEW] = {[CHANNEL_WAITING] = true, [CHANNEL_DIALLING] = true, [CHANNEL_PEEKING] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_WAITING] = {[CHANNEL_DIALLING] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_DIALLING] = {[CHANNEL_SHAKING] = true, [CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_PEEKING] = {[CHANNEL_SHAKING] = true, [CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_SHAKING] = {[CHANNEL_GREETING] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_GREETING] = {[CHANNEL_READY] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_READY] = {[CHANNEL_LEAVING] = true, [CHANNEL_GONE] = true},
-        [CHANNEL_LEAVING] = {[CHANNEL_GONE] = true},
-        [CHANNEL_GONE] = {[CHANNEL_WAITING] = true},
+    static const struct sm_state states[] = {
+        [CHANNEL_NEW] = {"new channel",
+                         1u << CHANNEL_WAITING | 1u << CHANNEL_DIALLING | 1u << CHANNEL_PEEKING | 1u << CHANNEL_GONE},
+        [CHANNEL_WAITING] = {"waiting channel", 1u << CHANNEL_DIALLING | 1u << CHANNEL_GONE},
+        [CHANNEL_DIALLING] = {"dialling channel", 1u << CHANNEL_SHAKING | 1u << CHANNEL_GREETING | 1u << CHANNEL_GONE},
+        [CHANNEL_PEEKING] = {"peeking channel", 1u << CHANNEL_SHAKING | 1u << CHANNEL_GREETING | 1u << CHANNEL_GONE},
+        [CHANNEL_SHAKING] = {"shaking channel", 1u << CHANNEL_GREETING | 1u << CHANNEL_GONE},
+        [CHANNEL_GREETING] = {"greeting channel", 1u << CHANNEL_READY | 1u << CHANNEL_GONE},
+        [CHANNEL_READY] = {"ready channel", 1u << CHANNEL_LEAVING | 1u << CHANNEL_GONE},
+        [CHANNEL_LEAVING] = {"leaving channel", 1u << CHANNEL_GONE},
+        [CHANNEL_GONE] = {"gone channel", 1u << CHANNEL_WAITING},
     };
 
-    if (!allowed[channel->state][to]) {
-        channel->transport->host.log(channel->transport->host.ctx, RDT_LOG_ERROR,
-                                     "bug: a channel may not go from state %d to %d", channel->state, to);
-        abort();
-    }
+    states_check(&channel->transport->host, states, CHANNEL_GONE + 1, channel->state, to);
     channel->state = to;
 }
 

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/common/states.h"
 #include "backends/ucx/ucx.h"
 
 #define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take for its greeting */
@@ -32,17 +33,14 @@
 
 static void set_state(struct link *link, enum link_state to)
 {
-    static const bool allowed[4][4] = {
-        [LINK_FRESH] = {[LINK_READY] = true, [LINK_FAILED] = true, [LINK_CLOSING] = true},
-        [LINK_READY] = {[LINK_FAILED] = true, [LINK_CLOSING] = true},
-        [LINK_FAILED] = {[LINK_CLOSING] = true},
+    static const struct sm_state states[] = {
+        [LINK_FRESH] = {"fresh link", 1u << LINK_READY | 1u << LINK_FAILED | 1u << LINK_CLOSING},
+        [LINK_READY] = {"ready link", 1u << LINK_FAILED | 1u << LINK_CLOSING},
+        [LINK_FAILED] = {"failed link", 1u << LINK_CLOSING},
+        [LINK_CLOSING] = {"closing link", 0},
     };
 
-    if (!allowed[link->state][to]) {
-        link->engine->host.log(link->engine->host.ctx, RDT_LOG_ERROR, "bug: a link may not go from state %d to %d", link->state,
-                               to);
-        abort();
-    }
+    states_check(&link->engine->host, states, LINK_CLOSING + 1, link->state, to);
     link->state = to;
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backends/common/states.h"
 #include "backends/ucx/ucx.h"
 
 /* ---- states ---- */
@@ -15,17 +16,14 @@
  * lock. */
 static void set_state(struct operation *operation, enum op_state to)
 {
-    static const bool allowed[OP_ENDED + 1][OP_ENDED + 1] = {
-        [OP_QUEUED] = {[OP_RUNNING] = true, [OP_ENDING] = true},
-        [OP_RUNNING] = {[OP_ENDED] = true},
-        [OP_ENDING] = {[OP_ENDED] = true},
+    static const struct sm_state states[] = {
+        [OP_QUEUED] = {"queued operation", 1u << OP_RUNNING | 1u << OP_ENDING},
+        [OP_RUNNING] = {"running operation", 1u << OP_ENDED},
+        [OP_ENDING] = {"ending operation", 1u << OP_ENDED},
+        [OP_ENDED] = {"ended operation", 0},
     };
-    const struct rdt_host *host = &operation->conn->engine->host;
 
-    if (!allowed[operation->state][to]) {
-        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation may not go from state %d to %d", operation->state, to);
-        abort();
-    }
+    states_check(&operation->conn->engine->host, states, OP_ENDED + 1, operation->state, to);
     operation->state = to;
 }
 

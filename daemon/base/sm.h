@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* State tables. Anything with more than two states lists the allowed moves; another move is a bug and
- * aborts at once. */
+/* The states of the daemon's things, which move as their tables allow; another move is a bug and aborts at once. */
 #ifndef DAEMON_SM_H
 #define DAEMON_SM_H
 
 #include <stdint.h>
 
-struct sm_state {
-    const char *name;
-    uint32_t next; /* bit mask of the allowed next states: 1u << state */
-};
+#include "proto/state_table.h"
 
 struct sm {
     const struct sm_state *table;
