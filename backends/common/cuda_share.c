@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/state_table.h"
+
 enum rdt_status cuda_gpu_failed(const struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result,
                                 struct rdt_error *err, const char *what)
 {
@@ -124,6 +126,19 @@ enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu
 
 /* ---- handles ---- */
 
+/* The drawing is in cuda_share.h. The caller holds the mutex. */
+static void opened_set_state(struct cuda_opened *opened, enum cuda_opened_state to)
+{
+    static const struct sm_state states[] = {
+        [CUDA_OPENING] = {"opening CUDA handle", 1u << CUDA_OPEN},
+        [CUDA_OPEN] = {"open CUDA handle", 1u << CUDA_CLOSING},
+        [CUDA_CLOSING] = {"closing CUDA handle", 0},
+    };
+
+    sm_check(states, CUDA_CLOSING + 1, opened->state, to, NULL, NULL); /* a client has no host table to log through */
+    opened->state = to;
+}
+
 void cuda_handles_init(struct cuda_handles *handles)
 {
     (void)pthread_mutex_init(&handles->mutex, NULL);
@@ -206,7 +221,7 @@ static enum rdt_status open_new(struct cuda_handles *handles, struct cuda_driver
         forget_opened(handles, opened);
         return status;
     }
-    opened->state = CUDA_OPEN;
+    opened_set_state(opened, CUDA_OPEN);
     (void)pthread_cond_broadcast(&handles->changed);
     *opened_p = opened;
     return RDT_OK;
@@ -243,7 +258,7 @@ void cuda_handle_close(struct cuda_handles *handles, struct cuda_driver *driver,
 {
     (void)pthread_mutex_lock(&handles->mutex);
     if (--opened->users == 0) {
-        opened->state = CUDA_CLOSING;
+        opened_set_state(opened, CUDA_CLOSING);
         (void)pthread_mutex_unlock(&handles->mutex);
         (void)driver->cuIpcCloseMemHandle(opened->base);
         (void)pthread_mutex_lock(&handles->mutex);

@@ -43,10 +43,12 @@ CUresult cuda_range_allow(struct cuda_driver *driver, const struct cuda_range *r
 void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range);
 void cuda_range_clear(struct cuda_driver *driver, struct cuda_range *range);
 
-/* The legacy handles that a process, or a plug-in, has open.
+/* The legacy handles that a process, or a plug-in, has open. The table in cuda_share.c has exactly these moves:
  *
  *     cuda_handle_open                                 the last cuda_handle_close
  *   ───────────────────► OPENING ── the driver ──► OPEN ───────────────────────► CLOSING ── the driver ──► gone
+ *                           │                                                                               ^
+ *                           └── the driver refuses it ──────────────────────────────────────────────────────┘
  */
 struct cuda_handles {
     pthread_mutex_t mutex;  /* protects the list, the states and the counts of users. Not held in calls of the driver */

@@ -1,10 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The failures of groups, as NCCL and the driver tell them and the core learns of them. */
+/* The states of groups; and their failures, as NCCL and the driver tell them and the core learns of them. */
 #include <stdio.h>
 
+#include "backends/common/states.h"
 #include "backends/nccl/worker.h"
 
 #define WHY_BYTES 320
+
+/* ---- states ---- */
+
+/* The drawing is in nccl.h. */
+void party_set_state(struct party *party, enum party_state to)
+{
+    static const struct sm_state states[] = {
+        [PARTY_IDLE] = {"idle group", 1u << PARTY_WANTED},
+        [PARTY_WANTED] = {"wanted group", 1u << PARTY_CONNECTING | 1u << PARTY_FAILED | 1u << PARTY_CLOSED},
+        [PARTY_CONNECTING] = {"connecting group", 1u << PARTY_READY | 1u << PARTY_FAILED | 1u << PARTY_CLOSED},
+        [PARTY_READY] = {"ready group", 1u << PARTY_FAILED | 1u << PARTY_CLOSED},
+        [PARTY_FAILED] = {"failed group", 1u << PARTY_CLOSED},
+        [PARTY_CLOSED] = {"closed group", 0},
+    };
+
+    states_check(&party->nccl->host, states, PARTY_CLOSED + 1, party->state, to);
+    party->state = to;
+}
+
+/* ---- failures ---- */
 
 void worker_fail(struct worker *worker, struct party *party, const char *why)
 {
@@ -12,7 +33,8 @@ void worker_fail(struct worker *worker, struct party *party, const char *why)
 
     (void)pthread_mutex_lock(&worker->mutex);
     report = !party->closing && party->state != PARTY_FAILED;
-    party->state = PARTY_FAILED;
+    if (party->state != PARTY_FAILED)
+        party_set_state(party, PARTY_FAILED);
     (void)pthread_mutex_unlock(&worker->mutex);
     if (report)
         worker->nccl->host.group_failed(party->ctx, RDT_TRANSPORT, why);

@@ -4,7 +4,7 @@
  *   nccl.c        the table of operations, and the groups as the core sees them; loop thread
  *   worker.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU; its groups
  *   batch.c       the operations of that thread
- *   fail.c        failures of groups
+ *   fail.c        states and failures of groups
  *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
  *
  * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts and polls. Each
@@ -39,11 +39,14 @@ struct side { /* another rank; the conn of the core */
     uint32_t rank;
 };
 
-/*  group_create ──► IDLE ──► WANTED ──► CONNECTING ──► READY
- *                    │ group_connect │           │          │  an error of NCCL or of the driver
- *                    │               ├───────────┴──────────┴──► FAILED
- *                    │               │ closing: the communicator has been aborted, and all operations have ended
- *                    │               └──► CLOSED, from each of these states; then it is freed
+/* The table in fail.c has exactly these moves:
+ *
+ *                    group_connect
+ *  group_create ──► IDLE ──► WANTED ──► CONNECTING ──► READY
+ *                    │          │           │            │  an error of NCCL or of the driver
+ *                    │          ├───────────┴────────────┴──► FAILED
+ *                    │          │ closing: the communicator has been aborted, and all operations have ended
+ *                    │          └──► CLOSED, from WANTED, CONNECTING, READY and FAILED; then it is freed
  *                    └── closing: freed at once
  */
 enum party_state {
@@ -54,6 +57,13 @@ enum party_state {
     PARTY_FAILED, /* the failure was reported to the core; nothing is posted any more */
     PARTY_CLOSED, /* the communicator is gone, and no operation is left */
 };
+
+/* How far the end of its communicator is. The table in worker.c has exactly these moves:
+ *
+ *                     closing             ncclCommAbort has returned; the operations that have not begun end
+ *  ABORT_NOT_BEGUN ──────────► ABORTING ────────────────────────────────────────────────────────────────────► ABORTED
+ */
+enum abort_state { ABORT_NOT_BEGUN, ABORTING, ABORTED };
 
 struct party { /* one rank of a group */
     struct nccl *nccl;
@@ -71,7 +81,7 @@ struct party { /* one rank of a group */
     /* The worker's thread only: */
     nccl_comm comm; /* while it is aborted, that thread's */
     unsigned n_batches;
-    enum { ABORT_NOT_BEGUN, ABORTING, ABORTED } abort;
+    enum abort_state abort;
     pthread_t aborter;
     atomic_bool abort_returned;
 };

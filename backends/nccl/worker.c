@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/common/states.h"
 #include "backends/common/threads.h"
 #include "backends/nccl/worker.h"
 
@@ -48,7 +49,7 @@ static void begin_connecting(struct worker *worker, struct party *party)
     if (!enter(worker, party))
         return;
     (void)pthread_mutex_lock(&worker->mutex);
-    party->state = PARTY_CONNECTING;
+    party_set_state(party, PARTY_CONNECTING);
     (void)pthread_mutex_unlock(&worker->mutex);
     error = api_of(worker)->ncclCommInitRankConfig(&party->comm, (int)party->size, party->id, (int)party->rank, &config);
     if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
@@ -64,7 +65,7 @@ static void continue_connecting(struct worker *worker, struct party *party)
     bootstrap_close(party->bootstrap_fd, false);
     party->bootstrap_fd = -1;
     (void)pthread_mutex_lock(&worker->mutex);
-    party->state = PARTY_READY;
+    party_set_state(party, PARTY_READY);
     report = !party->closing;
     (void)pthread_mutex_unlock(&worker->mutex);
     if (report)
@@ -72,6 +73,19 @@ static void continue_connecting(struct worker *worker, struct party *party)
 }
 
 /* ---- closing ---- */
+
+/* The drawing is in nccl.h. */
+static void set_abort(struct party *party, enum abort_state to)
+{
+    static const struct sm_state states[] = {
+        [ABORT_NOT_BEGUN] = {"group without an abort", 1u << ABORTING},
+        [ABORTING] = {"aborting group", 1u << ABORTED},
+        [ABORTED] = {"aborted group", 0},
+    };
+
+    states_check(&party->nccl->host, states, ABORTED + 1, party->abort, to);
+    party->abort = to;
+}
 
 static void *run_abort(void *arg)
 {
@@ -87,7 +101,7 @@ static void begin_abort(struct party *party)
 {
     bootstrap_close(party->bootstrap_fd, true);
     party->bootstrap_fd = -1;
-    party->abort = ABORTING;
+    set_abort(party, ABORTING);
     if (party->comm && pthread_create(&party->aborter, NULL, run_abort, party) == 0)
         return;
     if (party->comm)
@@ -108,13 +122,13 @@ static bool continue_closing(struct worker *worker, struct party *party)
         if (party->comm)
             (void)pthread_join(party->aborter, NULL);
         party->comm = NULL;
-        party->abort = ABORTED;
+        set_abort(party, ABORTED);
         batches_abort(worker, party);
     }
     if (party->n_batches > 0)
         return false;
     (void)pthread_mutex_lock(&worker->mutex);
-    party->state = PARTY_CLOSED;
+    party_set_state(party, PARTY_CLOSED);
     ring_remove(&party->ring);
     (void)pthread_mutex_unlock(&worker->mutex);
     worker->nccl->host.group_closed(party->ctx);
@@ -272,7 +286,7 @@ const char *worker_uuid(const struct worker *worker)
 void worker_connect(struct worker *worker, struct party *party)
 {
     (void)pthread_mutex_lock(&worker->mutex);
-    party->state = PARTY_WANTED;
+    party_set_state(party, PARTY_WANTED);
     ring_append(&worker->parties, &party->ring);
     notify(worker);
     (void)pthread_mutex_unlock(&worker->mutex);

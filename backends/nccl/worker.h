@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What worker.c (the thread of a GPU, and its groups), batch.c (its operations) and fail.c (failures) share. All functions are
- * for the worker's thread, which does not hold the mutex. */
+/* What worker.c (the thread of a GPU, and its groups), batch.c (its operations) and fail.c (states and failures) share. All
+ * functions but party_set_state are for the worker's thread, which does not hold the mutex. */
 #ifndef NCCL_WORKER_H
 #define NCCL_WORKER_H
 
@@ -54,6 +54,9 @@ static inline const struct nccl_api *api_of(const struct worker *worker)
 }
 
 /* ---- fail.c ---- */
+
+/* Aborts if the table does not allow the move. Any thread, with the mutex. */
+void party_set_state(struct party *party, enum party_state to);
 
 /* Reports the failure of a group: once, and not while it closes. */
 void worker_fail(struct worker *worker, struct party *party, const char *why);

@@ -3,13 +3,16 @@
  * can stop rdtd. rdtd starts it, and configures it over a socket pair (proto/rdt_etcd.proto); it ends when that socket is
  * closed.
  *
- * One loop, one thread. All requests go to one endpoint at a time, by etcd's JSON gateway:
+ * One loop, one thread. All requests go to one endpoint at a time, by etcd's JSON gateway. The table in membership.c has
+ * exactly these moves:
  *
- *                      +--------------------------- any failure: the next endpoint, with growing pauses ------+
- *                      v                                                                                      |
- *   WAITING --> AUTHENTICATING --> LEASING --> LISTING --> WATCHING --> REGISTERING --> UP -------------------+
- *                                                 ^                                      |
- *                                                 +- changes of the watch were compacted-+
+ *      +----------- from each of the other phases, any failure: the next endpoint, with growing pauses --------+
+ *      v                                                                                                       |
+ *   WAITING --> AUTHENTICATING --> LEASING --> LISTING --> WATCHING --> REGISTERING --> UP --------------------+
+ *      |                              ^           ^           |              |           |
+ *      +--- there is no user ---------+           +-----------+--------------+-----------+
+ *                                                   changes of the watch were compacted;
+ *                                                   from UP also because there are bad keys
  *
  * While UP, the lease is renewed three times in its time to live. Now and then the node's key is written again, and must come
  * back through the watch: this detects a watch that is silent, and a member that is frozen or cut off.
@@ -100,7 +103,7 @@ void value_to_hex(const uint8_t bytes[16], char text_p[33]);
 
 /* ---- membership.c ---- */
 
-enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP };
+enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP }; /* see the drawing above */
 
 void membership_begin(struct etcd *etcd);
 void membership_tick(struct etcd *etcd); /* does everything that is due */

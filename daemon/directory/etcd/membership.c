@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "etcd.h"
+#include "proto/state_table.h"
 
 #define PAUSE_MIN_MS 200
 #define PAUSE_MAX_MS 5000
@@ -21,10 +22,22 @@
 static void lease_check(struct etcd *etcd);
 static void next_page(struct etcd *etcd);
 
+/* The drawing is in etcd.h. */
+static const struct sm_state phases[] = {
+    [WAITING] = {"waiting", 1u << AUTHENTICATING | 1u << LEASING},
+    [AUTHENTICATING] = {"authenticating", 1u << LEASING | 1u << WAITING},
+    [LEASING] = {"leasing", 1u << LISTING | 1u << WAITING},
+    [LISTING] = {"listing", 1u << WATCHING | 1u << WAITING},
+    [WATCHING] = {"watching", 1u << REGISTERING | 1u << LISTING | 1u << WAITING},
+    [REGISTERING] = {"registering", 1u << UP | 1u << LISTING | 1u << WAITING},
+    [UP] = {"up", 1u << LISTING | 1u << WAITING},
+};
+
 static void leave_phase(struct etcd *etcd, enum phase phase)
 {
     bool up = phase == UP;
 
+    sm_check(phases, UP + 1, etcd->phase, phase, NULL, NULL); /* standard error is that of rdtd, whose log it is */
     etcd->phase = phase;
     if (etcd->state.up != up)
         etcd->state_changed = true;
@@ -306,6 +319,8 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     if (json_is_true(json_object_get(result, "created")) && etcd->phase == WATCHING) {
         leave_phase(etcd, REGISTERING);
         register_node(etcd);
+        if (etcd->phase != REGISTERING)
+            return; /* it has failed, which drops the watch: another failure would skip an endpoint */
     }
     if (json_array_size(events) == 0)
         return;
@@ -421,7 +436,6 @@ void membership_begin(struct etcd *etcd)
 {
     etcd->lease.ttl_ms = etcd->config->ttl_ns / 1000000;
     etcd->at_endpoint = (unsigned)rand() % (unsigned)etcd->config->n_endpoints; /* the nodes spread over the endpoints */
-    etcd->phase = WAITING;
     etcd->retry_ms = now_ms();
     membership_tick(etcd);
 }
