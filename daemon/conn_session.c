@@ -79,7 +79,7 @@ void conn_session_end(struct conn *conn)
         return;
     if (conn->client.session.state == CLIENT_SESSION_WAITING) {
         conn->rpc->clients.n_waiting--;
-        conn->client.session.state = CLIENT_SESSION_LAPSED;
+        client_move_session(&conn->client, CLIENT_SESSION_LAPSED);
     }
     deadline_unset(conn->rpc->deadlines, &conn->session.grace);
     (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
@@ -109,7 +109,7 @@ enum rdt_status conn_session_move(struct conn *waiting, struct conn *from, struc
     deadline_unset(waiting->rpc->deadlines, &waiting->session.grace);
     waiting->rpc->clients.n_waiting--;
     waiting->rpc->counts->resumed_sessions++;
-    waiting->client.session.state = CLIENT_SESSION_RETURNED;
+    client_move_session(&waiting->client, CLIENT_SESSION_RETURNED);
     waiting->client.pid = from->client.pid;
     from->session.moved = true;
     conn_attach(waiting, sock, pidfd);
@@ -147,7 +147,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     text_copy(client->name, sizeof client->name, image->name);
     find_process(conn, image);
     conn_list(conn);
-    client->session.state = CLIENT_SESSION_WAITING;
+    client_move_session(client, CLIENT_SESSION_WAITING);
     conns->rpc->clients.n_waiting++;
     conn_serve(conn);
     return client;

@@ -4,9 +4,24 @@
 #include <stdlib.h>
 
 #include "daemon/base/ids.h"
+#include "daemon/base/sm.h"
 #include "daemon/base/text.h"
 #include "daemon/objects/object.h"
 #include "daemon/objects/remote_hold.h"
+
+/* Every allowed move. client.h draws them. */
+static const struct sm_state session_states[] = {
+    [CLIENT_SESSION_NEW] = {"new", 1u << CLIENT_SESSION_WAITING},
+    [CLIENT_SESSION_WAITING] = {"waiting", 1u << CLIENT_SESSION_RETURNED | 1u << CLIENT_SESSION_LAPSED},
+    [CLIENT_SESSION_RETURNED] = {"returned", 1u << CLIENT_SESSION_RESUMED},
+    [CLIENT_SESSION_RESUMED] = {"resumed", 0},
+    [CLIENT_SESSION_LAPSED] = {"lapsed", 0},
+};
+
+void client_move_session(struct client *client, enum client_session_state state)
+{
+    sm_move_byte(session_states, sizeof session_states / sizeof session_states[0], &client->session.state, state);
+}
 
 /* Ids are unique in the daemon, so that a late release never ends a hold of another client. */
 static struct ids *hold_ids(void)

@@ -97,12 +97,14 @@ struct client_rpc {
 
 /* Where a session is on its way from an earlier daemon to this one.
  *
- *   NEW
- *   WAITING --- its client connects ---> RETURNED --- RESUME ---> RESUMED
- *      `------- it ends before that ---> LAPSED
+ *   NEW --- it is restored ---> WAITING --- its client connects ---> RETURNED --- RESUME ---> RESUMED
+ *                                  |
+ *                                  `--- it ends before that ---> LAPSED
+ *
+ * A session whose client has come back ends in the state that it has then, as a NEW one does.
  */
 enum client_session_state {
-    CLIENT_SESSION_NEW,      /* it began at this daemon */
+    CLIENT_SESSION_NEW,      /* it began at this daemon, or is just being restored */
     CLIENT_SESSION_WAITING,  /* it is an earlier daemon's, and its client has not come back yet */
     CLIENT_SESSION_RETURNED, /* its client has come back, and has not sent RESUME since */
     CLIENT_SESSION_RESUMED,
@@ -114,8 +116,8 @@ struct client_session {
     const struct lasting *lasting; /* it survives this process, and has records; NULL: it does not */
     void *record;                  /* of lasting: the session's own */
     uint8_t id[16];                /* of lasting: tells it from every other session of every node */
-    enum client_session_state state;
-    struct map answers; /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
+    uint8_t state;                 /* enum client_session_state */
+    struct map answers;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
 };
 
 struct client_holds {
@@ -177,6 +179,8 @@ struct client {
     struct client_rpc rpc;
     struct client_conn conn;
 };
+
+void client_move_session(struct client *client, enum client_session_state state);
 
 /* Whether the client has come back to a session that it had at an earlier daemon. */
 static inline bool client_has_returned(const struct client *client)

@@ -200,7 +200,7 @@ enum rdt_status rpc_resume(struct call *call, const void *request, struct rdt_er
     }
     map_init(&resuming->listed);
     call_take_request(call, &resuming->arena);
-    client->session.state = CLIENT_SESSION_RESUMED;
+    client_move_session(client, CLIENT_SESSION_RESUMED);
     if (!room) {
         (void)fail(resuming);
     } else {
