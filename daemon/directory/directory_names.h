@@ -20,10 +20,15 @@
  *
  *                    more homes grant it than know any other node,
  *                    and none knows one that has published it
- *      CLAIMING -----------------------------------------> HELD
- *          |                                                |
- *          |  otherwise                                     |  another node took it over while this one was away
- *          +--------------------> LOST <--------------------+
+ *      CLAIMING -----------------------------------------> HELD <-------------------------.
+ *          |                                                |                             |
+ *          |  otherwise                                     |  another node took it over  |  asked again, and the other
+ *          |                                                |  while this one was away    |  node has given it up
+ *          +--------------------> LOST <--------------------+                             |
+ *                                  `------------------------------------------------------'
+ *
+ * The homes are told again of a HELD claim, and asked again for a LOST one that is still wanted: each round of answers decides
+ * anew, and may find the same. A name that an earlier daemon had published is HELD at once.
  *
  * Who asks a home that does not share the owner's tenant is told NOT_SHARED, and it counts as away. For a tenant that this node
  * does not share, no other node is asked.

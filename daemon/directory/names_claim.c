@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/sm.h"
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 
@@ -11,13 +12,35 @@
 #define TELL_NS UINT64_C(200000) /* in so much time: with many nodes it takes a while to find the homes of a name */
 
 enum claim_state { CLAIM_CLAIMING, CLAIM_HELD, CLAIM_LOST };
+
+/* Every allowed move. directory_names.h draws them. */
+static const struct sm_state claim_states[] = {
+    [CLAIM_CLAIMING] = {"claiming", 1u << CLAIM_HELD | 1u << CLAIM_LOST},
+    [CLAIM_HELD] = {"held", 1u << CLAIM_HELD | 1u << CLAIM_LOST},
+    [CLAIM_LOST] = {"lost", 1u << CLAIM_HELD | 1u << CLAIM_LOST},
+};
+
+/* What a home has said in the present round of questions:
+ *
+ *            .--- its answer ---> GRANTED, REFUSED ---.
+ *   AWAITED -+                                        +--- the next round ---> AWAITED
+ *     |      `--- no answer, in time or at all ---> AWAY
+ *     `--- the next round, before all have answered ---> AWAITED
+ */
 enum answer { ANSWER_AWAITED, ANSWER_GRANTED, ANSWER_REFUSED, ANSWER_AWAY };
+
+static const struct sm_state answer_states[] = {
+    [ANSWER_AWAITED] = {"awaited", 1u << ANSWER_AWAITED | 1u << ANSWER_GRANTED | 1u << ANSWER_REFUSED | 1u << ANSWER_AWAY},
+    [ANSWER_GRANTED] = {"granted", 1u << ANSWER_AWAITED},
+    [ANSWER_REFUSED] = {"refused", 1u << ANSWER_AWAITED},
+    [ANSWER_AWAY] = {"away", 1u << ANSWER_AWAITED},
+};
 
 struct name_claim {
     struct list link, by_dirty;
     struct directory_names *all;
     struct name_key key;
-    enum claim_state state;
+    uint8_t state;           /* enum claim_state */
     uint64_t epoch;          /* that the homes gave; 0: none yet */
     uint64_t version;        /* the newest one here; 0: nothing is published */
     uint64_t told_ns;        /* when the homes were last told */
@@ -28,12 +51,22 @@ struct name_claim {
     bool meets; /* nodes that have not been met yet may be homes: the claim is asked again when one comes up */
     unsigned n_homes;
     uint8_t home[NAMES_HOMES][16];
-    enum answer answer[NAMES_HOMES];
+    uint8_t answer[NAMES_HOMES];          /* enum answer */
     struct name_place place[NAMES_HOMES]; /* REFUSED: who has it there */
     uint64_t floor;                       /* the highest version that a home knows */
     struct list waiters;                  /* struct claim_waiter */
     struct deadline patience;             /* CLAIMING: homes that have not answered by then are away */
 };
+
+static void set_state(struct name_claim *claim, enum claim_state state)
+{
+    sm_move_byte(claim_states, sizeof claim_states / sizeof claim_states[0], &claim->state, state);
+}
+
+static void set_answer(struct name_claim *claim, unsigned i, enum answer answer)
+{
+    sm_move_byte(answer_states, sizeof answer_states / sizeof answer_states[0], &claim->answer[i], answer);
+}
 
 static struct name_claim *find(const struct directory_names *all, const struct name_key *key)
 {
@@ -205,7 +238,7 @@ static void decide(struct name_claim *claim)
     }
     if (!lost)
         names_set_floor(all->names, &claim->key.owner, claim->key.id, claim->key.id_bytes, claim->floor);
-    claim->state = lost ? CLAIM_LOST : CLAIM_HELD;
+    set_state(claim, lost ? CLAIM_LOST : CLAIM_HELD);
     list_splice(&all->telling.decided, &claim->waiters);
     all->telling.retry.run = retry_some;
     slice_begin(&all->deadlines->slices, &all->telling.retry);
@@ -223,7 +256,7 @@ static bool is_complete(const struct name_claim *claim)
 
 static void take_answer(struct name_claim *claim, unsigned i, const struct name_place *place, bool granted)
 {
-    claim->answer[i] = granted ? ANSWER_GRANTED : ANSWER_REFUSED;
+    set_answer(claim, i, granted ? ANSWER_GRANTED : ANSWER_REFUSED);
     if (granted && place->epoch > claim->epoch)
         claim->epoch = place->epoch;
     /* A higher one would leave this node too few to count on with, for all names that are new here. */
@@ -239,7 +272,7 @@ static void on_patience(struct deadline *deadline)
 
     for (unsigned i = 0; i < claim->n_homes; i++)
         if (claim->answer[i] == ANSWER_AWAITED)
-            claim->answer[i] = ANSWER_AWAY;
+            set_answer(claim, i, ANSWER_AWAY);
     claim->meets = false;
     decide(claim);
 }
@@ -252,7 +285,7 @@ void names_claim_away(struct directory_names *all, const struct peer *from, cons
         return;
     for (unsigned i = 0; i < claim->n_homes; i++)
         if (memcmp(claim->home[i], from->uuid, 16) == 0 && claim->answer[i] == ANSWER_AWAITED)
-            claim->answer[i] = ANSWER_AWAY;
+            set_answer(claim, i, ANSWER_AWAY);
     if (is_complete(claim))
         decide(claim);
 }
@@ -303,11 +336,11 @@ static void ask(struct name_claim *claim)
     list_remove(&claim->by_dirty);
     for (unsigned i = 0; i < homes.n; i++) {
         memcpy(claim->home[i], homes.peer[i] ? homes.peer[i]->uuid : all->node->uuid, 16);
-        claim->answer[i] = ANSWER_AWAITED;
+        set_answer(claim, i, ANSWER_AWAITED);
         if (!homes.peer[i])
             take_answer(claim, i, &known, names_home_register(all, NULL, &claim->key, &place, &known) != RDT_EXISTS);
         else if (!names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, &place))
-            claim->answer[i] = ANSWER_AWAY;
+            set_answer(claim, i, ANSWER_AWAY);
     }
     if (is_complete(claim) || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS)) {
         claim->meets = false;
@@ -416,7 +449,7 @@ void directory_names_changed(struct directory_names *all, const struct name *nam
     if (!claim && name->published) { /* an earlier daemon had published the name */
         claim = claim_new(all, &key);
         if (claim)
-            claim->state = CLAIM_HELD;
+            set_state(claim, CLAIM_HELD);
     }
     if (!claim)
         return;
