@@ -6,6 +6,7 @@
 #include <uv.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/sm.h"
 #include "daemon/base/text.h"
 #include "daemon/versions/shards_impl.h"
 #include "proto/grow.h"
@@ -156,6 +157,18 @@ static void name_settle(struct shard_name *name)
 
 /* ---- versions ---- */
 
+/* Every allowed move. shards.h draws them. */
+static const struct sm_state states[] = {
+    [VERSION_FILLING] = {"filling", 1u << VERSION_COMPLETE | 1u << VERSION_ENDED},
+    [VERSION_COMPLETE] = {"complete", 1u << VERSION_ENDED},
+    [VERSION_ENDED] = {"ended", 0},
+};
+
+static void set_state(struct version *version, enum version_state state)
+{
+    sm_move_byte(states, sizeof states / sizeof states[0], &version->state, state);
+}
+
 static void settle(struct deadline *deadline);
 static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
 static const struct version_check_events check_events;
@@ -304,7 +317,7 @@ void version_end(struct version *version)
     deadline_unset(version->shards->deadlines, &version->settle);
     version_check_fini(version);
     version->holder.conn.gone = true;
-    version->state = VERSION_ENDED;
+    set_state(version, VERSION_ENDED);
     version->name = NULL;
     list_remove(&version->link);
     list_append(&version->shards->ended, &version->link);
@@ -323,7 +336,7 @@ struct version *version_restore(struct shards *shards, const struct shard_part *
         name_settle(name);
         return NULL;
     }
-    version->state = VERSION_COMPLETE;
+    set_state(version, VERSION_COMPLETE);
     version_check_fini(version);
     if (!object_wait_freed(manifest, &version->manifest)) {
         version_end(version);
@@ -461,7 +474,7 @@ static void on_checked(struct version *version, struct shard_manifest *manifest,
         return;
     }
     version_check_fini(version); /* ends its charge */
-    version->state = VERSION_COMPLETE;
+    set_state(version, VERSION_COMPLETE);
     version->number = number;
     end_claim(version);
     forget_given_up(name);

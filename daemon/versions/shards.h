@@ -4,10 +4,14 @@
  * its parts are there. It refuses to answer requests: rpc does that (rpc_shards.c).
  *
  *   the first part of a step          all parts are there and held, and cover every tensor once
- *   ────────────────────────► FILLING ───────────────────────────────────────────────────────► COMPLETE ──► ends with its
- *                                │  a publisher ends, cancels or times out; boxes overlap                    manifest
- *                                │  or are missing; a part has ended; a later step is complete
- *                                └──► FAILED: all its publishers are told why; readers have never seen it
+ *   ────────────────────────► FILLING ───────────────────────────────────────────────────────► COMPLETE
+ *                                │  a publisher ends, cancels or times out; boxes overlap          ▲  │
+ *                                │  or are missing; a part has ended; a later step is complete     │  │ its manifest ends
+ *                                └──────────────────────────► ENDED ◄──────────────────────────────┼──┘
+ *                                                                   a version of an earlier daemon ┘
+ *
+ * When a version has failed, all its publishers are told why; readers have never seen it. An ENDED version belongs to no name
+ * any more, and releases its parts in slices.
  *
  * A complete version is the name's next version like any other: an object, the manifest, which lists the parts.
  * Readers that fetch, hold or wait for it need no further rules. The parts are held as long as the manifest exists, those on

@@ -71,6 +71,7 @@ struct version_growth {        /* what is there before the version is complete *
     size_t room;
 };
 
+/* shards.h draws the moves. */
 enum version_state { VERSION_FILLING, VERSION_COMPLETE, VERSION_ENDED };
 
 struct version {
@@ -78,8 +79,8 @@ struct version {
     struct shards *shards;
     struct shard_name *name; /* NULL: ENDED */
     struct account *account; /* a reference */
-    enum version_state state;
-    bool uses_claim; /* FILLING: directory_names_use */
+    uint8_t state;           /* enum version_state */
+    bool uses_claim;         /* FILLING: directory_names_use */
     uint64_t step, began_ns;
     uint32_t of, n_parts;      /* ranks; those whose parts are there, with all pieces */
     uint32_t n_pieces, n_held; /* of `parts` */
