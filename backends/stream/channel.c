@@ -2,7 +2,7 @@
 /* Channels: their memory, their states, and the options of their sockets. This file creates and frees channels; run.c
  * moves them through their states.
  *
- * The table below has the moves of the drawing in stream.h; any other move is a bug, and aborts the process. */
+ * The tables below have the moves of the drawings in stream.h; any other move is a bug, and aborts the process. */
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -32,6 +32,22 @@ void channel_set_state(struct channel *channel, enum channel_state to)
 
     states_check(&channel->transport->host, states, CHANNEL_GONE + 1, channel->state, to);
     channel->state = to;
+}
+
+void probe_move(const struct transport *transport, enum probe_state *state, enum probe_state to)
+{
+    static const bool allowed[PROBE_SENT + 1][PROBE_SENT + 1] = {
+        [PROBE_NONE] = {[PROBE_WANTED] = true, [PROBE_RUNNING] = true},
+        [PROBE_WANTED] = {[PROBE_NONE] = true, [PROBE_RUNNING] = true},
+        [PROBE_RUNNING] = {[PROBE_NONE] = true, [PROBE_SENT] = true},
+        [PROBE_SENT] = {[PROBE_NONE] = true},
+    };
+
+    if (!allowed[*state][to]) {
+        transport->host.log(transport->host.ctx, RDT_LOG_ERROR, "bug: a probe may not go from state %d to %d", *state, to);
+        abort();
+    }
+    *state = to;
 }
 
 void channel_set_deadline(struct channel *channel, uint64_t ns)
@@ -139,7 +155,7 @@ void channel_free(struct channel *channel)
         (void)(channel_sends(channel) ? conn->n_out-- : conn->n_in--);
     if (channel->probe != PROBE_NONE) {
         transport->probes--;
-        conn->way.probe = PROBE_NONE;
+        probe_move(transport, &conn->way.probe, PROBE_NONE);
     }
     if (conn && conn->closing)
         thread_visit(conn);

@@ -128,7 +128,7 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
         conn->peer.tls = !plain || !transport->settings.plain; /* unencrypted only if both ends trust the network */
         conn->peer.known = true;
         ops_start_sends(conn);
-        conn->way.probe = PROBE_WANTED;
+        probe_move(transport, &conn->way.probe, PROBE_WANTED); /* from NONE: conn_trouble wants none of an unknown address */
     }
     (void)pthread_mutex_unlock(&transport->lock);
     conns_probe(transport);
@@ -171,9 +171,10 @@ enum rdt_status conn_trouble(struct conn *conn, char *text_p, size_t size)
         status = conn->way.met ? RDT_OK : RDT_PEER_LOST;
         say_unreachable(conn, "no answer yet", text_p, size);
     }
-    again = conn->way.why_not[0] && conn->way.probe == PROBE_NONE && monotonic_ns() - conn->way.probed_ns > PROBE_AGAIN_NS;
+    again = conn->peer.known && conn->way.why_not[0] && conn->way.probe == PROBE_NONE &&
+            monotonic_ns() - conn->way.probed_ns > PROBE_AGAIN_NS;
     if (again)
-        conn->way.probe = PROBE_WANTED;
+        probe_move(transport, &conn->way.probe, PROBE_WANTED);
     (void)pthread_mutex_unlock(&transport->lock);
     if (again)
         conns_probe(transport);
@@ -340,7 +341,8 @@ void conn_probe_ends(struct channel *channel, const char *why_not)
     if (channel->probe == PROBE_NONE)
         return;
     (void)pthread_mutex_lock(&transport->lock);
-    channel->probe = conn->way.probe = PROBE_NONE;
+    probe_move(transport, &channel->probe, PROBE_NONE);
+    probe_move(transport, &conn->way.probe, PROBE_NONE);
     transport->probes--;
     if (why_not && !conn->closing && channel->end.left && !channel->end.error) { /* the peer has read all of it */
         conn->way.lossy = false;
@@ -357,17 +359,18 @@ void conns_probe(struct transport *transport)
     (void)pthread_mutex_lock(&transport->lock);
     for (struct ring *at = transport->conns.next; at != &transport->conns && transport->probes < MAX_PROBES; at = at->next) {
         struct conn *conn = container_of(at, struct conn, ring);
+        bool shown = conn->n_out && !conn->way.why_not[0]; /* what is sent on another channel shows the same */
         struct channel *channel;
 
         if (conn->way.probe != PROBE_WANTED || conn->closing)
             continue;
-        conn->way.probe = PROBE_NONE;
-        if (conn->n_out && !conn->way.why_not[0]) /* what is sent on it shows the same */
+        channel = shown ? NULL : channel_create(conn, false);
+        probe_move(transport, &conn->way.probe, channel ? PROBE_RUNNING : PROBE_NONE);
+        if (shown)
             continue;
-        channel = channel_create(conn, false);
         if (!channel)
             break;
-        channel->probe = conn->way.probe = PROBE_RUNNING;
+        probe_move(transport, &channel->probe, PROBE_RUNNING);
         conn->way.probed_ns = monotonic_ns();
         transport->probes++;
         thread_attend(channel);

@@ -3,11 +3,30 @@
  *
  * A chunk for which no receive is posted, or one of another length, is read into scratch memory and dropped.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "backends/stream/stream.h"
 
 #define BUDGET_BYTES ((size_t)4 << 20) /* that a channel moves before other channels have their turn */
+
+/* The table has the moves of the drawing in stream.h; any other move is a bug, and aborts the process. */
+static void set_stage(struct channel *channel, enum in_stage to)
+{
+    static const bool allowed[IN_TRAILER + 1][IN_TRAILER + 1] = {
+        [IN_HEADER] = {[IN_BYTES] = true, [IN_TRAILER] = true},
+        [IN_BYTES] = {[IN_TRAILER] = true},
+        [IN_TRAILER] = {[IN_HEADER] = true},
+    };
+    const struct rdt_host *host = &channel->transport->host;
+
+    if (!allowed[channel->chunk.stage][to]) {
+        host->log(host->ctx, RDT_LOG_ERROR, "bug: a channel may not go from stage %d to %d of a chunk", channel->chunk.stage,
+                  to);
+        abort();
+    }
+    channel->chunk.stage = to;
+}
 
 static void take_header(struct channel *channel)
 {
@@ -40,7 +59,7 @@ static void take_header(struct channel *channel)
     channel->chunk.memory = operation ? pieces_of(operation->op) : (struct pieces){0};
     channel->chunk.bytes = channel->chunk.header.bytes;
     channel->chunk.at = 0;
-    channel->chunk.stage = channel->chunk.bytes ? IN_BYTES : IN_TRAILER;
+    set_stage(channel, channel->chunk.bytes ? IN_BYTES : IN_TRAILER);
 }
 
 static void take_trailer(struct channel *channel)
@@ -54,7 +73,7 @@ static void take_trailer(struct channel *channel)
     }
     channel->small_n -= TRAILER_BYTES;
     memmove(channel->small, channel->small + TRAILER_BYTES, channel->small_n); /* the start of the next header */
-    channel->chunk.stage = IN_HEADER;
+    set_stage(channel, IN_HEADER);
     channel->chunk.operation = NULL;
     channel->chunk.memory = (struct pieces){0};
     if (operation)
@@ -119,7 +138,7 @@ static size_t read_bytes(struct channel *channel)
     if ((uint64_t)n >= rest) {
         channel->small_n = (size_t)((uint64_t)n - rest);
         channel->chunk.at = channel->chunk.bytes;
-        channel->chunk.stage = IN_TRAILER;
+        set_stage(channel, IN_TRAILER);
     } else {
         channel->chunk.at += (uint64_t)n;
     }

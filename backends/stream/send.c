@@ -42,7 +42,7 @@ static bool start_next(struct channel *channel)
         if (channel->probe == PROBE_SENT) {
             start_bye(channel);
         } else {
-            channel->probe = PROBE_SENT;
+            probe_move(channel->transport, &channel->probe, PROBE_SENT);
             channel->chunk.header =
                 (struct header){.kind = HEADER_CHUNK, .transfer = UINT64_MAX, .chunk = UINT64_MAX, .bytes = PROBE_BYTES};
             channel->chunk.bytes = PROBE_BYTES;

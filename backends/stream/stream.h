@@ -126,6 +126,17 @@ struct conn_peer { /* what the peer's offer said */
     bool tls; /* channels to the peer use TLS */
 };
 
+/* A probe is a channel to the peer that carries no chunk of anybody, to find out whether channels get through. A connection has
+ * one at a time (conn_way.probe), and that channel knows that it is one (channel.probe):
+ *
+ *   connection   NONE ---> WANTED ---> RUNNING ---> NONE       connected; a probe that failed is PROBE_AGAIN_NS old
+ *                  ^          |
+ *                  `----------'   another channel shows the same, or there is no memory for one
+ *
+ *   channel      NONE ---> RUNNING ---> SENT ---> NONE         it ends, or is used for a chunk
+ *                  ^          |
+ *                  `----------'   it ends before its bytes are sent
+ */
 enum probe_state { PROBE_NONE, PROBE_WANTED, PROBE_RUNNING, PROBE_SENT };
 
 struct conn_way {      /* whether channels get through; [lock] */
@@ -186,6 +197,11 @@ enum channel_state {
     CHANNEL_GONE
 };
 
+/* What comes next on a channel that receives:
+ *
+ *   HEADER ---> BYTES ---> TRAILER ---> HEADER
+ *        `--- of no bytes ---^
+ */
 enum in_stage { IN_HEADER, IN_BYTES, IN_TRAILER };
 
 struct channel_ready { /* what epoll said of its socket, until a call has found otherwise */
@@ -353,6 +369,7 @@ void channel_free(struct channel *channel);
 void channel_fail(struct channel *channel, const char *fault,
                   int error); /* the channel is GONE, and freed when channel_run returns */
 void channel_set_state(struct channel *channel, enum channel_state to);
+void probe_move(const struct transport *transport, enum probe_state *state, enum probe_state to); /* with the lock, or [data] */
 void channel_leave(struct channel *channel); /* LEAVING: all is sent, and it ends when the other end closes */
 void channel_set_deadline(struct channel *channel, uint64_t ns); /* in ns nanoseconds; 0: it has none any more */
 
