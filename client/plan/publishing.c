@@ -10,6 +10,7 @@
  * a region and a request, and a version has only so many. Their sizes follow from the tensors' alone: a version with the same
  * tensors as the one before the last uses its memory again (loans.h), of which the daemon keeps 256 regions.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -57,7 +58,16 @@ struct piece {
     rdt_request *request;
 };
 
+/*   rdt_publishing_begin ---> PUBLISHING --- rdt_publishing_end succeeds -----> PUBLISHED
+ *                                   `-------- rdt_publishing_give_up ---------> GIVEN_UP
+ *
+ * One that has failed (why) is PUBLISHING until it is given up or destroyed. */
 enum publishing_state { PUBLISHING, PUBLISHED, GIVEN_UP };
+
+/* Allowed moves, as [from][to]. */
+static const bool moves[3][3] = {
+    [PUBLISHING] = {[PUBLISHED] = true, [GIVEN_UP] = true},
+};
 
 struct rdt_publishing {
     rdt *conn;
@@ -78,6 +88,12 @@ struct rdt_publishing {
     char **left; /* [n_left] */
     size_t n_left, room_left;
 };
+
+static void move(rdt_publishing *publishing, enum publishing_state to)
+{
+    assert(moves[publishing->state][to]);
+    publishing->state = to;
+}
 
 static enum rdt_status no_memory(struct rdt_error *err)
 {
@@ -673,7 +689,7 @@ enum rdt_status rdt_publishing_end(rdt_publishing *publishing, int64_t timeout_n
         status = try_end(publishing, deadline_ns, &why);
     if (status != RDT_OK)
         return fail(publishing, &why, err);
-    publishing->state = PUBLISHED;
+    move(publishing, PUBLISHED);
     if (version_p)
         *version_p = publishing->version;
     let_go(publishing);
@@ -695,7 +711,7 @@ enum rdt_status rdt_publishing_give_up(rdt_publishing *publishing, const char *s
     if (status != RDT_OK)
         return status;
     let_go(publishing);
-    publishing->state = GIVEN_UP;
+    move(publishing, GIVEN_UP);
     return RDT_OK;
 }
 
