@@ -83,11 +83,12 @@ void storage_object_ended(struct storage *storage, const struct object *object)
 
     if (!stored || stored->object != object)
         return;
-    stored->object->file.stored = OBJECT_NOT_STORED;
-    stored->object = NULL;
+    stored_leave_object(stored);
     if (storage->frozen)
         return;
-    switch (stored->state) {
+    switch ((enum stored_state)stored->state) {
+    case STORED_NEW: /* not yet: its object is held until it is QUEUED or DURABLE */
+        break;
     case STORED_QUEUED:
         ended_error(stored, &err);
         give_up(stored, &err);
@@ -230,7 +231,7 @@ static enum rdt_status start(struct stored *stored, struct rdt_error *err)
     store->record.order = ++storage->order;
     store->fd = -1;
     store->work = (struct work){.run = run_store, .done = done_store};
-    stored->state = STORED_WRITING;
+    stored_set_writing(stored);
     stored->work = store;
     storage->writing = stored;
     store->object->file.writing = true;
@@ -358,7 +359,6 @@ static void write_again(struct stored *stored)
     }
     list_remove(&stored->queue);
     storage->n_objects--;
-    stored->object->file.stored = OBJECT_STORING;
     stored_queue(stored);
     (void)start_next(storage, 0, NULL);
 }

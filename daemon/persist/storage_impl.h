@@ -12,14 +12,34 @@
 #define STORAGE_MAX_WARNED 100u /* failures are logged up to this many; all are counted and reported to the waiters */
 #define LANE_FILES 1u           /* records and removals, in the order of their submission */
 
-enum stored_state { STORED_QUEUED, STORED_WRITING, STORED_DURABLE };
+/* The life of an entry, from stored_new to stored_free. storage.h says what ends it.
+ *
+ *         storage_store            its turn             it is written
+ *   NEW ----------------> QUEUED ------------> WRITING ---------------> DURABLE
+ *    |                     ^   ^                  |                      ^   |
+ *    |                     |   | it was stopped,  |                      |   |
+ *    |                     |   | and is wanted    |                      |   |
+ *    |                     |   | again            |                      |   |
+ *    |                     |   `------------------'                      |   |
+ *    |                     |       its file is damaged, and it is in memory  |
+ *    |                     `-----------------------------------------------'
+ *    |   there is a file of an earlier daemon                            |
+ *    `-------------------------------------------------------------------'
+ *
+ *   NEW       nobody has seen it yet
+ *   QUEUED    in storage->queue; stored_free when its object ends, or if the writing cannot begin
+ *   WRITING   storage->writing; stored_free when the writing has failed, or was stopped, which takes until the thread notices
+ *   DURABLE   the file is there; stored_free when neither an object nor a record of a name needs it
+ *
+ * object->file.stored tells the rooms below: STORED of a DURABLE one, NOT_STORED without an entry, else STORING. */
+enum stored_state { STORED_NEW, STORED_QUEUED, STORED_WRITING, STORED_DURABLE };
 
 /* One object that is stored or will be. */
 struct stored {
     struct storage *storage;
     uint64_t generation;
-    struct object *object; /* NULL: it has ended, and the file stays only for records of names on the disk */
-    enum stored_state state;
+    struct object *object;    /* NULL: it has ended, and the file stays only for records of names on the disk */
+    uint8_t state;            /* enum stored_state */
     struct account *account;  /* of the owner; one reference */
     uint64_t bytes;           /* charged to it */
     struct list queue;        /* QUEUED: in storage->queue; DURABLE: in storage->in_memory while it has memory */
@@ -126,7 +146,9 @@ struct stored *stored_get(const struct storage *storage, uint64_t generation); /
 struct stored *stored_new(struct storage *storage, uint64_t generation, struct account *account, struct object *object,
                           uint64_t bytes);
 void stored_queue(struct stored *stored); /* QUEUED: it will be written, and who waits for its removal is answered */
+void stored_set_writing(struct stored *stored);
 void stored_set_durable(struct stored *stored);
+void stored_leave_object(struct stored *stored); /* which ends, or is stored no more; does nothing without one */
 void stored_free(struct stored *stored); /* it has no claims and no waiters; its charge and its account are the caller's */
 
 /* Calls barrier->on_done when the removals that have begun before are over. */

@@ -6,8 +6,31 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/sm.h"
 #include "daemon/memory/region_orphans.h"
 #include "daemon/persist/storage_impl.h"
+
+/* Every allowed move. storage_impl.h draws them. */
+static const struct sm_state states[] = {
+    [STORED_NEW] = {"new", 1u << STORED_QUEUED | 1u << STORED_DURABLE},
+    [STORED_QUEUED] = {"queued", 1u << STORED_WRITING},
+    [STORED_WRITING] = {"writing", 1u << STORED_DURABLE | 1u << STORED_QUEUED},
+    [STORED_DURABLE] = {"durable", 1u << STORED_QUEUED},
+};
+
+static void set_state(struct stored *stored, enum stored_state state)
+{
+    sm_move_byte(states, sizeof states / sizeof states[0], &stored->state, state);
+    if (stored->object)
+        stored->object->file.stored = state == STORED_DURABLE ? OBJECT_STORED : OBJECT_STORING;
+}
+
+void stored_leave_object(struct stored *stored)
+{
+    if (stored->object)
+        stored->object->file.stored = OBJECT_NOT_STORED;
+    stored->object = NULL;
+}
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation)
 {
@@ -110,8 +133,6 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct a
     list_init(&stored->claims);
     list_init(&stored->barriers);
     account_add(stored->account, USAGE_STORED_BYTES, bytes);
-    if (object)
-        object->file.stored = OBJECT_STORING;
     return stored;
 }
 
@@ -141,7 +162,7 @@ static void release_barriers(struct stored *stored)
 
 void stored_queue(struct stored *stored)
 {
-    stored->state = STORED_QUEUED;
+    set_state(stored, STORED_QUEUED);
     release_barriers(stored);
     list_append(&stored->storage->queue, &stored->queue);
 }
@@ -162,20 +183,22 @@ void stored_free(struct stored *stored)
     release_barriers(stored);
     slice_stop(&stored->write);
     list_remove(&stored->queue);
-    if (stored->object)
-        stored->object->file.stored = OBJECT_NOT_STORED;
+    stored_leave_object(stored);
     stop_check(stored);
     free(stored->damage);
     (void)map_remove_u64(&storage->stored, stored->generation);
     free(stored);
 }
 
+void stored_set_writing(struct stored *stored)
+{
+    set_state(stored, STORED_WRITING);
+}
+
 void stored_set_durable(struct stored *stored)
 {
-    stored->state = STORED_DURABLE;
+    set_state(stored, STORED_DURABLE);
     stored->storage->n_objects++;
-    if (stored->object)
-        stored->object->file.stored = OBJECT_STORED;
     if (stored_has_memory(stored))
         list_append(&stored->storage->in_memory, &stored->queue);
 }
