@@ -79,6 +79,12 @@ static void enter_queue(struct cached *cached)
     cache_press(cached->owner);
 }
 
+/* Whether the object is live, and was not taken out. */
+static bool is_in(const struct cached *cached)
+{
+    return cached->state == CACHED_IDLE || cached->state == CACHED_HELD;
+}
+
 /* The thread that writes its file has a hold and a pin, which keep nothing: it stops when the object goes. */
 static bool is_idle(const struct object *object)
 {
@@ -91,7 +97,7 @@ void cache_settle(struct object *object)
 {
     struct cached *cached = object->cached;
 
-    if (cached->state == CACHED_OUT || (cached->state == CACHED_IDLE) == is_idle(object))
+    if (!is_in(cached) || (cached->state == CACHED_IDLE) == is_idle(object))
         return;
     if (cached->state == CACHED_IDLE)
         cached_leave_queue(cached, CACHED_HELD);
@@ -127,7 +133,7 @@ void cache_add(struct object *object)
         cached->entry.bytes = bytes_of(object);
     }
     cached_count(cached, true);
-    cached->state = CACHED_HELD;
+    cached_set_state(cached, CACHED_HELD);
     cache_settle(object);
 }
 
@@ -135,13 +141,18 @@ void cache_remove(struct object *object)
 {
     struct cached *cached = object->cached;
     struct cache *cache;
+    bool was_in;
 
     if (!cached || cached->state == CACHED_OUT)
         return;
     cache = cached->owner->cache;
+    was_in = is_in(cached);
     if (cached->state == CACHED_IDLE)
         cached_leave_queue(cached, CACHED_OUT);
-    cached->state = CACHED_OUT;
+    else
+        cached_set_state(cached, CACHED_OUT);
+    if (!was_in)
+        return;
     cached_count(cached, false);
     if (cached->file_bytes > 0 && cache->files.ops)
         cached_discard_file(cached);
@@ -166,7 +177,7 @@ void cache_found(struct object *object, bool by_id)
     struct cached *cached = object->cached;
     struct cache_counts *of[2];
 
-    if (cached->state == CACHED_OUT)
+    if (!is_in(cached))
         return;
     of[0] = &cached->owner->counts;
     of[1] = &cached->owner->cache->counts;

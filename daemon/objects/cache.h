@@ -2,12 +2,15 @@
 /* The cache: objects that were put as EVICTABLE. Such an object has the producer's hold until it is evicted, whether or not the
  * session that put it goes on.
  *
- *          live                   somebody holds or pins it
- *   put ─────────► IDLE ───────────────────────────────────► HELD
- *                  │  ▲                                       │ │
- *           evict, │  └───────────── nobody does any more ────┘ │ free, replace, time to live
- *           free … ▼                                            ▼
- *                 the object ends, as if it were freed        as well, when the last of them has let it go
+ *   put           it is live            nobody holds or pins it
+ *   ────► NEW ─────────────────► HELD ─────────────────────────► IDLE
+ *          │                     │  ▲                            │ │
+ *          │ it ends before      │  └──────── somebody does ─────┘ │ evict, free, replace,
+ *          │ that                │ free, replace, time to live     │ time to live
+ *          └───────────────────► OUT ◄─────────────────────────────┘
+ *
+ * The last step ends the producer's hold: an IDLE object ends at once, as if it were freed, and a HELD one when the last of
+ * those who have it lets it go. Until that step it is evictable (cache_has).
  *
  * IDLE objects are in the queue of their owner (cache_queue.h), so priorities concern that owner's objects alone. What is HELD
  * is in none, so an eviction never looks at it.
@@ -150,8 +153,12 @@ enum rdt_status cache_prepare(struct cache *cache, struct object *object, unsign
                               struct rdt_error *err);
 unsigned cache_priority(const struct object *object); /* 0 if it is not in the cache */
 
-void cache_add(struct object *object);    /* the object is live from now on */
-void cache_remove(struct object *object); /* it has lost its hold; does nothing if it was not added */
+/* Whether it was put as EVICTABLE, and has the producer's hold still. */
+bool cache_has(const struct object *object);
+
+/* The object is live from now on; it has lost its hold. cache_remove does nothing if it is OUT, or was not put as EVICTABLE. */
+void cache_add(struct object *object);
+void cache_remove(struct object *object);
 void cache_forget(struct object *object); /* it ends */
 
 /* The holds or the pins of an object with object->cached have changed. */

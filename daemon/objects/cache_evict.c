@@ -311,7 +311,7 @@ void cache_end_all(struct object_table *table)
     struct object *object;
 
     for (uint64_t at = 0; (object = index_next(&table->by_generation, at, &at)); at++)
-        if (object->survives.evictable && !object->producer)
+        if (cache_has(object) && !object->producer)
             table->cache.evict(object);
 }
 

@@ -7,7 +7,8 @@
 
 #include "daemon/objects/cache.h"
 
-enum cached_state { CACHED_OUT, CACHED_IDLE, CACHED_HELD };
+/* cache.h draws the moves. */
+enum cached_state { CACHED_NEW, CACHED_IDLE, CACHED_HELD, CACHED_OUT };
 
 struct cached {
     struct cache_entry entry; /* SPILLED: it is in a file only */
@@ -64,6 +65,7 @@ void cache_end_writing(struct cache *cache, uint64_t bytes);
 /* It is live, or is so no more; with its bytes, and where it is. */
 void cached_count(const struct cached *cached, bool more);
 
+void cached_set_state(struct cached *cached, enum cached_state state);
 void cached_enter_queue(struct cached *cached);
 void cached_leave_queue(struct cached *cached, enum cached_state state);
 

@@ -1,8 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where an object of the cache is, in the queue of its owner or in none, in memory or in a file, and what that adds to the
  * sums. */
+#include "daemon/base/sm.h"
 #include "daemon/objects/cache_impl.h"
 #include "daemon/objects/object.h"
+
+/* Every allowed move. cache.h draws them. */
+static const struct sm_state states[] = {
+    [CACHED_NEW] = {"new", 1u << CACHED_HELD | 1u << CACHED_OUT},
+    [CACHED_IDLE] = {"idle", 1u << CACHED_HELD | 1u << CACHED_OUT},
+    [CACHED_HELD] = {"held", 1u << CACHED_IDLE | 1u << CACHED_OUT},
+    [CACHED_OUT] = {"out", 0},
+};
+
+void cached_set_state(struct cached *cached, enum cached_state state)
+{
+    sm_move_byte(states, sizeof states / sizeof states[0], &cached->state, state);
+}
+
+bool cache_has(const struct object *object)
+{
+    return object->cached && object->cached->state != CACHED_OUT;
+}
 
 static void count_idle(struct cache_sums *sums, const struct cached *cached, bool more)
 {
@@ -88,7 +107,7 @@ void cached_enter_queue(struct cached *cached)
 {
     bool used = cached->used;
 
-    cached->state = CACHED_IDLE;
+    cached_set_state(cached, CACHED_IDLE);
     cached->used = false;
     cached_queue_add(cached, used);
     set_idle(cached, true);
@@ -96,7 +115,7 @@ void cached_enter_queue(struct cached *cached)
 
 void cached_leave_queue(struct cached *cached, enum cached_state state)
 {
-    cached->state = (uint8_t)state;
+    cached_set_state(cached, state);
     cached_queue_remove(cached);
     set_idle(cached, false);
 }

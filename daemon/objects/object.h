@@ -49,6 +49,7 @@
 #include "daemon/memory/imported.h"
 #include "daemon/memory/region_use.h"
 #include "daemon/memory/slab.h"
+#include "daemon/objects/cache.h"
 #include "proto/layout.h"
 #include "proto/list.h"
 #include "rdt_ref.h"
@@ -140,11 +141,10 @@ struct object_file {
     bool unchecked : 1; /* its memory is a stored file that nobody has compared with its checksums yet, or that is damaged */
 };
 
-struct object_survival {   /* why it outlives its producer's session: any of these is enough */
-    bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
-    uint8_t evictable : 1; /* the same, until the object is evicted (cache.h) */
-    bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
-    bool published : 1;    /* at least one name holds it */
+struct object_survival { /* why it outlives its producer's session: any of these is enough, and so is cache_has (cache.h) */
+    bool detached : 1;   /* the producer's hold outlives the producer for a time (detached.h) */
+    bool in_transit : 1; /* a ref of it is on its way to another process (transit.h) */
+    bool published : 1;  /* at least one name holds it */
 };
 
 struct object_changes {    /* whether its bytes may change while it lives */
@@ -298,10 +298,10 @@ void object_free(struct object *object, bool force, enum object_end end);
 /* The producer's session has ended: the object ends with OWNER_DIED, unless it is detached or evictable. */
 void object_producer_ended(struct object *object);
 
-/* Whether the producer's hold outlives the session of its producer. */
+/* Whether the producer's hold outlives the session of its producer: the object is detached or evictable. */
 static inline bool object_outlives_session(const struct object *object)
 {
-    return object->survives.detached || object->survives.evictable;
+    return object->survives.detached || cache_has(object);
 }
 
 uint64_t object_producer_id(const struct object *object); /* of the client that put it; 0: of an earlier daemon */

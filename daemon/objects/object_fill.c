@@ -30,7 +30,6 @@ static void drop_producer(struct object *object, enum object_end end)
         detached_remove(object->table, object->generation);
         object->survives.detached = false;
     }
-    object->survives.evictable = false;
     cache_remove(object);
     object_lasting_changed(object);
     object_drop(object);
@@ -136,7 +135,7 @@ void object_set_live(struct object *object)
     if (object->survives.detached)
         (void)detached_begin(object, on_detached_over); /* out of memory: it begins when the session ends */
     object_set_state(object, OBJECT_LIVE);
-    if (object->survives.evictable)
+    if (cache_has(object))
         cache_add(object);
 }
 

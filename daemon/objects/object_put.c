@@ -199,7 +199,6 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     content->separate = NULL;
     object->access.key = object->access.key == KEY_TAKES ? KEY_TAKES : KEY_OWN;
     object->survives.detached = put->ttl_ns > 0;
-    object->survives.evictable = put->eviction == EVICTION_ALLOWED;
     object->generation = generation;
     object->access.visibility = (uint8_t)put->visibility;
     object->producer = put->producer;

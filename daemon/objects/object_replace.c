@@ -27,7 +27,7 @@ enum rdt_status object_may_replace(const struct client *producer, const struct o
             "object \"%.*s\" is held by its producer, client %llu, and is not detached or evictable: only that client may "
             "replace it; other clients of the same user may free it by force first",
             id_bytes(old), id, (unsigned long long)object_producer_id(old));
-    if (old->file.stored != OBJECT_NOT_STORED && old->survives.published && !old->survives.evictable)
+    if (old->file.stored != OBJECT_NOT_STORED && old->survives.published && !cache_has(old))
         return rdt_error_set(
             err, RDT_EXISTS,
             "object \"%.*s\" is stored on the disk for a published name: unpublish the name first, or put under "

@@ -53,7 +53,7 @@ void record_of_object(const struct object *object, Rdt__Pb__ObjectRecord *record
     record_p->box_bytes = object->tail.box_bytes;
     record_p->visibility = (Rdt__Pb__Visibility)object->access.visibility;
     record_p->transport = (char *)object_transport(object);
-    record_p->evictable = object->survives.evictable;
+    record_p->evictable = cache_has(object);
     record_p->priority = cache_priority(object);
     record_p->detached_ttl_ns = object->survives.detached ? detached_ttl_ns(object) : 0;
 }

@@ -325,7 +325,7 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
     struct stored *stored = status == RDT_OK ? stored_get(storage, object->generation) : NULL;
     uint64_t bytes = most_bytes(object);
 
-    if (status == RDT_OK && object->survives.evictable)
+    if (status == RDT_OK && cache_has(object))
         status = rdt_error_set(err, RDT_INVALID,
                                "the object is evictable: such objects are stored when their memory is wanted, if "
                                "cache_storage_limit says so");

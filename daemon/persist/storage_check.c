@@ -192,7 +192,7 @@ static struct object *lost_object(const struct check_work *check)
 {
     struct object *object = check->status == RDT_DAMAGED && check->stored ? check->stored->object : NULL;
 
-    if (!object || !object->survives.evictable || is_in_memory(object))
+    if (!object || !cache_has(object) || is_in_memory(object))
         return NULL;
     object_hold(object);
     return object;
@@ -336,7 +336,7 @@ void storage_restore_damage(struct storage *storage, const char *name)
                         ".safetensors, which is %s now: put the object again",
                         (int)object->tail.id_bytes, (const char *)object_id(object), storage->directory, generation, name);
     stored->damage = strdup(why.msg);
-    stored->for_cache = object->survives.evictable;
+    stored->for_cache = cache_has(object);
     object->file.unchecked = true;
     stored_set_durable(stored);
 }

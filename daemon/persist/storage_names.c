@@ -315,7 +315,7 @@ bool stored_claim_names(struct stored *stored)
 void storage_name_changed(void *arg, struct name *name)
 {
     struct storage *storage = arg;
-    bool may_be_stored = name->object && !name->object->survives.evictable; /* the files of the cache have no names */
+    bool may_be_stored = name->object && !cache_has(name->object); /* the files of the cache have no names */
     struct stored *stored = may_be_stored ? stored_get(storage, name->object->generation) : NULL;
     struct stored_name *stored_name;
     char file[STORAGE_FILE_NAME_BYTES];

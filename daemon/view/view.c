@@ -154,11 +154,11 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->bytes = object->bytes;
     info->snapshot = object_is_constant(object);
     info->detached = object->survives.detached;
-    info->evictable = object->survives.evictable;
+    info->evictable = cache_has(object);
     info->kept = object->record && object->kind != OBJECT_REPLICA;
     if (object->file.stored != OBJECT_NOT_STORED) {
         (void)snprintf(view->stored_file, sizeof view->stored_file, "%016" PRIx64 "%s.safetensors", object->generation,
-                       object->survives.evictable ? ".cache" : "");
+                       cache_has(object) ? ".cache" : "");
         info->stored_dir = (char *)object->table->files.dir;
         info->stored_file = view->stored_file;
         info->storing = object->file.stored == OBJECT_STORING;

@@ -198,6 +198,10 @@ sees 'daemon/objects/object.h: struct many has 31 fields and 0 bools, more than 
 sound
 fields 5 bool >>"$tmp/tree/daemon/objects/object.h"
 sees 'daemon/objects/object.h: struct many has 5 fields and 4 bools, more than 30 and 3'
+sound
+printf '%s\n' 'struct many {' '    bool a : 1, b;' '    uint8_t c : 1, wide : 2;' '    unsigned d : 1;' '};' \
+  >>"$tmp/tree/daemon/objects/object.h"
+sees 'daemon/objects/object.h: struct many has 5 fields and 4 bools, more than 30 and 3'
 # The list of large structs has one more in a copy of the check, because this test must not depend on what is still on it.
 sed "s|^large=(|&'daemon/objects/object.h object 31 0'|" "$check" >"$tmp/check-layers"
 chmod +x "$tmp/check-layers"
