@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/text.h"
 
 #define PINNED_MIN_BYTES (UINT64_C(1) << 20)
 #define MAX_AHEAD 4 /* free blocks of one class: no pool can foresee a burst of more requests than a few at a time */
@@ -86,12 +85,12 @@ void registration_end(const struct registration *registration)
 
 static void note_unpinned(struct memory_kind *kind, const struct rdt_error *err)
 {
-    int never = UNPINNED_NEVER;
+    char *none = NULL, *why = err->status == RDT_UNSUPPORTED || atomic_load(&kind->why_unpinned) ? NULL : strdup(err->msg);
 
-    if (err->status == RDT_UNSUPPORTED || !atomic_compare_exchange_strong(&kind->unpinned.state, &never, UNPINNED_NOTING))
+    if (!why || !atomic_compare_exchange_strong(&kind->why_unpinned, &none, why)) {
+        free(why); /* another thread was first */
         return;
-    text_copy(kind->unpinned.why, sizeof kind->unpinned.why, err->msg);
-    atomic_store(&kind->unpinned.state, UNPINNED_NOTED);
+    }
     log_info("host memory could not be pinned for %s memory, so copies to and from it are slower (logged once): %s", kind->name,
              err->msg);
 }

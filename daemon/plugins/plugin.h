@@ -62,16 +62,6 @@ struct memory_device {
     struct device_memory memory;
 };
 
-/* Whether host memory could not be pinned for a kind, since the daemon began. Any thread:
- *
- *   NEVER --the plug-in refuses--> NOTING --why is written--> NOTED */
-struct kind_unpinned {
-    atomic_int state; /* enum unpinned_state */
-    char why[160];    /* NOTED: the first refusal */
-};
-
-enum unpinned_state { UNPINNED_NEVER, UNPINNED_NOTING, UNPINNED_NOTED };
-
 struct memory_kind {
     struct list link;          /* in plugins_memory_kinds() */
     struct rdt_memory_ops ops; /* a copy; operations that the plug-in lacks are NULL */
@@ -86,7 +76,7 @@ struct memory_kind {
     struct plugin_events *events; /* for plugin*.c */
     atomic_uint users;            /* regions and blocks in its memory (memory_kind_use); at 0 it may be unloaded */
     atomic_uint pinned;           /* ranges of host memory that are pinned for it, or about to be */
-    struct kind_unpinned unpinned;
+    _Atomic(char *) why_unpinned; /* why host memory could not be pinned for it, the first time; NULL: it could. Any thread */
     struct plugin *plugin;
 };
 

@@ -39,6 +39,7 @@ static void memory_kind_free(struct memory_kind *kind)
     if (!kind)
         return;
     plugin_memory_fini(kind);
+    free(atomic_load(&kind->why_unpinned));
     free((char *)(uintptr_t)kind->name);
     free(kind);
 }

@@ -25,6 +25,7 @@ void doctor_devices(struct doctor *doctor)
 {
     size_t before = doctor->n;
     unsigned devices = 0;
+    const char *why_unpinned;
 
     list_each (const struct memory_kind, kind, plugins_memory_kinds(doctor->rpc->plugins), link) {
         for (unsigned i = 0; i < kind->n_devices; i++) {
@@ -34,11 +35,12 @@ void doctor_devices(struct doctor *doctor)
                 doctor_find(doctor, FINDING_FAIL, "Look into the kernel's log and the vendor's tools for the device's state.",
                             "Device %s (%s) cannot be used: %s.", kind->devices[i].uuid, kind->devices[i].name, now.why_not);
         }
-        if (atomic_load(&kind->unpinned.state) == UNPINNED_NOTED)
+        why_unpinned = atomic_load(&kind->why_unpinned);
+        if (why_unpinned)
             doctor_find(doctor, FINDING_WARN,
                         "Look at the limit of locked memory (LimitMEMLOCK) and at free memory, then restart.",
                         "Host memory could not be pinned for %s memory, so copies to and from it are slower: %s.", kind->name,
-                        kind->unpinned.why);
+                        why_unpinned);
         if (!kind->available && kind->n_devices > 0)
             doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
                         "Memory kind %s cannot be used: %s.", kind->name, kind->why_not);
