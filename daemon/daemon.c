@@ -97,19 +97,21 @@ static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
     calls_peer_down(&daemon->rpc, from, &why);
 }
 
-static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+static enum rdt_status on_peer_message(void *arg, struct peer *peer, const struct peer_message *message, struct rdt_error *err)
 {
     struct daemon *daemon = arg;
 
-    if (frame->type == RDT_PEER_CALL || frame->type == RDT_PEER_CALL_REPLY)
-        return calls_peer_frame(&daemon->rpc, peer, frame, err);
-    if (frame->type == RDT_PEER_NAME)
-        return directory_names_frame(&daemon->cluster.directory_names, peer, frame, err);
-    if (frame->type == RDT_PEER_HOLDS)
-        return holds_peer_frame(&daemon->cluster.holds, peer, frame, err);
-    if (groups_frame_is_ours(frame->type))
-        return groups_peer_frame(&daemon->groups, peer, frame, err);
-    return transfers_peer_frame(&daemon->transfers, peer, frame, err);
+    if (message->type == RDT_PEER_CALL || message->type == RDT_PEER_CALL_REPLY) {
+        calls_on_message(&daemon->rpc, peer, message);
+        return RDT_OK;
+    }
+    if (message->type == RDT_PEER_NAME)
+        return directory_names_on_message(&daemon->cluster.directory_names, peer, message->body, err);
+    if (message->type == RDT_PEER_HOLDS)
+        return holds_on_message(&daemon->cluster.holds, peer, message->body, err);
+    if (groups_message_is_ours(message->type))
+        return groups_on_message(&daemon->groups, peer, message, err);
+    return transfers_on_message(&daemon->transfers, peer, message, err);
 }
 
 static void on_peer_answer(void *arg, struct peer *peer)
@@ -468,7 +470,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
                                         .on_up = on_peer_up,
                                         .on_down = on_peer_down,
                                         .on_merged = on_peer_merged,
-                                        .on_frame = on_peer_frame,
+                                        .on_message = on_peer_message,
                                         .on_answer = on_peer_answer};
     enum rdt_status status = RDT_OK;
 

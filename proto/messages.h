@@ -101,7 +101,7 @@ enum rdt_event_type {
 };
 
 /* Between two daemons. X(number, NAME, message); rdt_peer.proto says which daemon sends each message, and when.
- * Reserved: 5, which asked for an offer. */
+ * peer_link_decode (daemon/peers/peer_link.c) decodes all of them by this table. Reserved: 5, which asked for an offer. */
 #define RDT_PEER_MESSAGE_MAP(X)               \
     X(1, HELLO, link_hello)                   \
     X(2, PING, link_ping)                     \

@@ -312,7 +312,7 @@ bool calls_name_peer(const struct rpc *rpc, const struct peer *peer); /* whether
 /* The link has ended, or a dial has failed: the calls that it concerns end, in slices. */
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);
 void calls_close(struct rpc *rpc); /* does at once what is left of that; before the last peer */
-enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+void calls_on_message(struct rpc *rpc, struct peer *peer, const struct peer_message *message); /* CALL, CALL_REPLY */
 
 /* ---- call_retake.c: the holds of restored sessions on objects of other nodes (recovery->far_holds) ----
  *

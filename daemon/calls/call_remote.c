@@ -403,25 +403,10 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         rpc->above.dispatch(call, message->request.data, message->request.len);
 }
 
-enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+void calls_on_message(struct rpc *rpc, struct peer *peer, const struct peer_message *message)
 {
-    ProtobufCMessage *message;
-    enum rdt_status status;
-    struct arena arena;
-
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    if (frame->type == RDT_PEER_CALL) {
-        status = arena_unpack(&arena, &rdt__pb__call__descriptor, frame->payload, frame->length, "Call", &message, err);
-        if (status == RDT_OK)
-            on_call(rpc, peer, (const Rdt__Pb__Call *)message);
-    } else {
-        status =
-            arena_unpack(&arena, &rdt__pb__call_reply__descriptor, frame->payload, frame->length, "CallReply", &message, err);
-        if (status == RDT_OK)
-            on_reply(rpc, peer, (Rdt__Pb__CallReply *)message, &arena);
-    }
-    if (status != RDT_OK)
-        rdt_error_prefix(err, "node %s", peer->name);
-    arena_fini(&arena);
-    return status;
+    if (message->type == RDT_PEER_CALL)
+        on_call(rpc, peer, message->body);
+    else
+        on_reply(rpc, peer, message->body, message->arena);
 }

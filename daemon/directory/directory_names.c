@@ -8,7 +8,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
-#include "proto/layout.h"
 #include "proto/wire_limits.h"
 
 #define TICK_NS INT64_C(1000000000)
@@ -127,22 +126,13 @@ static bool check_numbers(struct directory_names *all, const Rdt__Pb__Name *mess
     return false;
 }
 
-enum rdt_status directory_names_frame(struct directory_names *all, struct peer *peer, const struct frame *frame,
-                                      struct rdt_error *err)
+enum rdt_status directory_names_on_message(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message,
+                                           struct rdt_error *err)
 {
-    ProtobufCMessage *message;
-    struct arena arena;
-    enum rdt_status status;
+    enum rdt_status status = check(message, err);
 
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    status = arena_unpack(&arena, &rdt__pb__name__descriptor, frame->payload, frame->length, "Name", &message, err);
-    if (status == RDT_OK)
-        status = check((const Rdt__Pb__Name *)message, err);
-    if (status == RDT_OK && check_numbers(all, (const Rdt__Pb__Name *)message, peer->name))
-        take(all, peer, (const Rdt__Pb__Name *)message);
-    else if (status != RDT_OK)
-        rdt_error_prefix(err, "node %s", peer->name);
-    arena_fini(&arena);
+    if (status == RDT_OK && check_numbers(all, message, peer->name))
+        take(all, peer, message);
     return status;
 }
 

@@ -167,7 +167,7 @@ void directory_names_explain(const struct directory_names *all, const struct own
 bool ref_is_unplaced(const struct rdt_ref *ref);
 
 void directory_names_peer_up(struct directory_names *all, struct peer *peer);
-enum rdt_status directory_names_frame(struct directory_names *all, struct peer *peer, const struct frame *frame,
-                                      struct rdt_error *err);
+enum rdt_status directory_names_on_message(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message,
+                                           struct rdt_error *err);
 
 #endif

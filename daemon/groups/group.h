@@ -228,7 +228,8 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
 void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why);
 void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into); /* into NULL: this node */
 bool groups_name_peer(const struct groups *groups, const struct peer *peer);          /* a group refers to it */
-bool groups_frame_is_ours(uint16_t type);
-enum rdt_status groups_peer_frame(struct groups *groups, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+bool groups_message_is_ours(enum rdt_peer_message type);
+enum rdt_status groups_on_message(struct groups *groups, struct peer *peer, const struct peer_message *message,
+                                  struct rdt_error *err);
 
 #endif

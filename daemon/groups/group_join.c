@@ -95,8 +95,7 @@ enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const
         return RDT_OK;
     }
     if (group->coordinator != peer)
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s proposes group \"%s\" but is not its coordinator", peer->name,
-                             group->name);
+        return rdt_error_set(err, RDT_PROTOCOL, "it proposes group \"%s\" but is not its coordinator", group->name);
     if (group->sm.state == GROUP_ENDING || message->epoch <= group->epoch)
         return RDT_OK;
     group->attempt.next_epoch = message->epoch;

@@ -6,7 +6,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/groups/group_impl.h"
-#include "layout.h"
 #include "wire_ref.h"
 
 #define SUSPECT_NS 100000000ll
@@ -376,49 +375,24 @@ bool groups_name_peer(const struct groups *groups, const struct peer *peer)
     return false;
 }
 
-static const struct {
-    enum rdt_peer_message type;
-    const ProtobufCMessageDescriptor *descriptor;
-    enum rdt_status (*on_message)(struct groups *groups, struct peer *peer, const void *message, struct rdt_error *err);
-} handlers[] = {
-    {RDT_PEER_GROUP_PROPOSE, &rdt__pb__group_propose__descriptor, group_on_propose},
-    {RDT_PEER_GROUP_ACCEPT, &rdt__pb__group_accept__descriptor, group_on_accept},
-    {RDT_PEER_GROUP_COMMIT, &rdt__pb__group_commit__descriptor, group_on_commit},
-    {RDT_PEER_GROUP_READY, &rdt__pb__group_status__descriptor, on_ready},
-    {RDT_PEER_GROUP_FAILED, &rdt__pb__group_status__descriptor, on_failed},
-    {RDT_PEER_GROUP_END, &rdt__pb__group_status__descriptor, on_end},
-    {RDT_PEER_GROUP_ENDED, &rdt__pb__group_status__descriptor, on_ended},
+typedef enum rdt_status (*handler)(struct groups *groups, struct peer *peer, const void *message, struct rdt_error *err);
+
+static const handler handlers[] = {
+    [RDT_PEER_GROUP_PROPOSE] = group_on_propose, [RDT_PEER_GROUP_ACCEPT] = group_on_accept,
+    [RDT_PEER_GROUP_COMMIT] = group_on_commit,   [RDT_PEER_GROUP_READY] = on_ready,
+    [RDT_PEER_GROUP_FAILED] = on_failed,         [RDT_PEER_GROUP_END] = on_end,
+    [RDT_PEER_GROUP_ENDED] = on_ended,
 };
 
-#define N_HANDLERS (sizeof handlers / sizeof handlers[0])
-
-bool groups_frame_is_ours(uint16_t type)
+bool groups_message_is_ours(enum rdt_peer_message type)
 {
-    for (size_t i = 0; i < N_HANDLERS; i++)
-        if (handlers[i].type == type)
-            return true;
-    return false;
+    return type < sizeof handlers / sizeof handlers[0] && handlers[type];
 }
 
-enum rdt_status groups_peer_frame(struct groups *groups, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+enum rdt_status groups_on_message(struct groups *groups, struct peer *peer, const struct peer_message *message,
+                                  struct rdt_error *err)
 {
-    enum rdt_status status = RDT_OK;
-
-    for (size_t i = 0; i < N_HANDLERS && !groups->closing; i++) {
-        ProtobufCMessage *message;
-        struct arena arena;
-        if (handlers[i].type != frame->type)
-            continue;
-        arena_init(&arena, RDT_MAX_DECODED_BYTES);
-        status = arena_unpack(&arena, handlers[i].descriptor, frame->payload, frame->length, handlers[i].descriptor->short_name,
-                              &message, err);
-        if (status == RDT_OK)
-            status = handlers[i].on_message(groups, peer, message, err);
-        if (status != RDT_OK)
-            rdt_error_prefix(err, "node %s", peer->name);
-        arena_fini(&arena);
-    }
-    return status;
+    return groups->closing ? RDT_OK : handlers[message->type](groups, peer, message->body, err);
 }
 
 /* ---- the course of a group ---- */

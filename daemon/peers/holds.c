@@ -7,7 +7,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/node.h"
 #include "daemon/base/text.h"
-#include "layout.h"
 
 struct far_hold {
     struct holds_node *node;
@@ -529,31 +528,19 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
     }
 }
 
-enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+enum rdt_status holds_on_message(struct holds *holds, struct peer *peer, const Rdt__Pb__Holds *message, struct rdt_error *err)
 {
     struct holds_node *node = holds->closing ? NULL : peer->holds;
-    const Rdt__Pb__Holds *message = NULL;
-    ProtobufCMessage *decoded;
-    struct arena arena;
-    enum rdt_status status;
+    size_t n = message->n_dropped + message->n_lost + message->n_current;
 
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    status = arena_unpack(&arena, &rdt__pb__holds__descriptor, frame->payload, frame->length, "Holds", &decoded, err);
-    if (status == RDT_OK) {
-        message = (const Rdt__Pb__Holds *)decoded;
-        if (message->n_dropped + message->n_lost + message->n_current > LIST_HOLDS)
-            status = rdt_error_set(err, RDT_PROTOCOL, "a message about %zu holds: at most %u in one",
-                                   message->n_dropped + message->n_lost + message->n_current, LIST_HOLDS);
-    }
-    if (status == RDT_OK && !node && message->n_current > 0 && !holds->closing)
+    if (n > LIST_HOLDS)
+        return rdt_error_set(err, RDT_PROTOCOL, "a message about %zu holds: at most %u in one", n, LIST_HOLDS);
+    if (!node && message->n_current > 0 && !holds->closing)
         node =
             node_get(holds, peer); /* the node lists holds that are unknown here, and compare_list answers that they are lost */
-    if (status == RDT_OK && node)
+    if (node)
         handle_message(node, message);
-    if (status != RDT_OK)
-        rdt_error_prefix(err, "node %s", peer->name);
-    arena_fini(&arena);
-    return status;
+    return RDT_OK;
 }
 
 static void node_free(struct holds_node *node)

@@ -106,6 +106,6 @@ bool holds_forget_peer(struct holds *holds, struct peer *peer);
 /* returns: if its boot has changed, the node will take the holds of its clients again, within hold_grace. */
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns);
 void holds_peer_down(struct holds *holds, struct peer *peer);
-enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+enum rdt_status holds_on_message(struct holds *holds, struct peer *peer, const Rdt__Pb__Holds *message, struct rdt_error *err);
 
 #endif

@@ -9,7 +9,7 @@
  * to rooms above.
  *
  * Refuses: to believe anything before both ends have proved that they hold the key (tls.h), and a first frame
- * that is not a hello (peer_link.h). It knows no object, transfer or group: frames, and changes of the link,
+ * that is not a hello (peer_link.h). It knows no object, transfer or group: decoded messages, and changes of the link,
  * are reported by the callbacks given at start.
  *
  *                 dial                both hellos are exchanged
@@ -60,6 +60,7 @@ struct peers;
 struct remote;
 struct holds_node;
 struct tls_context;
+struct arena;
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 
@@ -112,6 +113,13 @@ struct peer {
     struct peer_dial *dial;    /* private to peer*.c: what is known for dialling */
 };
 
+/* A decoded message of another node. It is borrowed, and what a handler decodes of it may go into its arena, too. */
+struct peer_message {
+    enum rdt_peer_message type;
+    const void *body; /* of the type that RDT_PEER_MESSAGE_MAP names */
+    struct arena *arena;
+};
+
 struct peers_callbacks {
     void *arg;
     /* Fills in the fields of this node's hello that belong to the rooms above, such as the version. What
@@ -121,8 +129,9 @@ struct peers_callbacks {
     void (*on_up)(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed);
     /* The link has ended (was_up), or a dial has failed. No message that was sent before will be answered. */
     void (*on_down)(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why);
-    /* A frame has come whose type is not HELLO, PING, PONG or GOODBYE. frame is borrowed. An error ends the link. */
-    enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+    /* A message has come that is not HELLO, PING, PONG or GOODBYE. An error ends the link, and its sentence is sent behind the
+     * name of the node. */
+    enum rdt_status (*on_message)(void *arg, struct peer *peer, const struct peer_message *message, struct rdt_error *err);
     /* The node `from`, of which only the address was known, is the same node as `into`, or this node
      * itself (into is NULL). Requests that wait for the link of `from` must now wait for that of `into`. If
      * the uuid of `from` is known, another node has taken its address: then only requests that name no uuid

@@ -281,9 +281,25 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
     return RDT_OK;
 }
 
-static enum rdt_status malformed(const char *what, struct rdt_error *err)
+enum rdt_status peer_link_decode(const struct frame *frame, struct arena *arena, struct peer_message *message_p,
+                                 struct rdt_error *err)
 {
-    return rdt_error_set(err, RDT_PROTOCOL, "a %s that cannot be decoded", what);
+    static const ProtobufCMessageDescriptor *const descriptors[] = {
+#define X(number, NAME, message) [number] = &rdt__pb__##message##__descriptor,
+        RDT_PEER_MESSAGE_MAP(X)
+#undef X
+    };
+    const ProtobufCMessageDescriptor *descriptor =
+        frame->type < sizeof descriptors / sizeof descriptors[0] ? descriptors[frame->type] : NULL;
+    ProtobufCMessage *body;
+    enum rdt_status status;
+
+    if (!descriptor)
+        return rdt_error_set(err, RDT_PROTOCOL, "a message of unknown type %u", frame->type);
+    status = arena_unpack(arena, descriptor, frame->payload, frame->length, descriptor->short_name, &body, err);
+    if (status == RDT_OK)
+        *message_p = (struct peer_message){.type = (enum rdt_peer_message)frame->type, .body = body, .arena = arena};
+    return status;
 }
 
 /* The answer was sent about half a round trip after the ping. Clocks drift apart, so any new estimate replaces an old one. */
@@ -301,21 +317,21 @@ static void note_clock(struct peer *peer, uint64_t sent_ns, uint64_t its_clock_n
 
 static enum rdt_status take_ping(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
-    enum rdt_status status = RDT_OK;
-    Rdt__Pb__LinkPing *ping;
+    struct peer_message message;
+    enum rdt_status status;
     struct arena arena;
     bool answered = false;
 
     arena_init(&arena, SMALL_MESSAGE_BYTES);
-    ping = rdt__pb__link_ping__unpack(&arena.allocator, frame->length, frame->payload);
-    if (!ping)
-        status = malformed("ping", err);
-    else if (frame->type == RDT_PEER_PING) {
-        ping->clock_ns = uv_hrtime();
-        status = peer_link_send(link, RDT_PEER_PONG, &ping->base, err);
+    status = peer_link_decode(frame, &arena, &message, err);
+    if (status == RDT_OK && message.type == RDT_PEER_PING) {
+        Rdt__Pb__LinkPing pong = *(const Rdt__Pb__LinkPing *)message.body;
+        pong.clock_ns = uv_hrtime();
+        status = peer_link_send(link, RDT_PEER_PONG, &pong.base, err);
         if (link->peer && status == RDT_OK)
             link->peer->answered_ns = uv_hrtime();
-    } else {
+    } else if (status == RDT_OK) {
+        const Rdt__Pb__LinkPing *ping = message.body;
         if (link->peer && ping->sequence == link->ping.sequence) {
             link->peer->rtt_ns = uv_hrtime() - link->ping.sent_ns;
             note_clock(link->peer, link->ping.sent_ns, ping->clock_ns);
@@ -333,20 +349,21 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
 
 static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
-    Rdt__Pb__Goodbye *goodbye;
+    struct peer_message message;
+    enum rdt_status status;
     struct rdt_error why;
     struct arena arena;
     char who[128], reason[160] = "";
 
     arena_init(&arena, SMALL_MESSAGE_BYTES);
-    goodbye = rdt__pb__goodbye__unpack(&arena.allocator, frame->length, frame->payload);
-    if (goodbye) { /* the reason appears in errors, which people read on terminals */
-        (void)snprintf(reason, sizeof reason, "%s", goodbye->reason);
+    status = peer_link_decode(frame, &arena, &message, err);
+    if (status == RDT_OK) { /* the reason appears in errors, which people read on terminals */
+        (void)snprintf(reason, sizeof reason, "%s", ((const Rdt__Pb__Goodbye *)message.body)->reason);
         text_clean(reason, strlen(reason));
     }
     arena_fini(&arena);
-    if (!goodbye)
-        return malformed("goodbye", err);
+    if (status != RDT_OK)
+        return status;
 
     link->ended_there = true;
     peer_wire_describe(link, who);
@@ -358,10 +375,13 @@ static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *
 
 static enum rdt_status take_hello(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
+    struct peer_message message;
+    enum rdt_status status = peer_link_decode(frame, &link->meeting.arena, &message, err);
+
     link->meeting.hello_seen = true;
-    link->meeting.hello = rdt__pb__link_hello__unpack(&link->meeting.arena.allocator, frame->length, frame->payload);
-    if (!link->meeting.hello)
-        return malformed("hello", err);
+    if (status != RDT_OK)
+        return status;
+    link->meeting.hello = message.body;
     return link->config->events->on_hello(link, err);
 }
 

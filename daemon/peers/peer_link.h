@@ -81,7 +81,7 @@ struct peer_link_config { /* shared by all links, and outlives them */
 
 struct peer_meeting { /* for peer_meet.c */
     bool hello_sent, hello_seen, held;
-    Rdt__Pb__LinkHello *hello; /* of the peer; in the arena */
+    const Rdt__Pb__LinkHello *hello; /* of the peer; in the arena */
     struct arena arena;
     uint64_t accepted_ns;     /* 0: dialled */
     struct stranger stranger; /* in peers->door.strangers until it is up */
@@ -168,6 +168,11 @@ static inline enum peer_link_state peer_link_state(const struct peer_link *link)
 
 /* Ends the link because of what was received, and tells the other end. */
 void peer_link_refuse(struct peer_link *link, const struct rdt_error *why);
+
+/* Decodes a frame as RDT_PEER_MESSAGE_MAP says: every message of another node is decoded by this function. PROTOCOL: its type
+ * is not known, or it is malformed; LIMIT: it takes more memory than the arena allows; NO_MEMORY. */
+enum rdt_status peer_link_decode(const struct frame *frame, struct arena *arena, struct peer_message *message_p,
+                                 struct rdt_error *err);
 
 /* Queues a message, which is sent in this iteration of the loop. LIMIT: it is too large, or the other end
  * does not read and the link ends. */

@@ -392,9 +392,22 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
 
 static enum rdt_status on_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
-    struct peers *peers = peers_of(link);
+    const struct peers_callbacks *callbacks = &peers_of(link)->callbacks;
+    struct peer *peer = link->peer;
+    struct peer_message message;
+    enum rdt_status status;
+    struct arena arena;
 
-    return peers->callbacks.on_frame(peers->callbacks.arg, link->peer, frame, err);
+    if (frame->type == RDT_PEER_PULL_ABORTED)
+        return RDT_OK;
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    status = peer_link_decode(frame, &arena, &message, err);
+    if (status == RDT_OK)
+        status = callbacks->on_message(callbacks->arg, peer, &message, err);
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "node %s", peer->name);
+    arena_fini(&arena);
+    return status;
 }
 
 static struct peer_link *find_held(const struct peer *peer)

@@ -488,8 +488,7 @@ enum rdt_status broadcast_on_ask(struct remote *root, const Rdt__Pb__GroupBroadc
     struct replica *replica;
 
     if (find_member(root, message->broadcast))
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses broadcast number %llu twice", root->peer->name,
-                             (unsigned long long)message->broadcast);
+        return rdt_error_set(err, RDT_PROTOCOL, "it uses broadcast number %llu twice", (unsigned long long)message->broadcast);
     if (message->collective) { /* An older version: it asks again, without a broadcast of the transport's own. */
         report(root, message->broadcast, NULL, true);
         return RDT_OK;

@@ -309,7 +309,7 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
 bool transfers_forget_peer(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
 void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* the answer to peer_probe has come */
-enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
+enum rdt_status transfers_on_message(struct transfers *transfers, struct peer *peer, const struct peer_message *message,
                                      struct rdt_error *err);
 
 /* ---- a transport comes and goes while links are up (hotload.c) ---- */

@@ -314,8 +314,8 @@ static enum rdt_status on_replicas(struct remote *remote, const void *message, s
 
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         if (lists[i].n > lists[i].most)
-            return rdt_error_set(err, RDT_PROTOCOL, "node %s names %zu replicas in a list of a message: at most %u are allowed",
-                                 remote->peer->name, lists[i].n, lists[i].most);
+            return rdt_error_set(err, RDT_PROTOCOL, "it names %zu replicas in a list of a message: at most %u are allowed",
+                                 lists[i].n, lists[i].most);
     replica_directory_on_message(&remote->transfers->directory, remote, message);
     replicas_on_message(&remote->transfers->replicas, remote, message);
     return RDT_OK;
@@ -326,53 +326,34 @@ static enum rdt_status on_broadcast(struct remote *remote, const void *message, 
     return broadcast_on_ask(remote, message, err);
 }
 
-static const struct {
-    enum rdt_peer_message type;
-    const ProtobufCMessageDescriptor *descriptor;
-    handler on_message;
-} handlers[] = {
-    {RDT_PEER_OFFER, &rdt__pb__offer__descriptor, on_offer},
-    {RDT_PEER_PULL, &rdt__pb__pull__descriptor, on_pull},
-    {RDT_PEER_PULL_META, &rdt__pb__pull_meta__descriptor, on_meta},
-    {RDT_PEER_PULL_ALIVE, &rdt__pb__pull_alive__descriptor, on_alive},
-    {RDT_PEER_PULL_CREDIT, &rdt__pb__pull_credit__descriptor, on_credit},
-    {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
-    {RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor, on_ticket},
-    {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
-    {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
-    {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
-    {RDT_PEER_REPLICAS, &rdt__pb__replicas__descriptor, on_replicas},
-    {RDT_PEER_BROADCAST, &rdt__pb__group_broadcast__descriptor, on_broadcast},
-    {RDT_PEER_BROADCAST_RESULT, &rdt__pb__broadcast_result__descriptor, on_broadcast_result},
+static const handler handlers[] = {
+    [RDT_PEER_OFFER] = on_offer,
+    [RDT_PEER_PULL] = on_pull,
+    [RDT_PEER_PULL_META] = on_meta,
+    [RDT_PEER_PULL_ALIVE] = on_alive,
+    [RDT_PEER_PULL_CREDIT] = on_credit,
+    [RDT_PEER_PULL_START] = on_start,
+    [RDT_PEER_PULL_TICKET] = on_ticket,
+    [RDT_PEER_PULL_KEYS] = on_keys,
+    [RDT_PEER_PULL_END] = on_end,
+    [RDT_PEER_PULL_ABORT] = on_abort,
+    [RDT_PEER_REPLICAS] = on_replicas,
+    [RDT_PEER_BROADCAST] = on_broadcast,
+    [RDT_PEER_BROADCAST_RESULT] = on_broadcast_result,
 };
 
-enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
+enum rdt_status transfers_on_message(struct transfers *transfers, struct peer *peer, const struct peer_message *message,
                                      struct rdt_error *err)
 {
     struct remote *remote = remote_get(transfers, peer);
 
     if (!remote)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
-    if (transfers->closing || frame->type == RDT_PEER_PULL_ABORTED)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the node");
+    if (transfers->closing)
         return RDT_OK;
-    for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
-        enum rdt_status status;
-        ProtobufCMessage *message;
-        struct arena arena;
-
-        if (handlers[i].type != frame->type)
-            continue;
-        arena_init(&arena, RDT_MAX_DECODED_BYTES);
-        status = arena_unpack(&arena, handlers[i].descriptor, frame->payload, frame->length, handlers[i].descriptor->short_name,
-                              &message, err);
-        if (status == RDT_OK)
-            status = handlers[i].on_message(remote, message, err);
-        else
-            rdt_error_prefix(err, "node %s", peer->name);
-        arena_fini(&arena);
-        return status;
-    }
-    return rdt_error_set(err, RDT_PROTOCOL, "a message of unknown type %u from node %s", frame->type, peer->name);
+    if (message->type >= sizeof handlers / sizeof handlers[0] || !handlers[message->type])
+        return rdt_error_set(err, RDT_PROTOCOL, "a message of type %u, which no part of this daemon takes", message->type);
+    return handlers[message->type](remote, message->body, err);
 }
 
 /* ---- groups ---- */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/peers/peer_link.h"
 #include "daemon/plugins/plugin_impl.h"
 #include "proto/frame.h"
 
@@ -409,12 +410,17 @@ bool gw_deliver_one(struct gw_world *world, unsigned from, unsigned to)
         struct gw_letter *letter = container_of(node, struct gw_letter, link);
         struct gw_node *receiver = &world->nodes[letter->to];
         struct frame frame = {.type = letter->type, .length = letter->bytes, .payload = letter->payload};
+        struct peer_message message;
         struct rdt_error err = {0};
+        struct arena arena;
         if (letter->from != from || letter->to != to)
             continue;
         list_remove(&letter->link);
-        cr_assert(groups_frame_is_ours(frame.type));
-        cr_assert_eq(groups_peer_frame(&receiver->groups, &receiver->peers[from], &frame, &err), RDT_OK, "%s", err.msg);
+        arena_init(&arena, RDT_MAX_DECODED_BYTES);
+        cr_assert_eq(peer_link_decode(&frame, &arena, &message, &err), RDT_OK, "%s", err.msg);
+        cr_assert(groups_message_is_ours(message.type));
+        cr_assert_eq(groups_on_message(&receiver->groups, &receiver->peers[from], &message, &err), RDT_OK, "%s", err.msg);
+        arena_fini(&arena);
         free(letter);
         return true;
     }

@@ -51,19 +51,17 @@ static void on_down(void *arg, struct peer *peer, bool was_up, const struct rdt_
     node->why = *why;
 }
 
-static enum rdt_status on_frame(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err)
+static enum rdt_status on_message(void *arg, struct peer *peer, const struct peer_message *message, struct rdt_error *err)
 {
     struct world_node *node = arg;
+    const Rdt__Pb__CallReply *reply = message->body;
 
     cr_assert_eq(peer->state, PEER_UP);
-    cr_assert_eq(frame->type, RDT_PEER_CALL_REPLY);
-    Rdt__Pb__CallReply *reply = rdt__pb__call_reply__unpack(NULL, frame->length, frame->payload);
-    cr_assert_not_null(reply);
+    cr_assert_eq(message->type, RDT_PEER_CALL_REPLY);
     node->in_order &= reply->call == node->last_number + 1;
     node->last_number = reply->call;
     node->frame_bytes += reply->reply.len;
     node->n_frames++;
-    rdt__pb__call_reply__free_unpacked(reply, NULL);
     return node->answer ? rdt_error_set(err, node->answer, "the test does not like it") : RDT_OK;
 }
 
@@ -141,7 +139,7 @@ void world_start(struct world_node *node)
                                               .fill_hello = fill_hello,
                                               .on_up = on_up,
                                               .on_down = on_down,
-                                              .on_frame = on_frame,
+                                              .on_message = on_message,
                                               .may_forget = may_forget,
                                               .owner_work = node->owner_work,
                                               .slices = node->slices};

@@ -33,7 +33,7 @@ struct world_node {
     char hello_address[65], hello_version[32];
     uint64_t frame_bytes, last_number;
     bool in_order;
-    enum rdt_status answer; /* of on_frame */
+    enum rdt_status answer; /* of on_message */
     bool closed;
 };
 

@@ -104,8 +104,7 @@ enum rdt_status serve_on_pull(struct remote *remote, const Rdt__Pb__Pull *pull, 
     enum rdt_status status;
 
     if (map_get_u64(&remote->by_number, pull->transfer))
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s uses transfer number %llu twice", remote->peer->name,
-                             (unsigned long long)pull->transfer);
+        return rdt_error_set(err, RDT_PROTOCOL, "it uses transfer number %llu twice", (unsigned long long)pull->transfer);
     status = wire_ref_to(pull->ref, &ref, &why);
     if (status == RDT_OK && !transfers_check_requester(transfers, pull->requester, &requester, &why))
         status = why.status;

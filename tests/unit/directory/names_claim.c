@@ -81,7 +81,6 @@ Test(names_claim, message_with_an_impossible_version_or_epoch_is_ignored)
     Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     Rdt__Pb__Name name = RDT__PB__NAME__INIT;
     struct peer peer = {.peers = &peers};
-    uint8_t packed[256];
 
     requester.uid = 1000;
     requester.tenant = (char *)"";
@@ -90,13 +89,11 @@ Test(names_claim, message_with_an_impossible_version_or_epoch_is_ignored)
     name.address = (char *)"127.0.0.1:1";
     name.act = RDT__PB__NAME_ACT__NAME_ACT_REGISTER;
     for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct frame frame = {.payload = packed};
         struct rdt_error err;
 
         name.version = cases[i].version;
         name.epoch = cases[i].epoch;
-        frame.length = (uint32_t)rdt__pb__name__pack(&name, packed);
-        cr_assert_eq(directory_names_frame(&all, &peer, &frame, &err), RDT_OK, "the link goes on");
+        cr_assert_eq(directory_names_on_message(&all, &peer, &name, &err), RDT_OK, "the link goes on");
         cr_assert_eq(map_count(&all.records), cases[i].n_records);
     }
 }

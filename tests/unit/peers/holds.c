@@ -70,11 +70,7 @@ static void take(uint64_t first, uint64_t n)
 
 static void say(const Rdt__Pb__Holds *message)
 {
-    static uint8_t packed[65536];
-    struct frame frame = {.type = RDT_PEER_HOLDS, .payload = packed};
-
-    frame.length = (uint32_t)protobuf_c_message_pack(&message->base, packed);
-    cr_assert_eq(holds_peer_frame(&holds, &peer, &frame, NULL), RDT_OK);
+    cr_assert_eq(holds_on_message(&holds, &peer, message, NULL), RDT_OK);
 }
 
 static void list(uint64_t *numbers, size_t n, bool first, bool last)

@@ -338,6 +338,36 @@ Test(peer_hostile, frame_beyond_the_limit_refused_by_its_header)
     rogue_peer_stop(&rogue_peer);
 }
 
+/* No handler sees it. What daemons of older versions still send is passed over, whatever it says. */
+Test(peer_hostile, message_that_cannot_be_decoded_ends_the_link)
+{
+    static const uint8_t bad[] = {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f};
+    static const struct {
+        uint16_t type;
+        const char *why;
+    } cases[] = {{5, "a message of unknown type 5"},
+                 {UINT16_MAX, "a message of unknown type 65535"},
+                 {RDT_PEER_PING, "LinkPing cannot be decoded"},
+                 {RDT_PEER_CALL, "Call cannot be decoded"},
+                 {RDT_PEER_HOLDS, "Holds cannot be decoded"},
+                 {RDT_PEER_NAME, "Name cannot be decoded"}};
+    struct rogue_peer rogue_peer;
+
+    world_start(a);
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rogue_peer_start(&rogue_peer);
+        rogue_peer_hello(&rogue_peer, 16, 1, "");
+        world_until(&world, a->n_up == i + 1);
+        rogue_peer_send(&rogue_peer, RDT_PEER_PULL_ABORTED, bad, sizeof bad, sizeof bad);
+        rogue_peer_send(&rogue_peer, cases[i].type, bad, sizeof bad, sizeof bad);
+        world_until(&world, rogue_peer_turn(&rogue_peer));
+        cr_assert_not_null(strstr(rogue_peer.reason, cases[i].why), "%s", rogue_peer.reason);
+        world_until(&world, a->n_down == i + 1);
+        cr_assert_eq(a->why.status, RDT_PROTOCOL);
+        rogue_peer_stop(&rogue_peer);
+    }
+}
+
 /* A message that protobuf-c blows up: a hello of nothing but empty offers. */
 Test(peer_hostile, blown_up_hello_refused)
 {
@@ -357,7 +387,7 @@ Test(peer_hostile, blown_up_hello_refused)
         rogue_peer_flush(&rogue_peer);
         world_turn(&world);
     }
-    rogue_peer_shown_out(&rogue_peer, "cannot be decoded");
+    rogue_peer_shown_out(&rogue_peer, "LinkHello takes more than");
     free(offers);
 }
 
