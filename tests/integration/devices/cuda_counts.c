@@ -20,6 +20,7 @@ static void begin_to_count(void)
 /* ---- a put of many tensors ---- */
 
 #define MANY 5000u
+#define OTHER_CALLS (MANY / 10) /* of no tensor: how often it is asked whether a copy has ended depends on the machine */
 #define EACH ((size_t)1000)
 #define STEP ((size_t)1024)
 
@@ -79,7 +80,7 @@ Test(cuda_counts, put_of_many_tensors_takes_one_range)
         must(fake_gpu_calls(getpid(), 0, "cuMemMap") == 1);
         must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == MANY);
         must(fake_gpu_calls(getpid(), 0, "cuStreamSynchronize") == 1);
-        expect_few_calls(MANY + 40);
+        expect_few_calls(MANY + OTHER_CALLS);
         expect_many(&ref);
         let_go(&ref);
         must_ok(rdt_wait_freed(a, &ref, LONG, &err));
@@ -98,7 +99,7 @@ Test(cuda_counts, put_of_many_tensors_asks_once_about_their_allocation)
     struct rdt_ref ref = put_each(memory, EACH, RDT_CUDA_CHUNKS);
     must(fake_gpu_calls(getpid(), 0, "cuPointerGetAttribute") <= 4);
     must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 0);
-    expect_few_calls(40);
+    expect_few_calls(OTHER_CALLS);
     expect_many(&ref);
     let_go(&ref);
     must_ok(rdt_wait_freed(a, &ref, LONG, &err));
@@ -117,7 +118,7 @@ Test(cuda_counts, tensors_without_gaps_are_copied_together)
     fake_gpu_trace_clear();
     struct rdt_ref ref = put_each(memory, STEP, RDT_CUDA_COPIED);
     must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 1);
-    expect_few_calls(40);
+    expect_few_calls(OTHER_CALLS);
     fake_gpu_trace_clear();
     must_ok(fetch_to(b, &ref, "cuda", gpu_uuid(1), &object, &err));
     must(fake_gpu_calls(node.pid, 0, "cuMemcpyPeerAsync") == 1);

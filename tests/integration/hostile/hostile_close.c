@@ -308,9 +308,10 @@ Test(hostile_close, daemon_killed_while_closes_never_return_can_be_restarted, .t
 
 /* ---- memory whose last close frees gigabytes ---- */
 
-static double system_seconds(const char *path)
+/* Of user and system together: the kernel measures their sum, and guesses by its ticks how it is divided. */
+static double processor_seconds(const char *path)
 {
-    unsigned long stime = 0;
+    unsigned long utime = 0, stime = 0;
     char text[1024] = "", *after;
     FILE *file = fopen(path, "re");
 
@@ -318,12 +319,12 @@ static double system_seconds(const char *path)
     (void)!fread(text, 1, sizeof text - 1, file);
     (void)fclose(file);
     after = strrchr(text, ')');
-    cr_assert(after && sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %lu", &stime) == 1);
-    return (double)stime / (double)sysconf(_SC_CLK_TCK);
+    cr_assert(after && sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &utime, &stime) == 2);
+    return (double)(utime + stime) / (double)sysconf(_SC_CLK_TCK);
 }
 
 struct cost {
-    double loop, all; /* seconds of system time: the loop's thread, the process */
+    double loop, all; /* seconds of a processor: the loop's thread, the process */
 };
 
 static struct cost cost_now(void)
@@ -332,9 +333,9 @@ static struct cost cost_now(void)
     struct cost cost;
 
     (void)snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)node.pid, (int)node.pid);
-    cost.loop = system_seconds(path);
+    cost.loop = processor_seconds(path);
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)node.pid);
-    cost.all = system_seconds(path);
+    cost.all = processor_seconds(path);
     return cost;
 }
 
