@@ -55,6 +55,12 @@ static bool list_token(struct conn *conn)
            map_put(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash, conn);
 }
 
+static void unlist_token(struct conn *conn)
+{
+    if (map_get(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash) == conn)
+        (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
+}
+
 bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
 {
     struct client *client = &conn->client;
@@ -69,20 +75,20 @@ bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
     memcpy(client->session.id, conn->session.token_hash, sizeof client->session.id);
     if (recovery_keep_session(recovery, client, &image))
         return true;
-    (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
+    unlist_token(conn);
     return false;
 }
 
 void conn_session_end(struct conn *conn)
 {
-    if (!conn->client.session.lasting)
-        return;
     if (conn->client.session.state == CLIENT_SESSION_WAITING) {
         conn->rpc->clients.n_waiting--;
         client_move_session(&conn->client, CLIENT_SESSION_LAPSED);
     }
+    unlist_token(conn); /* a session that found no memory while it was restored has a token, but no record */
+    if (!conn->client.session.lasting)
+        return;
     deadline_unset(conn->rpc->deadlines, &conn->session.grace);
-    (void)map_remove(&conn->conns->tokens, conn->session.token_hash, sizeof conn->session.token_hash);
     recovery_end_session(conn->rpc->recovery, &conn->client);
 }
 
