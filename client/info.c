@@ -712,17 +712,21 @@ enum rdt_status rdt_flush_cache(rdt *conn, bool all, uint64_t *n_p, uint64_t *by
 /* The caller frees *text_p. */
 static enum rdt_status text_of(ProtobufCMessage *take_answer, char **text_p, struct rdt_error *err)
 {
+    char *text = NULL;
     size_t bytes;
-    FILE *out = open_memstream(text_p, &bytes);
+    FILE *out = open_memstream(&text, &bytes);
     bool written;
 
     if (out)
         message_json(out, take_answer);
     protobuf_c_message_free_unpacked(take_answer, NULL);
     written = out && fclose(out) == 0;
-    if (out && !written)
-        free(*text_p);
-    return written ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
+    if (!written) {
+        free(text);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the text");
+    }
+    *text_p = text;
+    return RDT_OK;
 }
 
 enum rdt_status rdt_request_json(rdt *conn, const char *name, const char *const *fields, char **text_p, struct rdt_error *err)

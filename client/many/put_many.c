@@ -31,6 +31,8 @@
 #define STAGE_BYTES ((uint64_t)4 << 20)
 #define STAGES 3u
 #define NO_STAGE STAGES
+#define SILENT_NS INT64_C(5000000000)                          /* how long a daemon may take for a sign of life */
+#define SILENT "it was not sent, because rdtd does not answer" /* the value */
 #define WIRE_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_REPLACE | RDT_PUT_EVICTABLE))
 #define FLAGS (WIRE_FLAGS | RDT_PUT_UNSEALED | RDT_PUT_SUM)
 
@@ -80,9 +82,30 @@ struct putting {
     size_t why_at;
     struct rdt_node_info node;
     bool one_by_one;    /* the daemon knows no PUT_MANY */
+    bool silent;        /* the daemon does not answer: what is left is not sent */
     struct batch *sent; /* NULL: none waits for its answer */
     struct larger larger;
 };
+
+/* When memory must be there, or why there is none. */
+static int64_t room_answer_ns(const struct putting *putting, uint64_t bytes)
+{
+    int64_t timeout_ns = putting->options->timeout_ns;
+
+    return timeout_ns > 0 ? clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns)
+                          : clock_deadline_ns(clock_default_ns(bytes));
+}
+
+/* Asks the daemon for a sign of life, once a value has timed out: it may have had no room for that one only. */
+static bool is_silent(struct putting *putting)
+{
+    int64_t timeout_ns = putting->options->timeout_ns;
+
+    if (!putting->silent)
+        putting->silent =
+            rdt_ping(putting->conn, timeout_ns > 0 && timeout_ns < SILENT_NS ? timeout_ns : SILENT_NS, NULL) != RDT_OK;
+    return putting->silent;
+}
 
 static void set(struct putting *putting, size_t i, enum rdt_status status, const struct rdt_error *why)
 {
@@ -113,8 +136,13 @@ static enum rdt_status put_alone(struct putting *putting, size_t i, struct rdt_e
     struct rdt_error why = {0};
     enum rdt_status status;
 
-    status = rdt_put(putting->conn, value->tensors, value->count, &options, &putting->refs[i], &why);
+    if (putting->silent)
+        status = rdt_error_set(&why, RDT_TIMED_OUT, SILENT);
+    else
+        status = rdt_put(putting->conn, value->tensors, value->count, &options, &putting->refs[i], &why);
     set(putting, i, status, &why);
+    if (status == RDT_TIMED_OUT)
+        (void)is_silent(putting);
     if (why_p)
         *why_p = why;
     return status;
@@ -143,6 +171,8 @@ static void land(struct putting *putting)
     larger->bytes -= flying->bytes;
     larger->first = (larger->first + 1) % FLYING_MOST;
     larger->n--;
+    if (status == RDT_TIMED_OUT)
+        (void)is_silent(putting);
 }
 
 static void land_all(struct putting *putting)
@@ -169,6 +199,7 @@ static uint8_t *stage_room(struct putting *putting, uint64_t bytes)
 {
     struct larger *larger = &putting->larger;
     struct stage *stage = &larger->stages[larger->stage];
+    struct rdt_alloc_options options = RDT_INIT(options);
     uint8_t *at;
 
     if (bytes > STAGE_BYTES || larger->no_stage)
@@ -182,7 +213,8 @@ static uint8_t *stage_room(struct putting *putting, uint64_t bytes)
     }
     if (larger->no_stage)
         return NULL;
-    if (!stage->addr && rdt_alloc(putting->conn, STAGE_BYTES, (void **)&stage->addr, NULL) != RDT_OK) {
+    options.call_timeout_ns = putting->options->timeout_ns;
+    if (!stage->addr && rdt_alloc_with(putting->conn, STAGE_BYTES, &options, (void **)&stage->addr, NULL) != RDT_OK) {
         larger->no_stage = true;
         return NULL;
     }
@@ -278,7 +310,8 @@ static void put_larger(struct putting *putting, size_t i)
         status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");
     while (putting->larger.n == FLYING_MOST || is_flying(putting, value))
         land(putting);
-    if (snapshot && status == RDT_AGAIN && putting->count >= TOGETHER_LEAST && value->count > 0 && value->tensors)
+    if (snapshot && status == RDT_AGAIN && !putting->silent && putting->count >= TOGETHER_LEAST && value->count > 0 &&
+        value->tensors)
         status = send_larger(putting, i, &why);
     if (status == RDT_AGAIN) {
         land_all(putting);
@@ -293,7 +326,7 @@ static void end_larger(struct putting *putting)
     land_all(putting);
     for (unsigned i = 0; i < STAGES; i++)
         if (putting->larger.stages[i].addr)
-            (void)rdt_dealloc(putting->conn, putting->larger.stages[i].addr, NULL);
+            (void)(putting->silent ? rdt_dealloc_soon : rdt_dealloc)(putting->conn, putting->larger.stages[i].addr, NULL);
 }
 
 /* ---- which values travel together ---- */
@@ -462,7 +495,7 @@ static enum rdt_status prepare(struct putting *putting, struct batch *batch, uin
         status = add_sums(putting, batch, err);
     if (status == RDT_OK)
         status = loans_take(putting->conn, region_bytes, false, options->timeout_ns > 0 ? options->timeout_ns : 0,
-                            clock_deadline_ns(clock_default_ns(region_bytes)), &batch->loan, err);
+                            room_answer_ns(putting, region_bytes), &batch->loan, err);
     if (status != RDT_OK)
         return status;
     pack(batch);
@@ -560,6 +593,8 @@ static void finish(struct putting *putting, struct batch *take_batch)
         put_each(putting, take_batch);
     else if (status != RDT_OK)
         set_all(putting, take_batch, &why);
+    if (status == RDT_TIMED_OUT)
+        (void)is_silent(putting);
     batch_free(putting->conn, take_batch, status == RDT_OK);
 }
 
@@ -568,8 +603,9 @@ static void put_batch(struct putting *putting, struct batch *take_batch, uint64_
 {
     struct batch *before;
     struct rdt_error why = {0};
-    enum rdt_status status = prepare(putting, take_batch, region_bytes, &why);
-    bool alone = status != RDT_OK && status != RDT_CANCELLED;
+    enum rdt_status status =
+        putting->silent ? rdt_error_set(&why, RDT_TIMED_OUT, SILENT) : prepare(putting, take_batch, region_bytes, &why);
+    bool alone = status != RDT_OK && status != RDT_CANCELLED && (status != RDT_TIMED_OUT || !is_silent(putting));
 
     if (status == RDT_OK && interrupt_ask())
         status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");

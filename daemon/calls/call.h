@@ -353,7 +353,7 @@ enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, str
 enum rdt_status call_wait_for_claim(struct call *call, int64_t timeout_ns, struct rdt_error *err);
 void call_on_claim(struct claim_waiter *waiter); /* for claim_waiter.on_decided */
 
-#define PUT_WAIT_NS INT64_C(50000000000) /* how long the publish of a client waits for its put */
+#define PUT_WAIT_NS INT64_C(50000000000) /* how long a client's publish waits for its put: less than the minute of librdt */
 
 /* A publish waits until the FILLING object is live, at most timeout_ns (negative: any time), and is then dispatched again. If
  * the put fails, so does the call. Errors: as call_defer. */

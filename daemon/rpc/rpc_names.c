@@ -6,8 +6,7 @@
 #include "daemon/rpc/rpc.h"
 #include "proto/wire_limits.h"
 
-/* How long a publish waits for an object whose bytes are still being written: less than the minute after which librdt ends the
- * call, and for another node less than the time in which that one expects an answer. */
+/* How long a publish of another node waits for its put: less than the time in which that node expects an answer. */
 #define PEERS_PUT_WAIT_NS INT64_C(5000000000)
 
 enum rdt_status publish_check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,

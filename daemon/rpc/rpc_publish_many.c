@@ -11,7 +11,6 @@
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
-
 struct claiming;
 
 struct claim {

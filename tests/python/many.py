@@ -330,5 +330,23 @@ def test_wait_goes_on_after_a_failure():
         assert c.wait(requests, timeout=LONG, errors="return")[1] == []
 
 
+
+def test_put_many_beside_a_stopped_daemon_waits_once():
+    """Not for each value: once one has timed out, and the daemon gives no sign of life, the others are not sent."""
+    large = np.zeros(100_000)
+    kinds = {"small": ([bytearray(8)] * 3000, {}), "one by one": ([large] * 300, {"immutable": True}),
+             "evictable": ([large] * 300, {"evictable": True}), "dicts": ([{"a": large}] * 300, {})}
+    for kind, (values, options) in kinds.items():
+        with Node() as node, rdtd.connect(node.socket) as c, ThreadPoolExecutor(1) as pool:
+            os.kill(node.process.pid, signal.SIGSTOP)
+            try:
+                put = pool.submit(c.put_many, values, timeout=0.3, errors="return", **options)
+                until(put.done, f"a put with a time-out ends: {kind}", 30)
+            finally:
+                os.kill(node.process.pid, signal.SIGCONT)
+            assert all(isinstance(one, rdtd.TimedOut) for one in put.result()), kind
+            assert c.get(c.put(large)).shape == large.shape
+
+
 if __name__ == "__main__":
     main(globals())

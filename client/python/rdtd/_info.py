@@ -152,7 +152,7 @@ class InfoCalls(_rdt.Conn):
     def flush_cache(self, *, all: bool = False) -> tuple[int, int]:
         """Evicts the evictable objects of this user that nobody holds, and returns their number and bytes when they are
         gone. all: those of all users, for root and the daemon's own user. Errors: Denied, TimedOut."""
-        done = self._request("cache_flush", all=all)
+        done = self._request("cache_flush", all=bool(all))
         return int(done["objects"]), int(done["bytes"])
 
     @checked

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Iterator, Literal, Mapping, Optional, Sequence
 from . import _rdt
 from ._arrays import kind_of
 from ._check import a_text, checked, shown
-from ._errors import BY_STATUS, Error, Invalid
+from ._errors import BY_STATUS, Error, Invalid, TimedOut
 from ._requests import VISIBILITY, Ref, Visible
 from ._shared import notes_of
 from ._structure import ONE_OF_TORCH, encode
@@ -147,19 +147,33 @@ class ManyCalls(_rdt.Conn):
                    "timeout": timeout, "allow_pickle": allow_pickle, "grace": grace, "immutable": immutable,
                    "checksum": checksum, "replace": replace, "evictable": evictable, "priority": priority}
         try:
+            silent: Optional[Error] = None
             for i in range(len(values)) if put is None or len(which) < len(values) else ():
                 if made[i] is None:
                     key = None if ids is None else ids[i]
                     try:
+                        if silent is not None:
+                            raise silent
                         if key is not None and not 1 <= len(key) <= 128:
                             raise Invalid(f"the id has {len(key)} bytes, not 1 to 128")
                         made[i] = self.put(values[i], id=key, **options)  # type: ignore[attr-defined]
                     except Error as error:
                         made[i] = type(error)(f"value {i}: {error}")
+                        if silent is None and isinstance(error, TimedOut):
+                            silent = self._silence(timeout)
         except BaseException:  # a value that cannot be put, or Ctrl-C: nothing stays
             self._drop_all(made)
             raise
         return made
+
+    def _silence(self, timeout: Optional[float]) -> Optional[Error]:
+        """None if the daemon gives a sign of life: then a value has timed out for want of room. Otherwise the error of the
+        values that are not sent."""
+        try:
+            self.ping(5.0 if timeout is None else min(timeout, 5.0))  # type: ignore[attr-defined]
+            return None
+        except Error:
+            return TimedOut("it was not sent, because rdtd does not answer")
 
     # ---- names ----
 

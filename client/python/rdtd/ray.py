@@ -333,10 +333,10 @@ class RdtdTransport(TensorTransportManager):
         except ImportError:
             return
         manager = getattr(global_worker, "_rdt_manager", None)
-        if manager is None or manager is self._ends_with:
+        shutdown = getattr(manager, "shutdown", None)  # not there if Ray has renamed it: what was put ends with the process
+        if shutdown is None or manager is self._ends_with:
             return
         self._ends_with = manager
-        shutdown = manager.shutdown
 
         def shutdown_and_free() -> None:
             try:
