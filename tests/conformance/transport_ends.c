@@ -147,7 +147,7 @@ TRANSPORT_CHECK(killed_peer_fails_its_connection_only)
     free(source);
 }
 
-/* On as many connections at once as it gives, because a send may be posted at any moment of an attempt to connect that fails. */
+/* On as many connections at once as it gives: a send may be posted at any moment of an attempt to connect that fails. */
 TRANSPORT_CHECK(absent_peer_fails_or_waits)
 {
     enum { CONNS = 64 };
