@@ -334,7 +334,7 @@ class RdtdTransport(TensorTransportManager):
             return
         manager = getattr(global_worker, "_rdt_manager", None)
         shutdown = getattr(manager, "shutdown", None)  # not there if Ray has renamed it: what was put ends with the process
-        if shutdown is None or manager is self._ends_with:
+        if manager is None or shutdown is None or manager is self._ends_with:
             return
         self._ends_with = manager
 
