@@ -16,7 +16,7 @@
 
 #define MOMENT_MS 2000
 #define SOON_MS 10000
-#define LATER_MS 20000
+#define LATER_MS 60000
 #define MIB ((uint64_t)1 << 20)
 #define RANKS 3
 

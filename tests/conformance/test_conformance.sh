@@ -11,7 +11,7 @@ over() { # PLUGIN SETTING ...
   local so=$1 set=() out
   shift
   for setting in "$@"; do set+=(--set "$setting"); done
-  out=$("$check" ${set[@]+"${set[@]}"} "$RDT_BUILD_DIR/$so" 2>&1) || { failures=$((failures + 1)); echo "$out"; return; }
+  out=$("$check" --deadline 240 ${set[@]+"${set[@]}"} "$RDT_BUILD_DIR/$so" 2>&1) || { failures=$((failures + 1)); echo "$out"; return; }
   echo "$so $*: $(tail -n 1 <<<"$out")"
   grep -q '^[1-9][0-9]* ok, 0 failed' <<<"$out" || { failures=$((failures + 1)); echo "$out"; } # it must have checked something
 }
