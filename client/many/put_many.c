@@ -32,6 +32,7 @@
 #define STAGES 3u
 #define NO_STAGE STAGES
 #define SILENT_NS INT64_C(5000000000)                          /* how long a daemon may take for a sign of life */
+#define SILENT_LEAST_NS INT64_C(1000000000)                    /* the same, where time-outs are shorter */
 #define SILENT "it was not sent, because rdtd does not answer" /* the value */
 #define WIRE_FLAGS ((uint32_t)(RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE | RDT_PUT_DETACHED | RDT_PUT_REPLACE | RDT_PUT_EVICTABLE))
 #define FLAGS (WIRE_FLAGS | RDT_PUT_UNSEALED | RDT_PUT_SUM)
@@ -99,11 +100,12 @@ static int64_t room_answer_ns(const struct putting *putting, uint64_t bytes)
 /* Asks the daemon for a sign of life, once a value has timed out: it may have had no room for that one only. */
 static bool is_silent(struct putting *putting)
 {
-    int64_t timeout_ns = putting->options->timeout_ns;
+    int64_t timeout_ns = putting->options->timeout_ns, patience_ns = SILENT_NS;
 
+    if (timeout_ns > 0 && timeout_ns < SILENT_NS)
+        patience_ns = timeout_ns < SILENT_LEAST_NS ? SILENT_LEAST_NS : timeout_ns;
     if (!putting->silent)
-        putting->silent =
-            rdt_ping(putting->conn, timeout_ns > 0 && timeout_ns < SILENT_NS ? timeout_ns : SILENT_NS, NULL) != RDT_OK;
+        putting->silent = rdt_ping(putting->conn, patience_ns, NULL) != RDT_OK;
     return putting->silent;
 }
 

@@ -170,7 +170,7 @@ class ManyCalls(_rdt.Conn):
         """None if the daemon gives a sign of life: then a value has timed out for want of room. Otherwise the error of the
         values that are not sent."""
         try:
-            self.ping(5.0 if timeout is None else min(timeout, 5.0))  # type: ignore[attr-defined]
+            self.ping(5.0 if timeout is None else min(max(timeout, 1.0), 5.0))  # type: ignore[attr-defined]
             return None
         except Error:
             return TimedOut("it was not sent, because rdtd does not answer")
