@@ -376,7 +376,9 @@ Test(hostile_close, large_memory_in_a_request_is_freed_off_the_loop, .timeout = 
 
     begin_greeted(&raw);
     struct cost before = cost_now();
+    node_freeze(&node); /* the daemon's close is the last one */
     send_ping_with(&raw, large_memfd(F_SEAL_SHRINK));
+    node_thaw(&node);
     cr_assert(raw_next(&raw));
     expect_freed_elsewhere(&before);
     raw_close(&raw);
@@ -410,8 +412,10 @@ Test(hostile_close, refused_import_of_large_memory_is_freed_off_the_loop, .timeo
     Rdt__Pb__Import import = MESSAGE(import, .memory = (char *)"host", .device = (char *)"",
                                      .kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD, .bytes = 4096);
     struct cost before = cost_now();
+    node_freeze(&node); /* the daemon's close is the last one */
     (void)raw_send(&raw, RDT_MSG_IMPORT, &import.base, &fd, 1);
     (void)close(fd);
+    node_thaw(&node);
     refuses(&raw, RDT_INVALID, "F_SEAL_SHRINK");
     expect_freed_elsewhere(&before);
     raw_close(&raw);
