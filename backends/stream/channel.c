@@ -36,17 +36,14 @@ void channel_set_state(struct channel *channel, enum channel_state to)
 
 void probe_move(const struct transport *transport, enum probe_state *state, enum probe_state to)
 {
-    static const bool allowed[PROBE_SENT + 1][PROBE_SENT + 1] = {
-        [PROBE_NONE] = {[PROBE_WANTED] = true, [PROBE_RUNNING] = true},
-        [PROBE_WANTED] = {[PROBE_NONE] = true, [PROBE_RUNNING] = true},
-        [PROBE_RUNNING] = {[PROBE_NONE] = true, [PROBE_SENT] = true},
-        [PROBE_SENT] = {[PROBE_NONE] = true},
+    static const struct sm_state states[] = {
+        [PROBE_NONE] = {"no probe", 1u << PROBE_WANTED | 1u << PROBE_RUNNING},
+        [PROBE_WANTED] = {"wanted probe", 1u << PROBE_NONE | 1u << PROBE_RUNNING},
+        [PROBE_RUNNING] = {"running probe", 1u << PROBE_NONE | 1u << PROBE_SENT},
+        [PROBE_SENT] = {"sent probe", 1u << PROBE_NONE},
     };
 
-    if (!allowed[*state][to]) {
-        transport->host.log(transport->host.ctx, RDT_LOG_ERROR, "bug: a probe may not go from state %d to %d", *state, to);
-        abort();
-    }
+    states_check(&transport->host, states, PROBE_SENT + 1, *state, to);
     *state = to;
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/common/states.h"
 #include "backends/stream/stream.h"
 
 #define BUDGET_BYTES ((size_t)4 << 20) /* that a channel moves before other channels have their turn */
@@ -13,18 +14,13 @@
 /* The table has the moves of the drawing in stream.h; any other move is a bug, and aborts the process. */
 static void set_stage(struct channel *channel, enum in_stage to)
 {
-    static const bool allowed[IN_TRAILER + 1][IN_TRAILER + 1] = {
-        [IN_HEADER] = {[IN_BYTES] = true, [IN_TRAILER] = true},
-        [IN_BYTES] = {[IN_TRAILER] = true},
-        [IN_TRAILER] = {[IN_HEADER] = true},
+    static const struct sm_state states[] = {
+        [IN_HEADER] = {"header of a chunk", 1u << IN_BYTES | 1u << IN_TRAILER},
+        [IN_BYTES] = {"bytes of a chunk", 1u << IN_TRAILER},
+        [IN_TRAILER] = {"trailer of a chunk", 1u << IN_HEADER},
     };
-    const struct rdt_host *host = &channel->transport->host;
 
-    if (!allowed[channel->chunk.stage][to]) {
-        host->log(host->ctx, RDT_LOG_ERROR, "bug: a channel may not go from stage %d to %d of a chunk", channel->chunk.stage,
-                  to);
-        abort();
-    }
+    states_check(&channel->transport->host, states, IN_TRAILER + 1, channel->chunk.stage, to);
     channel->chunk.stage = to;
 }
 

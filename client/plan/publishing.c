@@ -10,7 +10,6 @@
  * a region and a request, and a version has only so many. Their sizes follow from the tensors' alone: a version with the same
  * tensors as the one before the last uses its memory again (loans.h), of which the daemon keeps 256 regions.
  */
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -27,6 +26,7 @@
 #include "client/tensor.h"
 #include "proto/boxes.h"
 #include "proto/grow.h"
+#include "proto/state_table.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 
@@ -64,9 +64,11 @@ struct piece {
  * One that has failed (why) is PUBLISHING until it is given up or destroyed. */
 enum publishing_state { PUBLISHING, PUBLISHED, GIVEN_UP };
 
-/* Allowed moves, as [from][to]. */
-static const bool moves[3][3] = {
-    [PUBLISHING] = {[PUBLISHED] = true, [GIVEN_UP] = true},
+/* Every allowed move. */
+static const struct sm_state states[] = {
+    [PUBLISHING] = {"publishing", 1u << PUBLISHED | 1u << GIVEN_UP},
+    [PUBLISHED] = {"published", 0},
+    [GIVEN_UP] = {"given up", 0},
 };
 
 struct rdt_publishing {
@@ -91,7 +93,7 @@ struct rdt_publishing {
 
 static void move(rdt_publishing *publishing, enum publishing_state to)
 {
-    assert(moves[publishing->state][to]);
+    sm_check(states, GIVEN_UP + 1, publishing->state, to, NULL, NULL);
     publishing->state = to;
 }
 
