@@ -11,6 +11,7 @@
 /* For replica.c: what this node has of that node's objects. */
 struct remote_replicas {
     unsigned n;               /* replicas, also those that only their readers have */
+    uint64_t noted;           /* the latest PullMeta.replica_note that has come on this link; 0: none */
     struct list listed;       /* struct replica.by_remote */
     struct list to_report;    /* the same, after a link came up: until they were reported, or dropped */
     struct list sums_awaited; /* struct replica.by_sum: that node has promised their checksum */
@@ -29,6 +30,7 @@ struct remote_entries {
     struct list sums_ending;
     struct slice end, judge;
     enum fanout_verdict verdict; /* of `judged` */
+    uint64_t notes;              /* PullMeta.replica_note of the latest answer to it */
     uint64_t lost_until_ns;      /* 0: since the link ended, the node serves none of them */
 };
 

@@ -52,6 +52,7 @@ static void send_replicas(struct remote *origin, uint64_t *whole, size_t n_whole
     replicas.n_whole = n_whole;
     replicas.dropped = dropped;
     replicas.n_dropped = dropped ? 1 : 0;
+    replicas.next_note = dropped ? origin->replicas.noted + 1 : 0;
     replicas.invalidated = invalidated;
     replicas.n_invalidated = n_invalidated;
     /* Link down: the owner's node has dropped its entry already. */
@@ -412,6 +413,7 @@ void replicas_link_down(struct remote *remote)
 {
     struct remote_replicas *replicas = &remote->replicas;
 
+    replicas->noted = 0;
     slice_stop(&replicas->report);
     list_splice(&replicas->listed, &replicas->to_report);
     list_splice(&replicas->sums_lost, &replicas->sums_awaited);

@@ -172,6 +172,11 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
     return entry;
 }
 
+uint64_t replica_entry_noted(struct replica_entry *entry)
+{
+    return entry->note = ++entry->remote->entries.notes;
+}
+
 /* ---- fan-out ---- */
 
 /* Whether both nodes offer the same transport, as far as this node knows. */
@@ -330,6 +335,12 @@ static struct remote *remote_of(const struct transfers *transfers, const Protobu
     return peer ? peer->remote : NULL;
 }
 
+/* The node has no replica, unless it gets one by an answer that it had not read yet. */
+static bool may_get_another(const struct replica_entry *entry, const Rdt__Pb__Replicas *message)
+{
+    return message->next_note != 0 && entry->note >= message->next_note;
+}
+
 void replica_directory_on_message(struct replica_directory *directory, struct remote *remote, const Rdt__Pb__Replicas *message)
 {
     uint64_t *lists = malloc((2 * message->n_whole + 1) * sizeof *lists);
@@ -339,7 +350,7 @@ void replica_directory_on_message(struct replica_directory *directory, struct re
         uint64_t generation = i < message->n_dropped ? message->dropped[i] : message->invalidated[i - message->n_dropped];
         struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
         struct replica_entry *entry = replicated ? find(replicated, remote) : NULL;
-        if (entry)
+        if (entry && (i >= message->n_dropped || !may_get_another(entry, message)))
             replica_entry_free(entry);
     }
     for (size_t i = 0; i < message->n_slow; i++) {

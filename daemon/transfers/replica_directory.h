@@ -8,6 +8,10 @@
  * stops when enough time has passed since the last ping that this node answered (replica_is_fresh), or when
  * its link is up again.
  *
+ * A node may drop its replica, or want none, while another answer that says that it is noted is on its way to it; it may keep
+ * a replica because of that one. So the answers of a link are counted, the node says which it has read (Replicas.next_note),
+ * and the entry stays while there is a later one.
+ *
  * When an object ends, each node with an entry is told, and confirms that it serves the replica to no new
  * reader. A forced free waits for these confirmations and for LOST entries.
  *
@@ -53,6 +57,7 @@ struct replica_entry {
     struct replicated_object *replicated;
     struct remote *remote;
     unsigned epoch;            /* of the link on which it was made; an earlier one: it will be removed or LOST in a moment */
+    uint64_t note;             /* PullMeta.replica_note of the latest answer that says that it is there */
     struct fanout_place place; /* LOST: in no fan-out */
     struct deadline over;      /* LOST */
 };
@@ -69,6 +74,9 @@ struct replica_directory {
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers);
 void replica_directory_fini(struct replica_directory *directory);
+
+/* The node is about to be answered that the entry is there. Returns PullMeta.replica_note. */
+uint64_t replica_entry_noted(struct replica_entry *entry);
 
 /* Adds an entry: the node will keep a replica of what it pulls. NULL: no memory. */
 struct replica_entry *replica_entry_add(struct replica_directory *directory, struct remote *remote, const struct object *object,

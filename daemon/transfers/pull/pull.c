@@ -366,6 +366,8 @@ void pull_on_meta(struct remote *remote, const Rdt__Pb__PullMeta *meta)
     struct transfer *transfer = find(remote, meta->transfer), *next;
     uint64_t id;
 
+    if (meta->replica_noted)
+        remote->replicas.noted = meta->replica_note;
     if (!transfer || transfer->sm.state != TRANSFER_ASKED) {
         if (meta->replica_noted && meta->ref &&
             !replica_find(&remote->transfers->replicas, remote->peer->uuid, meta->ref->generation))

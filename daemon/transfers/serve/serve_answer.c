@@ -153,6 +153,7 @@ static void add_replica_entry(struct serve *serve, struct object *object, Rdt__P
     meta->replica_noted = entry != NULL;
     if (!entry)
         return;
+    meta->replica_note = replica_entry_noted(entry);
     replica_directory_sum(serve->remote, object, &sum, &follows);
     meta->sum = sum;
     meta->sum_follows = follows;

@@ -22,10 +22,28 @@ static void join(void)
     rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
 }
 
+/* Asks for the object, to keep a replica. Returns PullMeta.replica_note of the answer. */
+static uint64_t be_noted(uint64_t transfer)
+{
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    Rdt__Pb__Ref wire = MESSAGE(ref, .id = (ProtobufCBinaryData){strlen(ref.id), (uint8_t *)ref.id}, .any_owner = true,
+                                .generation = ref.generation);
+    Rdt__Pb__Pull pull =
+        MESSAGE(pull, .transfer = transfer, .ref = &wire, .requester = &requester, .timeout_ns = -1, .keep_replica = true);
+
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, rogue_peer.came[RDT_PEER_PULL_META].n + 1));
+    Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                                         rogue_peer.came[RDT_PEER_PULL_META].payload);
+    must_say(meta->status == RDT_OK && meta->replica_noted, "%s", meta->message);
+    uint64_t note = meta->replica_note;
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    return note;
+}
+
 /* The rogue_peer's copy is noted, and the link confirmed. */
 static void begin_kept(const char *const *flags)
 {
-    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
     static uint8_t data[BYTES];
 
     begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
@@ -34,16 +52,7 @@ static void begin_kept(const char *const *flags)
         .struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT, .visibility = RDT_VISIBLE_TO_ALL};
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, BYTES, data), 1, &options, &ref, &err));
     join();
-    Rdt__Pb__Ref wire = MESSAGE(ref, .id = (ProtobufCBinaryData){strlen(ref.id), (uint8_t *)ref.id}, .any_owner = true,
-                                .generation = ref.generation);
-    Rdt__Pb__Pull pull =
-        MESSAGE(pull, .transfer = 1, .ref = &wire, .requester = &requester, .timeout_ns = -1, .keep_replica = true);
-    rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
-    Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
-                                                         rogue_peer.came[RDT_PEER_PULL_META].payload);
-    must_say(meta->status == RDT_OK && meta->replica_noted, "%s", meta->message);
-    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    (void)be_noted(1);
     confirmed_ns = now_ns();
     rogue_peer_flush(&rogue_peer);
 }
@@ -127,5 +136,54 @@ Test(hostile_replica, silent_holder_is_waited_for_until_it_returns)
     rogue_peer_flush(&rogue_peer);
     must(pthread_join(thread, NULL) == 0);
     must_be(RDT_OK, status);
+    end_kept();
+}
+
+static void say_dropped(uint64_t next_note)
+{
+    Rdt__Pb__Replicas replicas = MESSAGE(replicas, .dropped = &ref.generation, .n_dropped = 1, .next_note = next_note);
+
+    rogue_peer_send(&rogue_peer, RDT_PEER_REPLICAS, &replicas.base);
+    rogue_peer_flush(&rogue_peer);
+}
+
+/* Two readers of a node ask at once. It drops what the first got before it has read the answer to the second, of which it then
+ * keeps a replica. */
+Test(hostile_replica, drop_before_a_later_answer_is_read_is_not_the_end)
+{
+    enum rdt_status status = RDT_INTERNAL;
+    pthread_t thread;
+
+    begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
+    uint64_t second = be_noted(2);
+    must(second > 1);
+    say_dropped(second);
+    pthread_create(&thread, NULL, free_it, &status);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_REPLICAS, 1));
+    others_are_well();
+    must(pthread_tryjoin_np(thread, NULL) == EBUSY);
+    Rdt__Pb__Replicas replicas = MESSAGE(replicas, .invalidated = &ref.generation, .n_invalidated = 1);
+    rogue_peer_send(&rogue_peer, RDT_PEER_REPLICAS, &replicas.base);
+    must(pthread_join(thread, NULL) == 0);
+    must_be(RDT_OK, status);
+    end_kept();
+}
+
+Test(hostile_replica, what_was_dropped_after_all_answers_is_not_waited_for)
+{
+    begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
+    say_dropped(be_noted(2) + 1);
+    free_returns_at_once();
+    must(rogue_peer.came[RDT_PEER_REPLICAS].n == 0);
+    end_kept();
+}
+
+/* Older nodes do not say what they have read. */
+Test(hostile_replica, older_node_that_dropped_is_not_waited_for)
+{
+    begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
+    (void)be_noted(2);
+    say_dropped(0);
+    free_returns_at_once();
     end_kept();
 }
