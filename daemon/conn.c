@@ -23,6 +23,32 @@
 #define END_DOUBLINGS 7u /* of a session that waits for its client to receive what it was sent */
 #define ENDS_PER_TURN 16u
 
+#define TO(state) (1u << (state))
+
+static const struct sm_state states[] = {
+    [CONN_GREETING] = {"greeting", TO(CONN_SERVED) | TO(CONN_REFUSED) | TO(CONN_CLOSING)},
+    [CONN_SERVED] = {"served", TO(CONN_BROKEN) | TO(CONN_CLOSING)},
+    [CONN_REFUSED] = {"refused", TO(CONN_CLOSING)},
+    [CONN_BROKEN] = {"broken", TO(CONN_CLOSING)},
+    [CONN_CLOSING] = {"closing", 0},
+};
+
+static bool is_served(const struct conn *conn)
+{
+    return conn->sm.state == CONN_SERVED || conn->sm.state == CONN_BROKEN;
+}
+
+bool conn_drains(const struct conn *conn)
+{
+    return conn->sm.state == CONN_REFUSED || conn->sm.state == CONN_BROKEN;
+}
+
+void conn_stop_reading(struct conn *conn)
+{
+    if (conn->sm.state == CONN_GREETING || conn->sm.state == CONN_SERVED)
+        sm_move(&conn->sm, conn->sm.state == CONN_SERVED ? CONN_BROKEN : CONN_REFUSED);
+}
+
 static void on_socket(uv_poll_t *poll, int status, int events);
 
 static void on_prepare(uv_prepare_t *prepare);
@@ -152,17 +178,18 @@ static bool release_some(struct conn *conn, uint64_t until_ns)
 void conn_close(struct conn *conn, const char *why)
 {
     struct client *client = &conn->client;
+    bool was_served = is_served(conn);
 
-    if (conn->closing)
+    if (conn->sm.state == CONN_CLOSING)
         return;
-    conn->closing = true;
+    sm_move(&conn->sm, CONN_CLOSING);
     client->conn.gone = true;
     conn->conns->n_behind -= conn->fds.behind;
     deadline_unset(conn->rpc->deadlines, &conn->greeting.deadline);
     list_remove(&conn->unflushed);
     list_remove(&conn->ending);
     deadline_unset(conn->rpc->deadlines, &conn->fds.retry);
-    if (conn->greeting.done) {
+    if (was_served) {
         log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                   (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
                   client->n_objects, map_count(&client->holds.by_id) + map_count(&client->holds.remote),
@@ -201,7 +228,7 @@ static void end_soon(struct conn *conn, const char *why)
 {
     struct conns *conns = conn->conns;
 
-    if (conn->closing || !list_empty(&conn->ending))
+    if (conn->sm.state == CONN_CLOSING || !list_empty(&conn->ending))
         return;
     if (conns->n_ended < ENDS_PER_TURN && list_empty(&conns->ending)) {
         conns->n_ended++;
@@ -230,13 +257,13 @@ static void set_events(struct conn *conn)
     bool waits_long = !list_empty(&conn->turn.waiting) && conn->conns->shares.n_persons > FEW_PERSONS;
     int events = 0;
 
-    if (conn->closing || conn->sock < 0 || !list_empty(&conn->ending))
+    if (conn->sm.state == CONN_CLOSING || conn->sock < 0 || !list_empty(&conn->ending))
         return;
     /* The daemon reads no requests of a client that does not read its answers, or whose task continues in later turns.
      * While received frames wait for the next turn, on_socket ignores the event: that costs less than two system calls. */
-    if (!conn->draining && !conn->fds.behind && !waits_long && !conn->client.task && !conn_queue_is_full(conn))
+    if (!conn_drains(conn) && !conn->fds.behind && !waits_long && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
-    if ((conn->writer.queued_frames > 0 || conn->draining) && conn->fds.retry.index == 0)
+    if ((conn->writer.queued_frames > 0 || conn_drains(conn)) && conn->fds.retry.index == 0)
         events |= UV_WRITABLE;
     if (events == conn->events)
         return;
@@ -270,7 +297,7 @@ static bool flush(struct conn *conn)
         conn_close(conn, "its socket was closed");
         return false;
     }
-    if (conn->draining && status == RDT_OK) {
+    if (conn_drains(conn) && status == RDT_OK) {
         conn_close(conn, "it broke the protocol");
         return false;
     }
@@ -336,14 +363,14 @@ static uint8_t *push(struct conn *conn, uint16_t type, uint8_t flags, uint64_t r
 {
     uint8_t *payload;
 
-    if (!conn->closing &&
+    if (conn->sm.state != CONN_CLOSING &&
         frame_writer_push(&conn->writer, type, flags, request_id, (uint32_t)bytes, take_fds, n_fds, &payload) == RDT_OK)
         return payload;
     drop_fds(conn, take_fds, n_fds);
-    if (!conn->closing) {
+    if (conn->sm.state != CONN_CLOSING) {
         log_error("client %llu: no memory to queue an answer of %zu bytes: the connection ends",
                   (unsigned long long)conn->client.id, bytes);
-        conn->draining = true;
+        conn_stop_reading(conn);
         flush_soon(conn);
     }
     return NULL;
@@ -424,6 +451,7 @@ static void handle_frame(struct conn *conn)
     struct rdt_error err = {0};
     struct frame frame;
     enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
+    bool was_served = is_served(conn);
 
     conn_charge_fds(conn); /* handlers charge the descriptors that they take, and owner_work charges those that it closes */
     if (status == RDT_AGAIN) {
@@ -432,13 +460,13 @@ static void handle_frame(struct conn *conn)
     }
     conn->heap.frame_taken = conn->heap.frame > 0;
     if (status == RDT_OK) {
-        if (!conn->greeting.done)
+        if (!was_served)
             conn->conns->on_hello(conn, &frame);
         else
             status = rpc_handle(conn->rpc, &conn->client, &frame,
                                 frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL, &err);
     }
-    if (status != RDT_OK && frame.passed_over && conn->greeting.done && frame.request_id != 0)
+    if (status != RDT_OK && frame.passed_over && was_served && frame.request_id != 0)
         /* The reader has skipped this frame, and the next one begins where it ends, so only the request fails. */
         client_send_error(&conn->client, frame.type, frame.request_id, &err);
     else if (status != RDT_OK)
@@ -491,7 +519,7 @@ static void work(struct conn *conn, bool readable)
     uint64_t until_ns = uv_hrtime() + share_conn_ns(conn->conns);
 
     conn->turn.in_read = true; /* the answers of this turn, except those with descriptors, are sent with one write, below */
-    while (!conn->closing && !conn->draining && !conn->conns->stopped) {
+    while ((conn->sm.state == CONN_GREETING || conn->sm.state == CONN_SERVED) && !conn->conns->stopped) {
         conn->turn.held = conn_queue_is_full(conn);
         if (conn->turn.held || !client_work(&conn->client, until_ns))
             break;
@@ -509,11 +537,11 @@ static void work(struct conn *conn, bool readable)
             break;
     }
     conn->turn.in_read = false;
-    if (conn->closing)
+    if (conn->sm.state == CONN_CLOSING)
         return;
-    if (conn->turn.held || conn->draining)
+    if (conn->turn.held || conn_drains(conn))
         rpc_postpone_waits(&conn->client);
-    if (has_work(conn) && !conn->turn.held && !conn->draining && !conn->conns->stopped)
+    if (has_work(conn) && !conn->turn.held && !conn_drains(conn) && !conn->conns->stopped)
         want_turn(&conn->client);
     else
         (void)uv_idle_stop(&conn->turn.idle);
@@ -524,7 +552,7 @@ static void work(struct conn *conn, bool readable)
 
 static void take_turn(struct conn *conn, bool readable)
 {
-    if (!conn->closing) {
+    if (conn->sm.state != CONN_CLOSING) {
         work(conn, readable);
         return;
     }
@@ -549,7 +577,7 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     if (events & UV_WRITABLE && !flush(conn))
         return;
     /* with an active turn handle, on_turn reads in the next turn */
-    if (!(events & UV_READABLE) || conn->draining || uv_is_active((uv_handle_t *)&conn->turn.idle))
+    if (!(events & UV_READABLE) || conn_drains(conn) || uv_is_active((uv_handle_t *)&conn->turn.idle))
         return;
     share_turn(conn, true);
     if (!list_empty(&conn->turn.waiting))
@@ -560,14 +588,14 @@ static void on_hello_timeout(struct deadline *deadline)
 {
     struct conn *conn = container_of(deadline, struct conn, greeting.deadline);
 
-    if (!conn->greeting.done && !conn->draining)
+    if (conn->sm.state == CONN_GREETING)
         work(conn, true); /* if the loop was delayed, HELLO may be waiting in the socket */
-    if (!conn->closing && !conn->greeting.done && !conn->draining && conn->more)
+    if (conn->sm.state == CONN_GREETING && conn->more)
         work(conn, false); /* the turn ended after it had been read */
-    if (conn->closing || (conn->greeting.done && !conn->draining))
+    if (conn->sm.state == CONN_CLOSING || conn->sm.state == CONN_SERVED)
         return;
-    conn_close(conn, conn->greeting.done ? "it broke the protocol, and does not read the answer that says so"
-                                         : "it did not send HELLO in time");
+    conn_close(conn, is_served(conn) ? "it broke the protocol, and does not read the answer that says so"
+                                     : "it did not send HELLO in time");
 }
 
 static void on_process_end(uv_poll_t *poll, int status, int events)
@@ -585,7 +613,7 @@ static void on_work_ended(void *arg)
     if (conns->n_behind == 0)
         return;
     list_each (struct conn, conn, &conns->all, link) {
-        if (!conn->fds.behind || conn->closing || !conn_may_read(conn))
+        if (!conn->fds.behind || conn->sm.state == CONN_CLOSING || !conn_may_read(conn))
             continue;
         conn->fds.behind = false;
         conns->n_behind--;
@@ -601,6 +629,7 @@ struct conn *conn_new(struct conns *conns)
 
     if (!conn)
         return NULL;
+    sm_init(&conn->sm, states, sizeof states / sizeof states[0], CONN_GREETING);
     conn->rpc = conns->rpc;
     conn->conns = conns;
     conn->sock = conn->pidfd = -1;
@@ -662,7 +691,7 @@ void conn_serve(struct conn *conn)
     struct client *client = &conn->client;
     struct rpc *rpc = conn->rpc;
 
-    conn->greeting.done = true;
+    sm_move(&conn->sm, CONN_SERVED);
     client_start_caches(client, rpc->regions);
     deadline_unset(rpc->deadlines, &conn->greeting.deadline);
     client->number = ++rpc->clients.n_served;
@@ -704,7 +733,7 @@ void conns_save_ids(struct conns *conns, uint64_t *next_p)
 void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
 {
     list_each_safe (struct conn, conn, &conns->all, link)
-        if (conn->closing && conn->open_handles == 0)
+        if (conn->sm.state == CONN_CLOSING && conn->open_handles == 0)
             conn_free(conn);
     conns->on_empty = on_empty;
     conns->arg = arg;
@@ -717,7 +746,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     loop_meter_close(&conns->rpc->meters.loop_meter);
     list_each_safe (struct conn, conn, &conns->all, link) {
         /* the last answers: bytes that the socket does not accept now are lost */
-        if (!conn->closing && conn->sock >= 0 && conn->writer.queued_frames > 0)
+        if (conn->sm.state != CONN_CLOSING && conn->sock >= 0 && conn->writer.queued_frames > 0)
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);
         conn_close(conn, "the daemon shuts down");
     }

@@ -2,8 +2,13 @@
 /* One client's connection: its socket, its pidfd, its frames. The connection is the client's lease: when it ends,
  * the daemon releases all that the client held.
  *
- *   accepted -- HELLO --> serving -- end of file, pidfd, protocol error --> closing (freed in the last close callback)
- *   waiting, after a restart of the daemon -- HELLO on another connection --> serving (conn_session.h)
+ *   GREETING ── HELLO ──► SERVED ◄── a session that waits after a restart of the daemon (conn_session.h)
+ *      │                    │    │
+ *      │ refused            │    │ a frame that breaks the protocol, or no memory for an answer
+ *      ▼                    │    ▼
+ *   REFUSED                 │  BROKEN      nothing more is read from these two; they close when the answers have been sent
+ *      │                    │    │
+ *      └────────────────────┴────┴──► CLOSING   end of file, pidfd, a time-out; freed in the last close callback
  *
  * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Those of one owner share
  * what the owner gets of a turn of the loop (conn_share.h). Work that does not fit into a turn continues in the next one:
@@ -22,6 +27,7 @@
 #include "daemon/base/ids.h"
 #include "daemon/base/log.h"
 #include "daemon/base/owner_work.h"
+#include "daemon/base/sm.h"
 #include "daemon/objects/client.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
@@ -63,7 +69,6 @@ struct conn_greeting {
     struct deadline deadline;  /* until HELLO must have come; after a refusal: until the client must have read the answer */
     struct rdt_error *refusal; /* HELLO is answered with it; NULL: the client may be served */
     bool counted;              /* charged as a session of its owner; false: above that limit, so it is refused */
-    bool done;                 /* HELLO has been answered, and the client is served */
 };
 
 /* A session that outlasts the daemon, or the socket. */
@@ -74,8 +79,11 @@ struct conn_session {
     bool moved;             /* its socket serves another connection now */
 };
 
+enum conn_state { CONN_GREETING, CONN_SERVED, CONN_REFUSED, CONN_BROKEN, CONN_CLOSING };
+
 struct conn {
     struct client client;
+    struct sm sm; /* enum conn_state */
     struct rpc *rpc;
     struct list link;      /* in conns->all */
     struct list unflushed; /* in conns->unflushed, while answers are queued that on_prepare sends */
@@ -94,9 +102,7 @@ struct conn {
     struct conn_heap heap;
     struct conn_greeting greeting;
     struct conn_session session;
-    bool more;     /* the reader may contain whole frames */
-    bool draining; /* refused: nothing more is read, and it closes when the answers have been sent */
-    bool closing;
+    bool more; /* the reader may contain whole frames */
 };
 
 /* The persons whose connections wait for their turn; conn_share.c. */
@@ -145,6 +151,11 @@ void conns_stop(struct conns *conns);
 
 /* Session ids are never used twice, also by the daemons before and after this one: next_p is where they are counted. */
 void conns_save_ids(struct conns *conns, uint64_t *next_p);
+
+/* ---- for conn_identity.c and conn_heap.c ---- */
+
+void conn_stop_reading(struct conn *conn); /* it closes when the answers have been sent */
+bool conn_drains(const struct conn *conn);
 
 /* ---- for conn_session.c ---- */
 

@@ -201,7 +201,7 @@ bool conn_may_gather(struct conn *conn)
 {
     const struct client_task *task = conn->client.task;
 
-    if (task && !task->waits && !conn->turn.held && !conn->draining && conn->writer.queued_bytes < GATHER_BYTES &&
+    if (task && !task->waits && !conn->turn.held && !conn_drains(conn) && conn->writer.queued_bytes < GATHER_BYTES &&
         conn->writer.queued_fds == 0 && ++conn->turn.gathered < GATHER_TURNS)
         return true;
     conn->turn.gathered = 0;

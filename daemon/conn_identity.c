@@ -122,7 +122,7 @@ void conn_refuse(struct conn *conn, const struct frame *frame, const struct rdt_
     (void)snprintf(who, sizeof who, "client %llu (pid %d, uid %u)", (unsigned long long)conn->client.id, (int)conn->client.pid,
                    conn->client.account->owner.uid);
     log_warn_rarely(&conn->conns->refusals, who, err->msg);
-    conn->draining = true;
+    conn_stop_reading(conn);
     (void)deadline_set(conn->rpc->deadlines, &conn->greeting.deadline,
                        HELLO_TIMEOUT_NS); /* the client has this time to read the answer */
 }

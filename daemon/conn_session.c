@@ -169,7 +169,7 @@ static void on_grace_over(struct deadline *deadline)
 void conn_sessions_wait(struct conns *conns)
 {
     list_each_safe (struct conn, conn, &conns->all, link) {
-        if (conn->sock >= 0 || conn->closing)
+        if (conn->sock >= 0 || conn->sm.state == CONN_CLOSING)
             continue;
         conn->session.grace.on_passed = on_grace_over;
         if (conn->session.process_ended)
