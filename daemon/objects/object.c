@@ -21,6 +21,21 @@ static const struct sm_state states[] = {
     [OBJECT_GONE] = {"gone", 0},
 };
 
+static const struct sm_state key_states[] = {
+    [KEY_NONE] = {"without a key", 1u << KEY_OWN | 1u << KEY_TAKES},
+    [KEY_OWN] = {"under its key", 1u << KEY_LOST | 1u << KEY_TAKES | 1u << KEY_NONE},
+    [KEY_TAKES] = {"about to take its key", 1u << KEY_OWN | 1u << KEY_NONE},
+    [KEY_LOST] = {"replaced under its key", 1u << KEY_NONE},
+};
+
+void object_set_key(struct object *object, enum object_key key)
+{
+    uint8_t state = object->access.key;
+
+    sm_move_byte(key_states, sizeof key_states / sizeof key_states[0], &state, key);
+    object->access.key = state;
+}
+
 /* A replica of another node's object is not listed as an object of this node, so its changes are no
  * events. */
 void object_event(const struct object *object, const char *what)
@@ -204,11 +219,11 @@ void object_unname(struct object *object)
         object->users->hidden_entry = NULL;
         object_users_settle(object);
         map_replace(&table->by_name, hidden_entry->tail_data, hidden_entry->tail.key_bytes, hidden_entry);
-        hidden_entry->access.key = KEY_OWN;
+        object_set_key(hidden_entry, KEY_OWN);
     } else if (object->access.key == KEY_OWN) {
         map_remove(&table->by_name, object->tail_data, object->tail.key_bytes);
     }
-    object->access.key = KEY_NONE;
+    object_set_key(object, KEY_NONE);
     object_lasting_changed(object);
     if (table->on_ended && object->generation != 0)
         table->on_ended(table->on_ended_arg, object);

@@ -120,6 +120,9 @@ struct object_tail { /* what tail_data contains: the key, which is owner and id,
     bool separate : 1;  /* behind the key there is only a pointer to metadata and shapes */
 };
 
+/*   NONE ── put, awaited ─► OWN ── replaced by another ─► LOST ─► NONE
+ *     │                    ▲  │
+ *     └ put that replaces ─► TAKES    OWN and TAKES end as NONE, too; a restored object may go back from OWN to TAKES */
 enum object_key {
     KEY_NONE,  /* nobody else may get it: it was freed by force, or is gone */
     KEY_OWN,   /* the table has it under its key */

@@ -177,7 +177,8 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
         index_remove(&table->by_generation, generation);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
-    object->access.key = old ? KEY_TAKES : KEY_NONE;
+    if (old)
+        object_set_key(object, KEY_TAKES);
     filling = put->pending || object_put_copies(put, object);
     if (status == RDT_OK && old) {
         status = filling ? RDT_OK : object_prepare_id(object, err);
@@ -197,7 +198,8 @@ static enum rdt_status put_content(struct object_table *table, const struct obje
     }
     object->tail.separate = content->separate;
     content->separate = NULL;
-    object->access.key = object->access.key == KEY_TAKES ? KEY_TAKES : KEY_OWN;
+    if (object->access.key == KEY_NONE)
+        object_set_key(object, KEY_OWN);
     object->survives.detached = put->ttl_ns > 0;
     object->generation = generation;
     object->access.visibility = (uint8_t)put->visibility;

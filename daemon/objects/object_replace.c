@@ -59,7 +59,7 @@ enum rdt_status object_prepare_id(struct object *object, struct rdt_error *err)
         return RDT_OK;
     if (!map_put(&object->table->by_name, object->tail_data, object->tail.key_bytes, object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    object->access.key = KEY_OWN;
+    object_set_key(object, KEY_OWN);
     return RDT_OK;
 }
 
@@ -83,7 +83,7 @@ static void lose_id(struct object *old)
     struct object_table *table = old->table;
 
     object_hold(old);
-    old->access.key = KEY_LOST;
+    object_set_key(old, KEY_LOST);
     if (old->record)
         object_lasting_changed(old);
     if (old->state == OBJECT_LIVE) {
@@ -102,7 +102,7 @@ static void take(struct object *object)
 
     assert(old);
     map_replace(&object->table->by_name, object->tail_data, object->tail.key_bytes, object);
-    object->access.key = KEY_OWN;
+    object_set_key(object, KEY_OWN);
     object->access.took_key = is_object;
     object->access.took_file = is_object && (old->cached || old->file.stored != OBJECT_NOT_STORED);
     take_waiters(object, old);
@@ -128,5 +128,5 @@ void object_take_id(struct object *object)
 void object_leave_id(struct object *object, bool takes_it_again)
 {
     map_remove(&object->table->by_name, object->tail_data, object->tail.key_bytes);
-    object->access.key = takes_it_again ? KEY_TAKES : KEY_LOST;
+    object_set_key(object, takes_it_again ? KEY_TAKES : KEY_LOST);
 }

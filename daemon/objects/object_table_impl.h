@@ -22,6 +22,8 @@ void object_discard(struct object *object);
 
 void object_drop_uses(struct region_use *uses, uint32_t n); /* frees them, too */
 
+void object_set_key(struct object *object, enum object_key key);
+
 /* Removes the object's key from the table, after a forced free or its end. */
 void object_unname(struct object *object);
 

@@ -27,7 +27,8 @@ void object_take_over_waiters(struct object *object, struct object *awaited)
 {
     waiters_move(awaited, object, false);
     object_users_settle(awaited);
-    awaited->access.key = KEY_NONE;
+    if (awaited->access.key == KEY_OWN) /* otherwise it was beside the object before */
+        object_set_key(awaited, KEY_NONE);
     if (awaited->users)
         object->users->hidden_entry = awaited;
     else
@@ -101,7 +102,7 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
             }
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
         }
-        object->access.key = KEY_OWN;
+        object_set_key(object, KEY_OWN);
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
     add(object, requester, waiter);
