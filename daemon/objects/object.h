@@ -201,6 +201,7 @@ struct object_waiter {
     struct object *object;
     /* The owner on whose behalf it waits; lives as long as the waiter. Unused in freed_waiters. */
     const struct owner *requester;
+    bool by_id; /* it waits for whatever has the id first, not for this object */
     /* Is called once, after the waiter was removed. object: the live object, which the requester may see.
      * NULL: the object is gone (freed_waiters), or `why` says why it never became live. */
     void (*on_event)(struct object_waiter *, struct object *object, const struct rdt_error *why);

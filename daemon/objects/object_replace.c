@@ -105,6 +105,8 @@ static void take(struct object *object)
     object_set_key(object, KEY_OWN);
     object->access.took_key = is_object;
     object->access.took_file = is_object && (old->cached || old->file.stored != OBJECT_NOT_STORED);
+    if (old->state == OBJECT_FILLING)
+        object_take_over_id(object, old);
     take_waiters(object, old);
     if (is_object)
         lose_id(old); /* its record says so before that of the new object stops saying that it takes the id */

@@ -46,4 +46,8 @@ enum rdt_status object_may_replace(const struct client *producer, const struct o
  * waiting in the entry, which stays beside the object. The object has users. */
 void object_take_over_waiters(struct object *object, struct object *awaited);
 
+/* The object has its id instead of one that is still being filled: those who wait for the id, and may see the object, need not
+ * wait for the other one. The object has users. */
+void object_take_over_id(struct object *object, struct object *old);
+
 #endif

@@ -64,10 +64,21 @@ void object_table_withdraw(struct object *object, const struct rdt_error *why)
     object_fail(object, why);
 }
 
-static void add(struct object *object, const struct owner *requester, struct object_waiter *waiter)
+void object_take_over_id(struct object *object, struct object *old)
+{
+    if (!old->users)
+        return;
+    list_each_safe (struct object_waiter, waiter, &old->users->waiters, link)
+        if (waiter->by_id && object_visible_to(object, waiter->requester))
+            waiter_move(waiter, object);
+    object_users_settle(old);
+}
+
+static void add(struct object *object, const struct owner *requester, bool by_id, struct object_waiter *waiter)
 {
     waiter->object = object;
     waiter->requester = requester;
+    waiter->by_id = by_id;
     list_append(&object->users->waiters, &waiter->link);
     object->users->n_waiters++;
 }
@@ -105,7 +116,7 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         object_set_key(object, KEY_OWN);
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
-    add(object, requester, waiter);
+    add(object, requester, ref->generation == 0, waiter);
     return RDT_OK;
 }
 
@@ -114,7 +125,7 @@ bool object_wait_live(struct object *object, struct object_waiter *waiter)
     assert(object->state == OBJECT_FILLING);
     if (!object_users_get(object))
         return false;
-    add(object, &object->account->owner, waiter);
+    add(object, &object->account->owner, false, waiter);
     return true;
 }
 
@@ -144,7 +155,7 @@ enum rdt_status object_check(struct object *object, const struct owner *requeste
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the check of a stored object");
     status = table->files.check(table->files.check_arg, object, err);
     if (status == RDT_AGAIN)
-        add(object, requester, waiter);
+        add(object, requester, false, waiter);
     else
         object_users_settle(object);
     return status;

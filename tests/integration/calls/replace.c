@@ -291,7 +291,7 @@ Test(replace, put_that_fails_changes_nothing)
 Test(replace, object_that_lost_its_id_while_it_was_filled_ends_when_it_is_there)
 {
     struct rdt_ref id = ref_named("key"), first, second;
-    rdt_request *request;
+    rdt_request *request, *by_id;
     rdt_object *object;
 
     begin(NULL);
@@ -299,9 +299,15 @@ Test(replace, object_that_lost_its_id_while_it_was_filled_ends_when_it_is_there)
     first = put_pending(conn, memory, 0);
     second = put_pending(conn, memory + MIB, 0);
     request = start_one(other, &first, 0);
+    by_id = start_one(other, &id, 0);
     fill_pattern(memory, MIB, 1);
     fill_pattern(memory + MIB, MIB, 2);
+    must_ok(rdt_ping(other, LONG, &err)); /* the daemon has both fetches */
     must_ok(rdt_ready(conn, &second, &err));
+    object = await_object(other, by_id); /* it need not wait for the first */
+    must(holds_pattern(tensor_of(object, 0).data, MIB, 2));
+    rdt_release(object);
+    rdt_request_destroy(by_id);
     must_get(other, &id, MIB, 2);
     must_ok(rdt_ready(conn, &first, &err));
     object = await_object(other, request);
