@@ -264,6 +264,8 @@ static void view_transfer(const Rdt__Pb__TransferInfo *info, struct transfer_vie
     (void)snprintf(view->direction, sizeof view->direction, "%s", info->direction);
     (void)snprintf(view->state, sizeof view->state, "%s", info->state);
     (void)snprintf(view->path, sizeof view->path, "%s", info->path);
+    if (info->n_sources > 0)
+        (void)snprintf(view->left, sizeof view->left, "%s", info->sources[0]->left);
     (void)snprintf(view->route, sizeof view->route, "%s", info->route);
     (void)snprintf(view->error, sizeof view->error, "%s", info->error);
     (void)snprintf(view->waits, sizeof view->waits, "%s", info->waits);

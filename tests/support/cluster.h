@@ -64,6 +64,7 @@ struct transfer_view {
     uint64_t id, client, bytes, bytes_done;
     int64_t elapsed_ns; /* 0: not ended */
     char direction[8], state[16], path[65], route[64], error[256], waits[192], peer[65];
+    char left[192]; /* why it has left its first source; "": it has not */
     unsigned n_candidates;
     struct {
         char path[65], reason[192];

@@ -280,11 +280,28 @@ bool pull_replica_comes_back(struct transfer *transfer, const struct rdt_error *
     return ask_owner_again(transfer, why->msg);
 }
 
+/* On its way to another node's replica it has not begun to move bytes, and would stay there for all of them. While it asks the
+ * owner's node, that answers with the better source anyway. */
+static bool may_leave(const struct transfer *transfer)
+{
+    switch (transfer->sm.state) {
+    case TRANSFER_LINK:
+    case TRANSFER_ASKED:
+    case TRANSFER_RESERVE:
+    case TRANSFER_CONNECT:
+    case TRANSFER_TICKET:
+        return transfer->pull.peer != transfer->pull.origin;
+    case TRANSFER_MOVE:
+        return !transfer->pull.path.one_sided && transfer->pull.chunks.n_done < transfer->pull.chunks.plan->n;
+    default:
+        return false;
+    }
+}
+
 void pull_replica_ask_again(struct transfer *transfer, const char *why)
 {
-    if (transfer->sm.state != TRANSFER_MOVE || !transfer->pull.replica || transfer->pull.path.one_sided ||
-        transfer->pull.failure.status != RDT_OK || transfer->pull.chunks.n_done == transfer->pull.chunks.plan->n ||
-        transfer->pull.origin->peer->state != PEER_UP)
+    if (!transfer->pull.replica || transfer->pull.failure.status != RDT_OK || transfer->pull.origin->peer->state != PEER_UP ||
+        !may_leave(transfer))
         return;
     log_debug("xfer %llu leaves node %s: %s", (unsigned long long)transfer->id, transfer->record.peer, why);
     (void)ask_owner_again(transfer, why);

@@ -317,16 +317,17 @@ static void lose_rogue_peer(void)
     wait_until(LONG, links_up() == 0);
 }
 
-/* The fetch is waiting for the link to the node that it was redirected to when the link to the owner's node ends, and then the
- * other node refuses. */
-static void lose_owner_and_replica(uint64_t sum, bool sum_follows)
+static uint8_t away[16] = {9};
+static int away_listens, away_sock;
+
+/* A fetch of a snapshot is waiting for the link to the node that it was redirected to, which accepts and then says nothing. */
+static rdt_request *redirected(uint64_t sum, bool sum_follows)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), sock;
+    int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct rdt_ref ref = of_insider("w");
     rdt_request *request;
     struct answer answer;
-    uint8_t away[16] = {9};
     char text[32];
 
     must(bind(listening, (struct sockaddr *)&address, sizeof address) == 0 && listen(listening, 4) == 0 &&
@@ -345,16 +346,25 @@ static void lose_owner_and_replica(uint64_t sum, bool sum_follows)
     (void)snprintf(text, sizeof text, "127.0.0.1:%u", ntohs(address.sin_port));
     answer.meta.redirect_address = text;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &answer.meta.base);
-    sock = accept(listening, NULL, NULL);
-    must(sock >= 0);
+    away_listens = listening;
+    away_sock = accept(listening, NULL, NULL);
+    must(away_sock >= 0);
+    return request;
+}
+
+/* The link to the owner's node ends, and then the other node refuses. */
+static void lose_owner_and_replica(uint64_t sum, bool sum_follows)
+{
+    rdt_request *request = redirected(sum, sum_follows);
+
     lose_rogue_peer();
     open_rogue_peer();
     rogue_peer_flush(&rogue_peer);
     must_say(rogue_peer.came[RDT_PEER_REPLICAS].n == 0, "a replica without bytes is reported as whole");
     lose_rogue_peer();
     must_be(RDT_AGAIN, rdt_request_status(request, &err));
-    (void)close(sock);
-    (void)close(listening);
+    (void)close(away_sock);
+    (void)close(away_listens);
     ends_with(request, RDT_PEER_LOST, "");
     open_rogue_peer();
     honest_fetch_works();
@@ -374,6 +384,34 @@ Test(hostile_peer, owner_that_is_lost_owes_a_checksum)
 Test(hostile_peer, owner_that_is_lost_has_sent_the_checksum_that_it_promises)
 {
     lose_owner_and_replica(1, true);
+}
+
+/* The owner's node has found that the source lags before this node has reached it. */
+Test(hostile_peer, reader_leaves_a_source_that_it_is_still_connecting_to)
+{
+    Rdt__Pb__AskAgainWhy why = RDT__PB__ASK_AGAIN_WHY__ASK_AGAIN_WHY_SOURCE;
+    uint64_t generation = 7;
+    struct transfer_view view;
+    rdt_request *request = redirected(0, false);
+    Rdt__Pb__PullEnd over = MESSAGE(pull_end, .status = RDT_FREED, .message = (char *)"so there", .from_owner = true);
+    Rdt__Pb__Replicas replicas =
+        MESSAGE(replicas, .ask_again = &generation, .n_ask_again = 1, .ask_again_why = &why, .n_ask_again_why = 1);
+
+    rogue_peer_send(&rogue_peer, RDT_PEER_REPLICAS, &replicas.base);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, 2));
+    Rdt__Pb__Pull *pull =
+        rdt__pb__pull__unpack(NULL, rogue_peer.came[RDT_PEER_PULL].bytes, rogue_peer.came[RDT_PEER_PULL].payload);
+    must(pull->left_node.len == sizeof away && memcmp(pull->left_node.data, away, sizeof away) == 0);
+    over.transfer = pull->transfer;
+    rdt__pb__pull__free_unpacked(pull, NULL);
+    must(transfer_under_way(&node, "in", &view));
+    must_say(strstr(view.left, "was found to lag"), "%s", view.left);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_END, &over.base);
+    ends_with(request, RDT_FREED, "so there");
+    (void)close(away_sock);
+    (void)close(away_listens);
+    honest_fetch_works();
+    end_with_insider();
 }
 
 static void pull_with(uint64_t number, const char *id, ProtobufCMessageUnknownField *fields, unsigned n)
