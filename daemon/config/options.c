@@ -3,6 +3,7 @@
  * collected, so that the writer of a configuration sees all of them at once. */
 #include "daemon/config/options.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,9 @@
 #include "daemon/base/log.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
+#include "suggest.h"
+
+#define MISSPELT_LETTERS 2u
 
 enum rdt_status option_faults_end(const struct option_faults *faults, struct rdt_error *err)
 {
@@ -159,10 +163,36 @@ static void apply_file(struct options *options, bool named, struct option_faults
     }
 }
 
+/* A variable whose name is nearly that of a key was probably meant for it. `variable` ends at its "=". */
+static void warn_if_misspelt(const char *variable)
+{
+    char word[OPTION_VARIABLE_BYTES] = "", meant[OPTION_VARIABLE_BYTES] = "";
+    int n = (int)strcspn(variable, "=");
+    struct suggest nearest;
+
+    if (n >= (int)sizeof word)
+        return;
+    for (int at = 5; at < n; at++)
+        word[at - 5] = (char)tolower((unsigned char)variable[at]);
+    suggest_init(&nearest, word);
+    nearest.distance = MISSPELT_LETTERS;
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const char *before = nearest.best;
+        suggest_try(&nearest, option_keys[i].name);
+        if (nearest.best != before)
+            option_key_variable(&option_keys[i], meant);
+    }
+    if (nearest.best && (strlen(meant) != (size_t)n || strncmp(variable, meant, (size_t)n) != 0))
+        log_warn("environment: %.*s names no key and is ignored; did you mean %s?", n, variable, meant);
+}
+
 static void apply_environment(struct options *options, struct option_faults *faults)
 {
     /* Only the names of our keys are looked up. Others that begin with RDTD_ are not faults: Kubernetes puts
      * RDTD_PORT and more into every pod beside a service called rdtd. */
+    for (char **variable = environ; !faults->quiet && variable && *variable; variable++)
+        if (strncmp(*variable, "RDTD_", 5) == 0)
+            warn_if_misspelt(*variable);
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
         char name[OPTION_VARIABLE_BYTES];

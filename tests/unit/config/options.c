@@ -303,18 +303,39 @@ Test(options, named_file_must_exist)
     cr_assert_not_null(strstr(err.msg, "/nonexistent/rdtd.conf"));
 }
 
-Test(options, several_faults_are_all_printed)
+/* Reads what was printed until the text is there. */
+static void await_printed(const char *wanted, char *text, size_t room)
 {
-    expect_fault(LOAD("--max-clients=0", "--max-objects=0", "--chunk=x", NULL), "3 faults, the first of them: --max-clients 0");
-    fflush(stderr);
     FILE *printed = cr_get_redirected_stderr();
-    char text[1024] = "";
     size_t used = 0;
-    while (used < sizeof text - 1 && !strstr(text, "--chunk x")) {
+
+    fflush(stderr);
+    while (used < room - 1 && !strstr(text, wanted)) {
         int c = fgetc(printed);
         cr_assert_neq(c, EOF, "got only '%s'", text);
         text[used++] = (char)c;
     }
+}
+
+Test(options, variables_that_nearly_name_a_key_are_warned_of)
+{
+    char text[1024] = "";
+
+    setenv("RDTD_PORT_7411_TCP_ADDR", "10.0.0.1", 1);
+    setenv("RDTD_SERVICE_HOST", "10.0.0.1", 1);
+    setenv("RDTD_LOG_LEVEL", "warn", 1);
+    setenv("RDTD_MEMRY_LIMIT", "1G", 1);
+    cr_assert_eq(LOAD(NULL), RDT_OK);
+    await_printed("RDTD_MEMRY_LIMIT names no key and is ignored; did you mean RDTD_MEMORY_LIMIT?", text, sizeof text);
+    cr_assert(!strstr(text, "TCP_ADDR") && !strstr(text, "SERVICE") && !strstr(text, "LOG_LEVEL"), "%s", text);
+    options_fini(&options);
+}
+
+Test(options, several_faults_are_all_printed)
+{
+    expect_fault(LOAD("--max-clients=0", "--max-objects=0", "--chunk=x", NULL), "3 faults, the first of them: --max-clients 0");
+    char text[1024] = "";
+    await_printed("--chunk x", text, sizeof text);
     cr_assert_not_null(strstr(text, "--max-clients 0"));
     cr_assert_not_null(strstr(text, "--max-objects 0"));
 }
