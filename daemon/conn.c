@@ -38,17 +38,6 @@ static bool is_served(const struct conn *conn)
     return conn->sm.state == CONN_SERVED || conn->sm.state == CONN_BROKEN;
 }
 
-bool conn_drains(const struct conn *conn)
-{
-    return conn->sm.state == CONN_REFUSED || conn->sm.state == CONN_BROKEN;
-}
-
-void conn_stop_reading(struct conn *conn)
-{
-    if (conn->sm.state == CONN_GREETING || conn->sm.state == CONN_SERVED)
-        sm_move(&conn->sm, conn->sm.state == CONN_SERVED ? CONN_BROKEN : CONN_REFUSED);
-}
-
 static void on_socket(uv_poll_t *poll, int status, int events);
 
 static void on_prepare(uv_prepare_t *prepare);

@@ -154,8 +154,17 @@ void conns_save_ids(struct conns *conns, uint64_t *next_p);
 
 /* ---- for conn_identity.c and conn_heap.c ---- */
 
-void conn_stop_reading(struct conn *conn); /* it closes when the answers have been sent */
-bool conn_drains(const struct conn *conn);
+static inline bool conn_drains(const struct conn *conn)
+{
+    return conn->sm.state == CONN_REFUSED || conn->sm.state == CONN_BROKEN;
+}
+
+/* It closes when the answers have been sent. */
+static inline void conn_stop_reading(struct conn *conn)
+{
+    if (conn->sm.state == CONN_GREETING || conn->sm.state == CONN_SERVED)
+        sm_move(&conn->sm, conn->sm.state == CONN_SERVED ? CONN_BROKEN : CONN_REFUSED);
+}
 
 /* ---- for conn_session.c ---- */
 
