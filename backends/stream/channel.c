@@ -108,7 +108,7 @@ struct channel *channel_create(struct conn *conn, bool takes)
     ring_append(&conn->channels, &channel->ring);
     channel->counted = true;
     (void)(takes ? conn->n_in++ : conn->n_out++);
-    channel->greeting.number = conn->next_number++;
+    channel->greeting.number = UNNUMBERED;
     return channel;
 }
 

@@ -60,10 +60,12 @@ enum rdt_status conn_create(struct transport *transport, const uint8_t peer_uuid
 
     if (!conn)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
-    if (getrandom(&conn->ours, sizeof conn->ours, 0) != sizeof conn->ours) {
+    if (getrandom(&conn->ours, sizeof conn->ours, 0) != sizeof conn->ours ||
+        getrandom(&conn->next_number, sizeof conn->next_number, 0) != sizeof conn->next_number) {
         free(conn);
         return rdt_error_sys(err, errno, "creating random secrets");
     }
+    conn->next_number %= NUMBERS_BEGIN_BELOW;
     conn->transport = transport;
     conn->ctx = ctx;
     memcpy(conn->peer_uuid, peer_uuid, sizeof conn->peer_uuid);

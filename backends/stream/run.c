@@ -287,6 +287,11 @@ static void greet_as_dialler(struct channel *channel)
 {
     uint8_t proof[TOKEN_BYTES];
 
+    if (channel->greeting.number == UNNUMBERED) {
+        (void)pthread_mutex_lock(&channel->transport->lock);
+        channel->greeting.number = channel->conn->next_number++;
+        (void)pthread_mutex_unlock(&channel->transport->lock);
+    }
     if (!channel->greeting.sent) {
         wire_put_hello(&channel->conn->peer.secrets, channel->greeting.number, channel->greeting.takes, channel->small);
         if (!greeting_moved(channel, true, HELLO_BYTES))

@@ -164,7 +164,7 @@ struct conn {
     char description[80];            /* [lock] of the latest channel, for people; "": there was none yet */
     bool closing;                    /* [lock] disconnect was called */
     bool failed;                     /* [lock] conn_failed was called */
-    uint32_t next_number;            /* [lock] of the next channel to the peer */
+    uint32_t next_number;            /* [lock] of the next channel that greets the peer */
     unsigned n_out, n_in;            /* [lock] number of channels on which this end sends, and on which the peer does */
     struct ring channels;            /* [lock] all of them */
     struct ring idle;                /* [lock] channels to the peer that are READY and have nothing to send */
@@ -217,8 +217,10 @@ struct channel_tls {
     uint8_t id[ID_BYTES];           /* accepted: the id of the offer whose key it used */
 };
 
+#define UNNUMBERED UINT32_MAX
+
 struct channel_greeting {
-    uint32_t number; /* unique among the channels that show the same token */
+    uint32_t number; /* unique among the channels that show the same token; UNNUMBERED: it has not been shown */
     bool sent;       /* our part of the greeting */
     bool takes;      /* the end that dialled takes the chunks, and the other one sends them */
     bool done;

@@ -132,6 +132,8 @@ bool numbers_take(struct numbers *numbers, uint32_t number)
 {
     uint64_t *word = &numbers->used[number % NUMBERS_BEHIND / 64], bit = (uint64_t)1 << number % 64;
 
+    if (numbers->below > 0 && number >= numbers->below + NUMBERS_BEHIND)
+        return false;
     if (number >= numbers->below + NUMBERS_BEHIND)
         memset(numbers->used, 0, sizeof numbers->used);
     else

@@ -58,18 +58,20 @@ bool wire_read_welcome(const uint8_t welcome[WELCOME_BYTES], uint8_t proof_p[TOK
 /* Compares in a time that does not depend on where the two differ. */
 bool wire_same_secret(const uint8_t *a, const uint8_t *b, size_t bytes);
 
-/* The channel numbers that were used with one token: each may be used once, and only if it is less than NUMBERS_BEHIND below
- * the highest. One greeting may be completed after many later ones, when its thread stands still: with a small rekey_bytes a
- * busy peer replaces hundreds of channels in a second. */
+/* The channel numbers that were used with one token: each may be used once, and only if it is less than NUMBERS_BEHIND from the
+ * highest. The dialler begins with a random one, so another process that shows the token is refused unless it was first. One
+ * greeting may be completed after many later ones, when its thread stands still: with a small rekey_bytes a busy peer replaces
+ * hundreds of channels in a second. */
 #define NUMBERS_BEHIND 8192u /* a multiple of 64 */
+#define NUMBERS_BEGIN_BELOW (UINT32_C(1) << 31)
 
 struct numbers {
-    uint64_t below; /* every used number is below this one */
+    uint64_t below; /* every used number is below this one; 0: none was used */
     /* bit n % NUMBERS_BEHIND: number n was used, of the numbers that are less than NUMBERS_BEHIND below */
     uint64_t used[NUMBERS_BEHIND / 64u];
 };
 
-/* Marks the number as used. False: it was used before, or is too low to tell. */
+/* Marks the number as used. False: it was used before, is too low to tell, or is not of the same dialler. */
 bool numbers_take(struct numbers *numbers, uint32_t number);
 
 /* ---- chunks ---- */

@@ -77,6 +77,18 @@ Test(stream_offers, greeting_that_thousands_have_overtaken_is_taken_once)
     cr_assert(NUMBERS_BEHIND > 4000 && numbers_take(&numbers, 0) && !numbers_take(&numbers, 0));
     cr_assert(numbers_take(&numbers, NUMBERS_BEHIND + 7) && numbers_take(&numbers, NUMBERS_BEHIND) &&
               !numbers_take(&numbers, 7) && !numbers_take(&numbers, NUMBERS_BEHIND));
+    numbers = (struct numbers){0};
     cr_assert(numbers_take(&numbers, UINT32_MAX) && numbers_take(&numbers, UINT32_MAX - NUMBERS_BEHIND + 1) &&
               !numbers_take(&numbers, UINT32_MAX - NUMBERS_BEHIND) && !numbers_take(&numbers, UINT32_MAX));
+}
+
+/* It has the token, and numbers of its own. */
+Test(stream_offers, second_dialler_is_refused)
+{
+    struct numbers numbers = {0};
+
+    cr_assert(numbers_take(&numbers, 1000000) && numbers_take(&numbers, 1000001 + NUMBERS_BEHIND - 1));
+    cr_assert(!numbers_take(&numbers, 0) && !numbers_take(&numbers, 999999) && !numbers_take(&numbers, UINT32_MAX - 1) &&
+              !numbers_take(&numbers, 1000001 + 2 * NUMBERS_BEHIND));
+    cr_assert(numbers_take(&numbers, 1000001) && numbers_take(&numbers, 1000001 + 2 * NUMBERS_BEHIND - 1));
 }
