@@ -454,6 +454,7 @@ static void give_back_object(rdt *conn, const struct frame *frame)
     if (!reply)
         return;
     request.ref = reply->ref;
+    request.unseen = true;
     if (request.ref)
         (void)note_send(conn, RDT_MSG_FREE, &request.base, false, NULL);
     rdt__pb__put_reply__free_unpacked(reply, NULL);
@@ -482,6 +483,7 @@ static void give_back_objects(rdt *conn, const struct frame *frame)
         ref.generation = reply->generation[i];
         ref.any_owner = true;
         request.ref = &ref;
+        request.unseen = true;
         (void)note_send(conn, RDT_MSG_FREE, &request.base, false, NULL);
     }
     if (reply)

@@ -141,6 +141,10 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
                              "object \"%s\" is held by its producer, client %llu: only that client may release it; "
                              "other clients of the same user may free it by force",
                              ref.id, (unsigned long long)object_producer_id(object));
+    if (message->unseen && object->access.took_key) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
     if (message->force && !call_may_wait(call, err)) /* answer_forced waits for the nodes that have replicas */
         return RDT_LIMIT;
     ref.generation = object->generation;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/rdt_info.h"
+#include "client/rdt_many.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "tests/support/message.h"
@@ -521,5 +522,38 @@ Test(replace, object_of_a_put_that_is_given_up_stays_if_it_has_replaced_another)
     }
     must_ok(rdt_free(conn, &id, false, &err));
     raw_close(&raw);
+    end();
+}
+
+/* The answers come when their callers have gone, and librdt gives back what they bring. */
+Test(replace, late_answers_leave_the_id_one_of_the_two_objects)
+{
+    static char data[100];
+    const char *ids[] = {"alone", "first", "second", "third", "fourth"}; /* the last ones are put in one message */
+    struct rdt_tensor tensor = VECTOR(RDT_U8, sizeof data, data);
+    struct rdt_value values[4] = {{0}};
+    struct rdt_put_options options = {
+        .struct_size = sizeof options, .flags = RDT_PUT_REPLACE | RDT_PUT_DETACHED, .timeout_ns = 50 * MSEC};
+    struct rdt_ref refs[4], ref, again[4];
+
+    begin(NULL);
+    for (unsigned i = 0; i < 5; i++)
+        (void)put(conn, ids[i], sizeof data, RDT_PUT_DETACHED, 1);
+    for (unsigned i = 0; i < 4; i++)
+        values[i] = (struct rdt_value){.tensors = &tensor, .count = 1, .id = ids[i + 1], .id_bytes = strlen(ids[i + 1])};
+    must_ok(rdt_put_many(conn, values, 4, &options, again, NULL, &err)); /* it has memory for the next ones */
+    fill_pattern(data, sizeof data, 2);
+    node_freeze(&node);
+    must_be(RDT_TIMED_OUT, try_put(conn, "alone", sizeof data, options.flags, options.timeout_ns, 2, &ref, &err));
+    must_be(RDT_TIMED_OUT, rdt_put_many(conn, values, 4, &options, refs, NULL, &err));
+    node_thaw(&node);
+    must_ok(rdt_ping(conn, LONG, &err)); /* reads the answers, */
+    must_ok(rdt_ping(conn, LONG, &err)); /* and this one comes behind what that sends */
+    for (unsigned i = 0; i < 5; i++) {
+        struct rdt_ref id = ref_named(ids[i]);
+        struct rdt_stat stat;
+        must_ok(rdt_stat(other, &id, &stat, &err));
+        must_ok(rdt_free(conn, &id, false, &err));
+    }
     end();
 }
