@@ -795,6 +795,11 @@ void replicas_on_message(struct replicas *replicas, struct remote *remote, const
         else /* The replica was dropped while the message was under way. */
             replica_decline(remote, message->valid[i]);
     }
+    for (size_t i = 0; i < message->n_forced; i++) {
+        struct replica *replica = replica_find(replicas, remote->peer->uuid, message->forced[i]);
+        if (replica)
+            replica->object->access.forced = true;
+    }
     for (size_t i = 0; i < message->n_invalid; i++) {
         struct replica *replica = replica_find(replicas, remote->peer->uuid, message->invalid[i]);
         if (replica)

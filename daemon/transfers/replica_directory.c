@@ -300,7 +300,14 @@ void replica_directory_reader_took(struct replica_directory *directory, uint64_t
 static void send_replicas(struct remote *remote, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
     Rdt__Pb__Replicas replicas = RDT__PB__REPLICAS__INIT;
+    uint64_t forced[REPLICAS_MAX_GENERATIONS];
 
+    for (size_t i = 0; i < n_invalid; i++) {
+        const struct object *object = index_get(&remote->transfers->objects->by_generation, invalid[i]);
+        if (object && object->access.forced)
+            forced[replicas.n_forced++] = invalid[i];
+    }
+    replicas.forced = forced;
     replicas.valid = valid;
     replicas.n_valid = n_valid;
     replicas.invalid = invalid;

@@ -307,10 +307,15 @@ static enum rdt_status on_replicas(struct remote *remote, const void *message, s
     const struct {
         size_t n;
         unsigned most;
-    } lists[] = {{replicas->n_whole, REPLICAS_MAX_GENERATIONS},       {replicas->n_dropped, REPLICAS_MAX_GENERATIONS},
-                 {replicas->n_invalidated, REPLICAS_MAX_GENERATIONS}, {replicas->n_valid, REPLICAS_MAX_GENERATIONS},
-                 {replicas->n_invalid, REPLICAS_MAX_GENERATIONS},     {replicas->n_slow, REPLICAS_MAX_SINGLE},
-                 {replicas->n_ask_again, REPLICAS_MAX_SINGLE},        {replicas->n_summed, REPLICAS_MAX_SINGLE}};
+    } lists[] = {{replicas->n_whole, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_dropped, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_invalidated, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_valid, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_invalid, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_forced, REPLICAS_MAX_GENERATIONS},
+                 {replicas->n_slow, REPLICAS_MAX_SINGLE},
+                 {replicas->n_ask_again, REPLICAS_MAX_SINGLE},
+                 {replicas->n_summed, REPLICAS_MAX_SINGLE}};
 
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         if (lists[i].n > lists[i].most)

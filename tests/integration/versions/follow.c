@@ -458,6 +458,27 @@ Test(follow, version_that_is_freed_by_force_is_passed_over)
     end_far(conn, NULL);
 }
 
+/* The same on another node, which keeps a replica for its followers. */
+Test(follow, version_that_is_freed_by_force_elsewhere_is_passed_over)
+{
+    static uint64_t words[WORDS];
+    struct rdt_put_options snapshot = {.struct_size = sizeof snapshot, .flags = RDT_PUT_SNAPSHOT};
+    rdt *near, *far = begin_far(&near);
+    rdt_follower *follower = follow(far);
+
+    struct rdt_ref ref = put_as(near, &VECTOR(RDT_U64, WORDS, words), 1, &snapshot);
+    must_ok(rdt_publish(near, "policy", &ref, NULL, NULL, &err));
+    wait_until(LONG, info_of_follower(follower).prepared == 1);
+    must_ok(rdt_free(near, &ref, true, &err));
+    must_refuse(RDT_TIMED_OUT, "of version 1 of \"policy\" was freed by force",
+                rdt_follower_prepare(follower, SEC, NULL, &err));
+    publish_words(near, 5, WORDS, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version > 0);
+    must(commit_words(follower, WORDS) == 5);
+    rdt_follower_close(follower);
+    end_far(near, far);
+}
+
 static rdt_follower *follow_after(rdt *conn, uint64_t after)
 {
     struct rdt_follow_options options = {.struct_size = sizeof options, .after = after};
