@@ -21,7 +21,8 @@ bool ref_is_unplaced(const struct rdt_ref *ref)
 
 /* ---- messages ---- */
 
-static void on_register(struct directory_names *all, struct peer *peer, const struct name_key *key, struct name_place *place)
+static void on_register(struct directory_names *all, struct peer *peer, const struct name_key *key, struct name_place *place,
+                        uint64_t question)
 {
     struct name_place known;
     enum rdt_status status;
@@ -35,7 +36,7 @@ static void on_register(struct directory_names *all, struct peer *peer, const st
         names_seek_found(all, key, &known);
     (void)names_send(all, peer,
                      status == RDT_EXISTS ? RDT__PB__NAME_ACT__NAME_ACT_REFUSED : RDT__PB__NAME_ACT__NAME_ACT_GRANTED, key,
-                     &known);
+                     &known, question);
 }
 
 static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key)
@@ -44,7 +45,7 @@ static void on_seek(struct directory_names *all, struct peer *peer, const struct
     bool found = names_home_seek(all, peer, key, &place) == RDT_OK;
 
     (void)names_send(all, peer, found ? RDT__PB__NAME_ACT__NAME_ACT_FOUND : RDT__PB__NAME_ACT__NAME_ACT_MISSING, key,
-                     found || name_place_is_set(&place) ? &place : NULL);
+                     found || name_place_is_set(&place) ? &place : NULL, 0);
 }
 
 /* A node that may not act for an owner has no names of that owner, and is told so: it would wait. */
@@ -57,7 +58,7 @@ static void refuse_owner(struct directory_names *all, struct peer *peer, const R
         return;
     text_copy(owner.tenant, sizeof owner.tenant, message->owner->tenant);
     name_key_make(&key, &owner, message->name.data, message->name.len);
-    (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED, &key, NULL);
+    (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED, &key, NULL, message->question);
 }
 
 static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message)
@@ -76,7 +77,7 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
     text_copy(place.address, sizeof place.address, message->address);
     switch (message->act) {
     case RDT__PB__NAME_ACT__NAME_ACT_REGISTER:
-        on_register(all, peer, &key, &place);
+        on_register(all, peer, &key, &place, message->question);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_END:
         memcpy(place.node, peer->uuid, sizeof place.node);
@@ -84,7 +85,7 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_GRANTED:
     case RDT__PB__NAME_ACT__NAME_ACT_REFUSED:
-        names_claim_answer(all, peer, &key, &place, message->act == RDT__PB__NAME_ACT__NAME_ACT_GRANTED);
+        names_claim_answer(all, peer, &key, &place, message->act == RDT__PB__NAME_ACT__NAME_ACT_GRANTED, message->question);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_SEEK:
         on_seek(all, peer, &key);
@@ -96,7 +97,7 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
         names_seek_missing(all, peer, &key, &place);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED:
-        names_claim_away(all, peer, &key);
+        names_claim_away(all, peer, &key, message->question);
         names_seek_missing(all, peer, &key, &(struct name_place){0});
         break;
     default: /* of a later version */

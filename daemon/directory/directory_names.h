@@ -94,7 +94,8 @@ struct directory_names {
     struct list claimed;  /* struct name_claim.link: the one that was registered longest ago is first */
     struct list dirty;    /* struct name_claim.by_dirty: their version has changed */
     uint64_t started_ns;
-    uint64_t retell_ns; /* what the homes were told before this time is told again */
+    uint64_t n_questions; /* REGISTER messages, of all claims */
+    uint64_t retell_ns;   /* what the homes were told before this time is told again */
     struct deadline tick, flush;
     size_t sweep;                  /* cursor of records: where the next tick looks for some to forget */
     struct log_rare impossible;    /* messages with impossible numbers */

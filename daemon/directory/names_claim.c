@@ -48,7 +48,8 @@ struct name_claim {
     struct name_place other; /* LOST: who has it */
     /* The present round of questions. */
     bool asking;
-    bool meets; /* nodes that have not been met yet may be homes: the claim is asked again when one comes up */
+    uint64_t since; /* the number of its first question: answers to earlier ones are passed over */
+    bool meets;     /* nodes that have not been met yet may be homes: the claim is asked again when one comes up */
     unsigned n_homes;
     uint8_t home[NAMES_HOMES][16];
     uint8_t answer[NAMES_HOMES];          /* enum answer */
@@ -277,11 +278,18 @@ static void on_patience(struct deadline *deadline)
     decide(claim);
 }
 
-void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key)
+/* Whether the claim waits for the answer. While one is on its way, the name may be ended, given to another node, and claimed
+ * anew; or the next round may begin, because the home had been taken for away. */
+static bool is_awaited(const struct name_claim *claim, uint64_t question)
+{
+    return claim && claim->asking && (question == 0 || question >= claim->since);
+}
+
+void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key, uint64_t question)
 {
     struct name_claim *claim = find(all, key);
 
-    if (!claim || !claim->asking)
+    if (!is_awaited(claim, question))
         return;
     for (unsigned i = 0; i < claim->n_homes; i++)
         if (memcmp(claim->home[i], from->uuid, 16) == 0 && claim->answer[i] == ANSWER_AWAITED)
@@ -291,11 +299,11 @@ void names_claim_away(struct directory_names *all, const struct peer *from, cons
 }
 
 void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
-                        const struct name_place *place, bool granted)
+                        const struct name_place *place, bool granted, uint64_t question)
 {
     struct name_claim *claim = find(all, key);
 
-    if (!claim || !claim->asking)
+    if (!is_awaited(claim, question))
         return;
     for (unsigned i = 0; i < claim->n_homes; i++)
         if (memcmp(claim->home[i], from->uuid, 16) == 0 && claim->answer[i] == ANSWER_AWAITED)
@@ -322,9 +330,12 @@ static void ask(struct name_claim *claim)
     struct directory_names *all = claim->all;
     struct name_place place, known;
     struct name_homes homes;
+    uint64_t question = ++all->n_questions;
 
     if (claim->state == CLAIM_LOST)
         claim->epoch = 0;
+    if (!claim->asking)
+        claim->since = question;
     names_homes_of(all, &claim->key, &homes);
     place_here(claim, &place);
     claim->n_homes = homes.n;
@@ -339,7 +350,7 @@ static void ask(struct name_claim *claim)
         set_answer(claim, i, ANSWER_AWAITED);
         if (!homes.peer[i])
             take_answer(claim, i, &known, names_home_register(all, NULL, &claim->key, &place, &known) != RDT_EXISTS);
-        else if (!names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, &place))
+        else if (!names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, &place, question))
             set_answer(claim, i, ANSWER_AWAY);
     }
     if (is_complete(claim) || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS)) {
@@ -433,7 +444,7 @@ static void tell_end(const struct name_claim *claim)
         if (!homes.peer[i])
             names_home_end(all, &claim->key, &place);
         else
-            (void)names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_END, &claim->key, &place);
+            (void)names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_END, &claim->key, &place, 0);
     }
 }
 

@@ -74,7 +74,7 @@ static void tell_seekers(struct directory_names *all, struct name_record *record
     for (unsigned i = 0; i < record->n_seekers; i++) {
         struct peer *peer = peers_known(all->peers, record->seekers[i].node);
         if (peer && record->seekers[i].until_ns > now)
-            (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_FOUND, &record->key, &record->place);
+            (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_FOUND, &record->key, &record->place, 0);
     }
     free(record->seekers);
     record->seekers = NULL;

@@ -56,9 +56,10 @@ static inline bool name_place_is_set(const struct name_place *place)
 
 /* ---- names_send.c ---- */
 
-/* Sends a message about the name. false: the link is not up. */
+/* Sends a message about the name. question: its number, or that of the question that it answers; 0: none. false: the link is
+ * not up. */
 bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
-                const struct name_place *place);
+                const struct name_place *place, uint64_t question);
 
 /* Writes which node a place is at, for an error or a log line. */
 void names_describe(const struct directory_names *all, const struct name_place *place, char text[128]);
@@ -81,11 +82,12 @@ void names_home_close(struct directory_names *all);
 
 /* ---- names_claim.c: the names that are published here ---- */
 
+/* question: that the home answers; 0: it does not say. */
 void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
-                        const struct name_place *place, bool granted);
+                        const struct name_place *place, bool granted, uint64_t question);
 
 /* The node, which may be a home of the name, can say nothing of its owner. */
-void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key);
+void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key, uint64_t question);
 
 /* Whether another node has taken the name over. */
 bool names_claim_lost(const struct directory_names *all, const struct name_key *key, struct name_place *place_p);

@@ -119,7 +119,7 @@ static void ask(struct name_seek *seek)
     names_homes_of(seek->all, &seek->key, &homes);
     for (unsigned i = 0; i < homes.n; i++)
         if (homes.peer[i])
-            (void)names_send(seek->all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
+            (void)names_send(seek->all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, 0);
 }
 
 enum rdt_status directory_names_seek(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
@@ -271,7 +271,7 @@ static bool ask_some(struct slice *slice, uint64_t until_ns)
             list_remove(&seek->link);
             list_append(&all->sought, &seek->link);
             if (peer)
-                (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
+                (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, 0);
         } else {
             ask(seek);
         }

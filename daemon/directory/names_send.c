@@ -93,7 +93,7 @@ bool names_meet(const struct directory_names *all)
 /* ---- messages ---- */
 
 bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
-                const struct name_place *place)
+                const struct name_place *place, uint64_t question)
 {
     Rdt__Pb__Name message = RDT__PB__NAME__INIT;
     Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
@@ -104,6 +104,7 @@ bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__N
     owner.uid = key->owner.uid;
     message.act = act;
     message.owner = &owner;
+    message.question = question;
     message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
     if (place) {
         message.epoch = place->epoch;

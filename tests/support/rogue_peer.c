@@ -317,10 +317,10 @@ void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16
     rogue_peer->secure = tls_handshake(&rogue_peer->tls, NULL) == RDT_OK;
     flush_out(rogue_peer);
     insist(rogue_peer_await(rogue_peer, RDT_PEER_HELLO, 1));
-    Rdt__Pb__LinkHello hello =
-        MESSAGE(link_hello, .protocol_min = RDT_PROTOCOL_MIN, .protocol_max = RDT_PROTOCOL_MAX,
-                .node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_uuid},
-                .boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_boot_id}, .version = (char *)"insider");
+    Rdt__Pb__LinkHello hello = MESSAGE(link_hello, .protocol_min = RDT_PROTOCOL_MIN, .protocol_max = RDT_PROTOCOL_MAX,
+                                       .node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_uuid},
+                                       .boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_boot_id},
+                                       .version = (char *)"insider", .names = true);
     rogue_peer_send(rogue_peer, RDT_PEER_HELLO, &hello.base);
     rogue_peer_flush(rogue_peer);
     insist(rogue_peer->sock >= 0);
