@@ -74,6 +74,7 @@ struct names_telling { /* those who wait for homes go on in slices */
     struct slice tell;
     struct list decided; /* struct claim_waiter.link: these publishers try again */
     struct slice retry;
+    uint64_t n_questions; /* that the homes were asked for all claims: the number of the last REGISTER */
 };
 
 struct directory_names {
@@ -94,8 +95,7 @@ struct directory_names {
     struct list claimed;  /* struct name_claim.link: the one that was registered longest ago is first */
     struct list dirty;    /* struct name_claim.by_dirty: their version has changed */
     uint64_t started_ns;
-    uint64_t n_questions; /* REGISTER messages, of all claims */
-    uint64_t retell_ns;   /* what the homes were told before this time is told again */
+    uint64_t retell_ns; /* what the homes were told before this time is told again */
     struct deadline tick, flush;
     size_t sweep;                  /* cursor of records: where the next tick looks for some to forget */
     struct log_rare impossible;    /* messages with impossible numbers */

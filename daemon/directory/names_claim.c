@@ -330,7 +330,7 @@ static void ask(struct name_claim *claim)
     struct directory_names *all = claim->all;
     struct name_place place, known;
     struct name_homes homes;
-    uint64_t question = ++all->n_questions;
+    uint64_t question = ++all->telling.n_questions;
 
     if (claim->state == CLAIM_LOST)
         claim->epoch = 0;
