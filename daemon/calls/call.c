@@ -266,13 +266,13 @@ void call_list_waiting(struct call *call)
         call->waits.number = calls->last_waiting;
 }
 
-void call_note_answer(struct call *call, uint64_t generation, uint64_t region)
+void call_note_answer(struct call *call, uint64_t generation, uint64_t region, uint64_t group)
 {
     struct client_rpc *rpc = call->client ? &call->client->rpc : NULL;
 
     if (rpc && call->request_id != 0)
-        rpc->answered[rpc->n_answered++ % CLIENT_ANSWERED] =
-            (struct client_answered){.request_id = call->request_id, .generation = generation, .region = region};
+        rpc->answered[rpc->n_answered++ % CLIENT_ANSWERED] = (struct client_answered){
+            .request_id = call->request_id, .generation = generation, .region = region, .group = group};
 }
 
 const struct client_answered *call_take_answer(struct client *client, uint64_t request_id)

@@ -247,11 +247,10 @@ struct call {
 
 struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id);
 
-/* Before the answer to a PUT or an ALLOC: notes what CANCEL_REQUEST is to end. generation: of the object; 0: `region`
- * counts. */
-void call_note_answer(struct call *call, uint64_t generation, uint64_t region);
+/* Before the answer to a request that has brought one of these, the others being 0: notes what CANCEL_REQUEST is to end. */
+void call_note_answer(struct call *call, uint64_t generation, uint64_t region, uint64_t group);
 
-/* What the answered request of the client has brought, once; NULL: it was no PUT or ALLOC, or is too long ago. */
+/* What the answered request of the client has brought, once; NULL: it was none of those, or is too long ago. */
 const struct client_answered *call_take_answer(struct client *client, uint64_t request_id);
 
 /* Each of these answers the call and frees it. call_reply takes the fds. */

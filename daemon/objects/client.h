@@ -69,12 +69,13 @@ struct client_transfers {
 
 #define CLIENT_ANSWERED 16u
 
-/* What a PUT or an ALLOC has brought. A client that stops waiting for the answer cancels the request, and then it ends, even if
+/* What a PUT, an ALLOC or a GROUP_CREATE has brought. A client that stops waiting for the answer cancels the request, and then it ends, even if
  * the answer is on its way already. */
 struct client_answered {
     uint64_t request_id; /* 0: none */
-    uint64_t generation; /* PUT: of the object; 0: of an ALLOC */
-    uint64_t region;     /* ALLOC: its id */
+    uint64_t generation; /* PUT: of the object; 0: of another one */
+    uint64_t region;     /* ALLOC: its id; 0: of another one */
+    uint64_t group;      /* GROUP_CREATE: its number; 0: of another one */
 };
 
 /* The imports of device memory that have failed since one succeeded. The client's library copies what cannot be imported. */

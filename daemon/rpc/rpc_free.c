@@ -279,6 +279,7 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
  * another one stays: without both of them the id would have lost its value. */
 static void undo(struct call *call, const struct client_answered *answered)
 {
+    struct groups *groups = call->rpc->groups;
     struct object *object = answered->generation ? index_get(&call->rpc->objects->by_generation, answered->generation) : NULL;
     struct region *region = answered->region ? map_get_u64(&call->client->regions, answered->region) : NULL;
 
@@ -288,6 +289,11 @@ static void undo(struct call *call, const struct client_answered *answered)
         client_forget_region(call->client, region);
         region_unref(region);
     }
+    if (answered->group == 0)
+        return;
+    list_each_safe (struct group, group, &groups->all, link)
+        if (group->number == answered->group)
+            group_end(group, NULL);
 }
 
 enum rdt_status rpc_cancel_request(struct call *call, const void *request, struct rdt_error *err)

@@ -20,6 +20,8 @@ static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
     struct waiting *waiting = container_of(waiter, struct waiting, waiter);
     struct call *call = waiting->call;
 
+    if (waiting->creates && !err)
+        call_note_answer(call, 0, 0, waiting->group->number);
     free(waiting);
     call->on_end = NULL;
     if (err)

@@ -46,7 +46,7 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
         return;
     }
     if (n_fds > 0) /* memory that the client has mapped already is in its cache, from which it releases it itself */
-        call_note_answer(call, 0, region->id);
+        call_note_answer(call, 0, region->id, 0);
     call_reply(call, &reply.base, fds, n_fds);
 }
 

@@ -156,7 +156,7 @@ static void answer(struct call *call, struct object *object)
 
     if (call->put.stores)
         begin_to_store(call, object);
-    call_note_answer(call, object->generation, 0);
+    call_note_answer(call, object->generation, 0, 0);
     if (call->client)
         call->client->rpc.put_bytes += object->bytes;
     object_ref(object, &ref);

@@ -8,6 +8,7 @@
 
 #include "tests/integration/groups/groups_fixture.h"
 #include "tests/support/fakes/fake_device.h"
+#include "tests/support/raw.h"
 
 TestSuite(groups, .timeout = 240);
 
@@ -353,6 +354,39 @@ Test(groups, cancel_and_deadline_touch_nothing_else)
 }
 
 /* ---- system errors ---- */
+
+/* The answer and the cancel cross: whoever cancels believes that there is no group. */
+Test(groups, creation_that_is_cancelled_behind_its_answer_leaves_no_group)
+{
+    Rdt__Pb__GroupMember members[2] = {RDT__PB__GROUP_MEMBER__INIT, RDT__PB__GROUP_MEMBER__INIT}, *list[2];
+    Rdt__Pb__GroupCreate create = RDT__PB__GROUP_CREATE__INIT;
+    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
+    struct rdt_group group;
+    struct raw raw;
+
+    begin(2);
+    raw_connect(&raw, c.node[0].socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < 2; i++) {
+        members[i].client = i == 0 ? "a0" : "a1";
+        members[i].address = c.node[i].address;
+        list[i] = &members[i];
+    }
+    create.name = "g";
+    create.transport = "grouped";
+    create.members = list;
+    create.n_members = 2;
+    cancel.request_id = raw_send(&raw, RDT_MSG_GROUP_CREATE, &create.base, NULL, 0);
+    protobuf_c_message_free_unpacked(raw_reply(&raw, cancel.request_id, &rdt__pb__empty__descriptor), NULL);
+    must(group_is(actor_of[1], "g", "ready", 1));
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
+    wait_until(LONG, !group_seen(actor_of[0], "g", &group) && !group_seen(actor_of[1], "g", &group));
+    must_ok(form(actor_of[0], "g", 2, &err));
+    destroy("g");
+    raw_close(&raw);
+    end_groups(NULL);
+}
 
 Test(groups, abort_that_does_not_come_to_rest_rebuilds_this_group_only)
 {
