@@ -69,8 +69,8 @@ struct client_transfers {
 
 #define CLIENT_ANSWERED 16u
 
-/* What a PUT, an ALLOC or a GROUP_CREATE has brought. A client that stops waiting for the answer cancels the request, and then it ends, even if
- * the answer is on its way already. */
+/* What a PUT, an ALLOC or a GROUP_CREATE has brought. A client that stops waiting for the answer cancels the request, and then
+ * it ends, even if the answer is on its way already. */
 struct client_answered {
     uint64_t request_id; /* 0: none */
     uint64_t generation; /* PUT: of the object; 0: of another one */
