@@ -314,8 +314,9 @@ enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t time
  * PEER_LOST, TIMED_OUT (the other node does not answer). */
 enum rdt_status rdt_hand_on(rdt *rdt, const struct rdt_ref *ref, int64_t grace_ns, struct rdt_error *err);
 
-/* Starts rdt_hold for a ref for which rdt_hand_on was called: when this hold is taken, the hold in transit ends. If there is
- * no hold in transit, the call is rdt_hold_start. */
+/* Starts rdt_hold for a ref for which rdt_hand_on was called: when this hold is taken, the hold in transit ends. One that times
+ * out or is cancelled leaves the hold in transit, and may be repeated. If there is no hold in transit, the call is
+ * rdt_hold_start. */
 enum rdt_status rdt_take_over_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
                                     struct rdt_error *err);
 

@@ -105,6 +105,7 @@ static void send_cancel(const rdt_request *request)
 
     if (is_wait(request)) {
         wait.request_id = request->pending.id;
+        wait.unseen = !request->holds;
         (void)connection_release(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, NULL);
         return;
     }

@@ -379,6 +379,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
         call = call_find(rpc, NULL, peer, message->call);
         if (call)
             call_drop(call);
+        holds_unseen(rpc->holds, peer, message->call);
         return;
     }
     call = call_create(rpc, NULL, peer, (uint16_t)message->type, message->call);

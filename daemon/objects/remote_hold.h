@@ -18,7 +18,8 @@ struct remote_hold {
     struct list by_object; /* in object->users->holders */
     void *far;             /* for the module that holds the object on the other node; NULL: the object is on this node */
     void (*release_far)(void *far);
-    enum rdt_status lost; /* why it holds nothing any more, though its client has not ended it; RDT_OK: it holds */
+    uint64_t transit_until_ns; /* it has taken a ref in transit over: as transit_until said; 0: it has not */
+    enum rdt_status lost;      /* why it holds nothing any more, though its client has not ended it; RDT_OK: it holds */
 };
 
 /* Why a lost hold holds nothing. Returns hold->lost. */

@@ -111,6 +111,21 @@ void transit_restore(struct object *object, uint32_t count, uint32_t leases, int
     object_lasting_changed(object);
 }
 
+uint64_t transit_until(const struct object *object)
+{
+    const struct transit *transit = transit_of(object);
+
+    return transit && transit->count > transit->leases ? uv_hrtime() + (uint64_t)deadline_left_ns(&transit->deadline) : 0;
+}
+
+void transit_returned(struct object *object, uint64_t until_ns)
+{
+    uint64_t now_ns = uv_hrtime();
+
+    if (until_ns > now_ns && object->state == OBJECT_LIVE) /* without memory it ends now */
+        (void)transit_begin(object, (int64_t)(until_ns - now_ns), NULL);
+}
+
 static void one_less(struct transit *transit)
 {
     if (--transit->count == 0)

@@ -7,6 +7,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/node.h"
 #include "daemon/base/text.h"
+#include "daemon/objects/transit.h"
 
 struct far_hold {
     struct holds_node *node;
@@ -184,7 +185,7 @@ static void keep(struct node_hold *hold)
 }
 
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
-                           struct object *object, struct rdt_error *err)
+                           struct object *object, uint64_t transit_until_ns, struct rdt_error *err)
 {
     struct holds_node *node = holds->closing ? NULL : node_get(holds, peer);
     struct node_hold *hold = node ? calloc(1, sizeof *hold) : NULL;
@@ -217,10 +218,21 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
     hold->object = object;
     hold->account = account_ref(account);
     hold->number = number;
+    hold->transit_until_ns = transit_until_ns;
     memcpy(hold->boot_id, peer->boot_id, sizeof hold->boot_id);
     list_append(&node->taken, &hold->by_node);
     keep(hold);
     return RDT_OK;
+}
+
+void holds_unseen(struct holds *holds, struct peer *peer, uint64_t number)
+{
+    struct node_hold *hold = peer->holds && !holds->closing ? find_here(peer->holds, number) : NULL;
+
+    if (!hold)
+        return;
+    transit_returned(hold->object, hold->transit_until_ns);
+    hold->transit_until_ns = 0;
 }
 
 bool holds_object_freed(struct object *object, uint64_t until_ns)

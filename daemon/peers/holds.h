@@ -49,10 +49,11 @@ struct node_hold { /* a hold that another node has on an object of this node */
     struct list by_node; /* in one of the lists of the node */
     struct holds_node *node;
     struct object *object;
-    struct account *account; /* charged for the hold; a reference */
-    void *record;            /* of recovery; NULL: it has none */
-    uint64_t number;         /* number of the call that took it */
-    uint8_t boot_id[16];     /* of the holder's daemon that took it */
+    struct account *account;   /* charged for the hold; a reference */
+    void *record;              /* of recovery; NULL: it has none */
+    uint64_t number;           /* number of the call that took it */
+    uint64_t transit_until_ns; /* as in struct remote_hold */
+    uint8_t boot_id[16];       /* of the holder's daemon that took it */
 };
 
 void holds_init(struct holds *holds, struct deadlines *deadlines, struct recovery *recovery, uint64_t grace_ns);
@@ -67,9 +68,14 @@ void holds_clear(struct holds *holds);
 /* ---- as the owner's node ---- */
 
 /* Takes a hold on the object for a client of that node, charged to the account, on which it takes a
- * reference. LIMIT; NO_MEMORY; INVALID: the node has a hold of that number. */
+ * reference. transit_until_ns: of a ref that it takes over (transit_until). LIMIT; NO_MEMORY; INVALID: the node has a hold of
+ * that number. */
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
-                           struct object *object, struct rdt_error *err);
+                           struct object *object, uint64_t transit_until_ns, struct rdt_error *err);
+
+/* The call of that number was cancelled: if it has taken a hold, nobody has seen that, and it drops it next. A ref that it has
+ * taken over is on its way again. */
+void holds_unseen(struct holds *holds, struct peer *peer, uint64_t number);
 
 /* Drops every hold of other nodes on an object that was freed by force. The caller must hold the object. Returns false if
  * until_ns has passed: call again. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/objects/transit.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/view/view.h"
 #include "wire_ref.h"
@@ -310,6 +311,8 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
         (void)rdt_error_set(&why, RDT_CANCELLED, "the request was cancelled");
         call_fail(other, &why);
     }
+    if (hold && hold->object && message->unseen)
+        transit_returned(hold->object, hold->transit_until_ns);
     if (hold) /* the request was a HOLD, and has been answered with the hold */
         remote_hold_end(hold);
     if (answered)

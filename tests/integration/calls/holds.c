@@ -99,6 +99,28 @@ Test(holds, each_ref_that_was_handed_on_is_taken_over_for_itself)
     end(NULL);
 }
 
+/* The answer comes behind the cancel. */
+Test(holds, ref_outlives_a_take_over_that_is_given_up)
+{
+    rdt_request *hold;
+
+    begin(NULL);
+    struct rdt_ref ref = put_mib(conn, NULL, 1);
+    must_ok(rdt_hand_on(conn, &ref, 60 * SEC, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    node_freeze(&node);
+    must_ok(rdt_take_over_start(other, &ref, 50 * MSEC, &hold, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait(other, &hold, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(hold);
+    node_thaw(&node);
+    must_ok(rdt_ping(other, LONG, &err));
+    hold = take_over(other, &ref); /* as often as it likes */
+    is_there(other, &ref, 1);
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(other, &ref, LONG, &err));
+    end(NULL);
+}
+
 Test(holds, ref_that_was_handed_on_outlives_its_session_and_then_its_time_ends)
 {
     begin(NULL);

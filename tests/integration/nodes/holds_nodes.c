@@ -88,6 +88,27 @@ Test(holds_nodes, ref_that_a_reader_hands_on_outlives_the_reader)
     end(NULL);
 }
 
+/* The owner's node takes the hold when the receiver has gone. */
+Test(holds_nodes, ref_outlives_a_take_over_that_is_given_up)
+{
+    rdt_request *hold;
+
+    begin(2);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    must_ok(rdt_hand_on(owner, &ref, 60 * SEC, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    node_freeze(&c.node[0]);
+    must_ok(rdt_take_over_start(reader, &ref, 50 * MSEC, &hold, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait(reader, &hold, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(hold);
+    node_thaw(&c.node[0]);
+    hold = take_over(reader, &ref);
+    fetch_pattern(reader, &ref, BYTES, 1, NULL);
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
+    end(NULL);
+}
+
 Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
 {
     begin(2);
