@@ -34,8 +34,8 @@ enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_
 /* Until when the next ref to arrive may be on its way (uv_hrtime). 0: none is. */
 uint64_t transit_until(const struct object *object);
 
-/* A ref that has arrived is on its way again, because its receiver has gone before it knew. until_ns is what transit_until said;
- * 0: does nothing. The caller must hold the object. */
+/* A ref that has arrived is on its way again, because its receiver has gone before it knew. until_ns is what transit_until
+ * said; 0: does nothing. The caller must hold the object. */
 void transit_returned(struct object *object, uint64_t until_ns);
 
 /* One ref has arrived. Does nothing if none was on its way. The caller must hold the object. */
