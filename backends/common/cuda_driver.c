@@ -17,7 +17,6 @@ static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* protects the next
 static bool is_open, is_over;                               /* is_over: it never will be */
 static void *library;
 static struct rdt_error open_failure;
-static pthread_mutex_t contexts_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, struct rdt_error *err, const char *what)
 {
@@ -113,6 +112,7 @@ static CUresult add_gpu(int ordinal)
     for (unsigned i = 0; i < sizeof uuid.bytes; i++)
         used += (size_t)snprintf(gpu->uuid + used, sizeof gpu->uuid - used, "%s%02x",
                                  i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned)(unsigned char)uuid.bytes[i]);
+    (void)pthread_mutex_init(&gpu->mutex, NULL);
     loaded_driver.n_gpus++;
     return CUDA_SUCCESS;
 }
@@ -169,7 +169,8 @@ enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error
 void cuda_driver_after_fork(void)
 {
     opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    contexts_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    for (unsigned i = 0; i < loaded_driver.n_gpus; i++)
+        loaded_driver.gpu[i].mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
 enum rdt_status cuda_driver_await(struct cuda_driver **driver_p, unsigned wait_s, struct rdt_error *err)
@@ -214,13 +215,13 @@ enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu,
     CUresult result = CUDA_SUCCESS;
     CUcontext context;
 
-    (void)pthread_mutex_lock(&contexts_mutex);
+    (void)pthread_mutex_lock(&gpu->mutex);
     context = gpu->context;
     if (!context)
         result = driver->cuDevicePrimaryCtxRetain(&context, gpu->device);
     if (result == CUDA_SUCCESS)
         __atomic_store_n(&gpu->context, context, __ATOMIC_RELEASE);
-    (void)pthread_mutex_unlock(&contexts_mutex);
+    (void)pthread_mutex_unlock(&gpu->mutex);
     if (result == CUDA_SUCCESS)
         result = driver->cuCtxSetCurrent(context);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver, result, err, gpu->uuid);
@@ -233,9 +234,9 @@ bool cuda_gpu_is_open(const struct cuda_gpu *gpu)
 
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu)
 {
-    (void)pthread_mutex_lock(&contexts_mutex);
+    (void)pthread_mutex_lock(&gpu->mutex);
     if (gpu->context)
         (void)driver->cuDevicePrimaryCtxRelease(gpu->device);
     __atomic_store_n(&gpu->context, NULL, __ATOMIC_RELEASE);
-    (void)pthread_mutex_unlock(&contexts_mutex);
+    (void)pthread_mutex_unlock(&gpu->mutex);
 }

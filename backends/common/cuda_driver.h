@@ -41,8 +41,9 @@ struct cuda_gpu {
     CUdevice device;
     char uuid[CUDA_UUID_TEXT];
     char name[64];
-    size_t bytes;      /* size of its memory */
-    CUcontext context; /* NULL: not retained */
+    size_t bytes;          /* size of its memory */
+    pthread_mutex_t mutex; /* protects the next field. A context takes a tenth of a second, so no GPU waits for another's */
+    CUcontext context;     /* NULL: not retained */
 };
 
 struct cuda_driver {

@@ -110,6 +110,8 @@ bool cuda_use_if_open(struct cuda_card *card)
 {
     bool is_open;
 
+    if (!cuda_gpu_is_open(card->gpu)) /* without waiting for the context that another thread is creating */
+        return false;
     (void)pthread_mutex_lock(&card->opening);
     is_open = cuda_gpu_is_open(card->gpu);
     card->users += is_open;

@@ -80,22 +80,39 @@ static bool all_are_idle(const struct cuda *cuda)
     return true;
 }
 
-/* No GPU has had a block for so long, so no copy is under way and nobody needs pinned memory: it is no longer pinned, and the
- * contexts are left. Only this function holds several of the mutexes. */
-static void leave_all_if_idle(struct cuda *cuda)
+/* If no GPU has had a block for so long, no copy is under way and nobody needs pinned memory: it is no longer pinned. Returns
+ * whether that is so. Only this function holds several of the mutexes, and it waits for none: a GPU whose mutex somebody else
+ * holds is in use. */
+static bool lapse_pins_if_all_idle(struct cuda *cuda)
 {
-    unsigned n = cuda->driver->n_gpus;
+    unsigned n = cuda->driver->n_gpus, held = 0;
+    bool idle;
 
-    for (unsigned i = 0; i < n; i++)
-        (void)pthread_mutex_lock(&cuda->cards[i].opening);
-    for (unsigned i = 0; i < n && all_are_idle(cuda); i++) {
-        if (!cuda_gpu_is_open(cuda->cards[i].gpu))
-            continue;
-        cuda_pins_lapse(&cuda->cards[i]);
-        leave(&cuda->cards[i]);
+    while (held < n && pthread_mutex_trylock(&cuda->cards[held].opening) == 0)
+        held++;
+    idle = held == n && all_are_idle(cuda);
+    for (unsigned i = 0; i < n && idle; i++)
+        if (cuda_gpu_is_open(cuda->cards[i].gpu))
+            cuda_pins_lapse(&cuda->cards[i]);
+    while (held > 0)
+        (void)pthread_mutex_unlock(&cuda->cards[--held].opening);
+    return idle;
+}
+
+/* A context that got a user after the pins had lapsed was not left, and takes them over. */
+static void restore_pins(struct cuda *cuda)
+{
+    bool open = false;
+
+    for (unsigned i = 0; i < cuda->driver->n_gpus && !open; i++) {
+        struct cuda_card *card = &cuda->cards[i];
+        (void)pthread_mutex_lock(&card->opening);
+        open = cuda_gpu_is_open(card->gpu) && cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK;
+        if (open)
+            cuda_pins_restore(card);
+        (void)pthread_mutex_unlock(&card->opening);
     }
-    for (unsigned i = n; i-- > 0;)
-        (void)pthread_mutex_unlock(&cuda->cards[i].opening);
+    (void)cuda->driver->cuCtxSetCurrent(NULL);
 }
 
 static void *watch(void *arg)
@@ -104,16 +121,18 @@ static void *watch(void *arg)
 
     (void)pthread_mutex_lock(&cuda->watch);
     while (!cuda->end) {
-        bool any = false;
+        bool any = false, lapsed;
         if (cuda->any_idle)
             (void)cond_wait_ns(&cuda->more, &cuda->watch, (uint64_t)cuda->idle_ns / 4 + 1000000);
         else
             (void)pthread_cond_wait(&cuda->more, &cuda->watch);
         cuda->any_idle = false;
         (void)pthread_mutex_unlock(&cuda->watch);
-        leave_all_if_idle(cuda);
+        lapsed = lapse_pins_if_all_idle(cuda);
         for (unsigned i = 0; i < cuda->driver->n_gpus; i++)
             any |= leave_if_idle(&cuda->cards[i]);
+        if (lapsed)
+            restore_pins(cuda);
         (void)pthread_mutex_lock(&cuda->watch);
         cuda->any_idle |= any;
     }

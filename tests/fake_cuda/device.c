@@ -16,6 +16,7 @@
 #define INIT_FDS 20
 #define CONTEXT_US 100000
 #define CONTEXT_FDS 10
+#define MEETING_S 10
 
 struct fake_gpu fake_gpu[FAKE_MAX_GPUS];
 int fake_gpus;
@@ -23,6 +24,8 @@ pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static bool started;
 static int context_fds[FAKE_MAX_GPUS][CONTEXT_FDS];
+static pthread_mutex_t creating[FAKE_MAX_GPUS] = {[0 ... FAKE_MAX_GPUS - 1] = PTHREAD_MUTEX_INITIALIZER};
+static struct fake_meeting contexts = FAKE_MEETING;
 static _Thread_local int current = -1;
 
 long fake_setting(const char *name, long fallback)
@@ -35,6 +38,34 @@ long fake_setting(const char *name, long fallback)
 bool fake_unkind(const char *name)
 {
     return fake_setting(name, fake_setting("FAKE_CUDA_UNKIND", 0)) != 0;
+}
+
+void fake_meet(struct fake_meeting *meeting, const char *setting)
+{
+    long all = fake_setting(setting, 0), met;
+    struct timespec until;
+    int over = 0;
+
+    if (all == 0)
+        return;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += MEETING_S;
+    pthread_mutex_lock(&meeting->mutex);
+    met = meeting->met;
+    if (++meeting->waiting == all) {
+        meeting->waiting = 0;
+        meeting->met++;
+        pthread_cond_broadcast(&meeting->came);
+    }
+    while (meeting->met == met && !meeting->missed && over == 0)
+        over = pthread_cond_timedwait(&meeting->came, &meeting->mutex, &until);
+    if (meeting->met == met) {
+        meeting->waiting--;
+        meeting->missed = true;
+        pthread_cond_broadcast(&meeting->came);
+        (void)fake_call("alone");
+    }
+    pthread_mutex_unlock(&meeting->mutex);
 }
 
 static int trace_fd = -1;
@@ -323,12 +354,18 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context_p, CUdevice device)
         return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    pthread_mutex_lock(&fake_mutex);
-    if (fake_gpu[device].retained++ == 0 && fake_unkind("FAKE_CUDA_SLOW_INIT")) {
-        open_fds(context_fds[device], CONTEXT_FDS);
-        fake_take_us(CONTEXT_US);
+    pthread_mutex_lock(&creating[device]); /* contexts of several GPUs are created at once */
+    if (!fake_has_context(device)) {
+        fake_meet(&contexts, "FAKE_CUDA_CONTEXTS_MEET");
+        if (fake_unkind("FAKE_CUDA_SLOW_INIT")) {
+            open_fds(context_fds[device], CONTEXT_FDS);
+            fake_take_us(CONTEXT_US);
+        }
     }
+    pthread_mutex_lock(&fake_mutex);
+    fake_gpu[device].retained++;
     pthread_mutex_unlock(&fake_mutex);
+    pthread_mutex_unlock(&creating[device]);
     *context_p = context_of(device);
     return CUDA_SUCCESS;
 }

@@ -61,6 +61,9 @@
  *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function, bytes
  *                                 of a copy
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
+ *   FAKE_CUDA_CONTEXTS_MEET       a number: a context is created when so many are being created at once
+ *   FAKE_CUDA_COPIES_MEET         a number: a copy from one GPU to another runs when so many are under way at once. In both
+ *                                 cases a call or copy that has waited for 10 s in vain goes on, and the trace gets "alone"
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
@@ -90,6 +93,17 @@ bool fake_call(const char *name); /* notes a call of the program in FAKE_CUDA_TR
 bool fake_call_of(const char *name, size_t bytes); /* of a copy of so many bytes */
 CUresult fake_broken(void); /* the error of every call, once the contexts have failed (FAKE_CUDA_BREAK) */
 void fake_take_us(long us);
+struct fake_meeting {
+    pthread_mutex_t mutex;
+    pthread_cond_t came;
+    long waiting, met; /* met: how often all have come */
+    bool missed;       /* somebody has waited in vain, so nobody waits any more */
+};
+#define FAKE_MEETING                                                     \
+    {                                                                    \
+        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, false \
+    }
+void fake_meet(struct fake_meeting *meeting, const char *setting); /* waits for the others of FAKE_CUDA_..._MEET */
 void fake_await_kernels(CUdevice device); /* what a call does that waits for all work of a GPU; FAKE_CUDA_FREE_WAITS */
 CUdevice fake_current(void);              /* the GPU of the thread's context, or -1 */
 bool fake_has_context(CUdevice device);
