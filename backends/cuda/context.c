@@ -132,16 +132,17 @@ void cuda_unuse(struct cuda_card *card)
         card->cuda->on_idle(card->cuda);
 }
 
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, CUresult *result_p)
+/* ---- streams ---- */
+
+CUstream cuda_stream(struct cuda_card *card, struct cuda_streams *streams, CUresult *result_p)
 {
-    CUstream stream;
+    CUstream *stream, taken;
 
     (void)pthread_mutex_lock(&card->mutex);
-    *result_p = CUDA_SUCCESS;
-    if (!card->stream[way][turn])
-        *result_p = card->cuda->driver->cuStreamCreate(&card->stream[way][turn], CU_STREAM_NON_BLOCKING);
-    stream = card->stream[way][turn];
+    stream = &streams->stream[streams->turn++ % CUDA_TURNS];
+    *result_p = *stream ? CUDA_SUCCESS : card->cuda->driver->cuStreamCreate(stream, CU_STREAM_NON_BLOCKING);
+    taken = *stream;
     (void)pthread_mutex_unlock(&card->mutex);
     cuda_note(card, *result_p);
-    return stream;
+    return taken;
 }

@@ -154,7 +154,12 @@ static enum rdt_status reach_across(struct cuda_card *card, const struct rdt_mem
     return cuda_enter(card, NULL);
 }
 
-CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p)
+static struct cuda_streams *streams_of(struct cuda_card *card, enum cuda_way way, const struct rdt_memory_copy *copy)
+{
+    return way == WAY_ACROSS ? &card->across[block_of(copy->to)->card->gpu - driver_of(card)->gpu] : &card->streams[way];
+}
+
+CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, CUstream *stream_p)
 {
     enum cuda_way way = cuda_copy_way(copy, &card);
     bool any = false;
@@ -164,7 +169,7 @@ CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, u
     *stream_p = NULL;
     if (way == WAY_ACROSS && reach_across(card, copy) != RDT_OK)
         return CUDA_ERROR_INVALID_CONTEXT;
-    stream = cuda_stream(card, way, turn % CUDA_TURNS, &result);
+    stream = cuda_stream(card, streams_of(card, way, copy), &result);
     for (uint32_t i = 0; result == CUDA_SUCCESS && i < copy->n_pieces; i++)
         result = queue_piece(card, copy, &copy->pieces[i], way == WAY_ACROSS, stream, &any);
     if (result == CUDA_SUCCESS || any)

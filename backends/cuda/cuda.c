@@ -38,7 +38,7 @@ static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu
         card->granule = (size_t)2 << 20;
     (void)pthread_mutex_init(&card->opening, NULL);
     (void)pthread_mutex_init(&card->mutex, NULL);
-    for (unsigned i = 0; i < N_WORKERS; i++)
+    for (unsigned i = 0; i < N_WAYS; i++)
         cuda_worker_init(&card->workers[i], card);
 }
 

@@ -27,29 +27,30 @@
 #include "backends/cuda/overhead.h"
 #include "rdt_backend.h"
 
-enum cuda_way { /* what streams do. UP: from the host to the device; PAGED: memory of the host that is not pinned */
+enum cuda_way { /* of a copy. UP: from the host to the device; PAGED: memory of the host that is not pinned */
                 WAY_WITHIN,
                 WAY_UP,
                 WAY_DOWN,
                 WAY_ACROSS,
                 WAY_PAGED_UP,
                 WAY_PAGED_DOWN,
-                WAY_ZERO,
                 N_WAYS
 };
-#define CUDA_TURNS 2u /* streams for each way, which copies take in turn: one copies while the next copy of the other begins */
-
-enum cuda_worker_name { WORKER_QUICK, WORKER_ACROSS, WORKER_PAGED_UP, WORKER_PAGED_DOWN, N_WORKERS };
+#define CUDA_TURNS 2u
 #define CUDA_WORKER_EVENTS 32u
+
+struct cuda_streams {            /* protected by the card's mutex */
+    CUstream stream[CUDA_TURNS]; /* created on first use; taken in turn: one copies while the next copy of the other begins */
+    unsigned turn;
+};
 
 struct cuda_worker {
     struct cuda_card *card;
-    unsigned turn; /* this and the events: the thread's, and those of whoever leaves the context, when no copy is under way */
-    CUevent events[CUDA_WORKER_EVENTS];
-    unsigned n_events;     /* that are in no use */
-    pthread_mutex_t mutex; /* protects all fields below. Never held in a call of the driver */
-    pthread_cond_t more;   /* signalled when a copy is given or the thread is to end */
-    pthread_t thread;      /* started on first use */
+    CUevent events[CUDA_WORKER_EVENTS]; /* the thread's, and those of whoever leaves the context, when no copy is under way */
+    unsigned n_events;                  /* that are in no use */
+    pthread_mutex_t mutex;              /* protects all fields below. Never held in a call of the driver */
+    pthread_cond_t more;                /* signalled when a copy is given or the thread is to end */
+    pthread_t thread;                   /* started on first use */
     bool started, end;
     struct rdt_memory_copy *first, **last; /* given to the thread */
 };
@@ -65,10 +66,12 @@ struct cuda_card { /* a GPU as this kind uses it */
     size_t granule;                      /* VMM allocates multiples of it */
     _Atomic bool failed;                 /* every call in its context fails */
     char why_not[160];                   /* a sentence; written before `failed` is set */
-    pthread_mutex_t mutex;               /* protects the text and the next field */
-    CUstream stream[N_WAYS][CUDA_TURNS]; /* created on first use */
-    _Atomic uint64_t asked, reached;     /* bit i: this GPU has asked for, and got, access to memory of GPU i */
-    struct cuda_worker workers[N_WORKERS];
+    pthread_mutex_t mutex;               /* protects the text and all streams */
+    struct cuda_streams streams[N_WAYS]; /* for copies on this GPU, and from and to the host */
+    struct cuda_streams across[CUDA_MAX_GPUS]; /* to memory of GPU i, so that no reader waits for another GPU's */
+    struct cuda_streams clearing;
+    _Atomic uint64_t asked, reached; /* bit i: this GPU has asked for, and got, access to memory of GPU i */
+    struct cuda_worker workers[N_WAYS];
 };
 
 struct cuda {
@@ -122,8 +125,9 @@ bool cuda_use_if_open(struct cuda_card *card); /* false: the context is not reta
  * much memory it takes. */
 enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
 
-/* Returns one of the GPU's streams for such copies, and creates it on first use. The GPU's context is current in the thread. */
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, CUresult *result_p);
+/* Returns the one of the GPU's streams whose turn it is, and creates it on first use. The GPU's context is current in the
+ * thread. */
+CUstream cuda_stream(struct cuda_card *card, struct cuda_streams *streams, CUresult *result_p);
 
 /* ---- pins.c ---- */
 
@@ -161,7 +165,7 @@ enum rdt_status cuda_copy_enter(struct cuda_card *card, const struct rdt_memory_
 
 /* Queues the whole copy. The GPU's context is current in the thread. *stream_p is where: NULL if no part of the copy is under
  * way. The result of a part may be an error although other parts are. */
-CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p);
+CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, CUstream *stream_p);
 
 /* worker.c */
 void cuda_worker_init(struct cuda_worker *worker, struct cuda_card *card);

@@ -5,16 +5,23 @@
 
 #include <stdatomic.h>
 
-/* The GPU's context is current in the thread, and no copy is under way. */
-static void destroy_streams(struct cuda_card *card)
+static void end_streams(struct cuda_card *card, struct cuda_streams *streams, unsigned n)
 {
-    for (unsigned i = 0; i < N_WAYS * CUDA_TURNS; i++) {
-        CUstream *stream = &card->stream[i / CUDA_TURNS][i % CUDA_TURNS];
+    for (unsigned i = 0; i < n * CUDA_TURNS; i++) {
+        CUstream *stream = &streams[i / CUDA_TURNS].stream[i % CUDA_TURNS];
         if (*stream)
             (void)card->cuda->driver->cuStreamDestroy(*stream);
         *stream = NULL;
     }
-    for (unsigned i = 0; i < N_WORKERS; i++)
+}
+
+/* The GPU's context is current in the thread, and no copy is under way. */
+static void destroy_streams(struct cuda_card *card)
+{
+    end_streams(card, card->streams, N_WAYS);
+    end_streams(card, card->across, card->cuda->driver->n_gpus);
+    end_streams(card, &card->clearing, 1);
+    for (unsigned i = 0; i < N_WAYS; i++)
         cuda_worker_forget_events(&card->workers[i]);
 }
 
@@ -171,7 +178,7 @@ void cuda_contexts_end(struct cuda *cuda)
     (void)pthread_mutex_destroy(&cuda->watch);
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
         struct cuda_card *card = &cuda->cards[i];
-        for (unsigned k = 0; k < N_WORKERS; k++)
+        for (unsigned k = 0; k < N_WAYS; k++)
             cuda_worker_fini(&card->workers[k]);
         if (cuda_gpu_is_open(card->gpu) && cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK)
             destroy_streams(card);

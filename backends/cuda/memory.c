@@ -171,7 +171,7 @@ static enum rdt_status clear(struct cuda_card *card, CUdeviceptr at, uint64_t by
 {
     struct cuda_driver *driver = driver_of(card);
     CUresult result;
-    CUstream stream = cuda_stream(card, WAY_ZERO, 0, &result);
+    CUstream stream = cuda_stream(card, &card->clearing, &result);
 
     if (result == CUDA_SUCCESS)
         result = driver->cuMemsetD8Async(at, 0, bytes, stream);

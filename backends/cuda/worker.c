@@ -12,11 +12,8 @@
  * took 139 us with a sleep at once, and 58 so). Then it asks every 20 us at first and every 200 us at last. Without copies
  * under way it sleeps.
  *
- * Copies that hold up their thread have workers of their own:
- *
- *   - copies from and to host memory that is not pinned, which the driver carries out inside the call: one worker for each
- *     direction;
- *   - copies between GPUs, which may need mappings first.
+ * Each GPU has a worker for each way of copies, so that one direction does not wait for calls that queue the other one. Copies
+ * from and to host memory that is not pinned are carried out inside the call, and those between GPUs may need mappings first.
  */
 #include <stdatomic.h>
 #include <sys/prctl.h>
@@ -90,7 +87,7 @@ static bool begin(struct cuda_worker *worker, struct rdt_memory_copy *copy)
         worker->card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
         return false;
     }
-    queued = cuda_copy_queue(worker->card, copy, worker->turn++, &stream);
+    queued = cuda_copy_queue(worker->card, copy, &stream);
     if (!stream) { /* no part of it is under way */
         report(worker, copy, queued);
         return false;
@@ -209,11 +206,9 @@ void cuda_worker_init(struct cuda_worker *worker, struct cuda_card *card)
 
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err)
 {
-    static const enum cuda_worker_name workers[N_WAYS] = {
-        [WAY_ACROSS] = WORKER_ACROSS, [WAY_PAGED_UP] = WORKER_PAGED_UP, [WAY_PAGED_DOWN] = WORKER_PAGED_DOWN};
     struct cuda_card *card;
     enum cuda_way way = cuda_copy_way(copy, &card);
-    struct cuda_worker *worker = &card->workers[workers[way]];
+    struct cuda_worker *worker = &card->workers[way];
     int error = 0;
 
     (void)memory;

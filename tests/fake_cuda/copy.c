@@ -17,13 +17,14 @@ static bool is_pageable(CUdeviceptr address, size_t bytes)
 }
 
 /* An unpinned copy blocks its caller until the stream has carried it out. */
-static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, bool across, CUstream stream)
 {
     bool pageable = is_pageable(to, bytes) || is_pageable(from, bytes);
 
     if (bytes > 0 && (!reach(to, bytes) || !reach(from, bytes)))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = fake_queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes});
+    CUresult result =
+        fake_queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes, .across = across});
     if (result == CUDA_SUCCESS && pageable && fake_unkind("FAKE_CUDA_UNPINNED_BLOCKS"))
         fake_stream_await(fake_stream_of(stream));
     return result;
@@ -33,7 +34,7 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 {
     if (!fake_call_of(__func__, bytes))
         return CUDA_ERROR_NOT_PERMITTED;
-    return copy(to, from, bytes, stream);
+    return copy(to, from, bytes, false, stream);
 }
 
 /* Notes a copy for which a GPU may not reach the other's memory. */
@@ -59,18 +60,18 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     if (!to_context || !from_context || !in)
         return CUDA_ERROR_INVALID_CONTEXT;
     note_staged(in->device, to, from);
-    return copy(to, from, bytes, stream);
+    return copy(to, from, bytes, true, stream);
 }
 
 static CUresult copy_rows(CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pitch, size_t bytes, size_t rows,
-                          CUstream stream)
+                          bool across, CUstream stream)
 {
     CUresult result = CUDA_SUCCESS;
 
     if (bytes > to_pitch || bytes > from_pitch)
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t row = 0; result == CUDA_SUCCESS && row < rows; row++)
-        result = copy(to + row * to_pitch, from + row * from_pitch, bytes, stream);
+        result = copy(to + row * to_pitch, from + row * from_pitch, bytes, across, stream);
     return result;
 }
 
@@ -81,7 +82,7 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *plane, CUstream stream)
 
     if (!fake_call_of(__func__, plane->WidthInBytes * plane->Height))
         return CUDA_ERROR_NOT_PERMITTED;
-    return copy_rows(to, plane->dstPitch, from, plane->srcPitch, plane->WidthInBytes, plane->Height, stream);
+    return copy_rows(to, plane->dstPitch, from, plane->srcPitch, plane->WidthInBytes, plane->Height, false, stream);
 }
 
 /* Only planes of device memory. */
@@ -98,7 +99,7 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *peers, CUstream stream)
         return CUDA_ERROR_INVALID_VALUE;
     note_staged(in->device, peers->dstDevice, peers->srcDevice);
     return copy_rows(peers->dstDevice, peers->dstPitch, peers->srcDevice, peers->srcPitch, peers->WidthInBytes, peers->Height,
-                     stream);
+                     true, stream);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)

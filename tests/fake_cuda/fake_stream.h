@@ -26,6 +26,7 @@ struct work {
     CUdeviceptr to, from;
     size_t bytes;
     unsigned char value;
+    bool across; /* a copy from one GPU to another */
     struct fake_event *event;
     uint64_t number; /* of the event's recording */
     uint64_t order;  /* of all work that was queued in this process */

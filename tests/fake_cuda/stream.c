@@ -89,6 +89,8 @@ static void end_turn(CUdevice device)
     pthread_mutex_unlock(&turns[device].mutex);
 }
 
+static struct fake_meeting copies = FAKE_MEETING; /* from one GPU to another */
+
 static void do_work(struct work *work)
 {
     char *to, *from;
@@ -97,6 +99,8 @@ static void do_work(struct work *work)
         return;
     switch (work->kind) {
     case WORK_COPY:
+        if (work->across)
+            fake_meet(&copies, "FAKE_CUDA_COPIES_MEET");
         fake_take_us(fake_setting("FAKE_CUDA_COPY_US", 0));
         to = reach(work->to, work->bytes);
         from = reach(work->from, work->bytes);

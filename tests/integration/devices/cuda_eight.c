@@ -11,6 +11,7 @@ CUDA_SUITE(cuda_eight)
 
 #ifndef RDT_WITHOUT_CUDA
 #define GPUS 8u
+#define WHOLE (4 * MIB) /* of granules, so that no rest is cleared */
 
 static rdt *each[GPUS];
 static rdt_cuda *gpu_each[GPUS];
@@ -62,6 +63,76 @@ Test(cuda_eight, contexts_are_created_at_once)
     for (unsigned i = 0; i < GPUS; i++)
         must(pthread_join(threads[i], NULL) == 0);
     must(fake_gpu_calls(node.pid, 0, "cuDevicePrimaryCtxRetain") == GPUS);
+    end_eight();
+}
+
+/* ---- streams and threads ---- */
+
+/* All other GPUs fetch what lies on the first one. */
+Test(cuda_eight, copies_to_all_other_gpus_run_at_once)
+{
+    rdt_request *requests[GPUS];
+    rdt_object *object;
+    void *addr;
+
+    begin_eight("FAKE_CUDA_COPIES_MEET=7");
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), WHOLE, &addr, &err));
+    gpu_fill(addr, WHOLE, 70);
+    struct rdt_ref ref = put_at(addr, WHOLE, RDT_CUDA_KNOWN);
+    fake_gpu_trace_clear();
+    for (unsigned i = 1; i < GPUS; i++) {
+        struct rdt_fetch_options how = {
+            .struct_size = sizeof how, .mode = RDT_FETCH_COPY, .memory = "cuda", .device = gpu_uuid(i), .timeout_ns = LONG};
+        must_ok(rdt_fetch_start(each[i], &ref, 1, &how, &requests[i], &err));
+    }
+    for (unsigned i = 1; i < GPUS; i++) {
+        must_ok(rdt_wait(each[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        must_ok(rdt_request_take_object(requests[i], &object, &err));
+        must_go_by("local/copy", object);
+        must(gpu_holds(tensor_of(object, 0).data, WHOLE, 70));
+        rdt_release(object);
+        rdt_request_destroy(requests[i]);
+    }
+    must(fake_gpu_calls(node.pid, 0, "cuMemcpyPeerAsync") == GPUS - 1);
+    must(fake_gpu_calls(node.pid, 0, "cuStreamCreate") == GPUS - 1); /* of the first GPU, one to each other */
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    end_eight();
+}
+
+static void fetch_copy(const struct rdt_ref *ref, const char *memory, const char *uuid)
+{
+    rdt_object *object;
+
+    must_ok(fetch_to(b, ref, memory, uuid, &object, &err));
+    rdt_release(object);
+}
+
+/* On one GPU, what queues copies within it does not hold up those to the host, whether that memory is pinned or not (it is when
+ * it has been used twice). */
+Test(cuda_eight, each_direction_has_a_thread)
+{
+    int threads[8];
+    void *addr;
+
+    begin_eight(NULL);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(5), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 71);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    fake_gpu_trace_clear();
+    struct rdt_fetch_options within = {
+        .struct_size = sizeof within, .mode = RDT_FETCH_COPY, .memory = "cuda", .device = gpu_uuid(5), .timeout_ns = LONG};
+    rdt_object *object = fetch_as(b, &ref, &within);
+    must(fake_gpu_threads(node.pid, "cuMemcpyAsync", threads, 8) == 1);
+    rdt_release(object);
+    fetch_copy(&ref, "host", NULL);
+    must(fake_gpu_threads(node.pid, "cuMemcpyAsync", threads, 8) == 2);
+    wait_until(20 * SEC, (fetch_copy(&ref, "host", NULL), fake_gpu_threads(node.pid, "cuMemcpyAsync", threads, 8) == 3));
+    must(fake_gpu_calls(node.pid, 0, "cuMemHostRegister") >= 1);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     end_eight();
 }
 #endif

@@ -85,6 +85,25 @@ uint64_t fake_gpu_copied(int pid)
     return bytes;
 }
 
+unsigned fake_gpu_threads(int pid, const char *function, int *threads_p, unsigned max)
+{
+    FILE *trace = fopen(getenv("FAKE_CUDA_TRACE"), "re");
+    struct traced traced;
+    unsigned n = 0;
+
+    while (read_traced(trace, &traced)) {
+        bool known = traced.pid != pid || strcmp(traced.name, function) != 0;
+        for (unsigned i = 0; i < n && !known; i++)
+            known = threads_p[i] == traced.thread;
+        must(known || n < max);
+        if (!known)
+            threads_p[n++] = traced.thread;
+    }
+    if (trace)
+        (void)fclose(trace);
+    return n;
+}
+
 void fake_gpu_trace_clear(void)
 {
     must(truncate(getenv("FAKE_CUDA_TRACE"), 0) == 0);
