@@ -245,8 +245,9 @@ struct rdt_memory_ops {
     void (*close)(void *memory);
 
     /* Allocates `bytes` of zeroed memory whose pages are reserved and which can be shared. device: see
-     * rdt_block.device. Fills *block_p, which the core keeps until free. Errors: NO_MEMORY (the message names the
-     * device if it is full), SYSTEM. Pool threads; for at most 16 KiB of a kind without devices the loop thread. */
+     * rdt_block.device; since 1.13 for the kind "host" also "node0", "node1", ...: the NUMA node whose memory is preferred.
+     * Fills *block_p, which the core keeps until free. Errors: NO_MEMORY (the message names the device if it is full), SYSTEM.
+     * Pool threads; for at most 16 KiB of a kind without devices the loop thread. */
     enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                              struct rdt_error *err);
 
@@ -370,6 +371,10 @@ struct rdt_memory_ops {
     enum rdt_status (*map_part)(void *memory, const struct rdt_block *block, uint64_t offset, uint64_t bytes, void **addr_p,
                                 struct rdt_error *err);
     void (*unmap_part)(void *memory, void *addr, uint64_t bytes);
+
+    /* since 1.13: returns the NUMA node whose memory is nearest to the device, in which the core then places what it copies
+     * from and to it; -1: unknown, or the machine has one only. NULL: -1. Opening thread. */
+    int (*numa_node)(void *memory, const char *device);
 };
 
 /* ---- transports ---- */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define DEFAULT_IDLE_NS INT64_C(10000000000)
+#define HOST_NUMA_ID ((CUdevice_attribute)134) /* CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, which older headers and drivers lack */
 
 /* ---- GPUs ---- */
 
@@ -19,6 +20,26 @@ static int attribute_of(const struct cuda_driver *driver, CUdevice_attribute att
     int value = 0;
 
     return driver->cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS ? value : 0;
+}
+
+/* Whether the machine has several NUMA nodes. */
+static bool has_nodes(void)
+{
+    FILE *file = fopen("/sys/devices/system/node/online", "re");
+    char text[64] = "";
+    bool several = file && fgets(text, sizeof text, file) && strpbrk(text, "-,");
+
+    if (file)
+        (void)fclose(file);
+    return several;
+}
+
+static int numa_node(void *memory, const char *device)
+{
+    const struct cuda *cuda = memory;
+    struct cuda_gpu *gpu;
+
+    return cuda_gpu_find(cuda->driver, device, &gpu, NULL) == RDT_OK ? cuda->cards[gpu - cuda->driver->gpu].node : -1;
 }
 
 static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu *gpu)
@@ -31,6 +52,8 @@ static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu
     card->vmm = attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, gpu->device) &&
                 attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, gpu->device);
     card->rdma = attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, gpu->device);
+    if (!has_nodes() || cuda->driver->cuDeviceGetAttribute(&card->node, HOST_NUMA_ID, gpu->device) != CUDA_SUCCESS)
+        card->node = -1;
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     prop.location.id = gpu->device;
     if (!card->vmm || cuda->driver->cuMemGetAllocationGranularity(&card->granule, &prop,
@@ -178,6 +201,7 @@ static const struct rdt_memory_ops memory_ops = {
     .alloc_unzeroed = cuda_alloc_unzeroed,
     .zero_part = cuda_zero_part,
     .restore = cuda_restore,
+    .numa_node = numa_node,
 };
 
 static const struct rdt_backend backend = {

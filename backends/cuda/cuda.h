@@ -64,6 +64,7 @@ struct cuda_card { /* a GPU as this kind uses it */
     int64_t idle_since_ns;               /* if there are none */
     _Atomic uint64_t overhead_bytes;     /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
     size_t granule;                      /* VMM allocates multiples of it */
+    int node;                            /* the NUMA node that is nearest; -1: unknown, or the only one */
     _Atomic bool failed;                 /* every call in its context fails */
     char why_not[160];                   /* a sentence; written before `failed` is set */
     pthread_mutex_t mutex;               /* protects the text and all streams */

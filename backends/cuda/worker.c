@@ -14,8 +14,13 @@
  *
  * Each GPU has a worker for each way of copies, so that one direction does not wait for calls that queue the other one. Copies
  * from and to host memory that is not pinned are carried out inside the call, and those between GPUs may need mappings first.
+ *
+ * A worker runs on the processors of the GPU's NUMA node, as far as the daemon may use them.
  */
+#include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 
 #include "backends/cuda/cuda.h"
@@ -167,6 +172,40 @@ static struct rdt_memory_copy *take_given(struct cuda_worker *worker, bool runni
     return copies;
 }
 
+/* Reads a list such as "0-27,56-83". */
+static void read_cpus(const char *text, cpu_set_t *cpus_p)
+{
+    char *end;
+
+    CPU_ZERO(cpus_p);
+    for (const char *at = text; *at >= '0' && *at <= '9'; at = *end == ',' ? end + 1 : end) {
+        unsigned long first = strtoul(at, &end, 10), last = *end == '-' ? strtoul(end + 1, &end, 10) : first;
+        for (; first <= last && first < CPU_SETSIZE; first++)
+            CPU_SET(first, cpus_p);
+    }
+}
+
+static void stay_near(const struct cuda_card *card)
+{
+    char path[64], text[1024] = "";
+    cpu_set_t near, allowed;
+    FILE *file;
+
+    if (card->node < 0)
+        return;
+    (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", card->node);
+    file = fopen(path, "re");
+    if (!file)
+        return;
+    if (fgets(text, sizeof text, file) && sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+        read_cpus(text, &near);
+        CPU_AND(&near, &near, &allowed);
+        if (CPU_COUNT(&near) > 0)
+            (void)sched_setaffinity(0, sizeof near, &near);
+    }
+    (void)fclose(file);
+}
+
 static void *run(void *arg)
 {
     struct cuda_worker *worker = arg;
@@ -174,6 +213,7 @@ static void *run(void *arg)
     int64_t poll_ns = POLL_MIN_NS;
 
     (void)prctl(PR_SET_TIMERSLACK, SLACK_NS);
+    stay_near(worker->card);
     while ((given = take_given(worker, running, poll_ns)) || running) {
         bool begun = given, ended;
         while ((copy = given)) {

@@ -8,10 +8,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -119,6 +122,22 @@ static int reserve(int fd, uint64_t bytes)
     return 0;
 }
 
+#define MAX_NODES 64u
+
+/* Lets the file's pages come from that NUMA node as long as it has free ones. The kernel keeps this with the file, but not for
+ * hugetlb pages. Where it is not permitted (in some containers) they come from anywhere. */
+static void prefer_node(int fd, uint64_t bytes, const char *device)
+{
+    unsigned long node = strncmp(device, "node", 4) == 0 ? strtoul(device + 4, NULL, 10) : MAX_NODES, mask;
+    void *addr = node < MAX_NODES ? mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0) : MAP_FAILED;
+
+    if (addr == MAP_FAILED)
+        return;
+    mask = 1ul << node;
+    (void)syscall(SYS_mbind, addr, bytes, MPOL_PREFERRED, &mask, (unsigned long)MAX_NODES + 1, 0);
+    (void)munmap(addr, bytes);
+}
+
 static enum rdt_status host_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                                   struct rdt_error *err)
 {
@@ -126,7 +145,6 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
     int fd, error;
     enum rdt_status status;
 
-    (void)device;
     if (!bytes || bytes > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of host memory", (unsigned long long)bytes);
     if (bytes / (uint64_t)sysconf(_SC_PAGESIZE) >= (uint64_t)sysconf(_SC_PHYS_PAGES))
@@ -141,6 +159,7 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
         fd = create_memfd();
         if (fd < 0)
             return rdt_error_sys(err, errno, "memfd_create for %llu bytes", (unsigned long long)bytes);
+        prefer_node(fd, bytes, device);
         values.addr = huge_map(memory, fd, bytes);
     }
     error = fchmod(fd, 0600) ? errno : 0;

@@ -72,6 +72,21 @@ uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind
     return room;
 }
 
+/* ---- NUMA nodes ---- */
+
+const char *home_text(unsigned home, char text_p[HOME_TEXT_BYTES])
+{
+    text_p[0] = '\0';
+    if (home > 0)
+        (void)snprintf(text_p, HOME_TEXT_BYTES, "node%u", home - 1);
+    return text_p;
+}
+
+unsigned home_of(const char *text)
+{
+    return strncmp(text, "node", 4) == 0 ? (unsigned)strtoul(text + 4, NULL, 10) + 1 : 0;
+}
+
 /* ---- freeing a block ---- */
 
 void registration_end(const struct registration *registration)
@@ -232,11 +247,12 @@ static void run_make(struct work *work)
     struct pool_block *block = container_of(work, struct pool_block, work);
     struct memory_kind *kind = block->kind;
     struct memory_room *room = block->pool->room;
+    char home[HOME_TEXT_BYTES];
 
     block->status = memory_room_take(room, block->bytes, true, NULL);
     if (block->status != RDT_OK)
         return;
-    block->status = kind->ops.alloc(kind->instance, "", block->bytes, &block->block, NULL);
+    block->status = kind->ops.alloc(kind->instance, home_text(block->pinned.home, home), block->bytes, &block->block, NULL);
     memory_room_taken(room, block->bytes);
     if (block->status != RDT_OK)
         return;
@@ -341,24 +357,27 @@ static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t byt
             atomic_fetch_add(&pool->pinned_for->pinned, 1);
             block->pinned.kind = pool->pinned_for;
         }
+        block->pinned.home = class->last_home;
         block->work = (struct work){.run = run_make, .done = done_make};
         work_submit(pool->work, &block->work);
     }
 }
 
-static struct pool_block *take_newest(struct pool_class *class)
+/* home 0: of any. */
+static struct pool_block *take_newest(struct pool_class *class, unsigned home)
 {
-    struct pool_block *block;
+    struct list *at = class->free.prev;
 
-    if (list_empty(&class->free))
+    while (home != 0 && at != &class->free && container_of(at, struct pool_block, link)->pinned.home != home)
+        at = at->prev;
+    if (at == &class->free)
         return NULL;
-    block = container_of(class->free.prev, struct pool_block, link);
-    list_remove(&block->link);
+    list_remove(at);
     class->n_free--;
-    return block;
+    return container_of(at, struct pool_block, link);
 }
 
-struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, uint64_t bytes)
+struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, uint64_t bytes, unsigned home)
 {
     struct pool_class *class;
     struct pool_block *block;
@@ -372,7 +391,8 @@ struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, 
         class->n_wanted = 0;
     class->last_wanted_ns = now;
     class->n_wanted++;
-    block = take_newest(class);
+    class->last_home = home;
+    block = take_newest(class, home);
     if (block) {
         pool->hits++;
         pool->bytes -= block->bytes;
@@ -435,7 +455,7 @@ void pool_evict(struct pool *pool, uint64_t bytes, struct list *victims)
         if (!oldest)
             return;
         oldest->n_wanted = 0; /* memory is short, so none is allocated ahead */
-        block = take_newest(oldest);
+        block = take_newest(oldest, 0);
         given += block->bytes;
         uncharge(pool, block->bytes);
         list_append(victims, &block->link);
@@ -446,7 +466,7 @@ static void release_free(struct pool_class *class)
 {
     struct pool_block *block;
 
-    while ((block = take_newest(class)))
+    while ((block = take_newest(class, 0)))
         release(block);
 }
 

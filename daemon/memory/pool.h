@@ -41,7 +41,13 @@ void registration_end(const struct registration *registration);
 struct pinned { /* host memory is pinned for a kind with devices, in whose `pinned` it is counted. See region_pinned.c */
     struct memory_kind *kind; /* NULL: for none */
     void *handle;
+    unsigned home; /* 1 + the NUMA node that its pages were asked from, for a device there; 0: any. Also if kind is NULL */
 };
+
+/* The `device` of the host kind's alloc: "node1", or "" for any node, and back. */
+#define HOME_TEXT_BYTES 16u
+const char *home_text(unsigned home, char text_p[HOME_TEXT_BYTES]);
+unsigned home_of(const char *text);
 
 /* Pins the memory for pinned->kind, where it is counted already. Returns false if the plug-in refuses; the count is taken back.
  * notes: the first refusal is logged and noted in the kind, unless no device is in use.
@@ -83,6 +89,7 @@ struct pool_class {
     unsigned n_pending;      /* blocks that the work pool is allocating or zeroing */
     unsigned n_wanted;       /* requests, each within idle_ns of the one before it */
     uint64_t last_wanted_ns; /* 0: never */
+    unsigned last_home;      /* of that request */
 };
 
 struct pool {
@@ -113,9 +120,10 @@ uint64_t pool_pages_bytes(const struct memory_kind *kind, uint64_t bytes);
  * whole pages. */
 uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes);
 
-/* Takes a free block of pool_room_bytes(bytes) with its charge; NULL: there is none. Either way the request counts as
- * demand for its size class. The caller frees the struct with free(), or returns it with pool_give. */
-struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, uint64_t bytes);
+/* Takes a free block of pool_room_bytes(bytes) with its charge, and with that home unless it is 0; NULL: there is none.
+ * Either way the request counts as demand for its size class. The caller frees the struct with free(), or returns it with
+ * pool_give. */
+struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, uint64_t bytes, unsigned home);
 
 /* Returns a block of which no descriptor ever left the daemon, with its charge. The work pool zeroes it, and then it
  * is free. Returns false if the pool has no use for it: the block is still the caller's. */

@@ -337,7 +337,8 @@ void regions_watch(struct regions *regions);
 
 /* Allocates zeroed memory, charged to `account`, with one reference for the caller. Device memory that is
  * written whole (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's. A SNAPSHOT or REPLICA may get
- * sealed memory of region_cache.h, which is not zeroed either: the caller clears its gaps (region_clear_gaps).
+ * sealed memory of region_cache.h, which is not zeroed either: the caller clears its gaps (region_clear_gaps). device: for host
+ * memory home_text of the NUMA node that is preferred, or "".
  *
  * RDT_OK: *region_p is ready (little memory, or memory of the pool, which REGION_ALLOCATED never gets). RDT_AGAIN:
  * on_ready is called later with the region or an error. on_ready NULL: never RDT_AGAIN, the loop allocates; only for host

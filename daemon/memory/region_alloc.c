@@ -20,13 +20,14 @@ static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
 {
     const struct rdt_memory_ops *ops = &region->kind->ops;
     void *instance = region->kind->instance;
+    char home[HOME_TEXT_BYTES];
 
     if (region->origin == REGION_STAGING && ops->alloc_private &&
         ops->alloc_private(instance, region->room, &region->block, NULL) == RDT_OK) {
         region->reach.exposure = REGION_PRIVATE;
         return RDT_OK;
     }
-    return ops->alloc(instance, "", region->room, &region->block, err);
+    return ops->alloc(instance, home_text(region->pinned.home, home), region->room, &region->block, err);
 }
 
 static enum rdt_status map_block(struct region *region, bool warm, struct rdt_error *err)
@@ -282,9 +283,10 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
+    region->pinned.home = home_of(device);
     pooled = origin == REGION_ALLOCATED || must_wait || !regions_may_give(regions, bytes)
                  ? NULL
-                 : pool_take(&regions->free_pool, kind, bytes);
+                 : pool_take(&regions->free_pool, kind, bytes, home_of(device));
     if (regions->free_pool.bytes > 0)
         regions_watch(regions);
     if (pooled) {

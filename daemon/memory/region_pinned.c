@@ -79,7 +79,7 @@ enum rdt_status region_pin_for(struct region *region, struct memory_kind *kind, 
     job->on_ready = on_ready;
     job->arg = arg;
     if (may_be_pinned(region, kind)) {
-        job->pinned.kind = kind;
+        job->pinned = (struct pinned){.kind = kind, .home = region->pinned.home};
         job->notes = !region_is_sealed(region); /* else it may be mapped for reading only */
         atomic_fetch_add(&kind->pinned, 1);
         if (region->kind == region->regions->free_pool.kind)

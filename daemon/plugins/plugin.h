@@ -59,6 +59,7 @@ struct memory_device {
     unsigned index; /* the plug-in's number for it */
     char uuid[65], name[96];
     uint64_t bytes; /* of memory */
+    int numa_node;  /* the nearest; -1: unknown, or the machine has one only */
     struct device_memory memory;
 };
 

@@ -39,6 +39,7 @@ enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_b
         device->memory.pool_max_bytes = ready_max_bytes ? ready_max_bytes : device->memory.limit_bytes / 4;
         text_copy(device->uuid, sizeof device->uuid, found[i].uuid);
         text_copy(device->name, sizeof device->name, found[i].name);
+        device->numa_node = kind->ops.numa_node ? kind->ops.numa_node(kind->instance, device->uuid) : -1;
     }
     free(found);
     return RDT_OK;

@@ -242,20 +242,20 @@ static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err
     go_on(copy);
 }
 
-/* The kind of the first device, and how many chunks of which size there are at most. NULL: nothing is to be copied. */
-static struct memory_kind *measure(const struct staged_copy *copy, uint32_t *n_p, uint64_t *most_p)
+/* Memory on one of the devices, and how many chunks of which size there are at most. NULL: nothing is to be copied. */
+static const struct region *measure(const struct staged_copy *copy, uint32_t *n_p, uint64_t *most_p)
 {
-    struct memory_kind *kind = NULL;
+    const struct region *region = NULL;
 
     for (uint32_t i = 0; i < copy->plan->n; i++) {
         const struct chunk *chunk = &copy->plan->chunks[i];
         if (!is_copied(copy, chunk->first))
             continue;
-        kind = region_of(is_imported(&copy->from, chunk->first) ? &copy->to : &copy->from, chunk->first)->kind;
+        region = region_of(is_imported(&copy->from, chunk->first) ? &copy->to : &copy->from, chunk->first);
         *most_p = chunk->bytes > *most_p ? chunk->bytes : *most_p;
         ++*n_p;
     }
-    return kind;
+    return region;
 }
 
 static bool has_imports(const struct staged_end *end)
@@ -272,7 +272,7 @@ enum rdt_status staged_copy_start(struct transfers *transfers, const struct stag
 {
     const struct options *options = transfers->options;
     struct staged_copy *copy;
-    struct memory_kind *kind = NULL;
+    const struct region *region = NULL;
     uint64_t bytes, most = 0;
     uint32_t n = 0;
     enum rdt_status status;
@@ -287,8 +287,8 @@ enum rdt_status staged_copy_start(struct transfers *transfers, const struct stag
     status = layout_packed(from->layout, &copy->packed, &bytes, err);
     if (status == RDT_OK)
         status = chunk_plan_create_single(copy->packed, bytes, options->chunk_bytes, &copy->plan, err);
-    if (status == RDT_OK && (kind = measure(copy, &n, &most)))
-        status = stage_create(transfers->regions, kind, n < options->chunks_in_flight ? n : options->chunks_in_flight,
+    if (status == RDT_OK && (region = measure(copy, &n, &most)))
+        status = stage_create(transfers->regions, region, n < options->chunks_in_flight ? n : options->chunks_in_flight,
                               (most + 4095) & ~UINT64_C(4095), account, on_stage, copy, err);
     if (status == RDT_AGAIN) {
         *copy_p = copy;

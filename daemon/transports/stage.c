@@ -47,9 +47,12 @@ static void on_memory(void *arg, struct region *region, const struct rdt_error *
     free(creation);
 }
 
-enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
+enum rdt_status stage_create(struct regions *regions, const struct region *region, uint32_t slots, uint64_t slot_bytes,
                              struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err)
 {
+    unsigned home = region->device ? (unsigned)(region->device->numa_node + 1) : 0;
+    struct memory_kind *kind = region->kind;
+    char node[HOME_TEXT_BYTES];
     struct stage *stage;
     struct stage_work *creation;
     enum rdt_status status;
@@ -68,8 +71,8 @@ enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, 
     stage->slots = slots;
     stage->slot_bytes = slot_bytes;
     *creation = (struct stage_work){.stage = stage, .on_ready = on_ready, .arg = arg};
-    status = region_alloc(regions, "host", "", slots * slot_bytes, REGION_STAGE, account, 0, &stage->region, on_memory,
-                          creation, err);
+    status = region_alloc(regions, "host", home_text(home, node), slots * slot_bytes, REGION_STAGE, account, 0, &stage->region,
+                          on_memory, creation, err);
     if (status == RDT_AGAIN)
         return status;
     if (status == RDT_OK && !region_addr(stage->region, err))

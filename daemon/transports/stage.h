@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stage: host memory through which bytes pass between a device and a transport that does not move the device's
  * memory. It has a few slots of one size, so that copies run while other slots are on the wire, and it is pinned for the
- * device's kind where that plug-in can pin. Each transfer has one at each end that needs it. The memory comes from the pool,
- * and goes back there pinned, so a later stage of that size is ready at once.
+ * device's kind where that plug-in can pin. It lies on the device's NUMA node. Each transfer has one at each end that needs
+ * it. The memory comes from the pool, and goes back there pinned, so a later stage of that size and node is ready at once.
  *
  * All calls are made in the loop thread.
  */
@@ -23,9 +23,10 @@ struct stage {
 /* The result of stage_create: the stage, or NULL and the error. */
 typedef void (*stage_ready)(void *arg, struct stage *stage, const struct rdt_error *err);
 
-/* Begins to create a stage of at most STAGE_MAX_SLOTS slots, charged to `account`. Returns RDT_AGAIN: on_ready is called
- * later. Errors, after which on_ready is not called: NO_MEMORY, LIMIT (of memory_limit or the account), UNSUPPORTED. */
-enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
+/* Begins to create a stage of at most STAGE_MAX_SLOTS slots for copies from or to that region, charged to `account`. Returns
+ * RDT_AGAIN: on_ready is called later. Errors, after which on_ready is not called: NO_MEMORY, LIMIT (of memory_limit or the
+ * account), UNSUPPORTED. */
+enum rdt_status stage_create(struct regions *regions, const struct region *region, uint32_t slots, uint64_t slot_bytes,
                              struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err);
 
 /* Frees a stage of which no slot is in use; NULL is allowed. */

@@ -17,6 +17,7 @@
 #define CONTEXT_US 100000
 #define CONTEXT_FDS 10
 #define MEETING_S 10
+#define HOST_NUMA_ID 134 /* CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, which older headers lack */
 
 struct fake_gpu fake_gpu[FAKE_MAX_GPUS];
 int fake_gpus;
@@ -187,13 +188,19 @@ static void see(int number)
     fake_gpu[fake_gpus++].total = (size_t)fake_setting("FAKE_CUDA_MIB", 1024) << 20;
 }
 
+static int machine_gpus(void)
+{
+    int n = (int)fake_setting("FAKE_CUDA_GPUS", 2);
+
+    return n < FAKE_MAX_GPUS ? n : FAKE_MAX_GPUS;
+}
+
 /* As the driver does, sees the GPUs of CUDA_VISIBLE_DEVICES up to the first that is none. */
 static void see_gpus(void)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    int n = (int)fake_setting("FAKE_CUDA_GPUS", 2);
+    int n = machine_gpus();
 
-    n = n < FAKE_MAX_GPUS ? n : FAKE_MAX_GPUS;
     if (!visible)
         for (int i = 0; i < n; i++)
             see(i);
@@ -330,6 +337,11 @@ CUresult cuDeviceGetAttribute(int *value_p, CUdevice_attribute attribute, CUdevi
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
         *value_p = 1;
+        break;
+    case HOST_NUMA_ID:
+        *value_p = -1;
+        if (getenv("FAKE_CUDA_SOCKETS"))
+            *value_p = fake_gpu[device].number * (int)fake_setting("FAKE_CUDA_SOCKETS", 1) / machine_gpus();
         break;
     default:
         *value_p = 0;

@@ -41,6 +41,8 @@
  *   CUDA_VISIBLE_DEVICES          as for the driver: which GPUs the process sees, and in which order, by number or UUID
  *   FAKE_CUDA_GPUS (2)            number of GPUs
  *   FAKE_CUDA_MIB (1024)          memory of each
+ *   FAKE_CUDA_SOCKETS             number of NUMA nodes, to which the GPUs belong in their order; if not set, the driver knows
+ *                                 of none
  *   FAKE_CUDA_VERSION (13000)     version of the driver
  *   FAKE_CUDA_INIT (0)            result of cuInit
  *   FAKE_CUDA_INIT_TIMES          if set, the result of as many calls; later ones succeed

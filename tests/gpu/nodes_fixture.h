@@ -100,7 +100,7 @@ UNUSED static const char *other_gpu(void)
 }
 
 /* Memory of the owner's on the first GPU, put. */
-static struct rdt_ref put_on_gpu(size_t bytes, uint32_t seed, void **addr_p)
+UNUSED static struct rdt_ref put_on_gpu(size_t bytes, uint32_t seed, void **addr_p)
 {
     struct rdt_ref ref;
 

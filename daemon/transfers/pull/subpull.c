@@ -382,7 +382,7 @@ enum rdt_status pull_reserve_stage(struct transfer *transfer, region_ready on_re
             transfer->pull.chunks.to_places[i].region = target->uses[i].region;
     }
     transfer->pull.chunks.stage_ready = on_ready;
-    return stage_create(transfers->regions, target->uses[0].region->kind, slots, (max_bytes + 4095) & ~UINT64_C(4095),
+    return stage_create(transfers->regions, target->uses[0].region, slots, (max_bytes + 4095) & ~UINT64_C(4095),
                         transfer->account, on_stage, transfer, err);
 }
 

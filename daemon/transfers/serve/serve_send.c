@@ -125,13 +125,13 @@ static void on_stage(void *arg, struct stage *stage, const struct rdt_error *err
 static enum rdt_status reserve_stage(struct serve *serve, struct rdt_error *err)
 {
     struct object *object = serve->object;
-    struct memory_kind *kind = NULL;
+    const struct region *region = NULL;
     uint32_t slots = serve->transfers->options->chunks_in_flight;
     uint64_t max_bytes = 0;
 
-    for (uint32_t i = 0; i < serve->source->count && !kind; i++)
+    for (uint32_t i = 0; i < serve->source->count && !region; i++)
         if (layout_bytes(serve->source, i) > 0)
-            kind = object_region(object, serve->source->region[i])->kind;
+            region = object_region(object, serve->source->region[i]);
     for (uint32_t i = 0; i < serve->sending.plan->n; i++)
         max_bytes = serve->sending.plan->chunks[i].bytes > max_bytes ? serve->sending.plan->chunks[i].bytes : max_bytes;
     if (!serve->sending.slow_owner &&
@@ -139,7 +139,7 @@ static enum rdt_status reserve_stage(struct serve *serve, struct rdt_error *err)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", serve->ref.id);
     for (uint32_t i = 0; i < object->memory.n_regions && serve->sending.places; i++)
         serve->sending.places[i].region = object->memory.uses[i].region;
-    return stage_create(serve->transfers->regions, kind, slots < serve->sending.plan->n ? slots : serve->sending.plan->n,
+    return stage_create(serve->transfers->regions, region, slots < serve->sending.plan->n ? slots : serve->sending.plan->n,
                         (max_bytes + 4095) & ~UINT64_C(4095), serve->account, on_stage, serve, err);
 }
 
