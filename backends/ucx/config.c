@@ -282,6 +282,9 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
         {"MAX_EAGER_RAILS", settings->rails},
         {"MAX_RNDV_RAILS", settings->rails},
         {"MAX_RMA_RAILS", ucx_is_at_least(1, 16) ? settings->rails : ""},
+        /* Memory of a GPU is registered with the network cards that are nearest to it by PCI, so no other moves it. Otherwise
+         * it is registered with all, and among cards that are slower than the way between two sockets UCX takes the first. */
+        {"MAX_HCA_PER_GPU", ucx_is_at_least(1, 21) ? "auto" : ""},
     };
     enum rdt_status status = RDT_OK;
 
