@@ -154,6 +154,7 @@ static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p,
     cuda_handles_init(&cuda->handles);
     cuda->idle_ns = idle ? strtoll(idle, NULL, 10) : DEFAULT_IDLE_NS;
     (void)pthread_mutex_init(&cuda->pins_mutex, NULL);
+    (void)pthread_mutex_init(&cuda->restoring, NULL);
     for (unsigned i = 0; i < driver->n_gpus; i++)
         card_init(&cuda->cards[i], cuda, &driver->gpu[i]);
     cuda_contexts_watch(cuda);
@@ -170,6 +171,7 @@ static void memory_close(void *memory)
         (void)pthread_mutex_destroy(&cuda->cards[i].mutex);
         (void)pthread_mutex_destroy(&cuda->cards[i].opening);
     }
+    (void)pthread_mutex_destroy(&cuda->restoring);
     (void)pthread_mutex_destroy(&cuda->pins_mutex);
     (void)pthread_mutex_destroy(&cuda->handles.mutex);
     free(cuda->cards);

@@ -89,6 +89,7 @@ struct cuda {
     bool watching, end, any_idle;
     pthread_mutex_t pins_mutex; /* protects the next field; may be taken after a card's `opening` */
     struct cuda_pin *pins;
+    pthread_mutex_t restoring; /* held while lapsed pins are made anew */
 };
 
 struct cuda_block { /* block->priv */

@@ -154,9 +154,12 @@ void cuda_pins_restore(struct cuda_card *card)
 {
     struct cuda *cuda = card->cuda;
 
+    if (pthread_mutex_trylock(&cuda->restoring) != 0)
+        return; /* the thread of another GPU makes them all, and pinning 16 GB takes a second */
     (void)pthread_mutex_lock(&cuda->pins_mutex);
     for (struct cuda_pin *pin = cuda->pins; pin; pin = pin->next)
         if (!pin->card && register_memory(cuda, pin) == CUDA_SUCCESS)
             pin->card = card;
     (void)pthread_mutex_unlock(&cuda->pins_mutex);
+    (void)pthread_mutex_unlock(&cuda->restoring);
 }
