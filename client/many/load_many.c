@@ -75,6 +75,12 @@ static bool is_row_major(const struct rdt_tensor *tensor)
     return true;
 }
 
+/* Whether the daemon copies into this memory, which the caller has made known to it. */
+static bool may_be_loaded_into(const struct mapping *at)
+{
+    return (at->origin == MAPPING_ALLOCATED || (at->origin == MAPPING_IMPORTED && at->mapper)) && !at->loan;
+}
+
 /* Where the targets of object i lie: *into_p is the region of all of them, or NULL, and *bytes_p what they take. false: the
  * object is fetched. With the lock. */
 static bool look(const struct loading *loading, size_t i, struct mapping **into_p, uint64_t *bytes_p)
@@ -94,7 +100,7 @@ static bool look(const struct loading *loading, size_t i, struct mapping **into_
         if (rdt_tensor_bytes(target, &bytes, NULL) != RDT_OK || !target->data || bytes == 0 || !is_row_major(target))
             return false;
         at = memory_at(&loading->conn->memory, lo, lo + bytes);
-        if (at && (at->origin != MAPPING_ALLOCATED || at->mapper || at->loan || !memory_contains(at, lo, lo + bytes)))
+        if (at && (!may_be_loaded_into(at) || !memory_contains(at, lo, lo + bytes)))
             return false;
         if (t > 0 && at != *into_p)
             return false;

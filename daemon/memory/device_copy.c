@@ -130,7 +130,15 @@ static const struct rdt_block *block_of(const struct device_place *place)
     return place->region && place->region->device ? &place->region->block : NULL;
 }
 
-/* Fills a batch with pieces of one region at each end. Returns false if nothing is left. */
+/* Whether one call of the plug-in copies between both pairs of places. Host memory may be of any region. */
+static bool same_ends(const struct device_place *from, const struct device_place *to, const struct device_place *other_from,
+                      const struct device_place *other_to)
+{
+    return block_of(from) == block_of(other_from) && block_of(to) == block_of(other_to);
+}
+
+/* Fills a batch with pieces between one block of a device and host memory, or between two blocks. Returns false if nothing is
+ * left. */
 static bool fill(struct device_copy *copy, struct batch *batch)
 {
     const struct device_place *from = NULL, *to = NULL;
@@ -150,7 +158,7 @@ static bool fill(struct device_copy *copy, struct batch *batch)
             copy->at = 0;
             continue;
         }
-        if (from && (from != &copy->from[source->region[i]] || to != &copy->to[target->region[i]]))
+        if (from && !same_ends(from, to, &copy->from[source->region[i]], &copy->to[target->region[i]]))
             break;
         from = &copy->from[source->region[i]];
         to = &copy->to[target->region[i]];

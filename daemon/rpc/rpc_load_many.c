@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOAD_MANY: copies the tensors of many objects of the caller into one region of its own, as one copy. Without a region it
- * hands them out (rpc_hand_out.c).
+/* LOAD_MANY: copies the tensors of many objects of the caller into one region of its own, as one copy. The region lies in host
+ * memory or on a device, and so do the tensors. Without a region it hands them out (rpc_hand_out.c).
  *
  *   read     a thread reads the list of targets, and checks that they lie in the region
  *   find     in slices, each object is found, held and pinned; its tensors become rows of one list
  *   place    in slices, the memory of each is mapped
- *   copy     one copy of all rows, on the threads of the pool or of the owner (copy.h)
+ *   copy     one copy of all rows: from host memory to host memory on the threads of the pool or of the owner (copy.h), and all
+ *            others by the device's plug-in, some hundred rows at a time (device_copy.h)
  *   end      in slices, the objects are let go; then the answer
  *
  * What cannot be loaded like this, for whatever reason, is left out: the client fetches it, and learns why. */
@@ -13,6 +14,7 @@
 
 #include "daemon/calls/call.h"
 #include "daemon/memory/copy.h"
+#include "daemon/memory/device_copy.h"
 #include "daemon/rpc/rpc.h"
 
 #define LEFT_OUT RDT_UNSUPPORTED
@@ -26,6 +28,15 @@ struct load_job {
     struct work work;
     struct loading *loading;
     unsigned steps;
+};
+
+struct load_devices {            /* rows of which one end, or both, lie on a device */
+    struct memory_kind *kind;    /* of all these devices; NULL: there are none */
+    struct device_place *from;   /* [n_places] */
+    struct device_place to;      /* the region */
+    struct device_copy *copying; /* NULL: it has ended, or not begun */
+    bool unpinned;               /* some of the host memory is not pinned for the kind */
+    bool failed;
 };
 
 struct loading {
@@ -45,7 +56,9 @@ struct loading {
     uint32_t n_places; /* in copy.from */
     struct copy copy;
     struct load_job *jobs;
-    unsigned n_jobs; /* that run, and the reading thread */
+    unsigned n_jobs; /* that run, the device's copy and the reading thread */
+    struct load_devices devices;
+    uint64_t copied; /* bytes */
     uint64_t heap;
     struct rdt_error failed; /* not OK: the answer */
 };
@@ -84,6 +97,7 @@ static void loading_free(struct loading *loading)
         region_unref(loading->region);
     }
     copy_fini(&loading->copy);
+    free(loading->devices.from);
     account_give(loading->account, USAGE_HEAP, loading->heap);
     account_unref(loading->account);
     work_free_arena(rpc->regions->pool, &loading->arena);
@@ -106,6 +120,8 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
         loading->objects[loading->next++] = NULL;
         if (!object)
             continue;
+        for (uint32_t r = 0; !region_is_host(loading->region) && r < object->memory.n_regions; r++)
+            region_note_device_copy(object->memory.uses[r].region, loading->devices.kind);
         object_unpin(object);
         object_drop(object);
         if (uv_hrtime() >= until_ns)
@@ -132,6 +148,8 @@ static void on_end(struct call *call)
 
     loading->call = NULL;
     atomic_store(&loading->copy.stop, true);
+    if (loading->devices.copying)
+        device_copy_stop(loading->devices.copying);
     if (loading->n_jobs == 0)
         end(loading);
 }
@@ -157,51 +175,103 @@ static void run_job(struct work *work)
 /* Memory that was missing or could not be read makes all of them doubtful. */
 static void check(struct loading *loading)
 {
-    bool whole = atomic_load(&loading->copy.failed) == 0 && region_check(loading->region, NULL) == RDT_OK;
+    bool whole =
+        atomic_load(&loading->copy.failed) == 0 && !loading->devices.failed && region_check(loading->region, NULL) == RDT_OK;
 
     for (uint32_t i = 0; i < loading->n; i++)
         if (!whole)
             loading->status[i] = LEFT_OUT;
     if (whole && loading->call)
-        loading->call->client->transfers.fetched_bytes += atomic_load(&loading->copy.copied);
-    loading->rpc->transfers->counts->bytes_local += atomic_load(&loading->copy.copied);
+        loading->call->client->transfers.fetched_bytes += loading->copied;
+    loading->rpc->transfers->counts->bytes_local += loading->copied;
+}
+
+static void all_ended(struct loading *loading)
+{
+    loading->copied += atomic_load(&loading->copy.copied);
+    if (loading->devices.kind)
+        region_note_device_copy(loading->region, loading->devices.kind);
+    check(loading);
+    end(loading);
 }
 
 static void job_done(struct work *work)
 {
     struct loading *loading = container_of(work, struct load_job, work)->loading;
+    bool failed = atomic_load(&loading->copy.failed) != 0;
 
-    if (loading->call && atomic_load(&loading->copy.failed) == 0 && !copy_ended(&loading->copy)) {
+    if (loading->call && !failed && !loading->devices.failed && !copy_ended(&loading->copy)) {
         copy_submit(&loading->copy, loading->rpc->regions, work);
         return;
     }
-    if (--loading->n_jobs > 0) {
-        atomic_store(&loading->copy.stop, true); /* no step is left, or nobody wants the copy any more */
+    atomic_store(&loading->copy.stop, true); /* no step is left, or nobody wants the copy any more */
+    if (failed && loading->devices.copying)
+        device_copy_stop(loading->devices.copying);
+    if (--loading->n_jobs == 0)
+        all_ended(loading);
+}
+
+static void on_device_copied(void *arg, const struct rdt_error *err)
+{
+    struct loading *loading = arg;
+
+    loading->copied += device_copy_bytes(loading->devices.copying);
+    loading->devices.copying = NULL;
+    loading->devices.failed = err;
+    if (--loading->n_jobs == 0)
+        all_ended(loading);
+}
+
+/* The device's copy, if there is something for it. */
+static void start_device_copy(struct loading *loading)
+{
+    struct load_devices *devices = &loading->devices;
+
+    devices->to.region = loading->region;
+    if (!devices->kind)
         return;
-    }
-    check(loading);
-    end(loading);
+    devices->unpinned |= region_is_host(loading->region) && !region_is_pinned_for(loading->region, devices->kind);
+    devices->failed = device_copy_start(loading->source, devices->from, loading->targets, &devices->to, NULL,
+                                        !devices->unpinned, on_device_copied, loading, &devices->copying, NULL) != RDT_OK;
+    loading->n_jobs += devices->copying != NULL;
 }
 
 static void start_copy(struct loading *loading)
 {
-    unsigned n = copy_threads(&loading->copy, loading->rpc->options->worker_threads);
+    unsigned n = region_is_host(loading->region) ? copy_threads(&loading->copy, loading->rpc->options->worker_threads) : 0;
 
-    loading->jobs = calloc(n, sizeof *loading->jobs);
+    loading->jobs = calloc(n + 1u, sizeof *loading->jobs);
     if (!loading->jobs) {
         (void)rdt_error_set(&loading->failed, RDT_NO_MEMORY, "no memory for the copy");
         end(loading);
         return;
     }
     loading->n_jobs = n;
+    start_device_copy(loading);
     for (unsigned i = 0; i < n; i++) {
         loading->jobs[i] = (struct load_job){.work = {.run = run_job, .done = job_done, .lane = loading->call->client->id},
                                              .loading = loading};
         copy_submit(&loading->copy, loading->rpc->regions, &loading->jobs[i].work);
     }
+    if (loading->n_jobs == 0)
+        all_ended(loading);
 }
 
 /* ---- the objects ---- */
+
+/* Finds the place of a region of an object, and maps it if the processor can. */
+static enum rdt_status place_region(struct loading *loading, uint32_t at, struct region *region)
+{
+    struct load_devices *devices = &loading->devices;
+    struct rdt_error err;
+
+    if (devices->from)
+        devices->from[at].region = region;
+    if (!region_is_host(region))
+        return RDT_OK;
+    devices->unpinned |= devices->kind && !region_is_host(loading->region) && !region_is_pinned_for(region, devices->kind);
+    return copy_from(&loading->copy, at, region, &err);
+}
 
 /* Maps the memory of object i, whose places begin at *place_p. */
 static enum rdt_status place_object(struct loading *loading, uint32_t i, uint32_t *place_p)
@@ -211,13 +281,17 @@ static enum rdt_status place_object(struct loading *loading, uint32_t i, uint32_
     struct rdt_error err;
 
     if (object->memory.chunk) {
-        struct copy_place *place = &loading->copy.from[(*place_p)++];
+        struct copy_place *place = &loading->copy.from[*place_p];
         *place = (struct copy_place){.at.base = object_base(object, 0, &err), .kind = object_region(object, 0)->kind};
+        if (loading->devices.from)
+            loading->devices.from[*place_p].base = place->at.base;
+        loading->devices.unpinned |= !region_is_host(loading->region);
+        ++*place_p;
         return place->at.base ? RDT_OK : LEFT_OUT;
     }
     for (uint32_t r = 0; r < object->memory.n_regions; r++, ++*place_p)
         if (status == RDT_OK)
-            status = copy_from(&loading->copy, *place_p, object->memory.uses[r].region, &err);
+            status = place_region(loading, *place_p, object->memory.uses[r].region);
     return status;
 }
 
@@ -239,11 +313,15 @@ static bool place_some(struct slice *slice, uint64_t until_ns)
 
 static bool start_places(struct loading *loading, struct rdt_error *err)
 {
-    if (!copy_init(&loading->copy, loading->source, loading->n_places, loading->targets, 1)) {
+    bool there = copy_init(&loading->copy, loading->source, loading->n_places, loading->targets, 1);
+
+    if (loading->devices.kind)
+        loading->devices.from = calloc(loading->n_places + 1u, sizeof *loading->devices.from);
+    if (!there || (loading->devices.kind && !loading->devices.from)) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
         return false;
     }
-    if (copy_to(&loading->copy, 0, loading->region, err) != RDT_OK)
+    if (region_is_host(loading->region) && copy_to(&loading->copy, 0, loading->region, err) != RDT_OK)
         return false;
     loading->next = loading->row = 0;
     loading->n_places = NOWHERE + 1;
@@ -251,16 +329,25 @@ static bool start_places(struct loading *loading, struct rdt_error *err)
     return true;
 }
 
+/* Whether the region of an object is copied by this message. A device copies only memory of its kind, and no memory that the
+ * daemon does not map. */
+static bool may_load_from(const struct loading *loading, const struct region *region)
+{
+    if (region == loading->region || region_may_fault(region)) /* one tensor may lie where another one is written to */
+        return false;
+    if (region_is_host(region))
+        return region_is_host(loading->region) || !region_is_by_fd(region);
+    return !loading->devices.kind || region->kind == loading->devices.kind;
+}
+
 static bool may_load(const struct loading *loading, struct object *object, uint32_t rows)
 {
     if (!object || object_n_places(object) > rows || object->state != OBJECT_LIVE || object->kind != OBJECT_PLAIN ||
-        object->file.unchecked || !owner_equal(&object->account->owner, &loading->account->owner) || object_on_device(object))
+        object->file.unchecked || !owner_equal(&object->account->owner, &loading->account->owner))
         return false;
-    for (uint32_t r = 0; r < object->memory.n_regions; r++) {
-        const struct region *region = object->memory.uses[r].region;
-        if (region == loading->region || region_may_fault(region)) /* one tensor may lie where another one is written to */
+    for (uint32_t r = 0; r < object->memory.n_regions; r++)
+        if (!may_load_from(loading, object->memory.uses[r].region))
             return false;
-    }
     return true;
 }
 
@@ -302,6 +389,9 @@ static enum rdt_status find_object(struct loading *loading, uint32_t i)
         return LEFT_OUT;
     object_hold(object);
     object_pin(object);
+    for (uint32_t r = 0; r < object->memory.n_regions; r++)
+        if (!region_is_host(object->memory.uses[r].region))
+            loading->devices.kind = object->memory.uses[r].region->kind;
     loading->objects[i] = object;
     loading->n_places += object_n_places(object);
     if (object->cached)
@@ -370,7 +460,8 @@ static void done_read(struct work *work)
     uint64_t heap = 0;
 
     if (loading->targets) /* and no object has more places than rows */
-        heap = 2 * layout_heap_bytes(loading->targets) + loading->targets->count * (uint64_t)sizeof(struct copy_place);
+        heap = 2 * layout_heap_bytes(loading->targets) +
+               loading->targets->count * (uint64_t)(sizeof(struct copy_place) + sizeof(struct device_place));
     loading->n_jobs = 0;
     if (loading->call && loading->failed.status == RDT_OK &&
         account_take(loading->account, USAGE_HEAP, heap, &loading->failed) == RDT_OK) {
@@ -393,9 +484,11 @@ static enum rdt_status begin(struct loading *loading, struct rdt_error *err)
 
     if (status != RDT_OK)
         return status;
-    if (region->origin != REGION_ALLOCATED || !region_is_host(region))
-        return rdt_error_set(err, RDT_INVALID, "nothing is loaded into region %llu: only into host memory from ALLOC",
+    if (region_is_host(region) && region->origin != REGION_ALLOCATED)
+        return rdt_error_set(err, RDT_INVALID,
+                             "nothing is loaded into region %llu: only into host memory from ALLOC, and memory of a device",
                              (unsigned long long)region->id);
+    loading->devices.kind = region_is_host(region) ? NULL : region->kind;
     loading->objects = calloc(loading->n + 1u, sizeof *loading->objects);
     loading->status = calloc(loading->n + 1u, sizeof *loading->status);
     if (!loading->objects || !loading->status)

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks of a KV cache on a GPU: an engine makes one region known, once, and moves thousands of blocks of it in a call.
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_kv)
+
+#ifndef RDT_WITHOUT_CUDA
+#include "client/rdt_many.h"
+
+#define BLOCKS 2000u
+#define BLOCK ((size_t)16384)
+#define STEP ((size_t)24576) /* blocks do not touch, so no copy takes two of them */
+#define CACHE (BLOCKS * STEP)
+#define CHUNK (2 * MIB)
+#define CHUNKS ((unsigned)((CACHE + CHUNK - 1) / CHUNK))
+#define BATCH 512u /* blocks of one message, and of one copy of the daemon */
+#define BATCHES ((BLOCKS + BATCH - 1) / BATCH)
+#define SPREAD 1201u /* a prime, so that each place comes once */
+
+static const int64_t shape[1] = {BLOCK};
+static struct rdt_tensor tensors[BLOCKS];
+static const struct rdt_tensor *targets[BLOCKS];
+static size_t counts[BLOCKS];
+static struct rdt_ref refs[BLOCKS];
+static enum rdt_status statuses[BLOCKS];
+
+static char *place_of(char *cache, unsigned i)
+{
+    return cache + (size_t)(i * SPREAD % BLOCKS) * STEP;
+}
+
+/* The blocks in an order that is not that of their addresses. */
+static void aim_at(char *cache)
+{
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = place_of(cache, i)};
+        targets[i] = &tensors[i];
+        counts[i] = 1;
+    }
+}
+
+struct engine_cache {
+    char *memory;
+    void *base;
+};
+
+/* The memory of an engine, made known to the daemon. */
+static struct engine_cache offer_cache(rdt_cuda *gpu)
+{
+    struct engine_cache cache = {.memory = gpu_alloc_chunks(CHUNK, CHUNKS, true)};
+    enum rdt_cuda_how how;
+
+    must_ok(rdt_cuda_offer(gpu, cache.memory, CACHE, &cache.base, &how, &err));
+    must(how == RDT_CUDA_CHUNKS);
+    return cache;
+}
+
+static void end_cache(rdt *conn, struct engine_cache *cache)
+{
+    must_ok(rdt_dealloc(conn, cache->base, &err));
+    gpu_free_chunks(cache->memory, CHUNK, CHUNKS);
+}
+
+static void load(rdt *conn, char *cache)
+{
+    aim_at(cache);
+    must_ok(rdt_load_many(conn, refs, BLOCKS, targets, counts, LONG, statuses, &err));
+    for (unsigned i = 0; i < BLOCKS; i++)
+        must(statuses[i] == RDT_OK);
+}
+
+static void expect_blocks(char *cache, uint32_t seed)
+{
+    for (unsigned i = 0; i < BLOCKS; i += 7)
+        must_say(gpu_holds(place_of(cache, i), BLOCK, seed + i), "wrong bytes in block %u", i);
+}
+
+/* The daemon was asked by a few messages, queued a copy for each block, and waited for some hundred at a time. */
+static void expect_few_calls(const char *copies)
+{
+    unsigned calls;
+
+    must(fake_gpu_calls(node.pid, 0, copies) == BLOCKS);
+    calls = fake_gpu_calls(node.pid, 0, "cuEventRecord");
+    must_say(calls <= 2 * BATCHES, "%u events for %u blocks", calls, BLOCKS);
+    must(fake_gpu_calls(node.pid, 0, "cuStreamSynchronize") + fake_gpu_calls(node.pid, 0, "cuCtxSynchronize") == 0);
+    must(fake_gpu_calls(node.pid, 0, "cuMemCreate") + fake_gpu_calls(node.pid, 0, "cuMemMap") == 0);
+    must(fake_gpu_calls(node.pid, node.pid, NULL) == 0); /* the loop */
+}
+
+static void put_in_host_cache(uint32_t seed)
+{
+    static uint8_t memory[BLOCKS][BLOCK];
+    static struct rdt_value values[BLOCKS];
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_SNAPSHOT | RDT_PUT_EVICTABLE};
+
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        fill_pattern(memory[i], BLOCK, seed + i);
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = memory[i]};
+        values[i] = (struct rdt_value){.tensors = &tensors[i], .count = 1};
+    }
+    must_ok(rdt_put_many(a, values, BLOCKS, &options, refs, statuses, &err));
+}
+
+/* Each block is an object in the memory of the engine, where it lies. */
+static void put_where_they_lie(char *cache, uint32_t seed)
+{
+    static struct rdt_value values[BLOCKS];
+
+    aim_at(cache);
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        gpu_fill(tensors[i].data, BLOCK, seed + i);
+        values[i] = (struct rdt_value){.tensors = &tensors[i], .count = 1};
+    }
+    must_ok(rdt_put_many(a, values, BLOCKS, NULL, refs, statuses, &err));
+}
+
+static void free_blocks(void)
+{
+    must_ok(rdt_free_many(a, refs, BLOCKS, true, NULL, &err));
+}
+
+Test(cuda_kv, blocks_of_the_host_cache_are_loaded_by_a_few_messages)
+{
+    count_calls();
+    begin();
+    put_in_host_cache(1);
+    struct engine_cache cache = offer_cache(gpu_b);
+    for (unsigned round = 0; round < 2; round++) {
+        uint64_t before = node_now(&node).transfers_done;
+        fake_gpu_trace_clear();
+        load(b, cache.memory);
+        expect_few_calls("cuMemcpyAsync");
+        must_say(node_now(&node).transfers_done == before, "blocks were fetched one by one");
+        expect_blocks(cache.memory, 1);
+    }
+    free_blocks();
+    end_cache(b, &cache);
+    end_of_count();
+}
+
+/* From the memory of one engine to that of another one on the same GPU. */
+Test(cuda_kv, blocks_of_another_engine_are_loaded_on_the_gpu)
+{
+    count_calls();
+    begin();
+    struct engine_cache from = offer_cache(gpu_a), to = offer_cache(gpu_b);
+    put_where_they_lie(from.memory, 5);
+    uint64_t before = node_now(&node).transfers_done;
+    fake_gpu_trace_clear();
+    load(b, to.memory);
+    expect_few_calls("cuMemcpyAsync");
+    must(node_now(&node).transfers_done == before);
+    expect_blocks(to.memory, 5);
+    free_blocks();
+    end_cache(a, &from);
+    end_cache(b, &to);
+    end_of_count();
+}
+
+Test(cuda_kv, blocks_on_a_gpu_are_loaded_into_host_memory)
+{
+    uint8_t *host;
+
+    count_calls();
+    begin();
+    struct engine_cache from = offer_cache(gpu_a);
+    put_where_they_lie(from.memory, 9);
+    must_ok(rdt_alloc(b, CACHE, (void **)&host, &err));
+    uint64_t before = node_now(&node).transfers_done;
+    fake_gpu_trace_clear();
+    load(b, (char *)host);
+    expect_few_calls("cuMemcpyAsync");
+    must(node_now(&node).transfers_done == before);
+    for (unsigned i = 0; i < BLOCKS; i++)
+        must_say(holds_pattern(place_of((char *)host, i), BLOCK, 9 + i), "wrong bytes in block %u", i);
+    must_ok(rdt_dealloc(b, host, &err));
+    free_blocks();
+    end_cache(a, &from);
+    end_of_count();
+}
+
+/* Some come from the host, some from the GPU, one is gone and one has another shape. */
+Test(cuda_kv, every_block_has_a_status_of_its_own)
+{
+    enum { GONE = 3, OTHER = 700 };
+    static const int64_t half[1] = {BLOCK / 2};
+    static struct rdt_ref on_gpu[BLOCKS];
+
+    begin();
+    struct engine_cache from = offer_cache(gpu_a), to = offer_cache(gpu_b);
+    put_where_they_lie(from.memory, 20);
+    memcpy(on_gpu, refs, sizeof refs);
+    put_in_host_cache(20);
+    for (unsigned i = 0; i < BLOCKS; i += 2) {
+        struct rdt_ref ref = refs[i];
+        refs[i] = on_gpu[i];
+        on_gpu[i] = ref;
+    }
+    must_ok(rdt_free(a, &refs[GONE], true, &err));
+    aim_at(to.memory);
+    tensors[OTHER].shape = half;
+    must_be(RDT_FREED, rdt_load_many(b, refs, BLOCKS, targets, counts, LONG, statuses, &err));
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        if (i == GONE || i == OTHER)
+            must(statuses[i] == (i == GONE ? RDT_FREED : RDT_MISMATCH));
+        else
+            must_say(statuses[i] == RDT_OK && gpu_holds(place_of(to.memory, i), BLOCK, 20 + i), "block %u: %d", i,
+                     (int)statuses[i]);
+    }
+    (void)rdt_free_many(a, refs, BLOCKS, true, statuses, NULL);
+    must_ok(rdt_free_many(a, on_gpu, BLOCKS, true, NULL, &err));
+    end_cache(a, &from);
+    end_cache(b, &to);
+    end();
+}
+
+/* A GPU is busy, and the call ends in time all the same; the daemon goes on to serve others. */
+Test(cuda_kv, load_ends_at_its_deadline)
+{
+    if (gpu_is_real())
+        cr_skip_test("a real driver cannot be slowed down");
+    begin_with("FAKE_CUDA_COPY_US=1000", (const char *const[]){"--pool-idle=200ms", NULL});
+    put_in_host_cache(1);
+    struct engine_cache cache = offer_cache(gpu_b);
+    aim_at(cache.memory);
+    must_be(RDT_TIMED_OUT, rdt_load_many(b, refs, BLOCKS, targets, counts, SEC / 5, statuses, &err));
+    must_ok(rdt_ping(b, LONG, &err));
+    free_blocks();
+    end_cache(b, &cache); /* waits until nobody writes there */
+    end();
+}
+#endif
