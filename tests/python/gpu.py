@@ -449,6 +449,63 @@ def test_seventy_allocations_are_targets_and_are_shared():
             target.end()
 
 
+KV = np.arange(300 * 4096, dtype="f4").reshape(300, 4096)  # blocks of 16 KiB
+
+
+def blocks(address, order):
+    return [in_chunks(address + i * KV[0].nbytes, KV[0]) for i in order]
+
+
+def transfers(c):
+    return c.status()["transfers_done"]
+
+
+def test_blocks_of_a_gpu_that_is_known_are_loaded_together():
+    with Gpu() as (c, reader):
+        refs = c.put_many(list(KV), evictable=True, ids=[f"kv-{i}" for i in range(len(KV))])
+        base, order = chunks(3), [i * 7 % len(KV) for i in range(len(KV))]
+        cache = in_chunks(base, KV)
+        with reader.import_memory(cache) as known:
+            assert known.address == base and known.bytes >= KV.nbytes
+            with raises(rdtd.Invalid, "already"):
+                reader.import_memory(cache)
+            before = transfers(c)
+            assert reader.load_many(refs, blocks(base, order)) == [None] * len(KV)
+            assert transfers(c) == before
+            assert (seen(base, KV.size, "f4").reshape(KV.shape)[order] == KV).all()
+            c.free(refs[5], force=True)
+            c.put(KV[6] + 1, id="kv-6", replace=True, evictable=True)
+            seen(base, KV.size, "f4")[:] = 0
+            found = reader.load_many(reader.lookup([f"kv-{i}" for i in range(len(KV)) if i != 5]) + [refs[5]],
+                                     blocks(base, range(len(KV))), errors="return")
+            assert found[:-1] == [None] * (len(KV) - 1) and isinstance(found[-1], rdtd.Freed)
+            got = seen(base, KV.size, "f4").reshape(KV.shape)
+            assert (got[:5] == KV[:5]).all() and (got[5] == KV[6] + 1).all() and (got[6:-1] == KV[7:]).all()
+            assert (got[-1] == 0).all()
+        c.free(prefix="kv-", force=True)
+        again = reader.import_memory(cache)
+        again.close()
+        with raises(rdtd.Unsupported):
+            reader.import_memory(ByInterface(KV[:1].copy()))  # shares a block of the driver with others
+
+
+def test_blocks_of_a_gpu_that_is_not_known_are_loaded():
+    with Gpu() as (c, reader):
+        refs = c.put_many(list(KV[:3]), snapshot=True)
+        shares = [ByInterface(np.zeros_like(KV[0]), stream=LEGACY) for _ in range(3)]  # the daemon cannot map these
+        c.free(refs[1], force=True)
+        errors = reader.load_many(refs, shares, errors="return")
+        assert errors[0] is None and errors[2] is None and isinstance(errors[1], rdtd.Freed)
+        for i, whole in enumerate((KV[0], np.zeros_like(KV[0]), KV[2])):
+            assert (seen(shares[i].address.value, KV[0].size, "f4") == whole).all()
+        base = chunks(1)
+        reader.load_many([refs[0], refs[2]], blocks(base, (4, 0)))
+        got = seen(base, 5 * KV[0].size, "f4").reshape(5, -1)
+        assert (got[4] == KV[0]).all() and (got[0] == KV[2]).all()
+        for share in shares:
+            share.end()
+
+
 def test_ctrl_c_ends_the_release_of_targets_on_a_gpu():
     with Gpu() as (c, reader):
         own = ByInterface(np.zeros_like(VALUE))

@@ -247,8 +247,11 @@ class ManyCalls(_rdt.Conn):
 
         Objects of this user on this node whose Refs have a generation, as those of `lookup` do, take one message for hundreds,
         and the daemon copies them at once: straight into arrays from one `empty`, or by way of memory of its own into buffers of
-        up to 4 MiB. All others, also those of other nodes, are fetched with a message each, and so are all if a buffer is on a
-        GPU. Metadata, such as the keys of a dict, is not returned.
+        up to 4 MiB. All others, also those of other nodes, are fetched with a message each. Metadata, such as the keys of a
+        dict, is not returned.
+        Buffers on GPUs are written by the daemon, once the streams that use them have come to the call: they are views of one
+        tensor, such as an engine's KV cache, that `import_memory` has made known, or that is from `torch_pool` or `empty`.
+        Others are made known for the call, which takes longer.
         timeout: seconds; None: waits as long as it takes, also for the put of a Ref without a generation. After an error
         the daemon may write to arrays from `empty` for a moment.
         Returns a list of None; errors="return": with the exception of each that was not loaded in its place, otherwise the first
@@ -262,12 +265,8 @@ class ManyCalls(_rdt.Conn):
                 raise TypeError(f"refs[{i}] must be a Ref, not {shown(ref)}")
         lists = any([isinstance(buffer, (list, tuple)) for buffer in buffers])
         each = [list(buffer) if isinstance(buffer, (list, tuple)) else [buffer] for buffer in buffers] if lists else []
-        loaded = self._load_many(listed, [one for buffer in each for one in buffer] if lists else buffers,
-                                 [len(buffer) for buffer in each] if lists else None, timeout)
-        if loaded is None:  # on a GPU
-            got = self.get(listed, into=buffers, timeout=timeout, errors=errors)  # type: ignore[attr-defined]
-            return [one if isinstance(one, Error) else None for one in got]
-        statuses, sentence = loaded
+        statuses, sentence = self._load_many(listed, [one for buffer in each for one in buffer] if lists else buffers,
+                                             [len(buffer) for buffer in each] if lists else None, timeout)
         result: list[Optional[Error]] = [None] * len(statuses)
         if sentence is None:
             return result

@@ -58,9 +58,10 @@ def _descriptor_of(mapped: _Mapped) -> Optional[int]:
 class Imported:
     """Memory that the daemon knows, see `Connection.import_memory`. `close`, or leaving a `with` block, ends that."""
 
-    def __init__(self, connection: MemoryCalls, keeps: Any, start: int, count: int) -> None:
+    def __init__(self, connection: MemoryCalls, keeps: Any, start: int, count: int, on_gpu: bool = False) -> None:
         self._connection = weakref.ref(connection)
         self._keeps: Any = keeps
+        self._on_gpu = on_gpu
         self.address, self.bytes = start, count
 
     def __repr__(self) -> str:
@@ -74,7 +75,8 @@ class Imported:
 
     def close(self) -> None:
         """The daemon forgets the memory: later puts of tensors there copy them. Objects that were put stay. The program may
-        then unmap the memory. A second close does nothing."""
+        then unmap the memory; that of a GPU it may free when no object is left there (`wait_freed`). A second close does
+        nothing."""
         connection = self._connection()
         keeps, self._keeps = self._keeps, None
         if keeps is None:
@@ -82,7 +84,7 @@ class Imported:
         if connection is not None:
             connection._imported.pop(self.address, None)
             with contextlib.suppress(Disconnected, Forked):
-                connection._forget(self.address)
+                connection._forget(self.address, self._on_gpu)
         self._drop(keeps)
 
     @staticmethod
@@ -188,6 +190,8 @@ class MemoryCalls(_rdt.Conn):
         memory can be passed on: the pages of malloc, of anonymous mmaps, of torch's pinned allocator and of files in
         /dev/shm cannot, and `empty` allocates memory that needs no import. The file is sealed against shrinking, unless it is.
         fd: a descriptor of the file; None: one that this process has (an mmap keeps one).
+        A tensor on a GPU, such as an engine's KV cache, is made known with the whole allocation or the chunks that hold it:
+        memory of cudaMalloc that fills blocks of 2 MiB, or PyTorch's expandable segments.
 
         Objects from there are live: `wait_freed` returns when nobody reads a tensor any more. The memory stays known until
         `Imported.close`, or this connection is closed; until then the buffer is kept, and an mmap cannot be closed.
@@ -196,6 +200,10 @@ class MemoryCalls(_rdt.Conn):
             start, count = self._span(buffer)
         except (TypeError, ValueError) as error:
             raise TypeError(f"buffer must be an mmap, an array, a tensor or a memoryview, not {shown(buffer)}") from error
+        base = self._offer(buffer, start, count)
+        if base is not None:
+            made = self._imported[base] = Imported(self, [buffer], base, start + count - base, True)
+            return made
         mapped = _mapping_of(start, max(count, 1))
         if mapped is None or not mapped.shared or not mapped.inode or mapped.path.startswith("/dev/zero"):  # anonymous memory
             raise Unsupported("the buffer does not lie in a shared mapping of a file, which the daemon could map, too: take "

@@ -182,17 +182,18 @@ static PyObject *import_memory(PyObject *self, PyObject *args)
     return none_or_raise(status, &err);
 }
 
-/* _forget(address): what _import has made known. */
-static PyObject *forget_memory(PyObject *self, PyObject *number)
+/* _forget(address, waits): what _import or _offer has made known. waits: until the daemon writes there no more. */
+static PyObject *forget_memory(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    unsigned long long address = PyLong_AsUnsignedLongLong(number);
+    unsigned long long address;
     struct rdt_error err;
     enum rdt_status status;
+    int waits;
 
-    if (PyErr_Occurred() || !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "Kp:_forget", &address, &waits) || !conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status, rdt_dealloc_soon(conn->rdt, (void *)(uintptr_t)address, &err));
+    CONN_CALL(conn, status, (waits ? rdt_dealloc : rdt_dealloc_soon)(conn->rdt, (void *)(uintptr_t)address, &err));
     return none_or_raise(status, &err);
 }
 
@@ -339,7 +340,8 @@ PyMethodDef conn_methods[] = {
     {"_shared", conn_shared, METH_O, NULL},
     {"_span", span, METH_O, NULL},
     {"_import", import_memory, METH_VARARGS, NULL},
-    {"_forget", forget_memory, METH_O, NULL},
+    {"_forget", forget_memory, METH_VARARGS, NULL},
+    {"_offer", conn_offer, METH_VARARGS, NULL},
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
     {"_store", store, METH_VARARGS, NULL},

@@ -75,6 +75,11 @@ enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t b
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
+static enum rdt_status offer_memory(struct conn *conn, void *addr, size_t bytes, void **base_p, struct rdt_error *err)
+{
+    err->status = RDT_UNSUPPORTED;
+    return RDT_UNSUPPORTED;
+}
 static bool use_pool(struct conn *conn)
 {
     return gpu_open(conn);
@@ -306,9 +311,9 @@ enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct 
 
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         struct landing *landing = &set->landings[i];
-        if (landing->from)
+        if (landing->from && landing->target)
             memcpy(landing->target, landing->from, landing->bytes);
-        if (!landing->buffer)
+        if (!landing->buffer || !landing->target)
             continue;
         status = rdt_cuda_deliver(conn->cuda, landing->buffer, landing->target, landing->bytes, set->borrowed[i].stream, err);
         landing->delivered = status == RDT_OK;
@@ -478,6 +483,21 @@ enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t b
     return rdt_cuda_read(conn->cuda, from, to, bytes, err);
 }
 
+/* ---- memory that stays known ---- */
+
+static enum rdt_status offer_memory(struct conn *conn, void *addr, size_t bytes, void **base_p, struct rdt_error *err)
+{
+    bool known = false;
+    enum rdt_status status = rdt_known(conn->rdt, addr, bytes, &known, NULL, NULL, err);
+
+    if (status == RDT_OK && known) {
+        *err = (struct rdt_error){.status = RDT_INVALID,
+                                  .msg = "the daemon knows this memory already: use it, or end what made it known first"};
+        return RDT_INVALID;
+    }
+    return status == RDT_OK ? rdt_cuda_offer(conn->cuda, addr, bytes, base_p, NULL, err) : status;
+}
+
 /* ---- torch's memory pool ---- */
 
 static bool use_pool(struct conn *conn)
@@ -527,6 +547,35 @@ PyObject *conn_gpu(PyObject *self, PyObject *ordinal)
     if ((number == -1 && PyErr_Occurred()) || !gpu_uuid((struct conn *)self, (int)number, &uuid))
         return NULL;
     return PyUnicode_FromString(uuid);
+}
+
+/* _offer(tensor, address, bytes): makes these bytes of a tensor on a GPU known to the daemon, with the whole allocation or the
+ * chunks that hold them, and returns where those begin. None: the tensor is in host memory. */
+PyObject *conn_offer(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    unsigned long long address;
+    PyObject *tensor, *list;
+    struct borrowed_set *set;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    Py_ssize_t bytes;
+    bool on_gpu;
+    void *base;
+
+    if (!PyArg_ParseTuple(args, "OKn:_offer", &tensor, &address, &bytes))
+        return NULL;
+    list = Py_BuildValue("[O]", tensor);
+    set = list ? borrowed_set_from(list, false, Py_None, "import_memory:") : NULL;
+    on_gpu = set && set->on_gpus > 0;
+    borrowed_set_free(set);
+    Py_XDECREF(list);
+    if (set && !on_gpu)
+        Py_RETURN_NONE;
+    if (!set || !gpu_open(conn) || !conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status, offer_memory(conn, (void *)(uintptr_t)address, (size_t)bytes, &base, &err));
+    return status == RDT_OK ? PyLong_FromVoidPtr(base) : raise_error(&err);
 }
 
 PyObject *conn_gpu_open(PyObject *self, PyObject *ignored)

@@ -403,8 +403,33 @@ static bool loading_init(struct loading *loading, PyObject *refs, PyObject *tens
     return true;
 }
 
+/* Loads, also into targets on GPUs. What was not loaded is not delivered to a target that the daemon cannot write. */
+static enum rdt_status load_values(struct conn *conn, struct loading *loading, size_t count, int64_t timeout_ns,
+                                   struct rdt_error *err)
+{
+    struct borrowed_set *set = loading->set;
+    enum rdt_status status = set->on_gpus > 0 ? gpu_offer(conn, set, err) : RDT_OK, delivered;
+    size_t at = 0;
+
+    if (status != RDT_OK)
+        return status;
+    status =
+        rdt_load_many(conn->rdt, loading->refs, count, loading->targets, loading->counts, timeout_ns, loading->statuses, err);
+    set->fetched = status == RDT_OK;
+    if (!set->landings)
+        return status;
+    for (size_t i = 0; i < count; at += loading->counts[i++])
+        for (size_t t = at; loading->statuses[i] != RDT_OK && t < at + loading->counts[i]; t++)
+            set->landings[t].target = NULL;
+    delivered = gpu_deliver(conn, set, status == RDT_OK ? err : NULL);
+    for (size_t i = 0; delivered != RDT_OK && i < count; i++)
+        if (loading->statuses[i] == RDT_OK)
+            loading->statuses[i] = delivered;
+    return status == RDT_OK ? delivered : status;
+}
+
 /* _load_many([ref], targets of all, number of each (None: one), timeout): (the number of the status of each, the sentence of
- * the first that was not loaded, or None). None: a target is on a GPU, and nothing was loaded. */
+ * the first that was not loaded, or None). */
 PyObject *conn_load_many(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -422,18 +447,12 @@ PyObject *conn_load_many(PyObject *self, PyObject *args)
         loading_fini(&loading);
         return NULL;
     }
-    if (loading.set->on_gpus > 0) {
-        loading_fini(&loading);
-        Py_RETURN_NONE;
-    }
-    if (conn_enter(conn)) {
+    if ((loading.set->on_gpus == 0 || gpu_open(conn)) && conn_enter(conn)) {
         size_t count = (size_t)PyList_GET_SIZE(refs);
 
         for (size_t i = 0; i < count; i++)
             loading.statuses[i] = RDT_AGAIN;
-        WAITS(
-            conn, status,
-            rdt_load_many(conn->rdt, loading.refs, count, loading.targets, loading.counts, timeout_ns, loading.statuses, &err));
+        WAITS(conn, status, load_values(conn, &loading, count, timeout_ns, &err));
         if (status != RDT_OK && !waits_raise() && (status == RDT_CANCELLED || (count > 0 && loading.statuses[0] == RDT_AGAIN)))
             (void)raise_error(&err);
         list = PyErr_Occurred() ? NULL : PyList_New((Py_ssize_t)count);

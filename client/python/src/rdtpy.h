@@ -324,7 +324,7 @@ struct borrowed {
 struct landing {      /* daemon memory where the target is, from which the bytes go to the target */
     void *buffer;     /* on the target's GPU; NULL: none */
     const void *from; /* within host_room, for a target in host memory; NULL: none */
-    void *target;
+    void *target;     /* NULL: it gets nothing */
     size_t bytes;
     bool delivered; /* the copy from the buffer is queued */
 };
@@ -431,6 +431,7 @@ enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t b
  * torch's pool allocate from this connection. */
 PyObject *conn_gpu(PyObject *self, PyObject *ordinal);
 PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
+PyObject *conn_offer(PyObject *self, PyObject *args);
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
 PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 
