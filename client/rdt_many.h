@@ -32,10 +32,11 @@ struct rdt_value {
  * refs_p [count] receives the refs. Objects of up to 32 KiB whose bytes rdt_put would copy into the message travel together, a
  * few hundred in a message, by memory that is used again. They are what rdt_put makes of them: each can be freed by itself, and
  * its memory is free again then. Larger snapshots (SNAPSHOT without UNSEALED) are put by a message each, up to 32 at a time:
- * the daemon copies them out of memory from rdt_alloc, or out of memory of this call if they take at most 4 MiB. Every other
- * object is put by rdt_put, one after the other. Of values with one id and REPLACE the last one stays, if all are larger than
- * 32 KiB or none is. timeout_ns holds for each message; once one has timed out, and
- * the daemon gives no sign of life for as long (1 to 5 s), the values that are left are TIMED_OUT, too, and not sent.
+ * the daemon copies them out of memory from rdt_alloc, or out of memory of this call if they take at most 4 MiB. So are live
+ * and IMMUTABLE objects, without a copy, in memory that the daemon knows, such as blocks of one range of rdt_cuda_offer. Every
+ * other object is put by rdt_put, one after the other. Of values with one id and REPLACE the last one stays, if all of them
+ * travel together or none does. timeout_ns holds for each message; once one has timed out, and the daemon gives no sign of life
+ * for as long (1 to 5 s), the values that are left are TIMED_OUT, too, and not sent.
  * statuses_p NULL: if one cannot be put, those that were put are freed. Errors of each: EXISTS (the id), LIMIT, NO_MEMORY,
  * TIMED_OUT, UNSUPPORTED. */
 enum rdt_status rdt_put_many(rdt *rdt, const struct rdt_value *values, size_t count, const struct rdt_put_options *options,

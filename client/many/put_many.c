@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_put_many: packs small values into loaned regions, and puts those of a region with one message. While the daemon puts
  * one batch, the next is packed into another region. Larger snapshots are put by a message each, many at a time: the daemon
- * copies them out of memory that it knows, into which this thread has copied those that lie elsewhere (a stage).
+ * copies them out of memory that it knows, into which this thread has copied those that lie elsewhere (a stage). In the same
+ * way values are put that stay in the memory that the daemon knows.
  *
  *     batch 0   pack ── PUT_MANY ─────────────► answer
  *     batch 1              pack ── PUT_MANY ───────────────► answer
@@ -62,7 +63,7 @@ struct stage {
     unsigned n_flying; /* values that the daemon copies out of it */
 };
 
-struct larger {                        /* what put_many does with larger snapshots */
+struct larger {                        /* what put_many does with larger values */
     struct flying flying[FLYING_MOST]; /* a ring */
     unsigned first, n;
     uint64_t bytes; /* of all that fly */
@@ -155,7 +156,41 @@ static uint64_t align_up(uint64_t bytes)
     return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
 }
 
-/* ---- larger snapshots ---- */
+/* ---- where the tensors lie ---- */
+
+/* The memory that the daemon knows in which some byte of the tensor is. NULL: there is none. With the lock. */
+static struct mapping *memory_of(rdt *conn, const struct rdt_tensor *tensor)
+{
+    uint64_t lo = (uintptr_t)tensor->data, hi = lo, row = rdt_dtype_bytes(tensor->dtype);
+    const uint64_t item = row;
+
+    for (uint32_t d = tensor->ndim; d-- > 0;) {
+        int64_t step = tensor->strides ? tensor->strides[d] * (int64_t)item : (int64_t)row;
+        if (tensor->shape[d] == 0)
+            return NULL;
+        row *= (uint64_t)tensor->shape[d];
+        if (step < 0)
+            lo += (uint64_t)(step * (tensor->shape[d] - 1));
+        else
+            hi += (uint64_t)(step * (tensor->shape[d] - 1));
+    }
+    return memory_at(&conn->memory, lo, hi + item);
+}
+
+static bool is_snapshot(const struct putting *putting)
+{
+    return putting->options->flags & RDT_PUT_SNAPSHOT;
+}
+
+/* Whether the tensor is not copied in this process: it lies on a device, or is put where it lies. With the lock. */
+static bool stays(const struct putting *putting, const struct rdt_tensor *tensor)
+{
+    const struct mapping *at = memory_of(putting->conn, tensor);
+
+    return at && (at->mapper || !is_snapshot(putting));
+}
+
+/* ---- larger values ---- */
 
 /* Waits until the value that was sent first has been put. */
 static void land(struct putting *putting)
@@ -267,7 +302,7 @@ static enum rdt_status send_larger(struct putting *putting, size_t i, struct rdt
 {
     struct larger *larger = &putting->larger;
     const struct rdt_value *value = &putting->values[i];
-    uint64_t bytes = value_bytes(value);
+    uint64_t bytes = is_snapshot(putting) ? value_bytes(value) : 0; /* that the daemon copies */
     struct rdt_put_options options = options_of(putting, value);
     struct flying *flying;
     struct rdt_tensor *staged;
@@ -279,7 +314,7 @@ static enum rdt_status send_larger(struct putting *putting, size_t i, struct rdt
     status = put_begin(putting->conn, value->tensors, value->count, &options, &flying->put, why);
 
     flying->stage = NO_STAGE;
-    if (status == RDT_AGAIN) {
+    if (status == RDT_AGAIN && is_snapshot(putting)) {
         staged = calloc(value->count + 1, sizeof *staged);
         status = staged ? stage_value(putting, value, staged, why)
                         : rdt_error_set(why, RDT_NO_MEMORY, "there is no memory for a list of tensors");
@@ -300,11 +335,29 @@ static enum rdt_status send_larger(struct putting *putting, size_t i, struct rdt
     return RDT_OK;
 }
 
+/* Whether the value is put while others are: it is a snapshot, or lies in memory that the daemon knows. */
+static bool may_fly(const struct putting *putting, const struct rdt_value *value)
+{
+    uint32_t flags = putting->options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_PENDING);
+    size_t bytes;
+    bool known;
+
+    if (putting->silent || putting->count < TOGETHER_LEAST || value->count == 0 || !value->tensors)
+        return false;
+    if (flags != 0)
+        return flags == RDT_PUT_SNAPSHOT;
+    if (rdt_tensor_bytes(&value->tensors[0], &bytes, NULL) != RDT_OK)
+        return false;
+    connection_lock(putting->conn);
+    known = memory_of(putting->conn, &value->tensors[0]);
+    connection_unlock(putting->conn);
+    return known;
+}
+
 /* Puts a value that does not travel with others. */
 static void put_larger(struct putting *putting, size_t i)
 {
     const struct rdt_value *value = &putting->values[i];
-    bool snapshot = (putting->options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_PENDING)) == RDT_PUT_SNAPSHOT;
     struct rdt_error why = {0};
     enum rdt_status status = RDT_AGAIN;
 
@@ -312,8 +365,7 @@ static void put_larger(struct putting *putting, size_t i)
         status = rdt_error_set(&why, RDT_CANCELLED, "the put was interrupted");
     while (putting->larger.n == FLYING_MOST || is_flying(putting, value))
         land(putting);
-    if (snapshot && status == RDT_AGAIN && !putting->silent && putting->count >= TOGETHER_LEAST && value->count > 0 &&
-        value->tensors)
+    if (status == RDT_AGAIN && may_fly(putting, value))
         status = send_larger(putting, i, &why);
     if (status == RDT_AGAIN) {
         land_all(putting);
@@ -333,25 +385,6 @@ static void end_larger(struct putting *putting)
 
 /* ---- which values travel together ---- */
 
-/* Whether some byte of the tensor is in memory that the daemon knows. With the lock. */
-static bool is_known(rdt *conn, const struct rdt_tensor *tensor)
-{
-    uint64_t lo = (uintptr_t)tensor->data, hi = lo, row = rdt_dtype_bytes(tensor->dtype);
-    const uint64_t item = row;
-
-    for (uint32_t d = tensor->ndim; d-- > 0;) {
-        int64_t step = tensor->strides ? tensor->strides[d] * (int64_t)item : (int64_t)row;
-        if (tensor->shape[d] == 0)
-            return false;
-        row *= (uint64_t)tensor->shape[d];
-        if (step < 0)
-            lo += (uint64_t)(step * (tensor->shape[d] - 1));
-        else
-            hi += (uint64_t)(step * (tensor->shape[d] - 1));
-    }
-    return memory_at(&conn->memory, lo, hi + item);
-}
-
 /* The bytes that the value takes in a region; 0: it does not travel with others, or is wrong, which rdt_put will say. With the
  * lock. */
 static uint64_t bytes_of(const struct putting *putting, const struct rdt_value *value)
@@ -364,7 +397,7 @@ static uint64_t bytes_of(const struct putting *putting, const struct rdt_value *
     for (size_t t = 0; t < value->count; t++) {
         size_t bytes;
         if (rdt_tensor_bytes(&value->tensors[t], &bytes, NULL) != RDT_OK || bytes > putting->conn->can.inline_max_bytes ||
-            (bytes > 0 && (!value->tensors[t].data || is_known(putting->conn, &value->tensors[t]))))
+            (bytes > 0 && (!value->tensors[t].data || stays(putting, &value->tensors[t]))))
             return 0;
         end = align_up(end) + bytes;
         if (end > putting->conn->can.inline_max_bytes)

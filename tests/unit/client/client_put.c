@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "client/rdt_many.h"
 #include "proto/wire_limits.h"
 #include "tests/support/fakes/fake_daemon.h"
 
@@ -113,6 +114,50 @@ Test(client_put, known_memory_is_not_copied)
     own[0] = 2;
     munmap(own, 4096);
     fake_stop(&fake);
+}
+
+#define TOGETHER 6u
+
+/* All of them come before one is answered. */
+static void take_together(struct fake *fake)
+{
+    uint64_t ids[TOGETHER];
+
+    fake_take(fake, RDT_MSG_ALLOC);
+    munmap(give_region(fake, 70, 8192), 8192);
+    for (unsigned i = 0; i < TOGETHER; i++) {
+        fake_take(fake, RDT_MSG_PUT);
+        Rdt__Pb__Put *put = FAKE_MESSAGE(fake, Put);
+        MUST(put->n_regions == 1 && put->regions[0]->region == 70 && put->tensors->offset[0] == i * 64);
+        MUST(put->flags == 0 && put->inline_data.len == 0);
+        ids[i] = fake->frame.request_id;
+        fake_free(put);
+    }
+    for (unsigned i = 0; i < TOGETHER; i++) {
+        fake->frame.request_id = ids[i];
+        fake_reply_put(fake);
+    }
+    fake_serve(fake);
+}
+
+Test(client_put, live_values_in_known_memory_are_put_together)
+{
+    int64_t shape[] = {64};
+    struct rdt_tensor tensors[TOGETHER];
+    struct rdt_value values[TOGETHER];
+    struct rdt_ref refs[TOGETHER];
+    uint8_t *memory;
+    struct fake fake;
+    rdt *conn = fake_client(&fake, take_together, NULL);
+
+    assert_status(RDT_OK, rdt_alloc(conn, 8192, (void **)&memory, &err));
+    for (unsigned i = 0; i < TOGETHER; i++) {
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = memory + i * 64};
+        values[i] = (struct rdt_value){.tensors = &tensors[i], .count = 1};
+    }
+    assert_status(RDT_OK, rdt_put_many(conn, values, TOGETHER, NULL, refs, NULL, &err));
+    cr_assert_eq(refs[TOGETHER - 1].generation, 3);
+    fake_end(&fake, conn);
 }
 
 /* ---- copying in ---- */
