@@ -302,7 +302,8 @@ struct rooms {
     struct cuda_gpu **gpus; /* [n_buffers] */
     void **buffers;         /* [n_buffers] one for each GPU; NULL: it is no longer the put's */
     size_t n_buffers;
-    bool to_host; /* the buffers are pinned host memory, not memory of the GPU */
+    bool to_host;        /* the buffers are pinned host memory, not memory of the GPU */
+    size_t buffer_bytes; /* at least, of a buffer in host memory: puts of any size then use the same one */
 };
 
 enum rdt_status rooms_init(struct rooms *rooms, struct handle *handle, size_t count, struct rdt_error *err);
@@ -316,6 +317,10 @@ enum rdt_status rooms_copy(struct rooms *rooms, struct rdt_tensor *tensors, cons
 /* The put has failed: the buffers are released when the stream has come to what is queued now; a default stream has one on
  * the GPU of each buffer. The stream's GPU is entered. */
 void rooms_abandon(struct rooms *rooms, CUstream stream);
+
+/* Waits until the copies that rooms_copy has queued in that stream, one that each GPU has, have ended. After an error they may
+ * go on: rooms_abandon. Errors as of stream_await. */
+enum rdt_status rooms_await(struct rooms *rooms, CUstream stream, int64_t deadline_ns, struct rdt_error *err);
 
 /* A completion has taken the array of buffers. */
 void rooms_taken(struct rooms *rooms);

@@ -5,10 +5,12 @@
  * All parts of a put keep its one deadline. Tensors that must be copied are copied at last, together (rooms.c). If the library
  * copies all of them, nobody writes the copies, and the daemon need not copy them again for a snapshot.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/cuda/gpu.h"
+#include "client/rdt_many.h"
 
 #define MAX_OFFERED \
     1024u /* ranges of one put: tensors in others are copied, because an object has at most 4096 ranges of memory */
@@ -378,4 +380,224 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     free(call.offers);
     rooms_fini(&call.rooms);
     return status;
+}
+
+/* ---- many objects in host memory ----
+ *
+ *     GPU      copy group 0 | copy group 1 | copy group 2 | ...
+ *     daemon                | put group 0  | put group 1  | ...
+ */
+
+#define GROUP_BYTES ((size_t)16 << 20) /* of the tensors of a group, unless one value has more */
+
+struct group {             /* values that are copied, and then put, together */
+    size_t first, n;       /* of the call's values */
+    struct rdt_value *own; /* [n] copies of them, whose tensors lie in host memory */
+    struct rdt_tensor *tensors;
+    struct rooms rooms;
+    int64_t deadline_ns;
+    enum rdt_status status; /* of the copy, so far */
+    struct rdt_error why;
+};
+
+struct many {
+    struct handle *handle;
+    const struct rdt_value *values;
+    size_t count;
+    struct rdt_put_options put;
+    struct rdt_ref *refs;
+    enum rdt_status *statuses;
+    struct places places;
+    enum rdt_status over;   /* TIMED_OUT, CANCELLED: what is left is not copied */
+    struct rdt_error first; /* the sentence of the first value that was not put */
+};
+
+static uint64_t bytes_of_value(const struct rdt_value *value)
+{
+    uint64_t all = 0;
+    size_t bytes;
+
+    for (size_t t = 0; value->tensors && t < value->count; t++)
+        all += rdt_tensor_bytes(&value->tensors[t], &bytes, NULL) == RDT_OK ? bytes : 0;
+    return all;
+}
+
+/* Makes the group of the values from `first` on, with room for their tensors. */
+static enum rdt_status group_init(struct many *many, size_t first, struct group *group_p, struct rdt_error *err)
+{
+    size_t n_tensors = 0;
+    uint64_t bytes = 0;
+    enum rdt_status status;
+
+    *group_p = (struct group){.first = first};
+    for (size_t i = first; i < many->count; i++) {
+        const struct rdt_value *value = &many->values[i];
+        uint64_t more = bytes_of_value(value);
+        if (group_p->n > 0 && (bytes > GROUP_BYTES || more > GROUP_BYTES - bytes))
+            break;
+        bytes += more;
+        n_tensors += value->tensors ? value->count : 0;
+        group_p->n++;
+    }
+    group_p->own = calloc(group_p->n + 1, sizeof *group_p->own);
+    group_p->tensors = calloc(n_tensors + 1, sizeof *group_p->tensors);
+    status = rooms_init(&group_p->rooms, many->handle, n_tensors, err);
+    group_p->rooms.to_host = true;
+    group_p->rooms.buffer_bytes = GROUP_BYTES;
+    if (status == RDT_OK && (!group_p->own || !group_p->tensors))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu values", group_p->n);
+    return status;
+}
+
+static enum rdt_status find_tensors(struct many *many, struct group *group, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+    size_t at = 0;
+
+    for (size_t i = 0; status == RDT_OK && i < group->n; i++) {
+        const struct rdt_value *value = &many->values[group->first + i];
+        group->own[i] = *value;
+        if (value->tensors)
+            group->own[i].tensors = &group->tensors[at];
+        for (size_t t = 0; status == RDT_OK && value->tensors && t < value->count; t++, at++) {
+            struct copied *copied = &group->rooms.copied[at];
+            struct address_range ignored;
+            group->tensors[at] = value->tensors[t];
+            status = find_extent(&value->tensors[t], t, &copied->extent, err);
+            if (status == RDT_OK && copied->extent.from != copied->extent.to)
+                status = places_find(&many->places, copied->extent, &copied->gpu, &ignored, err);
+        }
+    }
+    places_leave(&many->places);
+    return status;
+}
+
+/* Begins to copy the tensors of the group to host memory. */
+static void group_begin(struct many *many, size_t first, struct group *group_p)
+{
+    const CUstream stream = CU_STREAM_PER_THREAD;
+    struct rdt_error *why = &group_p->why;
+    enum rdt_status status = group_init(many, first, group_p, why);
+
+    group_p->deadline_ns = clock_deadline_ns(many->put.timeout_ns > 0 ? many->put.timeout_ns : RDT_FOREVER);
+    if (status == RDT_OK && many->over != RDT_OK)
+        status = rdt_error_set(why, many->over, "it was not copied, because the copy of another value has not ended");
+    if (status == RDT_OK)
+        status = find_tensors(many, group_p, why);
+    if (status == RDT_OK)
+        status = rooms_copy(&group_p->rooms, group_p->tensors, &stream, group_p->deadline_ns, why);
+    group_p->status = status;
+}
+
+static void note_first(struct many *many, size_t i, const struct rdt_error *why)
+{
+    if (many->first.status != RDT_OK)
+        return;
+    many->first = *why;
+    rdt_error_prefix(&many->first, "value %zu", i);
+}
+
+/* rdt_put_many has named the value by its number in the group. */
+static void note_put(struct many *many, const struct group *group, struct rdt_error *why)
+{
+    char number[32];
+    size_t i = 0;
+
+    while (i < group->n && many->statuses[group->first + i] == RDT_OK)
+        i++;
+    (void)snprintf(number, sizeof number, "value %zu: ", i);
+    if (strncmp(why->msg, number, strlen(number)) == 0)
+        memmove(why->msg, why->msg + strlen(number), strlen(why->msg + strlen(number)) + 1);
+    note_first(many, group->first + i, why);
+}
+
+/* Puts the values of a group when their tensors have been copied, and frees it. */
+static void group_end(struct many *many, struct group *group)
+{
+    enum rdt_status *statuses = many->statuses + group->first, status = group->status;
+    struct rdt_error *why = &group->why;
+
+    if (status == RDT_OK)
+        status = rooms_await(&group->rooms, CU_STREAM_PER_THREAD, group->deadline_ns, why);
+    if (status == RDT_TIMED_OUT || status == RDT_CANCELLED)
+        many->over = status;
+    if (status != RDT_OK) {
+        rooms_abandon(&group->rooms, CU_STREAM_PER_THREAD);
+        note_first(many, group->first, why);
+    } else {
+        status =
+            rdt_put_many(many->handle->cuda.conn, group->own, group->n, &many->put, many->refs + group->first, statuses, why);
+        if (status != RDT_OK)
+            note_put(many, group, why);
+    }
+    for (size_t i = 0; i < group->n; i++) {
+        if (statuses[i] == RDT_AGAIN)
+            statuses[i] = status;
+        if (statuses[i] == RDT_CANCELLED)
+            many->over = RDT_CANCELLED;
+    }
+    rooms_fini(&group->rooms);
+    free(group->own);
+    free(group->tensors);
+}
+
+static void put_groups(struct many *many)
+{
+    struct group groups[2];
+    unsigned now = 0;
+
+    group_begin(many, 0, &groups[now]);
+    while (groups[now].first < many->count) {
+        size_t next = groups[now].first + groups[now].n;
+        if (next < many->count)
+            group_begin(many, next, &groups[!now]);
+        group_end(many, &groups[now]);
+        now = !now;
+        if (next == many->count)
+            break;
+    }
+}
+
+static enum rdt_status check_many(struct many *many, const struct rdt_put_options *options, struct rdt_error *err)
+{
+    const uint32_t kinds = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | RDT_PUT_IMMUTABLE;
+
+    if (many->count > 0 && (!many->values || !many->refs))
+        return rdt_error_set(err, RDT_INVALID, "values or refs_p is NULL, and count is %zu", many->count);
+    if (options)
+        memcpy(&many->put, options, options->struct_size < sizeof many->put ? options->struct_size : sizeof many->put);
+    many->put.struct_size = sizeof many->put;
+    if (many->put.flags & RDT_PUT_PENDING)
+        return rdt_error_set(err, RDT_INVALID, "values that are copied to host memory are not put as PENDING");
+    many->put.flags = (many->put.flags & ~kinds) | RDT_PUT_SNAPSHOT;
+    return RDT_OK;
+}
+
+enum rdt_status rdt_cuda_put_many(rdt_cuda *cuda, const struct rdt_value *values, size_t count,
+                                  const struct rdt_put_options *options, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                                  struct rdt_error *err)
+{
+    struct many many = {.handle = (struct handle *)cuda, .values = values, .count = count, .refs = refs_p};
+    enum rdt_status status = cuda_check(cuda, err);
+
+    if (status == RDT_OK)
+        status = check_many(&many, options, err);
+    if (status != RDT_OK || count == 0)
+        return status;
+    many.statuses = statuses_p ? statuses_p : calloc(count, sizeof *many.statuses);
+    if (!many.statuses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu values", count);
+    for (size_t i = 0; i < count; i++)
+        many.statuses[i] = RDT_AGAIN;
+    many.places.driver = cuda->driver;
+    put_groups(&many);
+    places_fini(&many.places);
+    for (size_t i = 0; !statuses_p && many.first.status != RDT_OK && i < count; i++)
+        if (many.statuses[i] == RDT_OK)
+            (void)rdt_drop(cuda->conn, &refs_p[i], NULL);
+    if (!statuses_p)
+        free(many.statuses);
+    if (many.first.status != RDT_OK && err)
+        *err = many.first;
+    return many.first.status;
 }

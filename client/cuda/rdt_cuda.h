@@ -29,6 +29,7 @@ extern "C" {
 #endif
 
 typedef struct rdt_cuda rdt_cuda;
+struct rdt_value; /* rdt_many.h */
 
 /* Opens GPU memory for a connection, which is borrowed until rdt_cuda_close. UNSUPPORTED: there is no driver, only a stub of
  * one, or no GPU; the sentence says which. EXISTS: the connection already has such a handle. */
@@ -93,6 +94,16 @@ struct rdt_cuda_put_options {
  * know. */
 enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count,
                              const struct rdt_cuda_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
+
+/* Puts values [count], each as an object of its own in host memory, as rdt_put_many of snapshots (rdt_many.h): the blocks of a
+ * KV cache on a GPU that go to the cache of the daemon (RDT_PUT_EVICTABLE). Tensors on GPUs have been written. They are copied
+ * to pinned host memory of the daemon, 16 MiB at a time, by one copy for each that touches no other and one wait for all, while
+ * the daemon takes those before; it does not use the GPU. Nothing of it needs rdt_cuda_offer. refs_p and statuses_p are as
+ * there. timeout_ns holds for each message, and for each such copy; once one copy has timed out, the values that are left are
+ * TIMED_OUT, too, and the GPU may read tensors of the copy for a moment. Errors: those of rdt_put_many; INVALID (PENDING). */
+enum rdt_status rdt_cuda_put_many(rdt_cuda *cuda, const struct rdt_value *values, size_t count,
+                                  const struct rdt_put_options *options, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                                  struct rdt_error *err);
 
 /* Makes GPU memory of the caller known to the daemon, as whole allocations, until rdt_dealloc(*base_p): for targets of
  * fetches, and for memory that is put repeatedly. UNSUPPORTED: the memory cannot be exported, or the daemon cannot map it. */

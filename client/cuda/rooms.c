@@ -145,6 +145,22 @@ static enum rdt_status await_rooms(struct rooms *rooms, int64_t deadline_ns, str
     return first;
 }
 
+enum rdt_status rooms_await(struct rooms *rooms, CUstream stream, int64_t deadline_ns, struct rdt_error *err)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < rooms->n_buffers; i++) {
+        struct entered entered;
+        status = gpu_enter(driver, rooms->gpus[i], &entered, err);
+        if (status != RDT_OK)
+            break;
+        status = stream_await(driver, rooms->gpus[i], stream, deadline_ns, err);
+        gpu_leave(driver, &entered);
+    }
+    return status;
+}
+
 /* ---- copying ---- */
 
 /* Tensors that lie one behind the other at both ends, which one copy takes. */
@@ -179,6 +195,8 @@ static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct
 
     for (size_t i = 0; i < rooms->count; i++)
         bytes += rooms->copied[i].gpu == gpu ? rounded(&rooms->copied[i]) : 0;
+    if (rooms->to_host && bytes < rooms->buffer_bytes)
+        bytes = rooms->buffer_bytes;
     status = rooms->to_host ? pinned_take(&rooms->handle->cuda, gpu, bytes, deadline_ns, &buffer, err)
                             : gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes,
                                                gpu_call_ns(clock_remaining_ns(deadline_ns)), true, &buffer, err);

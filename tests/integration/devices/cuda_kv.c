@@ -219,6 +219,122 @@ Test(cuda_kv, every_block_has_a_status_of_its_own)
     end();
 }
 
+/* ---- out of a GPU ---- */
+
+static const struct rdt_put_options cached = {.struct_size = sizeof cached, .flags = RDT_PUT_EVICTABLE};
+
+/* Blocks of memory that cannot be exported. */
+static const struct rdt_value *blocks_of(char *cache)
+{
+    static struct rdt_value values[BLOCKS];
+
+    aim_at(cache);
+    for (unsigned i = 0; i < BLOCKS; i++)
+        values[i] = (struct rdt_value){.tensors = &tensors[i], .count = 1};
+    return values;
+}
+
+static void fill_blocks(char *cache, uint32_t seed)
+{
+    for (unsigned i = 0; i < BLOCKS; i++)
+        gpu_fill(place_of(cache, i), BLOCK, seed + i);
+}
+
+/* The process copies them itself, so the daemon does not use the GPU, and the memory need not be known. */
+Test(cuda_kv, blocks_go_to_the_host_cache_by_one_copy_each)
+{
+    uint8_t *host;
+
+    count_calls();
+    begin();
+    char *cache = gpu_alloc_chunks(CHUNK, CHUNKS, false);
+    must_ok(rdt_alloc(b, CACHE, (void **)&host, &err));
+    for (unsigned round = 0; round < 3; round++) {
+        fill_blocks(cache, 30 * round);
+        wait_until(LONG, node_now(&node).objects == 0);
+        fake_gpu_trace_clear();
+        must_ok(rdt_cuda_put_many(gpu_a, blocks_of(cache), BLOCKS, &cached, refs, round == 0 ? statuses : NULL, &err));
+        must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == BLOCKS);
+        must(fake_gpu_calls(getpid(), 0, "cuMemHostRegister") ==
+             (round == 0 ? 2 : 0)); /* a buffer is filled while one is put */
+        must(fake_gpu_calls(getpid(), 0, "cuEventRecord") <= 3);
+        must(fake_gpu_calls(node.pid, 0, NULL) == 0);
+        load(b, (char *)host);
+        for (unsigned i = 0; i < BLOCKS; i++)
+            must_say(holds_pattern(place_of((char *)host, i), BLOCK, 30 * round + i), "wrong bytes in block %u", i);
+        free_blocks();
+    }
+    must_ok(rdt_dealloc(b, host, &err));
+    gpu_free_chunks(cache, CHUNK, CHUNKS);
+    end_of_count();
+}
+
+/* Also in a later group of blocks, whose error says which of all it is. */
+Test(cuda_kv, every_block_that_is_put_has_a_status_of_its_own)
+{
+    enum { TAKEN = 1500, LARGE_BYTES = 20 << 20 };
+    static const int64_t large[1] = {LARGE_BYTES};
+    static uint8_t mine[100];
+    struct rdt_put_options one = {.struct_size = sizeof one, .id = "taken", .id_bytes = 5};
+    struct rdt_tensor in_host = bytes_at(mine, sizeof mine), other = {.dtype = RDT_U8, .ndim = 1, .shape = large};
+    struct rdt_value values[BLOCKS];
+    struct rdt_ref taken;
+
+    begin();
+    char *cache = gpu_alloc_chunks(CHUNK, CHUNKS, false);
+    fill_blocks(cache, 3);
+    memcpy(values, blocks_of(cache), sizeof values);
+    must_ok(rdt_put(a, &in_host, 1, &one, &taken, &err));
+    values[TAKEN].id = "taken";
+    values[TAKEN].id_bytes = 5;
+    values[7].tensors = &in_host; /* one that is not on the GPU */
+    other.data = cache;
+    values[8].tensors = &other; /* larger than a group */
+    for (unsigned all = 0; all < 2; all++) {
+        must_refuse(RDT_EXISTS, "value 1500: object \"taken\" exists",
+                    rdt_cuda_put_many(gpu_a, values, BLOCKS, &cached, refs, all ? NULL : statuses, &err));
+        for (unsigned i = 0; i < BLOCKS && !all; i++)
+            must_say(statuses[i] == (i == TAKEN ? RDT_EXISTS : RDT_OK), "block %u: %d", i, (int)statuses[i]);
+        if (!all) {
+            rdt_object *object;
+            must_ok(fetch_to(b, &refs[8], NULL, NULL, &object, &err));
+            must(tensor_of(object, 0).shape[0] == LARGE_BYTES);
+            must(holds_pattern((char *)tensor_of(object, 0).data + (place_of(cache, 5) - cache), BLOCK, 3 + 5));
+            rdt_release(object);
+            refs[TAKEN] = refs[0];
+            must_ok(rdt_free(a, &refs[0], true, &err));
+            refs[0] = refs[1];
+            (void)rdt_free_many(a, refs, BLOCKS, true, statuses, NULL);
+        }
+    }
+    wait_until(LONG, node_now(&node).objects == 1);
+    must_be(RDT_INVALID, rdt_cuda_put_many(gpu_a, values, BLOCKS,
+                                           &(struct rdt_put_options){.struct_size = sizeof one, .flags = RDT_PUT_PENDING}, refs,
+                                           NULL, &err));
+    must_ok(rdt_free(a, &taken, false, &err));
+    gpu_free_chunks(cache, CHUNK, CHUNKS);
+    end();
+}
+
+Test(cuda_kv, put_of_blocks_ends_at_its_deadline)
+{
+    struct rdt_put_options soon = cached;
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver cannot be slowed down");
+    must(setenv("FAKE_CUDA_COPY_US", "1000", 1) == 0);
+    begin();
+    char *cache = gpu_alloc_chunks(CHUNK, CHUNKS, false);
+    soon.timeout_ns = SEC / 5;
+    must_be(RDT_TIMED_OUT, rdt_cuda_put_many(gpu_a, blocks_of(cache), BLOCKS, &soon, refs, statuses, &err));
+    for (unsigned i = 0; i < BLOCKS; i++)
+        must(statuses[i] == RDT_TIMED_OUT);
+    must(node_now(&node).objects == 0);
+    must_ok(rdt_cuda_wait_all(gpu_a, 0, &err)); /* the GPU still reads what it was asked to copy */
+    gpu_free_chunks(cache, CHUNK, CHUNKS);
+    end();
+}
+
 /* A GPU is busy, and the call ends in time all the same; the daemon goes on to serve others. */
 Test(cuda_kv, load_ends_at_its_deadline)
 {
