@@ -489,6 +489,30 @@ def test_blocks_of_a_gpu_that_is_known_are_loaded_together():
             reader.import_memory(ByInterface(KV[:1].copy()))  # shares a block of the driver with others
 
 
+def test_blocks_of_a_gpu_go_to_the_host_cache():
+    with Gpu() as (c, reader):
+        base, ids, gate = chunks(3), [f"kv-{i}" for i in range(len(KV))], Gate()
+        source = Own(KV)
+        gate.copy(base, source.address.value, KV.nbytes)
+        values = [in_chunks(base + i * KV[0].nbytes, KV[0]) for i in range(len(KV))]
+        values[0].stream = gate.stream.value
+        values[1] = KV[1]  # one in host memory
+        threading.Timer(0.2, gate.event.set).start()
+        refs = c.put_many(values, ids=ids, evictable=True, device="host")  # when the stream has written them
+        gate.end()
+        values[0].stream = LEGACY
+        assert [reader.get(ref).tobytes() for ref in refs] == [one.tobytes() for one in KV]
+        found = c.put_many(values[:3], ids=["new", ids[4], None], snapshot=True, device="host", errors="return")
+        assert isinstance(found[1], rdtd.Exists) and str(found[1]).startswith("value 1: ")
+        assert reader.get(found[2]).tobytes() == KV[2].tobytes()
+        with raises(rdtd.Unsupported, "device"):
+            c.put_many(values[:3], evictable=True)
+        with raises(ValueError, "device"):
+            c.put_many(values[:3], device="cuda:1")
+        c.free(prefix="kv-", force=True)
+        source.end()
+
+
 def test_blocks_of_a_gpu_that_is_not_known_are_loaded():
     with Gpu() as (c, reader):
         refs = c.put_many(list(KV[:3]), snapshot=True)

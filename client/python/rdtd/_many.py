@@ -67,7 +67,9 @@ class ManyCalls(_rdt.Conn):
         32 KiB of tensors) travel together, a few hundred in a message; each of them can be freed by itself, and its memory
         is free again then. Larger ones that are evictable, or snapshots, are put by a message each, many at a time, from
         memory of `empty` or by way of memory of the call (at most 4 MiB each). All others, tensors on GPUs and dicts of tensors
-        are put one after the other.
+        are put one after the other; but with device="host" tensors on GPUs, such as the blocks of an engine's KV cache, are
+        copied to pinned host memory of the daemon, 16 MiB at a time, once the streams that write them have come to the call,
+        and travel as others do.
 
         ids: a list with an id, or None, for each value. options: see `put`, without id, stored, copy and stream; they hold
         for all values. errors: "raise": the first failure is raised, and the other objects are freed; "return": the
@@ -101,11 +103,14 @@ class ManyCalls(_rdt.Conn):
                     ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
                     timeout: Optional[float] = None, allow_pickle: bool = True, grace: Optional[float] = None,
                     immutable: bool = False, checksum: bool = False, replace: bool = False,
-                    evictable: bool = False, priority: int = 0) -> list[Any]:
+                    evictable: bool = False, priority: int = 0, device: Optional[Literal["host"]] = None) -> list[Any]:
         flags = (_rdt.RDT_PUT_SNAPSHOT if snapshot or evictable else 0) | (_rdt.RDT_PUT_DETACHED if detached else 0)
         flags |= (_rdt.RDT_PUT_IMMUTABLE if immutable else 0) | (_rdt.RDT_PUT_SUM if checksum else 0)
         flags |= _rdt.RDT_PUT_UNSEALED if snapshot == "unsealed" else 0
         flags |= (_rdt.RDT_PUT_REPLACE if replace else 0) | (_rdt.RDT_PUT_EVICTABLE if evictable else 0)
+        if device not in (None, "host"):
+            raise ValueError(f"device must be \"host\" or None, not {shown(device)}: a put moves tensors to no other GPU")
+        flags |= _rdt.PUT_TO_HOST if device else 0
         if (snapshot or evictable) and immutable:
             raise ValueError("snapshot and evictable copy the tensors, and immutable promises that nobody writes them: "
                              "pass one of these")
@@ -145,7 +150,7 @@ class ManyCalls(_rdt.Conn):
                     one._grace = grace
         options = {"snapshot": snapshot, "detached": detached, "ttl": ttl, "visible": visible, "transport": transport,
                    "timeout": timeout, "allow_pickle": allow_pickle, "grace": grace, "immutable": immutable,
-                   "checksum": checksum, "replace": replace, "evictable": evictable, "priority": priority}
+                   "checksum": checksum, "replace": replace, "evictable": evictable, "priority": priority, "device": device}
         try:
             silent: Optional[Error] = None
             for i in range(len(values)) if put is None or len(which) < len(values) else ():

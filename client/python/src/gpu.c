@@ -45,6 +45,13 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     err->status = RDT_UNSUPPORTED; /* gpu_open has already reported why */
     return RDT_UNSUPPORTED;
 }
+enum rdt_status gpu_put_many(struct conn *conn, const struct borrowed_set *set, const struct rdt_value *values, size_t count,
+                             const struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                             struct rdt_error *err)
+{
+    err->status = RDT_UNSUPPORTED;
+    return RDT_UNSUPPORTED;
+}
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     err->status = RDT_UNSUPPORTED;
@@ -246,6 +253,15 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     }
     free(how);
     return status;
+}
+
+enum rdt_status gpu_put_many(struct conn *conn, const struct borrowed_set *set, const struct rdt_value *values, size_t count,
+                             const struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                             struct rdt_error *err)
+{
+    enum rdt_status status = gpu_await(conn, set, err);
+
+    return status == RDT_OK ? rdt_cuda_put_many(conn->cuda, values, count, put, refs_p, statuses_p, err) : status;
 }
 
 /* ---- targets ---- */

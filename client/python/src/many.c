@@ -114,8 +114,13 @@ static bool putting_init(struct putting *putting, PyObject *tensors, PyObject *c
 static enum rdt_status put_values(struct conn *conn, const struct putting *putting, const struct rdt_put_options *options,
                                   struct rdt_error *err)
 {
-    enum rdt_status status =
-        rdt_put_many(conn->rdt, putting->values, (size_t)putting->count, options, putting->refs, putting->statuses, err);
+    size_t count = (size_t)putting->count;
+    enum rdt_status status;
+
+    if (putting->set->on_gpus > 0)
+        status = gpu_put_many(conn, putting->set, putting->values, count, options, putting->refs, putting->statuses, err);
+    else
+        status = rdt_put_many(conn->rdt, putting->values, count, options, putting->refs, putting->statuses, err);
 
     for (Py_ssize_t i = 0; status != RDT_OK && status != RDT_CANCELLED && i < putting->count; i++)
         if (putting->statuses[i] == RDT_CANCELLED)
@@ -142,7 +147,8 @@ static PyObject *result_at(struct conn *conn, const struct putting *putting, Py_
 
 /* _put_many(tensors of all values, number of each (None: one), ids, metadata (None, or lists of bytes and None), visibility,
  * transport, flags, timeout, ttl, priority): (a list with a Ref for each value, or with the number of its status; the sentence
- * of the first that was not put, or None). None: a tensor is on a GPU, and nothing was put. */
+ * of the first that was not put, or None). None: a tensor is on a GPU, the flags do not have PUT_TO_HOST, and nothing was
+ * put. */
 PyObject *conn_put_many(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -151,7 +157,7 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
     PyObject *tensors, *counts, *ids, *metadata, *list = NULL;
     struct rdt_error err = {0};
     enum rdt_status status;
-    bool raised;
+    bool raised, to_host;
     int visibility;
 
     if (!PyArg_ParseTuple(args, "OOOOizIO&O&I:_put_many", &tensors, &counts, &ids, &metadata, &visibility, &options.transport,
@@ -162,7 +168,10 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
         (metadata != Py_None && !PyList_Check(metadata)))
         return PyErr_Format(PyExc_TypeError, "expected lists");
     options.visibility = (enum rdt_visibility)visibility;
-    if (!putting_init(&putting, tensors, counts, ids, metadata) || putting.set->on_gpus > 0 || !conn_enter(conn)) {
+    to_host = options.flags & PUT_TO_HOST;
+    options.flags &= ~(uint32_t)PUT_TO_HOST;
+    if (!putting_init(&putting, tensors, counts, ids, metadata) || (putting.set->on_gpus > 0 && !(to_host && gpu_open(conn))) ||
+        !conn_enter(conn)) {
         bool on_gpus = putting.set && putting.set->on_gpus > 0 && !PyErr_Occurred();
         putting_fini(&putting);
         if (!on_gpus)

@@ -407,6 +407,11 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
                         struct rdt_ref *ref_p, uint32_t how, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
 
+/* As rdt_cuda_put_many, when the work that is queued in the streams of the set's tensors has ended. Called without the GIL. */
+enum rdt_status gpu_put_many(struct conn *conn, const struct borrowed_set *set, const struct rdt_value *values, size_t count,
+                             const struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                             struct rdt_error *err);
+
 /* Lets runs of the plan wait for the streams that write the tensors of the set on GPUs. Returns false with an exception set. */
 bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set);
 
