@@ -335,19 +335,59 @@ Test(cuda_kv, put_of_blocks_ends_at_its_deadline)
     end();
 }
 
-/* A GPU is busy, and the call ends in time all the same; the daemon goes on to serve others. */
-Test(cuda_kv, load_ends_at_its_deadline)
+/* A GPU is busy: the call ends in time all the same, and the daemon goes on to serve others. */
+static struct engine_cache load_too_slowly(rdt *conn, rdt_cuda *gpu)
+{
+    struct engine_cache cache = offer_cache(gpu);
+
+    put_in_host_cache(1);
+    aim_at(cache.memory);
+    must_be(RDT_TIMED_OUT, rdt_load_many(conn, refs, BLOCKS, targets, counts, SEC / 5, statuses, &err));
+    must_ok(rdt_ping(conn, LONG, &err));
+    return cache;
+}
+
+static void begin_slowly(void)
 {
     if (gpu_is_real())
         cr_skip_test("a real driver cannot be slowed down");
     begin_with("FAKE_CUDA_COPY_US=1000", (const char *const[]){"--pool-idle=200ms", NULL});
-    put_in_host_cache(1);
-    struct engine_cache cache = offer_cache(gpu_b);
-    aim_at(cache.memory);
-    must_be(RDT_TIMED_OUT, rdt_load_many(b, refs, BLOCKS, targets, counts, SEC / 5, statuses, &err));
-    must_ok(rdt_ping(b, LONG, &err));
+}
+
+Test(cuda_kv, load_ends_at_its_deadline)
+{
+    begin_slowly();
+    struct engine_cache cache = load_too_slowly(b, gpu_b);
     free_blocks();
     end_cache(b, &cache); /* waits until nobody writes there */
     end();
+}
+
+Test(cuda_kv, copies_end_after_their_client)
+{
+    rdt *engine;
+    rdt_cuda *gpu;
+
+    begin_slowly();
+    node_connect(&node, &engine);
+    must_ok(rdt_cuda_open(engine, &gpu, &err));
+    struct engine_cache cache = load_too_slowly(engine, gpu);
+    rdt_cuda_close(gpu);
+    rdt_close(engine);
+    gpu_free_chunks(cache.memory, CHUNK, CHUNKS); /* the daemon has its own descriptors of them */
+    free_blocks();
+    end();
+}
+
+Test(cuda_kv, daemon_ends_after_its_copies)
+{
+    begin_slowly();
+    struct engine_cache cache = load_too_slowly(b, gpu_b);
+    rdt_cuda_close(gpu_a);
+    rdt_cuda_close(gpu_b);
+    rdt_close(a);
+    rdt_close(b);
+    node_stop(&node); /* exits with 0 */
+    gpu_free_chunks(cache.memory, CHUNK, CHUNKS);
 }
 #endif
