@@ -76,8 +76,9 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
     return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "copying GPU memory to the host");
 }
 
-enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err)
+enum rdt_status rdt_cuda_wait_stream_for(rdt_cuda *cuda, int ordinal, void *stream, int64_t timeout_ns, struct rdt_error *err)
 {
+    int64_t deadline_ns = clock_deadline_ns(timeout_ns);
     struct cuda_gpu *gpu;
     struct entered entered;
     enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
@@ -86,9 +87,14 @@ enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, 
         status = gpu_enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)
         return status;
-    status = stream_await(cuda->driver, gpu, stream, CLOCK_NEVER, err);
+    status = stream_await(cuda->driver, gpu, stream, deadline_ns, err);
     gpu_leave(cuda->driver, &entered);
     return status;
+}
+
+enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err)
+{
+    return rdt_cuda_wait_stream_for(cuda, ordinal, stream, RDT_FOREVER, err);
 }
 
 /* This library has mapped no memory of a GPU that it has not opened, so there is nothing to wait for, even if another library

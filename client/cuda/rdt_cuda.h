@@ -143,6 +143,9 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
  * INVALID: the stream is being captured into a graph. SYSTEM: the work failed. */
 enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err);
 
+/* rdt_cuda_wait_stream for at most timeout_ns; negative: no limit. TIMED_OUT. */
+enum rdt_status rdt_cuda_wait_stream_for(rdt_cuda *cuda, int ordinal, void *stream, int64_t timeout_ns, struct rdt_error *err);
+
 /* Calls run_then(arg), in a thread of the library, when all work that is now queued in the streams [n] of that GPU has
  * finished; n is at most 8. Does not wait, so it may be used while a stream is captured into a graph; a stream that is being
  * captured has no work and is skipped. For releasing memory that streams still use: run_then may call librdt, but not

@@ -513,6 +513,21 @@ def test_blocks_of_a_gpu_go_to_the_host_cache():
         source.end()
 
 
+def test_calls_with_tensors_of_a_busy_stream_end_in_time():
+    with Gpu() as (c, reader):
+        gate, target = Gate(), ByInterface(np.zeros_like(VALUE))
+        target.stream = gate.stream.value
+        ref = c.put(VALUE)
+        for call in (lambda: reader.get(ref, into=target, timeout=0.2),
+                     lambda: reader.load_many([ref], [target], timeout=0.2),
+                     lambda: reader.put(target, evictable=True, device="host", timeout=0.2),
+                     lambda: reader.put_many([target], evictable=True, device="host", timeout=0.2)):
+            with raises(rdtd.TimedOut, "stream"):
+                call()
+        gate.end()
+        target.end()
+
+
 def test_blocks_of_a_gpu_that_is_not_known_are_loaded():
     with Gpu() as (c, reader):
         refs = c.put_many(list(KV[:3]), snapshot=True)

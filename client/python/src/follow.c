@@ -234,7 +234,7 @@ static PyObject *follower_commit_into(PyObject *self, PyObject *list)
 
     if (set && (set->on_gpus == 0 || gpu_open(follower->conn)) && follower_enter(follower)) {
         if (set->on_gpus > 0)
-            WAITS(follower->conn, status, gpu_await(follower->conn, set, &err));
+            WAITS(follower->conn, status, gpu_await(follower->conn, set, NULL, &err));
         options.targets = set->tensors;
         options.n_targets = set->count;
         if (status == RDT_OK) {

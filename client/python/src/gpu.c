@@ -46,13 +46,13 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     return RDT_UNSUPPORTED;
 }
 enum rdt_status gpu_put_many(struct conn *conn, const struct borrowed_set *set, const struct rdt_value *values, size_t count,
-                             const struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                             struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
                              struct rdt_error *err)
 {
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
-enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
+enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, int64_t *timeout_ns, struct rdt_error *err)
 {
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
@@ -61,7 +61,7 @@ bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set
 {
     return true; /* no plan has targets on GPUs */
 }
-enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
+enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, int64_t *timeout_ns, struct rdt_error *err)
 {
     return RDT_OK;
 }
@@ -165,13 +165,23 @@ struct waited { /* the streams that a call has waited for; what does not fit is 
         void *stream;
     } at[16];
     unsigned n;
+    int64_t until_ns; /* of CLOCK_MONOTONIC; 0: without limit */
 };
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 /* Waits for the stream that writes the tensor, unless the call has done so for another tensor. */
 static enum rdt_status wait_once(struct conn *conn, const struct borrowed *borrowed, const void *data, struct waited *waited,
                                  struct rdt_error *err)
 {
     int ordinal = HOST;
+    int64_t left_ns = RDT_FOREVER;
     enum rdt_status status = rdt_cuda_where(conn->cuda, data, &ordinal, err);
 
     if (status != RDT_OK || ordinal == HOST)
@@ -179,7 +189,9 @@ static enum rdt_status wait_once(struct conn *conn, const struct borrowed *borro
     for (unsigned i = 0; i < waited->n; i++)
         if (waited->at[i].ordinal == ordinal && waited->at[i].stream == borrowed->stream)
             return RDT_OK;
-    status = rdt_cuda_wait_stream(conn->cuda, ordinal, borrowed->stream, err);
+    if (waited->until_ns > 0)
+        left_ns = waited->until_ns > now_ns() ? waited->until_ns - now_ns() : 0;
+    status = rdt_cuda_wait_stream_for(conn->cuda, ordinal, borrowed->stream, left_ns, err);
     if (status == RDT_OK && waited->n < sizeof waited->at / sizeof waited->at[0]) {
         waited->at[waited->n].ordinal = ordinal;
         waited->at[waited->n++].stream = borrowed->stream;
@@ -187,14 +199,17 @@ static enum rdt_status wait_once(struct conn *conn, const struct borrowed *borro
     return status;
 }
 
-enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err)
+enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, int64_t *timeout_ns, struct rdt_error *err)
 {
-    struct waited waited = {.n = 0};
+    bool limited = timeout_ns && *timeout_ns > RDT_NO_WAIT && *timeout_ns < INT64_MAX / 2;
+    struct waited waited = {.until_ns = limited ? now_ns() + *timeout_ns : 0};
     enum rdt_status status = RDT_OK;
 
     for (size_t i = 0; status == RDT_OK && i < set->count; i++)
         if (set->borrowed[i].on_gpu)
             status = wait_once(conn, &set->borrowed[i], set->tensors[i].data, &waited, err);
+    if (limited)
+        *timeout_ns = waited.until_ns > now_ns() ? waited.until_ns - now_ns() : 1;
     return status;
 }
 
@@ -241,7 +256,7 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     options.to_host = how_to & PUT_TO_HOST;
     options.has_stream = !(options.to_host && put->flags & NEVER_PENDING) && in_one_stream(conn, set, &options.stream);
     if (!options.has_stream)
-        status = gpu_await(conn, set, err);
+        status = gpu_await(conn, set, &put->timeout_ns, err);
     if (status == RDT_OK)
         status = rdt_cuda_put(conn->cuda, set->tensors, set->count, &options, ref_p, err);
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
@@ -256,10 +271,10 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
 }
 
 enum rdt_status gpu_put_many(struct conn *conn, const struct borrowed_set *set, const struct rdt_value *values, size_t count,
-                             const struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                             struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
                              struct rdt_error *err)
 {
-    enum rdt_status status = gpu_await(conn, set, err);
+    enum rdt_status status = gpu_await(conn, set, &put->timeout_ns, err);
 
     return status == RDT_OK ? rdt_cuda_put_many(conn->cuda, values, count, put, refs_p, statuses_p, err) : status;
 }
@@ -342,10 +357,10 @@ enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct 
     return status;
 }
 
-enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
+enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, int64_t *timeout_ns, struct rdt_error *err)
 {
     enum rdt_cuda_how *how = calloc(set->count + 1, sizeof *how);
-    enum rdt_status status = gpu_await(conn, set, err);
+    enum rdt_status status = gpu_await(conn, set, timeout_ns, err);
     size_t bytes;
 
     set->conn = conn;

@@ -111,7 +111,7 @@ static bool putting_init(struct putting *putting, PyObject *tensors, PyObject *c
 }
 
 /* An interrupted call is CANCELLED, whatever the first value that was not put met. */
-static enum rdt_status put_values(struct conn *conn, const struct putting *putting, const struct rdt_put_options *options,
+static enum rdt_status put_values(struct conn *conn, const struct putting *putting, struct rdt_put_options *options,
                                   struct rdt_error *err)
 {
     size_t count = (size_t)putting->count;
@@ -417,7 +417,7 @@ static enum rdt_status load_values(struct conn *conn, struct loading *loading, s
                                    struct rdt_error *err)
 {
     struct borrowed_set *set = loading->set;
-    enum rdt_status status = set->on_gpus > 0 ? gpu_offer(conn, set, err) : RDT_OK, delivered;
+    enum rdt_status status = set->on_gpus > 0 ? gpu_offer(conn, set, &timeout_ns, err) : RDT_OK, delivered;
     size_t at = 0;
 
     if (status != RDT_OK)

@@ -409,18 +409,19 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
 
 /* As rdt_cuda_put_many, when the work that is queued in the streams of the set's tensors has ended. Called without the GIL. */
 enum rdt_status gpu_put_many(struct conn *conn, const struct borrowed_set *set, const struct rdt_value *values, size_t count,
-                             const struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
+                             struct rdt_put_options *put, struct rdt_ref *refs_p, enum rdt_status *statuses_p,
                              struct rdt_error *err);
 
 /* Lets runs of the plan wait for the streams that write the tensors of the set on GPUs. Returns false with an exception set. */
 bool gpu_order(struct conn *conn, rdt_plan *plan, const struct borrowed_set *set);
 
-/* Waits for the work that is queued in the streams of a set's tensors on GPUs. Called without the GIL. */
-enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, struct rdt_error *err);
+/* Waits for the work that is queued in the streams of a set's tensors on GPUs. *timeout_ns, if it is above
+ * RDT_NO_WAIT, limits that, and is what is left of it afterwards. Called without the GIL. */
+enum rdt_status gpu_await(struct conn *conn, const struct borrowed_set *set, int64_t *timeout_ns, struct rdt_error *err);
 
-/* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams. Called
- * without the GIL. */
-enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err);
+/* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams, as
+ * gpu_await. Called without the GIL. */
+enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, int64_t *timeout_ns, struct rdt_error *err);
 void gpu_take_back(struct borrowed_set *set);
 
 /* The fetch has ended well: copies what has landed elsewhere to its targets, in their streams. Without the GIL. */

@@ -331,14 +331,14 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
-static enum rdt_status begin_fetching(struct conn *conn, struct fetching *fetching, const struct rdt_fetch_options *options,
+static enum rdt_status begin_fetching(struct conn *conn, struct fetching *fetching, struct rdt_fetch_options *options,
                                       int64_t patience_ns, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
     for (size_t i = 0; status == RDT_OK && i < fetching->count; i++)
         if (fetching->borrowed[i] && fetching->borrowed[i]->on_gpus > 0)
-            status = gpu_offer(conn, fetching->borrowed[i], err);
+            status = gpu_offer(conn, fetching->borrowed[i], &options->timeout_ns, err);
     if (status == RDT_OK)
         status = rdt_fetch_start(conn->rdt, fetching->refs, fetching->count, options, fetching->requests, err);
     if (status == RDT_OK && patience_ns > 0) /* the requests carry the results */
