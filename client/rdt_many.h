@@ -111,11 +111,11 @@ enum rdt_status rdt_fetch_each(rdt *rdt, const struct rdt_ref *refs, size_t coun
  * have failed: the blocks of a cache into one memory. targets [count] are lists [target_counts[i]] of row-major tensors with
  * the dtypes and shapes of the object's; no two overlap. Nothing else of the objects is returned. Objects of this user on this
  * node whose refs have a generation, as those of rdt_lookup do, take one message for hundreds: the daemon copies them at once
- * into targets in memory from one rdt_alloc, or in one range of memory on a device that it knows (rdt_devices.h), and by way of
- * memory of its own into targets of up to 4 MiB in ordinary memory. Copies to and from devices are queued some hundred at a
- * time. All others are fetched one by one. A ref without a generation waits for its put. timeout_ns is as in rdt_fetch_options;
- * after TIMED_OUT and CANCELLED the daemon may write to targets in memory that it knows for a moment. Errors of each: those of
- * rdt_fetch. */
+ * into targets in memory from rdt_alloc, or in memory on devices that it knows (rdt_devices.h), also where the targets of one
+ * object lie in several ranges, and by way of memory of its own into targets of up to 4 MiB in ordinary memory. Copies to and
+ * from devices are queued some hundred at a time. All others are fetched one by one. A ref without a generation waits for its
+ * put. timeout_ns is as in rdt_fetch_options; after TIMED_OUT and CANCELLED the daemon may write to targets in memory that it
+ * knows for a moment. Errors of each: those of rdt_fetch. */
 enum rdt_status rdt_load_many(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_tensor *const *targets,
                               const size_t *target_counts, int64_t timeout_ns, enum rdt_status *statuses_p,
                               struct rdt_error *err);

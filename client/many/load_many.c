@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_load_many: the objects of a message are copied into one region by the daemon: into the one where the targets lie, or into
- * one of this call, out of which this thread copies them while the daemon fills another. The rest is fetched. */
+/* rdt_load_many: the objects of a message are copied by the daemon into the regions where their targets lie, or into one of this
+ * call, out of which this thread copies them while the daemon fills another. The rest is fetched. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #include "client/session/connection.h"
 #include "client/session/interrupt.h"
 #include "client/tensor.h"
+#include "proto/grow.h"
 #include "proto/layout.h"
 #include "proto/wire_limits.h"
 
@@ -25,11 +26,16 @@
 
 struct batch { /* what one message loads */
     Rdt__Pb__LoadMany message;
-    Rdt__Pb__RegionUse use;
+    Rdt__Pb__RegionUse *uses, **use_list; /* [n_into], or one */
     Rdt__Pb__TensorList list;
-    struct layout *layout; /* of the targets, in the region */
+    struct layout *layout; /* of the targets, in their regions */
     void **data;           /* [layout->count] where they are */
-    struct mapping *into;  /* a reference; NULL: into stages[stage] */
+    bool direct;           /* else into stages[stage] */
+    struct mapper *mapper; /* of all regions, if direct; NULL: host memory */
+    struct mapping **into; /* [n_into] a reference each, by the number of the region */
+    size_t n_into, into_room;
+    uint32_t *regions; /* [n_targets] the numbers of the regions of the targets, if direct */
+    size_t regions_room;
     unsigned stage;
     unsigned n;
     size_t n_targets;
@@ -81,95 +87,171 @@ static bool may_be_loaded_into(const struct mapping *at)
     return (at->origin == MAPPING_ALLOCATED || (at->origin == MAPPING_IMPORTED && at->mapper)) && !at->loan;
 }
 
-/* Where the targets of object i lie: *into_p is the region of all of them, or NULL, and *bytes_p what they take. false: the
- * object is fetched. With the lock. */
-static bool look(const struct loading *loading, size_t i, struct mapping **into_p, uint64_t *bytes_p)
+/* Where the targets of an object lie. */
+struct sight {
+    bool direct; /* in memory that the daemon knows, all of it of this mapper's kind */
+    struct mapper *mapper;
+    uint64_t bytes;
+};
+
+/* The memory of a target, and its bytes. *at_p NULL: ordinary memory. false: the object is fetched. With the lock. */
+static bool find_memory(const struct loading *loading, const struct rdt_tensor *target, struct mapping **at_p, size_t *bytes_p)
+{
+    uintptr_t lo = (uintptr_t)target->data;
+
+    if (rdt_tensor_bytes(target, bytes_p, NULL) != RDT_OK || !target->data || *bytes_p == 0 || !is_row_major(target))
+        return false;
+    *at_p = memory_at(&loading->conn->memory, lo, lo + *bytes_p);
+    return !*at_p || (may_be_loaded_into(*at_p) && memory_contains(*at_p, lo, lo + *bytes_p));
+}
+
+/* false: object i is fetched. With the lock. */
+static bool look(const struct loading *loading, size_t i, struct sight *sight_p)
 {
     const struct rdt_ref *ref = &loading->refs[i];
+    struct sight sight = {.bytes = 0};
 
-    *into_p = NULL;
-    *bytes_p = 0;
     if (ref->generation == 0 || ref->is_name || memcmp(ref->node, loading->node.node, sizeof ref->node) != 0)
         return false;
     for (size_t t = 0; t < loading->target_counts[i]; t++) {
-        const struct rdt_tensor *target = &loading->targets[i][t];
-        uintptr_t lo = (uintptr_t)target->data;
         struct mapping *at;
         size_t bytes;
 
-        if (rdt_tensor_bytes(target, &bytes, NULL) != RDT_OK || !target->data || bytes == 0 || !is_row_major(target))
+        if (!find_memory(loading, &loading->targets[i][t], &at, &bytes) ||
+            (t > 0 && (sight.direct != (at != NULL) || (at && at->mapper != sight.mapper))))
             return false;
-        at = memory_at(&loading->conn->memory, lo, lo + bytes);
-        if (at && (!may_be_loaded_into(at) || !memory_contains(at, lo, lo + bytes)))
-            return false;
-        if (t > 0 && at != *into_p)
-            return false;
-        *into_p = at;
-        *bytes_p = align_up(*bytes_p) + bytes;
+        sight.direct = at;
+        sight.mapper = at ? at->mapper : NULL;
+        sight.bytes = align_up(sight.bytes) + bytes;
     }
-    return *bytes_p > 0 && (*into_p || *bytes_p <= STAGED_MOST);
+    *sight_p = sight;
+    return sight.bytes > 0 && (sight.direct || sight.bytes <= STAGED_MOST);
 }
 
 /* ---- a batch ---- */
+
+/* With the lock. */
+static void forget_regions(struct loading *loading, struct batch *batch)
+{
+    while (batch->n_into > 0)
+        memory_unref(&loading->conn->memory, batch->into[--batch->n_into]);
+}
 
 static void batch_free(struct loading *loading, struct batch *batch)
 {
     if (!batch)
         return;
-    if (batch->into) {
-        connection_lock(loading->conn);
-        memory_unref(&loading->conn->memory, batch->into);
-        connection_unlock(loading->conn);
-    }
+    connection_lock(loading->conn);
+    forget_regions(loading, batch);
+    connection_unlock(loading->conn);
+    free(batch->into);
+    free(batch->regions);
+    free(batch->uses);
+    free(batch->use_list);
     free(batch->layout);
     free(batch->data);
     free(batch);
 }
 
+/* Gives the region of a target a number in the message. LIMIT: there are too many. With the lock. */
+static enum rdt_status number_region(struct loading *loading, struct batch *batch, const struct rdt_tensor *target,
+                                     uint64_t mark, uint32_t *number_p)
+{
+    struct mapping *at = NULL, **into;
+    size_t bytes;
+
+    (void)find_memory(loading, target, &at, &bytes);
+    if (at->mark != mark) {
+        if (batch->n_into == RDT_MAX_TARGET_REGIONS)
+            return RDT_LIMIT;
+        into = array_grow(batch->into, batch->n_into, &batch->into_room, sizeof(struct mapping *));
+        if (!into)
+            return RDT_NO_MEMORY;
+        batch->into = into;
+        at->mark = mark;
+        at->index = (uint32_t)batch->n_into;
+        memory_ref(at);
+        batch->into[batch->n_into++] = at;
+    }
+    *number_p = at->index;
+    return RDT_OK;
+}
+
+/* Adds the regions of an object's targets. After an error those that were added are of no use, and do no harm. */
+static enum rdt_status number_regions(struct loading *loading, struct batch *batch, size_t i, uint64_t mark)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t t = 0; status == RDT_OK && t < loading->target_counts[i]; t++) {
+        uint32_t *regions = array_grow(batch->regions, batch->n_targets + t, &batch->regions_room, sizeof *regions);
+        if (!regions)
+            return RDT_NO_MEMORY;
+        batch->regions = regions;
+        status = number_region(loading, batch, &loading->targets[i][t], mark, &regions[batch->n_targets + t]);
+    }
+    return status;
+}
+
+static bool fits(const struct loading *loading, const struct batch *batch, const struct sight *sight)
+{
+    return sight->direct == batch->direct && sight->mapper == batch->mapper &&
+           align_up(batch->bytes) + sight->bytes <= (batch->direct ? DIRECT_BYTES : loading->stage_bytes);
+}
+
 /* The objects from *next_p on that one message loads. Passes over those that are fetched. NULL: there are none, or there is no
  * memory. */
-static struct batch *next_batch(const struct loading *loading, size_t *next_p)
+static struct batch *next_batch(struct loading *loading, size_t *next_p)
 {
     struct batch *batch = malloc(sizeof *batch);
-    struct mapping *into;
-    uint64_t bytes;
+    enum rdt_status status = RDT_OK;
+    struct sight sight;
+    uint64_t mark;
 
     if (!batch)
         return NULL;
     memset(batch, 0, offsetof(struct batch, which));
     connection_lock(loading->conn);
+    mark = memory_mark(&loading->conn->memory);
     for (; *next_p < loading->count && batch->n < BATCH_MOST; ++*next_p) {
-        if (!look(loading, *next_p, &into, &bytes))
+        if (!look(loading, *next_p, &sight))
             continue;
-        if (batch->n > 0 &&
-            (into != batch->into || align_up(batch->bytes) + bytes > (into ? DIRECT_BYTES : loading->stage_bytes)))
+        if (batch->n > 0 && !fits(loading, batch, &sight))
             break;
-        if (batch->n == 0 && into)
-            memory_ref(into);
-        batch->into = into;
+        batch->direct = sight.direct;
+        batch->mapper = sight.mapper;
+        status = sight.direct ? number_regions(loading, batch, *next_p, mark) : RDT_OK;
+        if (status == RDT_LIMIT && batch->n == 0) { /* it is fetched */
+            forget_regions(loading, batch);
+            mark = memory_mark(&loading->conn->memory);
+            continue;
+        }
+        if (status != RDT_OK)
+            break;
         batch->generation[batch->n] = loading->refs[*next_p].generation;
         batch->counts[batch->n] = (uint32_t)loading->target_counts[*next_p];
         batch->which[batch->n++] = *next_p;
         batch->n_targets += loading->target_counts[*next_p];
-        batch->bytes = align_up(batch->bytes) + bytes;
+        batch->bytes = align_up(batch->bytes) + sight.bytes;
     }
     connection_unlock(loading->conn);
     if (batch->n > 0)
         return batch;
-    free(batch);
+    batch_free(loading, batch);
     return NULL;
 }
 
-/* Sets the region into which the batch goes. */
-static enum rdt_status set_region(struct loading *loading, struct batch *batch, struct rdt_error *err)
+/* Names the regions into which the batch goes. */
+static enum rdt_status set_regions(struct loading *loading, struct batch *batch, struct rdt_error *err)
 {
-    const struct mapping *region = batch->into;
+    size_t n = batch->direct ? batch->n_into : 1;
+    void **stage = &loading->stages[batch->stage];
     enum rdt_status status = RDT_OK;
-    void **stage;
 
-    rdt__pb__region_use__init(&batch->use);
-    batch->message.region = &batch->use;
-    if (!region) {
+    batch->uses = calloc(n, sizeof *batch->uses);
+    batch->use_list = calloc(n, sizeof(Rdt__Pb__RegionUse *));
+    if (!batch->uses || !batch->use_list)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to load %u objects", batch->n);
+    if (!batch->direct) {
         batch->stage = loading->n_batches++ % BATCHES;
         stage = &loading->stages[batch->stage];
         status = *stage ? RDT_OK : rdt_alloc(loading->conn, loading->stage_bytes, stage, err);
@@ -177,15 +259,23 @@ static enum rdt_status set_region(struct loading *loading, struct batch *batch, 
     if (status != RDT_OK)
         return status;
     connection_lock(loading->conn);
-    if (!region)
-        region = memory_at(&loading->conn->memory, (uintptr_t)*stage, (uintptr_t)*stage + 1);
-    batch->use.region = region->region;
-    batch->use.generation = region->generation;
+    for (size_t i = 0; i < n; i++) {
+        const struct mapping *region = batch->direct ? batch->into[i] : NULL;
+        if (!region)
+            region = memory_at(&loading->conn->memory, (uintptr_t)*stage, (uintptr_t)*stage + 1);
+        rdt__pb__region_use__init(&batch->uses[i]);
+        batch->uses[i].region = region->region;
+        batch->uses[i].generation = region->generation;
+        batch->use_list[i] = &batch->uses[i];
+    }
     connection_unlock(loading->conn);
+    batch->message.region = batch->use_list[0];
+    batch->message.more_regions = batch->use_list + 1;
+    batch->message.n_more_regions = n - 1;
     return RDT_OK;
 }
 
-/* Makes the list of targets, and says where each lies in the region. */
+/* Makes the list of targets, and says where each lies in its region. */
 static enum rdt_status place(struct loading *loading, struct batch *batch, struct rdt_error *err)
 {
     struct rdt_tensor *all = malloc((batch->n_targets + 1) * sizeof *all);
@@ -203,9 +293,10 @@ static enum rdt_status place(struct loading *loading, struct batch *batch, struc
         status = tensor_layout(all, n, &batch->layout, err);
     for (uint32_t t = 0; status == RDT_OK && t < batch->layout->count; t++) {
         batch->data[t] = all[t].data;
-        batch->layout->region[t] = 0;
+        batch->layout->region[t] = batch->direct ? batch->regions[t] : 0;
         at = align_up(at);
-        batch->layout->offset[t] = batch->into ? (uint64_t)((uint8_t *)all[t].data - batch->into->addr) : at;
+        batch->layout->offset[t] =
+            batch->direct ? (uint64_t)((uint8_t *)all[t].data - batch->into[batch->regions[t]]->addr) : at;
         at += layout_bytes(batch->layout, t);
     }
     free(all);
@@ -218,7 +309,7 @@ static enum rdt_status send_batch(struct loading *loading, struct batch *batch, 
     enum rdt_status status;
 
     rdt__pb__load_many__init(message);
-    status = set_region(loading, batch, err);
+    status = set_regions(loading, batch, err);
     if (status == RDT_OK)
         status = place(loading, batch, err);
     if (status != RDT_OK)
@@ -235,7 +326,7 @@ static enum rdt_status send_batch(struct loading *loading, struct batch *batch, 
 /* Copies what has come into a region of this call. */
 static void copy_out(const struct loading *loading, const struct batch *batch)
 {
-    const uint8_t *from = batch->into ? NULL : loading->stages[batch->stage];
+    const uint8_t *from = batch->direct ? NULL : loading->stages[batch->stage];
     uint32_t t = 0;
 
     for (unsigned i = 0; from && i < batch->n; i++)
@@ -276,14 +367,13 @@ static void finish(struct loading *loading)
 /* A stage has room for the largest object that needs one. */
 static void size_stages(struct loading *loading)
 {
-    struct mapping *into;
-    uint64_t bytes;
+    struct sight sight;
 
     loading->stage_bytes = STAGED_BYTES;
     connection_lock(loading->conn);
     for (size_t i = 0; i < loading->count; i++)
-        if (look(loading, i, &into, &bytes) && !into && bytes > loading->stage_bytes)
-            loading->stage_bytes = bytes;
+        if (look(loading, i, &sight) && !sight.direct && sight.bytes > loading->stage_bytes)
+            loading->stage_bytes = sight.bytes;
     connection_unlock(loading->conn);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOAD_MANY: copies the tensors of many objects of the caller into one region of its own, as one copy. The region lies in host
- * memory or on a device, and so do the tensors. Without a region it hands them out (rpc_hand_out.c).
+/* LOAD_MANY: copies the tensors of many objects of the caller into regions of its own, as one copy. The regions lie in host
+ * memory or on devices, and so do the tensors. Without a region it hands them out (rpc_hand_out.c).
  *
- *   read     a thread reads the list of targets, and checks that they lie in the region
+ *   read     a thread reads the list of targets, and checks that they lie in the regions
  *   find     in slices, each object is found, held and pinned; its tensors become rows of one list
  *   place    in slices, the memory of each is mapped
  *   copy     one copy of all rows: from host memory to host memory on the threads of the pool or of the owner (copy.h), and all
@@ -11,6 +11,7 @@
  *
  * What cannot be loaded like this, for whatever reason, is left out: the client fetches it, and learns why. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/calls/call.h"
 #include "daemon/memory/copy.h"
@@ -21,6 +22,7 @@
 #define NOWHERE 0u         /* the place of what is left out */
 #define STEPS_PER_TURN 16u /* as of other copies (transfer_local_copy.c) */
 #define OBJECT_HEAP_BYTES 32u
+#define REGION_HEAP_BYTES (2 * sizeof(struct region *) + sizeof(struct copy_place) + sizeof(struct device_place))
 
 struct loading;
 
@@ -33,7 +35,7 @@ struct load_job {
 struct load_devices {            /* rows of which one end, or both, lie on a device */
     struct memory_kind *kind;    /* of all these devices; NULL: there are none */
     struct device_place *from;   /* [n_places] */
-    struct device_place to;      /* the region */
+    struct device_place *to;     /* [n_regions] */
     struct device_copy *copying; /* NULL: it has ended, or not begun */
     bool unpinned;               /* some of the host memory is not pinned for the kind */
     bool failed;
@@ -47,7 +49,11 @@ struct loading {
     struct account *account; /* a reference */
     struct arena arena;      /* of the message */
     const Rdt__Pb__LoadMany *message;
-    struct region *region;           /* a reference and a pin */
+    struct region **regions; /* [n_regions] a reference and a pin each; as the targets number them */
+    struct region **sorted;  /* the same, by address */
+    uint32_t n_regions;
+    uint32_t *order;                 /* [targets->count] in which the rows are copied; NULL: as they are */
+    bool on_device;                  /* the regions are */
     struct layout *targets, *source; /* of all objects, row by row */
     struct object **objects;         /* [n] held and pinned; NULL: left out */
     int32_t *status;                 /* [n] */
@@ -92,12 +98,17 @@ static void loading_free(struct loading *loading)
 {
     struct rpc *rpc = loading->rpc;
 
-    if (loading->region) {
-        region_unpin(loading->region);
-        region_unref(loading->region);
+    while (loading->n_regions > 0) {
+        struct region *region = loading->regions[--loading->n_regions];
+        region_unpin(region);
+        region_unref(region);
     }
+    free(loading->regions);
+    free(loading->sorted);
+    free(loading->order);
     copy_fini(&loading->copy);
     free(loading->devices.from);
+    free(loading->devices.to);
     account_give(loading->account, USAGE_HEAP, loading->heap);
     account_unref(loading->account);
     work_free_arena(rpc->regions->pool, &loading->arena);
@@ -120,7 +131,7 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
         loading->objects[loading->next++] = NULL;
         if (!object)
             continue;
-        for (uint32_t r = 0; !region_is_host(loading->region) && r < object->memory.n_regions; r++)
+        for (uint32_t r = 0; loading->on_device && r < object->memory.n_regions; r++)
             region_note_device_copy(object->memory.uses[r].region, loading->devices.kind);
         object_unpin(object);
         object_drop(object);
@@ -175,9 +186,10 @@ static void run_job(struct work *work)
 /* Memory that was missing or could not be read makes all of them doubtful. */
 static void check(struct loading *loading)
 {
-    bool whole =
-        atomic_load(&loading->copy.failed) == 0 && !loading->devices.failed && region_check(loading->region, NULL) == RDT_OK;
+    bool whole = atomic_load(&loading->copy.failed) == 0 && !loading->devices.failed;
 
+    for (uint32_t r = 0; whole && r < loading->n_regions; r++)
+        whole = region_check(loading->regions[r], NULL) == RDT_OK;
     for (uint32_t i = 0; i < loading->n; i++)
         if (!whole)
             loading->status[i] = LEFT_OUT;
@@ -189,8 +201,8 @@ static void check(struct loading *loading)
 static void all_ended(struct loading *loading)
 {
     loading->copied += atomic_load(&loading->copy.copied);
-    if (loading->devices.kind)
-        region_note_device_copy(loading->region, loading->devices.kind);
+    for (uint32_t r = 0; loading->devices.kind && r < loading->n_regions; r++)
+        region_note_device_copy(loading->regions[r], loading->devices.kind);
     check(loading);
     end(loading);
 }
@@ -222,23 +234,61 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
         all_ended(loading);
 }
 
+static void reorder_column(uint32_t *column, const uint32_t *order, uint32_t n, void *spare)
+{
+    uint32_t *moved = spare;
+
+    for (uint32_t i = 0; i < n; i++)
+        moved[i] = column[order[i]];
+    memcpy(column, moved, n * sizeof *column);
+}
+
+static void reorder(struct layout *layout, const uint32_t *order, void *spare)
+{
+    uint64_t *moved = spare;
+    uint32_t n = layout->count;
+
+    reorder_column(layout->dtype, order, n, spare);
+    reorder_column(layout->ndim, order, n, spare);
+    reorder_column(layout->first_dim, order, n, spare);
+    reorder_column(layout->region, order, n, spare);
+    for (uint32_t i = 0; i < n; i++)
+        moved[i] = layout->offset[order[i]];
+    memcpy(layout->offset, moved, n * sizeof *moved);
+}
+
+/* A device copies between one pair of blocks at a time, and an object may have a tensor in each of many. Without memory the
+ * rows stay as they are, which takes longer. */
+static void reorder_rows(struct loading *loading)
+{
+    void *spare = loading->order ? malloc((loading->targets->count + 1u) * sizeof(uint64_t)) : NULL;
+
+    if (!spare)
+        return;
+    reorder(loading->targets, loading->order, spare);
+    reorder(loading->source, loading->order, spare);
+    free(spare);
+}
+
 /* The device's copy, if there is something for it. */
 static void start_device_copy(struct loading *loading)
 {
     struct load_devices *devices = &loading->devices;
 
-    devices->to.region = loading->region;
     if (!devices->kind)
         return;
-    devices->unpinned |= region_is_host(loading->region) && !region_is_pinned_for(loading->region, devices->kind);
-    devices->failed = device_copy_start(loading->source, devices->from, loading->targets, &devices->to, NULL,
-                                        !devices->unpinned, on_device_copied, loading, &devices->copying, NULL) != RDT_OK;
+    for (uint32_t r = 0; r < loading->n_regions; r++) {
+        devices->to[r].region = loading->regions[r];
+        devices->unpinned |= !loading->on_device && !region_is_pinned_for(loading->regions[r], devices->kind);
+    }
+    devices->failed = device_copy_start(loading->source, devices->from, loading->targets, devices->to, NULL, !devices->unpinned,
+                                        on_device_copied, loading, &devices->copying, NULL) != RDT_OK;
     loading->n_jobs += devices->copying != NULL;
 }
 
 static void start_copy(struct loading *loading)
 {
-    unsigned n = region_is_host(loading->region) ? copy_threads(&loading->copy, loading->rpc->options->worker_threads) : 0;
+    unsigned n = !loading->on_device ? copy_threads(&loading->copy, loading->rpc->options->worker_threads) : 0;
 
     loading->jobs = calloc(n + 1u, sizeof *loading->jobs);
     if (!loading->jobs) {
@@ -247,6 +297,7 @@ static void start_copy(struct loading *loading)
         return;
     }
     loading->n_jobs = n;
+    reorder_rows(loading);
     start_device_copy(loading);
     for (unsigned i = 0; i < n; i++) {
         loading->jobs[i] = (struct load_job){.work = {.run = run_job, .done = job_done, .lane = loading->call->client->id},
@@ -269,7 +320,7 @@ static enum rdt_status place_region(struct loading *loading, uint32_t at, struct
         devices->from[at].region = region;
     if (!region_is_host(region))
         return RDT_OK;
-    devices->unpinned |= devices->kind && !region_is_host(loading->region) && !region_is_pinned_for(region, devices->kind);
+    devices->unpinned |= loading->on_device && !region_is_pinned_for(region, devices->kind);
     return copy_from(&loading->copy, at, region, &err);
 }
 
@@ -285,7 +336,7 @@ static enum rdt_status place_object(struct loading *loading, uint32_t i, uint32_
         *place = (struct copy_place){.at.base = object_base(object, 0, &err), .kind = object_region(object, 0)->kind};
         if (loading->devices.from)
             loading->devices.from[*place_p].base = place->at.base;
-        loading->devices.unpinned |= !region_is_host(loading->region);
+        loading->devices.unpinned |= loading->on_device;
         ++*place_p;
         return place->at.base ? RDT_OK : LEFT_OUT;
     }
@@ -313,30 +364,42 @@ static bool place_some(struct slice *slice, uint64_t until_ns)
 
 static bool start_places(struct loading *loading, struct rdt_error *err)
 {
-    bool there = copy_init(&loading->copy, loading->source, loading->n_places, loading->targets, 1);
+    struct load_devices *devices = &loading->devices;
+    bool there = copy_init(&loading->copy, loading->source, loading->n_places, loading->targets, loading->n_regions);
 
-    if (loading->devices.kind)
-        loading->devices.from = calloc(loading->n_places + 1u, sizeof *loading->devices.from);
-    if (!there || (loading->devices.kind && !loading->devices.from)) {
+    if (devices->kind) {
+        devices->from = calloc(loading->n_places + 1u, sizeof *devices->from);
+        devices->to = calloc(loading->n_regions, sizeof *devices->to);
+    }
+    if (!there || (devices->kind && (!devices->from || !devices->to))) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
         return false;
     }
-    if (region_is_host(loading->region) && copy_to(&loading->copy, 0, loading->region, err) != RDT_OK)
-        return false;
+    for (uint32_t r = 0; !loading->on_device && r < loading->n_regions; r++)
+        if (copy_to(&loading->copy, r, loading->regions[r], err) != RDT_OK)
+            return false;
     loading->next = loading->row = 0;
     loading->n_places = NOWHERE + 1;
     loading->slice.run = place_some;
     return true;
 }
 
+static int by_address(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t) * (struct region *const *)a, y = (uintptr_t) * (struct region *const *)b;
+
+    return x < y ? -1 : x > y;
+}
+
 /* Whether the region of an object is copied by this message. A device copies only memory of its kind, and no memory that the
  * daemon does not map. */
 static bool may_load_from(const struct loading *loading, const struct region *region)
 {
-    if (region == loading->region || region_may_fault(region)) /* one tensor may lie where another one is written to */
+    if (region_may_fault(region) || /* and one tensor may lie where another one is written to */
+        bsearch(&region, loading->sorted, loading->n_regions, sizeof(struct region *), by_address))
         return false;
     if (region_is_host(region))
-        return region_is_host(loading->region) || !region_is_by_fd(region);
+        return !loading->on_device || !region_is_by_fd(region);
     return !loading->devices.kind || region->kind == loading->devices.kind;
 }
 
@@ -420,6 +483,26 @@ static bool find_some(struct slice *slice, uint64_t until_ns)
 
 /* ---- the list, on a thread ---- */
 
+/* Notes the order of the rows in which those of one region follow one another. */
+static bool find_order(struct loading *loading)
+{
+    const struct layout *targets = loading->targets;
+    uint32_t *next;
+
+    if (loading->n_regions < 2)
+        return true;
+    next = calloc(loading->n_regions + 1u, sizeof *next);
+    loading->order = malloc((targets->count + 1u) * sizeof *loading->order);
+    for (uint32_t t = 0; next && loading->order && t < targets->count; t++)
+        next[targets->region[t] + 1]++;
+    for (uint32_t r = 1; next && r < loading->n_regions; r++)
+        next[r] += next[r - 1];
+    for (uint32_t t = 0; next && loading->order && t < targets->count; t++)
+        loading->order[next[targets->region[t]]++] = t;
+    free(next);
+    return next && loading->order;
+}
+
 static enum rdt_status read_targets(struct loading *loading, struct rdt_error *err)
 {
     const struct layout *targets;
@@ -435,16 +518,21 @@ static enum rdt_status read_targets(struct loading *loading, struct rdt_error *e
         return rdt_error_set(err, RDT_INVALID, "the message has %u targets, and its objects have %llu", targets->count,
                              (unsigned long long)rows);
     for (uint32_t t = 0; t < targets->count; t++) {
+        uint32_t r = targets->region[t];
         status = layout_extent(targets, t, &lo, &hi, err);
         if (status != RDT_OK)
             return status;
-        if (lo < hi && (targets->region[t] != 0 || hi > loading->region->bytes || !layout_is_contiguous(targets, t)))
-            return rdt_error_set(err, RDT_INVALID,
-                                 "target %u ends at byte %llu of region %u, which has %llu, or is not contiguous", t,
-                                 (unsigned long long)hi, targets->region[t], (unsigned long long)loading->region->bytes);
+        if (lo < hi && (r >= loading->n_regions || hi > loading->regions[r]->bytes || !layout_is_contiguous(targets, t)))
+            return rdt_error_set(
+                err, RDT_INVALID, "target %u ends at byte %llu of region %u, which has %llu, or is not contiguous", t,
+                (unsigned long long)hi, r, (unsigned long long)(r < loading->n_regions ? loading->regions[r]->bytes : 0));
+        if (lo == hi)
+            targets->region[t] = 0; /* it has no bytes, and may have named any */
     }
     loading->source = layout_dup(targets);
-    return loading->source ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u targets", targets->count);
+    return loading->source && find_order(loading)
+               ? RDT_OK
+               : rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u targets", targets->count);
 }
 
 static void run_read(struct work *work)
@@ -461,7 +549,8 @@ static void done_read(struct work *work)
 
     if (loading->targets) /* and no object has more places than rows */
         heap = 2 * layout_heap_bytes(loading->targets) +
-               loading->targets->count * (uint64_t)(sizeof(struct copy_place) + sizeof(struct device_place));
+               loading->targets->count *
+                   (uint64_t)(sizeof(struct copy_place) + sizeof(struct device_place) + sizeof *loading->order);
     loading->n_jobs = 0;
     if (loading->call && loading->failed.status == RDT_OK &&
         account_take(loading->account, USAGE_HEAP, heap, &loading->failed) == RDT_OK) {
@@ -476,9 +565,8 @@ static void done_read(struct work *work)
 
 /* ---- the request ---- */
 
-static enum rdt_status begin(struct loading *loading, struct rdt_error *err)
+static enum rdt_status add_region(struct loading *loading, const Rdt__Pb__RegionUse *use, struct rdt_error *err)
 {
-    const Rdt__Pb__RegionUse *use = loading->message->region;
     struct region *region;
     enum rdt_status status = client_region(loading->call->client, use->region, use->generation, &region, err);
 
@@ -488,13 +576,37 @@ static enum rdt_status begin(struct loading *loading, struct rdt_error *err)
         return rdt_error_set(err, RDT_INVALID,
                              "nothing is loaded into region %llu: only into host memory from ALLOC, and memory of a device",
                              (unsigned long long)region->id);
-    loading->devices.kind = region_is_host(region) ? NULL : region->kind;
+    if (loading->n_regions > 0 && region->kind != loading->regions[0]->kind)
+        return rdt_error_set(err, RDT_INVALID, "a message loads into %s memory, and region %llu is %s memory",
+                             loading->regions[0]->kind->name, (unsigned long long)region->id, region->kind->name);
+    loading->regions[loading->n_regions] = loading->sorted[loading->n_regions] = region_ref(region);
+    loading->n_regions++;
+    region_pin(region);
+    return RDT_OK;
+}
+
+static enum rdt_status begin(struct loading *loading, struct rdt_error *err)
+{
+    const Rdt__Pb__LoadMany *message = loading->message;
+    enum rdt_status status;
+
+    if (message->n_more_regions >= RDT_MAX_TARGET_REGIONS)
+        return rdt_error_set(err, RDT_LIMIT, "the targets are in %zu regions: at most %u are possible",
+                             message->n_more_regions + 1, RDT_MAX_TARGET_REGIONS);
     loading->objects = calloc(loading->n + 1u, sizeof *loading->objects);
     loading->status = calloc(loading->n + 1u, sizeof *loading->status);
-    if (!loading->objects || !loading->status)
+    loading->regions = calloc(message->n_more_regions + 1, sizeof(struct region *));
+    loading->sorted = calloc(message->n_more_regions + 1, sizeof(struct region *));
+    if (!loading->objects || !loading->status || !loading->regions || !loading->sorted)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to load %u objects", loading->n);
-    loading->region = region_ref(region);
-    region_pin(region);
+    status = add_region(loading, message->region, err);
+    for (size_t i = 0; status == RDT_OK && i < message->n_more_regions; i++)
+        status = add_region(loading, message->more_regions[i], err);
+    if (status != RDT_OK)
+        return status;
+    qsort(loading->sorted, loading->n_regions, sizeof(struct region *), by_address);
+    loading->on_device = !region_is_host(loading->regions[0]);
+    loading->devices.kind = loading->on_device ? loading->regions[0]->kind : NULL;
     return call_defer(loading->call, -1, on_end, err);
 }
 
@@ -502,7 +614,8 @@ enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt
 {
     const Rdt__Pb__LoadMany *message = request;
     size_t n = message->n_generation;
-    uint64_t heap = call->request.arena->used_bytes + n * (uint64_t)OBJECT_HEAP_BYTES;
+    uint64_t heap = call->request.arena->used_bytes + n * (uint64_t)OBJECT_HEAP_BYTES +
+                    message->n_more_regions * (uint64_t)REGION_HEAP_BYTES;
     struct loading *loading;
     enum rdt_status status;
 

@@ -251,12 +251,12 @@ class ManyCalls(_rdt.Conn):
         one tensor, or a list of these; no two share memory.
 
         Objects of this user on this node whose Refs have a generation, as those of `lookup` do, take one message for hundreds,
-        and the daemon copies them at once: straight into arrays from one `empty`, or by way of memory of its own into buffers of
+        and the daemon copies them at once: straight into arrays from `empty`, or by way of memory of its own into buffers of
         up to 4 MiB. All others, also those of other nodes, are fetched with a message each. Metadata, such as the keys of a
         dict, is not returned.
-        Buffers on GPUs are written by the daemon, once the streams that use them have come to the call: they are views of one
-        tensor, such as an engine's KV cache, that `import_memory` has made known, or that is from `torch_pool` or `empty`.
-        Others are made known for the call, which takes longer.
+        Buffers on GPUs are written by the daemon, once the streams that use them have come to the call: they are views of
+        tensors, such as an engine's KV cache of each layer, that `import_memory` has made known, or that are from `torch_pool`
+        or `empty`. Others are made known for the call, which takes longer.
         timeout: seconds; None: waits as long as it takes, also for the put of a Ref without a generation. After an error
         the daemon may write to arrays from `empty` for a moment.
         Returns a list of None; errors="return": with the exception of each that was not loaded in its place, otherwise the first

@@ -184,6 +184,51 @@ Test(cuda_kv, blocks_on_a_gpu_are_loaded_into_host_memory)
     end_of_count();
 }
 
+/* A model has memory of its own for each layer, and an object has a tensor of each. */
+Test(cuda_kv, blocks_of_many_layers_are_loaded_by_a_few_messages)
+{
+    enum { LAYERS = 80, EACH_LAYER = 50, N = LAYERS * EACH_LAYER };
+    static struct rdt_tensor parts[N], *list[EACH_LAYER];
+    static uint8_t host[N][100];
+    static struct rdt_value values[EACH_LAYER];
+    static const int64_t small[1] = {100};
+    struct engine_cache layers[LAYERS];
+
+    count_calls();
+    begin();
+    for (unsigned i = 0; i < N; i++) {
+        fill_pattern(host[i], 100, i);
+        parts[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = small, .data = host[i]};
+        values[i / LAYERS] = (struct rdt_value){.tensors = &parts[i / LAYERS * LAYERS], .count = LAYERS};
+    }
+    must_ok(rdt_put_many(a, values, EACH_LAYER, NULL, refs, NULL, &err));
+    for (unsigned i = 0; i < LAYERS; i++) {
+        layers[i].memory = gpu_alloc_chunks(CHUNK, 1, true);
+        must_ok(rdt_cuda_offer(gpu_b, layers[i].memory, CHUNK, &layers[i].base, NULL, &err));
+    }
+    for (unsigned i = 0; i < N; i++) {
+        parts[i].data = layers[i % LAYERS].memory + i / LAYERS * STEP;
+        list[i / LAYERS] = &parts[i / LAYERS * LAYERS];
+        targets[i / LAYERS] = list[i / LAYERS];
+        counts[i / LAYERS] = LAYERS;
+    }
+    uint64_t before = node_now(&node).transfers_done;
+    fake_gpu_trace_clear();
+    must_ok(rdt_load_many(b, refs, EACH_LAYER, targets, counts, LONG, NULL, &err));
+    must_say(node_now(&node).transfers_done == before, "blocks were fetched one by one");
+    must(fake_gpu_calls(node.pid, 0, "cuMemcpyAsync") == N);
+    unsigned calls = fake_gpu_calls(node.pid, 0, "cuEventRecord");
+    must_say(calls <= LAYERS, "%u events for %u layers", calls, LAYERS);
+    for (unsigned i = 0; i < N; i += 3)
+        must_say(gpu_holds(parts[i].data, 100, i), "wrong bytes in tensor %u", i);
+    must_ok(rdt_free_many(a, refs, EACH_LAYER, true, NULL, &err));
+    for (unsigned i = 0; i < LAYERS; i++) {
+        must_ok(rdt_dealloc(b, layers[i].base, &err));
+        gpu_free_chunks(layers[i].memory, CHUNK, 1);
+    }
+    end_of_count();
+}
+
 /* Some come from the host, some from the GPU, one is gone and one has another shape. */
 Test(cuda_kv, every_block_has_a_status_of_its_own)
 {

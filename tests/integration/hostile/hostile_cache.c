@@ -342,6 +342,10 @@ Test(hostile_cache, loads_that_lie_are_refused)
     use.generation++;
     refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 1, .region = &use),
                  RDT_NOT_FOUND, "");
+    Rdt__Pb__RegionUse good = MESSAGE(region_use, .region = region, .generation = region_generation), *more[] = {&use};
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 1, .region = &good,
+                                             .more_regions = more, .n_more_regions = 1),
+                 RDT_NOT_FOUND, "");
     (void)load(&raw, ref.generation, 2, region, region_generation, (1 << 20) - BLOCK + 1);
     refuses(&raw, RDT_INVALID, "target 1 ends at byte 1048577 of region 0, which has 1048576");
     (void)load(&raw, ref.generation, 2, region, region_generation, UINT64_MAX);
