@@ -400,14 +400,17 @@ static void copy_tensors(rdt_object *object, const struct fetched_row *row, uint
 
 static void fill_row_info(rdt_object *object, const struct fetched_row *row)
 {
+    static const uint8_t nobody[16];
     const struct rdt_node_info *node = &object->conn->node;
     struct rdt_object_info *info = &object->info;
 
     info->ref = *row->ref;
     info->ref.generation = row->generation;
     info->ref.after = 0;
-    memcpy(info->ref.node, node->node, sizeof info->ref.node);
-    memcpy(info->ref.address, node->address, sizeof node->address);
+    if (memcmp(info->ref.node, nobody, sizeof nobody) == 0 || memcmp(info->ref.node, node->node, sizeof node->node) == 0) {
+        memcpy(info->ref.node, node->node, sizeof info->ref.node);
+        memcpy(info->ref.address, node->address, sizeof node->address);
+    }
     if (row->ref->any_owner) {
         info->ref.any_owner = 0;
         info->ref.uid = node->uid;
@@ -422,6 +425,7 @@ static void fill_row_info(rdt_object *object, const struct fetched_row *row)
     info->elapsed_ns = row->elapsed_ns;
     info->mutable_shared = row->mutable_shared;
     info->writable = !row->mapping || row->mapping->access != MAPPING_READABLE;
+    object->pickles_trusted = row->pickles_trusted;
 }
 
 enum rdt_status fetched_create_row(rdt *conn, const struct fetched_row *row, rdt_object **object_p, struct rdt_error *err)

@@ -68,7 +68,7 @@ struct fetched_row {
     uint32_t metadata_bytes;
     uint64_t transfer;
     int64_t elapsed_ns;
-    bool mutable_shared;
+    bool mutable_shared, pickles_trusted;
 };
 
 /* Creates the object, which is one allocation, with a reference to the mapping. Takes the hold on success only. Errors:

@@ -389,9 +389,10 @@ enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t cou
                                 rdt_request **requests_p, struct rdt_error *err);
 
 /* Fetches refs [count] and waits for all. objects_p [count] receives the objects, which the caller releases. If one fails,
- * the others are cancelled and the call fails with its error. More than 8 objects of this node, without targets, slices and a
+ * the others are cancelled and the call fails with its error. More than 8 objects of one node, without targets, slices and a
  * path of their own, come hundreds in an answer: this, and rdt_fetch_each, costs a fraction of a fetch for each. Those of one
- * answer have one transfer. */
+ * answer have one transfer. Of another node these are objects of up to 32 KiB whose bytes put copied (rdt_put_many, and rdt_put
+ * of ordinary memory); a node that does not answer takes at most half of the time, and the rest is for the fetch of each. */
 enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                           rdt_object **objects_p, struct rdt_error *err);
 

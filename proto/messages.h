@@ -77,7 +77,7 @@
       "not all objects were evicted")                                                                                          \
     X(87, LOOKUP, lookup, lookup_reply, VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST, "")                             \
     X(88, LEASE_END, lease_end, empty, VERB_FOR_PEERS | VERB_KEEPS_REQUEST, "")                                                \
-    X(91, LOAD_MANY, load_many, load_many_reply, VERB_CANCELLABLE | VERB_REPEATABLE | VERB_KEEPS_REQUEST,                      \
+    X(91, LOAD_MANY, load_many, load_many_reply, VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE | VERB_KEEPS_REQUEST,     \
       "not all objects were copied")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other

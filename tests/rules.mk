@@ -80,7 +80,8 @@ $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(GPU_PROBE): $(call obj,$(call srcs,tests/gpu/probe)) $(B)/.sources
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_holds hostile/hostile_peer hostile/hostile_tickets \
-    hostile/hostile_exists hostile/hostile_lookup hostile/hostile_names calls/tensor_runs faults/recovery_damage faults/storage): $(B)/librdtd.a # they use the daemon's TLS, or write journals
+    hostile/hostile_exists hostile/hostile_lookup hostile/hostile_many hostile/hostile_names calls/tensor_runs \
+    faults/recovery_damage faults/storage): $(B)/librdtd.a # they use the daemon's TLS, or write journals
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o
 $(B)/tests/unit/backends/gloo_mesh: LIBS += $(BACKEND_LIBS_gloo)
 $(filter $(B)/tests/unit/backends/stream_%,$(UNIT)): $(call obj,$(call srcs,backends/stream))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_fetch and rdt_fetch_each. Objects of this node are handed out by LOAD_MANY, hundreds in an answer, without a request for
+/* rdt_fetch and rdt_fetch_each. Objects are handed out by LOAD_MANY, hundreds of one node in an answer, without a request for
  * each. What is not handed out, and every fetch of a few objects, is started as rdt_fetch_start does.
  *
  *     refs --- LOAD_MANY, some at a time ---> objects
@@ -22,7 +22,7 @@
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 
-#define LEAST_REFS 9u    /* fewer, FETCH serves at once */
+#define LEAST_REFS 9u    /* fewer of one node, FETCH serves at once */
 #define FIRST_REFS 64u   /* in a message, until an answer has shown how many fit */
 #define MOST_REFS 256u   /* the most that an answer has */
 #define MOST_MESSAGES 4u /* at a time */
@@ -37,11 +37,17 @@ struct fetching { /* of a caller who waits */
     const struct rdt_fetch_options *options;
     rdt_object **objects; /* [count] */
     uint8_t *places;      /* [count] enum place; NULL: all are LEFT */
-    size_t next;          /* no ref before it is TO_ASK */
-    unsigned n_sent;      /* messages without an answer */
-    struct list sent;     /* struct asking.link */
-    size_t most, fits;    /* refs of the next message; that fitted into an answer that was full, 0: there was none */
-    int64_t silent_ns;    /* NO_WAIT: when a daemon that has not answered meanwhile is not there; else CLOCK_NEVER */
+    /* [count] by node, so that each message is about one; NULL: all are of one, and asked for in their own order */
+    const struct rdt_ref **order;
+    struct rdt_node_info node; /* this one */
+    bool asks_far;             /* some are on other nodes */
+    size_t next;               /* no ref before it in the order is TO_ASK */
+    unsigned n_sent;           /* messages without an answer */
+    struct list sent;          /* struct asking.link */
+    size_t most, fits;         /* refs of the next message; that fitted into an answer that was full, 0: there was none */
+    /* A daemon that does not answer for so long is not asked any more (silent_ns: when that will be), so that there is time
+     * left for FETCH, which says what is wrong. -1, CLOCK_NEVER: it may take as long as there is time. */
+    int64_t patience_ns, silent_ns;
 };
 
 struct asking { /* a message, until its answer has come */
@@ -51,6 +57,7 @@ struct asking { /* a message, until its answer has come */
     struct arena arena;        /* of the message */
     Rdt__Pb__LoadMany message;
     size_t n;
+    size_t first; /* of the first one, in the order */
     size_t which[MOST_REFS];
 };
 
@@ -61,8 +68,6 @@ static void asking_free(struct asking *asking)
     if (asking->fetching) {
         asking->fetching->n_sent--;
         list_remove(&asking->link);
-        if (asking->fetching->silent_ns != CLOCK_NEVER)
-            asking->fetching->silent_ns = clock_deadline_ns(CLOCK_NO_WAIT_NS);
     }
     arena_fini(&asking->arena);
     free(asking);
@@ -87,6 +92,7 @@ struct handed { /* what an answer has, while it is read */
     uint32_t object, tensor;   /* the next ones */
     size_t data_at, text_at;
     uint32_t noticed; /* index in reply->mutable_shared */
+    bool pickles_trusted;
 };
 
 static size_t align(size_t bytes)
@@ -146,7 +152,8 @@ static rdt_object *read_object(rdt *conn, const struct rdt_ref *ref, struct hand
                               .metadata = reply->metadata.data + handed->text_at,
                               .metadata_bytes = reply->n_metadata_bytes ? reply->metadata_bytes[i] : 0,
                               .transfer = reply->inline_bytes[i] > 0 ? reply->inline_transfer : reply->shared_transfer,
-                              .elapsed_ns = reply->elapsed_ns};
+                              .elapsed_ns = reply->elapsed_ns,
+                              .pickles_trusted = handed->pickles_trusted};
     rdt_object *object = NULL;
 
     if (row.inline_bytes == 0 && region < reply->n_regions)
@@ -180,8 +187,8 @@ static void take_objects(struct asking *asking, struct handed *handed, struct fr
             fetching->objects[ref] = read_object(fetching->conn, &fetching->refs[ref], handed);
         n_again += status == RDT_AGAIN;
         fetching->places[ref] = fetching->objects[ref] ? HANDED : status == RDT_AGAIN ? TO_ASK : LEFT;
-        if (fetching->places[ref] == TO_ASK && ref < fetching->next)
-            fetching->next = ref;
+        if (fetching->places[ref] == TO_ASK && asking->first < fetching->next)
+            fetching->next = asking->first;
     }
     for (size_t i = 0; i < reply->n_regions; i++)
         memory_unref(&fetching->conn->memory, handed->mappings[i]);
@@ -214,8 +221,8 @@ static bool read_number(const uint8_t *bytes, size_t n, size_t *at, uint64_t *nu
     return false;
 }
 
-/* Finds inline_data, which is the last field, so that unpacking need not copy it. Returns how many bytes are before it, or all
- * of them. */
+/* Finds inline_data, so that unpacking need not copy it, and reads what comes after it. Returns how many bytes are before it,
+ * or all of them. */
 static size_t find_data(const struct frame *frame, struct handed *handed)
 {
     const uint8_t *bytes = frame->payload;
@@ -226,15 +233,16 @@ static size_t find_data(const struct frame *frame, struct handed *handed)
         bool known = key % 8 == 0 || key % 8 == 2;
         if (!known || !read_number(bytes, n, &at, &number) || (key % 8 == 2 && number > n - at))
             break;
-        if (key == 14 * 8 + 2 && number == n - at) {
+        if (key == 14 * 8 + 2) {
             handed->data = bytes + at;
             handed->data_bytes = (size_t)number;
-            return start;
+        } else if (key == 15 * 8) {
+            handed->pickles_trusted = number != 0;
         }
         at += key % 8 == 2 ? (size_t)number : 0;
-        start = at;
+        start = handed->data ? start : at;
     }
-    return n;
+    return handed->data ? start : n;
 }
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
@@ -245,6 +253,8 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     struct arena arena;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (asking->fetching)
+        asking->fetching->silent_ns = clock_deadline_ns(asking->fetching->patience_ns);
     if (frame->flags & FRAME_ERROR && asking->fetching) /* as the next one would be */
         asking->fetching->next = asking->fetching->count;
     if (!(frame->flags & FRAME_ERROR))
@@ -288,16 +298,31 @@ static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
 
 /* ---- asking ---- */
 
-/* Whether LOAD_MANY may hand the object out. `node` is this one. */
-static bool may_ask(const struct rdt_ref *ref, const struct rdt_node_info *node)
+static bool is_here(const struct rdt_ref *ref, const struct fetching *fetching)
 {
     static const uint8_t nobody[16];
 
+    return memcmp(ref->node, fetching->node.node, sizeof ref->node) == 0 ||
+           (memcmp(ref->node, nobody, sizeof nobody) == 0 && ref->address[0] == '\0');
+}
+
+static bool same_node(const struct rdt_ref *a, const struct rdt_ref *b)
+{
+    return memcmp(a->node, b->node, sizeof a->node) == 0;
+}
+
+/* Whether LOAD_MANY may hand the object out. */
+static bool may_ask(const struct rdt_ref *ref, const struct fetching *fetching)
+{
+    static const struct rdt_ref nobody;
+    bool far = !is_here(ref, fetching);
+
     if (ref->is_name)
         return false;
-    if (memcmp(ref->node, nobody, sizeof nobody) == 0)
+    if (same_node(ref, &nobody))
         return ref->address[0] == '\0';
-    return memcmp(ref->node, node->node, sizeof ref->node) == 0;
+    /* The answer does not say where the other node is, and has nothing that can be shared. */
+    return !far || (ref->address[0] != '\0' && fetching->options->mode != RDT_FETCH_SHARE);
 }
 
 /* Whether the daemon would do nothing else with them than with a list of refs. */
@@ -307,28 +332,77 @@ static bool is_plain(const struct rdt_fetch_options *options)
            !options->metadata_only && (!options->memory || strcasecmp(options->memory, "host") == 0);
 }
 
+static int compare_nodes(const void *a, const void *b)
+{
+    const struct rdt_ref *x = *(const struct rdt_ref *const *)a, *y = *(const struct rdt_ref *const *)b;
+    int order = memcmp(x->node, y->node, sizeof x->node);
+
+    return order ? order : (x > y) - (x < y);
+}
+
+static size_t ref_at(const struct fetching *fetching, size_t at)
+{
+    return fetching->order ? (size_t)(fetching->order[at] - fetching->refs) : at;
+}
+
+/* Orders the refs by node. Those of a node that has few are not asked for. Returns how many are; without memory, none. */
+static size_t sort_by_node(struct fetching *fetching)
+{
+    size_t n = 0, first = 0;
+
+    fetching->order = malloc(fetching->count * sizeof *fetching->order);
+    if (!fetching->order)
+        return 0;
+    for (size_t i = 0; i < fetching->count; i++)
+        fetching->order[i] = &fetching->refs[i];
+    qsort(fetching->order, fetching->count, sizeof *fetching->order, compare_nodes);
+    for (size_t at = 0, of_node = 0; at < fetching->count; at++) {
+        of_node += fetching->places[ref_at(fetching, at)] == TO_ASK;
+        if (at + 1 < fetching->count && same_node(fetching->order[at], fetching->order[at + 1]))
+            continue;
+        for (size_t k = first; k <= at && of_node < LEAST_REFS; k++)
+            fetching->places[ref_at(fetching, k)] = LEFT;
+        n += of_node < LEAST_REFS ? 0 : of_node;
+        of_node = 0;
+        first = at + 1;
+    }
+    return n;
+}
+
+static void fetching_fini(struct fetching *fetching)
+{
+    free(fetching->places);
+    free(fetching->order);
+    fetching->places = NULL;
+    fetching->order = NULL;
+}
+
 /* Finds out which refs can be asked for. false: so few that nothing would be gained. */
 static bool prepare(struct fetching *fetching)
 {
-    struct rdt_node_info node;
     size_t n = 0;
+    bool one_node = true;
 
     if (fetching->count < LEAST_REFS || !(fetching->conn->can.abilities & CONNECTION_HANDS_OUT) ||
         !is_plain(fetching->options) || !(fetching->places = malloc(fetching->count)))
         return false;
-    connection_copy_node(fetching->conn, &node);
+    connection_copy_node(fetching->conn, &fetching->node);
     for (size_t i = 0; i < fetching->count; i++) {
-        if (options_check_ref(&fetching->refs[i], NULL) != RDT_OK) { /* the fetch of all says what is wrong */
+        const struct rdt_ref *ref = &fetching->refs[i];
+        if (options_check_ref(ref, NULL) != RDT_OK) { /* the fetch of all says what is wrong */
             n = 0;
             break;
         }
-        fetching->places[i] = may_ask(&fetching->refs[i], &node) ? TO_ASK : LEFT;
+        fetching->places[i] = may_ask(ref, fetching) ? TO_ASK : LEFT;
         n += fetching->places[i] == TO_ASK;
+        one_node = one_node && (is_here(ref, fetching) ? is_here(fetching->refs, fetching) : same_node(ref, fetching->refs));
+        fetching->asks_far = fetching->asks_far || (fetching->places[i] == TO_ASK && !is_here(ref, fetching));
     }
+    if (n >= LEAST_REFS && !one_node)
+        n = sort_by_node(fetching);
     if (n >= LEAST_REFS)
         return true;
-    free(fetching->places);
-    fetching->places = NULL;
+    fetching_fini(fetching);
     return false;
 }
 
@@ -347,11 +421,17 @@ static bool ask(struct fetching *fetching)
     asking->fetching = fetching;
     list_append(&fetching->sent, &asking->link);
     fetching->n_sent++;
-    for (; fetching->next < fetching->count && asking->n < fetching->most; fetching->next++)
-        if (fetching->places[fetching->next] == TO_ASK) {
-            fetching->places[fetching->next] = ASKED;
-            asking->which[asking->n++] = fetching->next;
-        }
+    for (; fetching->next < fetching->count && asking->n < fetching->most; fetching->next++) {
+        size_t ref = ref_at(fetching, fetching->next);
+        if (fetching->places[ref] != TO_ASK)
+            continue;
+        if (asking->n == 0)
+            asking->first = fetching->next;
+        else if (fetching->order && !same_node(&fetching->refs[ref], &fetching->refs[asking->which[0]]))
+            break;
+        fetching->places[ref] = ASKED;
+        asking->which[asking->n++] = ref;
+    }
     rdt__pb__load_many__init(&asking->message);
     asking->message.mode = (Rdt__Pb__FetchMode)fetching->options->mode;
     status = ref_list_make(&asking->arena, fetching->refs, asking->which, asking->n, &asking->message.refs, NULL);
@@ -371,6 +451,7 @@ static enum rdt_status ask_all(struct fetching *fetching, int64_t deadline_ns, s
 {
     enum rdt_status status = RDT_OK;
 
+    fetching->silent_ns = clock_deadline_ns(fetching->patience_ns);
     connection_lock(fetching->conn);
     while (status != RDT_TIMED_OUT && status != RDT_CANCELLED) {
         while (fetching->n_sent < MOST_MESSAGES && ask(fetching))
@@ -428,37 +509,54 @@ static bool rest_init(struct rest *rest, const struct fetching *fetching)
 
 /* ---- a fetch whose caller waits ---- */
 
+static void fetching_init(struct fetching *fetching, rdt *conn, const struct rdt_ref *refs, size_t count,
+                          const struct rdt_fetch_options *options, rdt_object **objects)
+{
+    *fetching = (struct fetching){
+        .conn = conn, .refs = refs, .count = count, .options = options, .objects = objects, .most = FIRST_REFS};
+    fetching->patience_ns = -1;
+    list_init(&fetching->sent);
+}
+
+/* Takes what is handed out. *deadline_ns_p: that of the fetch of the rest. */
+static enum rdt_status take_small(struct fetching *fetching, int64_t *deadline_ns_p, struct rdt_error *err)
+{
+    int64_t deadline_ns = clock_deadline_ns(fetch_patience_ns(fetching->options));
+    bool asks = prepare(fetching);
+    enum rdt_status status;
+
+    *deadline_ns_p = deadline_ns;
+    if (!asks)
+        return RDT_OK;
+    if (fetching->options->timeout_ns == RDT_NO_WAIT) { /* what is there need not be there at once if it is much */
+        fetching->patience_ns = CLOCK_NO_WAIT_NS;
+        status = ask_all(fetching, clock_deadline_ns(CLOCK_NO_WAIT_NS + (int64_t)fetching->count * EACH_NS), err);
+        *deadline_ns_p = clock_deadline_ns(CLOCK_NO_WAIT_NS);
+        return status;
+    }
+    if (fetching->asks_far && deadline_ns != CLOCK_NEVER)
+        fetching->patience_ns = clock_remaining_ns(deadline_ns) / 2;
+    return ask_all(fetching, deadline_ns, err);
+}
+
 /* objects [count] receives those that were handed out, and *rest_p those that are fetched, which the caller ends also after an
  * error. wait_ns_p: until when they are waited for. */
 static enum rdt_status begin(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                              rdt_object **objects, struct rest *rest_p, int64_t *wait_ns_p, struct rdt_error *err)
 {
     struct rdt_fetch_options own;
-    struct fetching fetching = {.conn = conn,
-                                .refs = refs,
-                                .count = count,
-                                .options = &own,
-                                .objects = objects,
-                                .most = FIRST_REFS,
-                                .silent_ns = CLOCK_NEVER};
+    struct fetching fetching;
     int64_t deadline_ns;
     enum rdt_status status = fetch_check(conn, refs, count, options, &own, err);
 
     if (status != RDT_OK)
         return status;
-    list_init(&fetching.sent);
-    deadline_ns = clock_deadline_ns(fetch_patience_ns(&own));
-    if (prepare(&fetching) && own.timeout_ns == RDT_NO_WAIT) { /* what is there need not be there at once if it is much */
-        fetching.silent_ns = clock_deadline_ns(CLOCK_NO_WAIT_NS);
-        status = ask_all(&fetching, clock_deadline_ns(CLOCK_NO_WAIT_NS + (int64_t)count * EACH_NS), err);
-        deadline_ns = clock_deadline_ns(CLOCK_NO_WAIT_NS);
-    } else if (fetching.places) {
-        status = ask_all(&fetching, deadline_ns, err);
-    }
+    fetching_init(&fetching, conn, refs, count, &own, objects);
+    status = take_small(&fetching, &deadline_ns, err);
     *wait_ns_p = clock_after_answer_ns(deadline_ns, fetch_patience_ns(&own));
     if (status == RDT_OK && !rest_init(rest_p, &fetching))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a fetch of %zu objects", count);
-    free(fetching.places);
+    fetching_fini(&fetching);
     if (status == RDT_OK && rest_p->n > 0)
         status = fetch_begin(conn, rest_p->refs ? rest_p->refs : refs, rest_p->n, &own, deadline_ns, rest_p->requests, err);
     return status;

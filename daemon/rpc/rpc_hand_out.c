@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOAD_MANY without a region: many objects of this node are handed out in one answer, as columns.
+/* LOAD_MANY without a region: many objects of one node are handed out in one answer, as columns.
  *
  *   look      in slices, each object is found. One in the arena is copied into the answer, as FETCH does; any other one is
  *             held, and the client maps its region for reading
  *   answer    when all have been looked at, or the answer is full: those that are left are AGAIN
  *
+ * Objects of another node: that node is asked by the same message, and hands out what is in its arena.
+ *
+ *   client             its node                             the other node
+ *     | LOAD_MANY ------> |  nothing of it is here             |
+ *     |                   | CALL (LOAD_MANY) ----------------> |  look, as above
+ *     | <---------------- | <---------------------- CALL_REPLY |  answer
+ *     |                   |  the answer is checked             |
+ *
  * What cannot be handed out like this, for whatever reason, is left out: the client fetches it, and learns why. So this waits
- * for nothing, and copies only what is small. */
+ * for nothing but the other node, and copies only what is small. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,6 +34,8 @@
 #define MOST_TEXT_BYTES (64u << 10)
 #define MOST_FDS 4u             /* a reader without so many free descriptors would lose its connection */
 #define MOST_OBJECT_TENSORS 64u /* more of them are fetched */
+
+#define NODE_BYTES 16u /* of a node's uuid */
 
 enum way { IN_ANSWER, SHARED, WAYS };
 
@@ -56,7 +66,7 @@ struct handed {                     /* in one way */
 
 struct handing {
     struct slice slice;
-    struct call *call;
+    struct call *call; /* of a client, or of another node on behalf of one */
     struct rpc *rpc;
     struct account *account; /* a reference */
     struct arena arena;      /* of the message */
@@ -78,7 +88,8 @@ static uint64_t end_record(struct handing *handing, enum way way, const struct r
     struct transfer_record *record = handed->record;
 
     handed->record = NULL;
-    return record ? transfers_handed_out(handing->rpc->transfers, record, handed->n, handed->bytes, why) : 0;
+    return record ? transfers_handed_out(handing->rpc->transfers, record, handing->call->peer, handed->n, handed->bytes, why)
+                  : 0;
 }
 
 static void handing_free(struct handing *handing)
@@ -101,7 +112,7 @@ static void take_back(struct handing *handing, const struct rdt_error *why)
 {
     struct client *client = handing->call->client;
 
-    for (uint32_t i = 0; i < handing->filled.objects; i++) {
+    for (uint32_t i = 0; client && i < handing->filled.objects; i++) {
         struct hold *hold = map_get_u64(&client->holds.by_id, handing->columns->hold[i]);
         if (hold)
             client_release(hold);
@@ -146,6 +157,11 @@ static enum rdt_status open_unmapped(struct handing *handing, struct rdt_error *
     return status;
 }
 
+static bool takes_runs(const struct call *call)
+{
+    return call->client ? call->client->tensor_runs : call->peer->tensor_runs;
+}
+
 static void fill_reply(struct handing *handing, Rdt__Pb__LoadManyReply *reply, Rdt__Pb__TensorList *tensors,
                        struct layout_rows *rows)
 {
@@ -161,7 +177,7 @@ static void fill_reply(struct handing *handing, Rdt__Pb__LoadManyReply *reply, R
                                   .shape = columns->shape,
                                   .strides = columns->strides};
 
-    layout_to_wire(&layout, true, handing->call->client->tensor_runs ? rows : NULL, tensors);
+    layout_to_wire(&layout, true, takes_runs(handing->call) ? rows : NULL, tensors);
     reply->tensors = tensors;
     reply->n_status = filled->objects < handing->n ? handing->n : 0;
     reply->status = handing->status;
@@ -205,7 +221,8 @@ static void answer(struct handing *handing)
         call_fail(call, &err);
         return;
     }
-    call->client->transfers.fetched_bytes += handing->handed[IN_ANSWER].bytes + handing->handed[SHARED].bytes;
+    if (call->client)
+        call->client->transfers.fetched_bytes += handing->handed[IN_ANSWER].bytes + handing->handed[SHARED].bytes;
     reply.inline_transfer = end_record(handing, IN_ANSWER, NULL);
     reply.shared_transfer = end_record(handing, SHARED, NULL);
     n_fds = handing->filled.fds;
@@ -242,7 +259,8 @@ static bool may_hand_out(const struct handing *handing, struct object *object)
         return false;
     if (object->memory.chunk)
         return mode != RDT__PB__FETCH_MODE__FETCH_MODE_SHARE;
-    return (mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE) &&
+    return handing->call->client &&
+           (mode == RDT__PB__FETCH_MODE__FETCH_MODE_AUTO || mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE) &&
            may_share(handing->call->client, object);
 }
 
@@ -320,7 +338,7 @@ static enum rdt_status add_memory(struct handing *handing, struct object *object
         memcpy(columns->data + filled->data_bytes, slab_addr(object_piece(object)), data_bytes);
         memset(columns->data + filled->data_bytes + data_bytes, 0, aligned - data_bytes);
         filled->data_bytes += (uint32_t)aligned;
-        handing->rpc->counts->bytes_local += data_bytes;
+        handing->rpc->counts->bytes_local += client ? data_bytes : 0;
         return RDT_OK;
     }
     if (object->memory.n_regions > 0)
@@ -330,6 +348,14 @@ static enum rdt_status add_memory(struct handing *handing, struct object *object
         return status == RDT_OK ? LEFT_OUT : status;
     columns->hold[filled->objects] = hold->id;
     return RDT_OK;
+}
+
+static struct transfer_record *begin_serve(const struct handing *handing, const struct object *object)
+{
+    struct rdt_ref ref;
+
+    object_ref(object, &ref);
+    return transfers_hand_over(handing->rpc->transfers, NULL, handing->account, handing->call->peer, &ref);
 }
 
 static void add_object(struct handing *handing, struct object *object, const struct layout *layout, uint32_t place)
@@ -349,8 +375,10 @@ static void add_object(struct handing *handing, struct object *object, const str
     filled->text_bytes += text_bytes;
     if (way == SHARED && fetch_notice(handing->call->client, object))
         columns->noticed[filled->noticed++] = i;
-    if (!handed->record)
+    if (!handed->record && handing->call->client)
         handed->record = transfers_hand_out(handing->rpc->transfers, handing->call->client, object, handing->message->mode);
+    else if (!handed->record)
+        handed->record = begin_serve(handing, object);
     handed->n++;
     handed->bytes += way == IN_ANSWER ? columns->inline_bytes[i] : object->bytes;
 }
@@ -420,6 +448,241 @@ static bool look_some(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
+/* ---- objects of another node ---- */
+
+struct far { /* a client's message, while the other node is asked */
+    struct call *call;
+    struct call *question;
+    struct arena arena; /* of the message */
+    const Rdt__Pb__LoadMany *message;
+    uint32_t n;
+    uint64_t heap;
+};
+
+static void far_free(struct far *far)
+{
+    account_give(far->call->account, USAGE_HEAP, far->heap);
+    work_free_arena(far->call->rpc->regions->pool, &far->arena);
+    free(far);
+}
+
+static void on_far_end(struct call *call)
+{
+    struct far *far = call->waiting;
+
+    call_forget(far->question);
+    far_free(far);
+}
+
+/* The client fetches each of them. */
+static void leave_all(struct call *call, uint32_t n)
+{
+    Rdt__Pb__LoadManyReply reply = RDT__PB__LOAD_MANY_REPLY__INIT;
+    int32_t status[MOST_OBJECTS];
+
+    for (uint32_t i = 0; i < n; i++)
+        status[i] = LEFT_OUT;
+    reply.status = status;
+    reply.n_status = n;
+    call_reply(call, &reply.base, NULL, 0);
+}
+
+/* Whether the columns that the other node has sent belong together, and have no more than an answer may have. */
+static bool is_whole(const struct far *far, const Rdt__Pb__LoadManyReply *reply, const struct layout *tensors)
+{
+    size_t n = 0, n_tensors = 0;
+    uint64_t data_bytes = 0, text_bytes = 0;
+
+    if (tensors->count > MOST_TENSORS || tensors->n_dims > MOST_DIMS)
+        return false;
+    if (reply->n_status != 0 && reply->n_status != far->n)
+        return false;
+    for (uint32_t i = 0; i < far->n; i++)
+        n += reply->n_status == 0 || reply->status[i] == RDT_OK;
+    if (reply->n_count != n || reply->n_inline_bytes != n || reply->n_hold != n || reply->n_generation != n ||
+        (reply->n_metadata_bytes != 0 && reply->n_metadata_bytes != n) || reply->inline_data.len > MOST_DATA_BYTES ||
+        reply->metadata.len > MOST_TEXT_BYTES)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        n_tensors += reply->count[i];
+        data_bytes += ((uint64_t)reply->inline_bytes[i] + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
+        text_bytes += reply->n_metadata_bytes ? reply->metadata_bytes[i] : 0;
+    }
+    return n_tensors == tensors->count && data_bytes == reply->inline_data.len && text_bytes == reply->metadata.len;
+}
+
+/* Whether object `given` of the answer is the one of the ref, and has its bytes there. */
+static bool is_object(const Rdt__Pb__LoadManyReply *reply, size_t given, const struct layout *tensors, uint32_t first,
+                      const struct rdt_ref *ref)
+{
+    uint64_t lo, hi;
+
+    if (reply->inline_bytes[given] == 0 || reply->generation[given] == 0 ||
+        (ref->generation != 0 && reply->generation[given] != ref->generation))
+        return false;
+    for (uint32_t t = first; t < first + reply->count[given]; t++)
+        if (layout_extent(tensors, t, &lo, &hi, NULL) != RDT_OK || hi > reply->inline_bytes[given])
+            return false;
+    return true;
+}
+
+/* Whether the client may get the answer. first_p: the ref of the first object that it has. */
+static bool is_good(const struct far *far, const Rdt__Pb__LoadManyReply *reply, const struct layout *tensors,
+                    struct rdt_ref *first_p)
+{
+    const Rdt__Pb__RefList *refs = far->message->refs;
+    uint32_t first = 0;
+    size_t at = 0, given = 0;
+    struct rdt_ref ref;
+
+    if (!is_whole(far, reply, tensors))
+        return false;
+    for (uint32_t i = 0; i < far->n; at += refs->id_bytes[i++]) {
+        if (reply->n_status != 0 && reply->status[i] != RDT_OK)
+            continue;
+        if (ref_list_get(refs, i, at, &ref, NULL) != RDT_OK || !is_object(reply, given, tensors, first, &ref))
+            return false;
+        if (given == 0)
+            *first_p = ref;
+        first += reply->count[given++];
+    }
+    return true;
+}
+
+/* Tells the client nothing but what was checked: no hold, memory or number of the other node is one of this node's. */
+static void pass_on(struct call *call, struct peer *peer, const Rdt__Pb__LoadManyReply *reply, const struct layout *tensors,
+                    const struct rdt_ref *first)
+{
+    static uint64_t no_hold[MOST_OBJECTS];
+    Rdt__Pb__LoadManyReply answer = RDT__PB__LOAD_MANY_REPLY__INIT;
+    struct transfers *transfers = call->rpc->transfers;
+    struct transfer_record *record = NULL;
+    Rdt__Pb__TensorList list;
+    struct layout_rows rows;
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < reply->n_status; i++)
+        if (reply->status[i] != RDT_OK && reply->status[i] != RDT_AGAIN)
+            reply->status[i] = LEFT_OUT;
+    for (size_t i = 0; i < reply->n_inline_bytes; i++)
+        bytes += reply->inline_bytes[i];
+    if (reply->n_count > 0)
+        record = transfers_hand_over(transfers, call->client, call->account, peer, first);
+    if (record) {
+        record->began_ns = call->began_ns;
+        answer.inline_transfer = transfers_handed_out(transfers, record, peer, (uint32_t)reply->n_count, bytes, NULL);
+    }
+    call->client->transfers.fetched_bytes += bytes;
+    layout_to_wire(tensors, true, takes_runs(call) ? &rows : NULL, &list);
+    answer.tensors = &list;
+    answer.n_status = reply->n_status;
+    answer.status = reply->status;
+    answer.n_count = answer.n_inline_bytes = answer.n_hold = answer.n_generation = reply->n_count;
+    answer.count = reply->count;
+    answer.inline_bytes = reply->inline_bytes;
+    answer.hold = no_hold;
+    answer.generation = reply->generation;
+    answer.n_metadata_bytes = reply->n_metadata_bytes;
+    answer.metadata_bytes = reply->metadata_bytes;
+    answer.metadata = reply->metadata;
+    answer.elapsed_ns = (int64_t)(uv_hrtime() - call->began_ns);
+    answer.inline_data = reply->inline_data;
+    answer.pickles_trusted = peer_is_one_of(peer, call->rpc->options->trusted_pickles);
+    call_reply(call, &answer.base, NULL, 0);
+}
+
+static void on_far_answer(struct call *question, const ProtobufCMessage *message, const struct rdt_error *err)
+{
+    struct far *far = question->asker;
+    struct call *call = far->call;
+    const Rdt__Pb__LoadManyReply *reply = (const Rdt__Pb__LoadManyReply *)message;
+    struct layout *tensors = NULL;
+    struct rdt_ref first;
+    uint32_t n = far->n;
+    bool good;
+
+    call->on_end = NULL;
+    good = reply && layout_from_wire(reply->tensors, &tensors, NULL) == RDT_OK && is_good(far, reply, tensors, &first);
+    far_free(far);
+    if (good)
+        pass_on(call, question->forwarded.to, reply, tensors, &first);
+    else
+        leave_all(call, n);
+    free(tensors);
+}
+
+/* Whether the message is about objects of another node, whose refs then have its uuid. */
+static bool is_far(const struct call *call, const Rdt__Pb__LoadMany *message, struct rdt_ref *at_p)
+{
+    static const uint8_t nobody[NODE_BYTES];
+
+    return call->client && message->refs->n_id_bytes > 0 && ref_list_get(message->refs, 0, 0, at_p, NULL) == RDT_OK &&
+           memcmp(at_p->node, nobody, sizeof nobody) != 0 && call_is_remote(call, at_p);
+}
+
+/* Whether the node is to be asked: it has all of them, and this node has none, in a replica or a version that it follows. */
+static bool may_ask(const struct call *call, const Rdt__Pb__LoadMany *message, const struct rdt_ref *at)
+{
+    size_t id_at = 0;
+    struct rdt_ref ref;
+
+    for (size_t i = 0; i < message->refs->n_id_bytes; id_at += message->refs->id_bytes[i++])
+        if (ref_list_get(message->refs, i, id_at, &ref, NULL) != RDT_OK || ref.is_name ||
+            memcmp(ref.node, at->node, sizeof ref.node) != 0 || transfers_has(call->rpc->transfers, call->client, &ref))
+            return false;
+    return message->mode != RDT__PB__FETCH_MODE__FETCH_MODE_SHARE;
+}
+
+static enum rdt_status ask_node(struct call *call, const Rdt__Pb__LoadMany *message, const struct rdt_ref *at,
+                                struct rdt_error *err)
+{
+    Rdt__Pb__LoadMany request = RDT__PB__LOAD_MANY__INIT;
+    Rdt__Pb__RefList *refs = message->refs;
+    uint64_t heap = call->request.arena->used_bytes + sizeof(struct far);
+    struct far *far;
+    enum rdt_status status;
+
+    if (refs->n_id_bytes > MOST_OBJECTS)
+        return rdt_error_set(err, RDT_LIMIT, "the message asks another node for %zu objects: at most %u are possible",
+                             refs->n_id_bytes, MOST_OBJECTS);
+    if (!may_ask(call, message, at)) {
+        leave_all(call, (uint32_t)refs->n_id_bytes);
+        return RDT_OK;
+    }
+    status = account_take(call->account, USAGE_HEAP, heap, err);
+    if (status != RDT_OK)
+        return status;
+    far = calloc(1, sizeof *far);
+    if (!far) {
+        account_give(call->account, USAGE_HEAP, heap);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask another node for %zu objects", refs->n_id_bytes);
+    }
+    far->call = call;
+    far->message = message;
+    far->n = (uint32_t)refs->n_id_bytes;
+    far->heap = heap;
+    arena_init(&far->arena, 0);
+    status = call_defer(call, -1, on_far_end, err);
+    if (status != RDT_OK) {
+        call->on_end = NULL;
+        far_free(far);
+        return status;
+    }
+    call->waiting = far;
+    call_take_request(call, &far->arena);
+    request.refs = refs;
+    request.mode = message->mode;
+    for (size_t i = 0; i < refs->n_like; i++) /* the client's address of the node is nothing to that node */
+        refs->like[i]->address = (char *)"";
+    if (call_ask(call, at, &request.base, on_far_answer, far, &far->question, err) != RDT_OK) {
+        uint32_t n = far->n;
+        call->on_end = NULL;
+        far_free(far);
+        leave_all(call, n);
+    }
+    return RDT_OK;
+}
+
 /* ---- the request ---- */
 
 static enum rdt_status check(const struct call *call, const Rdt__Pb__LoadMany *message, struct rdt_error *err)
@@ -438,12 +701,15 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__LoadMany *m
 enum rdt_status rpc_hand_out(struct call *call, const Rdt__Pb__LoadMany *message, struct rdt_error *err)
 {
     struct handing *handing;
+    struct rdt_ref at;
     uint64_t heap;
     size_t n;
     enum rdt_status status = check(call, message, err);
 
     if (status != RDT_OK)
         return status;
+    if (is_far(call, message, &at))
+        return ask_node(call, message, &at, err);
     n = message->refs->n_id_bytes;
     heap = call->request.arena->used_bytes + n * sizeof *handing->status + sizeof *handing->columns;
     status = account_take(call->account, USAGE_HEAP, heap, err);

@@ -621,6 +621,8 @@ enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt
 
     if (!message->region)
         return rpc_hand_out(call, message, err);
+    if (!call->client)
+        return rdt_error_set(err, RDT_DENIED, "another node has no region here into which objects could be loaded");
     if (n > RDT_MAX_FETCH_REFS)
         return rdt_error_set(err, RDT_LIMIT, "the message loads %zu objects: at most %u are possible", n, RDT_MAX_FETCH_REFS);
     if (message->n_count && message->n_count != n)

@@ -437,6 +437,14 @@ static struct transfer *find_joinable(struct transfers *transfers, const struct 
     return !wants_device(message) && coalescer_fits(message, item, ref) ? coalescer_open(transfers, ref, requester) : NULL;
 }
 
+bool transfers_has(const struct transfers *transfers, const struct client *client, const struct rdt_ref *ref)
+{
+    bool trusted;
+
+    return replica_for(&transfers->replicas, ref, &client->account->owner) ||
+           (transfers->held.find && transfers->held.find(transfers->held.follows, client, ref, &trusted));
+}
+
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
                             const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
                             struct rdt_error *err)

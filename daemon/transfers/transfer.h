@@ -285,17 +285,23 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err);
 /* The client has ended: drops its fetches without an answer. Returns false if until_ns has passed: call again. */
 bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns);
 
-/* Objects of this node that a client gets without a transfer each (rpc_hand_out.c).
+/* Objects that a client gets without a transfer each (rpc_hand_out.c).
  *
- * transfers_hand_out begins the record of those that go one way, in the answer or by their regions, as the first of them does;
- * NULL: no memory. transfers_handed_out ends it: n objects with so many bytes. why: that they did not go; NULL: they did.
- * Returns the number for EXPLAIN.
+ * transfers_hand_out begins the record of those of this node that go one way, in the answer or by their regions, as the
+ * first of them does; NULL: no memory. transfers_hand_over begins that of objects that go from one node to another: `peer` has
+ * them for the client, or, client NULL, gets them for the account. transfers_handed_out ends it: n objects with so many
+ * bytes. why: that they did not go; NULL: they did. peer: as before, or NULL. Returns the number for EXPLAIN.
+ *
+ * transfers_has says whether this node has an object of another one for the client, in a replica or a version that it follows.
  *
  * fetch_notice says whether the reader is to be told that the object, which it is about to share, may still be written. */
 struct transfer_record *transfers_hand_out(struct transfers *transfers, const struct client *client, struct object *object,
                                            Rdt__Pb__FetchMode mode);
-uint64_t transfers_handed_out(struct transfers *transfers, struct transfer_record *take_record, uint32_t n, uint64_t bytes,
-                              const struct rdt_error *why);
+struct transfer_record *transfers_hand_over(struct transfers *transfers, const struct client *client, struct account *account,
+                                            const struct peer *peer, const struct rdt_ref *ref);
+uint64_t transfers_handed_out(struct transfers *transfers, struct transfer_record *take_record, struct peer *peer, uint32_t n,
+                              uint64_t bytes, const struct rdt_error *why);
+bool transfers_has(const struct transfers *transfers, const struct client *client, const struct rdt_ref *ref);
 bool fetch_notice(const struct client *reader, struct object *object);
 
 /* Sends the FETCH_DONE of an error for a fetch that was never started. */

@@ -9,6 +9,7 @@
 #include "daemon/base/text.h"
 #include "daemon/memory/copy.h"
 #include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/remote.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
@@ -605,10 +606,51 @@ struct transfer_record *transfers_hand_out(struct transfers *transfers, const st
     return record;
 }
 
-uint64_t transfers_handed_out(struct transfers *transfers, struct transfer_record *take_record, uint32_t n, uint64_t bytes,
-                              const struct rdt_error *why)
+struct transfer_record *transfers_hand_over(struct transfers *transfers, const struct client *client, struct account *account,
+                                            const struct peer *peer, const struct rdt_ref *ref)
+{
+    static const struct path_query query = {.remote = {.source_memory = "host", .target_memory = "host"},
+                                            .has_inline = true,
+                                            .transport = "",
+                                            .preferred = "",
+                                            .least = ""};
+    struct transfer_record *record = calloc(1, sizeof *record);
+
+    if (!record)
+        return NULL;
+    record_start(record, ids_next(&transfers->ids, account), &account->owner, ref, client ? "in" : "out", "new");
+    record->client = client ? client->id : 0;
+    record->began_ns = record->since_ns;
+    text_copy(record->peer, sizeof record->peer, peer->name);
+    text_copy(record->path, sizeof record->path, "inline");
+    if (client) /* the reader's node chooses the path */
+        (void)record_decide(transfers, record, &query, NULL);
+    record_stage_at(transfers, record, record->since_ns);
+    event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", record);
+    return record;
+}
+
+static void count_bytes(struct transfers *transfers, struct peer *peer, bool comes, uint64_t bytes)
+{
+    struct remote *remote = remote_get(transfers, peer);
+
+    if (comes)
+        transfers->counts->bytes_in += bytes;
+    else
+        transfers->counts->bytes_out += bytes;
+    if (remote && comes)
+        remote->counts.bytes_pulled += bytes;
+    else if (remote)
+        remote->counts.bytes_served += bytes;
+}
+
+uint64_t transfers_handed_out(struct transfers *transfers, struct transfer_record *take_record, struct peer *peer, uint32_t n,
+                              uint64_t bytes, const struct rdt_error *why)
 {
     uint64_t id = take_record->id;
+
+    if (peer && !why)
+        count_bytes(transfers, peer, take_record->client != 0, bytes);
 
     (void)snprintf(take_record->route, sizeof take_record->route, "%u objects in one answer", n);
     take_record->bytes = bytes;
