@@ -107,6 +107,14 @@ enum rdt_status rdt_lease_end(rdt *rdt, const struct rdt_ref *refs, size_t count
 enum rdt_status rdt_fetch_each(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                rdt_object **objects_p, enum rdt_status *statuses_p, struct rdt_error *err);
 
+/* Takes those of refs [count] that come in a few answers of their nodes (rdt_fetch says which), and waits for nothing else.
+ * objects_p [count] receives the objects, which the caller releases, and NULL for those that are to be fetched, for whatever
+ * reason: they are large, have not been put, are not shown to the caller. With a timeout_ns at most half of it passes before a
+ * node that does not answer is left; with RDT_NO_WAIT, 200 ms. verify has no effect. Errors: INVALID, CANCELLED (interrupted),
+ * DISCONNECTED, FORKED; then nothing is taken. */
+enum rdt_status rdt_fetch_small(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                                rdt_object **objects_p, struct rdt_error *err);
+
 /* Copies the tensors of refs [count] into targets, as rdt_fetch_each does with these targets, and returns when all are there or
  * have failed: the blocks of a cache into one memory. targets [count] are lists [target_counts[i]] of row-major tensors with
  * the dtypes and shapes of the object's; no two overlap. Nothing else of the objects is returned. Objects of this user on this

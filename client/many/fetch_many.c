@@ -659,3 +659,25 @@ enum rdt_status rdt_fetch_each(rdt *conn, const struct rdt_ref *refs, size_t cou
         *err = first;
     return first.status;
 }
+
+enum rdt_status rdt_fetch_small(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
+                                rdt_object **objects_p, struct rdt_error *err)
+{
+    struct rdt_fetch_options own;
+    struct fetching fetching;
+    int64_t deadline_ns;
+    enum rdt_status status = fetch_check(conn, refs, count, options, &own, err);
+
+    for (size_t i = 0; objects_p && i < count; i++)
+        objects_p[i] = NULL;
+    if (status == RDT_OK && count > 0)
+        status = options_check_out(objects_p, "objects_p", err);
+    if (status != RDT_OK)
+        return status;
+    fetching_init(&fetching, conn, refs, count, &own, objects_p);
+    status = take_small(&fetching, &deadline_ns, err);
+    fetching_fini(&fetching);
+    if (status != RDT_OK)
+        release_all(objects_p, count);
+    return status;
+}

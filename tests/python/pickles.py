@@ -83,6 +83,8 @@ def test_pickles_of_other_nodes_need_a_word_of_this_node():
                         far.fetch(ref).result(LONG)
                     with raises(rdtd.PickleRefused):
                         far.get(ref, into={"deque": [bytearray()]})
+                    for got in far.get([ref] * 20, errors="return"):  # in one answer of the node
+                        assert isinstance(got, rdtd.PickleRefused)
                 assert far.get(ref, allow_pickle=True) == value and c.get(ref) == value
                 plain = {"set": {1, 2}, "step": Step((1, 2), Colour.RED)}
                 assert far.get(c.put(plain)) == plain
@@ -113,6 +115,7 @@ def test_pickles_of_other_nodes_need_a_word_of_this_node():
               rdtd.connect(b.socket) as far):
             for ref in (c.put(value), c.put(value, snapshot=True), name):
                 assert far.get(ref) == value and far.fetch(ref).result(LONG) == value
+                assert far.get([ref] * 20) == [value] * 20
             owner = far._owner
             far._owner = (owner[0] + 1, owner[1])
             with raises(rdtd.PickleRefused):

@@ -661,7 +661,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
 
     def _get_many(self, refs: list[Any], returns: bool, mode: Optional[str] = None, as_: str = "auto",
                   timeout: Optional[float] = None) -> list[Any]:
-        """The values of many refs. What is on this node comes in a few messages; the rest is fetched as usual."""
+        """The values of many refs. What is on this node, and what is small, comes in a few messages; the rest is fetched as
+        usual."""
         for ref in refs:
             if not isinstance(ref, _rdt.Ref):
                 raise TypeError(f"refs must be a Ref or a list of Refs, not a {type(ref).__name__}; "
@@ -672,7 +673,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         if mode is None and (as_ == "torch" or as_ == "auto" and all([ref._hint for ref in refs])):
             number = COW
         started = time.monotonic()
-        brought = self._fetch_here(refs, number, timeout)
+        brought = self._fetch_ready(refs, number, timeout)
         rest = [i for i, one in enumerate(brought) if one is None]
         values: list[Any] = [None] * len(refs)
         if rest:

@@ -323,7 +323,7 @@ PyMethodDef conn_methods[] = {
     {"_put", conn_put, METH_VARARGS, NULL},
     {"_fetch", conn_fetch, METH_VARARGS, NULL},
     {"_get", conn_get, METH_VARARGS, NULL},
-    {"_fetch_here", conn_fetch_here, METH_VARARGS, NULL},
+    {"_fetch_ready", conn_fetch_ready, METH_VARARGS, NULL},
     {"_wait", conn_wait, METH_VARARGS, NULL},
     {"_put_many", conn_put_many, METH_VARARGS, NULL},
     {"_publish_many", conn_publish_many, METH_VARARGS, NULL},

@@ -481,7 +481,7 @@ PyObject *conn_close(PyObject *self, PyObject *ignored);
 PyObject *conn_put(PyObject *self, PyObject *args);
 PyObject *conn_fetch(PyObject *self, PyObject *args);
 PyObject *conn_get(PyObject *self, PyObject *args);
-PyObject *conn_fetch_here(PyObject *self, PyObject *args);
+PyObject *conn_fetch_ready(PyObject *self, PyObject *args);
 PyObject *conn_wait(PyObject *self, PyObject *args);
 PyObject *conn_put_many(PyObject *self, PyObject *args);
 PyObject *conn_publish_many(PyObject *self, PyObject *args);

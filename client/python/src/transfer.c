@@ -452,31 +452,38 @@ PyObject *conn_get(PyObject *self, PyObject *args)
     return made;
 }
 
-/* Fetches those of refs [count] that are on this node, without waiting for any put. room [count] and got [count] are for its
- * own use; objects [count] stays NULL for the others, and for what failed. */
-static enum rdt_status fetch_here(rdt *conn, const struct rdt_ref *refs, size_t count, struct rdt_fetch_options *options,
-                                  struct rdt_ref *room, rdt_object **got, rdt_object **objects, struct rdt_error *err)
+/* Fetches those of refs [count] that are on this node, without waiting for any put, and takes those on other nodes that come in
+ * a few answers. room [count] and got [count] are for its own use; objects [count] stays NULL for the others, and for what
+ * failed. */
+static enum rdt_status fetch_ready(rdt *conn, const struct rdt_ref *refs, size_t count, struct rdt_fetch_options *options,
+                                   struct rdt_ref *room, rdt_object **got, rdt_object **objects, struct rdt_error *err)
 {
     struct rdt_node_info node;
     enum rdt_status status = rdt_node(conn, &node, err);
-    size_t n = 0;
+    bool ended = status != RDT_OK;
 
-    for (size_t i = 0; status == RDT_OK && i < count; i++)
-        if (refs[i].generation && memcmp(refs[i].node, node.node, sizeof node.node) == 0)
-            room[n++] = refs[i];
-    if (n == 0)
-        return status;
-    options->timeout_ns = RDT_NO_WAIT;
-    status = rdt_fetch_each(conn, room, n, options, got, NULL, err);
-    for (size_t i = 0, k = 0; i < count && k < n; i++)
-        if (refs[i].generation && memcmp(refs[i].node, node.node, sizeof node.node) == 0)
-            objects[i] = got[k++];
+    for (int far = 1; far >= 0 && !ended; far--) { /* the others first: they have the caller's time-out */
+        size_t n = 0;
+        for (size_t i = 0; i < count; i++)
+            if (refs[i].generation && far == (memcmp(refs[i].node, node.node, sizeof node.node) != 0))
+                room[n++] = refs[i];
+        if (n == 0)
+            continue;
+        if (!far)
+            options->timeout_ns = RDT_NO_WAIT;
+        status =
+            far ? rdt_fetch_small(conn, room, n, options, got, err) : rdt_fetch_each(conn, room, n, options, got, NULL, err);
+        for (size_t i = 0, k = 0; i < count && k < n; i++)
+            if (refs[i].generation && far == (memcmp(refs[i].node, node.node, sizeof node.node) != 0))
+                objects[i] = got[k++];
+        ended = status == RDT_CANCELLED;
+    }
     return status;
 }
 
-/* _fetch_here([ref], mode, timeout, which is only checked): a list with the Object of each ref whose object is on this node,
- * and None for those that must be fetched otherwise, or whose fetch failed. */
-PyObject *conn_fetch_here(PyObject *self, PyObject *args)
+/* _fetch_ready([ref], mode, timeout): a list with the Object of each ref whose object is on this node, or came in an answer of
+ * another one, and None for those that must be fetched otherwise, or whose fetch failed. */
+PyObject *conn_fetch_ready(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_fetch_options options = RDT_INIT(options);
@@ -488,7 +495,7 @@ PyObject *conn_fetch_here(PyObject *self, PyObject *args)
     size_t count;
     int mode;
 
-    if (!PyArg_ParseTuple(args, "O!iO&:_fetch_here", &PyList_Type, &list, &mode, timeout_option, &options.timeout_ns))
+    if (!PyArg_ParseTuple(args, "O!iO&:_fetch_ready", &PyList_Type, &list, &mode, timeout_option, &options.timeout_ns))
         return NULL;
     options.mode = (enum rdt_fetch_mode)mode;
     count = (size_t)PyList_GET_SIZE(list);
@@ -499,7 +506,7 @@ PyObject *conn_fetch_here(PyObject *self, PyObject *args)
     for (size_t i = 0; !PyErr_Occurred() && i < count; i++)
         (void)ref_read(PyList_GET_ITEM(list, (Py_ssize_t)i), &refs[i]);
     if (!PyErr_Occurred() && conn_enter(conn)) {
-        WAITS(conn, status, fetch_here(conn->rdt, refs, count, &options, refs + count, objects + count, objects, &err));
+        WAITS(conn, status, fetch_ready(conn->rdt, refs, count, &options, refs + count, objects + count, objects, &err));
         if (status != RDT_OK && !waits_raise() && status == RDT_CANCELLED)
             (void)raise_error(&err);
         made = PyErr_Occurred() ? NULL : PyList_New((Py_ssize_t)count);

@@ -172,6 +172,33 @@ Test(fetch_many_nodes, objects_of_several_tensors_and_of_none)
     end(NULL);
 }
 
+/* Nothing else is waited for. */
+Test(fetch_many_nodes, small_ones_alone_may_be_taken)
+{
+    enum { N = 100 };
+    struct rdt_fetch_options options = within(LONG);
+    struct rdt_ref small;
+
+    begin(2);
+    put_all(owner, N);
+    small = refs[3];
+    refs[3] = put_pattern(owner, NULL, 300000, 3);
+    must_ok(rdt_fetch_small(reader, refs, 0, &options, NULL, &err));
+    must_refuse(RDT_INVALID, "objects_p", rdt_fetch_small(reader, refs, N, &options, NULL, &err));
+    must_ok(rdt_fetch_small(reader, refs, 8, &options, objects, &err));
+    must(!objects[0] && !objects[7]);
+    must_ok(rdt_fetch_small(reader, refs, N, &options, objects, &err));
+    for (unsigned i = 0; i < N; i++)
+        if (i == 3)
+            must(!objects[i]);
+        else
+            must_be_number(i);
+    release_all(reader, N);
+    must_ok(rdt_free(owner, &small, false, &err));
+    free_all(owner, N);
+    end(NULL);
+}
+
 /* ---- what is fetched one by one ---- */
 
 Test(fetch_many_nodes, what_is_not_there_has_a_status_of_its_own)
@@ -273,6 +300,9 @@ Test(fetch_many_nodes, a_silent_node_costs_the_time_and_no_more)
     must_refuse(RDT_TIMED_OUT, "has not answered", rdt_fetch_each(reader, refs, N, &options, objects, statuses, &err));
     for (unsigned i = 0; i < N; i++)
         must_say(statuses[i] == RDT_TIMED_OUT && !objects[i], "%u: %s", i, rdt_status_name(statuses[i]));
+    options.timeout_ns = 100 * MSEC;
+    must_ok(rdt_fetch_small(reader, refs, N, &options, objects, &err));
+    must(!objects[0] && !objects[N - 1]);
     node_thaw(&c.node[0]);
     must_ok(rdt_fetch(reader, refs, N, NULL, objects, &err));
     for (unsigned i = 0; i < N; i++)
