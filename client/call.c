@@ -536,3 +536,18 @@ enum rdt_status call_wire_ref(const rdt *conn, const struct rdt_ref *ref, Rdt__P
         wire_ref_from(ref, message_p);
     return status;
 }
+
+void call_free_unseen(rdt *conn, const struct rdt_ref *ref)
+{
+    Rdt__Pb__Free request = RDT__PB__FREE__INIT;
+    Rdt__Pb__Ref message;
+
+    if (call_wire_ref(conn, ref, &message, NULL) != RDT_OK)
+        return;
+    request.ref = &message;
+    request.unseen = true;
+    connection_lock(conn);
+    (void)note_send(conn, RDT_MSG_FREE, &request.base, true, NULL);
+    connection_drain(conn);
+    connection_unlock(conn);
+}

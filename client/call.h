@@ -61,6 +61,9 @@ enum rdt_status call_list(rdt *conn, Rdt__Pb__List *request, int64_t timeout_ns,
 /* Checks the connection, and whether the ref can be sent, and makes the message point into the ref. Errors: INVALID, FORKED. */
 enum rdt_status call_wire_ref(const rdt *conn, const struct rdt_ref *ref, Rdt__Pb__Ref *message_p, struct rdt_error *err);
 
+/* Frees what a call that failed has put, unless it has replaced another object. Does not wait. Takes the lock. */
+void call_free_unseen(rdt *conn, const struct rdt_ref *ref);
+
 /* Ends these leases, without waiting for the answer. With the lock. */
 void call_end_leases(rdt *conn, const Rdt__Pb__LeaseEnd *request);
 

@@ -37,8 +37,8 @@ struct rdt_value {
  * other object is put by rdt_put, one after the other. Of values with one id and REPLACE the last one stays, if all of them
  * travel together or none does. timeout_ns holds for each message; once one has timed out, and the daemon gives no sign of life
  * for as long (1 to 5 s), the values that are left are TIMED_OUT, too, and not sent.
- * statuses_p NULL: if one cannot be put, those that were put are freed. Errors of each: EXISTS (the id), LIMIT, NO_MEMORY,
- * TIMED_OUT, UNSUPPORTED. */
+ * statuses_p NULL: if one cannot be put, those that were put are freed, except those that have replaced another. Errors of
+ * each: EXISTS (the id), LIMIT, NO_MEMORY, TIMED_OUT, UNSUPPORTED. */
 enum rdt_status rdt_put_many(rdt *rdt, const struct rdt_value *values, size_t count, const struct rdt_put_options *options,
                              struct rdt_ref *refs_p, enum rdt_status *statuses_p, struct rdt_error *err);
 

@@ -749,7 +749,7 @@ enum rdt_status rdt_put_many(rdt *conn, const struct rdt_value *values, size_t c
     put_all(&putting);
     for (size_t i = 0; !statuses_p && putting.why.status != RDT_OK && i < count; i++)
         if (putting.statuses[i] == RDT_OK)
-            (void)rdt_drop(conn, &refs_p[i], NULL);
+            call_free_unseen(conn, &refs_p[i]);
     if (!statuses_p)
         free(putting.statuses);
     if (putting.why.status != RDT_OK && err)

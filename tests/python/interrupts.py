@@ -270,9 +270,12 @@ def test_cancelled_coroutines_end_their_threads_calls() -> None:
                 until(cancelled.is_set, "the coroutine is cancelled")
                 return made
 
+        def is_there() -> bool:
+            return any(c.get(rdtd.Ref.from_id(one["id"]), timeout=0) == b"x" for one in c.objects())
+
         async def cancel(late: Late, **options: Any) -> None:
             putting = asyncio.ensure_future(late.put_async(b"x", **options))
-            await asyncio.get_running_loop().run_in_executor(None, until, lambda: bool(c.objects()), "the object is there")
+            await asyncio.get_running_loop().run_in_executor(None, until, is_there, "the object is there")
             putting.cancel()
             asyncio.get_running_loop().call_later(0.1, cancelled.set)
             await putting
@@ -283,6 +286,13 @@ def test_cancelled_coroutines_end_their_threads_calls() -> None:
                 with raises(asyncio.CancelledError):
                     asyncio.run(cancel(late, **options))
                 until(lambda: not c.objects(), f"what was put too late has ended: {options}")
+            c.put(b"old", id="mine", detached=True)
+            cancelled = threading.Event()
+            with raises(asyncio.CancelledError):
+                asyncio.run(cancel(late, id="mine", detached=True, replace=True))
+            late.ping()
+            assert c.get(rdtd.Ref.from_id("mine"), timeout=0) == b"x", "the earlier one has gone"
+            c.free(rdtd.Ref.from_id("mine"))
 
 
 def test_what_ended_a_with_block_is_raised_beside_a_daemon_that_has_ended() -> None:

@@ -63,6 +63,18 @@ def test_put_many_of_one_kind():
             c.free(ref)
 
 
+def test_values_that_have_replaced_others_stay_when_one_fails():
+    ids = [f"id{i}" for i in range(8)]
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        c.put_many([b"old"] * 8, ids=ids, detached=True)
+        other.put(b"theirs", id="theirs")
+        with raises(rdtd.Exists):
+            c.put_many([b"new"] * 9, ids=ids + ["theirs"], detached=True, replace=True)
+        for id in ids:
+            assert c.get(rdtd.Ref.from_id(id), timeout=0) in (b"old", b"new"), id
+            c.free(rdtd.Ref.from_id(id))
+
+
 def test_put_many_of_any_kind():
     with Node() as node, rdtd.connect(node.socket) as c:
         ours = c.empty(10, "i64")

@@ -363,8 +363,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
     @checked
     async def put_async(self, value: Any, **options: Any) -> Ref:
         """Like `put`, for event loops: a thread of the loop's executor copies and waits. If it is cancelled, there is no
-        object."""
-        return await in_thread(partial(self.put, value, **options), self._drop)
+        object; with replace, the id has one of the two."""
+        return await in_thread(partial(self.put, value, **options), None if options.get("replace") else self._drop)
 
     @checked
     async def empty_async(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", **options: Any) -> Any:

@@ -72,8 +72,9 @@ class ManyCalls(_rdt.Conn):
         and travel as others do.
 
         ids: a list with an id, or None, for each value. options: see `put`, without id, stored, copy and stream; they hold
-        for all values. errors: "raise": the first failure is raised, and the other objects are freed; "return": the
-        result has the exception in place of the Ref of a value that was not put.
+        for all values. errors: "raise": the first failure is raised, and the other objects are freed (with replace,
+        detached and evictable ones stay, because those that they have replaced are gone); "return": the result has the
+        exception in place of the Ref of a value that was not put.
         Errors: TypeError, ValueError (a value that cannot be put: nothing was put); Exists (id), LimitReached, NoMemory,
         TimedOut, Unsupported."""
         listed = _listed(values, "values")
@@ -89,13 +90,13 @@ class ManyCalls(_rdt.Conn):
             return made
         for one in made:
             if isinstance(one, Error):
-                self._drop_all(made)
+                self._drop_all(made, options.get("replace", False))
                 raise one
         return made
 
-    def _drop_all(self, made: list[Any]) -> None:
+    def _drop_all(self, made: list[Any], replace: bool = False) -> None:
         for ref in made:
-            if isinstance(ref, Ref):
+            if isinstance(ref, Ref) and not replace:  # otherwise its id would have neither object
                 self._drop(ref)
 
     def _put_listed(self, values: list[Any], ids: Optional[list[Optional[bytes]]], *,
@@ -167,7 +168,7 @@ class ManyCalls(_rdt.Conn):
                         if silent is None and isinstance(error, TimedOut):
                             silent = self._silence(timeout)
         except BaseException:  # a value that cannot be put, or Ctrl-C: nothing stays
-            self._drop_all(made)
+            self._drop_all(made, replace)
             raise
         return made
 

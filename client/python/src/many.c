@@ -183,7 +183,7 @@ PyObject *conn_put_many(PyObject *self, PyObject *args)
     WAITS(conn, status, put_values(conn, &putting, &options, &err));
     raised = status != RDT_OK && waits_raise();
     if (raised || status == RDT_CANCELLED || (putting.count > 0 && putting.statuses[0] == RDT_AGAIN)) { /* nothing was put */
-        for (Py_ssize_t i = 0; i < putting.count; i++)
+        for (Py_ssize_t i = 0; i < putting.count && !(options.flags & RDT_PUT_REPLACE); i++) /* what it replaced has gone */
             if (putting.statuses[i] == RDT_OK)
                 (void)rdt_drop(conn->rdt, &putting.refs[i], NULL);
         if (!raised)

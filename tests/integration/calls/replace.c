@@ -557,3 +557,32 @@ Test(replace, late_answers_leave_the_id_one_of_the_two_objects)
     }
     end();
 }
+
+/* Without statuses, those that were put are freed if one cannot be put. */
+Test(replace, many_of_which_one_fails_leave_each_id_one_of_the_two_objects)
+{
+    static char data[100], longest[200];
+    const char *ids[] = {"first", "second", "third", "fourth"};
+    struct rdt_tensor tensor = VECTOR(RDT_U8, sizeof data, data);
+    struct rdt_value values[5] = {{0}};
+    struct rdt_put_options options = {.struct_size = sizeof options, .flags = RDT_PUT_REPLACE | RDT_PUT_DETACHED};
+    struct rdt_ref refs[5];
+
+    begin(NULL);
+    for (unsigned i = 0; i < 5; i++)
+        values[i] = (struct rdt_value){.tensors = &tensor, .count = 1, .id = longest, .id_bytes = sizeof longest};
+    for (unsigned i = 0; i < 4; i++) {
+        (void)put(conn, ids[i], sizeof data, RDT_PUT_DETACHED, 1);
+        values[i].id = ids[i];
+        values[i].id_bytes = strlen(ids[i]);
+    }
+    must_be(RDT_INVALID, rdt_put_many(conn, values, 5, &options, refs, NULL, &err));
+    must_ok(rdt_ping(conn, LONG, &err));
+    for (unsigned i = 0; i < 4; i++) {
+        struct rdt_ref id = ref_named(ids[i]);
+        struct rdt_stat stat;
+        must_ok(rdt_stat(other, &id, &stat, &err));
+        must_ok(rdt_free(conn, &id, false, &err));
+    }
+    end();
+}
