@@ -188,8 +188,9 @@ struct call_forwarded {
     bool to_uuid;        /* the ref names that node by its uuid */
     uint64_t number;     /* of the call on that link; 0: not forwarded */
     bool sent;
-    bool patient;       /* set by the handler: it waits for the node until its deadline, however often that cannot be reached */
-    size_t asked_bytes; /* counted in to->calls.asked_bytes */
+    bool patient; /* set by the handler: it waits for the node until its deadline, however often that cannot be reached */
+    size_t answer_bytes; /* of a question (call_ask) */
+    size_t asked_bytes;  /* counted in to->calls.asked_bytes */
 };
 
 struct call_hold {       /* of a HOLD */
@@ -293,10 +294,11 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
                              struct rdt_error *err);
 
 /* Asks another node on behalf of a client's call, which goes on meanwhile. on_answer follows once, perhaps inside this call;
- * call_forget prevents it. Of many large questions to one node, later ones are sent when it has answered earlier ones, so that
- * they do not fill its queue. Errors: as call_forward, and then it does not follow. */
+ * call_forget prevents it. Of many large questions to one node, or ones with large answers (answer_bytes: the most; 0: little),
+ * later ones are sent when it has answered earlier ones, so that neither they nor the answers fill the queue of the link, which
+ * would end it. Errors: as call_forward, and then it does not follow. */
 typedef void (*call_on_answer)(struct call *question, const ProtobufCMessage *reply, const struct rdt_error *err);
-enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request,
+enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, size_t answer_bytes,
                          call_on_answer on_answer, void *asker, struct call **question_p, struct rdt_error *err);
 void call_forget(struct call *question); /* NULL: does nothing */
 

@@ -7,7 +7,7 @@
 #include "wire_ref.h"
 
 #define MAX_CALLS 16384u              /* the most calls of one node that are deferred here */
-#define ASKED_BYTES ((size_t)4 << 20) /* of questions (call_ask) that one node has not answered; see call_tell, too */
+#define ASKED_BYTES ((size_t)4 << 20) /* of questions (call_ask), and their answers, that one node owes; see call_tell, too */
 #define POLL_NS 200000000ll /* the timeout of a call with timeout 0, because it needs a round trip to the other node */
 
 /* ---- forwarding a client's request ---- */
@@ -16,6 +16,12 @@
 static bool gives_hold(const struct call *call)
 {
     return call->type == RDT_MSG_HOLD && !call->hold.begins_transit;
+}
+
+/* What a question and its answer take in the queues of the link. */
+static size_t question_bytes(const struct call *call)
+{
+    return call->copy.packed_bytes + call->forwarded.answer_bytes;
 }
 
 static void send_call(struct call *call)
@@ -36,8 +42,8 @@ static void send_call(struct call *call)
     }
     call->forwarded.sent = true;
     if (call->on_answer) {
-        call->forwarded.asked_bytes = call->copy.packed_bytes;
-        call->forwarded.to->calls.asked_bytes += call->copy.packed_bytes;
+        call->forwarded.asked_bytes = question_bytes(call);
+        call->forwarded.to->calls.asked_bytes += call->forwarded.asked_bytes;
     }
     list_remove(&call->forwarded.by_peer);
     list_append(&call->forwarded.to->calls.there, &call->forwarded.by_peer);
@@ -45,12 +51,12 @@ static void send_call(struct call *call)
         call_fail(call, &err);
 }
 
-/* Questions are large. They may not fill the queue of a link on which the calls of others wait. */
+/* Questions are large, or their answers are. They may not fill the queues of a link on which the calls of others wait. */
 static bool may_send(const struct call *call)
 {
     size_t asked = call->forwarded.to->calls.asked_bytes;
 
-    return !call->on_answer || asked == 0 || asked + call->copy.packed_bytes <= ASKED_BYTES;
+    return !call->on_answer || asked == 0 || asked + question_bytes(call) <= ASKED_BYTES;
 }
 
 static void send_or_hold_back(struct call *call)
@@ -142,7 +148,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     return RDT_OK;
 }
 
-enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request,
+enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, size_t answer_bytes,
                          call_on_answer on_answer, void *asker, struct call **question_p, struct rdt_error *err)
 {
     struct call *question = call_create(call->rpc, call->client, NULL, call->type, 0);
@@ -153,6 +159,7 @@ enum rdt_status call_ask(struct call *call, const struct rdt_ref *ref, const Pro
     question->on_answer = on_answer;
     question->question_p = question_p;
     question->asker = asker;
+    question->forwarded.answer_bytes = answer_bytes;
     *question_p = question;
     status = call_forward(question, ref, request, -1, err); /* the question may have been answered */
     if (status == RDT_OK)

@@ -89,7 +89,7 @@ static void ask(struct question *question)
         questions->n_asked++;
         list_remove(&question->link);
         list_append(&questions->asked, &question->link);
-        if (call_ask(questions->call, &question->at, request, on_answer, question, &question->call, &err) != RDT_OK)
+        if (call_ask(questions->call, &question->at, request, 0, on_answer, question, &question->call, &err) != RDT_OK)
             questions->n_asked--;
     }
     if (err.status != RDT_OK)

@@ -35,7 +35,8 @@
 #define MOST_FDS 4u             /* a reader without so many free descriptors would lose its connection */
 #define MOST_OBJECT_TENSORS 64u /* more of them are fetched */
 
-#define NODE_BYTES 16u /* of a node's uuid */
+#define NODE_BYTES 16u            /* of a node's uuid */
+#define ANSWER_BYTES (256u << 10) /* at most, with the columns */
 
 enum way { IN_ANSWER, SHARED, WAYS };
 
@@ -674,7 +675,7 @@ static enum rdt_status ask_node(struct call *call, const Rdt__Pb__LoadMany *mess
     request.mode = message->mode;
     for (size_t i = 0; i < refs->n_like; i++) /* the client's address of the node is nothing to that node */
         refs->like[i]->address = (char *)"";
-    if (call_ask(call, at, &request.base, on_far_answer, far, &far->question, err) != RDT_OK) {
+    if (call_ask(call, at, &request.base, ANSWER_BYTES, on_far_answer, far, &far->question, err) != RDT_OK) {
         uint32_t n = far->n;
         call->on_end = NULL;
         far_free(far);

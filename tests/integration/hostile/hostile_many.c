@@ -381,6 +381,44 @@ Test(hostile_many, asker_that_is_killed_leaves_nothing)
     end_many();
 }
 
+/* Many answers are as much as a link's queue may have: the node is asked for them as it answers. */
+Test(hostile_many, answers_leave_room_on_the_link)
+{
+    enum { ASKS = 60 };
+    Rdt__Pb__Stat stat = MESSAGE(stat, .ref = NULL);
+    static struct answer answer;
+    Rdt__Pb__Ref wire;
+    struct raw raw, other;
+    uint64_t number;
+
+    begin_many();
+    greeted(&raw);
+    greeted(&other);
+    for (unsigned i = 0; i < ASKS; i++)
+        (void)ask(&raw);
+    number = question();
+    wait_until(LONG, raw_used(&watcher, "waiters") == waiters + 2 * ASKS);
+    wire_ref_from(&refs[0], &wire);
+    stat.ref = &wire;
+    (void)raw_send(&other, RDT_MSG_STAT, &stat.base, NULL, 0);
+    do {
+        must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL, rogue_peer.came[RDT_PEER_CALL].n + 1));
+    } while (memmem(rogue_peer.came[RDT_PEER_CALL].payload, rogue_peer.came[RDT_PEER_CALL].bytes, "x1x2x3", 6));
+    must_say(rogue_peer.came[RDT_PEER_CALL].n <= 20, "%u answers of 256 KiB may come", rogue_peer.came[RDT_PEER_CALL].n);
+    answer_init(&answer);
+    for (unsigned i = 0; i < ASKS; i++) {
+        must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL, i + 1));
+        reply(number + i, &answer.message.base, RDT_OK, "");
+    }
+    for (unsigned i = 0; i < ASKS; i++) {
+        must(raw_next(&raw));
+        must(raw.frame.type == RDT_MSG_LOAD_MANY && raw.frame.flags == FRAME_REPLY);
+    }
+    raw_close(&raw);
+    raw_close(&other);
+    end_many();
+}
+
 /* Nobody is asked with more than one node's refs, by name, or for more than an answer has. */
 Test(hostile_many, only_refs_of_one_node_are_asked_for)
 {
