@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_load_many: the objects of a message are copied by the daemon into the regions where their targets lie, or into one of this
- * call, out of which this thread copies them while the daemon fills another. The rest is fetched. */
+/* rdt_load_many: the objects of a message are copied by the daemon into the regions where their targets lie, or into one of
+ * this call, out of which this thread copies them while the daemon fills another. The rest is fetched. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
