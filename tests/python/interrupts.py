@@ -203,6 +203,33 @@ def test_an_interrupted_lookup_leases_nothing() -> None:
         c.free(prefix="k")
 
 
+def test_an_interrupted_wait_leaves_no_request_although_its_exception_is_kept() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as producer:
+        target, wanted, name = bytearray(100000), rdtd.Ref.from_id("later"), rdtd.Ref.from_name("n")
+        calls: list[Callable[[], object]] = [
+            lambda: c.get_fetched(wanted, into=target), lambda: next(c.versions("n", into=target)), lambda: c.hold(wanted),
+            lambda: c.wait_put(wanted), lambda: c.wait_put(name)]
+        kept = []
+
+        def keeping(call: Callable[[], object]) -> None:
+            try:
+                call()
+            except Alarmed as error:
+                kept.append(error)
+                raise
+
+        for call in calls:
+            interrupted(lambda: keeping(call))
+            until(lambda: node.waiters() == 0, "nobody waits")
+        ref = producer.put(b"x" * 100000, id="later")
+        producer.publish("n", b"x" * 100000)
+        until(lambda: c.stat(wanted)["holds"] == 1, "the producer alone holds it")
+        assert c.wait([c.when_put(wanted)], timeout=LONG)[0] and not any(target), "nothing was written"
+        del kept
+        producer.unpublish("n")
+        ref.free()
+
+
 def test_an_interrupted_put_that_stores_leaves_no_object() -> None:
     class Interrupted(rdtd.Connection):
         def _store(self, ref: Any, timeout: Optional[float], /) -> str:

@@ -696,7 +696,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
         """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes
         moved."""
-        return self.fetch(ref, **options).fetched()
+        made: Fetched = self.fetch(ref, **options)._result_or_cancel(True)
+        return made
 
     # ---- published names ----
 

@@ -178,7 +178,7 @@ class DeltaFollower:
                 break
             base = None
             try:
-                fetched = self._connection.fetch(ref, into=self._tensors, timeout=left()).fetched()
+                fetched = self._connection.get_fetched(ref, into=self._tensors, timeout=left())
             except Freed:  # a newer version has taken its place
                 continue
             self.bytes_fetched = sum(tensor.nbytes for tensor in fetched.tensors)

@@ -113,4 +113,4 @@ class GroupCalls(_rdt.Conn):
     @checked
     def broadcast(self, ref: _rdt.Ref, group: str, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_broadcast`. Errors: the same."""
-        self.when_broadcast(ref, group, timeout=timeout).result()
+        self.when_broadcast(ref, group, timeout=timeout)._result_or_cancel()

@@ -353,11 +353,11 @@ class Request(_rdt.Request):
         how: Union[How, Held, None] = self._how
         return self._ref(how) if isinstance(how, Held) else None if how is None else self._value(how)
 
-    def _result_or_cancel(self) -> Any:
-        """The result. If the wait for it fails or is interrupted, the request ends: otherwise it would live as long as the
-        exception, whose traceback refers to it."""
+    def _result_or_cancel(self, fetched: bool = False) -> Any:
+        """The result, or with `fetched` a Fetched. If the wait for it fails or is interrupted, the request ends: otherwise it
+        would live as long as the exception, whose traceback refers to it, and go on to write its targets."""
         try:
-            return self.result()
+            return self.fetched() if fetched else self.result()
         except BaseException:
             self.cancel()
             raise

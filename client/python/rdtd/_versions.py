@@ -72,7 +72,7 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
                 time.sleep(attempt.pause())
                 continue
             try:
-                return self._got(self._next(attempt.left()).fetched())
+                return self._got(self._next(attempt.left())._result_or_cancel(True))
             except TimedOut as error:
                 raise error from attempt.failure
             except attempt.errors as error:

@@ -96,7 +96,7 @@ class WaitCalls(_rdt.Conn):
         c.hold(ref) as held:`), on this node or another, whatever the producer does. No bytes are moved.
 
         Errors: Freed, OwnerDied, NotFound, Denied, LimitReached, PeerLost, TimedOut."""
-        held: Ref = self.when_held(ref, timeout=timeout).result()
+        held: Ref = self.when_held(ref, timeout=timeout)._result_or_cancel()
         return held
 
     def _hold_too(self, ref: Any) -> None:
@@ -223,10 +223,10 @@ class WaitCalls(_rdt.Conn):
     @checked
     def wait_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_put`. Errors: TimedOut, Freed (the name was unpublished)."""
-        self.when_put(ref, timeout=timeout).result()
+        self.when_put(ref, timeout=timeout)._result_or_cancel()
 
     @checked
     def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
         """Waits for `when_freed`. Errors: TimedOut (the message names who holds the object, or for an array one
         object that overlaps it and its holders, as far as this user may see: `stat`)."""
-        self.when_freed(what, timeout=timeout).result()
+        self.when_freed(what, timeout=timeout)._result_or_cancel()
