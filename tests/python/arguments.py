@@ -10,7 +10,7 @@ import pickle
 from typing import Any, Callable
 
 import rdtd
-from nodes import LONG, Node, main, need, optional
+from nodes import LONG, Node, main, need, optional, raises
 
 np = optional("numpy")
 torch = optional("torch")
@@ -229,6 +229,12 @@ def test_infinity_is_the_longest_time() -> None:
                     c.unpublish(name)
         with rdtd.connect(node.socket) as c:
             c.wait_freed(c.put(bytearray(9), detached=True, ttl=1e-12), timeout=LONG)  # it is not taken for 0
+
+
+def test_a_list_may_be_a_generator() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        with raises(rdtd.Invalid, 'tensor "b": rank 0 has it'):
+            c.publish_part("p", 1, 0, 1, {"a": memoryview(bytearray(8))}, others=(key for key in ["b"]), timeout=LONG)
 
 
 def test_errors_of_torch_name_the_parameter() -> None:

@@ -131,11 +131,13 @@ def _path(value: Any, what: str) -> None:
         raise ValueError(f"{what} contains a zero byte: {shown(value)}")
 
 
-def texts(value: Any, what: str) -> None:
+def texts(value: Any, what: str) -> list[str]:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{what} must be a list of texts, not {shown(value)}")
-    for i, one in enumerate(value):
+    listed = list(value)  # a generator gives its texts once
+    for i, one in enumerate(listed):
         a_text(one, f"{what}[{i}]")
+    return listed
 
 
 U32, U64 = 2**32 - 1, 2**64 - 1
