@@ -7,6 +7,8 @@ import inspect
 import mmap
 import os
 import pickle
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Callable
 
 import rdtd
@@ -229,6 +231,22 @@ def test_infinity_is_the_longest_time() -> None:
                     c.unpublish(name)
         with rdtd.connect(node.socket) as c:
             c.wait_freed(c.put(bytearray(9), detached=True, ttl=1e-12), timeout=LONG)  # it is not taken for 0
+
+
+def test_every_number_of_seconds_can_be_added_to_a_time() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ref = c.put({"a": bytearray(9)}, timeout=Decimal(LONG), detached=True, ttl=Fraction(60))
+        for short in Decimal("0.01"), Fraction(1, 100):
+            with raises(rdtd.TimedOut):
+                next(c.versions("none", timeout=short))
+            with raises(rdtd.TimedOut):
+                c.get([rdtd.Ref.from_id("none")] * 20, timeout=short)
+            with raises(rdtd.TimedOut):
+                c.get(rdtd.Ref.from_id("none"), into={"a": bytearray(9)}, timeout=short)
+            assert asyncio.run(c.wait_async([c.when_put(rdtd.Ref.from_id("none"))], timeout=short))[1]
+            assert c.get(ref, timeout=60 + short) == {"a": bytearray(9)}
+        assert len(c.buffers(bytearray(9), timeout=Decimal(LONG))) == 2
+        c.free(ref)
 
 
 def test_a_list_may_be_a_generator() -> None:

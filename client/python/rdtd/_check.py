@@ -62,7 +62,7 @@ def seconds(value: Any, what: str) -> Optional[float]:
     if number is None or not number >= 0:
         kind = TypeError if number is None else ValueError
         raise kind(f"{what} must be None or a number of seconds that is not negative, not {shown(value)}")
-    return LONGEST if number > LONGEST else None
+    return LONGEST if number > LONGEST else None if type(value) in (int, float) else number
 
 
 def _lifetime(value: Any, what: str) -> float:
