@@ -155,8 +155,16 @@ def test_keys_of_one_hash_take_no_time():
         for few in (dict.fromkeys(keys[1:]), set(keys[1:]), frozenset(keys[1:]), {(key,) for key in keys[1:]}):
             assert c.get(c.put([few])) == [few]
         for many in (dict.fromkeys(keys), set(keys), frozenset(keys), {(key,) for key in keys}, {"inner": {frozenset(keys): 1}}):
+            ref = c.put([many])
+            assert c.get(ref) == [many]
+            with raises(rdtd.PickleRefused, "is a pickle, because value[0]"):
+                c.get(ref, allow_pickle=False)
+            with raises(TypeError, "100 keys or elements of one hash"):
+                c.put([many], allow_pickle=False)
+        for form in '{"$dict":[%s]}' % ",".join(f"[{key},0]" for key in keys), '{"$":["set",%s]}' % keys:
+            text = f'{{"rdt":1,"form":"tree","kinds":"n"}}\n{form}'.encode()
             with raises(rdtd.Invalid, "more than 100 keys of a dict or set have the same hash"):
-                c.get(c.put([many]))
+                c.get(c._put([], None, text, 0, None, 0, None, None, None))
 
 
 def test_wrong_metadata_is_an_error():

@@ -331,6 +331,7 @@ class Writer:
         return {"$tuple": self._items(value)}
 
     def _set(self, value: Any) -> Any:
+        self._check_hashes(value)
         nodes = []
         for item in value:
             self._check_key(item)
@@ -349,6 +350,7 @@ class Writer:
                 why.inside(f"[{key!r}]")
                 raise
             return nodes
+        self._check_hashes(value)
         pairs = []
         for key, item in value.items():
             self._check_key(key)
@@ -366,6 +368,11 @@ class Writer:
     def _check_key(key: Any) -> None:
         if not is_key(key):
             raise NotPlain(f"has a key or element of type {type(key).__name__} that is no plain key")
+
+    @staticmethod
+    def _check_hashes(keys: Any) -> None:
+        if len(keys) > _SAME_HASH and max(Counter(map(hash, keys)).values()) > _SAME_HASH:
+            raise NotPlain(f"has more than {_SAME_HASH} keys or elements of one hash")
 
     def _slice(self, value: slice) -> Any:
         return {"$": ["slice", self._items((value.start, value.stop, value.step))]}
