@@ -169,5 +169,15 @@ def test_pickled_arrays_can_be_written_where_others_can():
                     assert got["a"] is got["again"][0] and got["a"].flags.fnc == array_.flags.fnc
 
 
+def test_arrays_whose_elements_have_no_bytes_come_back():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for dtype in np.dtype([]), np.dtype("V0"), np.dtype("S0"), np.dtype([("a", "U0"), ("b", [])]):
+            array_ = np.ndarray((2, 3), dtype)
+            for value in array_, {"a": array_, "again": [array_]}:
+                got = c.get(c.put(value))
+                got = got if isinstance(value, np.ndarray) else got["a"]
+                assert got.shape == (2, 3) and got.dtype == dtype, (got, dtype)
+
+
 if __name__ == "__main__":
     main(globals())

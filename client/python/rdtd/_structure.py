@@ -319,7 +319,7 @@ class _Pickler(pickle.Pickler):
         """A numpy array of another dtype than rdtd's: its bytes, so that it comes back over memory that may be written or not,
         as the reader wants, whatever its size. None: numpy pickles it."""
         numpy = sys.modules.get("numpy")
-        if numpy is None or type(value) not in (numpy.ndarray, numpy.memmap, numpy.recarray) or not value.size \
+        if numpy is None or type(value) not in (numpy.ndarray, numpy.memmap, numpy.recarray) or not value.nbytes \
                 or value.dtype.kind not in "biufcmMSUV" or value.dtype.hasobject or getattr(value, "__dict__", None):
             return None
         if id(value) not in self._arrays:
