@@ -4,6 +4,7 @@ memory are not copied, nor are others where that is promised."""
 import array
 import asyncio
 import collections
+import ctypes
 import dataclasses
 import datetime
 import decimal
@@ -431,6 +432,23 @@ def test_empty_like_is_one_allocation():
             c.empty(3, "f5")
         with raises(MemoryError, "memory_limit"):
             c.empty((1 << 42,), "u8")
+
+
+def test_empty_like_takes_what_has_a_buffer():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for like in ((ctypes.c_int * 3 * 2)((1, 2, 3), (4, 5, 6)), memoryview(np.arange(6, dtype="c16").reshape(2, 3)), b"bytes",
+                     memoryview(np.arange(3, dtype="c8")), memoryview(np.array([True, False])), bytearray(b"more"),
+                     memoryview(np.array(2.5)), memoryview(np.arange(3, dtype="i2"))):
+            want = c.get(c.put(like), as_="list")[0] if isinstance(like, (bytes, bytearray)) else c.get(c.put(like))
+            want = np.frombuffer(want, "u1") if isinstance(want, (bytes, bytearray)) else want
+            made = c.empty_like({"a": like})["a"]
+            assert (made.dtype, made.shape) == (want.dtype, want.shape), (like, made)
+            same(c.buffers([like], count=1).filled([like])[0], want)
+        for wrong in np.zeros(3, "i4,f4"), np.zeros(3, ">i4"), np.zeros(3, "S3"), np.zeros(16, "u1"):
+            view = memoryview(wrong) if wrong.dtype != np.uint8 else memoryview(wrong).cast("P")
+            with raises(TypeError, "no rdtd dtype matches it"):
+                c.empty_like(view)
 
 
 def test_targets_and_slices():

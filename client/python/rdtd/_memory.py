@@ -104,7 +104,7 @@ def _copy(target: Any, source: Any) -> None:
         memory: Any = target.bits()
         memoryview(memory).cast("B")[:] = memoryview(raw).cast("B")
     else:
-        target[...] = source
+        target[...] = memoryview(source) if isinstance(source, bytes) else source  # numpy takes bytes for a text
 
 
 class Buffers:
@@ -155,10 +155,10 @@ class Buffers:
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
-    return tuple(tensor.shape) if hasattr(tensor, "shape") else (len(tensor),)
+    return tuple(tensor.shape if hasattr(tensor, "shape") else memoryview(tensor).shape)
 
 
-_OF_FORMAT = {"?": "bool", "e": "f16", "f": "f32", "d": "f64", "c": "u8"}  # of memoryview; the others are integers
+_OF_FORMAT = {"?": "bool", "e": "f16", "f": "f32", "d": "f64", "Zf": "c64", "Zd": "c128", "c": "u8"}  # of memoryview
 
 
 def _dtype_of(tensor: Any) -> str:
@@ -166,12 +166,13 @@ def _dtype_of(tensor: Any) -> str:
         return tensor.dtype
     if hasattr(tensor, "dtype"):
         return dtype_text(tensor.dtype)
-    try:
-        view = memoryview(tensor)
-    except TypeError:
-        return "u8"
+    view = memoryview(tensor)
     code = view.format.lstrip("@=<")
-    return _OF_FORMAT.get(code) or f"{'u' if code.isupper() else 'i'}{8 * view.itemsize}"
+    if code and code in "bBhHiIlLqQ":
+        return f"{'u' if code.isupper() else 'i'}{8 * view.itemsize}"
+    if code not in _OF_FORMAT:
+        raise TypeError(f"the elements of {shown(tensor)} have the format {view.format!r}, and no rdtd dtype matches it")
+    return _OF_FORMAT[code]
 
 
 class MemoryCalls(_rdt.Conn):
@@ -295,8 +296,7 @@ class MemoryCalls(_rdt.Conn):
         kinds = []
         for leaf in leaves:
             text = _dtype_of(leaf)
-            shapes.append((tuple(getattr(leaf, "shape", None)
-                                 or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
+            shapes.append((_shape_of(leaf), text))
             kinds.append("t" if kind_of(leaf) == "t" else "auto")
         made, memory = self._allocated(shapes, kinds, timeout, None if device is None else self._place(device))
         left = iter(made)
