@@ -773,6 +773,9 @@ def test_other_names_of_dtypes():
         for wrong in (">f4", "f3", "<text"):
             with raises(TypeError, wrong):
                 c.empty(3, wrong)
+        for other in (np.dtype(">f4"), np.dtype([("a", "f4")]), {"names": ["a", "b"], "formats": ["f4"]}) if np else ():
+            with raises(TypeError, "unknown dtype"):
+                c.empty(3, other)
 
 
 class Model:

@@ -265,8 +265,9 @@ def dtype_text(dtype: Any) -> str:
         name = name[6:]
     elif not isinstance(dtype, str) and numpy() is not None:
         try:
-            name = _np.dtype(dtype).name
-        except TypeError:
+            other = _np.dtype(dtype)
+            name = other.name if other.isnative else str(other)
+        except (TypeError, ValueError):
             pass
     text = BY_OTHER_NAME.get(name)
     if text is None:
