@@ -765,6 +765,16 @@ def test_reprs_say_what_they_are():
         assert "(closed)" in repr(c) and "holds" not in repr(ref)
 
 
+def test_refs_whose_bytes_are_no_text_can_be_looked_at():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        text = f"rdt:{'0' * 32}/x?g=7&a=h%d5:1&u=5&t=%d5"
+        got = c.get(c._put([bytes(8)], None, b'{"rdt":1,"form":"tree","kinds":"n"}\n[{"$ref":"%s"}]' % text.encode(), 0, None, 0,
+                           None, None, None))[0]
+        for ref in rdtd.Ref(text), got:
+            assert ref.address == "h\\xd5:1" and ref.address in repr(ref) and ref.owner == (5, "\udcd5")
+            assert rdtd.Ref(str(ref)) == ref and str(ref) == text
+
+
 def test_other_names_of_dtypes():
     with Node() as node, rdtd.connect(node.socket) as c:
         for name, text in (("f4", "f32"), ("<f4", "f32"), ("half", "f16"), ("float", "f64"), ("<i8", "i64"),

@@ -324,7 +324,16 @@ static PyObject *get_owner(PyObject *self, void *ignored)
 
     if (ref->any_owner)
         Py_RETURN_NONE;
-    return Py_BuildValue("(Is)", (unsigned)ref->uid, ref->tenant);
+    /* What is no UTF-8 is like no tenant. */
+    return Py_BuildValue("(IN)", (unsigned)ref->uid,
+                         PyUnicode_DecodeUTF8(ref->tenant, (Py_ssize_t)strlen(ref->tenant), "surrogateescape"));
+}
+
+static PyObject *get_address(PyObject *self, void *ignored)
+{
+    const char *address = ((struct ref *)self)->ref.address;
+
+    return PyUnicode_DecodeUTF8(address, (Py_ssize_t)strlen(address), "backslashreplace");
 }
 
 static PyObject *get_holds(PyObject *self, void *ignored)
@@ -384,6 +393,7 @@ static PyGetSetDef getset[] = {
      NULL},
     {"id", get_id, NULL, "The object's id, or a published name: 1 to 128 bytes.", NULL},
     {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
+    {"address", get_address, NULL, "\"host:port\" of the node's peer link; \"\" if it has none.", NULL},
     {"holds", get_holds, NULL,
      "Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused or that ended with "
      "its connection does not count.",
@@ -396,8 +406,6 @@ static PyGetSetDef getset[] = {
 };
 
 static PyMemberDef members[] = {
-    {"address", T_STRING_INPLACE, offsetof(struct ref, ref.address), READONLY,
-     "\"host:port\" of the node's peer link; \"\" if it has none."},
     {"generation", T_ULONGLONG, offsetof(struct ref, ref.generation), READONLY,
      "Distinguishes successive objects with the same id; 0 means whichever object has the id."},
     {"after", T_ULONGLONG, offsetof(struct ref, ref.after), READONLY,
