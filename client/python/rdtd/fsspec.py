@@ -62,10 +62,11 @@ _SAFETENSORS = {"f8_e4m3fn": "F8_E4M3", "f8_e5m2": "F8_E5M2"}  # the others are 
 def _bytes_of(tensor: rdtd.Tensor) -> memoryview:
     if not tensor.nbytes:
         return memoryview(b"")
-    if tensor.device != "cpu" or not tensor.contiguous:
+    if tensor.device != "cpu":
         return memoryview(tensor.tobytes())
-    elements: Any = tensor.bits()
-    return memoryview(elements).cast("B")
+    elements: Any = tensor.bits() if DTYPES[tensor.dtype].bytes <= 8 else tensor
+    view = memoryview(elements)
+    return view.cast("B") if tensor.contiguous and elements is not tensor else memoryview(view.tobytes())
 
 
 def _header(tensors: dict[str, tuple[str, Any]]) -> bytes:
