@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 from typing import Any, Iterator
 
@@ -287,6 +288,19 @@ def test_an_unpublished_name_keeps_no_part() -> None:
             end()
             until(lambda: c.status()["objects"] == 0, "nothing of the name is left")
         node.kill()
+
+
+def test_a_connection_that_nobody_has_any_more_ends() -> None:
+    with Node() as node:
+        c = rdtd.connect(node.socket)
+        for step in 1, 2, 3:
+            c.publish_part("policy", step, 0, 1, {"w": rdtd.Box(model(step))}, delta=True)
+        gone = weakref.ref(c)
+        del c
+        assert gone() is None
+        with rdtd.connect(node.socket) as other:
+            until(lambda: other.status()["clients"] == 1, "the session has ended")
+            other.unpublish("policy")
 
 
 def test_a_reader_that_leaves_and_a_publisher_that_ends_meanwhile() -> None:

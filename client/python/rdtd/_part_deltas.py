@@ -14,10 +14,15 @@ from ._requests import Ref
 MOST = 0.5  # of the bytes of a part: with a longer delta, the whole part travels
 
 
-def _free(*refs: Ref) -> None:
+def _free(connection: _rdt.Conn, *refs: Ref) -> None:
     for ref in refs:
         with contextlib.suppress(Error):  # the daemon has restarted, and has it no longer
-            ref.free()
+            connection._free(ref, False)
+
+
+def _kept(ref: Ref) -> Ref:
+    """The same without the hold, which the connection gets: a Ref that holds keeps its connection, which has this one."""
+    return Ref._unpack(ref.keep().pack())
 
 
 class Before(NamedTuple):
@@ -28,12 +33,15 @@ class Before(NamedTuple):
     places: list[Any]  # key, global shape and start of each tensor
     rest: tuple[Ref, ...] = ()
 
-    def free_rest(self) -> Before:
-        _free(*self.rest)
+    def kept(self) -> Before:
+        return self._replace(part=_kept(self.part), rest=tuple([_kept(ref) for ref in self.rest]))
+
+    def free_rest(self, connection: _rdt.Conn) -> Before:
+        _free(connection, *self.rest)
         return self._replace(rest=())
 
-    def free(self) -> None:
-        _free(*self.rest, self.part)
+    def free(self, connection: _rdt.Conn) -> None:
+        _free(connection, *self.rest, self.part)
 
 
 def contiguous(value: Any) -> Any:

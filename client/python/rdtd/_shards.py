@@ -269,12 +269,12 @@ class PartCalls(_rdt.Conn):
     def _forget_parts(self, name: Ref, rank: int) -> None:
         before = self._parts_before.pop((str(name), rank), None)
         if before is not None:
-            before.free()
+            before.free(self)
 
     def _forget_ended(self, has_ended: Callable[[bytes], bool]) -> None:
         """Frees the parts that are kept for names that were unpublished, however their Refs were written."""
         for key in [key for key in self._parts_before if has_ended(Ref(key[0]).id)]:
-            self._parts_before.pop(key).free()
+            self._parts_before.pop(key).free(self)
 
     @checked
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
@@ -315,7 +315,7 @@ class PartCalls(_rdt.Conn):
         end = None if timeout is None else time.monotonic() + timeout
         before = self._parts_before.get((str(at), rank))
         if before is not None:
-            before = self._parts_before[str(at), rank] = before.free_rest()
+            before = self._parts_before[str(at), rank] = before.free_rest(self)
         try:
             listed = _boxes(part, "boxes")
             if delta:
@@ -336,7 +336,7 @@ class PartCalls(_rdt.Conn):
         if not put.rest:
             self._forget_parts(at, rank)
         if delta:
-            self._parts_before[str(at), rank] = put
+            self._parts_before[str(at), rank] = put.kept()
         else:
             put.part.free()
         return version
