@@ -525,6 +525,22 @@ def test_tied_and_overlapping_targets_of_torch() -> None:
             c.get(c.put({"a": w, "b": w[:3]}), into={"a": mine, "b": mine[:3]})
 
 
+def test_targets_of_one_element_are_contiguous_whatever_their_stride() -> None:
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        memory = torch.zeros(4)
+        tied = {"a": memory[:2][::2], "b": memory[:2][::2]}
+        assert tied["a"].stride() == (2,)
+        c.get(c.put({"a": torch.ones(1), "b": torch.ones(1)}), into=tied)
+        assert memory[0] == 1
+        with raises(rdtd.Mismatch, "different tensors"):
+            c.get(c.put({"a": torch.ones(1), "b": torch.zeros(1)}), into=tied)
+        rdtd.torch.publish({"whole": torch.ones(4) * 3, "one": torch.ones(1) * 3}, "policy", connection=c)
+        rdtd.torch.update({"whole": memory, "one": memory[1:3][::2]}, "policy", connection=c, timeout=LONG)
+        assert memory.tolist() == [3] * 4
+        c.unpublish("policy")
+
+
 def test_tensor_of_a_later_rank_needs_a_layout() -> None:
     need(torch, "torch")
     with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:

@@ -58,7 +58,7 @@ def flatten(value: Any, where: str, skips: bool = False) -> list[Any]:
 def _same_bytes(a: Any, b: Any) -> bool:
     if kind_of(a) == "t":
         module = torch()
-        return bool(module.equal(*[one.detach().reshape(-1).view(module.uint8) for one in (a, b)]))
+        return bool(module.equal(*[one.detach().as_strided((one.numel(),), (1,)).view(module.uint8) for one in (a, b)]))
     return bool(numpy().array_equal(*[one.reshape(-1).view("u1") for one in (a, b)]))
 
 

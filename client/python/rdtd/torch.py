@@ -231,7 +231,8 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    """Those of a single element, too, whose stride may be any in a contiguous tensor."""
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
