@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import threading
-from typing import Any
+from typing import Any, Callable
 
 import rdtd
 from nodes import LONG, Node, Skipped, change_a_byte_of, main, raises, until
@@ -202,6 +202,21 @@ def test_waits_and_ends() -> None:
         assert len(ended) == 1, ended
         with raises(ValueError, "is not the Ref of a name"):
             trainer.follow(trainer.put(b"y").keep())
+        trainer.unpublish("policy")
+
+
+def test_a_follower_ends_with_its_connection() -> None:
+    with Node() as node, rdtd.connect(node.socket) as trainer:
+        trainer.publish("policy", numpy.zeros(9))
+        c = rdtd.connect(node.socket)
+        follower = c.follow("policy")
+        follower.prepare(LONG)
+        c.close()
+        calls: list[Callable[[], object]] = [lambda: follower.prepare(0), follower.commit, follower.info, lambda: follower.lag]
+        for call in calls:
+            with raises(rdtd.Disconnected, "this connection was closed"):
+                call()
+        follower.close()
         trainer.unpublish("policy")
 
 

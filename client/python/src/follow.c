@@ -79,7 +79,7 @@ PyObject *conn_follow(PyObject *self, PyObject *args)
 /* One thread at a time uses it. follower_leave ends that, and conn_leave. */
 static bool follower_enter(struct follower *follower)
 {
-    if (!follower->follower) {
+    if (!follower->follower && !follower->conn->closed) {
         PyErr_SetString(PyExc_ValueError, "the follower was closed");
         return false;
     }
