@@ -3,6 +3,7 @@
 read is an error."""
 import array
 import collections
+import copy
 import dataclasses
 import enum
 import importlib
@@ -165,6 +166,15 @@ def test_keys_of_one_hash_take_no_time():
             text = f'{{"rdt":1,"form":"tree","kinds":"n"}}\n{form}'.encode()
             with raises(rdtd.Invalid, "more than 100 keys of a dict or set have the same hash"):
                 c.get(c._put([], None, text, 0, None, 0, None, None, None))
+
+
+def test_errors_arrive_as_they_were():
+    for kind in rdtd.SystemFailed, rdtd.PeerLost, rdtd.Invalid:
+        error = kind("it failed")
+        error.errno, error.status = 5, 77
+        for got in pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error):
+            assert type(got) is kind and (str(got), got.errno, got.status) == ("it failed", 5, 77)
+        assert pickle.loads(pickle.dumps(kind("it failed"))).args == ("it failed",)
 
 
 def test_wrong_metadata_is_an_error():

@@ -4,7 +4,7 @@ failure."""
 from __future__ import annotations
 
 import pickle
-from typing import Optional
+from typing import Any, Optional
 
 from . import _rdt
 
@@ -33,6 +33,12 @@ class Error(Exception):
     def __init__(self, *args: object) -> None:
         """Ids, names and texts of other nodes may be in the sentence: no control characters reach a terminal or a log."""
         super().__init__(*[printable(one) if isinstance(one, str) else one for one in args])
+
+    def __reduce__(self) -> Any:
+        """With errno, which OSError forgets when it is pickled."""
+        made = super().__reduce__()
+        number = getattr(self, "errno", None)
+        return made if number is None else (*made[:2], {**self.__dict__, "errno": number})
 
     def __init_subclass__(cls, of: Optional[str] = None) -> None:
         """of: the status whose errors raise this class."""
