@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import rdtd
 
-from nodes import LONG, Killed, Node, main, raises, until
+from nodes import LONG, Killed, Node, end, main, raises, until
 
 try:
     import numpy as np
@@ -187,6 +187,20 @@ def test_publish_many():
         with raises(TypeError, "a name or a prefix"):
             c.unpublish()
         ref.free()
+
+
+def test_refs_of_names_that_were_published_together_are_for_other_nodes():
+    with Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket) as c, rdtd.connect(far.socket) as reader:
+        ref = c.put(np.arange(9), id="mine")
+        bare = rdtd.Ref.from_id("mine")
+        many = c.publish_many({"bare": bare, "whole": ref, "value": np.arange(9)})
+        for name, what in ("bare", bare), ("whole", ref), ("value", ref):
+            published = c.publish(name, what).ref
+            assert many[name].ref == published and str(many[name].ref) == str(published)
+            assert (reader.get(many[name].ref, timeout=LONG) == np.arange(9)).all()
+            c.unpublish(name)
+        ref.free()
+    end(node, far)
 
 
 def test_publish_many_names_the_first_that_does_not_fit():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from typing import Any, Iterable, Iterator, Literal, Mapping, Optional, Sequence, Union, overload
+from urllib.parse import quote
 
 from . import _rdt
 from ._arrays import kind_of
@@ -45,6 +46,13 @@ def _all_alone(values: list[Any]) -> Optional[tuple[Optional[list[Optional[bytes
     if torch is not None and cls is torch.Tensor and not notes_of(values):
         return [ONE_OF_TORCH] * len(values), 1
     return None
+
+
+def _name_of(name: str, ref: Any, own: dict[str, Any]) -> Ref:
+    """The Ref of a name for other nodes and users: of this node, and of the object's owner. The object's Ref may leave both open."""
+    uid, tenant = ref.owner or (own["uid"], own["tenant"])
+    more = [f"&{field}={quote(text, errors='surrogateescape')}" for field, text in (("a", own["address"]), ("t", tenant)) if text]
+    return Ref.from_name(name, near=Ref(f"rdt:{own['node'].hex()}/-?u={uid}{''.join(more)}"))
 
 
 class Found(list[Optional[Ref]]):
@@ -203,6 +211,7 @@ class ManyCalls(_rdt.Conn):
         if options.keys() & {"errors", "ids"}:
             raise TypeError("publish_many takes no errors and no ids: it publishes all or nothing")
         _known(options, "publish_many")
+        own = self._node()
         put = self.put_many([values[names[i]] for i in which], visible=visible, **options)
         for i, ref in zip(which, put):
             refs[i] = ref
@@ -214,8 +223,7 @@ class ManyCalls(_rdt.Conn):
             raise
         for ref in put:
             ref.drop()
-        near = refs[0] if refs else None
-        return {name: Published(version, Ref.from_name(name, near=near)) for name, version in zip(names, versions)}
+        return {name: Published(version, _name_of(name, ref, own)) for name, version, ref in zip(names, versions, refs)}
 
     # ---- exists ----
 
