@@ -205,6 +205,23 @@ def test_waits_and_ends() -> None:
         trainer.unpublish("policy")
 
 
+def test_tied_targets_that_cannot_be_equal_are_not_written() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        c.publish("policy", {"a": numpy.ones(3000), "b": numpy.zeros(3000)})
+        follower = c.follow("policy")
+        follower.prepare(LONG)
+        mine = numpy.full(3000, 5.0)
+        with raises(rdtd.Mismatch, "into['a'] and into['b'] have the same memory"):
+            follower.commit({"a": mine, "b": mine})
+        assert (mine == 5).all() and (follower.committed, follower.prepared) == (0, 1)
+        assert follower.commit().value["a"][0] == 1
+        c.publish("policy", {"a": numpy.ones(3000), "b": numpy.ones(3000)})
+        follower.prepare(LONG)
+        assert follower.commit({"a": mine, "b": mine[:]}).version == 2 and (mine == 1).all()
+        follower.close()
+        c.unpublish("policy")
+
+
 def test_a_follower_ends_with_its_connection() -> None:
     with Node() as node, rdtd.connect(node.socket) as trainer:
         trainer.publish("policy", numpy.zeros(9))

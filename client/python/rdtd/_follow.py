@@ -153,6 +153,7 @@ class Follower:
             return ref.owner in (None, self._connection._owner) and (ref.node == node or trusted)
 
         leaves = targets.in_order() if as_ == "list" else targets.arrange(metadata, count, may_unpickle, "")
+        targets.check_ties(lambda: self._follower.objects()[0].tensors(True))
         try:
             got = self._follower.commit_into(leaves)
         except (TypeError, ValueError) as error:

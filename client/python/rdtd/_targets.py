@@ -215,12 +215,19 @@ class Targets:
             rest = re.sub("^: (?=is |has )", " ", text[last.end():])
             error.args = (text[:last.start()] + found[int(last[1])] + rest, *error.args[1:])
 
+    def check_ties(self, tensors: Callable[[], Sequence[_rdt.Tensor]]) -> None:
+        """Before anything is written: raises the Mismatch of `written`. tensors: gives those of the object, in host memory."""
+        found = tensors() if self._ties else ()
+        for first, second, a, b in self._ties:
+            if found[first].tobytes() != found[second].tobytes():
+                raise _differ(a, b)
+
     def written(self) -> Any:
         """What remains to be done after the fetch. Returns `into`. Raises Mismatch, which names two targets in the same memory
         that should have got different bytes."""
         for first, second, a, b in self._ties:
             if not _same_bytes(self._placed[first][0], self._placed[second][0]):
-                raise Mismatch(f"{a} and {b} have the same memory, but the object has different tensors for them")
+                raise _differ(a, b)
         for source, target in self._copies:
             if kind_of(target) == "t":
                 with torch().no_grad():
@@ -228,6 +235,10 @@ class Targets:
             else:
                 target[...] = source
         return self.into
+
+
+def _differ(a: str, b: str) -> Mismatch:
+    return Mismatch(f"{a} and {b} have the same memory, but the object has different tensors for them")
 
 
 def check_memory(all_targets: Sequence[Optional[Targets]]) -> None:
