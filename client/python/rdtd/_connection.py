@@ -663,6 +663,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
                   timeout: Optional[float] = None) -> list[Any]:
         """The values of many refs. What is on this node, and what is small, comes in a few messages; the rest is fetched as
         usual."""
+        refs = list(refs)  # the caller may change its own while this waits
         for ref in refs:
             if not isinstance(ref, _rdt.Ref):
                 raise TypeError(f"refs must be a Ref or a list of Refs, not a {type(ref).__name__}; "
