@@ -3,12 +3,15 @@
 shards_torch.py does the same with torch."""
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
+import threading
 from typing import Any
 
 import rdtd
-from nodes import LONG, Node, main, need, optional, raises
+from nodes import LONG, Node, main, need, optional, raises, until
+from values import Step, same
 
 np = optional("numpy")
 
@@ -295,6 +298,139 @@ def test_targets_of_an_object_with_much_beside_its_tensors_are_refused() -> None
         for into in {"a": np.zeros(8, "i8")}, {"a": np.zeros(8, "i8"), "long": None}:
             with raises(rdtd.Unsupported, "more than 256 KiB"):
                 c.get(ref, into=into)
+
+
+def test_targets_and_slices():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        a = np.arange(20000, dtype="f8").reshape(100, 200)
+        ref = c.put({"a": a, "b": np.arange(7)})
+        part = c.get(ref, slices=[np.s_[10:20, 5:7], None])
+        same(part["a"], a[10:20, 5:7].copy())
+        into = {"a": np.zeros((100, 200)), "b": np.zeros(7, "i8")}
+        assert c.get(ref, into=into) is into
+        same(into["a"], a)
+        with raises(rdtd.Mismatch, "into[1], dimension 0: has 7"):
+            c.get(ref, into=[into["a"], np.zeros(8, "i8")], as_="list")
+        frozen = np.zeros((100, 200))
+        frozen.flags.writeable = False
+        with raises(ValueError, "into[0]"):
+            c.get(ref, into=[frozen, into["b"]], as_="list")
+        with raises(ValueError, "start and stop"):
+            c.get(ref, slices=[np.s_[10:], None])
+        with raises(TypeError, "a box or None for each tensor of the object, not a dict"):
+            c.get(ref, slices={"a": np.s_[0:2, 0:2]})
+        with raises(TypeError, "refs must be a Ref or a list of Refs, not a int"):
+            c.get(5)
+        with raises(ValueError, "grace must be"):
+            c.put(a, grace=-1)
+        with raises(TypeError, "put without pickle: value['x'] is a numpy.ndarray"):
+            c.put({"x": np.zeros(3, ">f4")}, allow_pickle=False)
+        with raises(rdtd.Invalid):
+            c.get(ref, slices=[np.s_[0:101, 0:1], None])
+
+
+def test_targets_match_by_name():
+    need(np, "numpy")
+    a, b = Node(listen=True), Node(listen=True)
+    with a, b, rdtd.connect(a.socket) as c, rdtd.connect(b.socket) as other:
+        ones, twos = np.ones(9000), np.full(9000, 2.0)
+        flat = c.put({"a": ones, "b": twos})
+        nested = c.put({"m": {"a": ones, "l": [twos, (ones * 3, 7)]}, "step": 7})
+        pickled = c.put({"a": ones, "b": twos, "what": Step(None, 1)})
+        loop = {"a": ones, "l": []}
+        for _ in range(60):
+            loop["l"] = [loop["l"], loop["l"]]
+        loop["l"].append(loop["l"])
+        looped = c.put(loop)
+        for reader in (c, other):
+            def zeros(reader=reader):
+                return reader.empty(9000, "f8")
+
+            for make in (zeros, lambda: np.zeros(9000)):  # the daemon writes; librdt writes
+                for ref in (flat, pickled):
+                    into = {"b": make(), "a": make()}
+                    assert reader.get(ref, into=into) is into
+                    same({"b": twos, "a": ones}, {name: np.array(array) for name, array in into.items()})
+                into = {"m": {"l": [make(), [make()]], "a": make()}}
+                assert reader.get(looped, into={"a": make()})["a"][0] == 1
+                assert reader.get(nested, into=into) is into
+                assert into["m"]["a"][0] == 1 and into["m"]["l"][0][8999] == 2
+                assert into["m"]["l"][1][0][0] == 3
+                first, second = make(), make()
+                got = reader.get([flat, flat, c.put(twos)],
+                                 into=[{"b": first, "a": make()}, None, second], timeout=LONG)
+                assert first[0] == 2 and second[0] == 2 and got[1]["a"][0] == 1
+                one, two = make(), make()
+                assert reader.get(flat, into=[one, two], as_="list")[1] is two and two[0] == 2
+            for into, why in (({"a": 0, "c": 0}, "key 'c', but the object has a dict with the keys 'a', 'b'"),
+                              ({"a": 0}, "no target for the object's key 'b'"),
+                              ({"a": {"x": 0}, "b": 0}, "into['a'] is a dict, but the object has a tensor"),
+                              ([0, 0], "into is a list"), ({"a": [0], "b": 0}, "into['a'] is a list")):
+                def fill(part):
+                    if isinstance(part, dict):
+                        return {key: fill(item) for key, item in part.items()}
+                    return [fill(item) for item in part] if isinstance(part, list) else np.zeros(9000)
+
+                into = fill(into)
+                with raises(rdtd.Mismatch, why):
+                    reader.get(flat, into=into)
+                assert not any(array.any() for array in rdtd._targets.flatten(into, "into")), "it was written"
+            with raises(TypeError, "a list of targets"):
+                reader.get(flat, into={"a": np.zeros(9000), "b": np.zeros(9000)}, as_="list")
+    for node in (a, b):  # their link stays open while they live
+        node.process.terminate()
+        assert node.process.wait(LONG) == 0, node.log()
+
+
+def test_targets_of_every_kind_of_wait():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as producer:
+        into = {"b": np.zeros(9000), "a": np.zeros(9000)}
+        value = {"a": np.ones(9000), "b": np.full(9000, 2.0)}
+        late = c.fetch(rdtd.Ref("late"), into=into, timeout=LONG)
+        assert not late.done() and c.wait([late], timeout=0)[1] == [late]
+        producer.put(value, id="late")
+        until(late.done, "the fetch has ended")
+        assert into["b"][0] == 2 and into["a"][0] == 1 and late.result() is into
+        bad = c.fetch(rdtd.Ref("late"), into={"x": into["a"], "a": into["b"]})
+        with raises(rdtd.Mismatch, "the key 'x'"):
+            c.wait([bad])
+        cancelled = c.fetch(rdtd.Ref("never"), into=into)
+        cancelled.cancel()
+        with raises(rdtd.Cancelled):
+            cancelled.result()
+        with raises(rdtd.TimedOut):
+            c.get(rdtd.Ref("never"), into=into, timeout=0.05)
+        with raises(rdtd.TimedOut, "still running"):
+            c.fetch(rdtd.Ref("never"), into=into).result(0.05)
+
+        async def awaited():
+            request = c.fetch(rdtd.Ref("later"), into=into)
+            other = c.fetch(rdtd.Ref("later"), into={"a": np.zeros(9000), "b": np.zeros(9000)})
+            producer.put({"a": value["b"], "b": value["a"]}, id="later")
+            assert (await c.wait_async([request, other], timeout=LONG))[1] == []
+            assert await request is into and into["b"][0] == 1 and (await other)["a"][0] == 2
+
+        asyncio.run(awaited())
+        for step in (1, 2):  # the number of the version is the name's
+            producer.publish("w", {"a": value["a"] * step, "b": value["b"] * step})
+        for version, got in c.versions("w", into=into):
+            assert version == 2 and got is into and into["b"][0] == 4 and into["a"][0] == 2
+            break
+        request = c.fetch(c.name("w"), into=into)
+        c._wait([request], 1, LONG)  # its first step: now another version takes the place of that one
+        producer.publish("w", {"a": value["b"], "b": value["b"]})
+        assert request.fetched(LONG).version == 3 and into["a"][0] == 2
+        c.unpublish("w")
+        again = [c.fetch(rdtd.Ref("late"), into={"b": np.zeros(9000), "a": np.zeros(9000)})
+                 for _ in range(50)]
+        threads = [threading.Thread(target=c.wait, args=([request],)) for request in again for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(request.result()["b"][0] == 2 for request in again)
 
 
 if __name__ == "__main__":
