@@ -511,16 +511,21 @@ static void note_put(struct many *many, const struct group *group, struct rdt_er
     note_first(many, group->first + i, why);
 }
 
-/* Puts the values of a group when their tensors have been copied, and frees it. */
+/* Waits until the tensors of the group have been copied. */
+static void group_await(struct many *many, struct group *group)
+{
+    if (group->status == RDT_OK)
+        group->status = rooms_await(&group->rooms, CU_STREAM_PER_THREAD, group->deadline_ns, &group->why);
+    if (group->status == RDT_TIMED_OUT || group->status == RDT_CANCELLED)
+        many->over = group->status;
+}
+
+/* Puts the values of a group whose tensors have been copied, and frees it. */
 static void group_end(struct many *many, struct group *group)
 {
     enum rdt_status *statuses = many->statuses + group->first, status = group->status;
     struct rdt_error *why = &group->why;
 
-    if (status == RDT_OK)
-        status = rooms_await(&group->rooms, CU_STREAM_PER_THREAD, group->deadline_ns, why);
-    if (status == RDT_TIMED_OUT || status == RDT_CANCELLED)
-        many->over = status;
     if (status != RDT_OK) {
         rooms_abandon(&group->rooms, CU_STREAM_PER_THREAD);
         note_first(many, group->first, why);
@@ -549,6 +554,7 @@ static void put_groups(struct many *many)
     group_begin(many, 0, &groups[now]);
     while (groups[now].first < many->count) {
         size_t next = groups[now].first + groups[now].n;
+        group_await(many, &groups[now]); /* first: it waits for all that is in the stream */
         if (next < many->count)
             group_begin(many, next, &groups[!now]);
         group_end(many, &groups[now]);

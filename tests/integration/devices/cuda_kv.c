@@ -303,6 +303,7 @@ Test(cuda_kv, blocks_go_to_the_host_cache_by_one_copy_each)
         must(fake_gpu_calls(getpid(), 0, "cuMemHostRegister") ==
              (round == 0 ? 2 : 0)); /* a buffer is filled while one is put */
         must(fake_gpu_calls(getpid(), 0, "cuEventRecord") <= 3);
+        must(fake_gpu_calls_before(getpid(), "cuMemcpyAsync", "cuEventRecord") < BLOCKS); /* and not waited for before */
         must(fake_gpu_calls(node.pid, 0, NULL) == 0);
         load(b, (char *)host);
         for (unsigned i = 0; i < BLOCKS; i++)

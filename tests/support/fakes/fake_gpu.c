@@ -72,6 +72,22 @@ unsigned fake_gpu_calls(int pid, int thread, const char *function)
     return n;
 }
 
+unsigned fake_gpu_calls_before(int pid, const char *function, const char *first)
+{
+    FILE *trace = fopen(getenv("FAKE_CUDA_TRACE"), "re");
+    struct traced traced;
+    unsigned n = 0;
+    bool came = false;
+
+    while (!came && read_traced(trace, &traced)) {
+        came = traced.pid == pid && strcmp(traced.name, first) == 0;
+        n += traced.pid == pid && strcmp(traced.name, function) == 0;
+    }
+    if (trace)
+        (void)fclose(trace);
+    return n;
+}
+
 uint64_t fake_gpu_copied(int pid)
 {
     FILE *trace = fopen(getenv("FAKE_CUDA_TRACE"), "re");

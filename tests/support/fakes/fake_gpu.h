@@ -23,7 +23,8 @@ bool fake_gpu_is_unkind(const char *name);
 /* Counts the calls of the driver since fake_gpu_trace_clear: by that process, and by that thread of it (0: any), of that
  * function without its version (NULL: any). FAKE_CUDA_TRACE names the file, for this process and the daemons that it starts. */
 unsigned fake_gpu_calls(int pid, int thread, const char *function);
-uint64_t fake_gpu_copied(int pid); /* the bytes of the copies among them */
+unsigned fake_gpu_calls_before(int pid, const char *function, const char *first); /* until that process calls `first` */
+uint64_t fake_gpu_copied(int pid);                                                 /* the bytes of the copies among them */
 /* Stores the threads of that process that have called the function, at most `max`, and returns how many there are. */
 unsigned fake_gpu_threads(int pid, const char *function, int *threads_p, unsigned max);
 void fake_gpu_trace_clear(void);
