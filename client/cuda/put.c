@@ -584,6 +584,7 @@ enum rdt_status rdt_cuda_put_many(rdt_cuda *cuda, const struct rdt_value *values
                                   struct rdt_error *err)
 {
     struct many many = {.handle = (struct handle *)cuda, .values = values, .count = count, .refs = refs_p};
+    bool frees;
     enum rdt_status status = cuda_check(cuda, err);
 
     if (status == RDT_OK)
@@ -598,7 +599,8 @@ enum rdt_status rdt_cuda_put_many(rdt_cuda *cuda, const struct rdt_value *values
     many.places.driver = cuda->driver;
     put_groups(&many);
     places_fini(&many.places);
-    for (size_t i = 0; !statuses_p && many.first.status != RDT_OK && i < count; i++)
+    frees = !statuses_p && many.first.status != RDT_OK && !(many.put.flags & RDT_PUT_REPLACE); /* what was replaced has gone */
+    for (size_t i = 0; frees && i < count; i++)
         if (many.statuses[i] == RDT_OK)
             (void)rdt_drop(cuda->conn, &refs_p[i], NULL);
     if (!statuses_p)

@@ -362,6 +362,40 @@ Test(cuda_kv, every_block_that_is_put_has_a_status_of_its_own)
     end();
 }
 
+/* One block of the second group cannot be put. */
+Test(cuda_kv, failed_put_of_blocks_leaves_what_has_replaced_others)
+{
+    static uint8_t mine[100];
+    static char ids[BLOCKS][16];
+    struct rdt_put_options one = {.struct_size = sizeof one, .id = "held", .id_bytes = 4}, replacing = cached;
+    struct rdt_ref by_id = {.id = "block 0", .id_bytes = 7}, held;
+    struct rdt_tensor in_host = bytes_at(mine, sizeof mine);
+    struct rdt_value values[BLOCKS];
+    rdt_object *object;
+
+    begin();
+    char *cache = gpu_alloc_chunks(CHUNK, CHUNKS, false);
+    fill_blocks(cache, 3);
+    memcpy(values, blocks_of(cache), sizeof values);
+    must_ok(rdt_put(b, &in_host, 1, &one, &held, &err));
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        values[i].id_bytes = (size_t)snprintf(ids[i], sizeof ids[i], "block %u", i);
+        values[i].id = ids[i];
+    }
+    must_ok(rdt_cuda_put_many(gpu_a, values, 1, &cached, refs, NULL, &err));
+    values[BLOCKS - 1].id = "held"; /* by a client that is alive */
+    values[BLOCKS - 1].id_bytes = 4;
+    replacing.flags |= RDT_PUT_REPLACE;
+    must_be(RDT_EXISTS, rdt_cuda_put_many(gpu_a, values, BLOCKS, &replacing, refs, NULL, &err));
+    must_ok(fetch_to(a, &by_id, NULL, NULL, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BLOCK, 3));
+    rdt_release(object);
+    must_ok(rdt_free(b, &held, false, &err));
+    must_ok(rdt_free_many(a, refs, BLOCKS - 1, true, NULL, &err));
+    gpu_free_chunks(cache, CHUNK, CHUNKS);
+    end();
+}
+
 Test(cuda_kv, put_of_blocks_ends_at_its_deadline)
 {
     struct rdt_put_options soon = cached;
