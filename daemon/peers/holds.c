@@ -383,6 +383,20 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
     return RDT_OK;
 }
 
+void holds_taken_unseen(const struct remote_hold *hold)
+{
+    const struct far_hold *far = hold->release_far == release_far ? hold->far : NULL;
+    Rdt__Pb__Call message = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+
+    if (!far || far->lost || !far->node->peer)
+        return;
+    message.call = far->number;
+    message.type = RDT_MSG_CANCEL_REQUEST;
+    message.requester = &requester;
+    (void)peer_send(far->node->peer, RDT_PEER_CALL, &message.base, NULL);
+}
+
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
 {
     struct holds_node *node = node_get(holds, peer);

@@ -101,6 +101,10 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
 /* The holds of an earlier daemon of this node have been taken again from that node, or will not be. Its link is up. */
 void holds_settled(struct holds *holds, struct peer *peer);
 
+/* The client has not seen that its hold on an object of another node was taken: a ref that the hold has taken over there is on
+ * its way again. The caller then ends the hold. */
+void holds_taken_unseen(const struct remote_hold *hold);
+
 /* Drops the hold of a HOLD call whose client no longer waits, whether or not the owner's node has taken it. */
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);
 

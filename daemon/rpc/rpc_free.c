@@ -313,6 +313,8 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
     }
     if (hold && hold->object && message->unseen)
         transit_returned(hold->object, hold->transit_until_ns);
+    else if (hold && message->unseen)
+        holds_taken_unseen(hold);
     if (hold) /* the request was a HOLD, and has been answered with the hold */
         remote_hold_end(hold);
     if (answered)

@@ -109,6 +109,43 @@ Test(holds_nodes, ref_outlives_a_take_over_that_is_given_up)
     end(NULL);
 }
 
+static bool is_node(void *arg, const struct rdt_holder *holder)
+{
+    *(bool *)arg |= strcmp(holder->kind, "node") == 0;
+    return true;
+}
+
+static bool node_holds(const struct rdt_ref *ref)
+{
+    bool holds = false;
+
+    must_ok(rdt_holders(owner, ref, NULL, is_node, &holds, &err));
+    return holds;
+}
+
+/* The receiver's node has the answer, and the receiver ends without having read it. */
+Test(holds_nodes, ref_outlives_a_take_over_whose_answer_nobody_reads)
+{
+    rdt_request *hold;
+
+    begin(2);
+    rdt *other = node_client(&c.node[1], "other");
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    must_ok(rdt_hand_on(owner, &ref, 60 * SEC, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_take_over_start(reader, &ref, LONG, &hold, &err));
+    wait_until(LONG, node_holds(&ref));
+    (void)stat_of(other, &ref); /* its answer comes to that node behind that of the hold */
+    rdt_request_destroy(hold);
+    wait_until(LONG, !node_holds(&ref));
+    hold = take_over(reader, &ref);
+    fetch_pattern(reader, &ref, BYTES, 1, NULL);
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
+    rdt_close(other);
+    end(NULL);
+}
+
 Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
 {
     begin(2);
