@@ -99,7 +99,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
  * KV cache on a GPU that go to the cache of the daemon (RDT_PUT_EVICTABLE). Tensors on GPUs have been written. They are copied
  * to pinned host memory of the daemon, 16 MiB at a time, by one copy for each that touches no other and one wait for all, while
  * the daemon takes those before; it does not use the GPU. Nothing of it needs rdt_cuda_offer. refs_p and statuses_p are as
- * there; with statuses_p NULL and REPLACE, nothing that was put is freed, because what it has replaced is gone. timeout_ns holds
+ * there; with statuses_p NULL and REPLACE, nothing that was put is freed, because what it has replaced is gone. timeout_ns is
  * for each message, and for each such copy; once one copy has timed out, the values that are left are TIMED_OUT, too, and the
  * GPU may read tensors of the copy for a moment. Errors: those of rdt_put_many; INVALID (PENDING). */
 enum rdt_status rdt_cuda_put_many(rdt_cuda *cuda, const struct rdt_value *values, size_t count,

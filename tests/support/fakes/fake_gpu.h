@@ -24,7 +24,7 @@ bool fake_gpu_is_unkind(const char *name);
  * function without its version (NULL: any). FAKE_CUDA_TRACE names the file, for this process and the daemons that it starts. */
 unsigned fake_gpu_calls(int pid, int thread, const char *function);
 unsigned fake_gpu_calls_before(int pid, const char *function, const char *first); /* until that process calls `first` */
-uint64_t fake_gpu_copied(int pid);                                                 /* the bytes of the copies among them */
+uint64_t fake_gpu_copied(int pid);                                                /* the bytes of the copies among them */
 /* Stores the threads of that process that have called the function, at most `max`, and returns how many there are. */
 unsigned fake_gpu_threads(int pid, const char *function, int *threads_p, unsigned max);
 void fake_gpu_trace_clear(void);
