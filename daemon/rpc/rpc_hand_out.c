@@ -690,7 +690,7 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__LoadMany *m
 {
     if (call->rpc->intake.draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (!message->refs || message->n_generation > 0 || message->n_count > 0 || message->targets)
+    if (!message->refs || message->n_generation > 0 || message->n_count > 0 || message->targets || message->n_more_regions > 0)
         return rdt_error_set(err, RDT_INVALID,
                              "the columns of a message that hands out objects do not belong together: "
                              "it has refs, and no targets");

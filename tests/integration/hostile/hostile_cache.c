@@ -346,6 +346,9 @@ Test(hostile_cache, loads_that_lie_are_refused)
     refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .generation = generations, .n_generation = 1, .region = &good,
                                              .more_regions = more, .n_more_regions = 1),
                  RDT_NOT_FOUND, "");
+    Rdt__Pb__RefList none = MESSAGE(ref_list, .n_id_bytes = 0);
+    refuses_load(&(Rdt__Pb__LoadMany)MESSAGE(load_many, .refs = &none, .more_regions = more, .n_more_regions = 1), RDT_INVALID,
+                 "columns");
     (void)load(&raw, ref.generation, 2, region, region_generation, (1 << 20) - BLOCK + 1);
     refuses(&raw, RDT_INVALID, "target 1 ends at byte 1048577 of region 0, which has 1048576");
     (void)load(&raw, ref.generation, 2, region, region_generation, UINT64_MAX);
