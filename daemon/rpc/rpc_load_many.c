@@ -4,7 +4,7 @@
  *
  *   read     a thread reads the list of targets, and checks that they lie in the regions
  *   find     in slices, each object is found, held and pinned; its tensors become rows of one list
- *   place    in slices, the memory of each is mapped
+ *   place    in slices, the memory of each is mapped, and the rows of one region are brought together
  *   copy     one copy of all rows: from host memory to host memory on the threads of the pool or of the owner (copy.h), and all
  *            others by the device's plug-in, some hundred rows at a time (device_copy.h)
  *   end      in slices, the objects are let go; then the answer
@@ -22,6 +22,8 @@
 #define NOWHERE 0u         /* the place of what is left out */
 #define STEPS_PER_TURN 16u /* as of other copies (transfer_local_copy.c) */
 #define OBJECT_HEAP_BYTES 32u
+#define ORDER_COLUMNS 5u /* of a layout */
+#define ORDER_ROWS 1024u /* between two looks at the time */
 #define REGION_HEAP_BYTES (2 * sizeof(struct region *) + sizeof(struct copy_place) + sizeof(struct device_place))
 
 struct loading;
@@ -53,6 +55,7 @@ struct loading {
     struct region **sorted;  /* the same, by address */
     uint32_t n_regions;
     uint32_t *order;                 /* [targets->count] in which the rows are copied; NULL: as they are */
+    void *spare;                     /* [targets->count] a column of them, up to 8 bytes each; NULL until they are ordered */
     bool on_device;                  /* the regions are */
     struct layout *targets, *source; /* of all objects, row by row */
     struct object **objects;         /* [n] held and pinned; NULL: left out */
@@ -106,6 +109,7 @@ static void loading_free(struct loading *loading)
     free(loading->regions);
     free(loading->sorted);
     free(loading->order);
+    free(loading->spare);
     copy_fini(&loading->copy);
     free(loading->devices.from);
     free(loading->devices.to);
@@ -234,42 +238,6 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
         all_ended(loading);
 }
 
-static void reorder_column(uint32_t *column, const uint32_t *order, uint32_t n, void *spare)
-{
-    uint32_t *moved = spare;
-
-    for (uint32_t i = 0; i < n; i++)
-        moved[i] = column[order[i]];
-    memcpy(column, moved, n * sizeof *column);
-}
-
-static void reorder(struct layout *layout, const uint32_t *order, void *spare)
-{
-    uint64_t *moved = spare;
-    uint32_t n = layout->count;
-
-    reorder_column(layout->dtype, order, n, spare);
-    reorder_column(layout->ndim, order, n, spare);
-    reorder_column(layout->first_dim, order, n, spare);
-    reorder_column(layout->region, order, n, spare);
-    for (uint32_t i = 0; i < n; i++)
-        moved[i] = layout->offset[order[i]];
-    memcpy(layout->offset, moved, n * sizeof *moved);
-}
-
-/* A device copies between one pair of blocks at a time, and an object may have a tensor in each of many. Without memory the
- * rows stay as they are, which takes longer. */
-static void reorder_rows(struct loading *loading)
-{
-    void *spare = loading->order ? malloc((loading->targets->count + 1u) * sizeof(uint64_t)) : NULL;
-
-    if (!spare)
-        return;
-    reorder(loading->targets, loading->order, spare);
-    reorder(loading->source, loading->order, spare);
-    free(spare);
-}
-
 /* The device's copy, if there is something for it. */
 static void start_device_copy(struct loading *loading)
 {
@@ -297,7 +265,6 @@ static void start_copy(struct loading *loading)
         return;
     }
     loading->n_jobs = n;
-    reorder_rows(loading);
     start_device_copy(loading);
     for (unsigned i = 0; i < n; i++) {
         loading->jobs[i] = (struct load_job){.work = {.run = run_job, .done = job_done, .lane = loading->call->client->id},
@@ -306,6 +273,67 @@ static void start_copy(struct loading *loading)
     }
     if (loading->n_jobs == 0)
         all_ended(loading);
+}
+
+/* ---- the order of the rows ---- */
+
+/* Column c of the rows: those of the targets come first, then those of the objects' tensors. */
+static void *column_of(const struct loading *loading, uint32_t c)
+{
+    const struct layout *layout = c < ORDER_COLUMNS ? loading->targets : loading->source;
+    void *const columns[ORDER_COLUMNS] = {layout->offset, layout->dtype, layout->ndim, layout->first_dim, layout->region};
+
+    return columns[c % ORDER_COLUMNS];
+}
+
+static bool is_wide(uint32_t c)
+{
+    return c % ORDER_COLUMNS == 0;
+}
+
+static void order_rows(struct loading *loading, uint32_t c, uint32_t from, uint32_t to)
+{
+    const uint32_t *order = loading->order, *narrow = column_of(loading, c);
+    const uint64_t *wide = column_of(loading, c);
+
+    for (uint32_t t = from; t < to; t++)
+        if (is_wide(c))
+            ((uint64_t *)loading->spare)[t] = wide[order[t]];
+        else
+            ((uint32_t *)loading->spare)[t] = narrow[order[t]];
+}
+
+static bool order_some(struct slice *slice, uint64_t until_ns)
+{
+    struct loading *loading = container_of(slice, struct loading, slice);
+    uint32_t n = loading->targets->count;
+
+    while (loading->next < 2 * ORDER_COLUMNS) {
+        uint32_t c = loading->next, to = n - loading->row < ORDER_ROWS ? n : loading->row + ORDER_ROWS;
+        order_rows(loading, c, loading->row, to);
+        loading->row = to;
+        if (to == n) {
+            memcpy(column_of(loading, c), loading->spare, n * (is_wide(c) ? sizeof(uint64_t) : sizeof(uint32_t)));
+            loading->next++;
+            loading->row = 0;
+        }
+        if (loading->next < 2 * ORDER_COLUMNS && uv_hrtime() >= until_ns)
+            return false;
+    }
+    start_copy(loading);
+    return true;
+}
+
+/* A device copies between one pair of blocks at a time, and an object may have a tensor in each of many, so the rows of one
+ * region come to follow one another. False: they stay as they are, which takes longer, if there is no memory. */
+static bool begin_order(struct loading *loading)
+{
+    loading->spare = loading->order ? malloc((loading->targets->count + 1u) * sizeof(uint64_t)) : NULL;
+    if (!loading->spare)
+        return false;
+    loading->next = loading->row = 0;
+    loading->slice.run = order_some;
+    return true;
 }
 
 /* ---- the objects ---- */
@@ -358,6 +386,8 @@ static bool place_some(struct slice *slice, uint64_t until_ns)
         if (loading->next < loading->n && uv_hrtime() >= until_ns)
             return false;
     }
+    if (begin_order(loading))
+        return false;
     start_copy(loading);
     return true;
 }
@@ -549,8 +579,8 @@ static void done_read(struct work *work)
 
     if (loading->targets) /* and no object has more places than rows */
         heap = 2 * layout_heap_bytes(loading->targets) +
-               loading->targets->count *
-                   (uint64_t)(sizeof(struct copy_place) + sizeof(struct device_place) + sizeof *loading->order);
+               loading->targets->count * (uint64_t)(sizeof(struct copy_place) + sizeof(struct device_place) +
+                                                    sizeof *loading->order + sizeof(uint64_t));
     loading->n_jobs = 0;
     if (loading->call && loading->failed.status == RDT_OK &&
         account_take(loading->account, USAGE_HEAP, heap, &loading->failed) == RDT_OK) {
