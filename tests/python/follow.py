@@ -205,6 +205,21 @@ def test_waits_and_ends() -> None:
         trainer.unpublish("policy")
 
 
+def test_a_ref_of_a_name_asks_for_what_is_above_its_version() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for value in 1, 2:
+            c.publish("policy", value)
+        for after, given in (2, 0), (0, 2), (2, 1):
+            at = rdtd.Ref.from_name("policy", after)
+            with c.follow(at, given) as follower, raises(rdtd.TimedOut):
+                assert follower.committed == 2
+                follower.prepare(0)
+            with raises(rdtd.NotPut):
+                next(c.versions(at, given, timeout=0))
+        assert next(c.versions(rdtd.Ref.from_name("policy", 1))) == (2, 2)
+        c.unpublish("policy")
+
+
 def test_tied_targets_that_cannot_be_equal_are_not_written() -> None:
     with Node() as node, rdtd.connect(node.socket) as c:
         c.publish("policy", {"a": numpy.ones(3000), "b": numpy.zeros(3000)})

@@ -822,6 +822,7 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         (also beyond 256 followers of this connection), Invalid (the address is neither HOST:PORT nor a name in the nodes file),
         ValueError (the Ref of an object)."""
         at = self._one_name(name, owner, near, address)
+        after = max(after, at.after)
         return Follower(self, at, self._follow(at, after), after)
 
     def _one_name(self, name: Union[str, _rdt.Ref], owner: Union[str, int, None], near: Optional[_rdt.Ref],
@@ -842,8 +843,8 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         for`. Each step waits for a version newer than the last one and returns the newest; versions in
         between are skipped.
 
-        name: the name, or a Ref of it (`publish(...).ref`). owner, near, address: see `name`. options: see
-        `fetch`; the timeout is for each version.
+        name: the name, or a Ref of it (`publish(...).ref`), whose own `after` counts if it is higher. owner, near, address:
+        see `name`. options: see `fetch`; the timeout is for each version.
 
         reconnect: the iteration continues when the publisher's node or this node's daemon is lost or restarts, or
         when the name ends with its publisher (`lease`), instead of raising `PeerLost`, `Disconnected`,
@@ -855,4 +856,5 @@ class Connection(GroupCalls, InfoCalls, ManyCalls, MemoryCalls, PartCalls, WaitC
         unknown = options.keys() - inspect.signature(self.fetch).parameters.keys()
         if unknown:
             raise TypeError(f"fetch has no option {', '.join(sorted(unknown))}")
-        return Versions(self, self._one_name(name, owner, near, address), after, reconnect, options)
+        at = self._one_name(name, owner, near, address)
+        return Versions(self, at, max(after, at.after), reconnect, options)
