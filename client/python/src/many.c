@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Conn's calls about many objects or names. */
-#include <rdt_many.h>
 
 #include "rdtpy.h"
 

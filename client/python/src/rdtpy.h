@@ -28,6 +28,7 @@
 #include <Python.h>
 #include <pthread.h>
 #include <rdt.h>
+#include <rdt_many.h>
 #include <rdt_plan.h>
 #include <stdbool.h>
 #include <stddef.h>
