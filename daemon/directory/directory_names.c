@@ -39,13 +39,13 @@ static void on_register(struct directory_names *all, struct peer *peer, const st
                      &known, question);
 }
 
-static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key)
+static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key, uint64_t question)
 {
     struct name_place place;
     bool found = names_home_seek(all, peer, key, &place) == RDT_OK;
 
     (void)names_send(all, peer, found ? RDT__PB__NAME_ACT__NAME_ACT_FOUND : RDT__PB__NAME_ACT__NAME_ACT_MISSING, key,
-                     found || name_place_is_set(&place) ? &place : NULL, 0);
+                     found || name_place_is_set(&place) ? &place : NULL, question);
 }
 
 /* A node that may not act for an owner has no names of that owner, and is told so: it would wait. */
@@ -88,17 +88,17 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
         names_claim_answer(all, peer, &key, &place, message->act == RDT__PB__NAME_ACT__NAME_ACT_GRANTED, message->question);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_SEEK:
-        on_seek(all, peer, &key);
+        on_seek(all, peer, &key, message->question);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_FOUND:
         names_seek_found(all, &key, &place);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_MISSING:
-        names_seek_missing(all, peer, &key, &place);
+        names_seek_missing(all, peer, &key, &place, message->question);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED:
         names_claim_away(all, peer, &key, message->question);
-        names_seek_missing(all, peer, &key, &(struct name_place){0});
+        names_seek_missing(all, peer, &key, &(struct name_place){0}, message->question);
         break;
     default: /* of a later version */
         break;

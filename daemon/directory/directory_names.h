@@ -74,7 +74,7 @@ struct names_telling { /* those who wait for homes go on in slices */
     struct slice tell;
     struct list decided; /* struct claim_waiter.link: these publishers try again */
     struct slice retry;
-    uint64_t n_questions; /* that the homes were asked for all claims: the number of the last REGISTER */
+    uint64_t n_questions; /* that the homes were asked: the number of the last REGISTER or SEEK */
 };
 
 struct directory_names {

@@ -100,8 +100,10 @@ void names_claims_close(struct directory_names *all);
 /* ---- names_seek.c: readers of this node ---- */
 
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place);
+/* Notifies the seekers with on_missing when every home that can be asked has answered MISSING to a question that was sent for
+ * them or later. question: as in names_claim_answer. */
 void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key,
-                        const struct name_place *claimed);
+                        const struct name_place *claimed, uint64_t question);
 void names_seeks_tick(struct directory_names *all);
 void names_seeks_peer_up(struct directory_names *all, struct peer *peer);
 void names_seeks_close(struct directory_names *all);

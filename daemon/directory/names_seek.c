@@ -14,17 +14,23 @@ struct name_seek {
     struct list link; /* in all->sought or all->to_ask, the one that was asked longest ago first */
     struct directory_names *all;
     struct name_key key;
-    struct list seekers; /* struct name_seeker; this and the next two empty: the entry only remembers `place` */
+    struct list seekers; /* struct name_seeker; this and the next three empty: the entry only remembers `place` */
+    struct list later;   /* the same: they came during the present round of questions, whose answers say nothing to them */
     struct list unaware; /* the same: they have not been told yet that no home knows it */
     struct list found;   /* the same: nor that it is at found_at */
     struct list by_telling;
     struct name_place found_at;
     struct name_place place;   /* where it was found last; epoch 0: nowhere */
     struct name_place claimed; /* by a node of which no home knows that it has published the name; zero: none */
+    bool busy;                 /* its seekers are being notified, so it must not be freed */
     uint64_t asked_ns;
-    bool busy; /* its seekers are being notified, so it must not be freed */
+    uint64_t asked; /* the number of the last question */
+    uint64_t since; /* that of the first one of the present round; answers to earlier ones are passed over. 0: no round */
     unsigned n_missing;
-    uint8_t missing[NAMES_HOMES][16]; /* homes that do not know it, since asked_ns */
+    struct {
+        uint8_t home[16];
+        uint64_t question;
+    } missing[NAMES_HOMES]; /* homes that did not know it when they had the question, one of this round */
 };
 
 static struct name_seek *seek_get(struct directory_names *all, const struct name_key *key)
@@ -37,6 +43,7 @@ static struct name_seek *seek_get(struct directory_names *all, const struct name
     seek->key = *key;
     list_init(&seek->link);
     list_init(&seek->seekers);
+    list_init(&seek->later);
     list_init(&seek->unaware);
     list_init(&seek->found);
     list_init(&seek->by_telling);
@@ -49,7 +56,7 @@ static struct name_seek *seek_get(struct directory_names *all, const struct name
 
 static void settle(struct name_seek *seek)
 {
-    bool asks = !list_empty(&seek->seekers) || !list_empty(&seek->unaware);
+    bool asks = !list_empty(&seek->seekers) || !list_empty(&seek->later) || !list_empty(&seek->unaware);
 
     if (!asks && !seek->busy)
         list_remove(&seek->link);
@@ -107,19 +114,35 @@ enum rdt_status directory_names_find(struct directory_names *all, const struct o
     return RDT_OK;
 }
 
-static void ask(struct name_seek *seek)
+/* The last question is the first one of a round. */
+static void begin_round(struct name_seek *seek)
+{
+    unsigned n = 0;
+
+    list_splice(&seek->seekers, &seek->later);
+    seek->since = seek->asked;
+    for (unsigned k = 0; k < seek->n_missing; k++)
+        if (seek->missing[k].question >= seek->since)
+            seek->missing[n++] = seek->missing[k];
+    seek->n_missing = n;
+}
+
+static void ask(struct name_seek *seek, bool anew)
 {
     struct name_homes homes;
 
     seek->asked_ns = uv_hrtime();
-    seek->n_missing = 0;
-    seek->claimed = (struct name_place){0};
+    seek->asked = ++seek->all->telling.n_questions;
+    if (anew) {
+        seek->claimed = (struct name_place){0};
+        begin_round(seek);
+    }
     list_remove(&seek->link);
     list_append(&seek->all->sought, &seek->link);
     names_homes_of(seek->all, &seek->key, &homes);
     for (unsigned i = 0; i < homes.n; i++)
         if (homes.peer[i])
-            (void)names_send(seek->all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, 0);
+            (void)names_send(seek->all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, seek->asked);
 }
 
 enum rdt_status directory_names_seek(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
@@ -133,8 +156,8 @@ enum rdt_status directory_names_seek(struct directory_names *all, const struct o
     if (!seek)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for a name");
     seeker->seek = seek;
-    list_append(&seek->seekers, &seeker->link);
-    ask(seek);
+    list_append(&seek->later, &seeker->link);
+    ask(seek, seek->since == 0);
     return RDT_OK;
 }
 
@@ -225,37 +248,55 @@ void names_seek_found(struct directory_names *all, const struct name_key *key, c
     seek->place = seek->found_at = *place;
     list_splice(&seek->found, &seek->unaware);
     list_splice(&seek->found, &seek->seekers);
+    list_splice(&seek->found, &seek->later);
+    seek->since = 0;
     begin_telling(seek);
 }
 
-/* Notifies the seekers with on_missing when every home that can be asked has answered MISSING. */
-void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key,
-                        const struct name_place *claimed)
+/* Whether every home that can be asked has answered MISSING in this round. */
+static bool all_missing(const struct name_seek *seek)
 {
-    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
     struct name_homes homes;
 
-    if (!seek)
-        return;
-    for (unsigned k = 0; k < seek->n_missing; k++)
-        if (memcmp(seek->missing[k], from->uuid, 16) == 0) /* it was asked for each of several seekers */
-            return;
-    if (seek->n_missing == NAMES_HOMES)
-        return;
-    memcpy(seek->missing[seek->n_missing++], from->uuid, 16);
-    if (name_place_is_set(claimed))
-        seek->claimed = *claimed;
-    names_homes_of(all, key, &homes);
+    names_homes_of(seek->all, &seek->key, &homes);
     for (unsigned i = 0; i < homes.n; i++) {
         bool said = !homes.peer[i] || homes.peer[i]->state != PEER_UP;
         for (unsigned k = 0; k < seek->n_missing; k++)
-            said |= homes.peer[i] && memcmp(seek->missing[k], homes.peer[i]->uuid, 16) == 0;
+            said |= homes.peer[i] && memcmp(seek->missing[k].home, homes.peer[i]->uuid, 16) == 0;
         if (!said)
-            return;
+            return false;
     }
-    all->n_missing++;
-    list_splice(&seek->unaware, &seek->seekers);
-    begin_telling(seek);
+    return seek->n_missing > 0;
+}
+
+/* While an answer is on its way, the name may be published, and looked for anew: that seeker waits for the next round, whose
+ * questions have been sent already. */
+void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key,
+                        const struct name_place *claimed, uint64_t question)
+{
+    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
+    unsigned k = 0;
+
+    if (!seek || seek->since == 0 || (question > 0 && question < seek->since))
+        return;
+    while (k < seek->n_missing && memcmp(seek->missing[k].home, from->uuid, 16) != 0)
+        k++;
+    if (k == NAMES_HOMES)
+        return;
+    if (k == seek->n_missing)
+        memcpy(seek->missing[seek->n_missing++].home, from->uuid, 16);
+    seek->missing[k].question = question > 0 ? question : seek->asked;
+    if (name_place_is_set(claimed))
+        seek->claimed = *claimed;
+    while (seek->since > 0 && all_missing(seek)) {
+        all->n_missing++;
+        list_splice(&seek->unaware, &seek->seekers);
+        begin_telling(seek);
+        if (list_empty(&seek->later))
+            seek->since = 0;
+        else
+            begin_round(seek);
+    }
 }
 
 static bool ask_some(struct slice *slice, uint64_t until_ns)
@@ -271,9 +312,9 @@ static bool ask_some(struct slice *slice, uint64_t until_ns)
             list_remove(&seek->link);
             list_append(&all->sought, &seek->link);
             if (peer)
-                (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, 0);
+                (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, seek->asked);
         } else {
-            ask(seek);
+            ask(seek, true);
         }
         if (uv_hrtime() >= until_ns)
             return false;
@@ -356,6 +397,7 @@ void names_seeks_close(struct directory_names *all)
     slice_stop(&all->asking);
     slice_stop(&all->telling.tell);
     while ((seek = map_next(&all->seeks, &cursor))) {
+        list_splice(&seek->seekers, &seek->later);
         list_splice(&seek->seekers, &seek->unaware);
         list_splice(&seek->seekers, &seek->found);
         list_for_each_safe (node, &seek->seekers) {

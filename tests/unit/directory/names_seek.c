@@ -38,7 +38,7 @@ Test(names_seek, those_who_look_for_a_name_are_told_in_slices)
     const struct name_place there = {.node = {9}, .address = "there:1", .epoch = 1, .version = 1};
     const struct peer home = {.uuid = {1}};
 
-    names_seek_missing(&all, &home, &key, &(struct name_place){0});
+    names_seek_missing(&all, &home, &key, &(struct name_place){0}, 0); /* an older one */
     cr_assert(n_missing > 0 && n_missing < N, "%u in one turn", n_missing);
     unsigned n_aware = n_missing;
     name_seeker_remove(&seekers[N - 1]); /* it leaves before it is told */
@@ -56,4 +56,27 @@ Test(names_seek, end_of_the_daemon_leaves_nobody_in_a_list)
 
     names_seek_found(&all, &key, &there);
     cr_assert_lt(n_found, N);
+}
+
+static void tell_all(void)
+{
+    while (!list_empty(&all.telling.seeks))
+        (void)uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+/* The home had the first question before the name was published, and the later ones after that. */
+Test(names_seek, answer_to_an_earlier_question_says_nothing_to_who_came_later)
+{
+    const uint64_t last = all.telling.n_questions;
+    const struct peer home = {.uuid = {1}};
+
+    names_seek_missing(&all, &home, &key, &(struct name_place){0}, last - N + 1);
+    tell_all();
+    cr_assert_eq(n_missing, 1);
+    names_seek_missing(&all, &home, &key, &(struct name_place){0}, last - 1); /* before the last one had asked */
+    tell_all();
+    cr_assert_eq(n_missing, 1);
+    names_seek_missing(&all, &home, &key, &(struct name_place){0}, last);
+    tell_all();
+    cr_assert_eq(n_missing, 1 + N, "everybody still looks");
 }
