@@ -297,6 +297,14 @@ void pull_connected(struct transfer *transfer, const struct peer_transport *pt)
     }
 }
 
+/* The owner has noted that this node will keep a replica. It does not, if it has none yet. */
+static void decline_noted(struct remote *remote, const Rdt__Pb__PullMeta *meta)
+{
+    if (meta->replica_noted && meta->ref &&
+        !replica_find(&remote->transfers->replicas, remote->peer->uuid, meta->ref->generation))
+        replica_decline(remote, meta->ref->generation);
+}
+
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct remote *remote;
@@ -325,10 +333,12 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
     }
     if (status == RDT_OK && transfer->kind->answered && transfer->kind->answered(transfer, meta))
         return;
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
         find_path(transfer, meta);
-    else
-        transfer_fail_err(transfer, &err);
+        return;
+    }
+    decline_noted(transfer->pull.peer, meta);
+    transfer_fail_err(transfer, &err);
 }
 
 /* QUEUED: the transfer before it was answered, or will not be. */
@@ -369,10 +379,8 @@ void pull_on_meta(struct remote *remote, const Rdt__Pb__PullMeta *meta)
     if (meta->replica_noted)
         remote->replicas.noted = meta->replica_note;
     if (!transfer || transfer->sm.state != TRANSFER_ASKED) {
-        if (meta->replica_noted && meta->ref &&
-            !replica_find(&remote->transfers->replicas, remote->peer->uuid, meta->ref->generation))
-            replica_decline(remote, meta->ref->generation);
-        return; /* The reader has ended. */
+        decline_noted(remote, meta); /* The reader has ended. */
+        return;
     }
     id = coalescer_close(transfer);
     take_answer(transfer, meta);

@@ -303,6 +303,28 @@ Test(hostile_peer, second_answer_changes_nothing)
     end_with_insider();
 }
 
+/* The owner's node would send readers of other nodes here. */
+Test(hostile_peer, answer_that_cannot_be_read_leaves_no_replica)
+{
+    uint64_t number;
+
+    begin_with_insider(NULL);
+    rdt_request *request = asked(&number);
+    struct answer answer;
+    answer_init(&answer, number);
+    answer.meta.has_inline = false;
+    answer.meta.snapshot = answer.meta.replica_noted = true;
+    answer.meta.bytes = 17;
+    send_answer(&answer);
+    ends_with(request, RDT_PROTOCOL, "the answer says 17");
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_REPLICAS, 1));
+    Rdt__Pb__Replicas *said =
+        rdt__pb__replicas__unpack(NULL, rogue_peer.came[RDT_PEER_REPLICAS].bytes, rogue_peer.came[RDT_PEER_REPLICAS].payload);
+    must(said->n_dropped == 1 && said->dropped[0] == answer.ref.generation);
+    rdt__pb__replicas__free_unpacked(said, NULL);
+    end_with_insider();
+}
+
 static unsigned links_up(void)
 {
     struct node_status status;
