@@ -8,6 +8,7 @@
 
 TestSuite(limits_heap, .timeout = 120);
 
+#define LONG_IDS 3000u
 #define UNKNOWN 60000u /* no request has this number, so its message is read and refused */
 
 /* Sends the first bytes of a message of `all` bytes. */
@@ -160,6 +161,55 @@ Test(limits_heap, metadata_from_another_node_is_its_readers_until_it_is_answered
     rdt_close(owner);
     rdt_close(reader);
     cluster_end(&c, NULL);
+}
+
+/* Puts n empty objects with long ids in one message. Returns of how many the answer speaks, and how many are there. */
+static uint64_t put_long_ids(unsigned n, uint64_t *there_p)
+{
+    static uint8_t ids[LONG_IDS * RDT_MAX_ID_BYTES];
+    static uint32_t counts[LONG_IDS], id_bytes[LONG_IDS];
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT;
+    Rdt__Pb__PutManyReply *reply = NULL;
+    uint64_t told = 0;
+    struct raw raw;
+
+    for (unsigned i = 0; i < n; i++) {
+        id_bytes[i] = RDT_MAX_ID_BYTES;
+        memset(ids + (size_t)i * RDT_MAX_ID_BYTES, 'x', RDT_MAX_ID_BYTES);
+        memcpy(ids + (size_t)i * RDT_MAX_ID_BYTES, &(uint16_t){(uint16_t)i}, 2);
+    }
+    greeted(&raw);
+    use.region = raw_alloc(&raw, 4096, NULL, &use.generation);
+    Rdt__Pb__PutMany message = MESSAGE(put_many, .region = &use, .tensors = &list, .count = counts, .n_count = n,
+                                       .id_bytes = id_bytes, .n_id_bytes = n, .ids = {(size_t)n * RDT_MAX_ID_BYTES, ids});
+    (void)raw_send(&raw, RDT_MSG_PUT_MANY, &message.base, NULL, 0);
+    do
+        must(raw_next(&raw));
+    while (raw.frame.type != RDT_MSG_PUT_MANY);
+    if (!(raw.frame.flags & FRAME_ERROR))
+        must(reply = rdt__pb__put_many_reply__unpack(NULL, raw.frame.length, raw.frame.payload));
+    for (size_t i = 0; reply && i < reply->n_generation; i++)
+        told += reply->generation[i] != 0;
+    if (reply)
+        rdt__pb__put_many_reply__free_unpacked(reply, NULL);
+    *there_p = used(0, "objects");
+    raw_close(&raw);
+    wait_until(LONG, used(0, "objects") == 0);
+    return told;
+}
+
+/* The answer repeats the ids, and there is less room for it the more objects there are. */
+Test(limits_heap, clients_are_told_of_all_that_they_have_put)
+{
+    begin((const char *[]){"--client-max-heap=9500KiB", NULL});
+    for (unsigned n = 500; n <= LONG_IDS; n += 500) {
+        uint64_t there, told = put_long_ids(n, &there);
+        must_say(there == told, "the answer speaks of %llu objects, and %llu are there", (unsigned long long)told,
+                 (unsigned long long)there);
+        cr_assert(n < LONG_IDS ? told > 0 : told == 0, "%llu of %u", (unsigned long long)told, n);
+    }
+    end(NULL);
 }
 
 /* Whoever publishes the first part has the daemon make room for all. */
