@@ -291,12 +291,13 @@ void names_seek_missing(struct directory_names *all, const struct peer *from, co
     while (seek->since > 0 && all_missing(seek)) {
         all->n_missing++;
         list_splice(&seek->unaware, &seek->seekers);
-        begin_telling(seek);
         if (list_empty(&seek->later))
             seek->since = 0;
         else
             begin_round(seek);
     }
+    if (!list_empty(&seek->unaware))
+        begin_telling(seek); /* which may free it */
 }
 
 static bool ask_some(struct slice *slice, uint64_t until_ns)

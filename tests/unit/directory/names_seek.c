@@ -80,3 +80,23 @@ Test(names_seek, answer_to_an_earlier_question_says_nothing_to_who_came_later)
     tell_all();
     cr_assert_eq(n_missing, 1 + N, "everybody still looks");
 }
+
+static void on_missing_leave(struct name_seeker *seeker, const uint8_t node[16], const char *address)
+{
+    name_seeker_remove(seeker);
+    n_missing++;
+}
+
+/* The answer ends what was remembered of the name. */
+Test(names_seek, last_one_who_looks_leaves_when_it_is_told)
+{
+    struct name_seeker last = {.on_found = on_found, .on_missing = on_missing_leave};
+    const struct peer home = {.uuid = {1}};
+    struct name_key other;
+
+    name_key_make(&other, &owner, (const uint8_t *)"biases", 6);
+    cr_assert_eq(directory_names_seek(&all, &owner, (const uint8_t *)"biases", 6, &last, NULL), RDT_OK);
+    names_seek_missing(&all, &home, &other, &(struct name_place){0}, 0);
+    tell_all();
+    cr_assert(n_missing == 1 && !last.seek);
+}
