@@ -15,6 +15,7 @@
 #include "fetch.h"
 #include "fetched.h"
 #include "memory/batch.h"
+#include "memory/copying.h"
 #include "memory/loans.h"
 #include "memory/room.h"
 #include "options.h"
@@ -77,6 +78,7 @@ static void free_all(rdt *conn)
     }
     list_drain (rdt_request, request, &conn->requests, link)
         request_destroy(request);
+    (void)copying_look(conn); /* none goes on (copying_await), so all are released */
     list_drain (rdt_object, object, &conn->objects, link)
         fetched_destroy(object);
     events_fini(conn);
@@ -129,6 +131,7 @@ void rdt_close(rdt *conn)
         return;
     }
     connection_lock(conn);
+    copying_await(conn); /* the daemon gives the memory to others once it knows of the end */
     conn->sending.corks = 0;
     connection_flush(conn); /* a corked message may concern what outlives the session, such as a detached object */
     connection_unlock(conn);
@@ -196,6 +199,7 @@ static enum rdt_status create(int take_sock, const struct rdt_connect_options *o
     list_init(&conn->requests);
     list_init(&conn->objects);
     list_init(&conn->arrived);
+    list_init(&conn->calls.copies);
     list_init(&conn->watch.events);
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->sending.writer);

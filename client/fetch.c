@@ -413,6 +413,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.n_mapped_devices =
         mapper_devices(fetch->conn, request.memory, request.device, devices, sizeof devices / sizeof devices[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
+    request.copies_on_devices = mapper_copies(fetch->conn);
     request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
     repeat = repeat_create(fetch->conn, RDT_MSG_FETCH, &request.base);
     for (size_t i = first; i < first + n; i++)

@@ -58,6 +58,22 @@ struct rdt_writer {
     size_t room_bytes;
 };
 
+/* How this process copies within a device of one kind: librdt copies an object that it has mapped into the targets of a fetch
+ * so, and the daemon need not use the device. The functions must not call librdt, must not wait for work of the device, and one
+ * thread at a time uses a copying. arg is the mapper's. */
+struct rdt_copier {
+    size_t struct_size;
+    /* Begins copies within the device; they need not wait for work that the caller has queued there. */
+    enum rdt_status (*begin)(void *arg, const char *device, void **copying_p, struct rdt_error *err);
+    /* Queues a copy between addresses of the device. */
+    enum rdt_status (*copy)(void *copying, const void *from, void *to, size_t bytes, struct rdt_error *err);
+    /* OK: all copies that were queued have ended. AGAIN: they have not. Another error: the device copies no more. May run under
+     * the connection's lock, as `end` may. */
+    enum rdt_status (*ended)(void *copying, struct rdt_error *err);
+    /* Ends the copies, after an answer of `ended` that was not AGAIN. */
+    void (*end)(void *copying);
+};
+
 struct rdt_mapper {
     size_t struct_size;
     const char *memory; /* the kind of memory that it maps */
@@ -79,6 +95,7 @@ struct rdt_mapper {
      * that it does not use, where they would cost a context, unless it uses none at all. Called as map is, for each fetch. */
     bool (*uses)(void *arg, const char *device);
     const struct rdt_writer *writer; /* NULL: librdt does not write such memory. Borrowed until the connection ends */
+    const struct rdt_copier *copier; /* NULL: the daemon copies within these devices. Borrowed, too */
 };
 
 /* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.
@@ -87,9 +104,10 @@ enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt
 
 /* Memory of a device that a reader has fetched without a copy stays mapped after rdt_release, so that the next fetch of it maps
  * nothing, until the daemon says that it has ended or that there is too much of it. Reads that now, without waiting, and unmaps
- * what has ended; every other call does so too. Until then the memory stays allocated, and charged. For the library of a
- * mapper, which calls it now and then in a thread of its own while *mapped_p is true: such memory, in use or not, is mapped. It
- * must not run beside rdt_close. Errors: INVALID (mapped_p is NULL), FORKED. */
+ * what has ended; every other call does so too. Also lets go of what a copy (struct rdt_copier) has used that nobody waits for
+ * any more. Until then the memory stays allocated, and charged. For the library of a mapper, which calls it now and then in a
+ * thread of its own while *mapped_p is true: such memory, in use or not, is mapped. It must not run beside rdt_close. Errors:
+ * INVALID (mapped_p is NULL), FORKED. */
 enum rdt_status rdt_trim(rdt *rdt, bool *mapped_p, struct rdt_error *err);
 
 /* Makes memory that the caller has at addr, and that `shared` describes, known to the daemon; rdt_dealloc releases it. The

@@ -287,7 +287,11 @@ static void end(rdt_request *request)
 
 static void drop_object(rdt_request *request)
 {
-    fetched_destroy(request->object);
+    if (request->on_device && copying_leave(request->on_device))
+        request->targets = NULL;
+    else
+        fetched_destroy(request->object);
+    request->on_device = NULL;
     request->object = NULL;
 }
 
@@ -357,6 +361,9 @@ void request_on_hold_lost(rdt *conn, struct frame *frame)
 /* Ends a request whose bytes are in its targets. */
 static void end_in_targets(rdt_request *request, bool later)
 {
+    if (request->on_device)
+        copying_end(request->on_device);
+    request->on_device = NULL;
     fetched_move_to(request->object, request->targets, later);
     request->targets = NULL;
     end(request);
@@ -376,6 +383,10 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
         request_fail(request, &err);
     } else if (layout_total_bytes(take_object->layout) == 0) {
         end_in_targets(request, false);
+    } else if (copying_is_needed(take_object) &&
+               copying_create(take_object, request->targets, &request->on_device, &err) != RDT_OK) {
+        rdt_error_prefix(&err, "%s %s", request->what, request->label);
+        request_fail(request, &err);
     } else {
         forget(request); /* The daemon has met the deadline. Whoever waits for the request limits the time of the copy. */
         move(request, REQUEST_ARRIVED);
@@ -411,19 +422,26 @@ static bool copy_some(rdt_request *request)
 void request_copy_some(rdt_request *request)
 {
     rdt *conn = request->conn;
-    bool more;
+    struct rdt_error err;
+    enum rdt_status status;
 
     request->copying = true;
     list_remove(&request->arrived);
     connection_unlock(conn);
-    more = copy_some(request);
+    if (request->on_device)
+        status = copying_step(request->on_device, &err);
+    else
+        status = copy_some(request) ? RDT_AGAIN : RDT_OK;
     connection_lock(conn);
     request->copying = false;
     (void)pthread_cond_broadcast(&conn->copied);
     if (request->state == REQUEST_ENDED) {
         drop_object(request);
-    } else if (!more) {
+    } else if (status == RDT_OK) {
         end_in_targets(request, true);
+    } else if (status != RDT_AGAIN) {
+        rdt_error_prefix(&err, "%s %s", request->what, request->label);
+        request_fail(request, &err);
     } else {
         list_append(&conn->arrived, &request->arrived);
         connection_notify(conn); /* this thread may not return to it, so any thread that waits may copy the next part */

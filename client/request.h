@@ -9,7 +9,8 @@
  *        completed, failed, cancelled, timed out, connection lost
  *
  * A thread copies bytes into the targets (`copying`) without the lock. A cancel may end the request meanwhile; the thread then
- * stops copying, and request_destroy waits for that. The loss of the connection does not end a request that has ARRIVED.
+ * stops copying, and request_destroy waits for that. A copy that a device makes goes on without the request (copying.h). The
+ * loss of the connection does not end a request that has ARRIVED.
  *
  * A wait has no object: a reply ends it, not an event, and its id is the id of its message. A hold is a wait that
  * holds an object from its successful end until it is cancelled or destroyed.
@@ -17,6 +18,7 @@
 #ifndef CLIENT_REQUEST_H
 #define CLIENT_REQUEST_H
 
+#include "memory/copying.h"
 #include "repeat.h"
 #include "session/connection.h"
 #include "targets.h"
@@ -57,9 +59,10 @@ struct rdt_request {
     rdt_object *object;   /* ARRIVED, or ENDED well; NULL: the caller has taken it */
 
     struct targets *targets;
-    bool copying;         /* a thread copies into the targets without the lock */
-    uint32_t copy_tensor; /* the tensor that is copied next */
-    uint64_t copy_from;   /* its first byte that has not been copied */
+    struct copying *on_device; /* ARRIVED: the copy that a device makes; NULL: this process's threads copy */
+    bool copying;              /* a thread copies into the targets without the lock */
+    uint32_t copy_tensor;      /* the tensor that is copied next */
+    uint64_t copy_from;        /* its first byte that has not been copied */
 };
 
 /* Returns status, which is also written for each of a call that failed as a whole. statuses_p [count] may be NULL. */

@@ -134,5 +134,10 @@ static bool uses(void *arg, const char *device)
            driver->cuDevicePrimaryCtxGetState(gpu->device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-const struct rdt_mapper cuda_mapper = {
-    .struct_size = sizeof cuda_mapper, .memory = "cuda", .map = map, .unmap = unmap, .uses = uses, .writer = &cuda_writer};
+const struct rdt_mapper cuda_mapper = {.struct_size = sizeof cuda_mapper,
+                                       .memory = "cuda",
+                                       .map = map,
+                                       .unmap = unmap,
+                                       .uses = uses,
+                                       .writer = &cuda_writer,
+                                       .copier = &cuda_copier};

@@ -27,6 +27,7 @@ static void after_fork(void)
     retained_after_fork();
     map_after_fork();
     write_after_fork();
+    copier_after_fork();
     pinned_after_fork();
     closing_after_fork();
 }
@@ -58,6 +59,7 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
         free(handle);
         return status;
     }
+    copier_begin();
     offers_init(&handle->offers);
     streams_init(&handle->streams, conn, driver);
     *cuda_p = &handle->cuda;
@@ -77,6 +79,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
         offers_fini(&handle->offers);
         closing_end(cuda->conn);
         write_forget();
+        copier_forget();
     } else {
         streams_forget(&handle->streams);
     }

@@ -136,20 +136,13 @@ void mapper_devices_untold(const rdt *conn)
         mapper->told = mapper->telling = 0;
 }
 
-enum rdt_status rdt_trim(rdt *conn, bool *mapped_p, struct rdt_error *err)
+bool mapper_copies(const rdt *conn)
 {
-    enum rdt_status status = connection_check(conn, err);
+    bool all = conn->memory.mappers;
 
-    if (status == RDT_OK && !mapped_p)
-        status = rdt_error_set(err, RDT_INVALID, "mapped_p is NULL");
-    if (status != RDT_OK)
-        return status;
-    connection_lock(conn);
-    if (conn->state == CONNECTION_UP && !conn->waiters.polling) /* otherwise another thread reads, or will */
-        connection_poll(conn);
-    *mapped_p = memory_has_fetched_on_devices(&conn->memory);
-    connection_unlock(conn);
-    return RDT_OK;
+    for (const struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
+        all = all && mapper->ops.copier;
+    return all;
 }
 
 /* ---- what the daemon shares ---- */

@@ -20,6 +20,7 @@ size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);
 /* With the lock: the same for the devices ("cuda:UUID") that the daemon has not been told yet, and that this process uses, or
  * that the fetch names by its kind of memory and device ("": none). */
 size_t mapper_devices(const rdt *conn, const char *memory, const char *device, char **names_p, size_t max);
+bool mapper_copies(const rdt *conn);         /* with the lock: all kinds have a copier, and there is one */
 void mapper_devices_told(const rdt *conn);   /* with the lock: a FETCH with them was sent */
 void mapper_devices_untold(const rdt *conn); /* with the lock: another daemon answers now */
 

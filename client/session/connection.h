@@ -10,14 +10,15 @@
  * of the objects. A lower file calls upward by the callbacks of struct rdt and of struct pending_ops.
  *
  *     client/
- *    14  groups
- *    13  connect                     opens and closes a connection; sets its callbacks
- *    12  resume                      goes on with the session at the next daemon
- *    11  calls fetch memory_calls put  public calls
- *    10  device loans shards verify wait  boxes and parts; memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
- *     9  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
+ *    15  groups
+ *    14  connect                     opens and closes a connection; sets its callbacks
+ *    13  resume                      goes on with the session at the next daemon
+ *    12  calls fetch memory_calls put  public calls
+ *    11  device loans shards verify wait  boxes and parts; memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
+ *    10  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        info metrics names          lists and counters; published names
  *        request watch               one fetch or wait; taking events
+ *     9  copying                     copies within a device that this process makes
  *     8  call fetched                one request and its reply; one fetched object
  *     7  note room                   requests whose answer nobody waits for; cached mappings that are given up
  *     6  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
@@ -154,6 +155,7 @@ struct connection_calls {
     struct id_list abandoned; /* PUTs whose callers stopped waiting, and that have not been answered */
     unsigned n_notes;         /* requests without an answer that nobody waits for */
     struct connection_early early;
+    struct list copies; /* of copying.c: those that devices make for fetches */
 };
 
 struct connection_why {

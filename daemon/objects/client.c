@@ -401,6 +401,8 @@ void client_release(struct hold *hold)
     struct object *object = hold->object;
     struct region *region = hold->region;
 
+    if (hold->on_end)
+        hold->on_end(hold->arg);
     if (hold->record)
         hold->client->session.lasting->on_hold_end(hold->client->session.lasting->arg, hold);
     map_remove_u64(&hold->client->holds.by_id, hold->id);

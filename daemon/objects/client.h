@@ -211,6 +211,8 @@ struct hold {
     uint64_t copying_bytes;  /* bytes of the object that the client copies before it releases the hold */
     struct region **regions; /* [n_regions], one reference each: a copy in several regions */
     uint32_t n_regions;
+    void (*on_end)(void *arg); /* called when the hold ends; NULL: nobody asks */
+    void *arg;
 };
 
 void client_init(struct client *client, uint64_t id);

@@ -115,6 +115,7 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         uint64_t bytes = layout_heap_bytes(target->layout);
         status = account_take(client->account, USAGE_HEAP, bytes, err);
         target->heap_bytes = status == RDT_OK ? bytes : 0;
+        target->account = client->account;
     }
     for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++)
         regions[r] = find_region(client, item->target_regions[r]);
@@ -491,6 +492,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->wish.mode = message->mode;
     transfer->wish.meta_only = message->meta_only;
     transfer->wish.self_copy_bytes = message->self_copy_bytes;
+    transfer->wish.copies_on_devices = message->copies_on_devices;
     if (!wants_device(message) && coalescer_fits(message, item, &ref))
         transfer->wish.sharing = SHARES_REQUEST;
     else if (may_become_replica(message, item))

@@ -118,11 +118,12 @@ enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_
                         &transfer->move.received, on_ready, transfer, err);
 }
 
-static void target_free(struct target *target, struct account *account)
+void target_free(struct target *target)
 {
     if (!target)
         return;
-    account_give(account, USAGE_HEAP, target->heap_bytes);
+    if (target->account)
+        account_give(target->account, USAGE_HEAP, target->heap_bytes);
     for (uint32_t i = 0; i < target->n; i++) {
         struct region *region = target->uses[i].region;
         if (!region)
@@ -197,7 +198,7 @@ static void transfer_free(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
 
     region_unref(transfer->move.received);
-    target_free(transfer->move.target, transfer->account);
+    target_free(transfer->move.target);
     destination_free(transfer);
     if (transfer->wish.slice)
         rdt__pb__slice__free_unpacked(transfer->wish.slice, NULL);

@@ -35,8 +35,10 @@ struct target {
     struct layout *layout;
     struct region_use *uses; /* [n], each with a reference and a pin of its region */
     uint32_t n;
-    uint64_t heap_bytes; /* charged for a layout that came as runs, since the size of its message does not bound it */
+    uint64_t heap_bytes;     /* charged for a layout that came as runs, since the size of its message does not bound it */
+    struct account *account; /* that is charged; NULL: none is */
 };
+void target_free(struct target *take_target); /* take_target may be NULL */
 
 /* Memory for tensors that go to devices: transfer_destination.c. */
 struct device_destination {
@@ -65,6 +67,7 @@ struct fetch_wish {
     char memory[33], device[65];              /* where the reader wants the tensors; "": where they are */
     bool host_stays;                          /* only tensors on devices move to `memory` */
     uint64_t self_copy_bytes;                 /* the client copies up to this many bytes into the targets itself */
+    bool copies_on_devices;                   /* it copies within a device itself */
 };
 
 /* The descriptors of an object of many regions, which are opened in slices before the answers (transfer_local.c). */

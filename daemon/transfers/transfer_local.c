@@ -50,6 +50,28 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
     return !loop_copies && transfer->client->holds.copying_bytes <= READERS_SHARE * transfer->transfers->load.copying_bytes;
 }
 
+/* Whether the reader copies in a stream of its own, from memory of a device that it maps, and keeps mapped, to memory of its
+ * own there. The daemon then needs no context, and the reader's work on the device does not take turns with it. */
+static bool reader_copies_on_device(const struct transfer *transfer, const struct object *object)
+{
+    const struct layout *source = transfer->move.source;
+    const struct target *target = transfer->move.target;
+    const struct memory_device *device = object->memory.n_regions > 0 ? object->memory.uses[0].region->device : NULL;
+
+    if (!transfer->wish.copies_on_devices || !device || !target || target->layout->count != source->count)
+        return false;
+    for (uint32_t i = 0; i < object->memory.n_regions; i++)
+        if (object->memory.uses[i].region->device != device || !mapped_may_keep(object->memory.uses[i].region))
+            return false;
+    for (uint32_t i = 0; i < target->n; i++)
+        if (target->uses[i].region->device != device)
+            return false;
+    for (uint32_t i = 0; i < source->count; i++)
+        if (!layout_is_contiguous(source, i))
+            return false;
+    return layout_total_bytes(source) > 0;
+}
+
 static void let_reader_copy(struct transfer *transfer, struct object *object)
 {
     struct rdt_error err = {0};
@@ -416,7 +438,8 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         return;
     }
     if (chosen->kind == PATH_COPY) {
-        if (!local->show_why_not && !local->too_many_fds && reader_copies(transfer, object))
+        if (!local->show_why_not && !local->too_many_fds &&
+            (reader_copies(transfer, object) || (!local->stay_why_not && reader_copies_on_device(transfer, object))))
             let_reader_copy(transfer, object);
         else
             transfer_local_copy(transfer, object);

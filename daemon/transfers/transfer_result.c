@@ -337,6 +337,23 @@ static void answer_all(struct transfer *transfer, void (*one)(struct fetch *))
     transfer_answer(transfer, one);
 }
 
+static void end_target(void *arg)
+{
+    target_free(arg);
+}
+
+/* The reader copies the object, and writes its targets for as long as it has the hold. */
+static void set_copying(struct transfer *transfer, const struct object *object, struct hold *hold)
+{
+    if (!object_on_device(object)) {
+        client_set_copying(hold, transfer->record.bytes);
+        return;
+    }
+    hold->on_end = end_target;
+    hold->arg = transfer->move.target;
+    transfer->move.target = NULL;
+}
+
 static void answer_object(struct fetch *fetch)
 {
     struct transfer *transfer = fetch->transfer;
@@ -372,7 +389,7 @@ static void answer_object(struct fetch *fetch)
     }
     if (status == RDT_OK) {
         if (how == PATH_COPY)
-            client_set_copying(hold, transfer->record.bytes);
+            set_copying(transfer, object, hold);
         result_send(&result, fetch, hold);
     } else {
         bool last = list_first(&transfer->fetches)->next == &transfer->fetches;

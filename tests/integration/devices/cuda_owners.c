@@ -86,6 +86,26 @@ struct told {
     struct rdt_ref ref[2];
 };
 
+/* The daemon copies, and the reader maps nothing of the owner's. */
+static void fetch_into_own_memory(rdt *conn, rdt_cuda *gpu, const struct rdt_ref *ref)
+{
+    const struct rdt_tensor *targets;
+    size_t n = 1;
+    bool mapped;
+    void *into;
+
+    must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), BYTES, &into, &err));
+    struct rdt_tensor target = bytes_at(into, BYTES);
+    targets = &target;
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
+    rdt_object *object = fetch_as(conn, ref, &how);
+    must(gpu_holds(into, BYTES, 1));
+    must_ok(rdt_trim(conn, &mapped, &err));
+    must(!mapped);
+    rdt_release(object);
+    must_ok(rdt_dealloc(conn, into, &err));
+}
+
 static int fetch_as_another_user(struct actor *self, void *arg)
 {
     struct told told;
@@ -105,6 +125,7 @@ static int fetch_as_another_user(struct actor *self, void *arg)
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     gpu_use(0);
+    fetch_into_own_memory(conn, gpu, &told.ref[0]);
     struct rdt_fetch_options share = {.struct_size = sizeof share, .mode = RDT_FETCH_SHARE, .timeout_ns = LONG};
     for (unsigned i = 0; i < 2; i++) {
         must_ok(fetch_to(conn, &told.ref[i], NULL, NULL, &object, &err));

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fetches to targets on the GPU where the object lies: the reader maps the object once and copies it in a stream of its own.
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_copies)
+
+#ifndef RDT_WITHOUT_CUDA
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+
+static char turns[200];
+static int gate = -1; /* while it is locked, the GPU does no work */
+
+static void begin_gated(const char *more)
+{
+    char path[220];
+
+    if (gpu_is_real())
+        cr_skip_test("a real GPU cannot be stopped");
+    (void)snprintf(turns, sizeof turns, "%s/turns-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+    must(setenv("FAKE_CUDA_TURNS", turns, 1) == 0);
+    (void)snprintf(path, sizeof path, "%s.0", turns);
+    gate = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    must(gate >= 0);
+    count_calls();
+    begin_with(NULL, (const char *const[]){"--pool-idle=200ms", more, NULL});
+}
+
+static void end_gated(void)
+{
+    end_of_count();
+    (void)close(gate);
+    for (unsigned gpu = 0; gpu < 2; gpu++) {
+        char path[220];
+        (void)snprintf(path, sizeof path, "%s.%u", turns, gpu);
+        (void)unlink(path);
+    }
+}
+
+static void stop_gpu(void)
+{
+    must(flock(gate, LOCK_EX) == 0);
+}
+
+static void start_gpu(void)
+{
+    must(flock(gate, LOCK_UN) == 0);
+}
+
+static struct rdt_ref put_new(size_t bytes, uint32_t seed)
+{
+    void *addr;
+
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), bytes, &addr, &err));
+    gpu_fill(addr, bytes, seed);
+    struct rdt_ref ref = put_at(addr, bytes, RDT_CUDA_KNOWN);
+    must_ok(rdt_dealloc(a, addr, &err));
+    return ref;
+}
+
+static void *target_on(rdt_cuda *gpu, size_t bytes)
+{
+    void *into;
+
+    must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), bytes, &into, &err));
+    gpu_fill(into, bytes, 99);
+    return into;
+}
+
+static rdt_request *start_into(rdt *conn, const struct rdt_ref *ref, void *into, size_t bytes)
+{
+    struct rdt_tensor target = bytes_at(into, bytes);
+    const struct rdt_tensor *targets = &target;
+    size_t n = 1;
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
+
+    return start_as(conn, ref, &how);
+}
+
+static void fetch_into(const struct rdt_ref *ref, void *into, size_t bytes)
+{
+    rdt_request *request = start_into(b, ref, into, bytes);
+    rdt_object *object = await_object(b, request);
+
+    must_go_by("local/copy", object);
+    must_lie(object, 0, "cuda", gpu_uuid(0));
+    must(tensor_of(object, 0).data == into);
+    rdt_release(object);
+    rdt_request_destroy(request);
+}
+
+/* The reader's copy is queued, and waits for the GPU. */
+static void expect_waiting(rdt *conn, rdt_request *request)
+{
+    wait_until(20 * SEC, rdt_wait(conn, &request, 1, 1, MSEC, NULL, NULL, NULL) == RDT_TIMED_OUT &&
+                             fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 1);
+}
+
+Test(cuda_copies, second_fetch_is_one_copy_of_the_reader)
+{
+    count_calls();
+    begin();
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    fetch_into(&ref, into, BYTES);
+    must(gpu_holds(into, BYTES, 3));
+    gpu_fill(into, BYTES, 98);
+    must_ok(rdt_ping(b, LONG, &err)); /* the release has been handled */
+    fake_gpu_trace_clear();
+    fetch_into(&ref, into, BYTES);
+    must(fake_gpu_calls(getpid(), 0, "cuMemMap") + fake_gpu_calls(getpid(), 0, "cuIpcOpenMemHandle") == 0);
+    must(fake_gpu_calls(getpid(), 0, "cuStreamCreate") == 0);
+    must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 1 && fake_gpu_copied(getpid()) == BYTES);
+    must_say(fake_gpu_calls(node.pid, 0, NULL) == 0, "the daemon calls the driver");
+    must(gpu_holds(into, BYTES, 3));
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    end_of_count();
+}
+
+/* Those that follow one another without a gap take one copy. */
+Test(cuda_copies, many_tensors_are_copied)
+{
+    enum { N = 2500, HALF = N / 2, STEP = 1024, EACH = 1000 };
+    static const int64_t step[1] = {STEP}, each[1] = {EACH};
+    static struct rdt_tensor from[N], to[N];
+    static uint8_t wanted[N * STEP], got[N * STEP];
+    const struct rdt_tensor *targets = to;
+    size_t n = N;
+    void *addr;
+
+    count_calls();
+    begin();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), N * STEP, &addr, &err));
+    gpu_fill(addr, N * STEP, 5);
+    gpu_read(wanted, addr, N * STEP);
+    uint8_t *into = target_on(gpu_b, N * STEP);
+    for (unsigned i = 0; i < N; i++) {
+        from[i] = (struct rdt_tensor){
+            .dtype = RDT_U8, .ndim = 1, .shape = i < HALF ? step : each, .data = (uint8_t *)addr + i * STEP};
+        to[i] = from[i];
+        to[i].data = into + i * STEP;
+    }
+    struct rdt_ref ref = put_as(a, from, N, NULL);
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
+    fake_gpu_trace_clear();
+    rdt_object *object = fetch_as(b, &ref, &how);
+    unsigned copies = fake_gpu_calls(getpid(), 0, "cuMemcpyAsync");
+    must_say(copies > HALF && copies < HALF + 8, "%u copies", copies);
+    gpu_read(got, into, N * STEP);
+    for (unsigned i = 0; i < N; i++) {
+        must_say(memcmp(got + i * STEP, wanted + i * STEP, i < HALF ? STEP : EACH) == 0, "tensor %u", i);
+    }
+    rdt_release(object);
+    must_ok(rdt_dealloc(b, into, &err));
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    end_of_count();
+}
+
+/* The caller goes on at once. The object stays held, and the target the reader's, until the GPU has made the copy. */
+Test(cuda_copies, cancelled_copy_keeps_its_memory_until_the_gpu_has_made_it)
+{
+    begin_gated(NULL);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    uint64_t used = device(0).used_bytes;
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(b, &ref, into, BYTES);
+    expect_waiting(b, request);
+    rdt_cancel(request);
+    must_be(RDT_CANCELLED, rdt_request_status(request, &err));
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err));
+    must(device(0).used_bytes == used);
+    start_gpu();
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err)); /* b makes no call */
+    end_gated();
+}
+
+Test(cuda_copies, deadline_is_met_while_the_gpu_is_busy)
+{
+    rdt_object *object = NULL;
+    size_t n = 1;
+
+    begin_gated(NULL);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    struct rdt_tensor target = bytes_at(into, BYTES);
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = SEC / 2};
+    stop_gpu();
+    fake_gpu_trace_clear();
+    must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &how, &object, &err));
+    must_ok(rdt_ping(b, LONG, &err));
+    start_gpu();
+    fetch_into(&ref, into, BYTES); /* behind the first copy, or beside it: the bytes are the same */
+    must(gpu_holds(into, BYTES, 3));
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    end_gated();
+}
+
+/* A request for memory is refused rather than given what a copy reads or writes. */
+Test(cuda_copies, pressure_waits_for_the_copy)
+{
+    void *more = NULL;
+
+    begin_gated("--device-limit=16MiB");
+    struct rdt_ref ref = put_new(6 * MIB, 3);
+    void *into = target_on(gpu_b, 6 * MIB);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(b, &ref, into, 6 * MIB);
+    expect_waiting(b, request);
+    let_go(&ref);
+    must_refuse(RDT_LIMIT, "device_limit", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 10 * MIB, &more, &err));
+    start_gpu();
+    rdt_object *object = await_object(b, request);
+    must(gpu_holds(into, 6 * MIB, 3));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    wait_until(20 * SEC, rdt_cuda_alloc(gpu_a, gpu_uuid(0), 10 * MIB, &more, NULL) == RDT_OK);
+    must_ok(rdt_dealloc(a, more, &err));
+    must_ok(rdt_dealloc(b, into, &err));
+    end_gated();
+}
+
+static uint64_t used_before;
+static volatile bool started;
+
+static void *start_later(void *arg)
+{
+    for (unsigned i = 0; i < 10; i++) { /* the daemon does not learn of the end before */
+        must(device(0).used_bytes == used_before);
+        must(usleep(20000) == 0);
+    }
+    started = true;
+    start_gpu();
+    return arg;
+}
+
+Test(cuda_copies, close_waits_for_the_copy)
+{
+    pthread_t thread;
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    begin_gated(NULL);
+    node_connect(&node, &conn);
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu, BYTES);
+    used_before = device(0).used_bytes;
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(conn, &ref, into, BYTES);
+    expect_waiting(conn, request);
+    let_go(&ref);
+    must(pthread_create(&thread, NULL, start_later, NULL) == 0);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    must(started);
+    (void)pthread_join(thread, NULL);
+    end_gated();
+}
+
+/* The child has no context and no thread. */
+Test(cuda_copies, forked_child_closes_at_once)
+{
+    int status;
+
+    begin_gated(NULL);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(b, &ref, into, BYTES);
+    expect_waiting(b, request);
+    pid_t pid = fork();
+    if (pid == 0) {
+        rdt_cuda_close(gpu_b);
+        rdt_close(b);
+        _exit(0);
+    }
+    must(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    start_gpu();
+    rdt_object *object = await_object(b, request);
+    must(gpu_holds(into, BYTES, 3));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    end_gated();
+}
+#endif
