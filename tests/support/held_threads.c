@@ -2,6 +2,7 @@
 /* Threads of a daemon that stand still where they wait for work, while its loop goes on: node_hold_threads. */
 #include <dirent.h>
 #include <errno.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,10 +24,18 @@ static bool is_named(const struct test_node *node, pid_t tid, const char *name)
     return is;
 }
 
+/* Whether the thread waits for a condition, and not for a mutex: the unlock of that would wake this thread alone, and so none. */
+static bool futex_waits(const char *call)
+{
+    unsigned long op = 0;
+
+    return sscanf(call, "%*d %*x %lx", &op) == 1 && (op & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET;
+}
+
 /* Whether a stopped thread waits for work, and so has no lock that another needs. */
 static bool waits(const struct test_node *node, pid_t tid)
 {
-    static const long waiting[] = {SYS_futex, SYS_epoll_pwait, SYS_ppoll,
+    static const long waiting[] = {SYS_epoll_pwait, SYS_ppoll,
 #ifdef SYS_epoll_wait
                                    SYS_epoll_wait, SYS_poll
 #endif
@@ -36,6 +45,8 @@ static bool waits(const struct test_node *node, pid_t tid)
 
     (void)snprintf(path, sizeof path, "/proc/%d/task/%d/syscall", (int)node->pid, (int)tid);
     found = read_file(path, NULL);
+    if (strtol(found, NULL, 10) == SYS_futex)
+        is = futex_waits(found);
     for (size_t i = 0; i < sizeof waiting / sizeof *waiting; i++)
         is = is || strtol(found, NULL, 10) == waiting[i];
     free(found);
