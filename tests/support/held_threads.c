@@ -24,7 +24,7 @@ static bool is_named(const struct test_node *node, pid_t tid, const char *name)
     return is;
 }
 
-/* Whether the thread waits for a condition, and not for a mutex: the unlock of that would wake this thread alone, and so none. */
+/* Whether the thread waits for a condition, and not for a mutex, whose unlock would wake this thread alone. */
 static bool futex_waits(const char *call)
 {
     unsigned long op = 0;
