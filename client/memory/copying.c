@@ -74,7 +74,8 @@ enum rdt_status copying_create(rdt_object *object, struct targets *targets, stru
     }
     if (!can || !first) {
         free(copying);
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd lets this process copy what nothing here copies");
+        return rdt_error_set(err, RDT_PROTOCOL,
+                             "rdtd left the copy of an object on a device to this process, which cannot copy it");
     }
     copying->copier = first->mapper->ops.copier;
     copying->arg = first->mapper->ops.arg;
