@@ -31,7 +31,7 @@
  *   rdt-backend(7) has the list. Functions of the host table are called from any thread.
  * - Processor time. The work of a plug-in must not delay the other processes of the machine. The daemon gives its
  *   threads, and those that a plug-in starts, short scheduler slices (Linux 6.12 and later). A thread that copies
- *   or polls calls sched_yield about every 100 microseconds.
+ *   or polls calls sched_yield every few tens of microseconds.
  * - Process state. A plug-in handles no signals, blocks them in its threads, changes no process-wide state that it
  *   does not have to change, and prints nothing: it logs through the host table.
  *

@@ -7,10 +7,8 @@
  * 64 MiB 14, 17, 21; 1 GiB 13, 18, 21. The core splits a large copy into several calls, so COPY_STREAM_BYTES is lower than
  * would be best for a copy in one call.
  *
- * After YIELD_AFTER_NS the thread yields the processor, so that no other thread waits for a whole copy. It is as long as the
- * daemon's time slices (ask_for_short_slices): each yield gives away the rest of one, and beside processes that compute takes
- * as long again. 256 MiB beside two of them on two processors, ms: no yield 24 to 36, after 100 us 32 to 37, after each piece
- * 72 to 88.
+ * Between pieces of PIECE_BYTES the thread yields the processor, so that no other thread waits for a whole copy. After 100 us
+ * only, small operations of others wait twice as long beside copies (tests/bench/DECISIONS.md).
  */
 #include "backends/host/copy.h"
 
@@ -19,10 +17,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "backends/common/threads.h"
-
 #define PIECE_BYTES ((size_t)512 << 10) /* takes some tens of microseconds */
-#define YIELD_AFTER_NS 100000u
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -93,13 +88,10 @@ static void copy_piece(char *dst, const char *src, size_t bytes, bool streams)
 void copy_bytes(void *dst, const void *src, size_t bytes)
 {
     bool streams = bytes >= COPY_STREAM_BYTES;
-    uint64_t since_ns = monotonic_ns();
 
     for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
-        if (at > 0 && monotonic_ns() - since_ns >= YIELD_AFTER_NS) {
+        if (at > 0)
             (void)sched_yield();
-            since_ns = monotonic_ns();
-        }
         copy_piece((char *)dst + at, (const char *)src + at, bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES, streams);
     }
 }

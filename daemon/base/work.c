@@ -17,7 +17,6 @@
 
 #define ZERO_BYTES (512u << 10) /* zeroed in one piece: some tens of microseconds */
 #define TOUCH_BYTES (128u << 10)
-#define YIELD_AFTER_NS 100000u /* as the copies of backends/host, which say why */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -224,21 +223,11 @@ void work_submit(struct work_pool *pool, struct work *work)
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static void yield_in_time(uint64_t *since_ns)
-{
-    if (uv_hrtime() - *since_ns < YIELD_AFTER_NS)
-        return;
-    (void)sched_yield();
-    *since_ns = uv_hrtime();
-}
-
 void work_zero(void *memory, uint64_t bytes)
 {
-    uint64_t since_ns = uv_hrtime();
-
     for (uint64_t at = 0; at < bytes; at += ZERO_BYTES) {
         memset((uint8_t *)memory + at, 0, bytes - at < ZERO_BYTES ? bytes - at : ZERO_BYTES);
-        yield_in_time(&since_ns);
+        (void)sched_yield();
     }
 }
 
@@ -246,7 +235,6 @@ void work_touch(void *memory, size_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), end = ((uintptr_t)memory + bytes) & ~(page - 1);
     uintptr_t at = ((uintptr_t)memory + page - 1) & ~(page - 1);
-    uint64_t since_ns = uv_hrtime();
 
     if (bytes < TOUCH_BYTES)
         return;
@@ -255,7 +243,7 @@ void work_touch(void *memory, size_t bytes)
     for (; at < end; at += TOUCH_BYTES) {
         if (madvise((void *)at, end - at < TOUCH_BYTES ? end - at : TOUCH_BYTES, MADV_POPULATE_WRITE) != 0)
             return; /* before Linux 5.14: each page is allocated when it is touched */
-        yield_in_time(&since_ns);
+        (void)sched_yield();
     }
 }
 
