@@ -35,9 +35,13 @@ static bool futex_waits(const char *call)
 /* Whether a stopped thread waits for work, and so has no lock that another needs. */
 static bool waits(const struct test_node *node, pid_t tid)
 {
-    static const long waiting[] = {SYS_epoll_pwait, SYS_ppoll,
+    static const long waiting[] = {
+        SYS_epoll_pwait, SYS_ppoll,
 #ifdef SYS_epoll_wait
-                                   SYS_epoll_wait, SYS_poll
+        SYS_epoll_wait,  SYS_poll,
+#endif
+#ifdef __SANITIZE_THREAD__
+        SYS_nanosleep,   SYS_clock_nanosleep, /* ThreadSanitizer's own thread */
 #endif
     };
     char path[64], *found;
