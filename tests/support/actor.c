@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,6 +36,22 @@ static void close_all_but(int a, int b)
     (void)close_range((unsigned)high + 1, ~0u, 0);
 }
 
+/* A child whose parent has threads gets their stacks for its own. ThreadSanitizer knows a thread by its stack, and takes the
+ * child's for one that the parent still has, unless its stack has another size. */
+static void choose_other_stacks(void)
+{
+#ifdef __SANITIZE_THREAD__
+    pthread_attr_t attr;
+    size_t bytes;
+
+    must(pthread_getattr_default_np(&attr) == 0);
+    must(pthread_attr_getstacksize(&attr, &bytes) == 0);
+    must(pthread_attr_setstacksize(&attr, 2 * bytes) == 0);
+    must(pthread_setattr_default_np(&attr) == 0);
+    (void)pthread_attr_destroy(&attr);
+#endif
+}
+
 void actor_start_keeping(struct actor *actor, int (*fn)(struct actor *self, void *arg), void *arg, int keep_fd)
 {
     pid_t parent = getpid();
@@ -53,6 +70,7 @@ void actor_start_keeping(struct actor *actor, int (*fn)(struct actor *self, void
         for (int signal_number = 1; signal_number < 32; signal_number++)
             (void)signal(signal_number, SIG_DFL); /* a crash of the actor is not the test's */
         close_all_but(ends[1], keep_fd);
+        choose_other_stacks();
         harness_fds = 1;
         int result = fn(&self, arg);
         (void)fflush(NULL);
