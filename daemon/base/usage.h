@@ -15,7 +15,7 @@
     X(WAITERS, waiters, "waiting requests") /* answered later: for a put, an end, another node, room */                 \
     X(NAMES, names, "published names")      /* */                                                                       \
     X(HEAP, heap, "bytes of bookkeeping")   /* metadata, lists of tensors, requests, messages under way */              \
-    X(SESSIONS, sessions, "sessions")       /* connections */                                                           \
+    X(SESSIONS, sessions, "sessions")       /* or waiting for their client */                                           \
     X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */      \
     X(GROUPS, groups, "groups")                             /* that this node knows, whoever created them */            \
     X(ORPHANS, orphans, "regions that have ended and that a process keeps open or mapped") /* see region_orphans.h */   \

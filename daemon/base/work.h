@@ -21,7 +21,7 @@ struct work_pool;
 struct work {                    /* embedded by its user; the pool owns it from work_submit until done is called */
     void (*run)(struct work *);  /* on a pool thread */
     void (*done)(struct work *); /* on the loop thread; may free the struct. NULL: run may free the struct. */
-    uint64_t lane;               /* session id of the client; 0: no client */
+    uint64_t lane;               /* session id, LANE_FILES or generation of a stored object; 0: none */
     bool again;                  /* set by run: it has more to do, and runs again after the turns of the other lanes */
     struct work *next;
 };
