@@ -25,8 +25,8 @@ void fake_device_init(struct fake_devices *gpu, const char *name, const char *co
     (void)close(fd);
     (void)snprintf(gpu->text[n++], sizeof gpu->text[0], "--backend=%s", build_path("tests/rdt_fake.so"));
     (void)snprintf(gpu->text[n++], sizeof gpu->text[0], "--set=fake.control=%s", gpu->path);
-    (void)snprintf(gpu->text[n++], sizeof gpu->text[0],
-                   "--pool-idle=200ms"); /* what is kept goes soon, unless the settings say otherwise */
+    (void)snprintf(gpu->text[n++], sizeof gpu->text[0], "--pool-idle=%lldms",
+                   (long long)(patience(200 * MSEC) / MSEC)); /* what is kept goes soon, unless the settings say otherwise */
     for (; settings && *settings; settings++)
         (void)snprintf(gpu->text[n++], sizeof gpu->text[0], "%s%s", strncmp(*settings, "--", 2) == 0 ? "" : "--set=fake.",
                        *settings);
