@@ -371,6 +371,9 @@ Test(hostile_cache, loads_that_lie_are_refused)
 /* Also while the daemon copies into their memory. */
 Test(hostile_cache, clients_that_leave_in_a_load_hold_nothing)
 {
+#ifdef __SANITIZE_THREAD__
+    cr_skip_test("targets overlap, so two threads write the same bytes of the client that wants it so");
+#endif
     begin_cache(NULL);
     struct rdt_ref ref = put_evictable("block", BLOCK);
     for (unsigned i = 0; i < 60; i++) {
