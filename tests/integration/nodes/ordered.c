@@ -272,7 +272,10 @@ Test(ordered, waiting_for_a_ticket_is_shown_cancelled_and_timed_out)
 /* Transfers to other nodes do not wait for an operation that the test transport does not end. */
 static void lost_at_the_head(const char *at_reader)
 {
-    begin(3, "yes", "--stall-timeout=600ms");
+    char stall[40];
+
+    (void)snprintf(stall, sizeof stall, "--stall-timeout=%lldms", (long long)(patience(600 * MSEC) / MSEC));
+    begin(3, "yes", stall);
     for (unsigned round = 0; round < 2; round++) {
         struct cast cast = cast_of(round);
         char lines[64];
