@@ -175,6 +175,7 @@ static void *thread_main(void *arg)
     struct owner_work *pool = thread->pool;
     bool idle_too_long = false;
 
+    (void)pthread_setname_np(pthread_self(), "rdtd-owner");
     pthread_mutex_lock(&pool->mutex);
     while (!pool->stop && !idle_too_long) {
         struct lane *lane = next_lane(pool);

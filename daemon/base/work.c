@@ -93,6 +93,7 @@ static void put_in_lane(struct work_pool *pool, struct work *work)
 static void *thread_main(void *arg)
 {
     struct work_pool *pool = arg;
+    (void)pthread_setname_np(pthread_self(), "rdtd-work");
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
         while (list_empty(&pool->turns) && !pool->stop)

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads of a daemon that stand still where they wait for work, while its loop goes on: node_hold_threads. */
+/* Threads of a daemon that stand still where they wait for work, while its loop goes on: node_hold_threads.
+ *
+ * glibc's conditions have two groups of waiters, and whoever signals waits until all of the earlier one have left before it
+ * wakes the later one. So where several held threads wait for one condition, its second signal may stop the loop, too: hold
+ * the only thread of a pool, or give it no more than one work. */
 #include <dirent.h>
 #include <errno.h>
 #include <linux/futex.h>

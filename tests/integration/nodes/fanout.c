@@ -52,6 +52,8 @@ static struct rdt_ref put_snapshot_pattern(size_t bytes)
     return put;
 }
 
+static const char *more_flag; /* NULL: none */
+
 /* Chunks of 64 KiB, which take so long that nothing has arrived when the row stands. */
 static void begin_sided(const char *sided)
 {
@@ -62,6 +64,7 @@ static void begin_sided(const char *sided)
                            "--set=loopback.sided=two",
                            "--fanout-min=1MiB",
                            "--peer-timeout=30s", /* the frozen one's link stays */
+                           more_flag,
                            NULL};
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
@@ -268,10 +271,11 @@ Test(fanout, wrong_bytes_from_the_owner_end_every_fetch)
 /* All bytes are there when the link ends, and only the worker pool has still to compare them. */
 Test(fanout, owner_that_is_lost_while_its_bytes_are_checked)
 {
+    more_flag = "--worker-threads=1"; /* only one may be held: held_threads.c */
     begin();
     requests[0] = start_one(readers[0], &ref, LONG);
     wait_until(10 * SEC, moving(1, "in", 128 * KIB));
-    if (!node_hold_threads(&c.node[1], "rdtd")) /* the pool */
+    if (!node_hold_threads(&c.node[1], "rdtd-work"))
         cr_skip_test("this process may not trace its children");
     set_delay(0);
     wait_until(20 * SEC, moving(1, "in", BYTES));
