@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "client/call.h"
 #include "client/rdt_info.h"
 #include "client/rdt_many.h"
 #include "proto/wire_ref.h"
@@ -525,6 +526,21 @@ Test(replace, object_of_a_put_that_is_given_up_stays_if_it_has_replaced_another)
     end();
 }
 
+/* Whether the daemon has answered all requests of the client of this name. */
+static bool all_answered(const char *name)
+{
+    Rdt__Pb__List request = MESSAGE(list, .kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS);
+    ProtobufCMessage *answer;
+    bool all = true;
+
+    must_ok(call(other, RDT_MSG_LIST, &request.base, LONG, &answer, &err));
+    const Rdt__Pb__ListReply *reply = (const Rdt__Pb__ListReply *)answer;
+    for (size_t i = 0; i < reply->n_clients; i++)
+        all = all && (strcmp(reply->clients[i]->name, name) != 0 || reply->clients[i]->requests == 0);
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return all;
+}
+
 /* The answers come when their callers have gone, and librdt gives back what they bring. */
 Test(replace, late_answers_leave_the_id_one_of_the_two_objects)
 {
@@ -547,6 +563,8 @@ Test(replace, late_answers_leave_the_id_one_of_the_two_objects)
     must_be(RDT_TIMED_OUT, try_put(conn, "alone", sizeof data, options.flags, options.timeout_ns, 2, &ref, &err));
     must_be(RDT_TIMED_OUT, rdt_put_many(conn, values, 4, &options, refs, NULL, &err));
     node_thaw(&node);
+    must_ok(rdt_ping(conn, LONG, &err)); /* the daemon has begun what came before it */
+    wait_until(LONG, all_answered("store"));
     must_ok(rdt_ping(conn, LONG, &err)); /* reads the answers, */
     must_ok(rdt_ping(conn, LONG, &err)); /* and this one comes behind what that sends */
     for (unsigned i = 0; i < 5; i++) {
