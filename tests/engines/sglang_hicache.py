@@ -173,6 +173,23 @@ def test_who_shares_pages():
         assert c.free(prefix="sglang/org--model/", force=True) == 2
 
 
+def test_models_with_long_and_with_similar_names():
+    """All of a model's name counts, and ids have at most 128 bytes however long it is."""
+    path = f"/mnt/models/{'m' * 60}/snapshots/{'0' * 39}"
+    with Node() as node, rdtd.connect(node.socket) as c:
+        made = {name: backend(node, model=name, **V1) for name in (path + "1", path + "2", "org/model", "org--model")}
+        for number, one in enumerate(made.values()):
+            one.mem_pool_host.fill(0, number + 1)
+            assert one.batch_set_v1(keys([1]), one.mem_pool_host.indices([0])) == [True]
+        for number, (name, one) in enumerate(made.items()):
+            assert one.batch_get_v1(keys([1]), one.mem_pool_host.indices([1])) == [True]
+            assert one.mem_pool_host.filled(1) == number + 1, name
+        for left, one in zip((3, 2, 1, 0), made.values()):
+            one.clear()
+            assert sum(owner["objects"] for owner in c.cache()["owners"]) == left, "the pages of this model and no others"
+            one.close()
+
+
 def test_without_the_daemon():
     node = Node()
     cache = backend(node, **V1)

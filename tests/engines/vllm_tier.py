@@ -156,6 +156,17 @@ def test_layouts_share_nothing():
         c.free(prefix="vllm/", force=True)
 
 
+def test_models_with_long_names():
+    path = f"/mnt/models/{'m' * 60}/snapshots/{'0' * 39}"
+    with Node() as node, rdtd.connect(node.socket) as c, \
+            Engine(node, spec(path + "1")) as one, Engine(node, spec(path + "2")) as two:
+        assert one.store([1], [3]).success and two.store([2], [3]).success
+        assert one.lookup([1, 2]) == [HIT, MISS] and two.lookup([1, 2]) == [MISS, HIT]
+        assert one.load([1], [5]).success and set(one.memory[5]) == {1}
+        assert two.load([2], [5]).success and set(two.memory[5]) == {2}
+        c.free(prefix="vllm/", force=True)
+
+
 def test_jobs_are_drained():
     with Node() as node, rdtd.connect(node.socket) as c, Engine(node) as engine:
         for number in range(16):

@@ -56,11 +56,15 @@ def options(where: str, given: Any, known: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def space_of(*parts: str) -> str:
+def space_of(*parts: str, layout: Optional[str] = None) -> str:
     """The name space of parts, such as an engine and a model: the prefix of the ids of all its blocks, at most 84 bytes.
-    Longer ones are cut; the ids' digests are of all of the parts."""
+    Longer ones are cut. layout: what else tells the blocks of one space from those of others; a digest of it and of the whole
+    parts ends the prefix. Without it, the ids' digests must be of the parts."""
+    end = "/"
+    if layout is not None:
+        end += id_of("", *[part.encode() for part in parts], layout.encode())[:12] + "/"
     text = "/".join(part.replace("/", "--") for part in parts).encode()
-    return text[:83].decode(errors="ignore") + "/"
+    return text[:84 - len(end)].decode(errors="ignore") + end
 
 
 def id_of(space: str, *fields: bytes) -> str:

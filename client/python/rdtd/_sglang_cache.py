@@ -62,7 +62,7 @@ class HiCache(HiCacheStorage):
         layout: dict[str, Any] = {name: getattr(self._config, name, None) for name in _PARTS}
         layout.update(v1=self._v1, tp_rank=None if self._config.is_mla_model else self._config.tp_rank,
                       pool=[str(getattr(pool, name, None)) for name in ("layout", "dtype", "page_size")])
-        return space_of(self._begin, self._config.model_name or "model") + id_of("", json.dumps(layout).encode())[:12] + "/"
+        return space_of(self._begin, self._config.model_name or "model", layout=json.dumps(layout))
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         if getattr(mem_pool_host, "kv_buffer", self) is None:

@@ -58,7 +58,7 @@ class Tier(SecondaryTierManager):
         layout = FileMapper.from_offloading_spec(root_dir="", offloading_spec=offloading_spec, parallel_agnostic=True,
                                                  blocks_per_file=offloading_spec.blocks_per_chunk)
         text = json.dumps({**layout.get_run_config(), "rank": layout.rank, "bytes": self.block_size_bytes}, sort_keys=True)
-        self._space = space_of(chosen["space"], layout.get_run_config()["model_name"]) + id_of("", text.encode())[:12] + "/"
+        self._space = space_of(chosen["space"], layout.get_run_config()["model_name"], layout=text)
         self._blocks = Blocks(chosen["socket"], chosen["lease_for"], chosen["nodes"])
         self._lookups = _Lookups(tier_type, self._blocks, self._ids)
         self._stores, self._loads = ThreadPoolExecutor(1, "rdtd-store"), ThreadPoolExecutor(1, "rdtd-load")
