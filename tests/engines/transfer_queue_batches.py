@@ -101,6 +101,41 @@ def test_after_a_fork_and_after_a_restart() -> None:
         client.close()
 
 
+def test_a_child_after_a_fork_puts_and_ends() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = Client({"socket": node.socket, "prefix": "tq.fork."})
+        program = rdtd.transferqueue._Program(node.socket, "tq.fork.")
+        client.put(["0@a"], [torch.tensor(0)])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                client.put(["1@a"], [torch.tensor(1)])
+                client.put(["2@a"], [torch.tensor(2)])
+                program._end()  # as at the child's exit
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        for number in 3, 4, 5:
+            client.put([f"{number}@a"], [torch.tensor(number)])
+        assert len(c.objects(prefix="tq.fork.")) == 6
+        program._end()
+        assert not c.objects(prefix="tq.fork.")
+        client.close()
+
+
+def test_a_lost_node_is_no_obstacle_to_the_end_of_others() -> None:
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as c:
+        near, far = Client({"socket": a.socket}), Client({"socket": b.socket})
+        metas = [*far.put(["0@a"], [torch.tensor(0)]), *near.put(["1@a"], [torch.tensor(1)])]
+        assert near.get(["0@a"], custom_backend_meta=metas[:1]) == [torch.tensor(0)]
+        b.kill()
+        with raises(rdtd.PeerLost):
+            near.clear(["0@a", "1@a"], metas)
+        assert not c.objects(prefix="tq.")
+        near.close()
+
+
 def test_rows_of_a_batch_are_one_tensor() -> None:
     with Node() as node, rdtd.connect(node.socket) as c:
         client = Client({"socket": node.socket})

@@ -22,7 +22,9 @@ Tested with TransferQueue 0.1.11. Source: its StorageKVClient and KVStorageManag
 # mypy: disable-error-code="import, misc, no-untyped-call"
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import struct
 import threading
 import uuid
@@ -161,7 +163,8 @@ class Client(StorageKVClient):
             return []
         runs, others, places = _runs(values)
         value = {"tensors": [run.tensor for run in runs], "shapes": [run.shapes for run in runs], "others": others}
-        ref = self._c.put(value, id=f"{self._prefix}{next(self._numbers)}", snapshot="unsealed", detached=True, ttl=self._ttl)
+        key = f"{self._prefix}{os.getpid()}.{next(self._numbers)}"  # a fork has the prefix and the numbers, too
+        ref = self._c.put(value, id=key, snapshot="unsealed", detached=True, ttl=self._ttl)
         packed, pack, many = ref.pack(), _PLACE.pack, len(keys)
         return [packed + pack(many, *place) for place in places]
 
@@ -179,7 +182,8 @@ class Client(StorageKVClient):
         return [batches[one](*unpack(place)[1:]) for one, place in places]
 
     def clear(self, keys: list[str], custom_backend_meta: Any = None) -> None:
-        """Notes that these values are not needed any more, and frees the objects of which no others are left."""
+        """Notes that these values are not needed any more, and frees the objects of which no others are left. Errors: those of
+        Connection.free, when all other objects have been freed; ttl ends what this call could not."""
         over = []
         with self._lock:
             for one, place in _places(keys, custom_backend_meta, True):
@@ -188,11 +192,16 @@ class Client(StorageKVClient):
                 if len(cleared) == _PLACE.unpack(place)[0]:
                     del self._cleared[one]
                     over.append(Ref._unpack(one))
+        failure: Optional[Error] = None
         for ref in over:
             try:
                 self._c.free(ref)
             except (Freed, NotFound, OwnerDied):
                 pass  # its time was over
+            except Error as error:  # its node is lost, for instance
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Ends the connection, if the configuration names a socket."""
@@ -223,7 +232,8 @@ class Manager(KVStorageManager):
                   for field, meta in known.items() if field in fields]
         await super().put_data(data, metadata, data_parser)
         if before:
-            self.storage_client.clear([key for key, _ in before], [meta for _, meta in before])
+            with contextlib.suppress(Error):  # of a node that is lost; the samples are put all the same
+                self.storage_client.clear([key for key, _ in before], [meta for _, meta in before])
 
     def close(self) -> None:
         super().close()
@@ -236,10 +246,12 @@ class _Program:
     """What init keeps until close: its end frees what was put and not cleared, on this node."""
 
     def __init__(self, socket: Optional[str], prefix: str) -> None:
-        self._end = weakref.finalize(self, _free_all, socket, prefix)
+        self._end = weakref.finalize(self, _free_all, socket, prefix, os.getpid())
 
 
-def _free_all(socket: Optional[str], prefix: str) -> None:
+def _free_all(socket: Optional[str], prefix: str, pid: int) -> None:
+    if os.getpid() != pid:  # the end of a child after a fork is not that of the program
+        return
     try:
         with rdtd.connect(socket) as c:
             c.free(prefix=prefix)
