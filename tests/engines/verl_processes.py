@@ -232,12 +232,36 @@ def test_receivers_that_wait_in_vain_are_no_obstacle() -> None:
                 raise ZeroDivisionError
             with raises(ZeroDivisionError):
                 await trainer.send_weights(fails())
+            seen = []
+
+            def twice() -> Iterator[Any]:
+                for number in range(3):
+                    seen.append(number)  # a collective of the trainer's ranks
+                    yield "w", torch.full((5,), 9.0)
+            with raises(ValueError, "'w' was added to step 3 already"):
+                await trainer.send_weights(twice())
+            assert seen == [0, 1, 2], "no rank waits in a collective"
             assert await load(rollout.get_weights()) == {8.0}
             await trainer.send_weights(iter([("w", torch.full((5,), 9.0))]))
             assert await load(rollout.get_weights()) == {9.0}
         asyncio.run(run())
         del rollout, trainer
         rdtd.verl.connection_at(node.socket).close()
+
+
+def test_no_daemon_leaves_no_rank_in_a_collective() -> None:
+    seen = []
+
+    def weights() -> Iterator[Any]:
+        for number in range(3):
+            seen.append(number)  # a collective of the trainer's ranks
+            yield str(number), torch.ones(5)
+
+    trainer = rdtd.verl.RdtdCheckpointEngine(name=NAME, socket="/nonexistent/socket")
+    trainer.init_process_group("sender", NAME, None, 0)
+    with raises(rdtd.Disconnected):
+        asyncio.run(trainer.send_weights(weights()))
+    assert seen == [0, 1, 2]
 
 
 def test_rollout_killed_in_a_receive() -> None:

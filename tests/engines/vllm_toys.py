@@ -175,6 +175,23 @@ def test_publishing_needs_no_engine_to_stand_still() -> None:
             c.unpublish("policy")
 
 
+def test_no_daemon_leaves_no_rank_in_a_collective() -> None:
+    seen = []
+
+    def weights() -> Iterator[Any]:
+        for name, tensor in source(1):
+            seen.append(name)  # a collective of the trainer's ranks
+            yield name, tensor
+
+    with Node() as node:
+        trains = trainer(node.socket, Nobody(), weights=weights())
+        node.kill()
+        with raises(rdtd.Disconnected):
+            trains.publish()
+        assert seen == NAMES
+        trains.shutdown()
+
+
 def test_what_does_not_fit_is_named() -> None:
     with served() as node:
         model = Toy()

@@ -202,19 +202,19 @@ class Trainer(TrainerWeightTransferEngine):
             for _ in self.source:
                 pass
             return 0
-        if not self._connection._is_alive():  # the daemon was replaced
-            self._connection = self._connection._reopened()
-        with self._connection.publishing(self._name) as version:
-            pairs = iter(self.source)
-            try:
+        pairs = iter(self.source)
+        try:
+            if not self._connection._is_alive():  # the daemon was replaced
+                self._connection = self._connection._reopened()
+            with self._connection.publishing(self._name) as version:
                 for key, tensor in pairs:
                     if tensor is None:
                         raise Invalid(f"the source has no tensor {key!r} on rank 0, which publishes for all ranks: gather it")
                     version.add(key, tensor.detach())
-            except Exception:
-                for _ in pairs:  # the other ranks wait in its collectives
-                    pass
-                raise
+        except Exception:
+            for _ in pairs:  # the other ranks wait in its collectives
+                pass
+            raise
         return version.version
 
     def update(self, version: int = 0) -> None:

@@ -130,14 +130,21 @@ class RdtdCheckpointEngine(CheckpointEngineWithCache):
         """Publishes the next version. weights: generator, also an asynchronous one, of (name, torch tensor of any shape, on the
         CPU or a GPU); a tensor is copied at once, so that its memory may be used again. The ranks that do not send only run the
         generator, whose collectives need them. global_steps: not used; versions are counted. Returns what verl may log. If the
-        generator raises, or this process ends, nobody sees anything of the version. Errors: those of Connection.publishing."""
+        generator raises, or this process ends, nobody sees anything of the version. Errors: those of Connection.publishing,
+        when the generator has ended."""
         if not self._sends:
             async for _ in _each(weights):
                 pass
             return {}
-        with connection_at(self._socket).publishing(self._name, timeout=self._timeout) as version:
-            async for key, tensor in _each(weights):
-                version.add(key, tensor)
+        pairs = _each(weights)
+        try:
+            with connection_at(self._socket).publishing(self._name, timeout=self._timeout) as version:
+                async for key, tensor in pairs:
+                    version.add(key, tensor)
+        except Exception:
+            async for _ in pairs:  # the other ranks wait in its collectives
+                pass
+            raise
         return {"rdtd/version": float(version.version), "rdtd/bytes": float(version.bytes)}
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncIterator[tuple[str, Any]]:
