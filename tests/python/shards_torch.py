@@ -567,6 +567,25 @@ def test_tensor_of_a_later_rank_needs_a_layout() -> None:
     rdtd.torch._plans.clear()
 
 
+def test_a_rank_whose_tensors_cannot_be_copied_fails_the_others() -> None:
+    need(torch, "torch")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        def publish(rank: int, connection: Any, device: str) -> Any:
+            return rdtd.torch.publish({"w": torch.zeros(2, device=device)}, "policy", rank=rank, world_size=2,
+                                      layout={"w": (0, rank, 2)}, connection=connection, timeout=LONG)
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            for later in False, True:
+                waiting = None if later else pool.submit(publish, 0, other, "cpu")
+                with raises(ValueError, "tensor 'w' is on the meta device"):
+                    publish(1, c, "meta")
+                with raises(rdtd.OwnerDied, "ValueError: tensor 'w' is on the meta device"):
+                    waiting.result() if waiting else publish(0, other, "cpu")
+            waiting = pool.submit(publish, 0, other, "cpu")
+            assert publish(1, c, "cpu") == waiting.result() == 1, "all join again"
+        c.unpublish("policy")
+
+
 def test_plans_are_of_a_connection() -> None:
     need(torch, "torch")
     with Node() as one, Node() as two, rdtd.connect(one.socket) as c, rdtd.connect(two.socket) as d:

@@ -18,6 +18,7 @@ work in the current stream of their GPU has ended, through 16 MiB of pinned host
 built without cuda.h, through a copy of the model in pinned host memory."""
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
@@ -31,7 +32,7 @@ from ._arrays import torch as load_torch
 from ._check import a_number, checked, shown
 from ._follow import Committed, Follower, Prepared
 from ._requests import Ref, ref_of
-from ._shards import Box, Plan, PlanRun, check_padded
+from ._shards import Box, Plan, PlanRun, _said, check_padded
 from ._shared import Shared
 
 Split = tuple[int, int, int]
@@ -223,7 +224,13 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     at = ref_of(name)
     number = connection._next_step(at) if step is None else step
     in_place = not delta and any(_on_gpu(local.tensor) for local in locals_ if local.mine) and _uses_gpus(connection)
-    version = connection.publish_part(at, number, rank, world_size, _boxes(locals_, in_place),
+    try:
+        made = _boxes(locals_, in_place)
+    except BaseException as error:  # no memory for a copy of a GPU's, for instance: the other ranks wait for this one
+        with contextlib.suppress(rdtd.Error):
+            connection._give_up_part(at, number, rank, world_size, _said(error))
+        raise
+    version = connection.publish_part(at, number, rank, world_size, made,
                                       others=[local.key for local in locals_ if not local.mine],
                                       visible=visible, timeout=timeout, checksum=checksum, delta=delta)
     connection._steps[str(at)] = number
