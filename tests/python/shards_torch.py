@@ -586,6 +586,37 @@ def test_a_rank_whose_tensors_cannot_be_copied_fails_the_others() -> None:
         c.unpublish("policy")
 
 
+def test_the_first_tensors_of_a_process_may_be_parameters() -> None:
+    """Nor need they be what DLPack can describe."""
+    need(torch, "torch")
+    program = """
+import os, sys, torch, rdtd
+for call in "put", "plan", "add":  # each in a process of its own
+    if os.fork():
+        if os.wait()[1]:
+            sys.exit(f"{call} failed")
+        continue
+    state = {"w": torch.nn.Parameter(torch.ones(3)), "z": torch.tensor([1 + 2j]).conj()}
+    with rdtd.connect(sys.argv[1]) as c:
+        if call == "put":
+            c.publish_part("parts", 1, 0, 1, state)
+        elif call == "plan":
+            c.plan("parts", {"w": state["w"]}).run(0)
+            assert state["w"].tolist() == [1] * 3
+        else:
+            with c.publishing("grown") as version:
+                for key, tensor in state.items():
+                    version.add(key, tensor)
+    break
+"""
+    with Node() as node, rdtd.connect(node.socket) as c:
+        subprocess.run([sys.executable, "-c", program, node.socket], check=True, timeout=5 * LONG)
+        for name in "parts", "grown":
+            value = c.get(c.name(name), as_="torch")
+            assert value["w"].tolist() == [1] * 3 and value["z"].tolist() == [1 - 2j]
+            c.unpublish(name)
+
+
 def test_plans_are_of_a_connection() -> None:
     need(torch, "torch")
     with Node() as one, Node() as two, rdtd.connect(one.socket) as c, rdtd.connect(two.socket) as d:

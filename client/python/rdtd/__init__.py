@@ -21,7 +21,7 @@ import threading
 from os import PathLike
 from typing import Any, ContextManager, Optional, Union
 
-from . import _aio, _rdt
+from . import _aio, _arrays, _rdt
 from ._connection import Connection
 from ._delta import DeltaFollower, DeltaPublisher
 from ._errors import *  # noqa: F401,F403
@@ -43,8 +43,8 @@ __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connectio
            "DeltaFollower", "Found", "Member", "Group", "Box", "Shard", "Part", "Manifest", "Plan", "PlanRun", "Publishing",
            *_error_names]
 
-_rdt.setup(BY_STATUS, Error, Ref, Request, {dtype.name: dtype.number for dtype in DTYPES.values()
-                                            if not dtype.kind})
+_rdt.setup(BY_STATUS, Error, Ref, Request, {dtype.name: dtype.number for dtype in DTYPES.values() if not dtype.kind},
+           _arrays.kind_of)
 
 
 def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,

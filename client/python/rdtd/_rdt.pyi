@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of the extension module over librdt (see src/rdtpy.h). Users call the package instead."""
-from typing import Any, Optional, Sequence, TypeVar
+from typing import Any, Callable, Optional, Sequence, TypeVar
 
 from . import _requests
 
@@ -37,7 +37,7 @@ WAIT_HOLD: int
 WAIT_TAKE_OVER: int
 
 def setup(errors: dict[int, Any], error: type, ref: type, request: type, numpy_names: dict[str, int],
-          /) -> None: ...
+          kind_of: Callable[[Any], str], /) -> None: ...
 def set_torch(tensor: type, dtypes: dict[Any, int], stream: Any, /) -> None: ...
 def torch_notes(tensors: list[Any], /) -> str: ...
 def torch_overlap(tensors: list[Any], /) -> bool: ...

@@ -341,6 +341,13 @@ static bool take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject 
         PyErr_Clear();
         return from_numpy_name(borrowed, tensor, object, writable);
     }
+    if (!torch_tensor_type) { /* it may be the first tensor of torch that this process passes to a call */
+        PyObject *kind = PyObject_CallOneArg(kind_of, object);
+
+        if (!kind)
+            return false;
+        Py_DECREF(kind);
+    }
     if (torch_tensor_type && PyObject_TypeCheck(object, (PyTypeObject *)torch_tensor_type))
         return torch_take(borrowed, tensor, object, writable, stream);
     if (PyObject_HasAttrString(object, "__dlpack__"))

@@ -5,7 +5,7 @@
 #include "rdtpy.h"
 
 PyObject *made_ref_type, *made_request_type;
-PyObject *torch_tensor_type, *torch_dtypes, *torch_stream, *numpy_names;
+PyObject *torch_tensor_type, *torch_dtypes, *torch_stream, *numpy_names, *kind_of;
 static PyObject *errors;     /* dict of status to exception class */
 static PyObject *error_type; /* for statuses that are not in `errors` */
 
@@ -97,18 +97,19 @@ int timeout_option(PyObject *seconds, void *ns_p)
     return true;
 }
 
-/* setup(errors, error, Ref, Request, numpy_names): registers the classes of the Python side. */
+/* setup(errors, error, Ref, Request, numpy_names, kind_of): registers the classes and a function of the Python side. */
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     Py_CLEAR(errors);
-    if (!PyArg_ParseTuple(args, "O!OOOO!", &PyDict_Type, &errors, &error_type, &made_ref_type, &made_request_type, &PyDict_Type,
-                          &numpy_names))
+    if (!PyArg_ParseTuple(args, "O!OOOO!O", &PyDict_Type, &errors, &error_type, &made_ref_type, &made_request_type,
+                          &PyDict_Type, &numpy_names, &kind_of))
         return NULL;
     Py_INCREF(errors);
     Py_INCREF(error_type);
     Py_INCREF(made_ref_type);
     Py_INCREF(made_request_type);
     Py_INCREF(numpy_names);
+    Py_INCREF(kind_of);
     Py_RETURN_NONE;
 }
 

@@ -154,6 +154,7 @@ extern PyObject *made_ref_type, *made_request_type;
 extern PyObject *torch_tensor_type, *torch_dtypes; /* type; dict of torch.dtype to number */
 extern PyObject *torch_stream;                     /* function: GPU ordinal -> torch's current stream there, as a number */
 extern PyObject *numpy_names;                      /* dict of numpy's dtype names to numbers */
+extern PyObject *kind_of;                          /* of _arrays.py: calls set_torch if torch was imported */
 
 /* ---- errors ---- */
 
