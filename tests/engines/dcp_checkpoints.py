@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -315,6 +317,20 @@ def cached(rank: int, c: rdtd.Connection) -> None:
                  planner=DefaultSavePlanner(enable_plan_caching=True))
         mine = {"w": torch.zeros(8), "step": 0}
         assert load(mine, "run", c) == step and mine["step"] == step and (mine["w"] == step).all()
+
+
+def test_a_reader_in_a_process_of_its_own() -> None:
+    program = """
+import pickle, sys, torch, torch.distributed.checkpoint as dcp
+state = {"w": torch.zeros(3)}
+dcp.load(state, storage_reader=pickle.loads(bytes.fromhex(sys.argv[1])), no_dist=True)
+assert state["w"].tolist() == [1] * 3
+"""
+    with Node() as node, rdtd.connect(node.socket) as c:
+        save({"w": torch.ones(3)}, "run", c, no_dist=True)
+        pickled = pickle.dumps(Reader("run", connection=c)).hex()
+        subprocess.run([sys.executable, "-W", "ignore", "-c", program, pickled], check=True, timeout=5 * LONG)
+        c.unpublish("run")
 
 
 def test_planners_that_keep_their_plans() -> None:

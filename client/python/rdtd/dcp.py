@@ -460,6 +460,7 @@ class Reader(_Checkpoint, StorageReader):
 
 def _dtype(key: str, text: str) -> Any:
     from ._arrays import _torch_by_text
+    load_torch()  # a Reader that was unpickled may be the first that needs it
     if text not in _torch_by_text:
         raise TypeError(f"tensor {key!r} has the dtype {text}, which this torch ({torch.__version__}) lacks")
     return _torch_by_text[text]
