@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pickle
 import random
@@ -192,6 +193,43 @@ def test_tied_weights_have_all_their_names() -> None:
         assert found.keys() == state.keys()
         assert all(torch.equal(found[key], tensor) and found[key].dtype == tensor.dtype for key, tensor in state.items())
         assert b"".join([fs.cat_file("tied", at, at + 7) for at in range(0, len(data), 7)]) == data
+
+
+def test_files_of_parts_have_the_dtypes_of_safetensors() -> None:
+    """The same as in the files that rdtctl writes, which refuses dtypes that the format lacks."""
+    with Node() as node, rdtd.connect(node.socket) as c:
+        fs = fsspec.filesystem("rdtd", socket=node.socket, skip_instance_cache=True)
+        written = 0
+        for number, dtype in enumerate(rdtd.DTYPES):
+            c.publish_part("parts", number + 1, 0, 1, {"w": c.empty((2,), dtype, as_="tensor")}, timeout=LONG)
+            node.ctl("fetch", "--name", "parts", "-o", str(node.dir / dtype), may_fail=True)
+            if not (node.dir / dtype).exists():
+                with raises(rdtd.Unsupported, f"'w' has the dtype {dtype}"):
+                    fs.cat("parts")
+                continue
+            file, data = (node.dir / dtype).read_bytes(), fs.cat("parts")
+            assert header(data) == header(file) and len(data) == fs.size("parts"), dtype
+            written += 1
+        assert written > 15, written
+        c.unpublish("parts")
+        fsspec.filesystem("rdtd").clear_instance_cache()
+
+
+def header(file: bytes) -> Any:
+    """Of a safetensors file, without what a program may add to it."""
+    found = json.loads(file[8:8 + int.from_bytes(file[:8], "little")])
+    found.pop("__metadata__", None)
+    return found
+
+
+def test_headers_may_have_several_lines() -> None:
+    head = json.dumps({"w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}, indent=1).encode()
+    with Node() as node, rdtd.connect(node.socket) as c:
+        (node.dir / "file").write_bytes(len(head).to_bytes(8, "little") + head + b"123")
+        node.ctl("put", str(node.dir / "file"), "--publish", "w")
+        data = fsspec.filesystem("rdtd", socket=node.socket, skip_instance_cache=True).cat("w")
+        assert header(data) == json.loads(head) and data[-3:] == b"123"
+        c.unpublish("w")
 
 
 def test_an_open_file_keeps_its_version() -> None:

@@ -51,12 +51,14 @@ import rdtd
 from ._arrays import DTYPES
 from ._errors import Freed, NotFound, Unsupported
 from ._requests import MODES, Ref
-from ._structure import Layout
+from ._structure import Layout, _head
 
 __all__ = ["RdtdFileSystem"]
 
 _BUFFER = 1 << 20  # read at once from another node
-_SAFETENSORS = {"f8_e4m3fn": "F8_E4M3", "f8_e5m2": "F8_E5M2"}  # the others are in capitals
+# Of safetensors files, as in rdt_dtype.h: the dtypes that are not called by our text in capitals, and those that are lacking.
+_SAFETENSORS = {"f8_e4m3fn": "F8_E4M3", "f8_e8m0fnu": "F8_E8M0"}
+_LACKING = frozenset(("f8_e4m3fnuz", "f8_e5m2fnuz", "f8_e4m3b11fnuz", "f8_e4m3", "f8_e3m4", "c32", "c128"))
 
 
 def _bytes_of(tensor: rdtd.Tensor) -> memoryview:
@@ -69,20 +71,21 @@ def _bytes_of(tensor: rdtd.Tensor) -> memoryview:
     return view.cast("B") if tensor.contiguous and elements is not tensor else memoryview(view.tobytes())
 
 
-def _header(tensors: dict[str, tuple[str, Any]]) -> bytes:
+def _header(tensors: dict[str, tuple[str, Any]]) -> dict[str, Any]:
     """Of a safetensors file with tensors of these dtypes and shapes."""
     at = 0
     head: dict[str, Any] = {}
     for key, (dtype, shape) in tensors.items():
+        if dtype in _LACKING:
+            raise Unsupported(f"tensor {key!r} has the dtype {dtype}, which safetensors files lack: Connection.get reads it")
         count = math.prod(shape) * DTYPES[dtype].bytes
         head[key] = {"dtype": _SAFETENSORS.get(dtype, dtype.upper()), "shape": list(shape), "data_offsets": [at, at + count]}
         at += count
-    return json.dumps(head, separators=(",", ":")).encode()
+    return head
 
 
-def _with_same(head: bytes, names: Any) -> bytes:
+def _with_same(entries: dict[str, Any], names: Any) -> dict[str, Any]:
     """The header with an entry for each further name of a tensor, whose bytes follow the others."""
-    entries = json.loads(head)
     others = {key: text for key, text in entries.pop("__metadata__").items() if not key.startswith("rdt")}
     at = max(entry["data_offsets"][1] for entry in entries.values())
     for _, name, number, _ in names.same:
@@ -90,7 +93,7 @@ def _with_same(head: bytes, names: Any) -> bytes:
         begin, end = entry["data_offsets"]
         entries[name] = {**entry, "data_offsets": [at, at + end - begin]}
         at += end - begin
-    return json.dumps({**entries, **({"__metadata__": others} if others else {})}, separators=(",", ":")).encode()
+    return {**entries, **({"__metadata__": others} if others else {})}
 
 
 class _Version:
@@ -103,29 +106,33 @@ class _Version:
         self._row = 0  # bytes of a tensor's row; 0: not known
         self._kept: tuple[int, memoryview] = (0, memoryview(b""))  # the last rows, if they are larger than a read, and their place
         self._same: list[int] = []  # the tensors that have further names
+        self._names: Optional[list[str]] = None  # None: of many parts, or no safetensors file
+        self._head = b""  # of a safetensors file
+        head: Any = None
         look = self._look(at, path)
         self.number = look.version
         self.here = self.held.node == c.node["node"]
         nothing = [look.nothing(i) for i in range(look.count)]
         if look.is_manifest:
             manifest = c.manifest(self.held, timeout=timeout)
-            self._names: Optional[list[str]] = None
-            self._head = _header({key: (dtype, shape) for part in manifest.parts for key, dtype, shape, _, _ in part.shards})
+            head = _header({key: (dtype, shape) for part in manifest.parts for key, dtype, shape, _, _ in part.shards})
         else:
             layout = Layout(look.metadata, nothing)
-            self._names = layout.names.names if layout.names else None
-            self._head = look.metadata.partition(b"\n")[0].rstrip() if layout.names else b""
-            if layout.names and layout.names.same:
-                self._same = [number for _, _, number, _ in layout.names.same]
-                self._head = _with_same(self._head, layout.names)
+            if layout.names:
+                self._names = layout.names.names
+                head, _ = _head(look.metadata)
+                if layout.names.same:
+                    self._same = [number for _, _, number, _ in layout.names.same]
+                    head = _with_same(head, layout.names)
             if not layout.names and (look.count != 1 or layout.form == "pickle" or
                                      layout.form == "tree" and layout.text != b'{"$":0}'):
                 raise Unsupported(f"{path!r} is neither one tensor nor bytes nor a dict of tensors, so it is no file: "
                                   "Connection.get reads it")
-        if self._head:
-            self._head += b" " * (-len(self._head) % 8)
-            ends = [entry["data_offsets"][1] for key, entry in json.loads(self._head).items() if key != "__metadata__"]
-            self._head = struct.pack("<Q", len(self._head)) + self._head
+        if head is not None:
+            text = json.dumps(head, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % 8)
+            ends = [entry["data_offsets"][1] for key, entry in head.items() if key != "__metadata__"]
+            self._head = struct.pack("<Q", len(text)) + text
             self._pieces = [(0, memoryview(self._head))]
             self.size = len(self._head) + max(ends, default=0)
         elif self.here or not nothing[0].shape:  # a scalar has no rows
