@@ -116,15 +116,21 @@ def test_folders_are_parts_of_names() -> None:
         assert fs.isdir("a") and fs.isdir("a/b") and not fs.isdir("c") and fs.isfile("a/b/3") and not fs.isfile("a")
         assert fs.find("a") == ["a/1", "a/2", "a/b/3"] and fs.glob("a/*") == ["a/1", "a/2", "a/b"] and fs.du("a") == 15
         c.publish("a/value", {"step": 5})
-        assert {row["name"]: row["type"] for row in fs.ls("a")}["a/value"] == "other"
+        assert {row["name"]: row["type"] for row in fs.ls("a")}["a/value"] == fs.info("a/value")["type"] == "other"
+        assert not fs.isfile("a/value") and not fs.isdir("a/value") and fs.ls("a/value", detail=False) == ["a/value"]
         with raises(rdtd.Unsupported, "'a/value' is neither one tensor nor bytes"):
             fs.cat_file("a/value")
-        c.unpublish("a/value")
+        fs.rm("a/value", recursive=True)
         fs.cp_file("a/1", "copy")
         assert fs.cat("copy") == b"12345"
         assert c.stat(c.name("copy"))["id"] == c.stat(c.name("a/1"))["id"]  # the same object
         fs.mv("copy", "moved")
         assert not fs.exists("copy") and fs.cat("moved") == b"12345"
+        fs.mv("rdtd://moved", "moved/")
+        assert fs.cat("moved") == b"12345", "it is where it was"
+        fs.mv("a", "z", recursive=True)
+        assert fs.find("") == ["c", "moved", "per%cent sp ace/x", "z/1", "z/2", "z/b/3", "ümlaut"]
+        fs.mv("z", "a", recursive=True)
         fs.makedirs("a/new/folder", exist_ok=True)
         with raises(IsADirectoryError):
             fs.rm("a")
@@ -135,6 +141,20 @@ def test_folders_are_parts_of_names() -> None:
         assert dict(mapper) == {"x/0": b"0"} and "x/0" in mapper and len(mapper) == 1
         del mapper["x/0"]
         assert not mapper
+
+
+def test_a_name_may_be_a_file_and_a_folder() -> None:
+    with files() as (fs, c):
+        for name in "policy", "policy/adapter", "policy/adapter/old", "policyx":
+            fs.pipe_file(name, b"12345")
+        assert fs.find("") == ["policy", "policy/adapter", "policy/adapter/old", "policyx"]
+        assert [(row["name"], row["type"]) for row in fs.ls("")] == [
+            ("policy", "file"), ("policy", "directory"), ("policyx", "file")]
+        assert fs.ls("", detail=False) == ["policy", "policyx"] and fs.glob("**/old") == ["policy/adapter/old"]
+        fs.rm("policy/adapter")
+        assert fs.find("") == ["policy", "policy/adapter/old", "policyx"]
+        fs.rm("policy", recursive=True)
+        assert fs.find("") == ["policyx"]
 
 
 def test_what_other_calls_have_published() -> None:

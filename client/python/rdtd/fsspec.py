@@ -27,6 +27,7 @@ Tested with fsspec 2026.9, pyarrow 26, torch 2.15 and numpy 2.4. Source: fsspec.
 # mypy: disable-error-code="import, misc, no-untyped-call"
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -355,36 +356,36 @@ class RdtdFileSystem(AbstractFileSystem):
                 yield name
 
     def info(self, path: Any, **ignored: Any) -> dict[str, Any]:
-        """name, size (in bytes), type, and of a file the version of its name. Error: FileNotFoundError."""
+        """name, size (in bytes), type, and of a file the version of its name. Values that are no files have the type "other".
+        Error: FileNotFoundError."""
         name = self._strip_protocol(path)
         if name and self._c.exists(self._ref(name)):
-            version = self._version(name)
+            try:
+                version = self._version(name)
+            except Unsupported:
+                return {"name": name, "size": None, "type": "other"}
             return {"name": name, "size": version.size, "type": "file", "version": version.number}
         if name and not any(True for _ in self._below(name)):
             raise FileNotFoundError(errno.ENOENT, "rdtd: nothing is published under this name", name)
         return {"name": name, "size": 0, "type": "directory"}
 
     def ls(self, path: Any, detail: bool = True, **ignored: Any) -> list[Any]:
-        """What is in a folder. Values that are no files have the type "other"."""
+        """What is in a folder. A name that is both a file and a folder has two entries."""
         folder = self._strip_protocol(path)
         start = len(folder) + 1 if folder else 0
-        found: dict[str, Any] = {}
+        found: dict[tuple[str, bool], Any] = {}  # by name, and whether it is a folder: a name may be both
         for name in self._below(folder):
             first, inside, _ = name[start:].partition("/")
             entry = f"{folder}/{first}" if folder else first
             if inside:
-                found.setdefault(entry, {"name": entry, "size": 0, "type": "directory"})
-            else:
-                try:
-                    found[entry] = self.info(entry)
-                except Unsupported:
-                    found[entry] = {"name": entry, "size": None, "type": "other"}
-                except FileNotFoundError:  # unpublished meanwhile
-                    continue
+                found[entry, True] = {"name": entry, "size": 0, "type": "directory"}
+                continue
+            with contextlib.suppress(FileNotFoundError):  # unpublished meanwhile
+                found[entry, False] = self.info(entry)
         if not found and folder:
-            found = {folder: self.info(folder)}
+            found = {(folder, False): self.info(folder)}
         rows = [found[entry] for entry in sorted(found)]
-        return rows if detail else [row["name"] for row in rows]
+        return rows if detail else list(dict.fromkeys([row["name"] for row in rows]))
 
     def exists(self, path: Any, **ignored: Any) -> bool:
         name = self._strip_protocol(path)
@@ -436,8 +437,18 @@ class RdtdFileSystem(AbstractFileSystem):
         self._publish(name, value, **options)
 
     def cp_file(self, path1: Any, path2: Any, **ignored: Any) -> None:
-        """Publishes the same object under a second name: nothing is copied."""
-        self._c.publish(self._strip_protocol(path2), self._version(path1).held, **self._options)
+        """Publishes the same object under a second name: nothing is copied. Of a folder there is nothing to copy."""
+        try:
+            version = self._version(path1)
+        except FileNotFoundError:
+            if not self.isdir(path1):
+                raise
+            return
+        self._c.publish(self._strip_protocol(path2), version.held, **self._options)
+
+    def mv(self, path1: Any, path2: Any, **options: Any) -> None:
+        if self._strip_protocol(path1) != self._strip_protocol(path2):  # otherwise it would be removed
+            super().mv(path1, path2, **options)
 
     def rm_file(self, path: Any) -> None:
         name = self._strip_protocol(path)
