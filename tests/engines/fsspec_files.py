@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
 import pickle
 import random
 import signal
+import tempfile
 import time
 from typing import Any, Iterator
 from urllib.parse import unquote
@@ -250,6 +252,43 @@ def test_headers_may_have_several_lines() -> None:
         data = fsspec.filesystem("rdtd", socket=node.socket, skip_instance_cache=True).cat("w")
         assert header(data) == json.loads(head) and data[-3:] == b"123"
         c.unpublish("w")
+
+
+def test_ranges_of_one_call_are_of_one_version() -> None:
+    with files() as (fs, c):
+        fs.pipe_file("f", b"old old")
+        read = fs.cat_file
+
+        def cat_file(path: str, *more: Any, **options: Any) -> Any:
+            found = read(path, *more, **options)
+            fs.pipe_file(path, b"new new")
+            return found
+        fs.cat_file = cat_file
+        assert fs.cat_ranges(["f", "rdtd://f", "nix"], [0, 4, 0], [3, 7, 1])[:2] == [b"old", b"old"]
+        assert fs.cat_ranges(["f"], [0], [3]) == [b"new"]
+        with raises(FileNotFoundError):
+            fs.cat_ranges(["nix"], [0], [3], on_error="raise")
+
+
+def test_caches_see_that_a_daemon_counts_versions_anew() -> None:
+    with Node() as node, tempfile.TemporaryDirectory() as folder:
+        def read() -> bytes:
+            cached = fsspec.filesystem("filecache", target_protocol="rdtd", target_options={"socket": node.socket},
+                                       cache_storage=folder, check_files=True, skip_instance_cache=True)
+            with cached.open("f") as file:
+                return bytes(file.read())
+
+        for data in b"one", b"two":
+            with rdtd.connect(node.socket) as c:
+                assert c.publish("f", data) == 1
+                assert read() == read() == data
+                if data == b"two":
+                    c.unpublish("f")
+            fsspec.filesystem("rdtd").clear_instance_cache()
+            gc.collect()
+            if data == b"one":
+                node.kill()
+                node.start()
 
 
 def test_an_open_file_keeps_its_version() -> None:

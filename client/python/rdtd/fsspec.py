@@ -387,6 +387,10 @@ class RdtdFileSystem(AbstractFileSystem):
         rows = [found[entry] for entry in sorted(found)]
         return rows if detail else list(dict.fromkeys([row["name"] for row in rows]))
 
+    def ukey(self, path: Any) -> str:
+        """Another text for each version, also of a daemon that counts from 1 again: fsspec's caches ask for it."""
+        return str(self._version(path).held)
+
     def exists(self, path: Any, **ignored: Any) -> bool:
         name = self._strip_protocol(path)
         return not name or self._c.exists(self._ref(name)) or any(True for _ in self._below(name))
@@ -400,10 +404,21 @@ class RdtdFileSystem(AbstractFileSystem):
 
     # ---- reading ----
 
-    def cat_file(self, path: Any, start: Optional[int] = None, end: Optional[int] = None, **ignored: Any) -> bytes:
-        version = self._version(path)
-        first, last, _ = slice(start, end).indices(version.size)
-        return bytes(version.read(first, last))
+    def cat_file(self, path: Any, start: Optional[int] = None, end: Optional[int] = None,
+                 versions: Optional[dict[str, _Version]] = None, **ignored: Any) -> bytes:
+        """versions: to be read, by name; those that are missing are added."""
+        versions = {} if versions is None else versions
+        name = self._strip_protocol(path)
+        if name not in versions:
+            versions[name] = self._version(name)
+        first, last, _ = slice(start, end).indices(versions[name].size)
+        return bytes(versions[name].read(first, last))
+
+    def cat_ranges(self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **options: Any
+                   ) -> list[Any]:
+        """All ranges of one name are of one version."""
+        found: list[Any] = super().cat_ranges(paths, starts, ends, max_gap, on_error, versions={}, **options)
+        return found
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, autocommit: bool = True, cache_options: Any = None,
               **options: Any) -> Any:
