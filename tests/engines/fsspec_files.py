@@ -335,6 +335,34 @@ def test_what_fails_publishes_nothing() -> None:
         assert fs.cat("f") == b"whole"
 
 
+def test_compressed_files_are_published_when_they_are_closed() -> None:
+    with files() as (fs, c):
+        for compression in "gzip", "bz2", "xz":
+            with fs.open("f", "wb", compression=compression) as file:
+                file.write(b"old" * 1000)
+            with fs.open("f", compression=compression) as file:
+                assert file.read() == b"old" * 1000, compression
+            whole = fs.cat("f")
+            with raises(RuntimeError):
+                with fs.open("f", "wb", compression=compression) as file:
+                    file.write(b"half")
+                    raise RuntimeError
+            left = fs.open("f", "wb", compression=compression)
+            left.write(b"half")
+            del left, file
+            gc.collect()
+            assert fs.cat("f") == whole and whole[:3] != b"old", compression
+        with fs.open("t.gz", "wt", compression="infer") as file:
+            file.write("früh")
+        with fs.open("t.gz", "rt", compression="infer") as file:
+            assert file.read() == "früh"
+        with fs.transaction, fs.open("f", "wb", compression="gzip") as file:
+            file.write(b"new")
+            assert fs.cat("f") == whole
+        with fs.open("f", compression="gzip") as file:
+            assert file.read() == b"new"
+
+
 def test_files_of_other_nodes() -> None:
     with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as c, rdtd.connect(b.socket) as far:
         here = fsspec.filesystem("rdtd", socket=a.socket, skip_instance_cache=True)

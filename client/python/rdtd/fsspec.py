@@ -20,8 +20,9 @@ A file that is open for reading holds its version, and reads that one to the end
 object's own memory, and only what is read is copied; `read_view` copies nothing. Of bytes on another node only the ranges that
 are read travel; of a safetensors file there, all tensors, with the first read of one. A file that is written is gathered in
 this process, copied once when it is closed, and then takes the place of the version before in one step: readers find one or the
-other. If a `with` block of a file in binary mode raises, nothing is published. Files are not appended to in place: mode "ab"
-reads the old version and publishes a whole one.
+other. If a `with` block of `fs.open` in binary mode raises, nothing is published; fsspec.open closes its file all the same,
+which publishes what was written, unless the block is within `with fs.transaction`. Files are not appended to in place: mode
+"ab" reads the old version and publishes a whole one.
 
 Tested with fsspec 2026.9, pyarrow 26, torch 2.15 and numpy 2.4. Source: fsspec.spec.AbstractFileSystem."""
 # mypy: disable-error-code="import, misc, no-untyped-call"
@@ -43,6 +44,8 @@ from ._engines import Engine
 _ENGINE = Engine("rdtd.fsspec", ("fsspec",), "2026.9")
 
 try:
+    from fsspec.compression import compr
+    from fsspec.core import get_compression
     from fsspec.spec import AbstractFileSystem
 except ImportError as error:
     raise _ENGINE.other(error) from None
@@ -298,6 +301,29 @@ class _Writing(io.BytesIO):
         self.discard()
 
 
+class _Compressing:
+    """A file that is being written through a compressor, whose own `close` leaves the file below it open."""
+
+    def __init__(self, compressor: Any, below: _Writing) -> None:
+        self._compressor = compressor
+        self._below = below
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compressor, name)
+
+    def __enter__(self) -> _Compressing:
+        return self
+
+    def __exit__(self, kind: Any = None, *ignored: Any) -> None:
+        if kind is not None:
+            self._below.discard()
+        self.close()
+
+    def close(self) -> None:
+        self._compressor.close()
+        self._below.close()
+
+
 class RdtdFileSystem(AbstractFileSystem):
     """The names that are published on this node, and those of others by their exact path.
 
@@ -419,6 +445,14 @@ class RdtdFileSystem(AbstractFileSystem):
         """All ranges of one name are of one version."""
         found: list[Any] = super().cat_ranges(paths, starts, ends, max_gap, on_error, versions={}, **options)
         return found
+
+    def open(self, path: Any, mode: str = "rb", block_size: Any = None, cache_options: Any = None, compression: Any = None,
+             **options: Any) -> Any:
+        compression = get_compression(path, compression)
+        if "b" not in mode or "r" in mode or compression is None:
+            return super().open(path, mode, block_size, cache_options, compression, **options)
+        below = super().open(path, mode, block_size, cache_options, **options)
+        return _Compressing(compr[compression](below, mode=mode[0]), below)
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, autocommit: bool = True, cache_options: Any = None,
               **options: Any) -> Any:
