@@ -136,6 +136,24 @@ def test_a_lost_node_is_no_obstacle_to_the_end_of_others() -> None:
         near.close()
 
 
+def test_objects_that_ttl_has_ended_are_forgotten() -> None:
+    """Also if other processes have cleared the rest of their keys."""
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = Client({"socket": node.socket, "ttl": 0.1})
+        for number in range(5):
+            metas = client.put(["0@a", "1@a"], [torch.tensor(number)] * 2)
+            client.clear(["0@a"], metas[:1])
+        until(lambda: not c.objects(prefix="tq."), "ttl has ended them")
+        ended, metas = set(client._cleared), client.put(["0@a", "1@a"], [torch.tensor(5)] * 2)
+
+        def forgotten() -> bool:
+            client.clear(["0@a"], metas[:1])
+            return not ended & set(client._cleared)
+        until(forgotten, "nothing of them is known")
+        until(lambda: not c.objects(prefix="tq."), "ttl has ended them")
+        client.close()
+
+
 def test_rows_of_a_batch_are_one_tensor() -> None:
     with Node() as node, rdtd.connect(node.socket) as c:
         client = Client({"socket": node.socket})

@@ -27,6 +27,7 @@ import math
 import os
 import struct
 import threading
+import time
 import uuid
 import weakref
 from itertools import count
@@ -143,7 +144,8 @@ class Client(StorageKVClient):
         self._allow_pickle = config.get("allow_pickle")
         self._prefix = f"{config.get('prefix') or 'tq.'}{uuid.uuid4().hex[:12]}."
         self._numbers = count()
-        self._cleared: dict[bytes, set[bytes]] = {}  # of objects of which some keys were cleared: where in them these are
+        # Of objects of which some keys were cleared, where in them these are, and when ttl has ended the object: oldest first.
+        self._cleared: dict[bytes, tuple[float, set[bytes]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -185,9 +187,12 @@ class Client(StorageKVClient):
         """Notes that these values are not needed any more, and frees the objects of which no others are left. Errors: those of
         Connection.free, when all other objects have been freed; ttl ends what this call could not."""
         over = []
+        now = time.monotonic()
         with self._lock:
+            while self._cleared and next(iter(self._cleared.values()))[0] < now:  # other processes have cleared the rest
+                del self._cleared[next(iter(self._cleared))]
             for one, place in _places(keys, custom_backend_meta, True):
-                cleared = self._cleared.setdefault(one, set())
+                _, cleared = self._cleared.setdefault(one, (now + self._ttl, set()))
                 cleared.add(place)
                 if len(cleared) == _PLACE.unpack(place)[0]:
                     del self._cleared[one]
