@@ -99,6 +99,25 @@ bool fake_call(const char *name)
     return fake_call_of(name, 0);
 }
 
+static char refused[40]; /* fake_refuse; protected by the mutex */
+static int refused_with;
+
+void fake_refuse(const char *function, int result)
+{
+    pthread_mutex_lock(&fake_mutex);
+    (void)snprintf(refused, sizeof refused, "%s", function);
+    refused_with = result;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+CUresult fake_refused(const char *function)
+{
+    pthread_mutex_lock(&fake_mutex);
+    CUresult result = strcmp(refused, function) == 0 ? (CUresult)refused_with : CUDA_SUCCESS;
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
+}
+
 static atomic_bool broken;
 
 static bool is_there(const char *path)

@@ -82,6 +82,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
+    if (fake_refused(__func__) != CUDA_SUCCESS)
+        return fake_refused(__func__);
     return fake_queue(stream, &(struct work){.kind = WORK_RECORD, .event = (struct fake_event *)event});
 }
 

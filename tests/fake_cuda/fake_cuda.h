@@ -120,8 +120,10 @@ __attribute__((visibility("default"))) size_t fake_cuda_held(int number);
 /* From now on events of this process have occurred before the work in front of them is done, which no driver does: it shows
  * which tests depend on the order. No variable, because the threads of a library read them meanwhile. */
 __attribute__((visibility("default"))) void fake_events_early(void);
-/* From now on queries about addresses fail in this process, as of a context that has failed; 0: no longer. */
-__attribute__((visibility("default"))) void fake_queries_fail(int result);
+/* From now on that function fails in this process: cuPointerGetAttribute, cuMemImportFromShareableHandle or cuEventRecord.
+ * result 0: no longer. */
+__attribute__((visibility("default"))) void fake_refuse(const char *function, int result);
+CUresult fake_refused(const char *function);
 bool fake_is_unsafe(void); /* whether the thread may not wait or allocate, because a stream is being captured */
 bool fake_is_device(CUdeviceptr address);
 bool fake_reaches(CUdevice device, CUdeviceptr address); /* whether that GPU may use the memory at the address itself */

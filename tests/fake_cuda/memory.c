@@ -2,7 +2,6 @@
 /* Memory of the fake driver: chunks (memfds), and the address ranges into which they are mapped. See fake_memory.h. */
 #include "tests/fake_cuda/fake_memory.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,13 +213,6 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr 
     return mapping ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-static atomic_int queries_fail; /* fake_queries_fail */
-
-void fake_queries_fail(int result)
-{
-    atomic_store(&queries_fail, result);
-}
-
 CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUdeviceptr address)
 {
     struct range *range;
@@ -228,8 +220,8 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
 
     if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
-    if (atomic_load(&queries_fail) != 0)
-        return (CUresult)atomic_load(&queries_fail);
+    if (fake_refused(__func__) != CUDA_SUCCESS)
+        return fake_refused(__func__);
     if (fake_current() < 0 && fake_unkind("FAKE_CUDA_POINTER_CONTEXT"))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_broken() != CUDA_SUCCESS)

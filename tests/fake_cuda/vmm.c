@@ -96,6 +96,10 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
+    if (fake_refused(__func__) != CUDA_SUCCESS) {
+        (void)close(fd);
+        return fake_refused(__func__);
+    }
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &st) || getenv("FAKE_CUDA_NO_FD_IMPORT") ||
         readlink(path, name, sizeof name - 1) < 0 || sscanf(name, "/memfd:fake-cuda-%d", &number) != 1) {
         if (fd >= 0)

@@ -286,9 +286,9 @@ void gpu_events_early(void)
     ((void (*)(void))symbol("fake_events_early"))();
 }
 
-void gpu_queries_fail(int result)
+void gpu_refuse(const char *function, int result)
 {
-    ((void (*)(int))symbol("fake_queries_fail"))(result);
+    ((void (*)(const char *, int))symbol("fake_refuse"))(function, result);
 }
 
 void gpu_open(struct gpu_gate *gate)

@@ -43,7 +43,8 @@ void gpu_open(struct gpu_gate *gate); /* and frees it, later */
 void gpu_capture(void *stream);       /* begins to capture it into a graph, in the strictest mode */
 bool gpu_end_capture(void *stream);   /* whether no call has spoilt the capture */
 void gpu_events_early(void); /* of the fake driver: events of this process occur before the work in front of them is done */
-void gpu_queries_fail(int result); /* of the fake driver: queries about addresses of this process fail; 0: no longer */
+/* Of the fake driver: that function fails in this process (fake_refuse). */
+void gpu_refuse(const char *function, int result);
 bool gpu_refuses_in_host_function(void *stream); /* whether a call inside a host function of the stream fails; waits for it */
 void gpu_copy_in_stream(void *to, const void *from, size_t bytes, void *stream);
 

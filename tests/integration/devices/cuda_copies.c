@@ -9,24 +9,11 @@
 CUDA_SUITE(cuda_copies)
 
 #ifndef RDT_WITHOUT_CUDA
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/wait.h>
-
-static char turns[200];
-static int gate = -1; /* while it is locked, the GPU does no work */
 
 static void begin_gated(const char *more)
 {
-    char path[220];
-
-    if (gpu_is_real())
-        cr_skip_test("a real GPU cannot be stopped");
-    (void)snprintf(turns, sizeof turns, "%s/turns-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
-    must(setenv("FAKE_CUDA_TURNS", turns, 1) == 0);
-    (void)snprintf(path, sizeof path, "%s.0", turns);
-    gate = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    must(gate >= 0);
+    make_gate();
     count_calls();
     begin_with(NULL, (const char *const[]){"--pool-idle=200ms", more, NULL});
 }
@@ -34,52 +21,7 @@ static void begin_gated(const char *more)
 static void end_gated(void)
 {
     end_of_count();
-    (void)close(gate);
-    for (unsigned gpu = 0; gpu < 2; gpu++) {
-        char path[220];
-        (void)snprintf(path, sizeof path, "%s.%u", turns, gpu);
-        (void)unlink(path);
-    }
-}
-
-static void stop_gpu(void)
-{
-    must(flock(gate, LOCK_EX) == 0);
-}
-
-static void start_gpu(void)
-{
-    must(flock(gate, LOCK_UN) == 0);
-}
-
-static struct rdt_ref put_new(size_t bytes, uint32_t seed)
-{
-    void *addr;
-
-    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), bytes, &addr, &err));
-    gpu_fill(addr, bytes, seed);
-    struct rdt_ref ref = put_at(addr, bytes, RDT_CUDA_KNOWN);
-    must_ok(rdt_dealloc(a, addr, &err));
-    return ref;
-}
-
-static void *target_on(rdt_cuda *gpu, size_t bytes)
-{
-    void *into;
-
-    must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), bytes, &into, &err));
-    gpu_fill(into, bytes, 99);
-    return into;
-}
-
-static rdt_request *start_into(rdt *conn, const struct rdt_ref *ref, void *into, size_t bytes)
-{
-    struct rdt_tensor target = bytes_at(into, bytes);
-    const struct rdt_tensor *targets = &target;
-    size_t n = 1;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
-
-    return start_as(conn, ref, &how);
+    remove_gate();
 }
 
 static void fetch_into(const struct rdt_ref *ref, void *into, size_t bytes)
@@ -92,13 +34,6 @@ static void fetch_into(const struct rdt_ref *ref, void *into, size_t bytes)
     must(tensor_of(object, 0).data == into);
     rdt_release(object);
     rdt_request_destroy(request);
-}
-
-/* The reader's copy is queued, and waits for the GPU. */
-static void expect_waiting(rdt *conn, rdt_request *request)
-{
-    wait_until(20 * SEC, rdt_wait(conn, &request, 1, 1, MSEC, NULL, NULL, NULL) == RDT_TIMED_OUT &&
-                             fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 1);
 }
 
 Test(cuda_copies, second_fetch_is_one_copy_of_the_reader)
@@ -173,7 +108,7 @@ Test(cuda_copies, cancelled_copy_keeps_its_memory_until_the_gpu_has_made_it)
     stop_gpu();
     fake_gpu_trace_clear();
     rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, request);
+    expect_waiting(b, &request, 1);
     rdt_cancel(request);
     must_be(RDT_CANCELLED, rdt_request_status(request, &err));
     rdt_request_destroy(request);
@@ -220,7 +155,7 @@ Test(cuda_copies, pressure_waits_for_the_copy)
     stop_gpu();
     fake_gpu_trace_clear();
     rdt_request *request = start_into(b, &ref, into, 6 * MIB);
-    expect_waiting(b, request);
+    expect_waiting(b, &request, 1);
     let_go(&ref);
     must_refuse(RDT_LIMIT, "device_limit", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 10 * MIB, &more, &err));
     start_gpu();
@@ -263,7 +198,7 @@ Test(cuda_copies, close_waits_for_the_copy)
     stop_gpu();
     fake_gpu_trace_clear();
     rdt_request *request = start_into(conn, &ref, into, BYTES);
-    expect_waiting(conn, request);
+    expect_waiting(conn, &request, 1);
     let_go(&ref);
     must(pthread_create(&thread, NULL, start_later, NULL) == 0);
     rdt_cuda_close(gpu);
@@ -284,7 +219,7 @@ Test(cuda_copies, forked_child_closes_at_once)
     stop_gpu();
     fake_gpu_trace_clear();
     rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, request);
+    expect_waiting(b, &request, 1);
     pid_t pid = fork();
     if (pid == 0) {
         rdt_cuda_close(gpu_b);

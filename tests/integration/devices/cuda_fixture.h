@@ -21,12 +21,14 @@
 #else
 #define CUDA_SUITE(suite) TestSuite(suite, .timeout = 200);
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "client/cuda/rdt_cuda.h"
@@ -68,16 +70,21 @@ static inline void begin(void)
     begin_with(NULL, (const char *const[]){"--pool-idle=200ms", NULL});
 }
 
-static inline struct rdt_device_info device(unsigned gpu)
+static inline struct rdt_device_info device_seen(rdt *conn, unsigned gpu)
 {
     struct rdt_device_info devices[16];
     size_t n = 0;
 
-    must_ok(rdt_devices(a, devices, 16, &n, &err));
+    must_ok(rdt_devices(conn, devices, 16, &n, &err));
     for (size_t i = 0; i < n && i < 16; i++)
         if (strcmp(devices[i].uuid, gpu_uuid(gpu)) == 0)
             return devices[i];
     fail("the daemon does not know %s", gpu_uuid(gpu));
+}
+
+static inline struct rdt_device_info device(unsigned gpu)
+{
+    return device_seen(a, gpu);
 }
 
 /* declared: errors that the daemon's log may have, with NULL at the end; NULL: none. */
@@ -159,6 +166,84 @@ static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memo
 static inline void let_go(struct rdt_ref *ref)
 {
     must_ok(rdt_free(a, ref, false, &err));
+}
+
+/* ---- a GPU that does no work while another has its turn (FAKE_CUDA_TURNS) ---- */
+
+static char turns[200];
+static int turns_fd = -1; /* while it is locked, the GPU does no work */
+
+/* Comes before the daemon starts. */
+static inline void make_gate(void)
+{
+    char path[220];
+
+    if (gpu_is_real())
+        cr_skip_test("a real GPU cannot be stopped");
+    (void)snprintf(turns, sizeof turns, "%s/turns-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+    must(setenv("FAKE_CUDA_TURNS", turns, 1) == 0);
+    (void)snprintf(path, sizeof path, "%s.0", turns);
+    turns_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    must(turns_fd >= 0);
+}
+
+static inline void remove_gate(void)
+{
+    (void)close(turns_fd);
+    for (unsigned gpu = 0; gpu < 2; gpu++) {
+        char path[220];
+        (void)snprintf(path, sizeof path, "%s.%u", turns, gpu);
+        (void)unlink(path);
+    }
+}
+
+static inline void stop_gpu(void)
+{
+    must(flock(turns_fd, LOCK_EX) == 0);
+}
+
+static inline void start_gpu(void)
+{
+    must(flock(turns_fd, LOCK_UN) == 0);
+}
+
+/* ---- fetches to targets on the GPU of the object ---- */
+
+static inline struct rdt_ref put_new(size_t bytes, uint32_t seed)
+{
+    void *addr;
+
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), bytes, &addr, &err));
+    gpu_fill(addr, bytes, seed);
+    struct rdt_ref ref = put_at(addr, bytes, RDT_CUDA_KNOWN);
+    must_ok(rdt_dealloc(a, addr, &err));
+    return ref;
+}
+
+static inline void *target_on(rdt_cuda *gpu, size_t bytes)
+{
+    void *into;
+
+    must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), bytes, &into, &err));
+    gpu_fill(into, bytes, 99);
+    return into;
+}
+
+static inline rdt_request *start_into(rdt *conn, const struct rdt_ref *ref, void *into, size_t bytes)
+{
+    struct rdt_tensor target = bytes_at(into, bytes);
+    const struct rdt_tensor *targets = &target;
+    size_t n = 1;
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
+
+    return start_as(conn, ref, &how);
+}
+
+/* The reader's copies are queued, and wait for the GPU. Needs count_calls. */
+static inline void expect_waiting(rdt *conn, rdt_request *const *requests, unsigned n)
+{
+    wait_until(20 * SEC, rdt_wait(conn, requests, n, n, MSEC, NULL, NULL, NULL) == RDT_TIMED_OUT &&
+                             fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == n);
 }
 #endif
 #endif

@@ -199,10 +199,10 @@ Test(cuda_refused, query_that_fails_is_an_error)
     char *addr = gpu_alloc_chunks(4 * MIB, 1, true);
     must(pthread_create(&thread, NULL, put_without_a_context, addr) == 0 && pthread_join(thread, NULL) == 0);
     struct rdt_tensor one = bytes_at(addr, BYTES);
-    gpu_queries_fail(700);
+    gpu_refuse("cuPointerGetAttribute", 700);
     must_refuse(RDT_SYSTEM, "in whose memory", rdt_cuda_put(gpu_a, &one, 1, NULL, &ref, &err));
     must_be(RDT_SYSTEM, rdt_cuda_where(gpu_a, addr, &ordinal, &err));
-    gpu_queries_fail(0);
+    gpu_refuse("cuPointerGetAttribute", 0);
     must_ok(rdt_cuda_where(gpu_a, &ordinal, &ordinal, &err));
     must(ordinal == -1);
     gpu_free_chunks(addr, 4 * MIB, 1);
