@@ -68,7 +68,8 @@ struct rdt_copier {
     /* Queues a copy between addresses of the device. */
     enum rdt_status (*copy)(void *copying, const void *from, void *to, size_t bytes, struct rdt_error *err);
     /* OK: all copies that were queued have ended. AGAIN: they have not. Another error: the device copies no more. May run under
-     * the connection's lock, as `end` may. */
+     * the connection's lock, as `end` may. The copies of one device should end in the order in which they were queued:
+     * librdt asks about later ones only when the first has ended. */
     enum rdt_status (*ended)(void *copying, struct rdt_error *err);
     /* Ends the copies, after an answer of `ended` that was not AGAIN. */
     void (*end)(void *copying);

@@ -10,7 +10,7 @@
  *     5  memory                  rdt_cuda_alloc and rdt_cuda_offer
  *     5  map                     the rdt_mapper for librdt
  *     4  names offers            GPUs and streams; memory offered while puts run
- *     4  copier write            the rdt_copier and the rdt_writer for librdt
+ *     4  work                    the rdt_writer and the rdt_copier for librdt
  *     4  places                  in which allocations the tensors of a put lie
  *     3  closing export streams  handles to be closed; memory of this process, described so that the daemon can map it; what
  *                                follows the work in a stream
@@ -176,18 +176,13 @@ void exported_free(struct exported *exported);
 CUdeviceptr export_find_own(struct cuda_driver *driver, const void *handle);
 void export_after_fork(void); /* in the child: it has exported nothing */
 
-/* ---- write.c: memory of GPUs, written for librdt ---- */
+/* ---- work.c: writing memory of GPUs, and copies within a GPU, for librdt ---- */
 
 extern const struct rdt_writer cuda_writer;
-void write_forget(void);     /* unpins the memory through which no writing goes now */
-void write_after_fork(void); /* in the child: there is none */
-
-/* ---- copier.c: copies within a GPU, for librdt ---- */
-
 extern const struct rdt_copier cuda_copier;
-void copier_begin(void);      /* a connection with GPU memory is open */
-void copier_forget(void);     /* it is no more: destroys the streams in which no copies go now */
-void copier_after_fork(void); /* in the child: there is none */
+void work_begin(void);                        /* a connection with GPU memory is open */
+void work_forget(struct cuda_driver *driver); /* it is no more: ends the streams, and unpins the memory, that no work uses */
+void work_after_fork(void);                   /* in the child: there is none */
 
 /* ---- map.c: memory of other processes, mapped here ---- */
 

@@ -26,8 +26,7 @@ static void after_fork(void)
     pool_after_fork();
     retained_after_fork();
     map_after_fork();
-    write_after_fork();
-    copier_after_fork();
+    work_after_fork();
     pinned_after_fork();
     closing_after_fork();
 }
@@ -59,7 +58,7 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
         free(handle);
         return status;
     }
-    copier_begin();
+    work_begin();
     offers_init(&handle->offers);
     streams_init(&handle->streams, conn, driver);
     *cuda_p = &handle->cuda;
@@ -78,8 +77,7 @@ void rdt_cuda_close(rdt_cuda *cuda)
         pinned_forget(cuda);
         offers_fini(&handle->offers);
         closing_end(cuda->conn);
-        write_forget();
-        copier_forget();
+        work_forget(cuda->driver);
     } else {
         streams_forget(&handle->streams);
     }

@@ -208,6 +208,63 @@ Test(cuda_copies, close_waits_for_the_copy)
     end_gated();
 }
 
+/* The copy is in the stream, whatever happens to the event behind it. */
+Test(cuda_copies, copy_whose_event_cannot_be_recorded_is_waited_for)
+{
+    begin_gated(NULL);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    gpu_refuse("cuEventRecord", 2);
+    rdt_request *request = start_into(b, &ref, into, BYTES);
+    expect_waiting(b, &request, 1);
+    start_gpu();
+    rdt_object *object = await_object(b, request);
+    must(gpu_holds(into, BYTES, 3));
+    gpu_refuse("cuEventRecord", 0);
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    end_gated();
+}
+
+static const char *broken;
+
+static void begin_breakable(void)
+{
+    static char path[300];
+
+    (void)snprintf(path, sizeof path, "%s/broken-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+    must(setenv("FAKE_CUDA_BREAK", path, 1) == 0);
+    broken = path;
+    make_gate();
+    count_calls();
+    begin_with("FAKE_CUDA_BREAK=", (const char *const[]){"--pool-idle=200ms", NULL}); /* not for the daemon */
+}
+
+Test(cuda_copies, gpu_that_fails_ends_the_fetch_and_its_hold)
+{
+    begin_breakable();
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(b, &ref, into, BYTES);
+    expect_waiting(b, &request, 1);
+    let_go(&ref);
+    int fd = open(broken, O_CREAT | O_CLOEXEC | O_WRONLY, 0600);
+    must(fd >= 0 && close(fd) == 0);
+    start_gpu(); /* it does not do what is queued */
+    must_be(RDT_SYSTEM, rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(b, into, &err));
+    end_gated();
+    must(unlink(broken) == 0);
+}
+
 /* The child has no context and no thread. */
 Test(cuda_copies, forked_child_closes_at_once)
 {
