@@ -78,7 +78,7 @@ static void free_all(rdt *conn)
     }
     list_drain (rdt_request, request, &conn->requests, link)
         request_destroy(request);
-    (void)copying_look(conn); /* none goes on (copying_await), so all are released */
+    copying_look(conn); /* none goes on (copying_await), so all are released */
     list_drain (rdt_object, object, &conn->objects, link)
         fetched_destroy(object);
     events_fini(conn);
@@ -188,9 +188,10 @@ static enum rdt_status create(int take_sock, const struct rdt_connect_options *o
     conn->on.event = fetch_on_event;
     conn->on.late_reply = call_on_late_reply;
     conn->on.expired = on_expired;
+    conn->on.look = copying_look;
     conn->on.away = resume_on_away;
     conn->on.dialled = resume_on_dialled;
-    conn->loop.timer_ns = CLOCK_NEVER;
+    conn->loop.timer_ns = conn->calls.look_ns = CLOCK_NEVER;
     list_init(&conn->batches);
     list_init(&conn->room.answers);
     list_init(&conn->room.again);

@@ -271,7 +271,6 @@ rdt_request *request_find(rdt *conn, uint64_t handle)
 static void forget(rdt_request *request)
 {
     (void)pending_take(&request->conn->calls.pending, request->pending.id);
-    expiry_remove(&request->conn->calls.expiries, &request->expiry);
     repeat_unref(request->repeat);
     request->repeat = NULL;
 }
@@ -279,6 +278,7 @@ static void forget(rdt_request *request)
 static void end(rdt_request *request)
 {
     forget(request);
+    expiry_remove(&request->conn->calls.expiries, &request->expiry);
     list_remove(&request->arrived);
     move(request, REQUEST_ENDED);
     request->conn->loop.unseen++;
@@ -333,6 +333,13 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
     rdt_request *request = container_of(expiry, rdt_request, expiry);
     struct rdt_error err;
 
+    if (request->state == REQUEST_ARRIVED) {
+        (void)rdt_error_set(&err, RDT_TIMED_OUT,
+                            "%s %s: the device did not copy it into the targets within %.3f s: it still has other work",
+                            request->what, request->label, (double)request->timeout_ns / 1e9);
+        request_fail(request, &err);
+        return;
+    }
     send_cancel(request);
     (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: rdtd did not say how it ended within %.3f s%s", request->what,
                         request->label, (double)request->timeout_ns / 1e9,
@@ -369,6 +376,21 @@ static void end_in_targets(rdt_request *request, bool later)
     end(request);
 }
 
+/* on_end of the copy that a device makes. */
+static void on_copied(void *arg, enum rdt_status status, const struct rdt_error *why)
+{
+    rdt_request *request = arg;
+    struct rdt_error err;
+
+    if (status == RDT_OK) {
+        end_in_targets(request, false);
+        return;
+    }
+    err = *why;
+    rdt_error_prefix(&err, "%s %s", request->what, request->label);
+    request_fail(request, &err);
+}
+
 void request_arrive(rdt_request *request, rdt_object *take_object)
 {
     struct rdt_error err;
@@ -384,11 +406,13 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
     } else if (layout_total_bytes(take_object->layout) == 0) {
         end_in_targets(request, false);
     } else if (copying_is_needed(take_object) &&
-               copying_create(take_object, request->targets, &request->on_device, &err) != RDT_OK) {
+               copying_create(take_object, request->targets, on_copied, request, &request->on_device, &err) != RDT_OK) {
         rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
     } else {
-        forget(request); /* The daemon has met the deadline. Whoever waits for the request limits the time of the copy. */
+        forget(request);
+        if (!request->on_device) /* The daemon has met the deadline. Whoever waits for the request limits the copy's time. */
+            expiry_remove(&request->conn->calls.expiries, &request->expiry);
         move(request, REQUEST_ARRIVED);
         list_append(&request->conn->arrived, &request->arrived);
         connection_notify(request->conn);
@@ -440,11 +464,11 @@ void request_copy_some(rdt_request *request)
     } else if (status == RDT_OK) {
         end_in_targets(request, true);
     } else if (status != RDT_AGAIN) {
-        rdt_error_prefix(&err, "%s %s", request->what, request->label);
-        request_fail(request, &err);
+        on_copied(request, status, &err);
     } else {
-        list_append(&conn->arrived, &request->arrived);
-        connection_notify(conn); /* this thread may not return to it, so any thread that waits may copy the next part */
+        if (!request->on_device || !copying_watch(request->on_device))
+            list_append(&conn->arrived, &request->arrived);
+        connection_notify(conn); /* this thread may not return to it, so any thread that waits may go on */
     }
 }
 

@@ -9,8 +9,9 @@
  *        completed, failed, cancelled, timed out, connection lost
  *
  * A thread copies bytes into the targets (`copying`) without the lock. A cancel may end the request meanwhile; the thread then
- * stops copying, and request_destroy waits for that. A copy that a device makes goes on without the request (copying.h). The
- * loss of the connection does not end a request that has ARRIVED.
+ * stops copying, and request_destroy waits for that. For a copy that a device makes, the thread only queues it: nobody waits
+ * beside it, and a cancel or the deadline ends the request, while the copy goes on without it (copying.h). The loss of the
+ * connection does not end a request that has ARRIVED.
  *
  * A wait has no object: a reply ends it, not an event, and its id is the id of its message. A hold is a wait that
  * holds an object from its successful end until it is cancelled or destroyed.
@@ -40,9 +41,9 @@ enum request_state { REQUEST_RUNNING, REQUEST_ARRIVED, REQUEST_ENDED };
 struct rdt_request {
     struct rdt *conn;
     struct list link;                /* conn->requests */
-    struct list arrived;             /* conn->arrived, while ARRIVED and not `copying` */
+    struct list arrived;             /* conn->arrived, while ARRIVED and a thread is to copy, or to queue a copy */
     struct pending pending;          /* its id is the handle; in the table while RUNNING */
-    struct expiry expiry;            /* while RUNNING, if it has a deadline */
+    struct expiry expiry;            /* while RUNNING, and while a device copies, if it has a deadline */
     int64_t timeout_ns;              /* as the caller gave it */
     char label[REQUEST_LABEL_BYTES]; /* the ref's id, as errors show it */
     const char *what;                /* as errors name it, before the label: "fetch of"; static */

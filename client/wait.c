@@ -28,7 +28,7 @@ static struct tally count_ended(rdt_request *const *requests, size_t count, bool
                 ++*n_before_p;
             if (!each && !tally.failed && request->err.status != RDT_OK)
                 tally.failed = request;
-        } else if (!tally.arrived && request->state == REQUEST_ARRIVED && !request->copying) {
+        } else if (!tally.arrived && !list_empty(&request->arrived)) {
             tally.arrived = request;
         }
     }
@@ -71,7 +71,11 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
         }
         connection_flush(conn);
         do {
-            over = connection_step(conn, deadline_ns);
+            int64_t look_ns = conn->calls.look_ns;
+
+            over = connection_step(conn, look_ns < deadline_ns ? look_ns : deadline_ns);
+            if (over == RDT_TIMED_OUT && clock_now_ns() < deadline_ns)
+                over = RDT_OK;
         } while (over == RDT_OK && conn->waiters.n_changes == seen);
     }
 }

@@ -8,10 +8,12 @@
 #include "client/session/clock.h"
 #include "proto/list.h"
 
-#define STEP_TENSORS 1024u         /* that a step queues, in a few milliseconds */
-#define TURN_NS (INT64_C(1000000)) /* for so long a step waits */
-#define SPIN_NS 50000              /* the first part of it without a pause: most copies are about to end */
-#define PAUSE_NS 20000
+#define STEP_TENSORS 1024u     /* that a step queues, in a few milliseconds */
+#define SPIN_NS INT64_C(50000) /* for so long the last step waits: most copies are about to end */
+#define PAUSE_MIN_NS SPIN_NS   /* between two looks: a quarter of the time that the copy has taken so far */
+#define PAUSE_MAX_NS INT64_C(1000000)
+
+enum copying_state { COPYING_STEPPED, COPYING_WATCHED, COPYING_LEFT /* it owns the object and the targets */ };
 
 struct copying {
     struct list link; /* conn->calls.copies */
@@ -22,7 +24,10 @@ struct copying {
     rdt_object *object;
     struct targets *targets;
     uint32_t next; /* the tensor that is queued next */
-    bool left;     /* it owns the object and the targets */
+    enum copying_state state;
+    int64_t watched_ns; /* since when */
+    void (*on_end)(void *arg, enum rdt_status status, const struct rdt_error *why);
+    void *on_end_arg;
 };
 
 /* ---- making a copy ---- */
@@ -55,7 +60,9 @@ static bool can_copy(const struct copying *copying, uint32_t i, const struct map
            layout_is_contiguous(copying->object->layout, i);
 }
 
-enum rdt_status copying_create(rdt_object *object, struct targets *targets, struct copying **copying_p, struct rdt_error *err)
+enum rdt_status copying_create(rdt_object *object, struct targets *targets,
+                               void (*on_end)(void *arg, enum rdt_status status, const struct rdt_error *why), void *arg,
+                               struct copying **copying_p, struct rdt_error *err)
 {
     const struct layout *layout = object->layout;
     const struct mapping *first = NULL;
@@ -66,6 +73,8 @@ enum rdt_status copying_create(rdt_object *object, struct targets *targets, stru
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a copy");
     copying->object = object;
     copying->targets = targets;
+    copying->on_end = on_end;
+    copying->on_end_arg = arg;
     for (uint32_t i = 0; i < layout->count && can; i++) {
         if (layout_bytes(layout, i) == 0)
             continue;
@@ -80,7 +89,7 @@ enum rdt_status copying_create(rdt_object *object, struct targets *targets, stru
     copying->copier = first->mapper->ops.copier;
     copying->arg = first->mapper->ops.arg;
     copying->device = first->device;
-    (void)copying_look(object->conn);
+    copying_look(object->conn);
     list_append(&object->conn->calls.copies, &copying->link);
     *copying_p = copying;
     return RDT_OK;
@@ -100,7 +109,7 @@ static enum rdt_status queue_some(struct copying *copying, struct rdt_error *err
         const uint8_t *next_from = copying->object->data[copying->next];
         uint8_t *next_to = copying->targets->data[copying->next];
         size_t more = (size_t)layout_bytes(layout, copying->next);
-        if (more == 0)
+        if (more == 0 || next_from == next_to)
             continue;
         if (bytes > 0 && (next_from != from + bytes || next_to != to + bytes)) {
             status = copying->copier->copy(copying->work, from, to, bytes, err);
@@ -113,11 +122,14 @@ static enum rdt_status queue_some(struct copying *copying, struct rdt_error *err
     return status == RDT_OK && bytes > 0 ? copying->copier->copy(copying->work, from, to, bytes, err) : status;
 }
 
-/* AGAIN: the device copies. OK, or its error: it does so no more. */
+/* AGAIN: the device copies. OK, or its error: it does so no more. The contexts of a parent do not exist in its forked child. */
 static enum rdt_status ask(struct copying *copying, struct rdt_error *err)
 {
-    enum rdt_status status = copying->copier->ended(copying->work, err);
+    enum rdt_status status;
 
+    if (!copying->work || connection_is_forked(copying->object->conn))
+        return RDT_OK;
+    status = copying->copier->ended(copying->work, err);
     if (status == RDT_AGAIN)
         return status;
     copying->copier->end(copying->work);
@@ -125,16 +137,9 @@ static enum rdt_status ask(struct copying *copying, struct rdt_error *err)
     return status;
 }
 
-static void pause_for(int64_t ns)
-{
-    struct timespec pause = {.tv_nsec = ns};
-
-    (void)nanosleep(&pause, NULL);
-}
-
 enum rdt_status copying_step(struct copying *copying, struct rdt_error *err)
 {
-    int64_t began_ns = clock_now_ns();
+    int64_t until_ns;
     enum rdt_status status = RDT_OK;
 
     if (!copying->work)
@@ -143,17 +148,42 @@ enum rdt_status copying_step(struct copying *copying, struct rdt_error *err)
         status = queue_some(copying, err);
     if (status != RDT_OK || copying->next < copying->object->layout->count)
         return status == RDT_OK ? RDT_AGAIN : status;
-    for (;;) {
-        int64_t waited_ns = clock_now_ns() - began_ns;
+    until_ns = clock_now_ns() + SPIN_NS;
+    do
         status = ask(copying, err);
-        if (status != RDT_AGAIN || waited_ns >= TURN_NS)
-            return status;
-        if (waited_ns >= SPIN_NS)
-            pause_for(PAUSE_NS);
-    }
+    while (status == RDT_AGAIN && clock_now_ns() < until_ns);
+    return status;
 }
 
 /* ---- its end ---- */
+
+static void look_in(rdt *conn, int64_t ns)
+{
+    int64_t look_ns = clock_now_ns() + (ns < PAUSE_MIN_NS ? PAUSE_MIN_NS : ns < PAUSE_MAX_NS ? ns : PAUSE_MAX_NS);
+
+    if (look_ns < conn->calls.look_ns)
+        conn->calls.look_ns = look_ns;
+}
+
+/* Those that copying_look asks about are in the order in which they end, as far as that is known. */
+static void move_last(struct copying *copying)
+{
+    list_remove(&copying->link);
+    list_append(&copying->object->conn->calls.copies, &copying->link);
+}
+
+bool copying_watch(struct copying *copying)
+{
+    rdt *conn = copying->object->conn;
+
+    if (copying->next < copying->object->layout->count)
+        return false;
+    copying->state = COPYING_WATCHED;
+    copying->watched_ns = clock_now_ns();
+    move_last(copying);
+    look_in(conn, 0);
+    return true;
+}
 
 void copying_end(struct copying *take_copying)
 {
@@ -161,45 +191,74 @@ void copying_end(struct copying *take_copying)
     free(take_copying);
 }
 
-/* Whether the device still copies. The contexts of a parent do not exist in its forked child. */
-static bool goes_on(struct copying *copying)
-{
-    return copying->work && !connection_is_forked(copying->object->conn) && ask(copying, NULL) == RDT_AGAIN;
-}
-
 bool copying_leave(struct copying *take_copying)
 {
-    if (!goes_on(take_copying)) {
+    if (ask(take_copying, NULL) != RDT_AGAIN) {
         copying_end(take_copying);
         return false;
     }
-    take_copying->left = true;
+    take_copying->state = COPYING_LEFT;
+    move_last(take_copying);
     return true;
 }
 
-bool copying_look(rdt *conn)
+static void on_ended(rdt *conn, struct copying *copying, enum rdt_status status, const struct rdt_error *why)
 {
-    bool any = false;
-
-    list_each_safe (struct copying, copying, &conn->calls.copies, link) {
-        if (!copying->left)
-            continue;
-        if (goes_on(copying)) {
-            any = true;
-            continue;
-        }
-        fetched_destroy(copying->object);
-        targets_destroy(conn, copying->targets);
-        copying_end(copying);
+    if (copying->state == COPYING_WATCHED) {
+        copying->on_end(copying->on_end_arg, status, why);
+        return;
     }
-    return any;
+    fetched_destroy(copying->object);
+    targets_destroy(conn, copying->targets);
+    copying_end(copying);
 }
 
-void copying_await(rdt *conn)
+/* Whether one of the copies before it, which ends earlier, goes on. */
+static bool is_behind(const struct copying *copying, const char *const *busy, unsigned n_busy)
 {
+    while (n_busy > 0)
+        if (strcmp(busy[--n_busy], copying->device) == 0)
+            return true;
+    return false;
+}
+
+void copying_look(rdt *conn)
+{
+    const char *busy[MAPPER_MAX_DEVICES];
+    unsigned n_busy = 0;
+    int64_t now_ns = clock_now_ns();
+
+    conn->calls.look_ns = CLOCK_NEVER;
+    list_each_safe (struct copying, copying, &conn->calls.copies, link) {
+        bool behind = is_behind(copying, busy, n_busy);
+        struct rdt_error err;
+        enum rdt_status status = RDT_AGAIN;
+        if (copying->state == COPYING_STEPPED)
+            continue;
+        if (!behind)
+            status = ask(copying, &err);
+        if (status != RDT_AGAIN) {
+            on_ended(conn, copying, status, &err);
+            continue;
+        }
+        if (!behind && n_busy < MAPPER_MAX_DEVICES)
+            busy[n_busy++] = copying->device;
+        if (copying->state == COPYING_WATCHED)
+            look_in(conn, (now_ns - copying->watched_ns) / 4);
+    }
+}
+
+bool copying_await(rdt *conn, int64_t deadline_ns)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_MAX_NS};
+    enum rdt_status status = RDT_OK;
+
     list_each (struct copying, copying, &conn->calls.copies, link)
-        while (goes_on(copying))
-            pause_for(TURN_NS);
+        while (status != RDT_TIMED_OUT && (status = ask(copying, NULL)) == RDT_AGAIN) {
+            status = clock_now_ns() < deadline_ns ? RDT_AGAIN : RDT_TIMED_OUT;
+            (void)nanosleep(&pause, NULL);
+        }
+    return status != RDT_TIMED_OUT;
 }
 
 /* ---- public calls ---- */
@@ -215,8 +274,8 @@ enum rdt_status rdt_trim(rdt *conn, bool *mapped_p, struct rdt_error *err)
     connection_lock(conn);
     if (conn->state == CONNECTION_UP && !conn->waiters.polling) /* otherwise another thread reads, or will */
         connection_poll(conn);
-    (void)copying_look(conn);
-    *mapped_p = memory_has_fetched_on_devices(&conn->memory);
+    copying_look(conn);
+    *mapped_p = memory_has_fetched_on_devices(&conn->memory) || !list_empty(&conn->calls.copies);
     connection_unlock(conn);
     return RDT_OK;
 }

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies within a device, which this process makes itself for fetches with targets (struct rdt_copier). Until the device has
  * made the copy, the object stays held and mapped, and the targets known, also if nobody waits for it any more
- * (copying_leave). */
+ * (copying_leave).
+ *
+ *     queued part by part ── copying_watch ──► watched ── the device has made it ──► on_end
+ *      (copying_step)                             │
+ *            └────────── copying_leave ───────────┴──► left ── the device has made it ──► the object is released
+ */
 #ifndef CLIENT_COPYING_H
 #define CLIENT_COPYING_H
 
@@ -14,13 +19,19 @@ struct copying;
 /* With the lock, as all others that do not say otherwise: whether the object lies on a device. */
 bool copying_is_needed(const rdt_object *object);
 
-/* Creates the copy of the object into the targets, which have its shape. Both are borrowed. Errors: PROTOCOL (nothing here
- * copies so), NO_MEMORY. */
-enum rdt_status copying_create(rdt_object *object, struct targets *targets, struct copying **copying_p, struct rdt_error *err);
+/* Creates the copy of the object into the targets, which have its shape. Both are borrowed. on_end runs once for a copy that
+ * copying_watch has taken, unless it was ended or left before. Errors: PROTOCOL (nothing here copies so), NO_MEMORY. */
+enum rdt_status copying_create(rdt_object *object, struct targets *targets,
+                               void (*on_end)(void *arg, enum rdt_status status, const struct rdt_error *why), void *arg,
+                               struct copying **copying_p, struct rdt_error *err);
 
-/* Without the lock, in one thread at a time: begins the copy, or goes on with it, and waits a millisecond for its end. OK: all
- * bytes are in the targets. AGAIN: call it again. Errors: those of the device. */
+/* Without the lock, in one thread at a time: queues a part of the copy, and after the last part waits a moment for its end.
+ * OK: all bytes are in the targets. AGAIN: ask copying_watch. Errors: those of the device. */
 enum rdt_status copying_step(struct copying *copying, struct rdt_error *err);
+
+/* Whether all parts are queued. Then copying_look looks after the copy, and copying_step is not called any more. False: call it
+ * again. */
+bool copying_watch(struct copying *copying);
 
 /* Frees a copy that goes on no more, or has not begun. */
 void copying_end(struct copying *take_copying);
@@ -28,10 +39,12 @@ void copying_end(struct copying *take_copying);
 /* Nobody waits for the copy any more. True: it goes on, and has taken the object and the targets. False: it has ended. */
 bool copying_leave(struct copying *take_copying);
 
-/* Releases what copies that were left have held, if they have ended by now. Returns whether others go on. */
-bool copying_look(rdt *conn);
+/* Calls on_end of the copies that have ended, releases what those that were left have held, and sets when to look again
+ * (conn->calls.look_ns), while somebody waits. It is struct rdt's on.look. */
+void copying_look(rdt *conn);
 
-/* Waits until the devices have made all copies. Nothing is released. In a forked child none goes on. */
-void copying_await(rdt *conn);
+/* Waits until the devices have made all copies, or until the deadline; returns whether they have. Nothing is released. In a
+ * forked child none goes on. */
+bool copying_await(rdt *conn, int64_t deadline_ns);
 
 #endif

@@ -121,6 +121,8 @@ static void update_fd(rdt *conn)
         next_ns = retry_ns;
     if (due_ns < next_ns)
         next_ns = due_ns;
+    if (conn->calls.look_ns < next_ns)
+        next_ns = conn->calls.look_ns;
     if (wants_out != conn->loop.wants_out && fds_have_loop(conn) && fds_have_socket(conn)) {
         struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
 
@@ -479,6 +481,8 @@ void connection_poll(rdt *conn)
     connection_flush(conn);
     receive(conn, true);
     attend(conn);
+    if (conn->calls.look_ns != CLOCK_NEVER && clock_now_ns() >= conn->calls.look_ns)
+        conn->on.look(conn);
     expire(conn);
 }
 

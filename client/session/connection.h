@@ -118,6 +118,7 @@ struct connection_events {
     void (*away)(rdt *conn);    /* a kept session has lost its socket: drops what does not survive the daemon */
     void (*dialled)(rdt *conn); /* GREETING: sends HELLO */
     void (*expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
+    void (*look)(rdt *conn);                           /* it is time to look after copies that devices make */
 };
 
 struct connection_imports {
@@ -156,6 +157,7 @@ struct connection_calls {
     unsigned n_notes;         /* requests without an answer that nobody waits for */
     struct connection_early early;
     struct list copies; /* of copying.c: those that devices make for fetches */
+    int64_t look_ns;    /* when to look after them; CLOCK_NEVER: nobody waits for one */
 };
 
 struct connection_why {

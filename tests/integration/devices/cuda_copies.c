@@ -172,12 +172,11 @@ Test(cuda_copies, pressure_waits_for_the_copy)
 static uint64_t used_before;
 static volatile bool started;
 
-static void *start_later(void *arg)
+/* Nobody but rdt_close asks the GPU now. The daemon does not know of the end before the GPU has copied. */
+static void *start_when_close_asks(void *arg)
 {
-    for (unsigned i = 0; i < 10; i++) { /* the daemon does not learn of the end before */
-        must(device(0).used_bytes == used_before);
-        must(usleep(20000) == 0);
-    }
+    wait_until(20 * SEC, fake_gpu_calls(getpid(), 0, "cuEventQuery") >= 2);
+    must(device(0).used_bytes == used_before);
     started = true;
     start_gpu();
     return arg;
@@ -200,11 +199,71 @@ Test(cuda_copies, close_waits_for_the_copy)
     rdt_request *request = start_into(conn, &ref, into, BYTES);
     expect_waiting(conn, &request, 1);
     let_go(&ref);
-    must(pthread_create(&thread, NULL, start_later, NULL) == 0);
     rdt_cuda_close(gpu);
+    fake_gpu_trace_clear();
+    must(pthread_create(&thread, NULL, start_when_close_asks, NULL) == 0);
     rdt_close(conn);
     must(started);
     (void)pthread_join(thread, NULL);
+    end_gated();
+}
+
+/* Each wait is for all of them: the first does not hold up the others. */
+Test(cuda_copies, copies_of_many_fetches_wait_in_one_stream)
+{
+    enum { N = 5 };
+    struct rdt_ref refs[N];
+    rdt_request *requests[N];
+    void *into[N];
+
+    begin_gated(NULL);
+    for (unsigned i = 0; i < N; i++) {
+        refs[i] = put_new(MIB, i);
+        into[i] = target_on(gpu_b, MIB);
+    }
+    stop_gpu();
+    fake_gpu_trace_clear();
+    for (unsigned i = 0; i < N; i++)
+        requests[i] = start_into(b, &refs[i], into[i], MIB);
+    expect_waiting(b, requests, N);
+    must(fake_gpu_calls(getpid(), 0, "cuStreamCreate") == 1);
+    start_gpu();
+    for (unsigned i = 0; i < N; i++) {
+        rdt_object *object = await_object(b, requests[i]);
+        must(gpu_holds(into[i], MIB, i));
+        rdt_release(object);
+        rdt_request_destroy(requests[i]);
+        must_ok(rdt_dealloc(b, into[i], &err));
+        let_go(&refs[i]);
+    }
+    end_gated();
+}
+
+/* Nobody calls rdt_wait. */
+Test(cuda_copies, deadline_is_met_in_an_event_loop_while_the_gpu_is_busy)
+{
+    size_t n = 1;
+
+    begin_gated(NULL);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    struct rdt_tensor target = bytes_at(into, BYTES);
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = SEC / 2};
+    must(rdt_fd(b) >= 0);
+    stop_gpu();
+    rdt_request *request = start_as(b, &ref, &how);
+    wait_until(20 * SEC, rdt_dispatch(b, &n, NULL) == RDT_OK && rdt_request_status(request, NULL) != RDT_AGAIN);
+    must_refuse(RDT_TIMED_OUT, "the device did not copy it", rdt_request_status(request, &err));
+    rdt_request_destroy(request);
+    start_gpu();
+    request = start_into(b, &ref, into, BYTES);
+    wait_until(20 * SEC, rdt_dispatch(b, &n, NULL) == RDT_OK && rdt_request_status(request, NULL) != RDT_AGAIN);
+    must_ok(rdt_request_status(request, &err));
+    must(gpu_holds(into, BYTES, 3));
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
     end_gated();
 }
 
@@ -227,6 +286,31 @@ Test(cuda_copies, copy_whose_event_cannot_be_recorded_is_waited_for)
     rdt_request_destroy(request);
     must_ok(rdt_dealloc(b, into, &err));
     let_go(&ref);
+    end_gated();
+}
+
+/* The library's thread looks after the copy, which maps nothing. */
+Test(cuda_copies, cancelled_copy_of_own_object_ends_although_nobody_calls)
+{
+    void *addr;
+
+    begin_gated(NULL);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 3);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    void *into = target_on(gpu_a, BYTES);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(a, &ref, into, BYTES);
+    expect_waiting(a, &request, 1);
+    rdt_request_destroy(request);
+    let_go(&ref);
+    must_ok(rdt_dealloc(a, addr, &err));
+    must_ok(rdt_dealloc(a, into, &err));
+    fake_gpu_trace_clear();
+    wait_until(20 * SEC, fake_gpu_calls(getpid(), 0, "cuEventQuery") > 0); /* the thread looks */
+    start_gpu();
+    wait_until(20 * SEC, device_seen(b, 0).used_bytes == 0);
     end_gated();
 }
 
