@@ -231,7 +231,7 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     if (status == RDT_OK) {
         request_start(take_request, round_trip_deadline_ns(take_request->timeout_ns));
-        repeat = repeat_create(conn, (uint16_t)type, message);
+        repeat = repeat_create(conn, (uint16_t)type, message, false);
         request_keep(take_request, repeat);
         repeat_unref(repeat);
         status = connection_send(conn, type, take_request->pending.id, message, false, err);

@@ -95,6 +95,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     } else {
         rdt_object *object = NULL;
         enum rdt_status status = RDT_CANCELLED; /* without a request: cancelled here, or past its deadline */
+        bool asks_again = false;
 
         request = request_find(conn, done->handle);
         if (request)
@@ -103,12 +104,14 @@ void fetch_on_event(rdt *conn, struct frame *frame)
             arena_fini(&arena);
             return;
         }
+        if (request && status != RDT_OK && done->to_copy && request->targets && request->targets->on_device)
+            asks_again = repeat_uncopied(conn, request); /* this process cannot map the object: the daemon copies it */
         batch_on_answer(conn, done, &fds, object);
         if (object)
             request_arrive(request, object);
         else
             fetched_release_unseen(conn, done);
-        if (request && status != RDT_OK)
+        if (request && status != RDT_OK && !asks_again)
             request_fail(request, &err);
         connection_close_early(&conn->calls.early);
     }
@@ -382,6 +385,14 @@ static size_t batch(const struct fetch *fetch, size_t first)
     return n;
 }
 
+static bool has_device_targets(const struct fetch *fetch)
+{
+    for (size_t i = 0; i < fetch->count; i++)
+        if (fetch->requests[i]->targets && fetch->requests[i]->targets->on_device)
+            return true;
+    return false;
+}
+
 static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, struct rdt_error *err)
 {
     const struct rdt_fetch_options *options = fetch->options;
@@ -415,7 +426,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.copies_on_devices = mapper_copies(fetch->conn);
     request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
-    repeat = repeat_create(fetch->conn, RDT_MSG_FETCH, &request.base);
+    repeat = repeat_create(fetch->conn, RDT_MSG_FETCH, &request.base, request.copies_on_devices && has_device_targets(fetch));
     for (size_t i = first; i < first + n; i++)
         request_keep(fetch->requests[i], repeat);
     repeat_unref(repeat);

@@ -50,7 +50,7 @@ static struct note *create(rdt *conn, enum rdt_message type, const ProtobufCMess
 
     if (!note)
         return NULL;
-    note->repeat = repeat_create(conn, (uint16_t)type, message);
+    note->repeat = repeat_create(conn, (uint16_t)type, message, false);
     if (!note->repeat) {
         free(note);
         return NULL;

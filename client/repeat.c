@@ -9,10 +9,11 @@
 #include "request.h"
 #include "session/clock.h"
 
-struct repeat *repeat_create(const rdt *conn, uint16_t type, const ProtobufCMessage *message)
+struct repeat *repeat_create(const rdt *conn, uint16_t type, const ProtobufCMessage *message, bool always)
 {
-    size_t bytes = conn->session.kept ? protobuf_c_message_get_packed_size(message) : 0;
-    struct repeat *repeat = conn->session.kept ? malloc(sizeof *repeat + bytes) : NULL;
+    bool wanted = conn->session.kept || always;
+    size_t bytes = wanted ? protobuf_c_message_get_packed_size(message) : 0;
+    struct repeat *repeat = wanted ? malloc(sizeof *repeat + bytes) : NULL;
 
     if (!repeat)
         return NULL;
@@ -167,4 +168,29 @@ enum rdt_status repeat_fetch(rdt *conn, rdt_request *request, struct rdt_error *
     fetch->n_items = n_items; /* all of them are freed */
     protobuf_c_message_free_unpacked(message, NULL);
     return status;
+}
+
+bool repeat_uncopied(rdt *conn, rdt_request *request)
+{
+    ProtobufCMessage *message;
+    Rdt__Pb__Fetch *fetch;
+    size_t n_items, i = 0;
+    enum rdt_status status;
+
+    if (!request->repeat || unpack(request->repeat, &message, NULL) != RDT_OK)
+        return false;
+    fetch = (Rdt__Pb__Fetch *)message;
+    n_items = fetch->n_items;
+    while (fetch->items[i]->handle != request->pending.id)
+        i++;
+    fetch->n_items = 1;
+    fetch->items += i;
+    fetch->fds_once = fetch->copies_on_devices = false;
+    shorten(message, request->repeat->start_ns);
+    request->sent_on = repeat_socket(conn);
+    status = connection_send(conn, RDT_MSG_FETCH, 0, message, false, NULL);
+    fetch->items -= i;
+    fetch->n_items = n_items;
+    protobuf_c_message_free_unpacked(message, NULL);
+    return status == RDT_OK;
 }

@@ -18,8 +18,9 @@ struct repeat {
     uint8_t payload[];
 };
 
-/* Packs the message, with one reference. NULL: the session ends with its daemon, or there is no memory. */
-struct repeat *repeat_create(const rdt *conn, uint16_t type, const ProtobufCMessage *message);
+/* Packs the message, with one reference. NULL: the session ends with its daemon, and the message is not wanted `always`, or
+ * there is no memory. */
+struct repeat *repeat_create(const rdt *conn, uint16_t type, const ProtobufCMessage *message, bool always);
 void repeat_ref(struct repeat *repeat); /* repeat may be NULL, here and below */
 void repeat_unref(struct repeat *repeat);
 
@@ -47,5 +48,8 @@ enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id,
 
 /* Sends the kept FETCH of the request with all its items that are still fetched, and sets their requests' sent_on. */
 enum rdt_status repeat_fetch(rdt *conn, struct rdt_request *request, struct rdt_error *err);
+
+/* Sends the item of the request again, for the daemon to copy the object on its device. Returns whether it could. */
+bool repeat_uncopied(rdt *conn, struct rdt_request *request);
 
 #endif

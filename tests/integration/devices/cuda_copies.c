@@ -289,6 +289,24 @@ Test(cuda_copies, copy_whose_event_cannot_be_recorded_is_waited_for)
     end_gated();
 }
 
+/* As in a container with another PID namespace, or at a limit of mappings. */
+Test(cuda_copies, daemon_copies_what_the_reader_cannot_map)
+{
+    count_calls();
+    begin();
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    fake_gpu_trace_clear();
+    gpu_refuse("cuMemImportFromShareableHandle", 1);
+    fetch_into(&ref, into, BYTES);
+    must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 0 && fake_gpu_copied(node.pid) == BYTES);
+    gpu_refuse("cuMemImportFromShareableHandle", 0);
+    must(gpu_holds(into, BYTES, 3));
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    end_of_count();
+}
+
 /* The library's thread looks after the copy, which maps nothing. */
 Test(cuda_copies, cancelled_copy_of_own_object_ends_although_nobody_calls)
 {
