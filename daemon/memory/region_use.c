@@ -45,6 +45,12 @@ void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *l
     }
 }
 
+void region_use_add(struct region_use *use, uint64_t lo, uint64_t hi)
+{
+    *use = (struct region_use){.region = use->region, .lo = lo, .hi = hi};
+    list_append(&use->region->uses, &use->link);
+}
+
 /* ---- waiting ---- */
 
 #define STEPS_PER_LOOK 128u /* at the clock */
@@ -69,6 +75,8 @@ static enum rdt_status compare(const struct region_use *use, struct search *sear
 
     if (use->lo >= search->hi || search->lo >= use->hi)
         return RDT_NOT_FOUND;
+    if (!use->layout)
+        return RDT_OK;
     for (; search->tensor < use->layout->count; search->tensor++) {
         uint32_t i = search->tensor;
         if (use->layout->region[i] == use->index && layout_extent(use->layout, i, &lo, &hi, NULL) == RDT_OK &&

@@ -17,7 +17,7 @@ struct region_use {
     struct list link; /* in region->uses */
     struct region *region;
     uint64_t lo, hi;             /* the smallest range [lo, hi) that contains all bytes that it uses */
-    const struct layout *layout; /* which bytes exactly: its tensors whose region is index. It must outlive the use */
+    const struct layout *layout; /* which bytes exactly: its tensors whose region is index. It outlives the use. NULL: all */
     struct region_wait *wait;    /* who waits at it; NULL: nobody */
     void *object;                /* the object whose use it is, for who knows objects; NULL: a transfer's */
     uint32_t index;
@@ -61,6 +61,9 @@ enum rdt_status region_spans(const struct layout *layout, struct region_span *sp
 /* Adds uses[n] of the layout's tensors, which name them by region index. The caller has set each uses[i].region, and holds the
  * references. spans: those of the layout; NULL: they are computed here. */
 void region_uses_add(struct region_use *uses, uint32_t n, const struct layout *layout, const struct region_span *spans);
+
+/* Adds a use of all bytes [lo, hi). The caller has set use->region, and holds the reference. */
+void region_use_add(struct region_use *use, uint64_t lo, uint64_t hi);
 
 /* Ends a use and calls the waiters whose range is unused now. Does nothing if it was never added. */
 void region_use_remove(struct region_use *use);

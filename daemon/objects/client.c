@@ -394,6 +394,44 @@ void client_set_copying(struct hold *hold, uint64_t bytes)
     hold->client->holds.copying_bytes += bytes;
 }
 
+struct hold_write {
+    struct hold_write *next;
+    struct region_use use; /* with a reference and a pin of its region */
+};
+
+enum rdt_status client_note_write(struct hold *hold, struct region *region, uint64_t lo, uint64_t hi, struct rdt_error *err)
+{
+    struct hold_write *write;
+    enum rdt_status status = account_take(hold->client->account, USAGE_HEAP, sizeof *write, err);
+
+    if (status != RDT_OK)
+        return status;
+    write = calloc(1, sizeof *write);
+    if (!write) {
+        account_give(hold->client->account, USAGE_HEAP, sizeof *write);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note what the client writes");
+    }
+    region_pin(region);
+    write->use.region = region;
+    region_use_add(&write->use, lo, hi);
+    write->next = hold->writes;
+    hold->writes = write;
+    return RDT_OK;
+}
+
+static void end_writes(struct hold *hold)
+{
+    while (hold->writes) {
+        struct hold_write *write = hold->writes;
+        struct region *region = write->use.region;
+        hold->writes = write->next;
+        region_use_remove(&write->use);
+        region_unpin(region);
+        account_give(hold->client->account, USAGE_HEAP, sizeof *write);
+        free(write);
+    }
+}
+
 void client_release(struct hold *hold)
 {
     struct region **regions = hold->regions;
@@ -401,8 +439,7 @@ void client_release(struct hold *hold)
     struct object *object = hold->object;
     struct region *region = hold->region;
 
-    if (hold->on_end)
-        hold->on_end(hold->arg);
+    end_writes(hold);
     if (hold->record)
         hold->client->session.lasting->on_hold_end(hold->client->session.lasting->arg, hold);
     map_remove_u64(&hold->client->holds.by_id, hold->id);

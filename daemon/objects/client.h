@@ -211,8 +211,7 @@ struct hold {
     uint64_t copying_bytes;  /* bytes of the object that the client copies before it releases the hold */
     struct region **regions; /* [n_regions], one reference each: a copy in several regions */
     uint32_t n_regions;
-    void (*on_end)(void *arg); /* called when the hold ends; NULL: nobody asks */
-    void *arg;
+    struct hold_write *writes; /* what the client writes itself until it releases the hold */
 };
 
 void client_init(struct client *client, uint64_t id);
@@ -277,6 +276,10 @@ void client_release(struct hold *hold);
 
 /* The hold that answered this fetch of the client, or NULL. */
 struct hold *client_hold_of_fetch(const struct client *client, uint64_t handle);
+
+/* The client writes the bytes [lo, hi) of its region itself, from the held object, until it releases the hold. Until then the
+ * region is pinned, and the bytes are in use. Errors: LIMIT, NO_MEMORY. */
+enum rdt_status client_note_write(struct hold *hold, struct region *region, uint64_t lo, uint64_t hi, struct rdt_error *err);
 
 /* The client will copy that many bytes out of the held object by itself. */
 void client_set_copying(struct hold *hold, uint64_t bytes);

@@ -115,7 +115,6 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         uint64_t bytes = layout_heap_bytes(target->layout);
         status = account_take(client->account, USAGE_HEAP, bytes, err);
         target->heap_bytes = status == RDT_OK ? bytes : 0;
-        target->account = client->account;
     }
     for (size_t r = 0; status == RDT_OK && r < item->n_target_regions; r++)
         regions[r] = find_region(client, item->target_regions[r]);

@@ -118,12 +118,11 @@ enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_
                         &transfer->move.received, on_ready, transfer, err);
 }
 
-void target_free(struct target *target)
+static void target_free(struct target *target, struct account *account)
 {
     if (!target)
         return;
-    if (target->account)
-        account_give(target->account, USAGE_HEAP, target->heap_bytes);
+    account_give(account, USAGE_HEAP, target->heap_bytes);
     for (uint32_t i = 0; i < target->n; i++) {
         struct region *region = target->uses[i].region;
         if (!region)
@@ -198,7 +197,7 @@ static void transfer_free(struct transfer *transfer)
     struct transfers *transfers = transfer->transfers;
 
     region_unref(transfer->move.received);
-    target_free(transfer->move.target);
+    target_free(transfer->move.target, transfer->account);
     destination_free(transfer);
     if (transfer->wish.slice)
         rdt__pb__slice__free_unpacked(transfer->wish.slice, NULL);

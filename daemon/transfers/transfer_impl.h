@@ -35,10 +35,8 @@ struct target {
     struct layout *layout;
     struct region_use *uses; /* [n], each with a reference and a pin of its region */
     uint32_t n;
-    uint64_t heap_bytes;     /* charged for a layout that came as runs, since the size of its message does not bound it */
-    struct account *account; /* that is charged; NULL: none is */
+    uint64_t heap_bytes; /* charged for a layout that came as runs, since the size of its message does not bound it */
 };
-void target_free(struct target *take_target); /* take_target may be NULL */
 
 /* Memory for tensors that go to devices: transfer_destination.c. */
 struct device_destination {

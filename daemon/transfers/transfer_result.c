@@ -337,21 +337,22 @@ static void answer_all(struct transfer *transfer, void (*one)(struct fetch *))
     transfer_answer(transfer, one);
 }
 
-static void end_target(void *arg)
+/* The reader copies the object. A copy that a device makes goes on when the reader has given it up, for as long as the reader
+ * has the hold. */
+static enum rdt_status set_copying(const struct transfer *transfer, const struct object *object, struct hold *hold,
+                                   struct rdt_error *err)
 {
-    target_free(arg);
-}
+    const struct target *target = transfer->move.target;
+    enum rdt_status status = RDT_OK;
 
-/* The reader copies the object, and writes its targets for as long as it has the hold. */
-static void set_copying(struct transfer *transfer, const struct object *object, struct hold *hold)
-{
     if (!object_on_device(object)) {
         client_set_copying(hold, transfer->record.bytes);
-        return;
+        return RDT_OK;
     }
-    hold->on_end = end_target;
-    hold->arg = transfer->move.target;
-    transfer->move.target = NULL;
+    for (uint32_t i = 0; i < target->n && status == RDT_OK; i++)
+        if (target->uses[i].lo < target->uses[i].hi)
+            status = client_note_write(hold, target->uses[i].region, target->uses[i].lo, target->uses[i].hi, err);
+    return status;
 }
 
 static void answer_object(struct fetch *fetch)
@@ -387,9 +388,9 @@ static void answer_object(struct fetch *fetch)
         if (status == RDT_OK && share == SHARE_READ)
             result.regions[i].cacheable = mapped_may_keep(region);
     }
+    if (status == RDT_OK && how == PATH_COPY)
+        status = set_copying(transfer, object, hold, &err);
     if (status == RDT_OK) {
-        if (how == PATH_COPY)
-            set_copying(transfer, object, hold);
         result_send(&result, fetch, hold);
     } else {
         bool last = list_first(&transfer->fetches)->next == &transfer->fetches;

@@ -11,6 +11,8 @@ CUDA_SUITE(cuda_copies)
 #ifndef RDT_WITHOUT_CUDA
 #include <sys/wait.h>
 
+#include "tests/support/raw.h"
+
 static void begin_gated(const char *more)
 {
     make_gate();
@@ -305,6 +307,33 @@ Test(cuda_copies, daemon_copies_what_the_reader_cannot_map)
     must_ok(rdt_dealloc(b, into, &err));
     let_go(&ref);
     end_of_count();
+}
+
+/* What the daemon keeps of the targets is its client's. */
+Test(cuda_copies, pinned_targets_are_charged)
+{
+    struct raw raw;
+
+    begin_gated(NULL);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    uint64_t heap = raw_used(&raw, "heap");
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(b, &ref, into, BYTES);
+    expect_waiting(b, &request, 1);
+    must(raw_used(&raw, "transfers") == 0);
+    must(raw_used(&raw, "heap") > heap);
+    rdt_request_destroy(request);
+    must_be(RDT_TIMED_OUT, rdt_wait_freed_range(b, into, BYTES, 50 * MSEC, &err));
+    start_gpu();
+    must_ok(rdt_wait_freed_range(b, into, BYTES, LONG, &err));
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    raw_close(&raw);
+    end_gated();
 }
 
 /* The library's thread looks after the copy, which maps nothing. */
