@@ -59,6 +59,7 @@ enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, s
 
 struct belongings { /* what this process still has of the session */
     struct id_list holds, remote_holds, regions;
+    struct copying_writes writes;
 };
 
 static void belongings_fini(struct belongings *all)
@@ -66,11 +67,15 @@ static void belongings_fini(struct belongings *all)
     ids_fini(&all->holds);
     ids_fini(&all->remote_holds);
     ids_fini(&all->regions);
+    ids_fini(&all->writes.holds);
+    ids_fini(&all->writes.regions);
+    ids_fini(&all->writes.from);
+    ids_fini(&all->writes.to);
 }
 
 static bool list_belongings(rdt *conn, struct belongings *all_p)
 {
-    bool ok = memory_list_own(&conn->memory, &all_p->regions);
+    bool ok = memory_list_own(&conn->memory, &all_p->regions) && copying_list_writes(conn, &all_p->writes);
 
     list_each (const rdt_object, object, &conn->objects, link)
         ok = ok && (object->hold == 0 || ids_append(&all_p->holds, object->hold));
@@ -175,6 +180,14 @@ static void send_resume(rdt *conn)
         request.n_regions = all.regions.count;
         request.abandoned_puts = conn->calls.abandoned.ids;
         request.n_abandoned_puts = conn->calls.abandoned.count;
+        request.write_holds = all.writes.holds.ids;
+        request.n_write_holds = all.writes.holds.count;
+        request.write_regions = all.writes.regions.ids;
+        request.n_write_regions = all.writes.regions.count;
+        request.write_from = all.writes.from.ids;
+        request.n_write_from = all.writes.from.count;
+        request.write_to = all.writes.to.ids;
+        request.n_write_to = all.writes.to.count;
         status = connection_shake(conn, RDT_MSG_RESUME, &request.base, &ops, &err);
     }
     belongings_fini(&all);

@@ -248,6 +248,40 @@ void copying_look(rdt *conn)
     }
 }
 
+static bool list_writes(const struct copying *copying, struct copying_writes *all, uint64_t *lo, uint64_t *hi)
+{
+    const struct targets *targets = copying->targets;
+    const struct layout *layout = targets->layout;
+    bool ok = true;
+
+    for (uint32_t i = 0; i < layout->count; i++) {
+        uint64_t from = layout->offset[i], to = from + layout_bytes(layout, i);
+        uint32_t region = layout->region[i];
+        if (from == to)
+            continue;
+        lo[region] = hi[region] == 0 || from < lo[region] ? from : lo[region];
+        hi[region] = to > hi[region] ? to : hi[region];
+    }
+    for (uint32_t i = 0; i < targets->n_mappings && ok; i++)
+        if (!targets->mappings[i]->released) /* one that was released before is no region of the session any more */
+            ok = ids_append(&all->holds, copying->object->hold) && ids_append(&all->regions, targets->mappings[i]->region) &&
+                 ids_append(&all->from, lo[i]) && ids_append(&all->to, hi[i]);
+    return ok;
+}
+
+bool copying_list_writes(const rdt *conn, struct copying_writes *all)
+{
+    bool ok = true;
+
+    list_each (const struct copying, copying, &conn->calls.copies, link) {
+        uint32_t n = copying->targets->n_mappings;
+        uint64_t *bounds = ok ? calloc(2 * (n + 1u), sizeof *bounds) : NULL;
+        ok = bounds && list_writes(copying, all, bounds, bounds + n);
+        free(bounds);
+    }
+    return ok;
+}
+
 bool copying_await(rdt *conn, int64_t deadline_ns)
 {
     const struct timespec pause = {.tv_nsec = PAUSE_MAX_NS};

@@ -43,6 +43,12 @@ bool copying_leave(struct copying *take_copying);
  * (conn->calls.look_ns), while somebody waits. It is struct rdt's on.look. */
 void copying_look(rdt *conn);
 
+/* What devices may still write, by the holds of the copies: bytes [from, to) of regions of this session. */
+struct copying_writes {
+    struct id_list holds, regions, from, to;
+};
+bool copying_list_writes(const rdt *conn, struct copying_writes *all); /* adds to the lists. False: no memory */
+
 /* Waits until the devices have made all copies, or until the deadline; returns whether they have. Nothing is released. In a
  * forked child none goes on. */
 bool copying_await(rdt *conn, int64_t deadline_ns);

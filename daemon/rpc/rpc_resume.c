@@ -21,7 +21,7 @@ struct resuming {
     enum kind kind;
     size_t next; /* index of the next id of `kind` to note; after the last one: `cursor` walks what the daemon has. KINDS: index
                      * of the next abandoned put */
-    size_t cursor;
+    size_t cursor, next_write;
     struct map listed;        /* of `kind`: id -> the message */
     uint64_t *missing[KINDS]; /* [n_missing] */
     size_t n_missing[KINDS];
@@ -97,6 +97,24 @@ static bool free_next_abandoned(struct resuming *resuming)
     return true;
 }
 
+/* Pins what the client still writes, unless it has no more of that, or no room for the note. false: there is no more. */
+static bool note_next_write(struct resuming *resuming)
+{
+    const Rdt__Pb__Resume *message = resuming->message;
+    const struct client *client = resuming->client;
+    size_t i = resuming->next_write++;
+    struct hold *hold;
+    struct region *region;
+
+    if (i >= message->n_write_holds || i >= message->n_write_regions || i >= message->n_write_from || i >= message->n_write_to)
+        return false;
+    hold = map_get_u64(&client->holds.by_id, message->write_holds[i]);
+    region = map_get_u64(&client->regions, message->write_regions[i]);
+    if (hold && region && message->write_from[i] < message->write_to[i] && message->write_to[i] <= region->bytes)
+        (void)client_note_write(hold, region, message->write_from[i], message->write_to[i], NULL);
+    return true;
+}
+
 static void resuming_end(struct resuming *resuming)
 {
     for (unsigned kind = 0; kind < KINDS; kind++)
@@ -149,7 +167,7 @@ static bool step(struct client_task *task, uint64_t until_ns)
     bool failed = false;
 
     do {
-        if (resuming->kind == KINDS && free_next_abandoned(resuming))
+        if (resuming->kind == KINDS && (free_next_abandoned(resuming) || note_next_write(resuming)))
             continue;
         if (resuming->kind == KINDS) {
             answer(resuming);

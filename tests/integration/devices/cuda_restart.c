@@ -271,4 +271,29 @@ Test(cuda_restart, imported_memory_that_cannot_be_imported_again_ends_its_sessio
     node_stop(&node);
     keeper_stop(&keeper, SIGTERM);
 }
+/* The next daemon learns what the GPU still reads and writes for a fetch that was given up. */
+Test(cuda_restart, memory_that_a_gpu_may_still_write_stays_in_use)
+{
+    make_gate();
+    count_calls();
+    open_clients();
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(b, &ref, into, BYTES);
+    expect_waiting(b, &request, 1);
+    rdt_request_destroy(request);
+    again(SIGKILL, NULL);
+    let_go(&ref);
+    must_refuse(RDT_TIMED_OUT, "still touches it", rdt_wait_freed_range(b, into, BYTES, 50 * MSEC, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err));
+    start_gpu();
+    must_ok(rdt_wait_freed_range(b, into, BYTES, LONG, &err));
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    must_ok(rdt_dealloc(b, into, &err));
+    finish();
+    (void)unlink(getenv("FAKE_CUDA_TRACE"));
+    remove_gate();
+}
 #endif
