@@ -379,7 +379,8 @@ bool memory_cache_readable(struct mapping *mapping)
 {
     if (mapping && mapping->access == MAPPING_COW)
         mapping = mapping->pair;
-    if (!mapping || mapping->caching == MAPPING_UNCACHED || (mapping->access != MAPPING_READABLE && !mapping->mapper))
+    if (!mapping || mapping->caching == MAPPING_UNCACHED ||
+        (mapping->access != MAPPING_READABLE && !(mapping->mapper && mapping->origin == MAPPING_FETCHED)))
         return false;
     mapping->caching = MAPPING_CACHED;
     return true;

@@ -361,6 +361,33 @@ Test(cuda_copies, cancelled_copy_of_own_object_ends_although_nobody_calls)
     end_gated();
 }
 
+/* As it would keep that of others, which the daemon then asks it to unmap. */
+Test(cuda_copies, reader_of_its_own_object_does_not_keep_it_mapped)
+{
+    rdt_object *object, *others;
+    void *addr;
+
+    begin();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 3);
+    struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &others, &err));
+    rdt_cuda_close(gpu_b); /* whose thread would read for a, too */
+    gpu_b = NULL;
+    void *into = target_on(gpu_a, BYTES);
+    rdt_request *request = start_into(a, &ref, into, BYTES);
+    object = await_object(a, request);
+    must(gpu_holds(into, BYTES, 3));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(a, into, &err));
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    rdt_release(others);
+    wait_until(20 * SEC, device_seen(b, 0).used_bytes == 0); /* a makes no call */
+    end();
+}
+
 static const char *broken;
 
 static void begin_breakable(void)
