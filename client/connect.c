@@ -61,7 +61,8 @@ static void let_go_of_frames(rdt *conn)
     frame_reader_fini(&conn->reader);
 }
 
-#define CLOSE_NS 1000000000 /* how long rdt_close tries to tell the daemon, or the next one */
+#define CLOSE_NS 1000000000                   /* how long rdt_close tries to tell the daemon, or the next one */
+#define DEVICES_NS (INT64_C(10) * 1000000000) /* how long it waits for copies that devices make */
 
 /* Ends and frees everything that lives on the connection, except the fds. Nothing is sent any more. */
 static void free_all(rdt *conn)
@@ -114,12 +115,69 @@ static void close_in_child(rdt *conn)
 
 /* A session that outlasts its daemon ends when the daemon knows it, and not by the end of the socket, which a daemon that is
  * killed does not see: the next one would have the session until this process ends. */
-static void say_close(rdt *conn)
+static void say_close(rdt *conn, int64_t timeout_ns)
 {
     Rdt__Pb__Close request = RDT__PB__CLOSE__INIT;
 
     if (conn->session.kept)
-        (void)call(conn, RDT_MSG_CLOSE, &request.base, CLOSE_NS, NULL, NULL);
+        (void)call(conn, RDT_MSG_CLOSE, &request.base, timeout_ns, NULL, NULL);
+}
+
+/* With the lock, which it releases. */
+static void close_now(rdt *conn, int64_t timeout_ns)
+{
+    conn->sending.corks = 0;
+    connection_flush(conn); /* a corked message may concern what outlives the session, such as a detached object */
+    connection_unlock(conn);
+    say_close(conn, timeout_ns);
+    connection_lock(conn);
+    free_all(conn);
+    fds_close(conn);
+    (void)pthread_mutex_unlock(&conn->lock);
+    connection_locks_fini(conn);
+    free(conn);
+}
+
+/* Those that were closed while a device did not make its copies. The daemon would give the memory of the copies to others once
+ * it knew of the end, so the session goes on, and the device's mappings stay. Linked by calls.next_left. */
+static _Atomic(rdt *) left_conns;
+
+static void leave(rdt *conn)
+{
+    rdt *next = atomic_load(&left_conns);
+
+    do
+        conn->calls.next_left = next;
+    while (!atomic_compare_exchange_weak(&left_conns, &next, conn));
+}
+
+/* Closes those whose devices have made their copies since. */
+static void close_left(int64_t timeout_ns)
+{
+    for (rdt *conn = atomic_exchange(&left_conns, NULL), *next; conn; conn = next) {
+        next = conn->calls.next_left;
+        if (connection_is_forked(conn))
+            continue; /* the parent's */
+        connection_lock(conn);
+        if (copying_await(conn, 0)) {
+            close_now(conn, timeout_ns);
+        } else {
+            connection_unlock(conn);
+            leave(conn);
+        }
+    }
+}
+
+/* Releases everything but what the copies use, and the memory and the objects of the session. With the lock. */
+static void release_all(rdt *conn)
+{
+    list_drain (rdt_request, request, &conn->requests, link)
+        request_destroy(request);
+    list_each_safe (rdt_object, object, &conn->objects, link)
+        if (!copying_reads(object))
+            fetched_destroy(object);
+    conn->sending.corks = 0;
+    connection_flush(conn);
 }
 
 void rdt_close(rdt *conn)
@@ -130,18 +188,15 @@ void rdt_close(rdt *conn)
         close_in_child(conn);
         return;
     }
+    close_left(CLOSE_NS);
     connection_lock(conn);
-    copying_await(conn); /* the daemon gives the memory to others once it knows of the end */
-    conn->sending.corks = 0;
-    connection_flush(conn); /* a corked message may concern what outlives the session, such as a detached object */
+    if (copying_await(conn, clock_deadline_ns(DEVICES_NS))) {
+        close_now(conn, CLOSE_NS);
+        return;
+    }
+    release_all(conn);
     connection_unlock(conn);
-    say_close(conn);
-    connection_lock(conn);
-    free_all(conn);
-    fds_close(conn);
-    (void)pthread_mutex_unlock(&conn->lock);
-    connection_locks_fini(conn);
-    free(conn);
+    leave(conn);
 }
 
 /* ---- opening ---- */
@@ -419,6 +474,7 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
                                                                     : own.timeout_ns);
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
+    close_left(clock_remaining_ns(until_ns));
     do
         status = connect_once(socket_path(&own), &own, deadline_ns, rdt_p, err);
     while (status == RDT_AGAIN && clock_now_ns() < until_ns);

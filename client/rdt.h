@@ -103,7 +103,12 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
 
 /* Ends the session: cancels its requests, unmaps all memory that came from it, and drops its holds. Objects that it put
  * without RDT_PUT_DETACHED are freed. Every request, object and pointer that came from it is invalid afterwards. rdt may be
- * NULL. */
+ * NULL.
+ *
+ * A device may still copy for a fetch that was given up (rdt-gpu(7)): the call waits for it, at most 10 s. Then it returns, and
+ * the session goes on, with its memory and the objects that it put, until the device has made the copy and the program calls
+ * rdt_connect or rdt_close again, or until the process ends. The targets must not be used before the device has come so far
+ * (cuCtxSynchronize). */
 void rdt_close(rdt *rdt);
 
 struct rdt_node_info {
@@ -362,7 +367,7 @@ struct rdt_fetch_options {
      * two, share memory, or one lies in memory of a live object that is fetched, other than where its tensor is. They must stay
      * valid until the request has ended, and after a cancel or time-out until rdt_request_destroy has returned, which waits
      * until nothing writes there any more. Memory of rdt_alloc or rdt_import may be released earlier, because the daemon keeps
-     * it. */
+     * it; after a cancel or time-out it, or a device, may write there until rdt_wait_freed_range returns. */
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
     const char *group;           /* fetch only within this group (rdt_group_create); NULL: the first group that both nodes

@@ -282,6 +282,14 @@ bool copying_list_writes(const rdt *conn, struct copying_writes *all)
     return ok;
 }
 
+bool copying_reads(const rdt_object *object)
+{
+    list_each (const struct copying, copying, &object->conn->calls.copies, link)
+        if (copying->object == object)
+            return true;
+    return false;
+}
+
 bool copying_await(rdt *conn, int64_t deadline_ns)
 {
     const struct timespec pause = {.tv_nsec = PAUSE_MAX_NS};

@@ -49,6 +49,8 @@ struct copying_writes {
 };
 bool copying_list_writes(const rdt *conn, struct copying_writes *all); /* adds to the lists. False: no memory */
 
+bool copying_reads(const rdt_object *object); /* whether one of the copies is of this very object */
+
 /* Waits until the devices have made all copies, or until the deadline; returns whether they have. Nothing is released. In a
  * forked child none goes on. */
 bool copying_await(rdt *conn, int64_t deadline_ns);

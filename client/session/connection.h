@@ -158,6 +158,7 @@ struct connection_calls {
     struct connection_early early;
     struct list copies; /* of copying.c: those that devices make for fetches */
     int64_t look_ns;    /* when to look after them; CLOCK_NEVER: nobody waits for one */
+    rdt *next_left;     /* of connect.c: was closed before their end */
 };
 
 struct connection_why {

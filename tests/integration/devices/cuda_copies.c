@@ -210,6 +210,37 @@ Test(cuda_copies, close_waits_for_the_copy)
     end_gated();
 }
 
+/* It returns, and what the GPU may still read and write stays until the GPU has done so. */
+Test(cuda_copies, close_leaves_the_session_beside_a_gpu_that_hangs)
+{
+    static uint8_t host[MIB];
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    begin_gated(NULL);
+    node_connect(&node, &conn);
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    struct rdt_tensor other = VECTOR(RDT_U8, sizeof host, host);
+    struct rdt_ref ref = put_new(BYTES, 3), unread = put_one(a, &other, NULL);
+    void *into = target_on(gpu, BYTES);
+    (void)fetch_one(conn, &unread, RDT_FETCH_AUTO);
+    uint64_t used = device(0).used_bytes;
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(conn, &ref, into, BYTES);
+    expect_waiting(conn, &request, 1);
+    let_go(&ref);
+    let_go(&unread);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    must_ok(rdt_wait_freed(a, &unread, LONG, &err)); /* no device reads it */
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err));
+    must(device(0).used_bytes == used);
+    start_gpu();
+    wait_until(20 * SEC, (node_connect(&node, &conn), rdt_close(conn), rdt_wait_freed(a, &ref, MSEC, NULL) == RDT_OK));
+    end_gated();
+}
+
 /* Each wait is for all of them: the first does not hold up the others. */
 Test(cuda_copies, copies_of_many_fetches_wait_in_one_stream)
 {
