@@ -118,7 +118,7 @@ static enum rdt_status refuse(const struct name_claim *claim, struct rdt_error *
     return rdt_error_set(err, RDT_EXISTS,
                          "name \"%.*s\" is %s on %s (epoch %llu, version %llu): unpublish it there first, or publish "
                          "under another name",
-                         (int)claim->key.id_bytes, (const char *)claim->key.id,
+                         (int)claim->key.id_bytes, (const char *)name_key_id(&claim->key),
                          claim->other.version > 0 ? "published" : "being published", who,
                          (unsigned long long)claim->other.epoch, (unsigned long long)claim->other.version);
 }
@@ -238,7 +238,7 @@ static void decide(struct name_claim *claim)
             log_warn_rarely(&all->refused_lines, "names", err.msg);
     }
     if (!lost)
-        names_set_floor(all->names, &claim->key.owner, claim->key.id, claim->key.id_bytes, claim->floor);
+        names_set_floor(all->names, &claim->key.owner, name_key_id(&claim->key), claim->key.id_bytes, claim->floor);
     set_state(claim, lost ? CLAIM_LOST : CLAIM_HELD);
     list_splice(&all->telling.decided, &claim->waiters);
     all->telling.retry.run = retry_some;

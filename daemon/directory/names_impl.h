@@ -23,11 +23,15 @@ static inline uint64_t name_number_after(uint64_t number)
 /* Owner and name as a key of a map. */
 struct name_key {
     struct owner owner;
-    uint8_t id[RDT_MAX_ID_BYTES];
-    size_t id_bytes;
-    uint8_t packed[OWNER_KEY_MAX_BYTES];
-    size_t bytes;
+    size_t id_bytes, bytes;
+    uint8_t packed[OWNER_KEY_MAX_BYTES]; /* [bytes], which end with the name */
 };
+
+static inline const uint8_t *name_key_id(const struct name_key *key)
+{
+    return key->packed + key->bytes - key->id_bytes;
+}
+
 void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes);
 
 struct name_homes {

@@ -19,10 +19,8 @@ bool directory_names_active(const struct directory_names *all)
 
 void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    memset(key_p, 0, sizeof *key_p);
     key_p->owner = *owner;
     key_p->id_bytes = id_bytes;
-    memcpy(key_p->id, id, id_bytes);
     key_p->bytes = owner_key(key_p->packed, owner, id, id_bytes);
 }
 
@@ -132,7 +130,7 @@ static bool send_one(struct peer *peer, Rdt__Pb__NameAct act, const struct name_
     Rdt__Pb__Requester requester;
     Rdt__Pb__Name message = make_like(act, &key->owner, place, &requester);
 
-    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
+    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)name_key_id(key)};
     message.question = question;
     if (place) {
         message.epoch = place->epoch;
@@ -191,7 +189,7 @@ static bool cork(struct directory_names *all, struct peer *peer, Rdt__Pb__NameAc
         list->placed = place != NULL;
         list->place = place ? *place : (struct name_place){0};
     }
-    memcpy(list->names + list->bytes, key->id, key->id_bytes);
+    memcpy(list->names + list->bytes, name_key_id(key), key->id_bytes);
     list->bytes += key->id_bytes;
     list->name_bytes[list->n] = (uint32_t)key->id_bytes;
     list->epoch[list->n] = place ? place->epoch : 0;
