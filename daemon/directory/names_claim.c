@@ -237,7 +237,7 @@ static void decide(struct name_claim *claim)
         if (claim->version > 0)
             log_warn_rarely(&all->refused_lines, "names", err.msg);
     }
-    if (!lost)
+    if (!lost && claim->floor > claim->version)
         names_set_floor(all->names, &claim->key.owner, name_key_id(&claim->key), claim->key.id_bytes, claim->floor);
     set_state(claim, lost ? CLAIM_LOST : CLAIM_HELD);
     list_splice(&all->telling.decided, &claim->waiters);
