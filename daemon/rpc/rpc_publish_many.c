@@ -136,7 +136,7 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishMany
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (call->rpc->intake.drained)
         return rpc_refuse_drained(err);
-    return check_names(message, n, err);
+    return call->waiting ? RDT_OK : check_names(message, n, err); /* set: the homes have been asked about these names */
 }
 
 /* The object of name i. AGAIN: its bytes are still being written. */
