@@ -382,7 +382,7 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
         send_too_large(client, type, flags, request_id, bytes);
         return;
     }
-    if ((flags & FRAME_REPLY) && !(flags & FRAME_ERROR) && !conn_has_room(conn, bytes, &err)) {
+    if ((flags & FRAME_REPLY) && !(flags & FRAME_ERROR) && bytes > client->conn.reserved && !conn_has_room(conn, bytes, &err)) {
         drop_fds(conn, take_fds, n_fds);
         client_send_error(client, type, request_id, &err);
         return;

@@ -161,6 +161,17 @@ void call_reply(struct call *call, const ProtobufCMessage *reply, const int *tak
     call_free(call);
 }
 
+void call_reply_reserved(struct call *call, const ProtobufCMessage *reply, uint64_t heap)
+{
+    struct client *client = call->client;
+
+    if (client)
+        client->conn.reserved = heap;
+    call_reply(call, reply, NULL, 0);
+    if (client)
+        client->conn.reserved = 0;
+}
+
 void call_reply_empty(struct call *call)
 {
     Rdt__Pb__Empty empty = RDT__PB__EMPTY__INIT;

@@ -132,7 +132,8 @@ struct client_holds {
 
 /* What conn.c does for the client. */
 struct client_conn {
-    bool gone; /* the connection has ended: no frame can be sent */
+    bool gone;         /* the connection has ended: no frame can be sent */
+    uint64_t reserved; /* heap that is charged for the answer that is being sent (call_reply_reserved); 0: none */
     /* Packs and queues one frame. It takes ownership of the fds in any case, and sends nothing once the client is gone. */
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
                  const int *take_fds, unsigned n_fds);

@@ -124,6 +124,8 @@ static void answer(struct lookup *lookup)
 {
     Rdt__Pb__LookupReply reply = RDT__PB__LOOKUP_REPLY__INIT;
     struct call *call = lookup->call;
+    struct account *account = account_ref(call->account);
+    uint64_t heap = lookup->heap;
     struct work_pool *pool = call->rpc->regions->pool;
     uint64_t *generation = lookup->generation;
     struct rdt_error refused = lookup->refused;
@@ -134,11 +136,13 @@ static void answer(struct lookup *lookup)
     if (refused.status == RDT_OK && lookup->far.asked && !describe_nodes(lookup, &reply)) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to say where %u ids are", lookup->n);
         fail(lookup, &err);
+        account_unref(account);
         return;
     }
     reply.generation = generation;
     reply.n_generation = lookup->kept;
     lookup->generation = NULL;
+    lookup->heap = 0;
     arena = lookup->arena;
     arena_init(&lookup->arena, RDT_MAX_DECODED_BYTES);
     lookup_free(lookup);
@@ -146,9 +150,11 @@ static void answer(struct lookup *lookup)
     if (refused.status != RDT_OK)
         call_fail(call, &refused);
     else if (looks)
-        call_reply(call, &reply.base, NULL, 0);
+        call_reply_reserved(call, &reply.base, heap); /* there are leases: the answer needs less than its request had */
     else
         call_reply_empty(call);
+    account_give(account, USAGE_HEAP, heap);
+    account_unref(account);
     work_free_arena(pool, &arena);
     free(generation);
 }

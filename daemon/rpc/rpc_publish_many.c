@@ -11,6 +11,8 @@
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
+#define VERSION_BYTES 10u /* the most that a version takes in the answer, and more than the answer has besides */
+
 struct claiming;
 
 struct claim {
@@ -168,8 +170,9 @@ static uint64_t version_before(const struct call *call, size_t i)
     return map_count(&client->session.answers) > 0 ? (uintptr_t)map_get_u64(&client->session.answers, call->request_id + i) : 0;
 }
 
-/* What an earlier daemon has published already keeps its version. */
-static enum rdt_status publish_all(struct call *call, const struct name_publish *publishes, size_t n, struct rdt_error *err)
+/* What an earlier daemon has published already keeps its version. heap: charged for the answer. */
+static enum rdt_status publish_left(struct call *call, const struct name_publish *publishes, size_t n, uint64_t heap,
+                                    struct rdt_error *err)
 {
     Rdt__Pb__PublishManyReply reply = RDT__PB__PUBLISH_MANY_REPLY__INIT;
     struct name_publish *left = calloc(n + 1, sizeof *left);
@@ -189,10 +192,26 @@ static enum rdt_status publish_all(struct call *call, const struct name_publish 
         reply.version = versions;
         on_end(call);
         call->on_end = NULL;
-        call_reply(call, &reply.base, NULL, 0);
+        call_reply_reserved(call, &reply.base, heap);
     }
     free(left);
     free(versions);
+    return status;
+}
+
+/* Nothing is published without room for the answer. */
+static enum rdt_status publish_all(struct call *call, const struct name_publish *publishes, size_t n, struct rdt_error *err)
+{
+    uint64_t heap = (n + 1) * VERSION_BYTES;
+    enum rdt_status status = account_take(call->account, USAGE_HEAP, heap, err);
+    struct account *account;
+
+    if (status != RDT_OK)
+        return status;
+    account = account_ref(call->account); /* the answer frees the call */
+    status = publish_left(call, publishes, n, heap, err);
+    account_give(account, USAGE_HEAP, heap);
+    account_unref(account);
     return status;
 }
 

@@ -299,11 +299,8 @@ static void answer(struct putting *putting)
     reply.n_id_bytes = putting->message->n_id_bytes;
     reply.id_bytes = putting->message->id_bytes;
     return_region(putting); /* before the answer */
-    /* The objects are there, so their client must be told: the answer needs less than its request had. */
-    account_give(putting->account, USAGE_HEAP, putting->heap);
-    putting->heap = 0;
     call->on_end = NULL;
-    call_reply(call, &reply.base, NULL, 0);
+    call_reply_reserved(call, &reply.base, putting->heap); /* the answer needs less than its request had */
     putting_free(putting);
 }
 

@@ -212,6 +212,54 @@ Test(limits_heap, clients_are_told_of_all_that_they_have_put)
     end(NULL);
 }
 
+/* Publishes so many names of the object, with a session of its own. *there_p: how many there are then. */
+static enum rdt_status publish_names(const struct rdt_ref *ref, unsigned n, uint64_t *there_p)
+{
+    static char texts[RDT_PUBLISH_MOST][8];
+    static const char *names[RDT_PUBLISH_MOST];
+    static struct rdt_ref refs[RDT_PUBLISH_MOST];
+    struct rdt_publish_options options = {.struct_size = sizeof options, .lease = true};
+    rdt *publisher = node_client(&node, "publisher");
+
+    for (unsigned i = 0; i < n; i++) {
+        (void)snprintf(texts[i], sizeof texts[i], "n%u", i);
+        names[i] = texts[i];
+        refs[i] = *ref;
+    }
+    enum rdt_status status = rdt_publish_many(publisher, names, refs, n, &options, NULL, NULL);
+    *there_p = used(0, "names");
+    rdt_close(publisher);
+    wait_until(LONG, used(0, "names") == 0);
+    return status;
+}
+
+/* With so many clients a daemon counts answers of 2 KiB, unless the machine has much memory. Versions above 127 have 2 bytes
+ * there. */
+Test(limits_heap, clients_are_told_of_all_names_that_they_have_published)
+{
+    char byte = 1;
+    unsigned n_told = 0, n_refused = 0;
+
+    begin((const char *[]){"--owner-max-heap=500KiB", "--max-clients=1000000", NULL});
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 1, &byte), NULL), name = {.is_name = 1};
+    for (unsigned i = 0; i < 128; i++)
+        must_ok(rdt_publish(conn, "early", &ref, NULL, NULL, &err));
+    must_ok(rdt_ref_from_name("early", 0, NULL, &name, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    for (unsigned n = 700; n <= RDT_PUBLISH_MOST; n += 2) {
+        uint64_t there;
+        enum rdt_status status = publish_names(&ref, n, &there);
+        must(status == RDT_OK || status == RDT_LIMIT);
+        must_say(there == (status == RDT_OK ? n : 0), "the answer is %s, and %llu of %u names are there",
+                 rdt_status_name(status), (unsigned long long)there, n);
+        n_told += status == RDT_OK;
+        n_refused += status == RDT_LIMIT;
+    }
+    cr_assert(n_told > 0 && n_refused > 0, "%u told, %u refused", n_told, n_refused);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    end(NULL);
+}
+
 /* Whoever publishes the first part has the daemon make room for all. */
 Test(limits_heap, versions_of_many_parts_are_their_publishers)
 {
