@@ -332,6 +332,8 @@ static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt
         return rdt_error_set(err, RDT_CANCELLED, "the client has ended its hold meanwhile");
     }
     status = holds_taken(call->rpc->holds, peer, call->forwarded.number, client, id, err);
+    if (status == RDT_OK && call->hold.takes_over)
+        holds_seen(call->rpc->holds, peer, call->forwarded.number);
     if (status == RDT_OK && client->session.lasting && ref)
         client->session.lasting->on_far_hold(client->session.lasting->arg, remote_hold_find(client, id), ref);
     return status;

@@ -71,6 +71,20 @@ static void send_holds(struct holds_node *node, const Rdt__Pb__Holds *message)
 
 /* ---- the owner's side ---- */
 
+static bool is_stale(const struct node_hold *hold)
+{
+    return memcmp(hold->boot_id, hold->node->peer->boot_id, sizeof hold->boot_id) != 0;
+}
+
+/* Whether nobody knows of the hold. A daemon that goes on with the sessions of the earlier one repeats the requests that took
+ * its holds. */
+static bool is_unseen(const struct node_hold *hold)
+{
+    const struct holds_node *node = hold->node;
+
+    return !hold->seen && !node->holds->closing && !(node->returns && node->peer && is_stale(hold));
+}
+
 static void node_hold_end(struct node_hold *hold)
 {
     struct holds *holds = hold->node->holds;
@@ -82,6 +96,8 @@ static void node_hold_end(struct node_hold *hold)
     list_remove(&hold->by_node);
     account_give(hold->account, USAGE_HOLDS, 1);
     account_unref(hold->account);
+    if (is_unseen(hold))
+        transit_returned(hold->object, hold->transit_until_ns);
     object_drop_by(hold->object, HOLDER_NODE, &hold->by_object);
     free(hold);
 }
@@ -160,11 +176,6 @@ static void on_grace_over(struct deadline *deadline)
     holds_give_up(container_of(deadline, struct holds_node, grace));
 }
 
-static bool is_stale(const struct node_hold *hold)
-{
-    return memcmp(hold->boot_id, hold->node->peer->boot_id, sizeof hold->boot_id) != 0;
-}
-
 /* The hold of that number that the node's present daemon has taken. */
 static struct node_hold *find_here(const struct holds_node *node, uint64_t number)
 {
@@ -176,7 +187,10 @@ static struct node_hold *find_here(const struct holds_node *node, uint64_t numbe
 static void keep(struct node_hold *hold)
 {
     const struct peer *peer = hold->node->peer;
-    struct node_hold_image image = {.address = peer->address, .number = hold->number, .owner = hold->account->owner};
+    struct node_hold_image image = {.address = peer->address,
+                                    .number = hold->number,
+                                    .transit_until_ns = hold->transit_until_ns,
+                                    .owner = hold->account->owner};
 
     memcpy(image.node, peer->uuid, sizeof image.node);
     memcpy(image.boot_id, hold->boot_id, sizeof image.boot_id);
@@ -223,6 +237,15 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
     list_append(&node->taken, &hold->by_node);
     keep(hold);
     return RDT_OK;
+}
+
+static void note_seen(struct node_hold *hold)
+{
+    if (hold->seen || hold->transit_until_ns == 0)
+        return;
+    hold->seen = true;
+    if (hold->node->holds->recovery)
+        recovery_node_hold_seen(hold->node->holds->recovery, hold->record);
 }
 
 void holds_unseen(struct holds *holds, struct peer *peer, uint64_t number)
@@ -284,6 +307,7 @@ static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
     for (size_t i = 0; i < message->n_current; i++) {
         struct node_hold *hold = find_here(node, message->current[i]);
         if (hold) {
+            note_seen(hold);
             list_remove(&hold->by_node);
             list_append(&node->taken, &hold->by_node);
         } else {
@@ -397,6 +421,16 @@ void holds_taken_unseen(const struct remote_hold *hold)
     (void)peer_send(far->node->peer, RDT_PEER_CALL, &message.base, NULL);
 }
 
+void holds_seen(struct holds *holds, struct peer *peer, uint64_t number)
+{
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+
+    message.seen = &number;
+    message.n_seen = 1;
+    if (!holds->closing)
+        (void)peer_send(peer, RDT_PEER_HOLDS, &message.base, NULL); /* if the link is down, the next list says it */
+}
+
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
 {
     struct holds_node *node = node_get(holds, peer);
@@ -499,6 +533,8 @@ void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bo
     if (!node || holds->closing)
         return;
     deadline_unset(holds->deadlines, &node->grace);
+    if (boot_changed || awaited)
+        node->returns = returns;
     if (boot_changed && returns)
         let_linger(node);
     else if (boot_changed)
@@ -531,9 +567,15 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
     struct list dropped;
 
     list_init(&dropped);
+    for (size_t i = 0; i < message->n_seen; i++) {
+        struct node_hold *hold = find_here(node, message->seen[i]);
+        if (hold)
+            note_seen(hold);
+    }
     for (size_t i = 0; i < message->n_dropped; i++) {
         struct node_hold *hold = find_here(node, message->dropped[i]);
         if (hold) {
+            note_seen(hold); /* otherwise it was cancelled (holds_unseen) */
             list_remove(&hold->by_node);
             list_append(&dropped, &hold->by_node);
         }
@@ -557,7 +599,7 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
 enum rdt_status holds_on_message(struct holds *holds, struct peer *peer, const Rdt__Pb__Holds *message, struct rdt_error *err)
 {
     struct holds_node *node = holds->closing ? NULL : peer->holds;
-    size_t n = message->n_dropped + message->n_lost + message->n_current;
+    size_t n = message->n_dropped + message->n_lost + message->n_current + message->n_seen;
 
     if (n > LIST_HOLDS)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about %zu holds: at most %u in one", n, LIST_HOLDS);

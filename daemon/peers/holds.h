@@ -19,6 +19,10 @@
  * old holds, and with them the objects, stay until the holder says that it has taken all of them again, or hold_grace has
  * passed.
  *
+ * A hold that takes over a ref in transit may end before its node has read that it was taken: the link, or either daemon, has
+ * ended. Then the ref is in transit again, for what is left of its time. The node says which of these answers it has read
+ * (Holds.seen); an older one does not, so there a ref may stay longer than its holder.
+ *
  * The holds have records (recovery.h), so they also survive the owner's daemon. Holds of an earlier daemon wait in a struct
  * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are treated as if the link had
  * been cut.
@@ -53,6 +57,7 @@ struct node_hold { /* a hold that another node has on an object of this node */
     void *record;              /* of recovery; NULL: it has none */
     uint64_t number;           /* number of the call that took it */
     uint64_t transit_until_ns; /* as in struct remote_hold */
+    bool seen;                 /* the holder has read that it has the hold */
     uint8_t boot_id[16];       /* of the holder's daemon that took it */
 };
 
@@ -97,6 +102,9 @@ enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt
  * the client has under this id. On an error the owner's node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
 enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                             struct rdt_error *err);
+
+/* The same, of a hold that takes over a ref in transit: tells the owner's node that its answer has come. */
+void holds_seen(struct holds *holds, struct peer *peer, uint64_t number);
 
 /* The holds of an earlier daemon of this node have been taken again from that node, or will not be. Its link is up. */
 void holds_settled(struct holds *holds, struct peer *peer);

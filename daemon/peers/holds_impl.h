@@ -26,6 +26,7 @@ struct holds_node { /* what peer->holds points to */
     struct list stale;    /* of an earlier daemon of that node; dropped by `linger` */
     struct list dropping; /* they are dropped in slices */
     struct slice drop;
+    bool returns;           /* that node's present daemon goes on with the sessions of the earlier one */
     bool list_ended;        /* that node has sent the end of its latest list: what is unlisted is dropped */
     struct slice sort;      /* while holds are unsorted */
     struct deadline linger; /* set while holds in `stale` may stay */

@@ -21,6 +21,7 @@ static bool restore_hold(struct holds *holds, struct node_hold_record *record)
         hold->node = node;
         hold->object = record->object;
         hold->number = record->image.number;
+        hold->transit_until_ns = record->image.transit_until_ns;
         memcpy(hold->boot_id, record->image.boot_id, sizeof hold->boot_id);
         /* of two daemons of that node with the same number, one has ended, and its hold is stale anyhow */
         restored = map_get_u64(&node->here, hold->number) || map_put_u64(&node->here, hold->number, hold);

@@ -13,6 +13,7 @@ void *recovery_keep_node_hold(struct recovery *recovery, struct account *account
                               struct object *object)
 {
     Rdt__Pb__JournalNodeHold record = RDT__PB__JOURNAL_NODE_HOLD__INIT;
+    const uint64_t numbers[JOURNAL_NUMBERS] = {image->transit_until_ns};
     struct journal_slot *slot;
 
     if (!recovery->journal || recovery->frozen || !recovery_keep_held(recovery, object))
@@ -23,9 +24,15 @@ void *recovery_keep_node_hold(struct recovery *recovery, struct account *account
     record.uid = image->owner.uid;
     record.tenant = (char *)image->owner.tenant;
     record.generation = object->generation;
-    slot = recovery_add_record(recovery, account, RECORD_NODE_HOLD, image->number, &record.base, 0, NULL);
+    slot = recovery_add_record(recovery, account, RECORD_NODE_HOLD, image->number, &record.base, 0, numbers);
     recovery->counts.holds += slot != NULL;
     return slot;
+}
+
+void recovery_node_hold_seen(struct recovery *recovery, void *record)
+{
+    if (record && !recovery->frozen)
+        journal_set_number(record, 0, 0);
 }
 
 void recovery_end_node_hold(struct recovery *recovery, struct account *account, void *record)
@@ -80,6 +87,7 @@ bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, s
         restored = account_take(account, USAGE_HOLDS, 1, err) == RDT_OK;
     if (restored) {
         hold->image.number = slot->key;
+        hold->image.transit_until_ns = slot->numbers[0] <= INT64_MAX ? slot->numbers[0] : 0;
         hold->image.owner = account->owner;
         hold->account = account_ref(account);
         hold->object = object;

@@ -78,6 +78,7 @@ struct node_hold_image {
     uint8_t node[16], boot_id[16]; /* of the holder */
     const char *address;           /* where to dial it; "": only it dials */
     uint64_t number;
+    uint64_t transit_until_ns; /* of a ref that it took over, until the holder has read that; 0: it has, or there is none */
     struct owner owner;
 };
 
@@ -150,7 +151,8 @@ void recovery_end_session(struct recovery *recovery, struct client *client); /* 
 /* Records a hold, charged to that account, of another node on the object, which is live. NULL: it ends with this process. */
 void *recovery_keep_node_hold(struct recovery *recovery, struct account *account, const struct node_hold_image *image,
                               struct object *object);
-/* record NULL: does nothing */
+/* The holder has read that it has the hold. record NULL: does nothing, here and below. */
+void recovery_node_hold_seen(struct recovery *recovery, void *record);
 void recovery_end_node_hold(struct recovery *recovery, struct account *account, void *record);
 
 /* For the start: a hold of the client (remote_hold.h) on an object of another node, which is taken again when that node can be

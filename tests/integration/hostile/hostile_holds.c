@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A node that has the key and asks for holds that it should not have: of objects that its users may not see, with numbers
  * in use or unknown, and by the million. Also a node that falls silent. */
+#include <signal.h>
+
+#include "client/rdt_info.h"
 #include "tests/integration/hostile/peer_fixture.h"
+#include "tests/support/keeper.h"
+#include "tests/support/netns.h"
 
 TestSuite(hostile_holds, .timeout = 240);
 
@@ -93,6 +98,117 @@ Test(hostile_holds, holds_are_of_what_the_requester_may_fetch_and_of_one_number_
     wait_until(LONG, holds_of(&all) == 2);
     must_ok(rdt_free(reader, &all, true, &err));
     end_with_insider();
+}
+
+/* ---- refs in transit ---- */
+
+static void take_over(uint64_t number, const struct rdt_ref *ref)
+{
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    Rdt__Pb__Hold request = MESSAGE(hold, .ref = &wire, .takes_over = true);
+    ask(number, RDT_MSG_HOLD, &request.base, geteuid());
+}
+
+static bool is_node(void *arg, const struct rdt_holder *holder)
+{
+    *(bool *)arg |= strcmp(holder->kind, "node") == 0;
+    return true;
+}
+
+static bool node_holds(const struct rdt_ref *ref)
+{
+    bool holds = false;
+
+    must_ok(rdt_holders(reader, ref, NULL, is_node, &holds, &err));
+    return holds;
+}
+
+/* An object that only the rogue peer's hold keeps, which has taken the ref over. */
+static struct rdt_ref taken_over(uint64_t number)
+{
+    struct rdt_ref ref = put_for_insider(RDT_VISIBLE_TO_OWNER);
+
+    must_ok(rdt_hand_on(reader, &ref, 3600 * SEC, &err));
+    must_ok(rdt_free(reader, &ref, false, &err));
+    take_over(number, &ref);
+    answered(1, RDT_OK, "");
+    cr_assert_eq(holds_of(&ref), 1);
+    return ref;
+}
+
+static void come_again(void)
+{
+    rogue_peer_close(&rogue_peer);
+    open_rogue_peer();
+    tell(NULL, 0, NULL, 0, true, true);
+    rogue_peer_flush(&rogue_peer);
+}
+
+/* The ref is in transit, and somebody else takes it over. */
+static void arrives(const struct rdt_ref *ref)
+{
+    rdt_request *hold;
+
+    wait_until(LONG, !node_holds(ref));
+    cr_assert_eq(holds_now(ref), 1);
+    must_ok(rdt_take_over_start(reader, ref, LONG, &hold, &err));
+    must_ok(rdt_wait(reader, &hold, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(reader, ref, LONG, &err));
+}
+
+/* The link ends together with the answer. */
+Test(hostile_holds, ref_is_in_transit_again_if_nobody_has_read_that_it_arrived)
+{
+    uint64_t number = 2;
+    Rdt__Pb__Holds seen = MESSAGE(holds, .seen = &number, .n_seen = 1);
+
+    begin_with_insider(NULL);
+    struct rdt_ref ref = taken_over(1);
+    come_again();
+    arrives(&ref);
+    ref = taken_over(2);
+    rogue_peer_send(&rogue_peer, RDT_PEER_HOLDS, &seen.base);
+    rogue_peer_flush(&rogue_peer);
+    come_again(); /* its client has let go meanwhile */
+    must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    ref = taken_over(3);
+    tell((uint64_t[]){3}, 1, NULL, 0, false, false);
+    must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    end_with_insider();
+}
+
+/* The same with the owner's daemon. */
+Test(hostile_holds, ref_is_in_transit_again_if_the_daemon_ends_with_the_answer)
+{
+    static char flag[200], state_dir[160], socket[160], address[65];
+    const char *flags[] = {flag, NULL};
+    struct test_keeper keeper;
+
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    free_address(0, "127.0.0.1", address);
+    begin(&(struct node_options){.listen = address, .flags = flags});
+    open_rogue_peer();
+    reader = node_client(&node, "reader");
+    struct rdt_ref ref = taken_over(1);
+    memcpy(state_dir, node.state_dir, sizeof state_dir);
+    memcpy(socket, node.socket, sizeof socket);
+    node_kill(&node, SIGKILL);
+    rogue_peer_close(&rogue_peer);
+    node_start(&node, &(struct node_options){
+                          .listen = address, .flags = flags, .state_dir = state_dir, .socket = socket, .awaited = true});
+    open_rogue_peer();
+    tell(NULL, 0, NULL, 0, true, true);
+    rogue_peer_flush(&rogue_peer);
+    arrives(&ref);
+    rogue_peer_close(&rogue_peer);
+    rdt_close(reader);
+    rdt_close(bystander);
+    node_stop(&node);
+    keeper_stop(&keeper, SIGTERM);
 }
 
 Test(hostile_holds, lists_of_holds_that_make_no_sense)

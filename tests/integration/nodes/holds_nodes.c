@@ -12,6 +12,7 @@
 TestSuite(holds_nodes, .timeout = 120);
 
 #define BYTES ((size_t)100000)
+#define HOUR (3600 * SEC)
 
 static const char *const lost[] = {
     "is lost",       "is down", "has been away for longer than hold_grace", "connection taken down", "cannot connect to",
@@ -144,6 +145,41 @@ Test(holds_nodes, ref_outlives_a_take_over_whose_answer_nobody_reads)
     must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
     rdt_close(other);
     end(NULL);
+}
+
+/* The receiver's daemon is killed when the owner's node has taken the hold, and before it could read that. */
+Test(holds_nodes, ref_outlives_a_node_that_never_read_the_answer)
+{
+    rdt_request *hold;
+
+    begin(2);
+    struct rdt_ref ref = put_pattern(owner, NULL, BYTES, 1);
+    fetch_pattern(reader, &ref, BYTES, 1, NULL); /* the link is up */
+    must_ok(rdt_hand_on(owner, &ref, HOUR, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    node_freeze(&c.node[0]);
+    must_ok(rdt_take_over_start(reader, &ref, LONG, &hold, &err));
+    for (unsigned i = 0; i < 3; i++)
+        must_ok(rdt_ping(reader, LONG, &err)); /* meanwhile its daemon sends the request */
+    node_freeze(&c.node[1]);
+    node_thaw(&c.node[0]);
+    wait_until(LONG, node_holds(&ref));
+    node_kill(&c.node[1], SIGKILL);
+    rdt_request_destroy(hold);
+    rdt_close(reader);
+    cluster_restart(&c, 1);
+    reader = node_client(&c.node[1], "reader");
+    hold = take_over(reader, &ref);
+    wait_until(LONG, holds_at_owner(&ref) == 1);
+    fetch_pattern(reader, &ref, BYTES, 1, NULL);
+    /* This answer was read. So the ref is not on its way any more, and the object ends with the node that holds it. */
+    node_kill(&c.node[1], SIGKILL);
+    rdt_request_destroy(hold);
+    rdt_close(reader);
+    cluster_restart(&c, 1);
+    reader = node_client(&c.node[1], "reader");
+    must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    end(lost);
 }
 
 Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
