@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -343,6 +344,22 @@ struct call *call_find(const struct rpc *rpc, const struct client *client, const
     struct call_key key = key_of(client, peer, number);
 
     return map_get(&rpc->calls.deferred, &key, sizeof key);
+}
+
+ProtobufCBinaryData call_mark(const struct call *call, uint8_t mark[REPEAT_BYTES])
+{
+    const struct client *client = call->client;
+
+    if (!client || !client->session.lasting || call->request_id == 0)
+        return (ProtobufCBinaryData){0, NULL};
+    memcpy(mark, client->session.id, sizeof client->session.id);
+    memcpy(mark + sizeof client->session.id, &call->request_id, sizeof call->request_id);
+    return (ProtobufCBinaryData){REPEAT_BYTES, mark};
+}
+
+const uint8_t *call_mark_of(const struct call *call, const ProtobufCBinaryData *mark)
+{
+    return call->peer && mark->len == REPEAT_BYTES ? mark->data : NULL;
 }
 
 enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err)

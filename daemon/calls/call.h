@@ -368,6 +368,13 @@ enum rdt_status call_wait_for_put(struct call *call, struct object *object, int6
 /* Inside a handler: moves the decoded request to *to, so that it is valid as long as that arena. */
 void call_take_request(struct call *call, struct arena *to);
 
+/* The mark by which the other node recognises the client's request if a later daemon forwards it again. mark: where its bytes
+ * go. Empty: the session ends with this daemon. */
+ProtobufCBinaryData call_mark(const struct call *call, uint8_t mark[REPEAT_BYTES]);
+
+/* What another node has written there; NULL: none. */
+const uint8_t *call_mark_of(const struct call *call, const ProtobufCBinaryData *mark);
+
 /* Checks the ref of a message and converts it. INVALID. */
 enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err);
 

@@ -118,7 +118,8 @@ struct client_session {
     void *record;                  /* of lasting: the session's own */
     uint8_t id[16];                /* of lasting: tells it from every other session of every node */
     uint8_t state;                 /* enum client_session_state */
-    struct map answers;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
+    struct map answers;            /* request id -> generation or version: what its PUTs, PUBLISHes, and HOLDs with a time in
+                                    * transit did at earlier daemons */
 };
 
 struct client_holds {

@@ -10,6 +10,10 @@
 #include "rdt.pb-c.h"
 #include "rdt_status.h"
 
+/* A mark of a request of a session of another node, which its repetition after a restart has, too: struct client.session.id,
+ * and the number of the request. */
+#define REPEAT_BYTES 24u
+
 struct client;
 struct hold;
 struct name;
@@ -43,6 +47,8 @@ struct lasting {
     /* The hold is on an object of another node. */
     void (*on_far_hold)(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref *ref);
     void (*on_remote_hold_end)(void *arg, struct remote_hold *hold); /* it has a record */
+    /* The request has changed the object of that generation: the next daemon must not do that again. */
+    void (*on_request)(void *arg, const struct client *client, uint64_t request_id, uint64_t generation);
 };
 
 #endif

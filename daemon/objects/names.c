@@ -483,7 +483,7 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
 
 uint64_t names_repeated(const struct names *names, const struct name_publish *publish)
 {
-    static const uint8_t none[NAME_REPEAT_BYTES]; /* the mark of a name whose last PUBLISH came from this node */
+    static const uint8_t none[REPEAT_BYTES]; /* the mark of a name whose last PUBLISH came from this node */
     const struct name *name = name_find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
 
     if (!name || !name->published || !publish->repeat || memcmp(publish->repeat, none, sizeof none) == 0 ||

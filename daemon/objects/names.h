@@ -53,8 +53,6 @@ struct name_carrier;
 /* Why nothing is published under a name any more. */
 enum name_end { NAME_UNPUBLISHED, NAME_PUBLISHER_GONE, NAME_EXPIRED };
 
-#define NAME_REPEAT_BYTES 24u /* struct client.session.id, and the number of the request */
-
 struct name {
     struct fair_entry remembered;
     struct names *names;
@@ -71,16 +69,16 @@ struct name {
     struct list due;     /* struct name_waiter.link: they may wait for that version, until a slice has looked at them */
     struct list endings; /* struct name_ending.link */
     struct list by_waking;
-    unsigned n_waiters;                /* in these three lists */
-    Rdt__Pb__Visibility visibility;    /* valid while the name is published */
-    struct client *publisher;          /* the client whose session is the lease; NULL: there is no lease */
-    struct list by_publisher;          /* in publisher->leases */
-    struct deadline expiry;            /* set while the name is published with a time to live */
-    int64_t ttl_ns;                    /* of its last publish; 0: none */
-    void *record;                      /* of lasting; NULL: it has none */
-    uint64_t session, request;         /* that published this version; 0: unknown */
-    uint8_t repeat[NAME_REPEAT_BYTES]; /* of another node's session that published this version; all 0: of this node's */
-    enum name_end end;                 /* valid if the name was published and is not any more */
+    unsigned n_waiters;             /* in these three lists */
+    Rdt__Pb__Visibility visibility; /* valid while the name is published */
+    struct client *publisher;       /* the client whose session is the lease; NULL: there is no lease */
+    struct list by_publisher;       /* in publisher->leases */
+    struct deadline expiry;         /* set while the name is published with a time to live */
+    int64_t ttl_ns;                 /* of its last publish; 0: none */
+    void *record;                   /* of lasting; NULL: it has none */
+    uint64_t session, request;      /* that published this version; 0: unknown */
+    uint8_t repeat[REPEAT_BYTES];   /* of another node's session that published this version; all 0: of this node's */
+    enum name_end end;              /* valid if the name was published and is not any more */
     bool published;
     bool busy;         /* its waiters are being notified, so it must not be freed */
     uint8_t key_bytes; /* the owner_key, which is the key in by_key */
@@ -122,7 +120,7 @@ struct name_publish {
     struct client *lease;      /* the name ends with this client; NULL: it does not */
     int64_t ttl_ns;            /* the name ends after that time, unless it is published again; 0: it does not */
     uint64_t session, request; /* of the client and its PUBLISH */
-    const uint8_t *repeat;     /* [NAME_REPEAT_BYTES]: of the PUBLISH of another node's session; NULL: none */
+    const uint8_t *repeat;     /* [REPEAT_BYTES]: of the PUBLISH of another node's session; NULL: none */
 };
 
 /* The version that this PUBLISH of another node's session has published already, if it is still the newest one; 0: none. */

@@ -2,6 +2,7 @@
 #include "daemon/objects/transit.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 
@@ -12,6 +13,7 @@ struct transit {
     struct object *object; /* held */
     unsigned count;        /* of refs and leases */
     unsigned leases;
+    uint8_t mark[REPEAT_BYTES]; /* of the last request that another node's session may repeat; all 0: none */
 };
 
 _Static_assert(sizeof(struct transit) <= HEAP_BYTES / 2, "a hold in transit is charged what it takes");
@@ -97,6 +99,19 @@ enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_
     transit_of(object)->leases++;
     object_lasting_changed(object);
     return RDT_OK;
+}
+
+void transit_mark(struct object *object, const uint8_t *mark)
+{
+    if (mark)
+        memcpy(transit_of(object)->mark, mark, REPEAT_BYTES);
+}
+
+bool transit_has_mark(const struct object *object, const uint8_t *mark)
+{
+    const struct transit *transit = mark ? transit_of(object) : NULL;
+
+    return transit && memcmp(transit->mark, mark, REPEAT_BYTES) == 0;
 }
 
 void transit_restore(struct object *object, uint32_t count, uint32_t leases, int64_t ttl_ns)

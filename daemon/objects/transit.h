@@ -31,6 +31,11 @@
  * the first. NO_MEMORY, LIMIT: nothing has changed. */
 enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_error *err);
 
+/* The mark of the request that has begun it, by which a repetition is recognised (lasting.h): [REPEAT_BYTES]; NULL: none. Only
+ * the last one is remembered. */
+void transit_mark(struct object *object, const uint8_t *mark);
+bool transit_has_mark(const struct object *object, const uint8_t *mark);
+
 /* Until when the next ref to arrive may be on its way (uv_hrtime). 0: none is. */
 uint64_t transit_until(const struct object *object);
 

@@ -487,6 +487,14 @@ static void on_remote_hold_end(void *arg, struct remote_hold *hold)
     recovery->counts.holds--;
 }
 
+static void on_request(void *arg, const struct client *client, uint64_t request_id, uint64_t generation)
+{
+    struct recovery *recovery = arg;
+
+    if (!recovery->frozen)
+        recovery_remember_request(recovery, client, request_id, generation);
+}
+
 void recovery_record(struct recovery *recovery)
 {
     recovery->lasting = (struct lasting){.arg = recovery,
@@ -501,7 +509,8 @@ void recovery_record(struct recovery *recovery)
                                          .on_hold_end = on_hold_end,
                                          .on_remote_hold = on_remote_hold,
                                          .on_far_hold = on_far_hold,
-                                         .on_remote_hold_end = on_remote_hold_end};
+                                         .on_remote_hold_end = on_remote_hold_end,
+                                         .on_request = on_request};
     recovery->objects->lasting = recovery->names->lasting = &recovery->lasting;
     recovery->regions->kept.on_end = on_kept_end;
     recovery->regions->kept.arg = recovery;

@@ -134,7 +134,7 @@ struct recovery {
     struct list node_holds;  /* struct node_hold_record.link */
     struct list groups;      /* struct kept_group.link */
     struct map sessions;     /* id -> struct client: those with a record */
-    struct map published;    /* session id -> struct published: the effects of the last PUBLISHes of sessions with a record */
+    struct map published;    /* session id -> struct published: effects of the last requests of sessions with a record */
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and of an object whose
                               * record is being written again */
     struct recovery_counts counts;

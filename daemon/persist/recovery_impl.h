@@ -128,7 +128,10 @@ void recovery_drop_region(struct recovery *recovery, struct region *region);
 /* The name whose record will be removed has a newer version, or has ended: remembers for the session what its PUBLISH did. */
 void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name);
 
-/* Only writes that record, for restore_published. NULL: there is nothing to remember, or no memory. */
+/* The same of a request that has changed an object. */
+void recovery_remember_request(struct recovery *recovery, const struct client *client, uint64_t request, uint64_t generation);
+
+/* Only writes the record of that name, for restore_published. NULL: there is nothing to remember, or no memory. */
 struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name);
 
 void recovery_fini_published(struct recovery *recovery);

@@ -7,11 +7,11 @@
 #include "daemon/objects/remote_hold.h"
 #include "daemon/persist/recovery_impl.h"
 
-/* ---- the effects of PUBLISHes ----
+/* ---- the effects of requests ----
  *
- * Those of a session whose versions are no longer the newest ones. If the answer to such a request is lost with the daemon, the
- * session sends the request again, and must get the same answer. A session has few requests without an answer, so only the
- * last ones are remembered. */
+ * Those of a session that no other record tells: PUBLISHes whose versions are no longer the newest ones, and HOLDs that began
+ * holds in transit. If the answer to such a request is lost with the daemon, the session sends the request again, and must get
+ * the same answer. A session has few requests without an answer, so only the last ones are remembered. */
 
 #define MOST 64u /* of one session */
 
@@ -49,26 +49,39 @@ static bool add_published(struct recovery *recovery, struct journal_slot *slot)
     return true;
 }
 
-struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name)
+/* key: the version or generation that the request's answer had. */
+static struct journal_slot *write_effect(struct recovery *recovery, uint64_t session, uint64_t request, uint64_t key)
 {
-    const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_PUBLISHED_SESSION] = name->numbers[NUMBER_NAME_SESSION],
-                                               [NUMBER_PUBLISHED_REQUEST] = name->numbers[NUMBER_NAME_REQUEST]};
+    const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_PUBLISHED_SESSION] = session, [NUMBER_PUBLISHED_REQUEST] = request};
     struct journal_slot *slot;
 
-    if (numbers[NUMBER_PUBLISHED_REQUEST] == 0 || !map_get_u64(&recovery->sessions, numbers[NUMBER_PUBLISHED_SESSION]))
+    if (request == 0 || !map_get_u64(&recovery->sessions, session))
         return NULL;
     slot = journal_begin(recovery->journal, 0);
     if (slot)
-        journal_commit(recovery->journal, slot, RECORD_PUBLISHED, name->key, 0, numbers);
+        journal_commit(recovery->journal, slot, RECORD_PUBLISHED, key, 0, numbers);
     return slot;
+}
+
+struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name)
+{
+    return write_effect(recovery, name->numbers[NUMBER_NAME_SESSION], name->numbers[NUMBER_NAME_REQUEST], name->key);
+}
+
+static void remember(struct recovery *recovery, struct journal_slot *slot)
+{
+    if (slot && !add_published(recovery, slot))
+        journal_remove(recovery->journal, slot);
 }
 
 void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name)
 {
-    struct journal_slot *slot = recovery_write_published(recovery, name);
+    remember(recovery, recovery_write_published(recovery, name));
+}
 
-    if (slot && !add_published(recovery, slot))
-        journal_remove(recovery->journal, slot);
+void recovery_remember_request(struct recovery *recovery, const struct client *client, uint64_t request, uint64_t generation)
+{
+    remember(recovery, write_effect(recovery, client->id, request, generation));
 }
 
 static void forget_published(struct recovery *recovery, uint64_t session)

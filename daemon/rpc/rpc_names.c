@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PUBLISH and UNPUBLISH: names for objects of this node. */
-#include <string.h>
 
 #include "daemon/calls/call.h"
 #include "daemon/rpc/rpc.h"
@@ -26,14 +25,9 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__Publish *messag
                                struct rdt_error *err)
 {
     Rdt__Pb__Publish marked = *message;
-    uint8_t repeat[NAME_REPEAT_BYTES];
+    uint8_t mark[REPEAT_BYTES];
 
-    marked.repeat = (ProtobufCBinaryData){0, NULL};
-    if (call->client && call->client->session.lasting && call->request_id != 0) {
-        memcpy(repeat, call->client->session.id, sizeof call->client->session.id);
-        memcpy(repeat + sizeof call->client->session.id, &call->request_id, sizeof call->request_id);
-        marked.repeat = (ProtobufCBinaryData){sizeof repeat, repeat};
-    }
+    marked.repeat = call_mark(call, mark);
     return call_forward(call, ref, &marked.base, -1, err);
 }
 
@@ -67,8 +61,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
                                    .visibility = message->visibility,
                                    .lease = message->lease ? call->client : NULL,
                                    .ttl_ns = message->ttl_ns,
-                                   .repeat =
-                                       call->peer && message->repeat.len == NAME_REPEAT_BYTES ? message->repeat.data : NULL,
+                                   .repeat = call_mark_of(call, &message->repeat),
                                    .session = call->client && call->client->session.lasting ? call->client->id : 0,
                                    .request = call->client && call->client->session.lasting ? call->request_id : 0};
     struct rdt_ref ref;

@@ -203,9 +203,31 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
     return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
 }
 
+static enum rdt_status forward_transit(struct call *call, const Rdt__Pb__Hold *message, const struct rdt_ref *ref,
+                                       struct rdt_error *err)
+{
+    Rdt__Pb__Hold marked = *message;
+    uint8_t mark[REPEAT_BYTES];
+
+    marked.repeat = call_mark(call, mark);
+    return call_forward(call, ref, &marked.base, 0, err);
+}
+
+/* Whether this HOLD has begun a hold in transit already: an earlier daemon recorded that, or another node's session repeats
+ * it. */
+static bool is_in_transit(const struct call *call, const struct object *object, const uint8_t *mark)
+{
+    const struct client *client = call->client;
+
+    return client ? (uintptr_t)map_get_u64(&client->session.answers, call->request_id) == object->generation
+                  : transit_has_mark(object, mark);
+}
+
 /* Begins a hold in transit, which belongs to no session. */
 static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *message, struct rdt_error *err)
 {
+    const uint8_t *mark = call_mark_of(call, &message->repeat);
+    const struct client_session *session = call->client ? &call->client->session : NULL;
     int64_t most_ns = (int64_t)call->rpc->options->detached_max_ns;
     struct object *object;
     struct rdt_ref ref;
@@ -215,7 +237,7 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
         return status;
     call->hold.begins_transit = true;
     if (call_is_remote(call, &ref))
-        return call_forward(call, &ref, &message->base, 0, err);
+        return forward_transit(call, message, &ref, err);
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, false, &object, err);
     if (status == RDT_AGAIN || (status == RDT_OK && object->state != OBJECT_FILLING && object->state != OBJECT_LIVE))
         return object_table_not_put(&ref, &call->account->owner, err);
@@ -224,10 +246,16 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
     if (!owner_equal(&object->account->owner, &call->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its owner can hold it in transit",
                              ref.id);
-    status = transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns, err);
-    if (status == RDT_OK)
-        answer_held(call, object);
-    return status;
+    if (!is_in_transit(call, object, mark)) {
+        status = transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns, err);
+        if (status != RDT_OK)
+            return status;
+        transit_mark(object, mark);
+        if (session && session->lasting && call->request_id != 0)
+            session->lasting->on_request(session->lasting->arg, call->client, call->request_id, object->generation);
+    }
+    answer_held(call, object);
+    return RDT_OK;
 }
 
 /* Answers a HOLD that an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */

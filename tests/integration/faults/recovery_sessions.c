@@ -336,6 +336,63 @@ Test(recovery_sessions, publish_on_another_node_that_was_answered_to_nobody_is_n
     keeper_stop(&keeper, SIGTERM);
 }
 
+/* Hands the ref on. */
+static void hand_on(struct raw *raw, uint64_t id, const Rdt__Pb__Hold *message)
+{
+    send_again(raw, RDT_MSG_HOLD, id, &message->base);
+    protobuf_c_message_free_unpacked(raw_reply(raw, id, &rdt__pb__hold_reply__descriptor), NULL);
+}
+
+/* The object of the ref, which was handed on once, ends with its receiver. */
+static void arrives_once(rdt *conn, const struct rdt_ref *ref)
+{
+    rdt_request *hold;
+
+    must_ok(rdt_free(conn, ref, false, &err));
+    must_ok(rdt_take_over_start(conn, ref, LONG, &hold, &err));
+    must_ok(rdt_wait(conn, &hold, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(conn, ref, LONG, &err));
+}
+
+Test(recovery_sessions, ref_whose_hand_on_was_answered_to_nobody_is_in_transit_once)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__Ref near_wire = RDT__PB__REF__INIT, far_wire = RDT__PB__REF__INIT;
+    struct test_node far;
+    char address[65];
+    struct raw raw;
+    uint64_t id = 1000;
+
+    free_address(0, "127.0.0.1", address);
+    node_start(&far, &(struct node_options){.name = "far", .listen = address});
+    start_linked();
+    rdt *near_conn = node_client(&node, "near"), *far_conn = node_client(&far, "far");
+    struct rdt_ref near_ref = put_detached(near_conn, "near", 5, 0, 1), far_ref = put_detached(far_conn, "far", 5, 0, 1);
+    wire_ref_from(&near_ref, &near_wire);
+    wire_ref_from(&far_ref, &far_wire);
+    Rdt__Pb__Hold near_hold = MESSAGE(hold, .ref = &near_wire, .transit_ns = 3600 * SEC),
+                  far_hold = MESSAGE(hold, .ref = &far_wire, .transit_ns = 3600 * SEC);
+    struct welcome welcome = greet(&raw, NULL);
+    hand_on(&raw, id, &near_hold);
+    hand_on(&raw, id + 1, &far_hold);
+    node_kill(&node, SIGKILL);
+    start_linked();
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+    hand_on(&raw, id, &near_hold);
+    hand_on(&raw, id + 1, &far_hold);
+    arrives_once(near_conn, &near_ref);
+    arrives_once(far_conn, &far_ref);
+    raw_close(&raw);
+    rdt_close(near_conn);
+    rdt_close(far_conn);
+    node_stop(&node);
+    node_stop(&far);
+    keeper_stop(&keeper, SIGTERM);
+}
+
 Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
 {
     Rdt__Pb__TensorList tensors;

@@ -440,7 +440,7 @@ Test(names, next_version_is_the_one_that_a_publish_gives)
 /* Another node repeats a PUBLISH only by the mark that it gave the first one. */
 Test(names, publish_of_another_node_is_repeated_by_its_mark_only)
 {
-    static const uint8_t none[NAME_REPEAT_BYTES], mark[NAME_REPEAT_BYTES] = {1}, later[NAME_REPEAT_BYTES] = {2};
+    static const uint8_t none[REPEAT_BYTES], mark[REPEAT_BYTES] = {1}, later[REPEAT_BYTES] = {2};
     struct name_publish next = {.id = (const uint8_t *)"w", .id_bytes = 1, .visibility = RDT__PB__VISIBILITY__VISIBILITY_OWNER};
     uint64_t version = 0;
 
