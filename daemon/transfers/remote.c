@@ -27,6 +27,7 @@ struct remote *remote_get(struct transfers *transfers, struct peer *peer)
     list_init(&remote->failing[0]);
     list_init(&remote->failing[1]);
     list_init(&remote->serves);
+    list_init(&remote->answers.held);
     list_init(&remote->lost_serves);
     list_init(&remote->transports);
     list_init(&remote->in_groups);
@@ -84,6 +85,7 @@ void remote_free(struct remote *remote)
     slice_stop(&remote->fail);
     slice_stop(&remote->stop);
     slice_stop(&remote->look);
+    slice_stop(&remote->answers.slice);
     slice_stop(&remote->replicas.report);
     slice_stop(&remote->replicas.lose_sums);
     slice_stop(&remote->entries.end);

@@ -41,6 +41,13 @@ struct remote_ping {
     bool ask_again;           /* a transfer waits for a later one */
 };
 
+/* For serve_answer.c: answers to that node, of which the link gets so many bytes at a time. */
+struct remote_answers {
+    struct list held; /* struct serve.held */
+    struct slice slice;
+    uint64_t reading_bytes; /* which threads read for answers */
+};
+
 /* Transfers by slower transports than both nodes have. */
 struct remote_fell_back {
     uint64_t n;
@@ -57,17 +64,18 @@ struct remote {
     struct list link; /* in transfers->remotes */
     struct transfers *transfers;
     struct peer *peer;
-    struct list pending;       /* struct transfer.pull.by_peer: in state LINK or QUEUED */
-    struct list pulls;         /* struct transfer.pull.by_peer: in state ASKED or later */
-    struct list looked;        /* the same, while look_some has not looked at them after an event of a connection or a ping */
-    struct list failing[2];    /* the same, after the end of the link: before fail_some has looked at them, and after */
-    struct map by_number;      /* the reader's number of its pull -> struct serve, of the present link */
-    struct list serves;        /* struct serve.by_remote: the same */
-    struct list lost_serves;   /* struct serve.by_remote: of an earlier link, until stop_some stops them */
-    struct slice fail, stop;   /* after the end of a link */
-    struct slice look;         /* at `looked` */
-    bool connected, refused;   /* with `look`: what connections to that node have reported */
-    struct rdt_error why_lost; /* why it has ended */
+    struct list pending;    /* struct transfer.pull.by_peer: in state LINK or QUEUED */
+    struct list pulls;      /* struct transfer.pull.by_peer: in state ASKED or later */
+    struct list looked;     /* the same, while look_some has not looked at them after an event of a connection or a ping */
+    struct list failing[2]; /* the same, after the end of the link: before fail_some has looked at them, and after */
+    struct map by_number;   /* the reader's number of its pull -> struct serve, of the present link */
+    struct list serves;     /* struct serve.by_remote: the same */
+    struct remote_answers answers; /* to those pulls */
+    struct list lost_serves;       /* struct serve.by_remote: of an earlier link, until stop_some stops them */
+    struct slice fail, stop;       /* after the end of a link */
+    struct slice look;             /* at `looked` */
+    bool connected, refused;       /* with `look`: what connections to that node have reported */
+    struct rdt_error why_lost;     /* why it has ended */
     struct remote_replicas replicas;
     struct remote_entries entries;
     struct list transports; /* struct peer_transport.link */

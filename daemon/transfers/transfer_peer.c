@@ -155,6 +155,7 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
         remote_ping(remote);
     }
     look_again(remote);
+    serve_answer_held(remote);
 }
 
 static void tell_connected(struct peer_transport *pt)

@@ -106,6 +106,7 @@ void serve_end(struct serve *serve)
     transfers->under_way.n--;
     transfers->load.serving_bytes -= serve->stream_bytes;
     list_remove(&serve->by_remote);
+    list_remove(&serve->held);
     list_remove(&serve->sending.by_connection);
     list_remove(&serve->sending.by_sending);
     transfer_ticket_leave(&serve->record);
@@ -345,6 +346,7 @@ struct serve *serve_new(struct remote *remote, const Rdt__Pb__Pull *pull, const 
         pull->inline_max_bytes < RDT_PEER_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_PEER_INLINE_MAX_BYTES;
     serve->sending.credit = UINT32_MAX;
     serve->deadline.on_passed = on_deadline;
+    list_init(&serve->held);
     list_init(&serve->sending.by_connection);
     list_init(&serve->sending.by_sending);
     list_init(&serve->sending.posted);

@@ -76,6 +76,7 @@ struct serve {
     struct transfers *transfers;
     struct remote *remote;
     struct list by_remote;   /* in remote->serves or .lost_serves */
+    struct list held;        /* OFFERED: in remote->answers.held until the link has room for the answer */
     unsigned epoch;          /* of the link over which the pull came; nothing about it is sent over a later one */
     uint64_t number;         /* the reader's number of this pull */
     struct sm sm;            /* enum serve_state */
@@ -161,9 +162,12 @@ void serve_take_answer(struct serve *serve, const Rdt__Pb__PullCredit *answer);
 
 /* ---- the answer (serve_answer.c) ---- */
 
-/* The object is there and the requester may have it: answers, at once or when the bytes of the answer have been read, and ends
- * the serve unless chunks are to follow. */
+/* The object is there and the requester may have it: answers, at once or when the link has room and the bytes of the answer
+ * have been read, and ends the serve unless chunks are to follow. */
 void serve_answer(struct serve *serve, struct object *object);
+
+/* The node has answered a ping, so it has read what came before: answers more of the pulls that wait for room in the link. */
+void serve_answer_held(struct remote *remote);
 
 /* ---- messages and events (serve_pull.c) ---- */
 

@@ -14,6 +14,10 @@
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
+/* Of answers on their way to one node, which carry small objects, metadata and lists of tensors. A node may ask for thousands,
+ * nobody is charged for what its link has not taken, and above its limit the link would end. */
+#define ANSWERS_BYTES (UINT64_C(4) << 20)
+
 static bool all_contiguous(const struct layout *layout)
 {
     for (uint32_t i = 0; i < layout->count; i++)
@@ -61,6 +65,7 @@ static void done_gather(struct work *work)
     struct serve *serve = gather->serve;
 
     serve->gathering = false;
+    serve->remote->answers.reading_bytes -= serve->stream_bytes;
     serve->sending.n_ops--;
     if (serve->sm.state == SERVE_OFFERED) {
         answer(serve, gather);
@@ -116,6 +121,7 @@ static void answer_with_bytes(struct serve *serve)
         serve_refuse(serve, &err);
     } else if (reads_owner) {
         serve->gathering = true;
+        serve->remote->answers.reading_bytes += serve->stream_bytes;
         serve->sending.n_ops++;
         owner_work_submit(serve->transfers->regions->owner_work, &gather->work, reads_owner, true);
     } else {
@@ -286,6 +292,68 @@ static void answer(struct serve *serve, struct gather *gather)
         serve_end(serve);
 }
 
+/* ---- room in the link ---- */
+
+static bool link_is_full(const struct remote *remote)
+{
+    return !remote->transfers->closing && peer_queued_bytes(remote->peer) + remote->answers.reading_bytes >= ANSWERS_BYTES;
+}
+
+static void answer_now(struct serve *serve)
+{
+    if (answer_has_bytes(serve))
+        answer_with_bytes(serve);
+    else
+        answer(serve, NULL);
+}
+
+/* The ping is queued behind the answers, so its own answer says that the node has read them. */
+static void hold(struct serve *serve)
+{
+    struct remote *remote = serve->remote;
+
+    list_append(&remote->answers.held, &serve->held);
+    if (!remote->ping.due)
+        remote_ping(remote);
+}
+
+/* The object may have been freed by force meanwhile, and the reader's node must not be noted for a replica then. */
+static void answer_later(struct serve *serve)
+{
+    struct rdt_error err;
+
+    if (!serve->object->access.forced) {
+        answer_now(serve);
+        return;
+    }
+    (void)object_error_ended(OBJECT_END_FREED, serve->ref.id, (int)serve->ref.id_bytes, &err);
+    serve_refuse(serve, &err);
+}
+
+static bool answer_some(struct slice *slice, uint64_t until_ns)
+{
+    struct remote *remote = container_of(slice, struct remote, answers.slice);
+
+    while (!list_empty(&remote->answers.held) && !link_is_full(remote)) {
+        struct serve *serve = container_of(list_first(&remote->answers.held), struct serve, held);
+        list_remove(&serve->held);
+        answer_later(serve);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    if (!list_empty(&remote->answers.held) && !remote->ping.due)
+        remote_ping(remote);
+    return true;
+}
+
+void serve_answer_held(struct remote *remote)
+{
+    if (list_empty(&remote->answers.held))
+        return;
+    remote->answers.slice.run = answer_some;
+    slice_begin(remote_slices(remote), &remote->answers.slice);
+}
+
 void serve_answer(struct serve *serve, struct object *object)
 {
     struct rdt_error err = {0};
@@ -318,8 +386,8 @@ void serve_answer(struct serve *serve, struct object *object)
     serve->transfers->load.serving_bytes += serve->stream_bytes;
     if (status != RDT_OK)
         serve_refuse(serve, &err);
-    else if (answer_has_bytes(serve))
-        answer_with_bytes(serve);
+    else if (link_is_full(serve->remote) || !list_empty(&serve->remote->answers.held))
+        hold(serve);
     else
-        answer(serve, NULL);
+        answer_now(serve);
 }

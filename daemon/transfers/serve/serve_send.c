@@ -270,7 +270,7 @@ void serve_on_start(struct remote *remote, const Rdt__Pb__PullStart *start)
         (void)remote_send(remote, RDT_PEER_PULL_END, &end.base, NULL);
         return;
     }
-    if (serve->sm.state != SERVE_OFFERED || serve->awaits_memory || serve->gathering)
+    if (serve->sm.state != SERVE_OFFERED || serve->awaits_memory || serve->gathering || !list_empty(&serve->held))
         return; /* The reader has sent PULL_START before, or has not been answered. */
     if (start->group.len > 0)
         status = transfer_group_start(serve, start, &pt, &err);

@@ -699,6 +699,33 @@ Test(hostile_peer, link_that_ends_with_a_batch_half_answered_fails_it)
     node_end(&node, meant);
 }
 
+/* The answers take more than the link may have queued. */
+Test(hostile_peer, reader_that_asks_for_more_than_it_reads_gets_all_of_it_later)
+{
+    enum { N = 1500, BYTES = 60000 };
+    static char bytes[BYTES];
+    Rdt__Pb__Requester requester = MESSAGE(requester, .uid = geteuid());
+    Rdt__Pb__Ref wire;
+
+    begin_with_insider(NULL);
+    struct rdt_ref ref = put_one(reader, &VECTOR(RDT_U8, BYTES, bytes), NULL);
+    wire_ref_from(&ref, &wire);
+    Rdt__Pb__Pull pull = MESSAGE(pull, .ref = &wire, .requester = &requester, .timeout_ns = -1, .inline_max_bytes = BYTES);
+    for (unsigned i = 0; i < N; i++) {
+        pull.transfer = i + 1;
+        rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+    }
+    must_say(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, N), "%u of %u answers came",
+             rogue_peer.came[RDT_PEER_PULL_META].n, N);
+    Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                                         rogue_peer.came[RDT_PEER_PULL_META].payload);
+    cr_assert(meta->transfer > 0 && meta->transfer <= N && meta->has_inline && meta->inline_data.len == BYTES);
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    must_ok(rdt_free(reader, &ref, false, &err));
+    must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    end_with_insider();
+}
+
 /* Bytes that ride in an answer are the processor's to copy, and a device's memory is not. */
 Test(hostile_peer, bytes_in_an_answer_go_to_no_device)
 {
