@@ -3,10 +3,13 @@
 
 #include <stdlib.h>
 
+#define ROWS_AT_ONCE 256u /* tensors between two looks at the time */
+
 struct batch {
     struct plugin_copy base; /* first */
     struct device_copy *copy;
     uint64_t bytes;
+    const struct device_place *from, *to; /* of its first piece; NULL: it has none yet */
     struct rdt_copy_piece pieces[DEVICE_COPY_BATCH_PIECES];
 };
 
@@ -20,11 +23,22 @@ struct device_copy {
     uint64_t at;        /* ... at this byte of its packed stream, ... */
     uint64_t remaining; /* ... and this many bytes remain, those of ignored tensors included */
     bool pinned;
+    struct batch *next; /* is being filled; NULL: none is */
     unsigned running;
     uint64_t copied;
     bool stop;
     struct rdt_error failure; /* status OK: none */
+    struct slice slice;       /* looks at the tensors */
+    struct regions *regions;  /* of one of the places; NULL: none was seen yet */
 };
+
+/* NULL: the copy looks at all tensors at once. */
+static struct slices *slices_of(const struct device_copy *copy)
+{
+    const struct regions *regions = copy->regions;
+
+    return regions && regions->deadlines && !regions->ending ? &regions->deadlines->slices : NULL;
+}
 
 /* ---- which tensors ---- */
 
@@ -53,23 +67,6 @@ static const uint8_t *base_of(const struct device_place *place)
 static struct memory_kind *kind_of(const struct device_place *from, const struct device_place *to)
 {
     return to->region && to->region->device ? to->region->kind : from->region->kind;
-}
-
-static enum rdt_status check(const struct device_copy *copy, bool *any_p, struct rdt_error *err)
-{
-    *any_p = false;
-    for (uint32_t i = 0; i < copy->source->count; i++) {
-        const struct region *from, *to;
-        if (!is_copied(copy, i))
-            continue;
-        from = copy->from[copy->source->region[i]].region;
-        to = copy->to[copy->target->region[i]].region;
-        *any_p = true;
-        if (from && to && from->device && to->device && from->kind != to->kind)
-            return rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: no memory kind copies from %s to %s memory", i,
-                                 from->kind->name, to->kind->name);
-    }
-    return RDT_OK;
 }
 
 /* ---- batches ---- */
@@ -137,57 +134,86 @@ static bool same_ends(const struct device_place *from, const struct device_place
     return block_of(from) == block_of(other_from) && block_of(to) == block_of(other_to);
 }
 
-/* Fills a batch with pieces between one block of a device and host memory, or between two blocks. Returns false if nothing is
- * left. */
-static bool fill(struct device_copy *copy, struct batch *batch)
-{
-    const struct device_place *from = NULL, *to = NULL;
-    const struct layout *source = copy->source, *target = copy->target;
-
-    while (copy->remaining > 0 && copy->tensor < source->count && batch->bytes < DEVICE_COPY_BATCH_BYTES &&
-           batch->base.copy.n_pieces < DEVICE_COPY_BATCH_PIECES) {
-        uint32_t i = copy->tensor;
-        uint64_t bytes = layout_bytes(source, i) - copy->at, had = batch->bytes;
-        struct filling filling = {.batch = batch};
-
-        if (bytes > copy->remaining)
-            bytes = copy->remaining;
-        if (!is_copied(copy, i)) {
-            copy->remaining -= bytes;
-            copy->tensor++;
-            copy->at = 0;
-            continue;
-        }
-        if (from && !same_ends(from, to, &copy->from[source->region[i]], &copy->to[target->region[i]]))
-            break;
-        from = &copy->from[source->region[i]];
-        to = &copy->to[target->region[i]];
-        if (bytes > DEVICE_COPY_BATCH_BYTES - batch->bytes)
-            bytes = DEVICE_COPY_BATCH_BYTES - batch->bytes;
-        filling.from = base_of(from);
-        filling.to = (uint8_t *)(uintptr_t)base_of(to) + target->offset[i] + copy->at;
-        (void)layout_runs(source, i, copy->at, bytes, on_runs, &filling);
-        copy->at += batch->bytes - had;
-        copy->remaining -= batch->bytes - had;
-        if (copy->at == layout_bytes(source, i)) {
-            copy->tensor++;
-            copy->at = 0;
-        }
-    }
-    if (!from)
-        return false;
-    batch->base.copy.from = block_of(from);
-    batch->base.copy.to = block_of(to);
-    batch->base.copy.pieces = batch->pieces;
-    batch->base.copy.host_pinned = copy->pinned;
-    batch->base.kind = kind_of(from, to);
-    return true;
-}
-
 static void note_failure(struct device_copy *copy, enum rdt_status status, const struct memory_kind *kind, const char *msg)
 {
     if (copy->failure.status == RDT_OK)
         (void)rdt_error_set(&copy->failure, status, "a copy of %s memory failed: %s", kind->name, msg);
+}
+
+/* Adds up to `bytes` bytes of the next tensor, which lies at these places. */
+static void add_tensor(struct device_copy *copy, struct batch *batch, const struct device_place *from,
+                       const struct device_place *to, uint64_t bytes)
+{
+    uint64_t had = batch->bytes;
+    struct filling filling = {.batch = batch,
+                              .from = base_of(from),
+                              .to = (uint8_t *)(uintptr_t)base_of(to) + copy->target->offset[copy->tensor] + copy->at};
+
+    batch->from = from;
+    batch->to = to;
+    (void)layout_runs(copy->source, copy->tensor, copy->at, bytes, on_runs, &filling);
+    copy->at += batch->bytes - had;
+    copy->remaining -= batch->bytes - had;
+}
+
+static bool kinds_differ(const struct device_copy *copy, struct rdt_error *err)
+{
+    const struct region *from = copy->from[copy->source->region[copy->tensor]].region;
+    const struct region *to = copy->to[copy->target->region[copy->tensor]].region;
+
+    if (!from || !to || !from->device || !to->device || from->kind == to->kind)
+        return false;
+    (void)rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: no memory kind copies from %s to %s memory", copy->tensor,
+                        from->kind->name, to->kind->name);
+    return true;
+}
+
+/* The next tensor. false: it does not belong to this batch, or nobody copies it. */
+static bool fill_tensor(struct device_copy *copy, struct batch *batch)
+{
+    const struct layout *source = copy->source;
+    uint32_t i = copy->tensor;
+    const struct device_place *from = &copy->from[source->region[i]], *to = &copy->to[copy->target->region[i]];
+    uint64_t bytes = layout_bytes(source, i) - copy->at;
+
+    if (bytes > copy->remaining)
+        bytes = copy->remaining;
+    if (!copy->regions)
+        copy->regions = from->region ? from->region->regions : to->region ? to->region->regions : NULL;
+    if (!is_copied(copy, i)) {
+        copy->remaining -= bytes;
+        copy->at = layout_bytes(source, i);
+    } else if (kinds_differ(copy, &copy->failure) || (batch->from && !same_ends(batch->from, batch->to, from, to))) {
+        return false;
+    } else {
+        add_tensor(copy, batch, from, to,
+                   bytes > DEVICE_COPY_BATCH_BYTES - batch->bytes ? DEVICE_COPY_BATCH_BYTES - batch->bytes : bytes);
+    }
+    if (copy->at == layout_bytes(source, i)) {
+        copy->tensor++;
+        copy->at = 0;
+    }
+    return true;
+}
+
+/* Fills the batch with pieces between one block of a device and host memory, or between two blocks. Returns false if until_ns
+ * has passed before it is full: call again. Without pieces nothing is left. */
+static bool fill(struct device_copy *copy, struct batch *batch, uint64_t until_ns)
+{
+    uint32_t n = 0;
+
+    while (copy->remaining > 0 && copy->tensor < copy->source->count && batch->bytes < DEVICE_COPY_BATCH_BYTES &&
+           batch->base.copy.n_pieces < DEVICE_COPY_BATCH_PIECES && fill_tensor(copy, batch))
+        if (++n % ROWS_AT_ONCE == 0 && slices_of(copy) && uv_hrtime() >= until_ns)
+            return false;
+    if (batch->from) {
+        batch->base.copy.from = block_of(batch->from);
+        batch->base.copy.to = block_of(batch->to);
+        batch->base.copy.pieces = batch->pieces;
+        batch->base.copy.host_pinned = copy->pinned;
+        batch->base.kind = kind_of(batch->from, batch->to);
+    }
+    return true;
 }
 
 static void go_on(struct device_copy *copy);
@@ -206,48 +232,82 @@ static void on_batch(struct plugin_copy *base, enum rdt_status status, const cha
     go_on(copy);
 }
 
-static void start_more(struct device_copy *copy)
+/* false: no memory */
+static bool begin_batch(struct device_copy *copy)
+{
+    copy->next = malloc(sizeof *copy->next);
+    if (!copy->next)
+        return false;
+    copy->next->base.copy = (struct rdt_memory_copy){0};
+    copy->next->base.on_done = on_batch;
+    copy->next->copy = copy;
+    copy->next->bytes = 0;
+    copy->next->from = copy->next->to = NULL;
+    return true;
+}
+
+static void start_batch(struct device_copy *copy)
+{
+    struct batch *batch = copy->next;
+    struct rdt_error err = {0};
+
+    copy->next = NULL;
+    copy->running++;
+    if (plugin_copy_start(batch->base.kind, &batch->base, &err) == RDT_OK)
+        return;
+    copy->running--;
+    note_failure(copy, err.status, batch->base.kind, err.msg);
+    free(batch);
+}
+
+/* false: until_ns has passed; call again, from a slice. */
+static bool start_more(struct device_copy *copy, uint64_t until_ns)
 {
     while (copy->running < DEVICE_COPY_AT_ONCE && copy->failure.status == RDT_OK && !copy->stop) {
-        struct batch *batch = malloc(sizeof *batch);
-        struct rdt_error err = {0};
-
-        if (!batch) {
+        if (!copy->next && !begin_batch(copy)) {
             (void)rdt_error_set(&copy->failure, RDT_NO_MEMORY, "no memory for a copy");
-            return;
+            return true;
         }
-        batch->base.copy = (struct rdt_memory_copy){0};
-        batch->base.on_done = on_batch;
-        batch->copy = copy;
-        batch->bytes = 0;
-        if (!fill(copy, batch)) {
-            free(batch);
-            return;
-        }
-        copy->running++;
-        if (plugin_copy_start(batch->base.kind, &batch->base, &err) != RDT_OK) {
-            copy->running--;
-            note_failure(copy, err.status, batch->base.kind, err.msg);
-            free(batch);
-        }
+        if (!fill(copy, copy->next, until_ns))
+            return false;
+        if (!copy->next->from || copy->failure.status != RDT_OK)
+            return true;
+        start_batch(copy);
     }
+    return true;
+}
+
+static void copy_free(struct device_copy *copy)
+{
+    free(copy->next);
+    free(copy);
+}
+
+static bool go_on_some(struct slice *slice, uint64_t until_ns)
+{
+    struct device_copy *copy = container_of(slice, struct device_copy, slice);
+    struct rdt_error failure;
+    bool is_left;
+
+    if (!start_more(copy, until_ns))
+        return false;
+    if (copy->running > 0)
+        return true;
+    failure = copy->failure;
+    is_left = (copy->remaining > 0 && copy->tensor < copy->source->count) || (copy->next && copy->next->from);
+    if (failure.status == RDT_OK && is_left)
+        (void)rdt_error_set(&failure, RDT_CANCELLED, "the copy was cancelled before its end");
+    copy->on_done(copy->arg, failure.status == RDT_OK ? NULL : &failure);
+    copy_free(copy);
+    return true;
 }
 
 /* A batch has ended: starts more, or ends the copy. */
 static void go_on(struct device_copy *copy)
 {
-    struct rdt_error failure;
-
     if (copy->wanted && !copy->wanted(copy->arg))
         copy->stop = true;
-    start_more(copy);
-    if (copy->running > 0)
-        return;
-    failure = copy->failure;
-    if (failure.status == RDT_OK && copy->remaining > 0 && copy->tensor < copy->source->count)
-        (void)rdt_error_set(&failure, RDT_CANCELLED, "the copy was cancelled before its end");
-    copy->on_done(copy->arg, failure.status == RDT_OK ? NULL : &failure);
-    free(copy);
+    slice_begin(slices_of(copy), &copy->slice);
 }
 
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
@@ -256,7 +316,6 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
 {
     struct device_copy *copy = calloc(1, sizeof *copy);
     enum rdt_status status;
-    bool any;
 
     *copy_p = NULL;
     if (!copy)
@@ -268,25 +327,25 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
                                  .on_done = on_done,
                                  .arg = arg,
                                  .remaining = UINT64_MAX,
-                                 .pinned = pinned};
+                                 .pinned = pinned,
+                                 .slice.run = go_on_some};
     if (range) {
         copy->tensor = range->first;
         copy->at = range->at;
         copy->remaining = range->bytes;
     }
-    status = check(copy, &any, err);
-    if (status != RDT_OK || !any) {
-        free(copy);
-        return status;
+    if (!start_more(copy, uv_hrtime() + SLICES_TURN_NS)) {
+        slice_start(slices_of(copy), &copy->slice);
+        *copy_p = copy;
+        return RDT_OK;
     }
-    start_more(copy);
     if (copy->running > 0) {
         *copy_p = copy;
         return RDT_OK;
     }
     /* Either the range has no tensor to copy, or the first batch failed to start. */
     status = copy->failure.status == RDT_OK ? RDT_OK : rdt_error_set(err, copy->failure.status, "%s", copy->failure.msg);
-    free(copy);
+    copy_free(copy);
     return status;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of tensors to, from and between devices. A copy is cut into batches, each of which the plug-in carries out
- * by itself. A few batches run at a time, so that a copy that is stopped ends after those, and not after all of its
- * bytes. Tensors with both ends in host memory are ignored: copy.h copies those. So are those with an end in imported host
- * memory, which the daemon does not map (imported.h).
+/* Copies of tensors to, from and between devices. A copy is cut into batches, each of which the plug-in carries out by itself.
+ * A few batches run at a time, so that a copy that is stopped ends after those, and not after all of its bytes. The tensors, of
+ * which there may be very many, are looked at in slices. Those with both ends in host memory are ignored: copy.h copies them.
+ * So are those with an end in imported host memory, which the daemon does not map (imported.h).
  *
  * All calls are made in the loop thread.
  */
@@ -37,9 +37,9 @@ struct device_range {
 /* Starts to copy the tensors of source to those of target, which has the same shapes and is row-major. range: copies
  * only that range; NULL: all. pinned: the host memory at either end is pinned for the device's kind. The layouts and
  * places are borrowed until on_done, and the memory that they name must stay pinned until then. on_done is called
- * later, exactly once. *copy_p is NULL if there is nothing to copy; on_done is not called then. Errors, after which
- * on_done is not called: UNSUPPORTED (a tensor would go from a device of one kind to one of another), NO_MEMORY, or
- * what the plug-in returned for the first batch. */
+ * later, exactly once. *copy_p is NULL if it was soon seen that there is nothing to copy; on_done is not called then. Errors,
+ * after which on_done is not called: those of the first batch, namely UNSUPPORTED (a tensor would go from a device of one kind
+ * to one of another), NO_MEMORY, or what the plug-in returned. Those of later batches come by on_done. */
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
                                   const struct device_place *to, const struct device_range *range, bool pinned,
                                   device_copy_done on_done, void *arg, struct device_copy **copy_p, struct rdt_error *err);

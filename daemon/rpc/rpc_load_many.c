@@ -7,7 +7,7 @@
  *   place    in slices, the memory of each is mapped, and the rows of one region are brought together
  *   copy     one copy of all rows: from host memory to host memory on the threads of the pool or of the owner (copy.h), and all
  *            others by the device's plug-in, some hundred rows at a time (device_copy.h)
- *   end      in slices, the objects are let go; then the answer
+ *   end      in slices, the regions are checked and the objects let go; then the answer, and the regions are let go
  *
  * What cannot be loaded like this, for whatever reason, is left out: the client fetches it, and learns why. */
 #include <stdlib.h>
@@ -57,6 +57,7 @@ struct loading {
     uint32_t *order;                 /* [targets->count] in which the rows are copied; NULL: as they are */
     void *spare;                     /* [targets->count] a column of them, up to 8 bytes each; NULL until they are ordered */
     bool on_device;                  /* the regions are */
+    bool broken;                     /* at the end: the copy has failed, or memory was missing */
     struct layout *targets, *source; /* of all objects, row by row */
     struct object **objects;         /* [n] held and pinned; NULL: left out */
     int32_t *status;                 /* [n] */
@@ -86,6 +87,7 @@ static void answer(struct loading *loading)
 
     if (!call)
         return;
+    loading->call = NULL;
     call->on_end = NULL;
     if (loading->failed.status != RDT_OK) {
         call_fail(call, &loading->failed);
@@ -97,15 +99,10 @@ static void answer(struct loading *loading)
     call_reply(call, &reply.base, NULL, 0);
 }
 
-static void loading_free(struct loading *loading)
+static void loading_free(struct loading *loading) /* which has no regions */
 {
     struct rpc *rpc = loading->rpc;
 
-    while (loading->n_regions > 0) {
-        struct region *region = loading->regions[--loading->n_regions];
-        region_unpin(region);
-        region_unref(region);
-    }
     free(loading->regions);
     free(loading->sorted);
     free(loading->order);
@@ -126,6 +123,19 @@ static void loading_free(struct loading *loading)
     free(loading);
 }
 
+/* false: until_ns has passed; call again. */
+static bool let_regions_go(struct loading *loading, uint64_t until_ns)
+{
+    while (loading->n_regions > 0) {
+        struct region *region = loading->regions[--loading->n_regions];
+        region_unpin(region);
+        region_unref(region);
+        if (uv_hrtime() >= until_ns)
+            return loading->n_regions == 0;
+    }
+    return true;
+}
+
 static bool end_some(struct slice *slice, uint64_t until_ns)
 {
     struct loading *loading = container_of(slice, struct loading, slice);
@@ -142,18 +152,33 @@ static bool end_some(struct slice *slice, uint64_t until_ns)
         if (uv_hrtime() >= until_ns)
             return false;
     }
-    answer(loading);
+    answer(loading); /* once: it forgets the call */
+    if (!let_regions_go(loading, until_ns))
+        return false;
     loading_free(loading);
     return true;
 }
 
-/* Ends it; when the daemon ends, at once. */
-static void end(struct loading *loading)
+/* From the first one on; when the daemon ends, at once. */
+static void begin_slice(struct loading *loading, bool (*run)(struct slice *, uint64_t))
 {
     slice_stop(&loading->slice);
     loading->next = 0;
-    loading->slice.run = end_some;
+    loading->slice.run = run;
     slice_begin(loading->rpc->regions->ending ? NULL : &loading->rpc->deadlines->slices, &loading->slice);
+}
+
+static void end(struct loading *loading)
+{
+    begin_slice(loading, end_some);
+}
+
+/* The same from inside the slice. */
+static bool end_at(struct loading *loading, uint64_t until_ns)
+{
+    loading->next = 0;
+    loading->slice.run = end_some;
+    return end_some(&loading->slice, until_ns);
 }
 
 /* The caller has gone, or does not wait any more. */
@@ -188,27 +213,32 @@ static void run_job(struct work *work)
 }
 
 /* Memory that was missing or could not be read makes all of them doubtful. */
-static void check(struct loading *loading)
+static bool check_some(struct slice *slice, uint64_t until_ns)
 {
-    bool whole = atomic_load(&loading->copy.failed) == 0 && !loading->devices.failed;
+    struct loading *loading = container_of(slice, struct loading, slice);
 
-    for (uint32_t r = 0; whole && r < loading->n_regions; r++)
-        whole = region_check(loading->regions[r], NULL) == RDT_OK;
-    for (uint32_t i = 0; i < loading->n; i++)
-        if (!whole)
-            loading->status[i] = LEFT_OUT;
-    if (whole && loading->call)
+    while (loading->next < loading->n_regions) {
+        struct region *region = loading->regions[loading->next++];
+        if (loading->devices.kind)
+            region_note_device_copy(region, loading->devices.kind);
+        loading->broken |= region_check(region, NULL) != RDT_OK;
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    for (uint32_t i = 0; loading->broken && i < loading->n; i++)
+        loading->status[i] = LEFT_OUT;
+    if (!loading->broken && loading->call)
         loading->call->client->transfers.fetched_bytes += loading->copied;
     loading->rpc->transfers->counts->bytes_local += loading->copied;
+    end(loading);
+    return true;
 }
 
 static void all_ended(struct loading *loading)
 {
     loading->copied += atomic_load(&loading->copy.copied);
-    for (uint32_t r = 0; loading->devices.kind && r < loading->n_regions; r++)
-        region_note_device_copy(loading->regions[r], loading->devices.kind);
-    check(loading);
-    end(loading);
+    loading->broken = atomic_load(&loading->copy.failed) != 0 || loading->devices.failed;
+    begin_slice(loading, check_some);
 }
 
 static void job_done(struct work *work)
@@ -245,10 +275,6 @@ static void start_device_copy(struct loading *loading)
 
     if (!devices->kind)
         return;
-    for (uint32_t r = 0; r < loading->n_regions; r++) {
-        devices->to[r].region = loading->regions[r];
-        devices->unpinned |= !loading->on_device && !region_is_pinned_for(loading->regions[r], devices->kind);
-    }
     devices->failed = device_copy_start(loading->source, devices->from, loading->targets, devices->to, NULL, !devices->unpinned,
                                         on_device_copied, loading, &devices->copying, NULL) != RDT_OK;
     loading->n_jobs += devices->copying != NULL;
@@ -392,6 +418,34 @@ static bool place_some(struct slice *slice, uint64_t until_ns)
     return true;
 }
 
+/* The region as an end of the copies. */
+static enum rdt_status place_target(struct loading *loading, uint32_t r)
+{
+    struct load_devices *devices = &loading->devices;
+    struct region *region = loading->regions[r];
+
+    if (devices->kind) {
+        devices->to[r].region = region;
+        devices->unpinned |= !loading->on_device && !region_is_pinned_for(region, devices->kind);
+    }
+    return loading->on_device ? RDT_OK : copy_to(&loading->copy, r, region, &loading->failed);
+}
+
+static bool place_targets(struct slice *slice, uint64_t until_ns)
+{
+    struct loading *loading = container_of(slice, struct loading, slice);
+
+    while (loading->next < loading->n_regions) {
+        if (place_target(loading, loading->next++) != RDT_OK)
+            return end_at(loading, until_ns);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    loading->next = 0;
+    loading->slice.run = place_some;
+    return place_some(slice, until_ns);
+}
+
 static bool start_places(struct loading *loading, struct rdt_error *err)
 {
     struct load_devices *devices = &loading->devices;
@@ -405,12 +459,9 @@ static bool start_places(struct loading *loading, struct rdt_error *err)
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
         return false;
     }
-    for (uint32_t r = 0; !loading->on_device && r < loading->n_regions; r++)
-        if (copy_to(&loading->copy, r, loading->regions[r], err) != RDT_OK)
-            return false;
     loading->next = loading->row = 0;
     loading->n_places = NOWHERE + 1;
-    loading->slice.run = place_some;
+    loading->slice.run = place_targets;
     return true;
 }
 
@@ -504,11 +555,7 @@ static bool find_some(struct slice *slice, uint64_t until_ns)
         if (loading->next < loading->n && uv_hrtime() >= until_ns)
             return false;
     }
-    if (start_places(loading, &loading->failed))
-        return place_some(slice, until_ns);
-    loading->next = 0;
-    loading->slice.run = end_some;
-    return end_some(slice, until_ns);
+    return start_places(loading, &loading->failed) ? place_targets(slice, until_ns) : end_at(loading, until_ns);
 }
 
 /* ---- the list, on a thread ---- */
@@ -569,6 +616,7 @@ static void run_read(struct work *work)
 {
     struct loading *loading = container_of(work, struct loading, work);
 
+    qsort(loading->sorted, loading->n_regions, sizeof(struct region *), by_address);
     (void)read_targets(loading, &loading->failed);
 }
 
@@ -634,7 +682,6 @@ static enum rdt_status begin(struct loading *loading, struct rdt_error *err)
         status = add_region(loading, message->more_regions[i], err);
     if (status != RDT_OK)
         return status;
-    qsort(loading->sorted, loading->n_regions, sizeof(struct region *), by_address);
     loading->on_device = !region_is_host(loading->regions[0]);
     loading->devices.kind = loading->on_device ? loading->regions[0]->kind : NULL;
     return call_defer(loading->call, -1, on_end, err);
@@ -675,6 +722,7 @@ enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt
     status = begin(loading, err);
     if (status != RDT_OK) {
         call->on_end = NULL;
+        (void)let_regions_go(loading, UINT64_MAX);
         loading_free(loading);
         return status;
     }
