@@ -292,9 +292,11 @@ static void undo(struct call *call, const struct client_answered *answered)
     }
     if (answered->group == 0)
         return;
-    list_each_safe (struct group, group, &groups->all, link)
-        if (group->number == answered->group)
+    list_each (struct group, group, &groups->all, link)
+        if (group->number == answered->group) {
             group_end(group, NULL);
+            return;
+        }
 }
 
 enum rdt_status rpc_cancel_request(struct call *call, const void *request, struct rdt_error *err)
