@@ -17,8 +17,9 @@ enum rdt_put_flags {
      * rdt_fail, or the end of this session, makes them fail. All tensors must be in memory that the daemon knows.
      * With SNAPSHOT the copy is made at rdt_ready. */
     RDT_PUT_PENDING = 4,
-    /* Only with SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until
-     * that is done, and reports a failure. UNSUPPORTED: the daemon stores nothing. */
+    /* Only with SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns, or when files of
+     * evictable objects have made room for it; rdt_store waits until that is done, and reports a failure. UNSUPPORTED: the
+     * daemon stores nothing. */
     RDT_PUT_STORED = 8,
     /* The caller promises that nobody writes the tensors while the object exists, that is, before rdt_wait_freed has returned.
      * Nothing is copied, and other nodes treat the object as a snapshot: they keep replicas of it and pass it on to each

@@ -256,8 +256,8 @@ const struct client_answered *call_take_answer(struct client *client, uint64_t r
 
 /* Each of these answers the call and frees it. call_reply takes the fds. */
 void call_reply(struct call *call, const ProtobufCMessage *reply, const int *take_fds, unsigned n_fds);
-/* The same for a request that has changed something, so that its client must be told. heap: what is charged to the call's account
- * at least until this returns; an answer of up to so many bytes is sent whatever else the account has. */
+/* The same for a request that has changed something, so that its client must be told. heap: what is charged to the call's
+ * account at least until this returns; an answer of up to so many bytes is sent whatever else the account has. */
 void call_reply_reserved(struct call *call, const ProtobufCMessage *reply, uint64_t heap);
 void call_reply_empty(struct call *call);
 void call_fail(struct call *call, const struct rdt_error *err);

@@ -347,6 +347,78 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
     return start_next(storage, object->generation, err);
 }
 
+/* ---- puts that wait for room ---- */
+
+#define LATER_HEAP_BYTES 96u
+
+struct store_later { /* an object that a put wants stored */
+    struct list link;
+    uint64_t generation;
+    struct account *account; /* charged; a reference */
+};
+
+static void forget_later(struct store_later *later)
+{
+    list_remove(&later->link);
+    account_give(later->account, USAGE_HEAP, LATER_HEAP_BYTES);
+    account_unref(later->account);
+    free(later);
+}
+
+/* *waits_p: files of the cache leave, and then there is room. */
+static enum rdt_status try_to_store(struct storage *storage, struct object *object, bool *waits_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    account_request_begin(storage->accounts, NULL);
+    status = storage_store(storage, object, err);
+    *waits_p = status == RDT_LIMIT && storage->accounts->full && cache_make_room(&storage->objects->cache);
+    account_request_end(storage->accounts, NULL);
+    return status;
+}
+
+enum rdt_status storage_store_soon(struct storage *storage, struct object *object, struct rdt_error *err)
+{
+    struct account *account = account_owner(object->account);
+    struct store_later *later;
+    bool waits;
+    enum rdt_status status = try_to_store(storage, object, &waits, err);
+
+    if (!waits || account_take(account, USAGE_HEAP, LATER_HEAP_BYTES, err) != RDT_OK)
+        return status;
+    later = malloc(sizeof *later);
+    if (!later) {
+        account_give(account, USAGE_HEAP, LATER_HEAP_BYTES);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
+    }
+    *later = (struct store_later){.generation = object->generation, .account = account_ref(account)};
+    list_append(&storage->later, &later->link);
+    return RDT_OK;
+}
+
+static bool try_some(struct slice *slice, uint64_t until_ns)
+{
+    struct storage *storage = container_of(slice, struct storage, try_later);
+
+    while (!list_empty(&storage->later) && !storage->frozen) {
+        struct store_later *later = container_of(list_first(&storage->later), struct store_later, link);
+        struct object *object = index_get(&storage->objects->by_generation, later->generation);
+        struct rdt_error why;
+        bool waits = false;
+
+        if (object && try_to_store(storage, object, &waits, &why) != RDT_OK && !waits) {
+            storage->counts->stores_failed++;
+            log_debug("obj %016" PRIx64 " is not stored: %s", later->generation, why.msg);
+        }
+        if (waits)
+            return true;
+        forget_later(later);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
 static void write_again(struct stored *stored)
 {
     struct storage *storage = stored->storage;
@@ -404,6 +476,8 @@ void storage_init(struct storage *storage)
     list_init(&storage->queue);
     list_init(&storage->in_memory);
     list_init(&storage->dropped);
+    list_init(&storage->later);
+    storage->try_later.run = try_some;
 }
 
 enum rdt_status storage_open(struct storage *storage, uv_loop_t *loop, struct rdt_error *err)
@@ -522,6 +596,9 @@ void storage_fini(struct storage *storage)
         free(stored);
     }
     storage_free_claims(storage);
+    slice_stop(&storage->try_later);
+    list_drain (struct store_later, later, &storage->later, link)
+        forget_later(later);
     cursor = 0;
     while ((entry = map_next(&storage->by_name, &cursor)))
         free(entry);

@@ -122,7 +122,7 @@ static void begin_to_store(struct call *call, struct object *object)
 {
     struct rdt_error why;
 
-    if (storage_store(call->rpc->storage, object, &why) == RDT_OK)
+    if (storage_store_soon(call->rpc->storage, object, &why) == RDT_OK)
         return;
     call->rpc->counts->stores_failed++;
     log_debug("obj %016llx of uid %u is not stored: %s", (unsigned long long)object->generation, object->account->owner.uid,

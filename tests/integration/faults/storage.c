@@ -383,6 +383,29 @@ Test(storage, user_at_the_limit_of_stored_bytes_is_refused_until_a_file_is_gone)
     end(conn, NULL);
 }
 
+/* A put that stores waits for nothing, and the files of evictable objects make room for its own. */
+Test(storage, put_that_stores_makes_room_among_the_files_of_the_cache)
+{
+    more_flags[0] = "--owner-max-stored-bytes=6MiB";
+    more_flags[1] = "--set=daemon.cache_limit=16MiB";
+    more_flags[2] = "--set=daemon.cache_storage_limit=1GiB";
+    rdt *conn = start_client("client");
+    for (unsigned i = 0; count_files(".cache.safetensors") < 5; i++) {
+        char id[16];
+        (void)snprintf(id, sizeof id, "block %u", i);
+        must(i < 1000);
+        (void)put_snapshot(conn, id, MIB, RDT_PUT_EVICTABLE, i);
+        wait_until(LONG, count_files(".tmp") == 0);
+    }
+    struct rdt_ref ref = put_snapshot(conn, "stored", 3 * MIB, RDT_PUT_STORED, 1);
+    wait_until(LONG, count_files(".safetensors") > count_files(".cache.safetensors"));
+    must_store(conn, &ref);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    more_flags[1] = more_flags[2] = NULL;
+    rdt_close(conn);
+    node_stop(&node);
+}
+
 static uint64_t stored_bytes(rdt *conn)
 {
     struct rdt_daemon_status status = {.struct_size = sizeof status};
