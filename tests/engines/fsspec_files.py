@@ -132,7 +132,16 @@ def test_folders_are_parts_of_names() -> None:
         assert fs.cat("moved") == b"12345", "it is where it was"
         fs.mv("a", "z", recursive=True)
         assert fs.find("") == ["c", "moved", "per%cent sp ace/x", "z/1", "z/2", "z/b/3", "ümlaut"]
-        fs.mv("z", "a", recursive=True)
+        fs.mv("z", "a", True)
+        for source, folder in ("a/1", "a/"), ("a/1", "a"), ("a/b/*", "a/b/"), (["a/1"], "a/"):
+            fs.mv(source, folder)
+            assert fs.find("a") == ["a/1", "a/2", "a/b/3"], "what is moved to where it is stays"
+        fs.mv("a/b", "a", recursive=True)
+        assert fs.find("a") == ["a/1", "a/2", "a/b/3"]
+        fs.mv("a/b", "a/b/c", recursive=True)
+        assert fs.find("a") == ["a/1", "a/2", "a/b/c/3"]
+        fs.mv("a/b", "a/d", recursive=True, maxdepth=1)
+        assert fs.find("a") == ["a/1", "a/2", "a/b/c/3"], "what was not copied"
         fs.makedirs("a/new/folder", exist_ok=True)
         with raises(IsADirectoryError):
             fs.rm("a")

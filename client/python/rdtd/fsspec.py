@@ -485,19 +485,28 @@ class RdtdFileSystem(AbstractFileSystem):
             raise FileExistsError(errno.EEXIST, "rdtd: this name is published already", name)
         self._publish(name, value, **options)
 
-    def cp_file(self, path1: Any, path2: Any, **ignored: Any) -> None:
-        """Publishes the same object under a second name: nothing is copied. Of a folder there is nothing to copy."""
+    def cp_file(self, path1: Any, path2: Any, made: Optional[set[str]] = None, **ignored: Any) -> None:
+        """Publishes the same object under a second name: nothing is copied. Of a folder there is nothing to copy. made: the
+        second name is added."""
         try:
             version = self._version(path1)
         except FileNotFoundError:
             if not self.isdir(path1):
                 raise
             return
-        self._c.publish(self._strip_protocol(path2), version.held, **self._options)
+        name = self._strip_protocol(path2)
+        self._c.publish(name, version.held, **self._options)
+        if made is not None:
+            made.add(name)
 
-    def mv(self, path1: Any, path2: Any, **options: Any) -> None:
-        if self._strip_protocol(path1) != self._strip_protocol(path2):  # otherwise it would be removed
-            super().mv(path1, path2, **options)
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: Optional[int] = None, **ignored: Any) -> None:
+        """What is moved onto itself stays."""
+        if self._strip_protocol(path1) == self._strip_protocol(path2):
+            return
+        names = self.expand_path(path1, recursive=recursive, maxdepth=maxdepth)
+        made: set[str] = set()
+        self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", made=made)
+        self._remove([name for name in names if name not in made], recursive)
 
     def rm_file(self, path: Any) -> None:
         name = self._strip_protocol(path)
@@ -510,7 +519,10 @@ class RdtdFileSystem(AbstractFileSystem):
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: Optional[int] = None) -> None:
         """Unpublishes a name, or with recursive all in a folder."""
-        for name in reversed(self.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
+        self._remove(self.expand_path(path, recursive=recursive, maxdepth=maxdepth), recursive)
+
+    def _remove(self, names: list[str], recursive: bool) -> None:
+        for name in reversed(names):
             if self._c.exists(self._ref(name)):
                 self.rm_file(name)
             elif not recursive:
