@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import rdtd
@@ -121,6 +122,24 @@ def test_a_child_after_a_fork_puts_and_ends() -> None:
         assert len(c.objects(prefix="tq.fork.")) == 6
         program._end()
         assert not c.objects(prefix="tq.fork.")
+        client.close()
+
+
+def test_a_process_may_have_the_number_of_one_that_ended() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        client = Client({"socket": node.socket})
+        for number in range(2):  # a child after the other, from the same state
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    rdtd.transferqueue.os = SimpleNamespace(getpid=lambda: 7)
+                    client.put(["0@a"], [torch.tensor(number)])
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert len(c.objects(prefix="tq.")) == 2
+        c.free(prefix="tq.")
         client.close()
 
 

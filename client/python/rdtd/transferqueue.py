@@ -30,7 +30,6 @@ import threading
 import time
 import uuid
 import weakref
-from itertools import count
 from typing import Any, NamedTuple, Optional
 
 from ._engines import Engine
@@ -142,8 +141,7 @@ class Client(StorageKVClient):
         self._own: Optional[rdtd.Connection] = None  # if there is a socket
         self._ttl = float(config.get("ttl") or _TTL)
         self._allow_pickle = config.get("allow_pickle")
-        self._prefix = f"{config.get('prefix') or 'tq.'}{uuid.uuid4().hex[:12]}."
-        self._numbers = count()
+        self._prefix = config.get("prefix") or "tq."
         # Of objects of which some keys were cleared, where in them these are, and when ttl has ended the object: oldest first.
         self._cleared: dict[bytes, tuple[float, set[bytes]]] = {}
         self._lock = threading.Lock()
@@ -165,8 +163,7 @@ class Client(StorageKVClient):
             return []
         runs, others, places = _runs(values)
         value = {"tensors": [run.tensor for run in runs], "shapes": [run.shapes for run in runs], "others": others}
-        key = f"{self._prefix}{os.getpid()}.{next(self._numbers)}"  # a fork has the prefix and the numbers, too
-        ref = self._c.put(value, id=key, snapshot="unsealed", detached=True, ttl=self._ttl)
+        ref = self._c.put(value, id=self._prefix + uuid.uuid4().hex, snapshot="unsealed", detached=True, ttl=self._ttl)
         packed, pack, many = ref.pack(), _PLACE.pack, len(keys)
         return [packed + pack(many, *place) for place in places]
 
