@@ -155,6 +155,21 @@ def test_a_lost_node_is_no_obstacle_to_the_end_of_others() -> None:
         near.close()
 
 
+def test_clear_without_a_daemon_tries_once() -> None:
+    with Node() as node:
+        client, tries = Client({"socket": node.socket}), []
+        metas = [client.put(["0@a"], [torch.tensor(number)])[0] for number in range(5)]
+        node.kill()
+        connect = rdtd.connect
+        rdtd.connect = lambda socket: tries.append(socket) or connect(socket)
+        try:
+            with raises(rdtd.Disconnected):
+                client.clear(["0@a"] * 5, metas)
+        finally:
+            rdtd.connect = connect
+        assert len(tries) <= 1
+
+
 def test_objects_that_ttl_has_ended_are_forgotten() -> None:
     """Also if other processes have cleared the rest of their keys."""
     with Node() as node, rdtd.connect(node.socket) as c:

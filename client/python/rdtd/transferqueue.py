@@ -47,7 +47,7 @@ except ImportError as error:
 import rdtd
 
 from ._arrays import kind_of
-from ._errors import Error, Freed, NotFound, OwnerDied
+from ._errors import Disconnected, Error, Freed, NotFound, OwnerDied
 from ._requests import Ref
 
 __all__ = ["register", "Client", "Manager"]
@@ -182,7 +182,7 @@ class Client(StorageKVClient):
 
     def clear(self, keys: list[str], custom_backend_meta: Any = None) -> None:
         """Notes that these values are not needed any more, and frees the objects of which no others are left. Errors: those of
-        Connection.free, when all other objects have been freed; ttl ends what this call could not."""
+        Connection.free, when all other objects have been freed, and Disconnected; ttl ends what this call could not."""
         over = []
         now = time.monotonic()
         with self._lock:
@@ -200,6 +200,8 @@ class Client(StorageKVClient):
                 self._c.free(ref)
             except (Freed, NotFound, OwnerDied):
                 pass  # its time was over
+            except Disconnected:  # there is no daemon, and each try to connect takes seconds
+                raise
             except Error as error:  # its node is lost, for instance
                 failure = failure or error
         if failure is not None:
