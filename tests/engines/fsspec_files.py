@@ -279,6 +279,28 @@ def test_ranges_of_one_call_are_of_one_version() -> None:
             fs.cat_ranges(["nix"], [0], [3], on_error="raise")
 
 
+def test_a_read_that_fails_leaves_no_half_file() -> None:
+    with files() as (fs, c):
+        c.publish("policy", {"a": np.arange(5), "b": np.ones(3)})
+        with fs.open("policy") as file:
+            bytes_of, tensors = rdtd.fsspec._bytes_of, []
+
+            def fails_once(tensor: Any) -> Any:
+                tensors.append(tensor)
+                if len(tensors) == 2:
+                    raise MemoryError
+                return bytes_of(tensor)
+            rdtd.fsspec._bytes_of = fails_once
+            try:
+                with raises(MemoryError):
+                    file.read_view()
+            finally:
+                rdtd.fsspec._bytes_of = bytes_of
+            tensors.clear()
+            file.seek(0)
+            assert file.read() == fs.cat("policy") and len(fs.cat("policy")) == file.size
+
+
 def test_caches_see_that_a_daemon_counts_versions_anew() -> None:
     with Node() as node, tempfile.TemporaryDirectory() as folder:
         def read() -> bytes:

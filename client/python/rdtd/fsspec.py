@@ -167,9 +167,11 @@ class _Version:
         if self._head and self._names is None:  # of many parts
             tensors = list(fetched.value.values())
         place = len(self._head)
+        pieces = []
         for tensor in [*tensors, *(tensors[number] for number in self._same)]:
-            self._pieces.append((place, _bytes_of(tensor)))
+            pieces.append((place, _bytes_of(tensor)))
             place += tensor.nbytes
+        self._pieces += pieces  # all, or after an error none
 
     def read(self, start: int, end: int) -> memoryview:
         """The bytes [start, end) of the file, which has them."""
