@@ -133,6 +133,9 @@ def test_folders_are_parts_of_names() -> None:
         fs.mv("a", "z", recursive=True)
         assert fs.find("") == ["c", "moved", "per%cent sp ace/x", "z/1", "z/2", "z/b/3", "ümlaut"]
         fs.mv("z", "a", True)
+        assert fs.ukey("a") == fs.ukey("a") != fs.ukey("a/b")
+        with raises(FileNotFoundError):
+            fs.ukey("z")
         for source, folder in ("a/1", "a/"), ("a/1", "a"), ("a/b/*", "a/b/"), (["a/1"], "a/"):
             fs.mv(source, folder)
             assert fs.find("a") == ["a/1", "a/2", "a/b/3"], "what is moved to where it is stays"

@@ -416,8 +416,13 @@ class RdtdFileSystem(AbstractFileSystem):
         return rows if detail else list(dict.fromkeys([row["name"] for row in rows]))
 
     def ukey(self, path: Any) -> str:
-        """Another text for each version, also of a daemon that counts from 1 again: fsspec's caches ask for it."""
-        return str(self._version(path).held)
+        """Another text for each version, also of a daemon that counts from 1 again: fsspec's caches ask for it. Of a folder it
+        is fsspec's own."""
+        try:
+            return str(self._version(path).held)
+        except (FileNotFoundError, IsADirectoryError):
+            own: str = super().ukey(path)
+            return own
 
     def exists(self, path: Any, **ignored: Any) -> bool:
         name = self._strip_protocol(path)
