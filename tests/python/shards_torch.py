@@ -581,6 +581,18 @@ def test_a_rank_whose_tensors_cannot_be_copied_fails_the_others() -> None:
                     publish(1, c, "meta")
                 with raises(rdtd.OwnerDied, "ValueError: tensor 'w' is on the meta device"):
                     waiting.result() if waiting else publish(0, other, "cpu")
+            on_gpu, uses_gpus = rdtd.torch._on_gpu, rdtd.torch._uses_gpus
+
+            def fails(connection: Any) -> bool:
+                raise rdtd.NoMemory("no GPU can be opened")
+            rdtd.torch._on_gpu, rdtd.torch._uses_gpus = lambda tensor: True, fails
+            try:
+                with raises(rdtd.NoMemory):
+                    publish(1, c, "cpu")
+            finally:
+                rdtd.torch._on_gpu, rdtd.torch._uses_gpus = on_gpu, uses_gpus
+            with raises(rdtd.OwnerDied, "NoMemory: no GPU can be opened"):
+                publish(0, other, "cpu")
             waiting = pool.submit(publish, 0, other, "cpu")
             assert publish(1, c, "cpu") == waiting.result() == 1, "all join again"
         c.unpublish("policy")

@@ -223,8 +223,8 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
         raise ValueError("the model has no tensors to publish")
     at = ref_of(name)
     number = connection._next_step(at) if step is None else step
-    in_place = not delta and any(_on_gpu(local.tensor) for local in locals_ if local.mine) and _uses_gpus(connection)
     try:
+        in_place = not delta and any(_on_gpu(local.tensor) for local in locals_ if local.mine) and _uses_gpus(connection)
         made = _boxes(locals_, in_place)
     except BaseException as error:  # no memory for a copy of a GPU's, for instance: the other ranks wait for this one
         with contextlib.suppress(rdtd.Error):
