@@ -333,6 +333,8 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
     rdt_request *request = container_of(expiry, rdt_request, expiry);
     struct rdt_error err;
 
+    if (request->state == REQUEST_ARRIVED && !request->copying && !copying_has_begun(request->on_device))
+        return; /* begin_copy */
     if (request->state == REQUEST_ARRIVED) {
         (void)rdt_error_set(&err, RDT_TIMED_OUT,
                             "%s %s: the device did not copy it into the targets within %.3f s: it still has other work",
@@ -443,12 +445,27 @@ static bool copy_some(rdt_request *request)
     return request->copy_tensor < layout->count;
 }
 
+/* The daemon has met the deadline, but this program may have been busy since: then the copy has the same time anew. */
+static void begin_copy(rdt_request *request)
+{
+    struct expiry_heap *expiries = &request->conn->calls.expiries;
+
+    if (copying_has_begun(request->on_device) || request->expiry.at_ns > clock_now_ns())
+        return;
+    expiry_remove(expiries, &request->expiry);
+    request->expiry.at_ns = clock_deadline_ns(request->timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS : request->timeout_ns);
+    if (expiry_reserve(expiries, 1))
+        expiry_add(expiries, &request->expiry);
+}
+
 void request_copy_some(rdt_request *request)
 {
     rdt *conn = request->conn;
     struct rdt_error err;
     enum rdt_status status;
 
+    if (request->on_device)
+        begin_copy(request);
     request->copying = true;
     list_remove(&request->arrived);
     connection_unlock(conn);

@@ -155,6 +155,11 @@ enum rdt_status copying_step(struct copying *copying, struct rdt_error *err)
     return status;
 }
 
+bool copying_has_begun(const struct copying *copying)
+{
+    return copying->work;
+}
+
 /* ---- its end ---- */
 
 static void look_in(rdt *conn, int64_t ns)

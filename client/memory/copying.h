@@ -29,6 +29,8 @@ enum rdt_status copying_create(rdt_object *object, struct targets *targets,
  * OK: all bytes are in the targets. AGAIN: ask copying_watch. Errors: those of the device. */
 enum rdt_status copying_step(struct copying *copying, struct rdt_error *err);
 
+bool copying_has_begun(const struct copying *copying); /* not while a thread is in copying_step */
+
 /* Whether all parts are queued. Then copying_look looks after the copy, and copying_step is not called any more. False: call it
  * again. */
 bool copying_watch(struct copying *copying);

@@ -146,6 +146,29 @@ Test(cuda_copies, deadline_is_met_while_the_gpu_is_busy)
     end_gated();
 }
 
+/* The daemon has met the deadline. The program was busy with other things meanwhile. */
+Test(cuda_copies, answer_in_time_counts_although_nobody_has_read_it)
+{
+    size_t n = 1;
+
+    begin_gated(NULL);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    struct rdt_tensor target = bytes_at(into, BYTES);
+    const struct rdt_tensor *targets = &target;
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = SEC / 2};
+    int64_t end_ns = now_ns() + SEC;
+    rdt_request *request = start_as(b, &ref, &how);
+    wait_until(20 * SEC, now_ns() > end_ns);
+    rdt_object *object = await_object(b, request);
+    must(gpu_holds(into, BYTES, 3));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&ref);
+    end_gated();
+}
+
 /* A request for memory is refused rather than given what a copy reads or writes. */
 Test(cuda_copies, pressure_waits_for_the_copy)
 {
