@@ -151,13 +151,15 @@ static void leave(rdt *conn)
     while (!atomic_compare_exchange_weak(&left_conns, &next, conn));
 }
 
-/* Closes those whose devices have made their copies since. */
+/* Closes those whose devices have made their copies since, and in a forked child its copies of all of the parent's. */
 static void close_left(int64_t timeout_ns)
 {
     for (rdt *conn = atomic_exchange(&left_conns, NULL), *next; conn; conn = next) {
         next = conn->calls.next_left;
-        if (connection_is_forked(conn))
-            continue; /* the parent's */
+        if (connection_is_forked(conn)) {
+            close_in_child(conn);
+            continue;
+        }
         connection_lock(conn);
         if (copying_await(conn, 0)) {
             close_now(conn, timeout_ns);
@@ -184,11 +186,11 @@ void rdt_close(rdt *conn)
 {
     if (!conn)
         return;
+    close_left(CLOSE_NS);
     if (connection_is_forked(conn)) {
         close_in_child(conn);
         return;
     }
-    close_left(CLOSE_NS);
     connection_lock(conn);
     if (copying_await(conn, clock_deadline_ns(DEVICES_NS))) {
         close_now(conn, CLOSE_NS);

@@ -505,4 +505,42 @@ Test(cuda_copies, forked_child_closes_at_once)
     let_go(&ref);
     end_gated();
 }
+
+/* Its copies of the descriptors would keep the session open. */
+Test(cuda_copies, forked_child_closes_sessions_that_were_left)
+{
+    int to_child[2], to_parent[2], status;
+    rdt_cuda *gpu;
+    rdt *conn;
+    char byte;
+
+    begin_gated(NULL);
+    must(pipe(to_child) == 0 && pipe(to_parent) == 0);
+    node_connect(&node, &conn);
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu, BYTES);
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(conn, &ref, into, BYTES);
+    expect_waiting(conn, &request, 1);
+    let_go(&ref);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)close(to_child[1]);
+        rdt_cuda_close(gpu_b);
+        rdt_close(b);
+        (void)!write(to_parent[1], "", 1);
+        (void)!read(to_child[0], &byte, 1); /* the test ends */
+        _exit(0);
+    }
+    must(pid > 0 && read(to_parent[0], &byte, 1) == 1);
+    start_gpu();
+    wait_until(20 * SEC, (node_connect(&node, &conn), rdt_close(conn), rdt_wait_freed(a, &ref, MSEC, NULL) == RDT_OK));
+    must(close(to_child[1]) == 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    must(close(to_child[0]) == 0 && close(to_parent[0]) == 0 && close(to_parent[1]) == 0);
+    end_gated();
+}
 #endif
