@@ -106,7 +106,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         }
         if (request && status != RDT_OK && done->to_copy && request->targets && request->targets->on_device)
             asks_again = repeat_uncopied(conn, request); /* this process cannot map the object: the daemon copies it */
-        batch_on_answer(conn, done, &fds, object);
+        batch_on_answer(conn, done, &fds, object, asks_again);
         if (object)
             request_arrive(request, object);
         else

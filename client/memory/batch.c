@@ -63,7 +63,8 @@ static void add(struct batch *batch, struct mapping *take_mapping)
     batch->mappings[batch->n_mappings++] = take_mapping;
 }
 
-void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds, const rdt_object *object)
+void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds, const rdt_object *object,
+                     bool again)
 {
     struct batch *batch = find(conn, done->handle);
 
@@ -82,7 +83,7 @@ void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, const struct ans
         if (mapping)
             add(batch, mapping);
     }
-    if (--batch->left == 0)
+    if (!again && --batch->left == 0)
         end(conn, batch);
 }
 

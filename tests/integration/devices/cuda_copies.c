@@ -9,6 +9,7 @@
 CUDA_SUITE(cuda_copies)
 
 #ifndef RDT_WITHOUT_CUDA
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "tests/support/raw.h"
@@ -361,6 +362,47 @@ Test(cuda_copies, daemon_copies_what_the_reader_cannot_map)
     must_ok(rdt_dealloc(b, into, &err));
     let_go(&ref);
     end_of_count();
+}
+
+/* An answer that is asked for again is one answer: the memory of the others stays mapped for those that are still to come. */
+Test(cuda_copies, fetch_that_is_asked_for_again_ends_no_mapping_of_others)
+{
+    enum { SOME = 1 << 20 };
+    int fd = memfd_create("imported", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct rdt_ref refs[3] = {[1] = ref_named("first"), [2] = ref_named("second")};
+    rdt_request *requests[3];
+    size_t counts[3] = {1, 0, 0};
+
+    must(fd >= 0 && ftruncate(fd, 2 * SOME) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    uint8_t *memory = mmap(NULL, 2 * SOME, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(memory != MAP_FAILED);
+    begin();
+    must_ok(rdt_import(a, fd, memory, 2 * SOME, &err));
+    fill_pattern(memory, 2 * SOME, 6);
+    (void)put_one(a, &VECTOR(RDT_U8, SOME, memory), "first");
+    refs[0] = put_new(BYTES, 3);
+    void *into = target_on(gpu_b, BYTES);
+    struct rdt_tensor target = bytes_at(into, BYTES);
+    const struct rdt_tensor *targets[3] = {&target};
+    struct rdt_fetch_options how = {
+        .struct_size = sizeof how, .targets = targets, .target_counts = counts, .timeout_ns = LONG};
+    gpu_refuse("cuMemImportFromShareableHandle", 1);
+    must_ok(rdt_fetch_start(b, refs, 3, &how, requests, &err));
+    rdt_release(await_object(b, requests[0]));
+    rdt_release(await_object(b, requests[1]));
+    gpu_refuse("cuMemImportFromShareableHandle", 0);
+    must(gpu_holds(into, BYTES, 3));
+    (void)put_one(a, &VECTOR(RDT_U8, SOME, memory + SOME), "second");
+    rdt_release(await_object(b, requests[2]));
+    for (unsigned i = 0; i < 3; i++)
+        rdt_request_destroy(requests[i]);
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&refs[0]);
+    let_go(&refs[1]);
+    let_go(&refs[2]);
+    must_ok(rdt_dealloc(a, memory, &err));
+    end();
+    must(munmap(memory, 2 * SOME) == 0 && close(fd) == 0);
 }
 
 /* What the daemon keeps of the targets is its client's. */
