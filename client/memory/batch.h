@@ -13,8 +13,8 @@
 bool batch_begin(rdt *conn, uint64_t first, size_t n);
 void batch_drop(rdt *conn, uint64_t first); /* the message was not sent */
 
-/* Handles an answer. `object` is the fetched object; NULL: it was not created, and nobody has taken the fds. again: the fetch was
- * sent again, so another answer to it comes. */
+/* Handles an answer. `object` is the fetched object; NULL: it was not created, and nobody has taken the fds. again: the fetch
+ * was sent again, so another answer to it comes. */
 void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds, const rdt_object *object,
                      bool again);
 

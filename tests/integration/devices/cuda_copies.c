@@ -384,8 +384,7 @@ Test(cuda_copies, fetch_that_is_asked_for_again_ends_no_mapping_of_others)
     void *into = target_on(gpu_b, BYTES);
     struct rdt_tensor target = bytes_at(into, BYTES);
     const struct rdt_tensor *targets[3] = {&target};
-    struct rdt_fetch_options how = {
-        .struct_size = sizeof how, .targets = targets, .target_counts = counts, .timeout_ns = LONG};
+    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = targets, .target_counts = counts, .timeout_ns = LONG};
     gpu_refuse("cuMemImportFromShareableHandle", 1);
     must_ok(rdt_fetch_start(b, refs, 3, &how, requests, &err));
     rdt_release(await_object(b, requests[0]));
