@@ -314,7 +314,7 @@ Test(hostile_names, list_that_is_malformed_ends_the_link)
         size_t n, n_epoch, n_version, n_question, bytes;
         const char *says;
     } bad[] = {
-        {&like, ones, MANY + 1, MANY + 1, MANY + 1, MANY + 1, MANY + 1, "at most 64"},
+        {&like, ones, MANY + 1, MANY + 1, MANY + 1, MANY + 1, MANY + 1, "at most 16"},
         {NULL, ones, 2, 2, 2, 2, 2, "columns that are missing"},
         {&like, ones, 2, 1, 2, 2, 2, "differ in length"},
         {&like, ones, 2, 2, 3, 2, 2, "differ in length"},
