@@ -255,6 +255,7 @@ void holds_unseen(struct holds *holds, struct peer *peer, uint64_t number)
     if (!hold)
         return;
     transit_returned(hold->object, hold->transit_until_ns);
+    note_seen(hold); /* so that a later daemon does not do the same */
     hold->transit_until_ns = 0;
 }
 
