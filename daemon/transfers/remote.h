@@ -45,7 +45,9 @@ struct remote_ping {
 struct remote_answers {
     struct list held; /* struct serve.held */
     struct slice slice;
-    uint64_t reading_bytes; /* which threads read for answers */
+    uint64_t reading_bytes;    /* which threads read for answers, in this round */
+    uint64_t reading_since_ns; /* if there are some */
+    unsigned round;            /* another one begins when reading takes long, and gives the room to others */
 };
 
 /* Transfers by slower transports than both nodes have. */

@@ -17,6 +17,7 @@
 /* Of answers on their way to one node, which carry small objects, metadata and lists of tensors. A node may ask for thousands,
  * nobody is charged for what its link has not taken, and above its limit the link would end. */
 #define ANSWERS_BYTES (UINT64_C(4) << 20)
+#define READING_NS UINT64_C(20000000) /* how long what threads read keeps other answers waiting */
 
 static bool all_contiguous(const struct layout *layout)
 {
@@ -32,10 +33,13 @@ struct gather {
     struct work work;     /* first */
     struct serve *serve;  /* its object is pinned */
     const uint8_t **base; /* [places of the object] */
+    unsigned round;       /* of remote->answers, if a thread reads */
     uint8_t *data; /* [serve->stream_bytes] since it runs: those that wait for a thread need no memory. NULL: there was none */
 };
 
 static void answer(struct serve *serve, struct gather *gather);
+static bool link_is_full(const struct remote *remote);
+static void hold(struct serve *serve);
 
 static void gather_free(struct gather *gather)
 {
@@ -63,11 +67,16 @@ static void done_gather(struct work *work)
 {
     struct gather *gather = (struct gather *)work;
     struct serve *serve = gather->serve;
+    struct remote_answers *answers = &serve->remote->answers;
+    bool late = gather->round != answers->round;
 
     serve->gathering = false;
-    serve->remote->answers.reading_bytes -= serve->stream_bytes;
+    answers->reading_bytes -= late ? 0 : serve->stream_bytes;
     serve->sending.n_ops--;
-    if (serve->sm.state == SERVE_OFFERED) {
+    if (serve->sm.state == SERVE_OFFERED && late && link_is_full(serve->remote)) { /* the room is others' by now */
+        gather_free(gather);
+        hold(serve);
+    } else if (serve->sm.state == SERVE_OFFERED) {
         answer(serve, gather);
     } else {
         gather_free(gather);
@@ -110,6 +119,17 @@ static bool answer_has_bytes(const struct serve *serve)
            !object_slow_owner(serve->object, serve->source); /* imported memory is staged */
 }
 
+static void begin_reading(struct serve *serve, struct gather *gather)
+{
+    struct remote_answers *answers = &serve->remote->answers;
+
+    serve->gathering = true;
+    if (answers->reading_bytes == 0)
+        answers->reading_since_ns = uv_hrtime();
+    answers->reading_bytes += serve->stream_bytes;
+    gather->round = answers->round;
+}
+
 /* Reads the bytes of the answer, then answers. */
 static void answer_with_bytes(struct serve *serve)
 {
@@ -120,8 +140,7 @@ static void answer_with_bytes(struct serve *serve)
     if (!gather) {
         serve_refuse(serve, &err);
     } else if (reads_owner) {
-        serve->gathering = true;
-        serve->remote->answers.reading_bytes += serve->stream_bytes;
+        begin_reading(serve, gather);
         serve->sending.n_ops++;
         owner_work_submit(serve->transfers->regions->owner_work, &gather->work, reads_owner, true);
     } else {
@@ -330,10 +349,21 @@ static void answer_later(struct serve *serve)
     serve_refuse(serve, &err);
 }
 
+/* A client can hold up the threads that read its memory. Its answers lose their room then, so that those of other users do not
+ * wait for them. */
+static void forget_reading(struct remote_answers *answers)
+{
+    if (answers->reading_bytes == 0 || uv_hrtime() - answers->reading_since_ns < READING_NS)
+        return;
+    answers->reading_bytes = 0;
+    answers->round++;
+}
+
 static bool answer_some(struct slice *slice, uint64_t until_ns)
 {
     struct remote *remote = container_of(slice, struct remote, answers.slice);
 
+    forget_reading(&remote->answers);
     while (!list_empty(&remote->answers.held) && !link_is_full(remote)) {
         struct serve *serve = container_of(list_first(&remote->answers.held), struct serve, held);
         list_remove(&serve->held);
