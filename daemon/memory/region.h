@@ -110,6 +110,7 @@ struct region_caches {
     uint64_t max_bytes;           /* the limit for one client, and for sealed regions */
     uint64_t hits;                /* how often a client's cached region was used again */
     struct map importers;         /* struct importer (region_table.c): which clients have imported memory of which devices */
+    uint64_t n_imports;           /* of memory of devices, so far */
 };
 
 struct regions_kept { /* those with a record */
@@ -220,6 +221,7 @@ struct region_reach {
     bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
     bool one_audience;     /* all clients that ever had a descriptor of it are of one owner: audience */
     struct owner audience;
+    uint64_t exposed_at; /* regions->caches.n_imports when the first one got it */
 };
 
 /* Memory that a client imported. */

@@ -304,6 +304,7 @@ static bool adopt(struct region *region, struct pool_block *take_block)
     region_adopt(region, take_block);
     if (client != 0) {
         region->reach.exported_to = client;
+        region->reach.exposed_at = region->regions->caches.n_imports;
         region->reach.writable_outside = true;
         /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
         region->reach.exposure = is_allocation(region) ? REGION_EXPOSED : REGION_BOUND;

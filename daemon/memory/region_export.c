@@ -43,6 +43,7 @@ void region_expose(struct region *region, uint64_t client)
     const struct region_cache *cache = client != 0 ? map_get_u64(&region->regions->caches.clients, client) : NULL;
 
     if (region->reach.exposure < REGION_EXPOSED) {
+        region->reach.exposed_at = region->regions->caches.n_imports;
         region->reach.one_audience = cache;
         if (cache)
             region->reach.audience = cache->owner;

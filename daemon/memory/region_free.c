@@ -344,10 +344,10 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool for_anyone =
         !imported && region->reach.exposure == REGION_UNEXPOSED && !region_is_sealed(region) && !kept && !region->unwritten;
     /* A client that had this memory mapped may have put it under another name, as an import. So device memory that only one
-     * client had does not serve it again while it has imported anything on the device. */
+     * client had does not serve it again if it has imported anything on the device meanwhile. */
     bool for_client = !host && !imported && !region->reach.abandoned &&
                       (region->reach.exposure == REGION_EXPOSED || region->reach.exposure == REGION_BOUND) &&
-                      !region_client_imports(regions, region->reach.exported_to, region->device);
+                      !region_may_be_imported(region, region->reach.exported_to);
     bool waits = !host && !imported && !for_client && !victims;
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
     bool discards = (discard || (was_exported && !region_is_sealed(region))) && !region->reach.abandoned && !kept;

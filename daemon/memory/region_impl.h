@@ -48,9 +48,10 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err);
 
-/* Whether a client has imported memory of a device. The other two note that the region's creator has, and that it has no more;
- * region_new and region_leave call them. They do nothing for other memory. False: no memory. */
-bool region_client_imports(const struct regions *regions, uint64_t client, const struct memory_device *device);
+/* Whether a client of the region's owner (0: any) has imported memory of the region's device after the region was exported, and
+ * still has: it may be this region's, under another name. The other two note that the region's creator has, and that it has no
+ * more; region_new and region_leave call them. They do nothing for other memory. False: no memory. */
+bool region_may_be_imported(const struct region *region, uint64_t client);
 bool region_note_importer(const struct region *region);
 void region_forget_importer(const struct region *region);
 

@@ -131,53 +131,81 @@ static bool is_mapped_at_once(enum region_origin origin)
 
 struct importer {
     struct {
-        uint64_t client;
+        const struct account *owner;
+        uint64_t client; /* 0: all of the owner */
         const struct memory_device *device;
     } key;
-    unsigned n; /* regions */
+    unsigned n;    /* regions */
+    uint64_t last; /* the number of the last import */
 };
 
-bool region_note_importer(const struct region *region)
+static struct importer *find_importer(const struct region *region, uint64_t client)
 {
-    struct importer key = {.key = {region->creator, region->device}}, *importer;
-    struct map *importers = &region->regions->caches.importers;
+    struct importer like = {.key = {account_owner(region->account), client, region->device}};
 
-    if (!region->device || region->origin != REGION_IMPORTED)
-        return true;
-    importer = map_get(importers, &key.key, sizeof key.key);
+    return map_get(&region->regions->caches.importers, &like.key, sizeof like.key);
+}
+
+static bool note_importer(const struct region *region, uint64_t client)
+{
+    struct importer *importer = find_importer(region, client);
+
     if (!importer) {
         importer = malloc(sizeof *importer);
         if (!importer)
             return false;
-        *importer = key;
-        if (!map_put(importers, &importer->key, sizeof importer->key, importer)) {
+        *importer = (struct importer){.key = {account_owner(region->account), client, region->device}};
+        if (!map_put(&region->regions->caches.importers, &importer->key, sizeof importer->key, importer)) {
             free(importer);
             return false;
         }
     }
     importer->n++;
+    importer->last = region->regions->caches.n_imports;
     return true;
 }
 
-void region_forget_importer(const struct region *region)
+static void forget_importer(const struct region *region, uint64_t client)
 {
-    struct importer key = {.key = {region->creator, region->device}}, *importer;
-    struct map *importers = &region->regions->caches.importers;
+    struct importer *importer = find_importer(region, client);
 
-    if (!region->device || region->origin != REGION_IMPORTED)
-        return;
-    importer = map_get(importers, &key.key, sizeof key.key);
     if (importer && --importer->n == 0) {
-        (void)map_remove(importers, &importer->key, sizeof importer->key);
+        (void)map_remove(&region->regions->caches.importers, &importer->key, sizeof importer->key);
         free(importer);
     }
 }
 
-bool region_client_imports(const struct regions *regions, uint64_t client, const struct memory_device *device)
+static bool is_imported_on_device(const struct region *region)
 {
-    struct importer key = {.key = {client, device}};
+    return region->device && region->origin == REGION_IMPORTED;
+}
 
-    return map_get(&regions->caches.importers, &key.key, sizeof key.key);
+bool region_note_importer(const struct region *region)
+{
+    if (!is_imported_on_device(region))
+        return true;
+    region->regions->caches.n_imports++;
+    if (!note_importer(region, region->creator))
+        return false;
+    if (note_importer(region, 0))
+        return true;
+    forget_importer(region, region->creator);
+    return false;
+}
+
+void region_forget_importer(const struct region *region)
+{
+    if (!is_imported_on_device(region))
+        return;
+    forget_importer(region, region->creator);
+    forget_importer(region, 0);
+}
+
+bool region_may_be_imported(const struct region *region, uint64_t client)
+{
+    const struct importer *importer = find_importer(region, client);
+
+    return importer && importer->last > region->reach.exposed_at;
 }
 
 enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,

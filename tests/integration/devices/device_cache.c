@@ -207,42 +207,46 @@ Test(device_cache, next_fetch_to_a_device_reuses_the_memory_of_the_last_one)
     end_caching();
 }
 
-/* A process may put tensors that it fetched. Imported by its chunks, the same memory is then another region. What other clients
- * import is not memory that this one had. */
-Test(device_cache, memory_of_a_client_that_imports_is_not_reused)
+static uint8_t *alloc_again(uint8_t *before)
+{
+    must_ok(rdt_dealloc(a, before, &err));
+    uint8_t *again = fake_device_alloc(a, "FAKE-0", BYTES);
+    must(is_zero(again, BYTES));
+    return again;
+}
+
+/* A process may put tensors that it fetched. Imported by its chunks, the same memory is then another region. What was imported
+ * before this client had the memory is none of that, nor what other clients import. */
+Test(device_cache, memory_of_a_client_that_imports_since_is_not_reused)
 {
     struct fake_memory_own own;
-    uint8_t *first, *second;
 
     begin_caching(NULL);
     fake_device_malloc(&own, 1, BYTES);
-    fill_pattern(own.addr, BYTES, 5);
     struct rdt_shared shared = fake_device_chunks(&own, "FAKE-0");
+    must_ok(rdt_import_shared(b, &shared, own.addr, &err));
+    uint8_t *memory = alloc_again(fake_device_alloc(a, "FAKE-0", BYTES));
+    must_say(made() == 1, "memory was freed because another client has imported memory of its device");
     must_ok(rdt_import_shared(a, &shared, own.addr, &err));
+    memory = alloc_again(memory);
+    must_say(made() == 2, "memory was cached although its client has imported memory of its device since");
+    memory = alloc_again(memory);
+    must_say(made() == 2, "memory was freed because its client had imported memory of its device before");
     struct rdt_tensor tensor = bytes_at(own.addr, BYTES);
     struct rdt_ref held = put_tensors(a, &tensor, 1, 0);
-    struct rdt_ref ref = put_on(a, "FAKE-0", BYTES, 6, (void **)&first);
-    must_ok(rdt_dealloc(a, first, &err));
-    must_ok(rdt_free(a, &ref, false, &err));
-    second = fake_device_alloc(a, "FAKE-0", BYTES);
-    must_say(made() == 2, "memory was cached although its client has imported memory of its device");
-    must(is_zero(second, BYTES));
-    must_ok(rdt_dealloc(a, second, &err));
-    ref = put_on(b, "FAKE-0", BYTES, 7, (void **)&first);
-    must_ok(rdt_dealloc(b, first, &err));
-    must_ok(rdt_free(b, &ref, false, &err));
-    second = fake_device_alloc(b, "FAKE-0", BYTES);
-    must_say(made() == 3, "memory was freed because another client has imported memory of its device");
-    must(is_zero(second, BYTES));
-    must_ok(rdt_dealloc(b, second, &err));
+    must_ok(rdt_dealloc(a, own.addr, &err));
+    must_ok(rdt_import_shared(a, &shared, own.addr, &err));
+    must_ok(rdt_dealloc(a, own.addr, &err));
+    memory = alloc_again(memory);
+    must_say(made() == 3, "memory was cached although an object holds what its client has imported");
+    must_ok(rdt_import_shared(a, &shared, own.addr, &err));
     must_ok(rdt_dealloc(a, own.addr, &err));
     must_ok(rdt_free(a, &held, false, &err));
+    must_ok(rdt_dealloc(b, own.addr, &err));
     wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
-    second = fake_device_alloc(a, "FAKE-0", BYTES);
-    must_ok(rdt_dealloc(a, second, &err));
-    second = fake_device_alloc(a, "FAKE-0", BYTES);
-    must_say(made() == 4, "memory was freed although its client imports nothing any more");
-    must_ok(rdt_dealloc(a, second, &err));
+    memory = alloc_again(memory);
+    must_say(made() == 3, "memory was freed although its client imports nothing any more");
+    must_ok(rdt_dealloc(a, memory, &err));
     fake_device_free(&own);
     end_caching();
 }
