@@ -87,6 +87,9 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         return;
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     done = rdt__pb__fetch_done__unpack(&arena.allocator, frame->length, frame->payload);
+    for (size_t i = 0; done && i < done->n_regions; i++) /* whoever waits for the answer: the daemon counts on it */
+        if (done->regions[i]->mapped_as != 0)
+            memory_move(&conn->memory, done->regions[i]->mapped_as, done->regions[i]->region, done->regions[i]->generation);
     if (!done) {
         (void)rdt_error_set(&err, RDT_PROTOCOL, "rdtd sent a FETCH_DONE that cannot be read");
         connection_lose(conn, &err);
@@ -425,6 +428,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
         mapper_devices(fetch->conn, request.memory, request.device, devices, sizeof devices / sizeof devices[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.copies_on_devices = mapper_copies(fetch->conn);
+    request.moves_mappings = true;
     request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
     repeat = repeat_create(fetch->conn, RDT_MSG_FETCH, &request.base, request.copies_on_devices && has_device_targets(fetch));
     for (size_t i = first; i < first + n; i++)

@@ -246,6 +246,12 @@ static void let_keep(rdt_object *object, struct mapping *mapping, int fd)
         memory_pair(&object->conn->memory, mapping, fd);
 }
 
+/* Memory of a device cannot be mapped read-only, so it is a matter of this library's word. */
+static bool is_read_only(const Rdt__Pb__FetchDone *done, size_t i, const struct mapping *mapping)
+{
+    return mapping->access == MAPPING_READABLE || (mapping->mapper && done->snapshot && !done->regions[i]->writable);
+}
+
 static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *done, const struct answer_fds *fds,
                                struct rdt_error *err)
 {
@@ -260,7 +266,7 @@ static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *don
         object->n_mappings++;
         if (done->regions[i]->cow && done->regions[i]->fd_index >= 0)
             let_keep(object, object->mappings[i], fds->fds[done->regions[i]->fd_index]);
-        if (object->mappings[i] && object->mappings[i]->access == MAPPING_READABLE)
+        if (object->mappings[i] && is_read_only(done, i, object->mappings[i]))
             object->info.writable = false;
     }
     return RDT_OK;

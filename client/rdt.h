@@ -458,7 +458,7 @@ struct rdt_object_info {
     uint64_t transfer;  /* the number for rdtctl explain; 0 if no daemon was asked and nothing moved */
     uint64_t bytes_moved;
     int64_t elapsed_ns;  /* time spent in the daemon */
-    bool writable;       /* false: writing to the tensors is a fault */
+    bool writable;       /* false: writing to the tensors is a fault, or on a device changes what all others read */
     bool mutable_shared; /* its producer may still write what is read here; true in one fetch of each such object only */
     uint64_t version;    /* of the name, if the ref was a name: the next fetch takes it as `after` */
 };

@@ -103,12 +103,12 @@ struct rdt_mapper {
  * EXISTS: the kind already has a mapper. */
 enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt_error *err);
 
-/* Memory of a device that a reader has fetched without a copy stays mapped after rdt_release, so that the next fetch of it maps
- * nothing, until the daemon says that it has ended or that there is too much of it. Reads that now, without waiting, and unmaps
- * what has ended; every other call does so too. Also lets go of what a copy (struct rdt_copier) has used that nobody waits for
- * any more. Until then the memory stays allocated, and charged. For the library of a mapper, which calls it now and then in a
- * thread of its own while *mapped_p is true: such memory, in use or not, is mapped. It must not run beside rdt_close. Errors:
- * INVALID (mapped_p is NULL), FORKED. */
+/* Memory of a device that a reader has fetched without a copy stays mapped after rdt_release, so that the next fetch of it, or
+ * of a later snapshot in the same memory, maps nothing, until the daemon says that it is to be freed or that there is too much
+ * of it. Reads that now, without waiting, and unmaps what has ended; every other call does so too. Also lets go of what a copy
+ * (struct rdt_copier) has used that nobody waits for any more. Until then the memory stays allocated, and charged. For the
+ * library of a mapper, which calls it now and then in a thread of its own while *mapped_p is true: such memory, in use or not,
+ * is mapped. It must not run beside rdt_close. Errors: INVALID (mapped_p is NULL), FORKED. */
 enum rdt_status rdt_trim(rdt *rdt, bool *mapped_p, struct rdt_error *err);
 
 /* Makes memory that the caller has at addr, and that `shared` describes, known to the daemon; rdt_dealloc releases it. The

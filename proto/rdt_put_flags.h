@@ -6,7 +6,9 @@
 enum rdt_put_flags {
     /* The object never changes: the daemon copies the tensors before rdt_put returns, and the caller may
      * write them again at once. Tensors that librdt had to copy into the daemon's memory anyway are not
-     * copied twice. Readers map a snapshot read-only, or privately (RDT_FETCH_COW). */
+     * copied twice. Readers map a snapshot read-only, or privately (RDT_FETCH_COW). On a device, where nothing can be mapped
+     * so, readers of its owner must not write it (rdt_object_info.writable), and the daemon copies it for each of them if
+     * others may see it, too. */
     RDT_PUT_SNAPSHOT = 1,
     /* The object is freed ttl_ns after the put, as by rdt_free, whether or not this session lives; later
      * fetches fail with FREED. Any session of the same owner may rdt_free it sooner. Its bytes stay charged

@@ -86,9 +86,9 @@ struct rdt_cuda_put_options {
  * The allocation of a GPU tensor is exported as a whole, so readers of this uid and tenant that map it can also read the
  * memory beside the tensor. Memory that was not COPIED must stay until the object has ended (rdt_free, rdt_wait_freed).
  *
- * A snapshot of tensors that the library copies is copied once more by the daemon, which seals that. With RDT_PUT_UNSEALED it
- * is not, if the library copies all tensors and only the owner may see the object: the library gives its mapping up, or with
- * to_host writes there again when no object is left, and the object is IMMUTABLE (rdt_put_flags.h).
+ * A snapshot of tensors that the library copies is copied once more by the daemon. With RDT_PUT_UNSEALED it is not, if the
+ * library copies all tensors and only the owner may see the object: the library gives its mapping up, or with to_host writes
+ * there again when no object is left, and the object is IMMUTABLE (rdt_put_flags.h).
  *
  * Errors: those of rdt_put; INVALID also if has_stream is set and a tensor lies in host memory that the daemon does not
  * know. */

@@ -444,6 +444,21 @@ struct mapping *memory_take_retired_again(struct memory *memory, uint64_t region
     return *at ? take_back(memory, at) : NULL;
 }
 
+void memory_move(struct memory *memory, uint64_t from, uint64_t region, uint64_t generation)
+{
+    struct mapping **at = bucket_of(memory, from), *mapping;
+
+    while (*at && ((*at)->region != from || (*at)->caching != MAPPING_CACHED || !(*at)->mapper))
+        at = &(*at)->next;
+    mapping = *at;
+    if (!mapping)
+        return;
+    *at = mapping->next;
+    mapping->region = region;
+    mapping->generation = generation;
+    add_to_bucket(memory, mapping);
+}
+
 static void drop_spare(struct memory *memory, struct mapping *mapping)
 {
     if (mapping->access != MAPPING_READABLE || !mapping->pair)

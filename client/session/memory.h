@@ -174,6 +174,9 @@ bool memory_is_cached(const struct memory *memory, uint64_t region); /* as a wri
 /* The same for a mapping that is retired, and that memory_find would have found before. */
 struct mapping *memory_take_retired_again(struct memory *memory, uint64_t region, uint64_t generation);
 
+/* The memory of a cached mapping of a device is another region's now. Does nothing if there is none. */
+void memory_move(struct memory *memory, uint64_t from, uint64_t region, uint64_t generation);
+
 /* Stops caching the region, which is retired as soon as it has no references. Does nothing if it is not cached. */
 void memory_uncache(struct memory *memory, uint64_t region);
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/device_pool.h"
 
+#include "daemon/base/account.h"
+
 #define MAX_BLOCKS 256u /* on one device: each takes a mapping there and a descriptor */
 
 void device_pool_init(struct device_pool *pool, void (*release)(struct pool_block *block))
@@ -29,28 +31,37 @@ static void drop(struct device_pool *pool, struct pool_block *block)
 
 /* ---- giving and taking ---- */
 
-static uint64_t bytes_of(const struct device_pool *pool, const struct memory_device *device, uint64_t client)
+/* Whether both serve the same client, or the same owner. */
+static bool serve_the_same(const struct pool_block *a, const struct pool_block *b)
+{
+    return a->serves == b->serves && a->client == b->client &&
+           (a->serves != POOL_SERVES_OWNER || owner_equal(&a->owner, &b->owner));
+}
+
+static uint64_t bytes_like(const struct device_pool *pool, const struct pool_block *like)
 {
     uint64_t bytes = 0;
 
     list_each (const struct pool_block, block, &pool->blocks, link)
-        bytes += block->device == device && block->client == client ? block->bytes : 0;
+        bytes += block->device == like->device && serve_the_same(block, like) ? block->bytes : 0;
     return bytes;
 }
 
-/* The oldest block on the device that only that client had; any: whoever had it. */
-static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device, uint64_t client, bool any)
+/* The oldest block on the device. like: one that serves the same; NULL: any. */
+static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device,
+                                 const struct pool_block *like)
 {
     list_each (struct pool_block, block, &pool->blocks, link)
-        if (block->device == device && (any || block->client == client))
+        if (block->device == device && (!like || serve_the_same(block, like)))
             return block;
     return NULL;
 }
 
-bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client)
+bool device_pool_give(struct device_pool *pool, struct pool_block *block)
 {
     struct memory_device *device = block->device;
-    uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client fills the pool, */
+    bool for_all = block->serves == POOL_SERVES_ANYONE;
+    uint64_t max = device->memory.pool_max_bytes, own_max = for_all ? max : max / 2; /* no client fills the pool, */
 
     if (block->bytes > own_max) /* except by one block: that of a model is often larger than half of the pool */
         own_max = block->bytes;
@@ -59,12 +70,10 @@ bool device_pool_give(struct device_pool *pool, struct pool_block *block, const 
     for (unsigned i = 0; i < block->n_registrations; i++)
         if (block->registrations[i].transport->unloading)
             return false;
-    while (client != 0 && bytes_of(pool, device, client) > own_max - block->bytes)
-        drop(pool, oldest(pool, device, client, false));
+    while (!for_all && bytes_like(pool, block) > own_max - block->bytes)
+        drop(pool, oldest(pool, device, block));
     while (device->memory.pooled_bytes > max - block->bytes || device->memory.n_pooled >= MAX_BLOCKS)
-        drop(pool, oldest(pool, device, 0, true));
-    block->owner = *owner;
-    block->client = client;
+        drop(pool, oldest(pool, device, NULL));
     block->since_ns = uv_hrtime();
     list_append(&pool->blocks, &block->link);
     device->memory.pooled_bytes += block->bytes;
@@ -72,13 +81,18 @@ bool device_pool_give(struct device_pool *pool, struct pool_block *block, const 
     return true;
 }
 
-/* Blocks that only this client had come first, because they serve nobody else: if a client's put took the memory of an older
- * snapshot, which may serve anybody, the next snapshot would need new memory. */
+static bool may_serve(const struct pool_block *block, const struct device_block_wish *wish)
+{
+    if (block->serves == POOL_SERVES_OWNER)
+        return wish->owner && owner_equal(&block->owner, wish->owner);
+    return block->serves == POOL_SERVES_ANYONE || block->client == wish->client;
+}
+
+/* Blocks that serve nobody else come first: if a client's put took the memory of an older snapshot, which may serve anybody,
+ * the next snapshot would need new memory. */
 static bool is_better(const struct pool_block *block, const struct pool_block *best)
 {
-    if ((block->client != 0) != (best->client != 0))
-        return block->client != 0;
-    return block->bytes <= best->bytes;
+    return block->serves != best->serves ? block->serves > best->serves : block->bytes <= best->bytes;
 }
 
 /* Memory on devices is short, so a block serves no request that it exceeds by more than a quarter. Of those that fit, the
@@ -90,7 +104,7 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
     if (pool->idle_ns == 0)
         return NULL;
     list_each (struct pool_block, block, &pool->blocks, link) {
-        if (block->device != wish->device || (block->client != 0 && block->client != wish->client))
+        if (block->device != wish->device || !may_serve(block, wish))
             continue;
         if (block->bytes < wish->bytes || block->bytes - wish->bytes > wish->bytes / 4)
             continue;
@@ -108,12 +122,43 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
 
 void device_pool_evict(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims)
 {
-    struct pool_block *block;
+    uint64_t given = 0;
 
-    for (uint64_t given = 0; given < bytes && (block = oldest(pool, device, 0, true)); given += block->bytes) {
+    list_each_safe (struct pool_block, block, &pool->blocks, link) {
+        if (given >= bytes)
+            return;
+        if (block->device != device || !list_empty(&block->readers))
+            continue;
         unlist(block);
+        account_unref(block->slowed_by);
+        block->slowed_by = NULL;
         list_append(victims, &block->link);
+        given += block->bytes;
     }
+}
+
+uint64_t device_pool_mapped_bytes(const struct device_pool *pool, const struct memory_device *device)
+{
+    uint64_t bytes = 0;
+
+    list_each (const struct pool_block, block, &pool->blocks, link)
+        bytes += block->device == device && !list_empty(&block->readers) ? block->bytes : 0;
+    return bytes;
+}
+
+bool device_pool_unmap(struct device_pool *pool, const struct memory_device *device, uint64_t bytes)
+{
+    uint64_t given = 0;
+
+    list_each_safe (struct pool_block, block, &pool->blocks, link) {
+        if (given >= bytes)
+            break;
+        if (block->device != device || list_empty(&block->readers))
+            continue;
+        given += block->bytes;
+        drop(pool, block);
+    }
+    return given > 0;
 }
 
 /* ---- freeing unused blocks ---- */

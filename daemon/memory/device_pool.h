@@ -3,11 +3,16 @@
  *
  * The rule is that of host memory: a handle that has left the daemon cannot be taken back. A block that never left the
  * daemon may serve any client; the caller zeroes it if its bytes belong to another owner or if the new region must be
- * zero. A block that only one client ever had serves that client, while it is connected. All other memory is freed.
+ * zero. A block that only one client ever had serves that client, while it is connected. A block in which readers of one
+ * owner had a snapshot, or what a client of theirs wrote once and published, serves the next of these of that owner: a
+ * process that reads it after its release sees only bytes that its owner may read. All other memory is freed.
  *
- * Blocks count as used memory of their device. They are bounded for each device (pool_max_bytes) and for each client on
- * it (half of that, or one block). A block is freed when nobody took it for idle_ns, when its client, its memory kind or a
- * transport that it is registered with goes, and before a request is refused for lack of memory on the device.
+ * Readers may keep the last of these mapped (mapped.h), and then have the next region in it mapped already. Such a block is
+ * not free before they have unmapped it.
+ *
+ * Blocks count as used memory of their device. They are bounded for each device (pool_max_bytes) and for each client and
+ * owner on it (half of that, or one block). A block is freed when nobody took it for idle_ns, when its client, its memory kind
+ * or a transport that it is registered with goes, and before a request is refused for lack of memory on the device.
  *
  * All calls are made in the loop thread.
  */
@@ -25,8 +30,9 @@ struct device_pool {
 
 struct device_block_wish {
     struct memory_device *device;
-    uint64_t bytes;  /* as the kind rounds them */
-    uint64_t client; /* a block that only this client had will do, too; 0: none */
+    uint64_t bytes;            /* as the kind rounds them */
+    uint64_t client;           /* a block that only this client had will do, too; 0: none */
+    const struct owner *owner; /* the same for processes of this owner; NULL: none */
 };
 
 /* Initialises a pool that accepts no blocks. */
@@ -35,17 +41,21 @@ void device_pool_init(struct device_pool *pool, void (*release)(struct pool_bloc
 /* From now on blocks are pooled for idle_ns; 0: no more blocks are accepted. */
 void device_pool_set_idle(struct device_pool *pool, uint64_t idle_ns);
 
-/* Takes over a block with its charge. owner: whose bytes are in it. client: the only client that ever had it; 0: none
- * had. May free older blocks. Returns false if the pool has no use for it: the block is still the caller's. */
-bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client);
+/* Takes over a block with its charge. The caller has set owner, serves and client. May free older blocks. Returns false if the
+ * pool has no use for it: the block is still the caller's. */
+bool device_pool_give(struct device_pool *pool, struct pool_block *block);
 
-/* Takes a block of at least wish->bytes with its charge; NULL: there is none. If block->client is not 0, only that
- * client may have it. */
+/* Takes a block of at least wish->bytes with its charge; NULL: there is none. Only whom block->serves names may have it. */
 struct pool_block *device_pool_take(struct device_pool *pool, const struct device_block_wish *wish);
 
-/* Moves blocks of that device of at least `bytes` bytes, or all if there are fewer, to `victims`, the oldest first.
- * They no longer count as pooled. The caller takes off their charge and frees them. */
+/* Moves blocks of that device of at least `bytes` bytes, or all if there are fewer, to `victims`, the oldest first, but none
+ * that a reader has mapped. They no longer count as pooled. The caller takes off their charge and frees them. */
 void device_pool_evict(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims);
+
+/* The bytes of the device in blocks that readers have mapped. device_pool_unmap releases such blocks of at least `bytes` bytes,
+ * or all: they are freed when their readers have unmapped them. Returns whether there were any. */
+uint64_t device_pool_mapped_bytes(const struct device_pool *pool, const struct memory_device *device);
+bool device_pool_unmap(struct device_pool *pool, const struct memory_device *device, uint64_t bytes);
 
 /* Frees the blocks that were free for idle_ns. Returns false if the pool is empty. */
 bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns);

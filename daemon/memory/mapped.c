@@ -12,6 +12,7 @@ struct reader {
     struct mapped *mapped;
     struct list by_client; /* in mapped->lists, or in mapped->leaving */
     uint64_t region;
+    uint64_t known_as; /* the region that the client has mapped; another one had the memory before, if it differs */
     bool on_device;
     struct pool_block *block; /* leaving: what is not freed before the reader has unmapped it */
     uint64_t told;            /* leaving: the number of the REGION_GONE event */
@@ -73,7 +74,7 @@ void mapped_stop(struct mapped *mapped)
 bool mapped_may_keep(const struct region *region)
 {
     if (!region_is_host(region))
-        return region->origin == REGION_ALLOCATED || region->origin == REGION_IMPORTED;
+        return region->origin == REGION_ALLOCATED || region->origin == REGION_IMPORTED || region->origin == REGION_WRITTEN;
     return region->origin == REGION_ALLOCATED && !region_is_sealed(region) && region->kind->ops.discard;
 }
 
@@ -84,7 +85,7 @@ static void drop(struct reader *reader, struct pool_block *block)
     uint64_t told;
 
     unlist(reader);
-    told = mapped->on_drop(mapped, reader->region);
+    told = mapped->on_drop(mapped, reader->known_as);
     if (!block) {
         destroy(reader);
         return;
@@ -99,6 +100,32 @@ static void drop(struct reader *reader, struct pool_block *block)
 static void on_gone(struct region_reader *base, struct pool_block *block)
 {
     drop((struct reader *)base, block);
+}
+
+static void on_moved(struct region_reader *base, const struct region *to)
+{
+    struct reader *reader = (struct reader *)base;
+    struct mapped *mapped = reader->mapped;
+
+    (void)map_remove_u64(&mapped->by_id, reader->region);
+    reader->region = to->id;
+    if (!map_put_u64(&mapped->by_id, to->id, reader))
+        drop(reader, NULL);
+}
+
+uint64_t mapped_as(const struct mapped *mapped, const struct region *region)
+{
+    const struct reader *reader = mapped->on_drop ? map_get_u64(&mapped->by_id, region->id) : NULL;
+
+    return reader && reader->known_as != region->id ? reader->known_as : 0;
+}
+
+void mapped_told(struct mapped *mapped, uint64_t region)
+{
+    struct reader *reader = map_get_u64(&mapped->by_id, region);
+
+    if (reader)
+        reader->known_as = region;
 }
 
 void mapped_unmapped(struct mapped *mapped, uint64_t gone_events)
@@ -147,8 +174,9 @@ void mapped_keep(struct mapped *mapped, struct region *region, bool heard)
     }
     account_add(mapped->account, USAGE_HEAP, sizeof *reader);
     reader->base.on_gone = on_gone;
+    reader->base.on_moved = mapped->moves ? on_moved : NULL;
     reader->mapped = mapped;
-    reader->region = region->id;
+    reader->region = reader->known_as = region->id;
     reader->on_device = on_device;
     mapped->n[on_device]++;
     list_append(&region->readers, &reader->base.by_region);

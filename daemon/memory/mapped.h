@@ -16,9 +16,17 @@
  * uncharges its block only when the reader says by RELEASE that it has unmapped it (gone_events), or is gone. A reader has a
  * thread that looks for REGION_GONE while it does nothing else (client/cuda/closing.c). What a client imported is not the
  * daemon's, and waits for nobody; nor does a block that only the reader itself ever had.
- * Requests for memory of the device wait a second for it, as for other memory that is being freed, and then are refused.
+ * Requests for memory of the device wait a second for it, as for other memory that is being freed, and then are refused; from
+ * then on it is charged to the owner of the region, who is the readers' as well.
+ *
+ * A block that serves its owner again (device_pool.h) stays mapped in the pool, unless the client is an older one. When another
+ * region gets the block, the reader has that region mapped already. The next answer says so (SharedRegion.mapped_as); until
+ * then the client knows it by the region before. The pool gives such a block up as a region that ends.
  *
  *     kept ── the region ends, or there are too many ──► REGION_GONE sent ── RELEASE, gone_events ──► unmapped
+ *     │  ▲                                                    ▲
+ *     │  └── another region gets the block ──┐                │ it is freed
+ *     └── the block goes to the pool ──────► pooled ──────────'
  *
  * All calls are made in the loop thread.
  */
@@ -32,6 +40,7 @@ struct mapped {              /* of one reader; all zero: it keeps nothing mapped
     unsigned n[2];           /* their lengths */
     struct list leaving;     /* struct reader.by_client: it was told, and device memory waits for it */
     struct map by_id;        /* region id -> struct reader, of both lists */
+    bool moves;              /* the client understands SharedRegion.mapped_as */
     struct account *account; /* the reader's, charged for the bookkeeping */
     /* The mapping is no longer useful: tells the reader, and returns the number of that event. */
     uint64_t (*on_drop)(struct mapped *, uint64_t region);
@@ -59,5 +68,10 @@ void mapped_unmapped(struct mapped *mapped, uint64_t gone_events);
 
 /* Returns whether the reader has the region mapped, and marks it as used just now. */
 bool mapped_has(struct mapped *mapped, const struct region *region);
+
+/* The region by which the client knows the memory of one that it has mapped; 0: by this one. mapped_told: the client learns of
+ * this one now. Does nothing if it does not have it mapped. */
+uint64_t mapped_as(const struct mapped *mapped, const struct region *region);
+void mapped_told(struct mapped *mapped, uint64_t region);
 
 #endif

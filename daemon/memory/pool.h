@@ -55,6 +55,13 @@ unsigned home_of(const char *text);
 bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes, bool notes);
 void pinned_end(const struct pinned *pinned);
 
+/* Whom a block of the device pool serves; the narrower, the higher. */
+enum pool_serves {
+    POOL_SERVES_ANYONE, /* no client ever had it */
+    POOL_SERVES_OWNER,  /* processes of one owner had it */
+    POOL_SERVES_CLIENT, /* one client had it */
+};
+
 /* Memory that belongs to no region: free in a pool, or about to be freed. */
 struct pool_block {
     struct list link;
@@ -69,11 +76,13 @@ struct pool_block {
     int guard;    /* the SIGBUS guard of its mapping */
     bool discard; /* remove its pages even if another process still maps them */
     int kept_fd;  /* after that: of its file, if pages were not removed because a client has sealed them; -1: all were */
-    /* for device_pool.c: the owner whose bytes are in it, and the only client that ever had it (0: none) */
+    /* for device_pool.c: the owner whose bytes are in it, whom it serves, and the only client that ever had it (0: none) */
     struct owner owner;
+    uint8_t serves; /* enum pool_serves */
     uint64_t client;
+    struct list readers;       /* struct region_reader.by_region: those that keep it mapped, also for its next region */
     uint64_t since_ns;         /* when it came into the device pool, or when slow freeing began */
-    struct account *slowed_by; /* a reference: its client can make freeing slow, so owner_work does it; NULL: none can */
+    struct account *slowed_by; /* a reference: its clients can make freeing slow, so owner_work does it; NULL: none can */
     uint64_t room;             /* if slowed_by: the size of daemon memory. bytes may be 0: the charge was taken off before */
     bool to_be_mapped;         /* the daemon ends, and the client may map the memory later: it is not sealed */
     bool late;                 /* room is charged to slowed_by, because freeing takes so long */

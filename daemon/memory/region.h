@@ -37,6 +37,7 @@
  *   nobody                           pool.h, device_pool.h: it serves any client again
  *   one client                       region_cache.h, device_pool.h: it serves that client again
  *   readers of one owner, sealed     region_cache.h: it serves the snapshots and replicas of that owner again
+ *   clients of one owner, WRITTEN    device_pool.h: the same, for what only that owner may see
  *   several clients otherwise, or
  *   the memory is imported           back to the kernel, on the work pool
  *
@@ -174,16 +175,16 @@ struct regions {
 };
 
 /* What a region was created for. From RECEIVED on, all of it is written before it is read: by the daemon, or for WRITTEN by the
- * client. */
+ * client, if it has one. */
 enum region_origin {
     REGION_ALLOCATED, /* a client's allocation */
     REGION_IMPORTED,  /* memory that a client imported */
     REGION_RECEIVED,  /* the bytes of a fetch */
-    REGION_SNAPSHOT,  /* a snapshot that was put */
+    REGION_SNAPSHOT,  /* a snapshot that was put; on a device, one that others than its owner may see: never exported there */
     REGION_STAGING,   /* bytes on their way from a transport; never exported */
     REGION_ARENA,     /* small objects (slab.h); never exported */
     REGION_REPLICA,   /* a replica of another node's snapshot */
-    REGION_WRITTEN,   /* a client's allocation of device memory, all of which the client writes */
+    REGION_WRITTEN,   /* device memory that is written whole before it is read: a client's allocation, or a snapshot */
     REGION_FILE,      /* a file of the daemon's own, which never changes; its bytes are not charged as memory (region_file.h) */
     REGION_STAGE,     /* slots between a device and a transport (stage.h); never exported, and pooled with its pin */
 };
@@ -276,9 +277,12 @@ struct region {
 /* A reader that is told when the region ends. list_remove(&reader->by_region) ends that. */
 struct pool_block;
 struct region_reader {
-    struct list by_region;
+    struct list by_region; /* or struct pool_block.readers */
     /* Must remove itself from the list. block: memory of a device that is not freed before region_block_left; NULL: none is. */
     void (*on_gone)(struct region_reader *, struct pool_block *block);
+    /* The memory, which stayed mapped in the device pool, is that of another region now, in whose list the reader is. It may
+     * remove itself. NULL: the client does not understand that, and must be told that its region has ended. */
+    void (*on_moved)(struct region_reader *, const struct region *to);
 };
 
 /* The result of asynchronous work: the region, or NULL and the error. */

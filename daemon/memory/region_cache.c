@@ -183,7 +183,7 @@ static bool insert_sealed(struct region *region)
         regions->kept.on_end(regions->kept.arg, region);
     if (region->record)
         return false; /* a later daemon will have it */
-    region_tell_readers(region, NULL);
+    region_tell_readers(region);
     insert(&regions->caches.sealed, region, REGION_CACHED);
     region->generation++;
     region->client = region->creator = 0;

@@ -41,6 +41,12 @@ static bool fits(const struct memory_device *device, uint64_t room, uint64_t tak
     return room <= device->memory.limit_bytes && taken <= device->memory.limit_bytes - room;
 }
 
+/* The bytes that no request gets at once: they are not pooled, or readers have them mapped. */
+static uint64_t taken_bytes(const struct regions *regions, const struct memory_device *device)
+{
+    return device->memory.used_bytes - device->memory.pooled_bytes + device_pool_mapped_bytes(&regions->device_pool, device);
+}
+
 /* The bytes that are neither pooled nor being freed. */
 static uint64_t in_use_bytes(const struct memory_device *device)
 {
@@ -61,21 +67,23 @@ static void claim(struct region *region, uint64_t room, struct list *victims)
     device->memory.used_bytes += room;
 }
 
-/* AGAIN: there will be room when the memory that is being freed is free. */
+/* AGAIN: there will be room when the memory that is being freed is free, and readers have unmapped what they keep. */
 static enum rdt_status take_room(struct region *region, struct list *victims, struct rdt_error *err)
 {
     struct memory_device *device = region->device;
+    struct regions *regions = region->regions;
     uint64_t room = pool_pages_bytes(region->kind, region->bytes);
     bool ever = room >= region->bytes && room <= device->memory.limit_bytes;
 
     if (ever && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
-        if (list_empty(&device->memory.awaiting) &&
-            fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes)) {
+        if (list_empty(&device->memory.awaiting) && fits(device, room, taken_bytes(regions, device))) {
             claim(region, room, victims);
             return RDT_OK;
         }
-        if (fits(device, room, in_use_bytes(device) + device->memory.awaiting_bytes))
+        if (fits(device, room, in_use_bytes(device) + device->memory.awaiting_bytes)) {
+            (void)device_pool_unmap(&regions->device_pool, device, room);
             return RDT_AGAIN;
+        }
     }
     if (ever)
         account_node_is_full(region->account, USAGE_DEVICE_BYTES, device);
@@ -151,20 +159,37 @@ static void submit(struct device_work *creation)
         work_submit(region->regions->pool, &creation->work);
 }
 
+/* There will be room when the work pool has freed memory, so the request waits: it is not refused for work that is not done
+ * yet. */
+static enum rdt_status await_room(struct device_work *take_creation, struct region *region)
+{
+    take_creation->region = region;
+    region->room = pool_pages_bytes(region->kind, region->bytes);
+    region->device->memory.awaiting_bytes += region->room;
+    list_append(&region->device->memory.awaiting, &take_creation->link);
+    return RDT_AGAIN;
+}
+
 /* The device has no memory although device_limit leaves room, because other processes have it. So the daemon gives up what it
  * keeps there unused, and tries once more; but not for memory that a client has already, or clients could empty the pool of
  * others. */
 static bool try_again(struct device_work *creation)
 {
     struct memory_device *device = creation->region->device;
+    struct device_pool *pool = &creation->region->regions->device_pool;
 
     if (creation->status != RDT_NO_MEMORY || creation->import || creation->reused || creation->again ||
         device->memory.pooled_bytes == 0)
         return false;
     creation->again = true;
-    device_pool_evict(&creation->region->regions->device_pool, device, device->memory.pooled_bytes, &creation->victims);
+    device_pool_evict(pool, device, device->memory.pooled_bytes, &creation->victims);
     list_each (struct pool_block, block, &creation->victims, link)
         device->memory.used_bytes -= block->bytes;
+    if (list_empty(&creation->victims) && device_pool_unmap(pool, device, UINT64_MAX)) {
+        device->memory.used_bytes -= creation->region->room;
+        (void)await_room(creation, creation->region);
+        return true;
+    }
     submit(creation);
     return true;
 }
@@ -218,17 +243,6 @@ static enum rdt_status start(struct device_work *take_creation, struct region *r
 
 /* ---- waiting for memory that is being freed ---- */
 
-/* There will be room when the work pool has freed memory, so the request waits: it is not refused for work that is not done
- * yet. */
-static enum rdt_status await_room(struct device_work *take_creation, struct region *region)
-{
-    take_creation->region = region;
-    region->room = pool_pages_bytes(region->kind, region->bytes);
-    region->device->memory.awaiting_bytes += region->room;
-    list_append(&region->device->memory.awaiting, &take_creation->link);
-    return RDT_AGAIN;
-}
-
 /* The memory that it waited for went to another request. */
 static void refuse(struct device_work *creation)
 {
@@ -244,11 +258,14 @@ static void refuse(struct device_work *creation)
 void regions_admit_device(struct memory_device *device)
 {
     list_drain (struct device_work, creation, &device->memory.awaiting, link) {
+        struct regions *regions = creation->region->regions;
         uint64_t room = creation->region->room;
-        bool now = fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes);
+        bool now = fits(device, room, taken_bytes(regions, device));
 
-        if (!now && fits(device, room, in_use_bytes(device)))
+        if (!now && fits(device, room, in_use_bytes(device))) {
+            (void)device_pool_unmap(&regions->device_pool, device, room);
             return; /* more memory is being freed */
+        }
         list_remove(&creation->link);
         device->memory.awaiting_bytes -= room;
         if (now) {
@@ -282,12 +299,15 @@ static bool is_allocation(const struct region *region)
 }
 
 /* Takes a block of the device pool. A client that had a block before may still write to it. So such a block is used again
- * only for allocations of that client and for its fetches, which no other client gets, and never for memory that must not
- * change. */
+ * only for allocations of that client and for its fetches, which no other client gets, and never for memory that others than
+ * its owner may see as a snapshot. What processes of an owner had to read is used again for what they are to read next. */
 static struct pool_block *take_pooled(struct region *region, uint64_t client)
 {
     bool own = is_allocation(region) || region->origin == REGION_RECEIVED;
-    struct device_block_wish wish = {region->device, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
+    struct device_block_wish wish = {.device = region->device,
+                                     .bytes = pool_pages_bytes(region->kind, region->bytes),
+                                     .client = own ? client : 0,
+                                     .owner = region->origin == REGION_WRITTEN ? &region->account->owner : NULL};
 
     if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->device) || !list_empty(&region->device->memory.awaiting))
         return NULL;
@@ -299,13 +319,18 @@ static struct pool_block *take_pooled(struct region *region, uint64_t client)
 static bool adopt(struct region *region, struct pool_block *take_block)
 {
     uint64_t client = take_block->client;
+    bool shared = take_block->serves == POOL_SERVES_OWNER;
     bool known = client != 0 || owner_equal(&take_block->owner, &region->account->owner);
 
     region_adopt(region, take_block);
-    if (client != 0) {
+    region->reach.exposed_at = region->regions->caches.n_imports;
+    region->reach.writable_outside = shared || client != 0;
+    if (shared) {
+        region->reach.exposure = REGION_SHARED;
+        region->reach.one_audience = true;
+        region->reach.audience = region->account->owner;
+    } else if (client != 0) {
         region->reach.exported_to = client;
-        region->reach.exposed_at = region->regions->caches.n_imports;
-        region->reach.writable_outside = true;
         /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
         region->reach.exposure = is_allocation(region) ? REGION_EXPOSED : REGION_BOUND;
     }

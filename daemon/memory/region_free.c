@@ -12,6 +12,12 @@
 #define SLOW_NS UINT64_C(1000000000)  /* freeing that takes longer is late */
 #define STUCK_NS INT64_C(10000000000) /* memory that another process has is tried again after that */
 
+static void tell_readers(struct list *readers, struct pool_block *block)
+{
+    list_drain (struct region_reader, reader, readers, by_region)
+        reader->on_gone(reader, block);
+}
+
 /* ---- blocks ---- */
 
 static void run_free(struct work *work)
@@ -27,7 +33,8 @@ static uint64_t *freeing_bytes(struct regions *regions, const struct pool_block 
 }
 
 /* A client holds up the freeing of these blocks. So their memory counts as in use, which nobody waits for. If it is the client
- * whose they were, its account is charged for it and for the descriptor; memory of a device waits for readers. */
+ * whose they were, its account is charged for it and for the descriptor. Memory of a device waits for readers, who are all of
+ * its owner: that one is charged. */
 static void on_slow_late(struct deadline *deadline)
 {
     struct regions *regions = container_of(deadline, struct regions, freeing.slow_late);
@@ -42,6 +49,7 @@ static void on_slow_late(struct deadline *deadline)
         if (block->device) {
             block->device->memory.freeing_bytes -= block->bytes;
             block->late = true;
+            account_add(block->slowed_by, USAGE_DEVICE_BYTES, block->bytes);
             regions->on_freed(regions, block->device);
             continue;
         }
@@ -162,10 +170,12 @@ static void done_free(struct work *work)
 
     regions->freeing.n--;
     list_remove(&block->link);
-    if (block->late && !block->device) {
+    if (block->late && block->device) {
+        account_give(block->slowed_by, USAGE_DEVICE_BYTES, block->bytes);
+    } else if (block->late) {
         account_give(block->slowed_by, USAGE_BYTES, block->room);
         account_give(block->slowed_by, USAGE_FDS, 1);
-    } else if (!block->late) {
+    } else {
         *freeing_bytes(regions, block) -= block->bytes;
     }
     regions->freeing.leaving_bytes -= block->device ? 0 : block->bytes;
@@ -207,6 +217,8 @@ static void watch_slow(struct regions *regions, struct pool_block *block)
 
 void regions_free_block(struct regions *regions, struct pool_block *take_block)
 {
+    if (take_block->device)
+        tell_readers(&take_block->readers, take_block);
     *freeing_bytes(regions, take_block) += take_block->bytes;
     regions->freeing.leaving_bytes += take_block->device ? 0 : take_block->bytes;
     if (take_block->n_readers == 0)
@@ -279,12 +291,30 @@ static void fill_block(struct pool_block *block, const struct region *region, bo
                                  .device = region->device,
                                  .block = region->block,
                                  .bytes = region_is_charged(region) ? region->room : 0,
+                                 .owner = region->account->owner,
                                  .n_registrations = region->n_registrations,
                                  .pinned = region->pinned,
                                  .guard = region->guard,
                                  .discard = discard};
     memcpy(block->registrations, region->registrations, sizeof block->registrations);
     list_init(&block->link);
+    list_init(&block->readers);
+}
+
+/* The memory waits for them, or for the next region that they have mapped then. */
+static void take_readers(struct region *region, struct pool_block *block)
+{
+    if (list_empty(&region->readers))
+        return;
+    list_splice(&block->readers, &region->readers);
+    block->slowed_by = account_ref(account_owner(region->account));
+}
+
+static void move_readers(struct region *region, struct pool_block *block)
+{
+    list_splice(&region->readers, &block->readers);
+    list_each_safe (struct region_reader, reader, &region->readers, by_region)
+        reader->on_moved(reader, region);
 }
 
 void region_adopt(struct region *region, struct pool_block *take_block)
@@ -295,20 +325,28 @@ void region_adopt(struct region *region, struct pool_block *take_block)
     memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
     region->pinned = take_block->pinned;
     region_note_mapped(region);
+    if (take_block->device)
+        move_readers(region, take_block);
     memory_kind_unuse(take_block->kind); /* the region counts as its user */
+    account_unref(take_block->slowed_by);
     free(take_block);
 }
 
-/* Offers a block to the device pool. client: the only one that ever had it; 0: none had. */
-static bool pool_on_device(struct regions *regions, struct pool_block *block, const struct owner *owner, uint64_t client)
+/* Offers a block to the device pool. client: the only one that ever had it, if it serves that one. */
+static bool pool_on_device(struct regions *regions, struct pool_block *block, enum pool_serves serves, uint64_t client)
 {
     struct memory_device *device = block->device;
 
-    if (client != 0 && !map_get_u64(&regions->caches.clients, client))
+    block->serves = serves;
+    block->client = serves == POOL_SERVES_CLIENT ? client : 0;
+    if (block->client != 0 && !map_get_u64(&regions->caches.clients, client))
         return false; /* the client is gone */
-    if (!device_pool_give(&regions->device_pool, block, owner, client))
+    if (!device_pool_give(&regions->device_pool, block))
         return false;
     regions_watch(regions);
+    list_each_safe (struct region_reader, reader, &block->readers, by_region)
+        if (serves != POOL_SERVES_OWNER || !reader->on_moved)
+            reader->on_gone(reader, NULL);
     if (regions->accounts) /* requests that wait for room may have the block's */
         account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device);
     return true;
@@ -322,10 +360,9 @@ static bool stays_for_later(struct region *region)
     return region->record;
 }
 
-void region_tell_readers(struct region *region, struct pool_block *block)
+void region_tell_readers(struct region *region)
 {
-    list_drain (struct region_reader, reader, &region->readers, by_region)
-        reader->on_gone(reader, block);
+    tell_readers(&region->readers, NULL);
 }
 
 static bool watch(const struct region *region, uint64_t bytes, bool charged)
@@ -333,6 +370,28 @@ static bool watch(const struct region *region, uint64_t bytes, bool charged)
     const struct orphaned orphaned = {.fd = region->block.fd, .account = region->account, .bytes = bytes, .charged = charged};
 
     return region_orphans_watch(region->regions->orphans, &orphaned);
+}
+
+/* Whom memory of a device serves again; false: nobody. A client that had it mapped may have put it under another name, as an
+ * import: then it serves nobody. */
+static bool serves_again(const struct region *region, bool kept, enum pool_serves *serves_p)
+{
+    const struct region_reach *reach = &region->reach;
+
+    *serves_p = POOL_SERVES_ANYONE;
+    if (region_is_host(region) || !region_is_charged(region))
+        return false;
+    if (reach->exposure == REGION_UNEXPOSED)
+        return !kept && !region->unwritten;
+    if (reach->abandoned)
+        return false;
+    if (region->origin == REGION_WRITTEN && (reach->exposure == REGION_SHARED || reach->exported_to != region->creator)) {
+        *serves_p = POOL_SERVES_OWNER;
+        return !kept && reach->one_audience && !region_may_be_imported(region, 0);
+    }
+    *serves_p = POOL_SERVES_CLIENT;
+    return (reach->exposure == REGION_EXPOSED || reach->exposure == REGION_BOUND) &&
+           !region_may_be_imported(region, reach->exported_to);
 }
 
 void region_retire(struct region *region, bool discard, struct list *victims)
@@ -343,12 +402,8 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool kept = stays_for_later(region);
     bool for_anyone =
         !imported && region->reach.exposure == REGION_UNEXPOSED && !region_is_sealed(region) && !kept && !region->unwritten;
-    /* A client that had this memory mapped may have put it under another name, as an import. So device memory that only one
-     * client had does not serve it again if it has imported anything on the device meanwhile. */
-    bool for_client = !host && !imported && !region->reach.abandoned &&
-                      (region->reach.exposure == REGION_EXPOSED || region->reach.exposure == REGION_BOUND) &&
-                      !region_may_be_imported(region, region->reach.exported_to);
-    bool waits = !host && !imported && !for_client && !victims;
+    enum pool_serves serves;
+    bool again = serves_again(region, kept, &serves);
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
     bool discards = (discard || (was_exported && !region_is_sealed(region))) && !region->reach.abandoned && !kept;
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
@@ -358,17 +413,19 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !region->pinned.kind && !victims &&
                   !imported && !written;
     uint64_t client = region->reach.exported_to;
-    struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
 
     fill_block(filled, region, discards && (block || !written));
-    region_tell_readers(region, waits ? block : NULL);
+    if (block && !host && !imported && !victims)
+        take_readers(region, block);
+    region_tell_readers(region);
     if (region->imported.filled_bytes > 0 && !watch(region, region->imported.filled_bytes, true))
         regions_uncharge(regions, region->imported.filled_bytes);
     if (was_exported && !filled->discard && watch(region, region->room, !victims) && !victims)
         filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
     filled->bytes += region_end_left(region);
     if ((region->origin == REGION_IMPORTED || written) && block) { /* a client can make it slow to close memory that it sent */
+        account_unref(block->slowed_by);
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;
         block->to_be_mapped = region->reach.abandoned && regions->ending;
@@ -398,7 +455,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         regions_watch(regions);
         return;
     }
-    if (!host && (for_anyone || for_client) && pool_on_device(regions, block, &owner, client))
+    if (again && pool_on_device(regions, block, serves, client))
         return;
     regions_free_block(regions, block);
 }

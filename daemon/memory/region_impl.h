@@ -122,7 +122,7 @@ void regions_free_stuck(struct regions *regions); /* when the daemon ends */
 void region_retire(struct region *region, bool discard, struct list *victims);
 
 /* Tells the clients that keep a region mapped without a hold that it has ended. */
-void region_tell_readers(struct region *region, struct pool_block *block);
+void region_tell_readers(struct region *region);
 
 /* A reader has unmapped the block, which is freed when the last one has. */
 void region_block_left(struct pool_block *block);

@@ -523,7 +523,7 @@ const char *object_state_name(const struct object *object)
 static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
 {
     if (region->origin == REGION_SNAPSHOT || region->origin == REGION_REPLICA)
-        *why_not_p = "it is a snapshot on a device, where whoever maps memory may write it";
+        *why_not_p = "it is a snapshot on a device, which others may see, too, and whoever maps memory there may write it";
     else if (!owner_equal(&region->account->owner, requester))
         *why_not_p = "it is on a device, whose memory cannot be shared read-only, and belongs to another owner";
     else

@@ -179,6 +179,13 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
     resume(snapshot, why.status, &why);
 }
 
+/* Nothing on a device can be sealed. Its owner's processes may map a snapshot there, because librdt's word is enough for them;
+ * others are not to depend on it, so a snapshot that they may see never leaves the daemon. */
+static enum region_origin origin_on_device(const struct object *object)
+{
+    return object->access.visibility == RDT__PB__VISIBILITY__VISIBILITY_OWNER ? REGION_WRITTEN : REGION_SNAPSHOT;
+}
+
 static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
 {
     enum rdt_status status = snapshot->layout ? RDT_OK : plan(snapshot, err);
@@ -189,7 +196,8 @@ static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
         struct region **fresh = &snapshot->fresh[snapshot->n_fresh];
         if (device)
             status = region_alloc_to_write(snapshot->table, device, bytes, &snapshot->placing.at[snapshot->n_fresh].gaps,
-                                           REGION_SNAPSHOT, snapshot->object->account, 0, fresh, on_reserved, snapshot, err);
+                                           origin_on_device(snapshot->object), snapshot->object->account, 0, fresh, on_reserved,
+                                           snapshot, err);
         else
             status = region_alloc(snapshot->table, "host", "", bytes, REGION_SNAPSHOT, snapshot->object->account, 0, fresh,
                                   on_reserved, snapshot, err);

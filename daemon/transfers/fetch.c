@@ -492,6 +492,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     transfer->wish.meta_only = message->meta_only;
     transfer->wish.self_copy_bytes = message->self_copy_bytes;
     transfer->wish.copies_on_devices = message->copies_on_devices;
+    client->mapped.moves |= message->moves_mappings;
     if (!wants_device(message) && coalescer_fits(message, item, &ref))
         transfer->wish.sharing = SHARES_REQUEST;
     else if (may_become_replica(message, item))

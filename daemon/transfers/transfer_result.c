@@ -163,6 +163,8 @@ static void note_fds(const struct fetch *fetch, const struct result *result)
 {
     for (size_t i = 0; i < result->done.n_regions; i++) {
         const Rdt__Pb__SharedRegion *entry = &result->regions[i];
+        if (entry->mapped_as != 0)
+            mapped_told(&fetch->client->mapped, entry->region);
         if (fetch->message != 0 && entry->fd_index >= 0 && !entry->writable && !entry->cow)
             fetch->client->transfers.fds_out[entry->region % CLIENT_FDS_OUT] =
                 (struct client_fd){entry->region, entry->generation, fetch->message};
@@ -387,6 +389,8 @@ static void answer_object(struct fetch *fetch)
         status = result_add_region(&result, region, fetch->client->id, share, with_fd, opened, &err);
         if (status == RDT_OK && share == SHARE_READ)
             result.regions[i].cacheable = mapped_may_keep(region);
+        if (status == RDT_OK && !with_fd)
+            result.regions[i].mapped_as = mapped_as(&fetch->client->mapped, region);
     }
     if (status == RDT_OK && how == PATH_COPY)
         status = set_copying(transfer, object, hold, &err);

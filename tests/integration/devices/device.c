@@ -196,8 +196,25 @@ Test(device, snapshot_does_not_change)
     struct rdt_tensor tensor = bytes_at(addr, BYTES);
     struct rdt_ref ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
     fill_pattern(addr, BYTES, 9);
-    expect(b, &ref, NULL, NULL, BYTES, 8, "local/copy", "fake", "FAKE-1");
+    expect(b, &ref, NULL, NULL, BYTES, 8, "local/share", "fake", "FAKE-1");
     expect(b, &ref, "host", NULL, BYTES, 8, "local/copy", "host", "");
+    end(NULL);
+}
+
+/* Whoever maps memory of a device may write it, and others are not to depend on the word of the owner's programs. */
+Test(device, snapshot_that_others_may_see_is_not_shared)
+{
+    rdt_object *object;
+
+    begin();
+    uint8_t *addr = fake_device_alloc(a, "FAKE-1", BYTES);
+    fill_pattern(addr, BYTES, 8);
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_put_options put = {.struct_size = sizeof put, .flags = RDT_PUT_SNAPSHOT, .visibility = RDT_VISIBLE_TO_TENANT};
+    struct rdt_ref ref = put_as(a, &tensor, 1, &put);
+    expect(b, &ref, NULL, NULL, BYTES, 8, "local/copy", "fake", "FAKE-1");
+    struct rdt_fetch_options share = {.struct_size = sizeof share, .mode = RDT_FETCH_SHARE, .timeout_ns = LONG};
+    must_refuse(RDT_NO_PATH, "others may see", rdt_fetch(b, &ref, 1, &share, &object, &err));
     end(NULL);
 }
 
@@ -491,7 +508,7 @@ Test(device, nobody_reads_it_before_its_stream_has_written_it)
     must_ok(rdt_ready(a, &ref, &err));
     must_ok(rdt_wait_put(b, &ref, LONG, &err));
     fill_pattern(addr, BYTES, 23);
-    expect(b, &ref, NULL, NULL, BYTES, 22, "local/copy", "fake", "FAKE-0");
+    expect(b, &ref, NULL, NULL, BYTES, 22, "local/share", "fake", "FAKE-0");
     must_ok(rdt_ready(b, &ref, &err)); /* another session's object, so nothing happens */
     end(NULL);
 }

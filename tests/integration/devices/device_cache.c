@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The free pool and the region cache of memory on devices: which clients get unused memory again, and when it is freed. */
+#include "proto/wire_ref.h"
 #include "tests/integration/devices/device_fixture.h"
+#include "tests/support/raw.h"
 
 TestSuite(device_cache, .timeout = 100);
 
@@ -282,6 +284,75 @@ Test(device_cache, publishes_take_no_more_memory_each_time)
     begin_caching(NULL);
     publish_many(BYTES, 4);
     end_caching();
+}
+
+/* ---- readers that keep it mapped ---- */
+
+/* The answer to the fetch of one object by that client, which maps fake memory. *gones_p: REGION_GONE events before it. */
+static Rdt__Pb__FetchDone *fetch_raw(struct raw *raw, const struct rdt_ref *ref, bool moves, unsigned *gones_p)
+{
+    Rdt__Pb__Ref wire;
+    Rdt__Pb__FetchItem item = MESSAGE(fetch_item, .handle = raw->last_id + 1, .ref = &wire), *items = &item;
+    char *kind = "fake";
+    Rdt__Pb__Fetch fetch = MESSAGE(fetch, .items = &items, .n_items = 1, .maps = &kind, .n_maps = 1, .moves_mappings = moves);
+    Rdt__Pb__FetchDone *done;
+
+    wire_ref_from(ref, &wire);
+    (void)raw_send(raw, RDT_MSG_FETCH, &fetch.base, NULL, 0);
+    do {
+        must(raw_next(raw));
+        *gones_p += raw->frame.type == RDT_EVENT_REGION_GONE;
+        frame_close_fds(&raw->frame);
+    } while (raw->frame.type != RDT_EVENT_FETCH_DONE);
+    done = rdt__pb__fetch_done__unpack(NULL, raw->frame.length, raw->frame.payload);
+    must_say(done && done->status == RDT_OK && done->n_regions == 1 && done->regions[0]->cacheable, "%s",
+             done ? done->message : "");
+    return done;
+}
+
+static void share_versions(bool moves)
+{
+    unsigned gones = 0;
+    uint64_t region = 0;
+    struct raw raw;
+
+    begin_caching(NULL);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    uint8_t *from = fake_device_alloc(a, "FAKE-0", BYTES);
+    struct rdt_tensor tensor = bytes_at(from, BYTES);
+    for (unsigned version = 0; version < 20; version++) {
+        struct rdt_ref ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+        Rdt__Pb__FetchDone *done = fetch_raw(&raw, &ref, moves, &gones);
+        const Rdt__Pb__SharedRegion *shared = done->regions[0];
+        must(shared->region != region);
+        must_say(shared->mapped_as == (moves ? region : 0), "version %u is mapped as %llu, not %llu", version,
+                 (unsigned long long)shared->mapped_as, (unsigned long long)region);
+        must((shared->fd_index < 0) == (moves && version > 0) && (shared->share != NULL) == (shared->fd_index >= 0));
+        region = shared->region;
+        Rdt__Pb__Release release =
+            MESSAGE(release, .hold = done->hold, .keep_mapped_regions = &region, .n_keep_mapped_regions = 1);
+        release.gone_events = gones;
+        (void)raw_send(&raw, RDT_MSG_RELEASE, &release.base, NULL, 0);
+        rdt__pb__fetch_done__free_unpacked(done, NULL);
+        must_ok(rdt_free(a, &ref, false, &err));
+        must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+        must_say(gones == (moves ? 0 : version), "%u mappings have ended", gones);
+    }
+    must_say(made() == 2, "%llu blocks", (unsigned long long)made());
+    raw_close(&raw);
+    must_ok(rdt_dealloc(a, from, &err));
+    end_caching();
+}
+
+Test(device_cache, reader_has_the_next_snapshot_mapped)
+{
+    share_versions(true);
+}
+
+Test(device_cache, reader_that_does_not_understand_that_is_told_to_unmap)
+{
+    share_versions(false);
 }
 
 /* Larger than the half of the pool that one client may have with several blocks. */
