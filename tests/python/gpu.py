@@ -341,6 +341,13 @@ def test_snapshots_on_a_gpu_are_shared_when_the_reader_asks():
         shared = reader.get_fetched(c.name("w"), device="cuda:0", mode="share")
         private = reader.get_fetched(c.name("w"), device="cuda:0", mode="cow")
         assert (shared.path, private.path) == ("local/share", "local/copy")
+        assert shared.value["w"].readonly and not private.value["w"].readonly
+        assert not shared.value["w"].__cuda_array_interface__["data"][1]  # torch refuses what says so
+        snapshot = c.put({"w": own}, snapshot=True)  # the daemon makes it
+        again = reader.get_fetched(snapshot, device="cuda:0", as_="tensor")
+        assert again.path == "local/share" and again.value["w"].readonly
+        with raises((ValueError, TypeError, BufferError, rdtd.Invalid), "read-only"):
+            reader.get(snapshot, into={"w": again.value["w"]})
         address = address_of(private.value["w"])
         seen(address, VALUE.size, "f4")[:] = 0
         assert shared.value["w"].tobytes() == VALUE.tobytes()

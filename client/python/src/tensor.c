@@ -187,6 +187,7 @@ struct used_streams *tensor_streams(struct tensor *tensor)
 static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
 {
     const struct rdt_dtype_row *row = rdt_dtype_row(tensor->dtype);
+    bool readonly = tensor->readonly && !on_gpu; /* torch takes no read-only tensor of a GPU */
     char typestr[8];
 
     if ((tensor->gpu != HOST) != on_gpu) {
@@ -201,7 +202,7 @@ static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
     return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape",
                          tuple_of(tensor->dims, (uint32_t)tensor->ndim), "strides",
                          tuple_of(tensor->dims + 2 * tensor->ndim, (uint32_t)tensor->ndim), "data",
-                         PyLong_FromVoidPtr(tensor->data), tensor->readonly ? Py_True : Py_False);
+                         PyLong_FromVoidPtr(tensor->data), readonly ? Py_True : Py_False);
 }
 
 static PyObject *get_interface(PyObject *self, void *ignored)
