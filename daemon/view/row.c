@@ -20,6 +20,12 @@ static const char *const origins[] = {
     [REGION_STAGE] = "staging",
 };
 
+/* Memory that no client allocated to write it is a snapshot on a device. */
+static const char *origin_of(const struct region *region)
+{
+    return origins[region->origin == REGION_WRITTEN && region->creator == 0 ? REGION_SNAPSHOT : region->origin];
+}
+
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {
     Rdt__Pb__RegionInfo *info = arena_message(arena, &rdt__pb__region_info__descriptor);
@@ -30,7 +36,7 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     info->generation = region->generation;
     info->memory = (char *)region->kind->name;
     info->device = (char *)region_device_uuid(region);
-    info->origin = (char *)origins[region->origin];
+    info->origin = (char *)origin_of(region);
     info->bytes = region->bytes;
     info->tenant = (char *)region->account->owner.tenant;
     info->uid = region->account->owner.uid;
