@@ -82,7 +82,7 @@ struct pool_block {
     uint64_t client;
     struct list readers;       /* struct region_reader.by_region: those that keep it mapped, also for its next region */
     uint64_t since_ns;         /* when it came into the device pool, or when slow freeing began */
-    struct account *slowed_by; /* a reference: its clients can make freeing slow, so owner_work does it; NULL: none can */
+    struct account *slowed_by; /* a reference: its clients can make freeing slow; NULL: none can */
     uint64_t room;             /* if slowed_by: the size of daemon memory. bytes may be 0: the charge was taken off before */
     bool to_be_mapped;         /* the daemon ends, and the client may map the memory later: it is not sealed */
     bool late;                 /* room is charged to slowed_by, because freeing takes so long */

@@ -195,11 +195,15 @@ static void done_free(struct work *work)
     regions->on_freed(regions, NULL);
 }
 
+/* What a client can make slow is done by owner_work. Memory of a device that the daemon allocated waits for readers, but nobody
+ * holds up whoever frees it. */
 static void submit_free(struct regions *regions, struct pool_block *take_block)
 {
+    bool own = take_block->device && take_block->bytes > 0; /* imported memory has none */
+
     regions->freeing.n++;
     take_block->work = (struct work){.run = run_free, .done = done_free};
-    if (take_block->slowed_by)
+    if (take_block->slowed_by && !own)
         owner_work_submit(regions->owner_work, &take_block->work, take_block->slowed_by, true);
     else
         work_submit(regions->pool, &take_block->work);

@@ -234,11 +234,13 @@ Test(device_hostile, import_that_fails_half_way_leaves_nothing_behind)
     end(NULL);
 }
 
-#define SLOW_IMPORTS 5u /* more than there are worker threads */
+#define SLOW_IMPORTS 5u  /* more than there are worker threads */
+#define MANY_IMPORTS 40u /* more than a user has threads (daemon/base/owner_work.h) */
 
 struct slow_plan {
     struct mute_fs fs;
     uint64_t chunk_bytes;
+    unsigned n; /* imports */
     bool fits;
 };
 
@@ -246,7 +248,7 @@ struct slow_plan {
 static int import_and_release(struct actor *self, void *arg)
 {
     struct slow_plan *plan = arg;
-    uint64_t sizes[2] = {plan->chunk_bytes, plan->chunk_bytes}, regions[SLOW_IMPORTS];
+    uint64_t sizes[2] = {plan->chunk_bytes, plan->chunk_bytes}, regions[MANY_IMPORTS];
     char path[96];
     struct raw raw;
     int fds[2];
@@ -256,11 +258,11 @@ static int import_and_release(struct actor *self, void *arg)
     must(fds[0] >= 0);
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    for (unsigned i = 0; i < SLOW_IMPORTS; i++) {
+    for (unsigned i = 0; i < plan->n; i++) {
         Rdt__Pb__Import message = import_message(0, 0, false, sizes);
         (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
     }
-    for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
+    for (unsigned i = 0; i < plan->n && plan->fits; i++) {
         Rdt__Pb__RegionReply *reply; /* the workers end in any order */
         must(raw_next(&raw) && raw.frame.flags == FRAME_REPLY);
         reply = rdt__pb__region_reply__unpack(NULL, raw.frame.length, raw.frame.payload);
@@ -268,7 +270,7 @@ static int import_and_release(struct actor *self, void *arg)
         regions[i] = reply->region;
         rdt__pb__region_reply__free_unpacked(reply, NULL);
     }
-    for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
+    for (unsigned i = 0; i < plan->n && plan->fits; i++) {
         Rdt__Pb__ReleaseRegion release = MESSAGE(release_region, .region = regions[i]);
         (void)raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0);
         must(raw_next(&raw));
@@ -287,7 +289,7 @@ static void imports_delay_nobody(struct slow_plan *plan)
     begin();
     actor_start(&actor, import_and_release, plan);
     actor_await(&actor);
-    wait_until(LONG, plan->fs.counts->flushes >= SLOW_IMPORTS);
+    wait_until(LONG, plan->fs.counts->flushes >= plan->n);
     works(a);
     works(b);
     mute_end(&plan->fs);
@@ -297,12 +299,45 @@ static void imports_delay_nobody(struct slow_plan *plan)
 
 Test(device_hostile, refused_imports_whose_close_does_not_return_delay_nobody)
 {
-    imports_delay_nobody(&(struct slow_plan){.chunk_bytes = 2 * MUTE_BYTES});
+    imports_delay_nobody(&(struct slow_plan){.chunk_bytes = 2 * MUTE_BYTES, .n = SLOW_IMPORTS});
 }
 
 Test(device_hostile, end_of_imports_whose_close_does_not_return_delays_nobody)
 {
-    imports_delay_nobody(&(struct slow_plan){.chunk_bytes = 4096, .fits = true});
+    imports_delay_nobody(&(struct slow_plan){.chunk_bytes = 4096, .n = SLOW_IMPORTS, .fits = true});
+}
+
+/* Memory that the daemon allocated is freed without the threads of its user, all of which hang, or requests of others would
+ * wait for it. */
+Test(device_hostile, user_whose_threads_hang_keeps_no_memory_of_a_device)
+{
+    struct slow_plan plan = {.chunk_bytes = 2 * MUTE_BYTES, .n = MANY_IMPORTS};
+    struct actor actor;
+    rdt_object *object;
+
+    if (!mute_mount(&plan.fs))
+        cr_skip_test("FUSE cannot be mounted here: /dev/fuse or the right to mount is missing");
+    begin_with((const char *const[]){"--pool-idle=100ms", NULL});
+    void *addr;
+    struct rdt_ref live = put_on(a, "FAKE-0", BYTES, 42, &addr);
+    struct rdt_tensor tensor = bytes_at(addr, BYTES);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    rdt_release(object);
+    must_ok(rdt_ping(b, LONG, &err)); /* it keeps the memory mapped */
+    actor_start(&actor, import_and_release, &plan);
+    actor_await(&actor);
+    wait_until(LONG, plan.fs.counts->flushes >= 32);
+    must_ok(rdt_free(a, &ref, false, &err));
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    rdt_close(b);
+    wait_until(LONG, atomic_load(&gpu.control->blocks) == 1);
+    node_connect(&node, &b);
+    must_ok(rdt_free(a, &live, false, &err));
+    mute_end(&plan.fs);
+    actor_kill(&actor, SIGKILL);
+    end(declared);
 }
 
 /* ---- sizes ---- */
