@@ -16,7 +16,7 @@ struct device_work {
     void *arg;
     struct rdt_import *import; /* NULL: an allocation */
     bool reused;               /* its memory is a block of the pool, which must be zeroed */
-    bool again;                /* the device had no memory at the first attempt */
+    uint8_t attempts;          /* at which the device had no memory */
     bool to_write;             /* only the gaps are cleared */
     struct gaps gaps;
     struct list victims; /* struct pool_block: freed first, because they make room */
@@ -171,18 +171,19 @@ static enum rdt_status await_room(struct device_work *take_creation, struct regi
 }
 
 /* The device has no memory although device_limit leaves room, because other processes have it. So the daemon gives up what it
- * keeps there unused, and tries once more; but not for memory that a client has already, or clients could empty the pool of
- * others. */
+ * keeps there unused, and tries once more, and then, if that was not enough, what readers keep mapped, too; but not for memory
+ * that a client has already, or clients could empty the pool of others. */
 static bool try_again(struct device_work *creation)
 {
     struct memory_device *device = creation->region->device;
     struct device_pool *pool = &creation->region->regions->device_pool;
 
-    if (creation->status != RDT_NO_MEMORY || creation->import || creation->reused || creation->again ||
+    if (creation->status != RDT_NO_MEMORY || creation->import || creation->reused || creation->attempts == 2 ||
         device->memory.pooled_bytes == 0)
         return false;
-    creation->again = true;
-    device_pool_evict(pool, device, device->memory.pooled_bytes, &creation->victims);
+    if (creation->attempts == 0)
+        device_pool_evict(pool, device, device->memory.pooled_bytes, &creation->victims);
+    creation->attempts = list_empty(&creation->victims) ? 2 : 1;
     list_each (struct pool_block, block, &creation->victims, link)
         device->memory.used_bytes -= block->bytes;
     if (list_empty(&creation->victims) && device_pool_unmap(pool, device, UINT64_MAX)) {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The free pool and the region cache of memory on devices: which clients get unused memory again, and when it is freed. */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "proto/wire_ref.h"
 #include "tests/integration/devices/device_fixture.h"
 #include "tests/support/raw.h"
@@ -353,6 +356,52 @@ Test(device_cache, reader_has_the_next_snapshot_mapped)
 Test(device_cache, reader_that_does_not_understand_that_is_told_to_unmap)
 {
     share_versions(false);
+}
+
+static atomic_bool allocated;
+
+static void *allocate_slowly(void *arg)
+{
+    struct rdt_alloc_options options = {
+        .struct_size = sizeof options, .memory = "fake", .device = "FAKE-0", .timeout_ns = LONG};
+
+    must_ok(rdt_alloc_with(a, 2 * BYTES, &options, arg, &err));
+    atomic_store(&allocated, true);
+    return NULL;
+}
+
+/* The reader sees what the daemon wants unmapped. */
+static bool is_allocated_after_a_ping(void)
+{
+    must_ok(rdt_ping(b, LONG, &err));
+    return atomic_load(&allocated);
+}
+
+/* Other processes have the memory of the device: what nobody has mapped is not enough. */
+Test(device_cache, device_without_memory_gets_back_what_a_reader_keeps_mapped)
+{
+    rdt_object *object;
+    pthread_t thread;
+    void *got;
+
+    begin_caching(NULL);
+    uint8_t *from = fake_device_alloc(a, "FAKE-0", BYTES);
+    struct rdt_tensor tensor = bytes_at(from, BYTES);
+    struct rdt_ref shared = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+    must_ok(fetch_to(b, &shared, NULL, NULL, &object, &err));
+    rdt_release(object);
+    must_ok(rdt_ping(b, LONG, &err));
+    snapshot_and_free(a, from, BYTES);
+    must_ok(rdt_free(a, &shared, false, &err));
+    must_ok(rdt_wait_freed(a, &shared, LONG, &err));
+    must(atomic_load(&gpu.control->blocks) == 3);
+    atomic_store(&gpu.control->fail_allocs, 2); /* also without the block that nobody has mapped */
+    must(pthread_create(&thread, NULL, allocate_slowly, &got) == 0);
+    wait_until(LONG, is_allocated_after_a_ping());
+    must(pthread_join(thread, NULL) == 0);
+    must(atomic_load(&gpu.control->blocks) == 2);
+    must_ok(rdt_dealloc(a, got, &err));
+    end_caching();
 }
 
 /* Larger than the half of the pool that one client may have with several blocks. */
