@@ -9,6 +9,7 @@
 CUDA_SUITE(cuda_copies)
 
 #ifndef RDT_WITHOUT_CUDA
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -196,14 +197,14 @@ Test(cuda_copies, pressure_waits_for_the_copy)
 }
 
 static uint64_t used_before;
-static volatile bool started;
+static atomic_bool started;
 
 /* Nobody but rdt_close asks the GPU now. The daemon does not know of the end before the GPU has copied. */
 static void *start_when_close_asks(void *arg)
 {
     wait_until(20 * SEC, fake_gpu_calls(getpid(), 0, "cuEventQuery") >= 2);
     must(device(0).used_bytes == used_before);
-    started = true;
+    atomic_store(&started, true);
     start_gpu();
     return arg;
 }
@@ -229,7 +230,7 @@ Test(cuda_copies, close_waits_for_the_copy)
     fake_gpu_trace_clear();
     must(pthread_create(&thread, NULL, start_when_close_asks, NULL) == 0);
     rdt_close(conn);
-    must(started);
+    must(atomic_load(&started));
     (void)pthread_join(thread, NULL);
     end_gated();
 }
