@@ -70,8 +70,11 @@ bool device_pool_give(struct device_pool *pool, struct pool_block *block)
     for (unsigned i = 0; i < block->n_registrations; i++)
         if (block->registrations[i].transport->unloading)
             return false;
-    while (!for_all && bytes_like(pool, block) > own_max - block->bytes)
-        drop(pool, oldest(pool, device, block));
+    for (uint64_t like = for_all ? 0 : bytes_like(pool, block); like > own_max - block->bytes;) {
+        struct pool_block *first = oldest(pool, device, block);
+        like -= first->bytes;
+        drop(pool, first);
+    }
     while (device->memory.pooled_bytes > max - block->bytes || device->memory.n_pooled >= MAX_BLOCKS)
         drop(pool, oldest(pool, device, NULL));
     block->since_ns = uv_hrtime();

@@ -23,9 +23,10 @@
 #include "daemon/memory/pool.h"
 
 struct device_pool {
-    struct list blocks;                        /* struct pool_block, free ones of all devices, the oldest first */
-    uint64_t idle_ns;                          /* 0: nothing is pooled */
-    void (*release)(struct pool_block *block); /* frees the memory, takes off its charge and frees the struct */
+    struct list blocks; /* struct pool_block, free ones of all devices, the oldest first */
+    uint64_t idle_ns;   /* 0: nothing is pooled */
+    /* Frees the memory, takes off its charge and frees the struct. It must only begin that: up to all blocks go at once. */
+    void (*release)(struct pool_block *block);
 };
 
 struct device_block_wish {

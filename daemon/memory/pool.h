@@ -87,7 +87,7 @@ struct pool_block {
     bool to_be_mapped;         /* the daemon ends, and the client may map the memory later: it is not sealed */
     bool late;                 /* room is charged to slowed_by, because freeing takes so long */
     struct deadline again;     /* set while the memory must stay mapped, until it is tried again */
-    unsigned n_readers;        /* on a device: processes that have it mapped and have been told to unmap it (mapped.h) */
+    unsigned n_readers; /* on a device: processes that were told to unmap it (mapped.h), and 1 while others are being told */
     struct work work;
     enum rdt_status status; /* the result of the work */
 };

@@ -93,6 +93,8 @@ struct regions_freeing {
     struct list slow;          /* struct pool_block.link: being freed by owner_work, and not late; the oldest first */
     struct deadline slow_late; /* set while `slow` is not empty */
     struct stuck_blocks stuck; /* the same that must stay mapped for now (pool_block_free) */
+    struct list telling;       /* struct pool_block.link: of devices, whose readers are being told, in slices */
+    struct slice tell;         /* of `telling` */
 };
 
 struct regions_awaiting {    /* what nobody else can get */

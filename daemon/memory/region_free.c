@@ -12,12 +12,6 @@
 #define SLOW_NS UINT64_C(1000000000)  /* freeing that takes longer is late */
 #define STUCK_NS INT64_C(10000000000) /* memory that another process has is tried again after that */
 
-static void tell_readers(struct list *readers, struct pool_block *block)
-{
-    list_drain (struct region_reader, reader, readers, by_region)
-        reader->on_gone(reader, block);
-}
-
 /* ---- blocks ---- */
 
 static void run_free(struct work *work)
@@ -62,14 +56,6 @@ static void on_slow_late(struct deadline *deadline)
         account_add(block->slowed_by, USAGE_FDS, 1);
     }
     regions->on_freed(regions, NULL);
-}
-
-void regions_free_init(struct regions *regions)
-{
-    list_init(&regions->freeing.slow);
-    list_init(&regions->freeing.stuck.list);
-    regions->freeing.stuck.said.every_ns = UINT64_C(1000000000);
-    regions->freeing.slow_late.on_passed = on_slow_late;
 }
 
 /* Its client has sealed the memory, so its pages are still there: it stays charged as long as a process has it. */
@@ -219,22 +205,66 @@ static void watch_slow(struct regions *regions, struct pool_block *block)
         (void)deadline_set(regions->deadlines, &regions->freeing.slow_late, (int64_t)SLOW_NS);
 }
 
+/* Blocks may be many, and so may the readers of each. */
+static bool tell_some(struct slice *slice, uint64_t until_ns)
+{
+    struct regions *regions = container_of(slice, struct regions, freeing.tell);
+
+    list_drain (struct pool_block, block, &regions->freeing.telling, link) {
+        list_drain (struct region_reader, reader, &block->readers, by_region) {
+            reader->on_gone(reader, block);
+            if (uv_hrtime() >= until_ns)
+                return false;
+        }
+        list_remove(&block->link);
+        if (block->n_readers > 1)
+            watch_slow(regions, block);
+        region_block_left(block);
+        if (uv_hrtime() >= until_ns)
+            return list_empty(&regions->freeing.telling);
+    }
+    return true;
+}
+
+void regions_free_mapped(struct regions *regions, struct pool_block *take_block)
+{
+    *freeing_bytes(regions, take_block) += take_block->bytes;
+    take_block->n_readers = 1; /* until all have been told */
+    list_append(&regions->freeing.telling, &take_block->link);
+    slice_begin(regions->deadlines ? &regions->deadlines->slices : NULL, &regions->freeing.tell);
+}
+
 void regions_free_block(struct regions *regions, struct pool_block *take_block)
 {
-    if (take_block->device)
-        tell_readers(&take_block->readers, take_block);
+    if (!list_empty(&take_block->readers)) {
+        regions_free_mapped(regions, take_block);
+        return;
+    }
     *freeing_bytes(regions, take_block) += take_block->bytes;
     regions->freeing.leaving_bytes += take_block->device ? 0 : take_block->bytes;
-    if (take_block->n_readers == 0)
-        submit_free(regions, take_block);
-    else /* region_block_left frees it */
-        watch_slow(regions, take_block);
+    submit_free(regions, take_block);
+}
+
+void regions_free_told(struct regions *regions)
+{
+    slice_stop(&regions->freeing.tell);
+    (void)tell_some(&regions->freeing.tell, UINT64_MAX);
 }
 
 void region_block_left(struct pool_block *block)
 {
     if (--block->n_readers == 0)
         submit_free(container_of(block->pool, struct regions, free_pool), block);
+}
+
+void regions_free_init(struct regions *regions)
+{
+    list_init(&regions->freeing.slow);
+    list_init(&regions->freeing.stuck.list);
+    list_init(&regions->freeing.telling);
+    regions->freeing.tell.run = tell_some;
+    regions->freeing.stuck.said.every_ns = UINT64_C(1000000000);
+    regions->freeing.slow_late.on_passed = on_slow_late;
 }
 
 /* Frees a block of daemon memory that a client can write. */
@@ -366,7 +396,8 @@ static bool stays_for_later(struct region *region)
 
 void region_tell_readers(struct region *region)
 {
-    tell_readers(&region->readers, NULL);
+    list_drain (struct region_reader, reader, &region->readers, by_region)
+        reader->on_gone(reader, NULL);
 }
 
 static bool watch(const struct region *region, uint64_t bytes, bool charged)

@@ -133,6 +133,11 @@ void region_adopt(struct region *region, struct pool_block *take_block);
 /* Frees a block on the work pool or by owner_work, and takes its charge off afterwards. */
 void regions_free_block(struct regions *regions, struct pool_block *take_block);
 
+/* The same for a block of a device, which readers may have mapped: they are told in slices, and it is freed when the last one
+ * has unmapped it. regions_free_told tells the rest at once, when the daemon ends. */
+void regions_free_mapped(struct regions *regions, struct pool_block *take_block);
+void regions_free_told(struct regions *regions);
+
 /* Frees victims: blocks whose charge was taken off when they became victims. Any thread. */
 void region_free_victims(struct list *victims);
 void region_drop_victims(struct regions *regions, struct list *victims); /* the same, on the work pool */

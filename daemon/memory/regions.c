@@ -38,7 +38,7 @@ static void on_pool_changed(void *arg)
 
 static void free_device_block(struct pool_block *block)
 {
-    regions_free_block(container_of(block->pool, struct regions, free_pool), block);
+    regions_free_mapped(container_of(block->pool, struct regions, free_pool), block);
 }
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
@@ -118,6 +118,7 @@ void regions_close(struct regions *regions)
     pool_close(&regions->free_pool);
     (void)device_pool_sweep(&regions->device_pool, UINT64_MAX);
     device_pool_set_idle(&regions->device_pool, 0);
+    regions_free_told(regions);
     deadline_unset(regions->deadlines, &regions->sweep);
     deadline_unset(regions->deadlines, &regions->freeing.slow_late);
     deadline_unset(regions->deadlines, &regions->left.look);

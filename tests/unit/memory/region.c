@@ -8,6 +8,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "daemon/memory/region_impl.h"
 #include "tests/support/fakes/fake_memory.h"
 
 TestSuite(region, .init = fake_setup, .fini = fake_teardown, .timeout = 60);
@@ -170,6 +171,80 @@ Test(region, allocation_waits_for_device_memory_that_is_being_freed)
     fake_run();
     cr_assert_eq(device.memory.used_bytes, 0u);
     fake.kind.n_devices = 0;
+}
+
+/* ---- readers that keep memory of a device mapped ---- */
+
+struct slow_reader {
+    struct region_reader base;
+    struct pool_block *told; /* the block that waits for it */
+};
+
+static void on_gone_slowly(struct region_reader *base, struct pool_block *block)
+{
+    struct slow_reader *reader = container_of(base, struct slow_reader, base);
+    uint64_t begun_ns = uv_hrtime();
+
+    list_remove(&reader->base.by_region);
+    reader->told = block;
+    block->n_readers++;
+    while (uv_hrtime() - begun_ns < 2 * SLICES_TURN_NS)
+        ;
+}
+
+static unsigned n_told(const struct slow_reader *readers, unsigned n)
+{
+    unsigned told = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        told += readers[i].told != NULL;
+    return told;
+}
+
+/* The loop serves others between two readers. One that unmaps the memory before the others have been told frees nothing, and
+ * one that goes without having been told is not waited for. */
+Test(region, readers_of_device_memory_are_told_in_turns)
+{
+    enum { READERS = 4 };
+    struct memory_device device = {.kind = &fake.kind, .memory.limit_bytes = 1 << 20, .uuid = "device"};
+    struct slow_reader readers[READERS] = {0};
+    struct account owner = {.refs = 1};
+    struct deadlines deadlines;
+    struct region *region = NULL;
+
+    deadlines_init(&deadlines, &fake.loop);
+    fake.regions.deadlines = &deadlines;
+    list_init(&device.memory.awaiting);
+    fake.kind.ops.devices = one_device;
+    fake.kind.devices = &device;
+    fake.kind.n_devices = 1;
+    (void)region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &owner, 7, &region, on_device_ready, &region, NULL);
+    fake_run();
+    cr_assert_not_null(region);
+    for (unsigned i = 0; i < READERS; i++) {
+        readers[i].base.on_gone = on_gone_slowly;
+        list_append(&region->readers, &readers[i].base.by_region);
+    }
+    region_unref(region);
+    cr_assert_eq(n_told(readers, READERS), 1u);
+    region_block_left(readers[0].told);
+    (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(n_told(readers, READERS), 2u);
+    list_remove(&readers[READERS - 1].base.by_region);
+    fake_run();
+    cr_assert_eq(n_told(readers, READERS), READERS - 1u);
+    cr_assert_eq(device.memory.freeing_bytes, 4096u);
+    for (unsigned i = 1; i < READERS - 1; i++) {
+        cr_assert_eq(fake.n_freed, 0u);
+        region_block_left(readers[i].told);
+    }
+    fake_run();
+    cr_assert_eq(fake.n_freed, 1u);
+    cr_assert_eq(device.memory.used_bytes + device.memory.freeing_bytes, 0u);
+    fake.kind.n_devices = 0;
+    fake.regions.deadlines = NULL;
+    deadlines_close(&deadlines, NULL);
+    fake_run();
 }
 
 /* ---- limits ---- */
