@@ -46,23 +46,26 @@ enum rdt_status repeat_allowed(const struct verb *verb, uint64_t sent_on, struct
         "rdtd restarted before it answered %s, and may have carried it out: check, and repeat it if it has not", verb->name);
 }
 
-/* ---- time-outs ---- */
+/* ---- times ---- */
 
-/* Returns the message's member timeout_ns; NULL: it has none. */
-static int64_t *time_of(ProtobufCMessage *message)
+/* Returns the message's member of that name; NULL: it has none. */
+static int64_t *time_of(ProtobufCMessage *message, const char *name)
 {
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(message->descriptor, "timeout_ns");
+    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(message->descriptor, name);
 
     return field && field->type == PROTOBUF_C_TYPE_SINT64 ? (int64_t *)(void *)((uint8_t *)message + field->offset) : NULL;
 }
 
-/* 0 and -1 are not times, and stay. A time that is over becomes the shortest one, so that the daemon answers. */
-static void shorten(ProtobufCMessage *message, int64_t start_ns)
+/* 0 and -1 are not time-outs, and stay. One that is over becomes the shortest one, so that the daemon answers. */
+static void set_times(ProtobufCMessage *message, int64_t start_ns)
 {
-    int64_t *timeout_ns = time_of(message), passed_ns = clock_now_ns() - start_ns;
+    int64_t *timeout_ns = time_of(message, "timeout_ns"), *age_ns = time_of(message, "age_ns");
+    int64_t passed_ns = clock_now_ns() - start_ns;
 
     if (timeout_ns && *timeout_ns > 0)
         *timeout_ns = *timeout_ns > passed_ns ? *timeout_ns - passed_ns : 1;
+    if (age_ns)
+        *age_ns = passed_ns > 0 ? passed_ns : 1;
 }
 
 /* ---- sending ---- */
@@ -70,13 +73,13 @@ static void shorten(ProtobufCMessage *message, int64_t start_ns)
 enum rdt_status repeat_message(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int64_t start_ns,
                                const int *fds, unsigned n_fds, struct rdt_error *err)
 {
-    ProtobufCMessage *copy = malloc(message->descriptor->sizeof_message); /* a shallow one, for its timeout_ns */
+    ProtobufCMessage *copy = malloc(message->descriptor->sizeof_message); /* a shallow one, for its times */
     enum rdt_status status;
 
     if (!copy)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to repeat a request");
     memcpy(copy, message, message->descriptor->sizeof_message);
-    shorten(copy, start_ns);
+    set_times(copy, start_ns);
     status = connection_send_fds(conn, type, id, copy, fds, n_fds, err);
     free(copy);
     return status;
@@ -106,7 +109,7 @@ enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id,
 
     if (status != RDT_OK)
         return status;
-    shorten(message, repeat->start_ns);
+    set_times(message, repeat->start_ns);
     if (again && repeat->type == RDT_MSG_PUBLISH_PART)
         repeat_ask_for_version((Rdt__Pb__PublishPart *)message);
     status = connection_send(conn, repeat->type, id, message, false, err);
@@ -161,7 +164,7 @@ enum rdt_status repeat_fetch(rdt *conn, rdt_request *request, struct rdt_error *
     n_items = fetch->n_items;
     fetch->n_items = keep_running(conn, request->repeat, fetch);
     fetch->fds_once = false; /* the batch that would keep the mappings has ended */
-    shorten(message, request->repeat->start_ns);
+    set_times(message, request->repeat->start_ns);
     status = connection_send(conn, RDT_MSG_FETCH, 0, message, false, err);
     if (status != RDT_OK)
         forget_sent(conn, request->repeat);
@@ -186,7 +189,7 @@ bool repeat_uncopied(rdt *conn, rdt_request *request)
     fetch->n_items = 1;
     fetch->items += i;
     fetch->fds_once = fetch->copies_on_devices = false;
-    shorten(message, request->repeat->start_ns);
+    set_times(message, request->repeat->start_ns);
     request->sent_on = repeat_socket(conn);
     status = connection_send(conn, RDT_MSG_FETCH, 0, message, false, NULL);
     fetch->items -= i;

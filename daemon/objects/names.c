@@ -226,7 +226,7 @@ static void name_fail_all(struct name *name, const struct rdt_error *why)
 
 void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines)
 {
-    *names = (struct names){.accounts = accounts, .deadlines = deadlines, .next_number = 1};
+    *names = (struct names){.accounts = accounts, .deadlines = deadlines, .begun_ns = uv_hrtime(), .next_number = 1};
     map_init(&names->by_key);
     map_init(&names->by_object);
     index_init(&names->published, 1);
@@ -556,9 +556,11 @@ enum rdt_status names_restore(struct names *names, const struct name_publish *pu
     uint64_t restored;
     enum rdt_status status = publish_version(names, publish, version, &restored, err);
 
-    if (status == RDT_OK)
-        *name_p = name_find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
-    return status;
+    if (status != RDT_OK)
+        return status;
+    *name_p = name_find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
+    (*name_p)->since_ns = names->begun_ns;
+    return RDT_OK;
 }
 
 static void withdraw(struct name *name, const struct rdt_error *why)
@@ -630,7 +632,7 @@ static struct name *find_ref(const struct names *names, const struct rdt_ref *re
 }
 
 enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, const struct owner *requester, bool admin,
-                                struct rdt_error *err)
+                                int64_t age_ns, struct rdt_error *err)
 {
     struct owner owner;
     struct name *name = find_ref(names, ref, requester, &owner);
@@ -640,7 +642,8 @@ enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, 
                              owner.uid);
     if (!name || !name->published)
         return rdt_error_set(err, RDT_NOT_FOUND, "nothing is published under the name \"%s\"", ref->id);
-    end(name, NAME_UNPUBLISHED);
+    if (age_ns <= 0 || name->since_ns <= names->begun_ns || (int64_t)(uv_hrtime() - name->since_ns) >= age_ns)
+        end(name, NAME_UNPUBLISHED);
     return RDT_OK;
 }
 

@@ -42,6 +42,7 @@ struct names {
     struct fair remembered; /* struct name.remembered: unpublished names, whose versions are remembered */
     struct list waking;     /* struct name.by_waking: names with something in `due` or `endings` */
     struct slice wake;
+    uint64_t begun_ns;    /* names of an earlier daemon count as published then */
     uint64_t next_number; /* names are numbered in the order of their first publication */
     /* The highest version of a name that is no longer remembered. New names start above it. */
     uint64_t forgotten;
@@ -155,10 +156,10 @@ bool name_lasts(const struct name *name);
 /* Ends the names whose lease is the session of the client, which has ended. false: until_ns has passed; call again. */
 bool names_client_gone(struct client *client, uint64_t until_ns);
 
-/* Drops the name's object. Waiters that may see the name get FREED. Errors: NOT_FOUND; DENIED unless the
- * requester is the name's owner or an administrator. */
+/* Drops the name's object. Waiters that may see the name get FREED. age_ns not 0: does nothing if the name was published less
+ * than that ago. Errors: NOT_FOUND; DENIED unless the requester is the name's owner or an administrator. */
 enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, const struct owner *requester, bool admin,
-                                struct rdt_error *err);
+                                int64_t age_ns, struct rdt_error *err);
 
 /* Finds the newest version above ref->after. The object is borrowed. AGAIN: there is none yet, or the
  * requester may not see the name. To such a requester the name does not exist, and a wait continues until

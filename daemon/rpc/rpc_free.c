@@ -112,6 +112,14 @@ static enum rdt_status not_put(const struct call *call, const struct rdt_ref *re
     return status;
 }
 
+/* Whether the object was put under the id since the client first asked: it means the one before, which has ended. Those of an
+ * earlier daemon are older than any request that reaches this one again. */
+static bool is_another(const struct object *object, const struct rdt_ref *ref, int64_t age_ns)
+{
+    return ref->generation == 0 && age_ns > 0 && object->generation >= object->table->first_generation &&
+           (int64_t)(uv_hrtime() - object->since_ns) < age_ns;
+}
+
 enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Free *message = request;
@@ -132,6 +140,10 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
         return not_put(call, &ref, err);
     if (status != RDT_OK)
         return status;
+    if (is_another(object, &ref, message->age_ns)) {
+        call_reply_empty(call);
+        return RDT_OK;
+    }
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
                              object->account->owner.uid);
@@ -261,7 +273,7 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, message->timeout_ns, err);
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &object, err);
-    if (status == RDT_FREED || status == RDT_OWNER_DIED) {
+    if (status == RDT_FREED || status == RDT_OWNER_DIED || (status == RDT_OK && is_another(object, &ref, message->age_ns))) {
         call_reply_empty(call);
         return RDT_OK;
     }

@@ -126,7 +126,7 @@ enum rdt_status rpc_unpublish(struct call *call, const void *request, struct rdt
         return status == RDT_AGAIN ? RDT_OK : status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
-    status = names_unpublish(call->rpc->names, &ref, &call->account->owner, call->admin, err);
+    status = names_unpublish(call->rpc->names, &ref, &call->account->owner, call->admin, message->age_ns, err);
     if (status == RDT_OK)
         call_reply_removed(call, 0);
     return status;

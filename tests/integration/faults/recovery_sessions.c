@@ -549,6 +549,73 @@ Test(recovery_sessions, process_that_lives_keeps_its_session_waiting)
     end();
 }
 
+static void free_by_id(struct raw *raw, const char *id, int64_t age_ns)
+{
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__Free message = RDT__PB__FREE__INIT;
+
+    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id};
+    ref.any_owner = true;
+    message.ref = &ref;
+    message.age_ns = age_ns;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_FREE, &message.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
+}
+
+static void unpublish_by_name(struct raw *raw, const char *name, int64_t age_ns)
+{
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__Unpublish message = RDT__PB__UNPUBLISH__INIT;
+
+    ref.id = (ProtobufCBinaryData){strlen(name), (uint8_t *)name};
+    ref.any_owner = ref.is_name = true;
+    message.name = &ref;
+    message.age_ns = age_ns;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_UNPUBLISH, &message.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
+}
+
+static bool is_there(rdt *conn, const struct rdt_ref *ref)
+{
+    return rdt_stat(conn, ref, &(struct rdt_stat){0}, NULL) == RDT_OK;
+}
+
+/* A FREE or an UNPUBLISH that a session sends again after a restart has no generation. Its first one may have been carried out,
+ * and others may have put and published since. What an earlier daemon had is always meant. */
+Test(recovery_sessions, end_that_is_sent_again_spares_what_came_since)
+{
+    struct rdt_ref name, first, second;
+    struct raw raw;
+    uint64_t version;
+
+    begin();
+    rdt *conn = node_client(&node, "others");
+    first = put_detached(conn, "first", KIB, RDT_PUT_SNAPSHOT, 1);
+    must_ok(rdt_ref_from_name("name", 0, NULL, &name, &err));
+    must_ok(rdt_publish(conn, "name", &first, NULL, &version, &err));
+    again(SIGKILL);
+    must_ok(rdt_ping(conn, LONG, &err));
+    second = put_detached(conn, "second", KIB, RDT_PUT_SNAPSHOT, 2);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    free_by_id(&raw, "second", 600 * SEC);
+    cr_assert(is_there(conn, &second), "it was put since");
+    unpublish_by_name(&raw, "name", 600 * SEC);
+    cr_assert_not(is_there(conn, &name), "an earlier daemon had it");
+    must_ok(rdt_publish(conn, "name", &second, NULL, &version, &err));
+    unpublish_by_name(&raw, "name", 600 * SEC);
+    cr_assert(is_there(conn, &name), "it was published since");
+    unpublish_by_name(&raw, "name", 1);
+    cr_assert_not(is_there(conn, &name), "it was published before");
+    free_by_id(&raw, "first", 600 * SEC);
+    cr_assert_not(is_there(conn, &first), "an earlier daemon had it");
+    free_by_id(&raw, "second", 1);
+    cr_assert_not(is_there(conn, &second), "it was put before");
+    raw_close(&raw);
+    leave(conn);
+    end();
+}
+
 /* The daemon is away for longer than restart_grace: its client's next call says so. The session's process lives, so the next
  * daemon waits for it, and has the memory back when the process ends. */
 static int stay_too_long(struct actor *self, void *arg)

@@ -137,7 +137,7 @@ static enum rdt_status unpublish(const char *name)
 {
     struct rdt_ref ref = ref_of(name, 0);
 
-    return names_unpublish(&names, &ref, &me, false, &err);
+    return names_unpublish(&names, &ref, &me, false, 0, &err);
 }
 
 struct waiting {
