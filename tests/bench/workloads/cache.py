@@ -15,6 +15,7 @@ LMCache's L2 adapters are called as its controllers call them: one task of all b
 done."""
 import importlib.util
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,7 @@ class Engine:
     """A subclass has store(numbers), lookup(numbers) -> [whether it is there] and load(numbers), of blocks that lie in `sources`
     and go to `targets`, and delete(numbers). A number names a block for ever."""
     shared = True  # an engine finds what another one has stored
+    descriptors = 0  # that the daemon opens for each block
 
     def empty(self, size):
         import numpy as np
@@ -114,12 +116,16 @@ def by(cls, start=lambda bench: (), steps=tuple(FIGURES)):
     """start(bench) -> the arguments of cls: starts what the engines share."""
     def side(bench):
         found = {}
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         for count, size in shapes(bench):
             for many, who in ENGINES:
+                case, wanted = f"{count} x {size >> 10} KiB, {who}", cls.descriptors * count * many
+                if wanted > most:
+                    found[case, "failed"] = f"not run: its daemon may open {most} files, and would need {wanted:.0f}"
+                    continue
                 with bench.inner() as inner:
                     arguments = start(inner)
                     took, ratio = measure(inner, inner.actors([(cls, *arguments)] * many), count, size)
-                case = f"{count} x {size >> 10} KiB, {who}"
                 found.update({(case, FIGURES[step]): took[step] * 1e3 for step in steps})
                 found[case, "load beside memcpy"] = ratio
         return found
@@ -136,6 +142,7 @@ def needs(*modules):
 
 class Registered(Engine):
     """Blocks in memory of `empty`."""
+    descriptors = 2.2  # it takes one, and the daemon keeps up to half of all for connections and other users
 
     def __init__(self, path):
         import rdtd
@@ -202,6 +209,8 @@ class Adapter(Engine):
 
 
 class Rdtd(Adapter):
+    descriptors = Registered.descriptors
+
     def make(self, path):
         self.open = self.calls.adapter(SimpleNamespace(socket=path))
         return self.open.__enter__()
