@@ -809,7 +809,7 @@ static void print_files(const Rdt__Pb__CacheReply *cache)
 static int print_cache(struct ctl *ctl, const ProtobufCMessage *reply)
 {
     const Rdt__Pb__CacheReply *cache = (const Rdt__Pb__CacheReply *)reply;
-    char limit[CTL_HUMAN_BYTES], of_owner[CTL_HUMAN_BYTES];
+    char limit[CTL_HUMAN_BYTES], of_owner[CTL_HUMAN_BYTES], text[256];
     struct ctl_table table;
     bool printed;
 
@@ -823,6 +823,8 @@ static int print_cache(struct ctl *ctl, const ProtobufCMessage *reply)
     ctl_line("at most %s, and %s for each user", ctl_human_bytes(cache->limit_bytes, limit),
              ctl_human_bytes(cache->owner_limit_bytes, of_owner));
     print_files(cache);
+    for (size_t i = 0; i < cache->n_full; i++)
+        ctl_line("evicted also for want of %s", ctl_plain(cache->full[i], text, sizeof text));
     return printed ? CTL_OK : CTL_FAILED;
 }
 

@@ -245,6 +245,18 @@ const char *account_whose(struct account *account, char text_p[ACCOUNT_WHOSE_BYT
     return text_p;
 }
 
+bool account_is_full(const struct account *account, enum usage what, char text_p[ACCOUNT_FULL_BYTES])
+{
+    uint64_t used = account->used[what], limit = account->limits ? account->limits[what] : 0;
+    const char *remedy = account->accounts ? NULL : node_remedies[what];
+
+    if (limit == 0 || used < limit - limit / 6)
+        return false;
+    (void)snprintf(text_p, ACCOUNT_FULL_BYTES, "%llu of at most %llu %s: raise %s%s", (unsigned long long)used,
+                   (unsigned long long)limit, nouns[what], remedy ? remedy : "owner_max_", remedy ? "" : names[what]);
+    return true;
+}
+
 /* of: who asks. */
 static void set_limit_error(const struct account *at, struct account *of, enum usage what, uint64_t n, bool queue,
                             struct rdt_error *err)

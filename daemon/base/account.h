@@ -165,6 +165,12 @@ struct account *account_person(struct account *account);
 /* Returns text_p, which says in brackets that the owner counts as one user with another user id; "" if that is its own. */
 const char *account_whose(struct account *account, char text_p[ACCOUNT_WHOSE_BYTES]);
 
+#define ACCOUNT_FULL_BYTES 192
+
+/* Returns whether at most a sixth of the account's limit is left: of a node's, no user can have the last eighth. text_p says how
+ * much is used, and what to raise. */
+bool account_is_full(const struct account *account, enum usage what, char text_p[ACCOUNT_FULL_BYTES]);
+
 struct account *account_ref(struct account *account); /* returns its argument */
 void account_unref(struct account *account);          /* accepts NULL */
 

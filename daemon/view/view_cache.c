@@ -5,6 +5,10 @@
 #define MOST_ROWS 1024u    /* in one answer */
 #define MOST_LOOKED 16384u /* owners that are looked at for it */
 
+/* What evictions give beside memory. */
+static const enum usage others[] = {USAGE_OBJECTS, USAGE_REGIONS, USAGE_FDS, USAGE_MAPPINGS, USAGE_MAPPED_BYTES, USAGE_HEAP};
+#define N_OTHERS (sizeof others / sizeof *others)
+
 static bool add(Rdt__Pb__CacheReply *reply, struct arena *arena, const struct cache_owner *owner)
 {
     Rdt__Pb__CacheInfo *info = arena_message(arena, &rdt__pb__cache_info__descriptor);
@@ -34,12 +38,24 @@ static bool add(Rdt__Pb__CacheReply *reply, struct arena *arena, const struct ca
     return true;
 }
 
+/* Objects may be evicted long before the memory is used up, and who reads how much memory there may be is to see why. */
+static void add_full(Rdt__Pb__CacheReply *reply, struct call *call, char (*texts)[ACCOUNT_FULL_BYTES])
+{
+    const struct accounts *accounts = call->rpc->objects->accounts;
+
+    for (size_t i = 0; i < N_OTHERS; i++)
+        if (account_is_full(&accounts->node, others[i], texts[i]) ||
+            account_is_full(account_owner(call->account), others[i], texts[i]))
+            reply->full[reply->n_full++] = texts[i];
+}
+
 enum rdt_status rpc_cache(struct call *call, const void *request, struct rdt_error *err)
 {
     const struct cache *cache = &call->rpc->objects->cache;
     const struct cache_owner *own = account_owner(call->account)->cache_owner;
     Rdt__Pb__CacheReply reply = RDT__PB__CACHE_REPLY__INIT;
     struct arena *arena = call->request.arena;
+    char texts[N_OTHERS][ACCOUNT_FULL_BYTES], *full[N_OTHERS];
     unsigned n_looked = 0;
     bool whole = (reply.owners = arena_alloc(arena, MOST_ROWS * sizeof *reply.owners));
 
@@ -61,6 +77,9 @@ enum rdt_status rpc_cache(struct call *call, const void *request, struct rdt_err
     reply.owner_limit_bytes = cache->owner_limit_bytes ? cache->owner_limit_bytes : reply.limit_bytes;
     reply.file_limit_bytes = cache->files.limit_bytes;
     reply.owner_file_limit_bytes = cache->files.owner_limit_bytes ? cache->files.owner_limit_bytes : reply.file_limit_bytes;
+    reply.full = full;
+    if (cache->counts.evictions > 0)
+        add_full(&reply, call, texts);
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

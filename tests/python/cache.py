@@ -168,10 +168,19 @@ def test_limits_of_users_and_of_connections():
         for number in range(60, 400):  # small ones: by the number of objects
             put(c, number, 100)
         assert 99 <= own(c)["objects"] <= 100
+        assert [text.partition(": ")[2] for text in c.cache()["full"]] == ["raise owner_max_objects"], c.cache()
         refs = [c.put(np.ones(10)) for _ in range(50)]
         assert own(c)["objects"] <= 50
         assert c.stat(rdtd.Ref.from_id("b399"))["evictable"]
         del refs
+        c.flush_cache()
+    with Node("--set", "limits.owner_max_fds=64") as node, rdtd.connect(node.socket) as c:
+        assert c.cache()["full"] == []
+        for number in range(80):  # each has descriptors of its own
+            put(c, number, 64 << 10)
+        assert own(c)["objects"] < 64 and own(c)["evictions"] > 0
+        assert [text.partition(": ")[2] for text in c.cache()["full"]] == ["raise owner_max_fds"], c.cache()
+        assert "evicted also for want of" in node.ctl("cache")
         c.flush_cache()
 
 

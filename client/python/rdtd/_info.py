@@ -142,7 +142,8 @@ class InfoCalls(_rdt.Conn):
         (cache_storage_limit of rdtd.conf): spilled_objects (of objects: in a file only); files and file_bytes (on the
         disk); spilled (that have left memory for a file); file_hits (of hits: in a file only); unspilled_late,
         unspilled_failed and unspilled_small (evicted without a file: before the disk had them, without room there,
-        small). far_hits: of misses, found on other nodes. file_limit_bytes; owner_file_limit_bytes. more: users that are not in the list."""
+        small). far_hits: of misses, found on other nodes. file_limit_bytes; owner_file_limit_bytes. full: texts, what objects are
+        evicted for beside memory, such as the daemon's descriptors, and what to raise. more: users that are not in the list."""
         made: dict[str, Any] = json.loads(self._json("cache", None, None, None, 0, 0))
         for row in made["owners"]:
             row["owner"] = (row.pop("uid"), row.pop("tenant"))

@@ -53,6 +53,7 @@ void doctor_open_files(struct doctor *doctor)
     const struct accounts *accounts = doctor->rpc->objects->accounts;
     uint64_t used = accounts->node.used[USAGE_FDS], limit = accounts->limits.node[USAGE_FDS];
     uint64_t connections = 2 * (uint64_t)doctor->rpc->options->max_clients;
+    char mappings[ACCOUNT_FULL_BYTES];
     struct rlimit files = {0};
 
     (void)getrlimit(RLIMIT_NOFILE, &files);
@@ -60,6 +61,9 @@ void doctor_open_files(struct doctor *doctor)
         doctor_find(doctor, FINDING_WARN, "Set LimitFSIZE=infinity in the daemon's unit, or `ulimit -f unlimited` before it.",
                     "No file of the daemon may have more than %" PRIu64 " bytes, and so no piece of memory either.",
                     limits_file_bytes());
+    if (account_is_full(&accounts->node, USAGE_MAPPINGS, mappings))
+        doctor_find(doctor, FINDING_WARN, "Raise the kernel's vm.max_map_count (sysctl), or put fewer and larger objects.",
+                    "The daemon has mapped nearly as much memory of objects as it may: %s.", mappings);
     if (used >= limit - limit / 10)
         doctor_find(doctor, FINDING_WARN, "Raise LimitNOFILE in the daemon's unit, or the limit of the container.",
                     "The daemon has %" PRIu64 " of %" PRIu64 " descriptors open for clients.", used, limit);
