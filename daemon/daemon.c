@@ -36,7 +36,7 @@ static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
     /* transports are offered when the link is up, since only then the node at its other end is known */
     hello->version = (char *)RDTD_VERSION;
     hello->tensor_runs = true;
-    hello->names = hello->name_lists = true;
+    hello->names = true;
     hello->keeps_sessions = daemon->recovery.journal != NULL;
 }
 
@@ -107,8 +107,6 @@ static enum rdt_status on_peer_message(void *arg, struct peer *peer, const struc
     }
     if (message->type == RDT_PEER_NAME)
         return directory_names_on_message(&daemon->cluster.directory_names, peer, message->body, err);
-    if (message->type == RDT_PEER_NAME_LIST)
-        return directory_names_on_list(&daemon->cluster.directory_names, peer, message->body, err);
     if (message->type == RDT_PEER_HOLDS)
         return holds_on_message(&daemon->cluster.holds, peer, message->body, err);
     if (groups_message_is_ours(message->type))
@@ -127,7 +125,7 @@ static bool may_forget_peer(void *arg, struct peer *peer)
 {
     struct daemon *daemon = arg;
 
-    return !groups_name_peer(&daemon->groups, peer) && !calls_name_peer(&daemon->rpc, peer) && !peer->names.corked &&
+    return !groups_name_peer(&daemon->groups, peer) && !calls_name_peer(&daemon->rpc, peer) &&
            holds_forget_peer(&daemon->cluster.holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
 }
 

@@ -130,8 +130,7 @@ enum rdt_event_type {
     X(47, BROADCAST, group_broadcast)         \
     X(48, BROADCAST_RESULT, broadcast_result) \
     X(50, PULL_CREDIT, pull_credit)           \
-    X(60, NAME, name)                         \
-    X(61, NAME_LIST, name_list)
+    X(60, NAME, name)
 
 enum rdt_peer_message {
     RDT_PEER_PULL_ABORTED = 11, /* Nobody sends it any more; one of a daemon of an older version is passed over. */

@@ -31,7 +31,6 @@
 #define RDT_MAX_RELEASED_REGIONS 16u      /* after which so many regions stay mapped */
 #define RDT_MAX_TARGET_REGIONS 4096u      /* regions in which the targets of one object lie */
 #define RDT_MAX_PUBLISH_NAMES 1024u       /* names that are published at once */
-#define RDT_MAX_NAME_LIST 16u             /* names of one message between nodes, which is handled in one turn of the loop */
 #define RDT_MAX_VERSION_PIECES 16384u     /* objects of a version of many ranks: whole parts, and pieces of those that grow */
 #define RDT_MAX_MANY_BYTES (8u << 20)     /* tensors of all objects that are put in one message */
 #define RDT_MAX_GROUP_MEMBERS 1024u

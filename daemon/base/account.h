@@ -167,7 +167,7 @@ const char *account_whose(struct account *account, char text_p[ACCOUNT_WHOSE_BYT
 
 #define ACCOUNT_FULL_BYTES 192
 
-/* Returns whether at most a sixth of the account's limit is left: of a node's, no user can have the last eighth. text_p says how
+/* Returns whether at most a sixth of the account's limit is left; no user can have the last eighth of a node's. text_p says how
  * much is used, and what to raise. */
 bool account_is_full(const struct account *account, enum usage what, char text_p[ACCOUNT_FULL_BYTES]);
 

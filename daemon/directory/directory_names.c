@@ -105,9 +105,9 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
     }
 }
 
-static enum rdt_status check(const Rdt__Pb__Name *message, size_t name_bytes, struct rdt_error *err)
+static enum rdt_status check(const Rdt__Pb__Name *message, struct rdt_error *err)
 {
-    if (name_bytes == 0 || name_bytes > RDT_MAX_ID_BYTES || !message->owner)
+    if (message->name.len == 0 || message->name.len > RDT_MAX_ID_BYTES || !message->owner)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has no name or no owner");
     if (strlen(message->address) > RDT_MAX_ADDRESS_BYTES || strlen(message->owner->tenant) > 32)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has a text that is too long");
@@ -130,56 +130,16 @@ static bool check_numbers(struct directory_names *all, const Rdt__Pb__Name *mess
 enum rdt_status directory_names_on_message(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message,
                                            struct rdt_error *err)
 {
-    enum rdt_status status = check(message, message->name.len, err);
+    enum rdt_status status = check(message, err);
 
     if (status == RDT_OK && check_numbers(all, message, peer->name))
         take(all, peer, message);
     return status;
 }
 
-static enum rdt_status check_list(const Rdt__Pb__NameList *list, struct rdt_error *err)
-{
-    size_t n = list->n_name_bytes, bytes = 0;
-    enum rdt_status status = RDT_OK;
-
-    if (n > RDT_MAX_NAME_LIST)
-        return rdt_error_set(err, RDT_PROTOCOL, "a list has %zu names: at most %u are allowed", n, RDT_MAX_NAME_LIST);
-    if (!list->like || list->n_epoch != n || list->n_version != n || list->n_question != n)
-        return rdt_error_set(err, RDT_PROTOCOL, "a list of %zu names has columns that are missing or differ in length", n);
-    for (size_t i = 0; status == RDT_OK && i < n; i++) {
-        status = check(list->like, list->name_bytes[i], err);
-        bytes += list->name_bytes[i];
-    }
-    if (status == RDT_OK && bytes != list->names.len)
-        return rdt_error_set(err, RDT_PROTOCOL, "the %zu names of a list have %zu bytes, and not %zu", n, list->names.len,
-                             bytes);
-    return status;
-}
-
-enum rdt_status directory_names_on_list(struct directory_names *all, struct peer *peer, const Rdt__Pb__NameList *list,
-                                        struct rdt_error *err)
-{
-    enum rdt_status status = check_list(list, err);
-    size_t at = 0;
-
-    directory_names_cork(all); /* the answers travel as lists, too */
-    for (size_t i = 0; status == RDT_OK && i < list->n_name_bytes; i++) {
-        Rdt__Pb__Name message = *list->like;
-        message.name = (ProtobufCBinaryData){list->name_bytes[i], list->names.data + at};
-        message.epoch = list->epoch[i];
-        message.version = list->version[i];
-        message.question = list->question[i];
-        at += list->name_bytes[i];
-        if (check_numbers(all, &message, peer->name))
-            take(all, peer, &message);
-    }
-    directory_names_uncork(all);
-    return status;
-}
-
 void directory_names_peer_up(struct directory_names *all, struct peer *peer)
 {
-    if (!peer->names.understood || !directory_names_active(all))
+    if (!peer->names || !directory_names_active(all))
         return;
     names_claims_tell_again(all); /* not only those of which this node is a home now: the table may have changed */
     names_seeks_peer_up(all, peer);
@@ -212,7 +172,6 @@ void directory_names_start(struct directory_names *all)
     list_init(&all->sought);
     list_init(&all->telling.seeks);
     list_init(&all->telling.decided);
-    list_init(&all->telling.corked);
     list_init(&all->to_ask);
     list_init(&all->idle);
     list_init(&all->claimed);

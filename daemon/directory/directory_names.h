@@ -75,8 +75,6 @@ struct names_telling { /* those who wait for homes go on in slices */
     struct list decided; /* struct claim_waiter.link: these publishers try again */
     struct slice retry;
     uint64_t n_questions; /* that the homes were asked: the number of the last REGISTER or SEEK */
-    struct list corked;   /* struct name_list: messages that leave when nobody corks any more */
-    unsigned n_corks;
 };
 
 struct directory_names {
@@ -134,11 +132,6 @@ void directory_names_mute(struct directory_names *all);
 /* Whether names are looked up at other nodes: by the option names, and if there is a node table at all. */
 bool directory_names_active(const struct directory_names *all);
 
-/* Between these two calls, which may be nested and are in one turn of the loop, messages for one node are collected, and travel
- * as lists of up to RDT_MAX_NAME_LIST. */
-void directory_names_cork(struct directory_names *all);
-void directory_names_uncork(struct directory_names *all);
-
 /* Before a publish. OK: this node may publish the name. AGAIN: the homes are being asked, and waiter->on_decided follows.
  * EXISTS: another node has the name; err names it. NO_MEMORY. */
 enum rdt_status directory_names_claim(struct directory_names *all, const struct owner *owner, const uint8_t *id,
@@ -177,7 +170,5 @@ bool ref_is_unplaced(const struct rdt_ref *ref);
 void directory_names_peer_up(struct directory_names *all, struct peer *peer);
 enum rdt_status directory_names_on_message(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message,
                                            struct rdt_error *err);
-enum rdt_status directory_names_on_list(struct directory_names *all, struct peer *peer, const Rdt__Pb__NameList *list,
-                                        struct rdt_error *err);
 
 #endif

@@ -511,7 +511,6 @@ void names_claims_flush(struct deadline *deadline)
 
     list_init(&now);
     list_splice(&now, &all->dirty);
-    directory_names_cork(all);
     for (; n < TOLD_PER_TURN && uv_hrtime() < until_ns; n++)
         if (!list_empty(&now))
             ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
@@ -519,7 +518,6 @@ void names_claims_flush(struct deadline *deadline)
             retell(claim);
         else
             break;
-    directory_names_uncork(all);
     if (!list_empty(&now) || next_to_retell(all))
         (void)deadline_set(all->deadlines, &all->flush, 0);
     list_splice(&now, &all->dirty); /* claims that wait come before those that are registered again */

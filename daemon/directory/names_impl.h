@@ -60,9 +60,9 @@ static inline bool name_place_is_set(const struct name_place *place)
 
 /* ---- names_send.c ---- */
 
-/* Sends a message about the name, or corks it. question: its number, or that of the question that it answers; 0: none. false:
- * the link is not up. */
-bool names_send(struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
+/* Sends a message about the name. question: its number, or that of the question that it answers; 0: none. false: the link is
+ * not up. */
+bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
                 const struct name_place *place, uint64_t question);
 
 /* Writes which node a place is at, for an error or a log line. */

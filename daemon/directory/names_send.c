@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The nodes that are asked about a name, which are its homes, and the messages to them. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
@@ -75,7 +74,7 @@ void names_homes_of(const struct directory_names *all, const struct name_key *ke
     consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
     if (all->peers && is_shared(all, &key->owner))
         list_each (struct peer, peer, peers_all(all->peers), link)
-            if (peer->names.understood && peer_listed_by(peer) >= 0)
+            if (peer->names && peer_listed_by(peer) >= 0)
                 consider(homes_p, weights, peer, weight(hash, peer->uuid));
 }
 
@@ -91,137 +90,28 @@ bool names_meet(const struct directory_names *all)
 
 /* ---- messages ---- */
 
-/* Messages to one node that have everything but these columns in common. */
-struct name_list {
-    struct list link;
-    struct peer *peer;
-    Rdt__Pb__NameAct act;
-    struct owner owner;
-    bool placed; /* they have node, address and published of `place` */
-    struct name_place place;
-    size_t n, bytes;
-    uint32_t name_bytes[RDT_MAX_NAME_LIST];
-    uint64_t epoch[RDT_MAX_NAME_LIST], version[RDT_MAX_NAME_LIST], question[RDT_MAX_NAME_LIST];
-    uint8_t names[RDT_MAX_NAME_LIST * RDT_MAX_ID_BYTES];
-};
-
-/* What the messages of a list have in common. */
-static Rdt__Pb__Name make_like(Rdt__Pb__NameAct act, const struct owner *owner, const struct name_place *place,
-                               Rdt__Pb__Requester *requester)
+bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
+                const struct name_place *place, uint64_t question)
 {
     Rdt__Pb__Name message = RDT__PB__NAME__INIT;
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
 
-    *requester = (Rdt__Pb__Requester)RDT__PB__REQUESTER__INIT;
-    requester->tenant = (char *)owner->tenant;
-    requester->uid = owner->uid;
+    if (peer->state != PEER_UP || !peer->names)
+        return false;
+    owner.tenant = (char *)key->owner.tenant;
+    owner.uid = key->owner.uid;
     message.act = act;
-    message.owner = requester;
+    message.owner = &owner;
+    message.question = question;
+    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)name_key_id(key)};
     if (place) {
+        message.epoch = place->epoch;
+        message.version = place->version;
         message.node = (ProtobufCBinaryData){16, (uint8_t *)place->node};
         message.address = (char *)place->address;
         message.published = place->published;
     }
-    return message;
-}
-
-static bool send_one(struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key, const struct name_place *place,
-                     uint64_t question)
-{
-    Rdt__Pb__Requester requester;
-    Rdt__Pb__Name message = make_like(act, &key->owner, place, &requester);
-
-    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)name_key_id(key)};
-    message.question = question;
-    if (place) {
-        message.epoch = place->epoch;
-        message.version = place->version;
-    }
     return peer_send(peer, RDT_PEER_NAME, &message.base, NULL) == RDT_OK;
-}
-
-/* Not of an empty list. If the link has failed, the other end has not heard of it, as of what was sent just before. */
-static void send_list(struct name_list *list)
-{
-    Rdt__Pb__Requester requester;
-    Rdt__Pb__Name like = make_like(list->act, &list->owner, list->placed ? &list->place : NULL, &requester);
-    Rdt__Pb__NameList message = RDT__PB__NAME_LIST__INIT;
-
-    message.like = &like;
-    message.names = (ProtobufCBinaryData){list->bytes, list->names};
-    message.name_bytes = list->name_bytes;
-    message.epoch = list->epoch;
-    message.version = list->version;
-    message.question = list->question;
-    message.n_name_bytes = message.n_epoch = message.n_version = message.n_question = list->n;
-    (void)peer_send(list->peer, RDT_PEER_NAME_LIST, &message.base, NULL);
-    list->n = list->bytes = 0;
-}
-
-static bool is_alike(const struct name_list *list, Rdt__Pb__NameAct act, const struct owner *owner,
-                     const struct name_place *place)
-{
-    return list->act == act && owner_equal(&list->owner, owner) && list->placed == (place != NULL) &&
-           (!place || (list->place.published == place->published && memcmp(list->place.node, place->node, 16) == 0 &&
-                       strcmp(list->place.address, place->address) == 0));
-}
-
-/* false: no memory. */
-static bool cork(struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
-                 const struct name_place *place, uint64_t question)
-{
-    struct name_list *list = peer->names.corked;
-
-    if (!list) {
-        list = malloc(sizeof *list);
-        if (!list)
-            return false;
-        peer->names.corked = list;
-        list->peer = peer;
-        list->n = list->bytes = 0;
-        list_init(&list->link);
-        list_append(&all->telling.corked, &list->link);
-    }
-    if (list->n > 0 && (list->n == RDT_MAX_NAME_LIST || !is_alike(list, act, &key->owner, place)))
-        send_list(list);
-    if (list->n == 0) {
-        list->act = act;
-        list->owner = key->owner;
-        list->placed = place != NULL;
-        list->place = place ? *place : (struct name_place){0};
-    }
-    memcpy(list->names + list->bytes, name_key_id(key), key->id_bytes);
-    list->bytes += key->id_bytes;
-    list->name_bytes[list->n] = (uint32_t)key->id_bytes;
-    list->epoch[list->n] = place ? place->epoch : 0;
-    list->version[list->n] = place ? place->version : 0;
-    list->question[list->n++] = question;
-    return true;
-}
-
-bool names_send(struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
-                const struct name_place *place, uint64_t question)
-{
-    if (peer->state != PEER_UP || !peer->names.understood)
-        return false;
-    return (all->telling.n_corks > 0 && peer->names.lists && cork(all, peer, act, key, place, question)) ||
-           send_one(peer, act, key, place, question);
-}
-
-void directory_names_cork(struct directory_names *all)
-{
-    all->telling.n_corks++;
-}
-
-void directory_names_uncork(struct directory_names *all)
-{
-    if (--all->telling.n_corks > 0)
-        return;
-    list_drain (struct name_list, list, &all->telling.corked, link) {
-        list_remove(&list->link);
-        list->peer->names.corked = NULL;
-        send_list(list);
-        free(list);
-    }
 }
 
 /* ---- text ---- */

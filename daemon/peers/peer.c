@@ -235,8 +235,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     snprintf(peer->version, sizeof peer->version, "%.31s", hello->version);
     tls_identity(&link->tls, peer->identity);
     peer->tensor_runs = hello->tensor_runs;
-    peer->names.understood = hello->names;
-    peer->names.lists = hello->name_lists;
+    peer->names = hello->names;
     peer->last_error[0] = 0;
     peer->rtt_ns = 0;
     peer->clock_rtt_ns = 0; /* the machine may have rebooted */

@@ -59,18 +59,10 @@ struct node_entry;
 struct peers;
 struct remote;
 struct holds_node;
-struct name_list;
 struct tls_context;
 struct arena;
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
-
-/* What the node understands of messages about names. */
-struct peer_names {
-    bool understood;          /* of the last link: the node understands RDT_PEER_NAME, */
-    bool lists;               /* and RDT_PEER_NAME_LIST */
-    struct name_list *corked; /* messages that have not been sent yet; NULL: none */
-};
 
 /* Requests between this node and the peer (struct call of the room calls). */
 struct peer_calls {
@@ -112,7 +104,7 @@ struct peer {
     char last_error[192];      /* why it is not up: peer_why_away */
     bool last_error_secret;    /* it is about an address that only requests named */
     bool tensor_runs;          /* of the last link: the node understands lists of tensors in runs */
-    struct peer_names names;   /* for directory/names_send.c */
+    bool names;                /* of the last link: the node understands RDT_PEER_NAME */
     unsigned epoch;            /* number of links that came up */
     struct peer_calls calls;   /* for calls/call_remote.c */
     struct remote *remote;     /* for transfers/, which owns it; it survives links */

@@ -77,15 +77,14 @@ static enum rdt_status claim_all(struct call *call, const struct name_publish *p
         return status;
     claiming = call->waiting;
     claiming->n_asked = 0;
-    directory_names_cork(call->rpc->directory_names);
-    for (unsigned i = 0; i < n && (status == RDT_OK || status == RDT_AGAIN); i++) {
+    for (unsigned i = 0; i < n; i++) {
         status = directory_names_claim(call->rpc->directory_names, &publishes[i].object->account->owner, publishes[i].id,
                                        publishes[i].id_bytes, &claiming->claims[i].waiter, err);
-        claiming->n_asked += status == RDT_AGAIN;
+        if (status == RDT_AGAIN)
+            claiming->n_asked++;
+        else if (status != RDT_OK)
+            return status;
     }
-    directory_names_uncork(call->rpc->directory_names);
-    if (status != RDT_AGAIN && status != RDT_OK)
-        return status;
     if (claiming->n_asked == 0)
         return RDT_OK;
     status = call_wait_for_claim(call, -1, err);

@@ -25,7 +25,6 @@
 
 const uint8_t rogue_peer_uuid[16] = "insider's uuid.";
 uint8_t rogue_peer_boot_id[16] = "insider's boots";
-bool rogue_peer_lists;
 int (*rogue_peer_poll)(struct pollfd *fds, nfds_t n, int timeout_ms) = poll;
 
 static void lost(struct rogue_peer *rogue_peer)
@@ -321,7 +320,7 @@ void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16
     Rdt__Pb__LinkHello hello = MESSAGE(link_hello, .protocol_min = RDT_PROTOCOL_MIN, .protocol_max = RDT_PROTOCOL_MAX,
                                        .node_uuid = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_uuid},
                                        .boot_id = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)rogue_peer_boot_id},
-                                       .version = (char *)"insider", .names = true, .name_lists = rogue_peer_lists);
+                                       .version = (char *)"insider", .names = true);
     rogue_peer_send(rogue_peer, RDT_PEER_HELLO, &hello.base);
     rogue_peer_flush(rogue_peer);
     insist(rogue_peer->sock >= 0);

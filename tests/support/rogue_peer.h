@@ -20,7 +20,6 @@
 
 extern const uint8_t rogue_peer_uuid[16];
 extern uint8_t rogue_peer_boot_id[16]; /* another one: it has restarted */
-extern bool rogue_peer_lists;          /* its hello says that it understands RDT_PEER_NAME_LIST */
 
 /* poll(), or what takes its place where the daemon is in the same process. */
 extern int (*rogue_peer_poll)(struct pollfd *fds, nfds_t n, int timeout_ms);
