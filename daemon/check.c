@@ -62,26 +62,14 @@ static enum rdt_status check_as_user(const struct options *options, struct rdt_e
     return option_faults_end(&faults, err);
 }
 
-enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)
+enum rdt_status daemon_check_backends(const struct options *options, FILE *dump, struct rdt_error *err)
 {
     struct plugins *plugins;
-    char away[256];
     uv_loop_t loop;
     enum rdt_status status;
 
-    if (!dump) {
-        if (log_threshold > LOG_LEVEL_WARN)
-            log_threshold = LOG_LEVEL_WARN; /* backends are opened for a moment only: their reports may soon be outdated */
-        status = node_check(options->state_dir, err);
-        if (status == RDT_OK)
-            status = peers_check(options, err);
-        if (status == RDT_OK)
-            status = check_as_user(options, err);
-        if (status != RDT_OK)
-            return status;
-        if (peers_network_is_away(options, away, sizeof away))
-            log_warn("%s: the daemon starts now, and opens its transports when the network is there", away);
-    }
+    if (!dump && log_threshold > LOG_LEVEL_WARN)
+        log_threshold = LOG_LEVEL_WARN; /* backends are opened for a moment only: their reports may soon be outdated */
     (void)uv_loop_init(&loop);
     status = plugins_create(&loop, options, &plugins, err);
     if (status == RDT_OK) {
@@ -92,4 +80,23 @@ enum rdt_status daemon_check(const struct options *options, FILE *dump, struct r
     (void)uv_run(&loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&loop);
     return status;
+}
+
+enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)
+{
+    char away[256];
+    enum rdt_status status;
+
+    if (!dump) {
+        status = node_check(options->state_dir, err);
+        if (status == RDT_OK)
+            status = peers_check(options, err);
+        if (status == RDT_OK)
+            status = check_as_user(options, err);
+        if (status != RDT_OK)
+            return status;
+        if (peers_network_is_away(options, away, sizeof away))
+            log_warn("%s: the daemon starts now, and opens its transports when the network is there", away);
+    }
+    return daemon_check_backends(options, dump, err);
 }

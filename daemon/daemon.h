@@ -16,7 +16,8 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err);
 
 /* Loads the backends to check their sections of the configuration, and prints these to `dump`. If dump is NULL, it
  * checks instead what else a start would refuse: interfaces that do not exist, the key file, the address to listen on.
- * Serves no clients. Errors: INVALID, SYSTEM, NO_MEMORY. */
+ * Serves no clients. Errors: INVALID, SYSTEM, NO_MEMORY. daemon_check_backends does only the first. */
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err);
+enum rdt_status daemon_check_backends(const struct options *options, FILE *dump, struct rdt_error *err);
 
 #endif

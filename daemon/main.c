@@ -43,6 +43,8 @@ int main(int argc, char **argv)
     reserve_install();
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
         log_fatal("%s", err.msg);
+        if (options.check_config && daemon_check_backends(&options, NULL, &err) != RDT_OK)
+            log_fatal("%s", err.msg);
         return EXIT_CONFIG;
     }
     if (log_level_parse(options.log_level, &level))

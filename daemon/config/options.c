@@ -236,12 +236,11 @@ static enum rdt_status load(int argc, char **argv, bool quiet, struct options *o
         }
         status = option_faults_end(&faults, err);
     }
-    if (status != RDT_OK) {
+    if (status == RDT_OK || options.check_config)
+        *options_p = options;
+    else
         options_fini(&options);
-        return status;
-    }
-    *options_p = options;
-    return RDT_OK;
+    return status;
 }
 
 enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err)

@@ -128,7 +128,8 @@ struct options {
 
 /* Reads flags, environment and file. With --help, --version and --dump-config=template or =man the other sources
  * are ignored. INVALID: err names key, value, file and line, and what would be right; if there are several faults,
- * all are printed to stderr first. *options_p is written on success only, and needs options_fini. */
+ * all are printed to stderr first. *options_p is written on success, and needs options_fini; with --check-config it is written
+ * after faults, too, so that the sections of backends can be checked. */
 enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err);
 void options_fini(struct options *options);
 

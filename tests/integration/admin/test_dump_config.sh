@@ -63,6 +63,8 @@ checked 'ucx.on_slow: .*on_slow: it was removed: leave tcp out of tls' --set ucx
 # All faults of the backends' sections are printed.
 checked '3 faults' --set ucx.nothing=1 --set stream.neither=2 --set nobackend.key=3
 for what in ucx.nothing stream.neither nobackend.key; do grep -q "$what" "$dir/out" || fail "no fault of $what: $(cat "$dir/out")"; done
+checked max_clients --set daemon.max_clients=none --set ucx.nothing=1
+grep -q ucx.nothing "$dir/out" || fail "a fault of the daemon's own keys hides those of a backend: $(cat "$dir/out")"
 
 # Root may read what the daemon's user, who owns state_dir, may not.
 if ((EUID == 0)); then
