@@ -18,6 +18,7 @@ struct device_work {
     bool reused;               /* its memory is a block of the pool, which must be zeroed */
     uint8_t attempts;          /* at which the device had no memory */
     bool to_write;             /* only the gaps are cleared */
+    bool beside_freeing;       /* memory of the device was being freed when the last attempt began */
     struct gaps gaps;
     struct list victims; /* struct pool_block: freed first, because they make room */
     struct list link;    /* in device->memory.awaiting */
@@ -153,6 +154,7 @@ static void submit(struct device_work *creation)
 {
     struct region *region = creation->region;
 
+    creation->beside_freeing = region->device->memory.freeing_bytes > 0;
     if (creation->import) /* a plug-in may duplicate and close the client's descriptors, and a client can make that slow */
         owner_work_submit(region->regions->owner_work, &creation->work, region->account, true);
     else
@@ -171,27 +173,32 @@ static enum rdt_status await_room(struct device_work *take_creation, struct regi
 }
 
 /* The device has no memory although device_limit leaves room, because other processes have it. So the daemon gives up what it
- * keeps there unused, and tries once more, and then, if that was not enough, what readers keep mapped, too; but not for memory
- * that a client has already, or clients could empty the pool of others. */
+ * keeps there unused, and tries once more, and then, if that was not enough, when what readers keep mapped has been freed, too,
+ * with whatever else is being freed. It does not for memory that a client has already, or clients could empty the pool of
+ * others. */
 static bool try_again(struct device_work *creation)
 {
     struct memory_device *device = creation->region->device;
     struct device_pool *pool = &creation->region->regions->device_pool;
 
-    if (creation->status != RDT_NO_MEMORY || creation->import || creation->reused || creation->attempts == 2 ||
-        device->memory.pooled_bytes == 0)
+    if (creation->status != RDT_NO_MEMORY || creation->import || creation->reused || creation->attempts == 2)
         return false;
     if (creation->attempts == 0)
         device_pool_evict(pool, device, device->memory.pooled_bytes, &creation->victims);
     creation->attempts = list_empty(&creation->victims) ? 2 : 1;
     list_each (struct pool_block, block, &creation->victims, link)
         device->memory.used_bytes -= block->bytes;
-    if (list_empty(&creation->victims) && device_pool_unmap(pool, device, UINT64_MAX)) {
-        device->memory.used_bytes -= creation->region->room;
-        (void)await_room(creation, creation->region);
+    if (creation->attempts == 1) {
+        submit(creation);
         return true;
     }
-    submit(creation);
+    if (!device_pool_unmap(pool, device, UINT64_MAX) && device->memory.freeing_bytes == 0) {
+        if (creation->beside_freeing)
+            submit(creation);
+        return creation->beside_freeing;
+    }
+    device->memory.used_bytes -= creation->region->room;
+    (void)await_room(creation, creation->region);
     return true;
 }
 
@@ -267,6 +274,8 @@ void regions_admit_device(struct memory_device *device)
             (void)device_pool_unmap(&regions->device_pool, device, room);
             return; /* more memory is being freed */
         }
+        if (now && creation->attempts > 0 && device->memory.freeing_bytes > 0)
+            return; /* the device needs all of that (try_again) */
         list_remove(&creation->link);
         device->memory.awaiting_bytes -= room;
         if (now) {

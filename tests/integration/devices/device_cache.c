@@ -10,6 +10,7 @@
 TestSuite(device_cache, .timeout = 100);
 
 #define LONG_KEPT "--pool-idle=1h"
+#define DEVICE_BYTES (64 * KIB * KIB) /* of the fake device */
 
 static void begin_caching(const char *more)
 {
@@ -371,37 +372,89 @@ static void *allocate_slowly(void *arg)
 }
 
 /* The reader sees what the daemon wants unmapped. */
-static bool is_allocated_after_a_ping(void)
+static bool is_allocated_after_a_ping_of(rdt *reader)
 {
-    must_ok(rdt_ping(b, LONG, &err));
+    must_ok(rdt_ping(reader, LONG, &err));
     return atomic_load(&allocated);
+}
+
+/* Returns a snapshot of BYTES that the reader keeps mapped. */
+static struct rdt_ref keep_mapped(rdt *reader, void *from)
+{
+    struct rdt_tensor tensor = bytes_at(from, BYTES);
+    struct rdt_ref ref = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
+    rdt_object *object;
+
+    must_ok(fetch_to(reader, &ref, NULL, NULL, &object, &err));
+    rdt_release(object);
+    must_ok(rdt_ping(reader, LONG, &err));
+    return ref;
+}
+
+static void free_and_wait(const struct rdt_ref *ref)
+{
+    must_ok(rdt_free(a, ref, false, &err));
+    must_ok(rdt_wait_freed(a, ref, LONG, &err));
 }
 
 /* Other processes have the memory of the device: what nobody has mapped is not enough. */
 Test(device_cache, device_without_memory_gets_back_what_a_reader_keeps_mapped)
 {
-    rdt_object *object;
     pthread_t thread;
     void *got;
 
     begin_caching(NULL);
     uint8_t *from = fake_device_alloc(a, "FAKE-0", BYTES);
-    struct rdt_tensor tensor = bytes_at(from, BYTES);
-    struct rdt_ref shared = put_tensors(a, &tensor, 1, RDT_PUT_SNAPSHOT);
-    must_ok(fetch_to(b, &shared, NULL, NULL, &object, &err));
-    rdt_release(object);
-    must_ok(rdt_ping(b, LONG, &err));
+    struct rdt_ref shared = keep_mapped(b, from);
     snapshot_and_free(a, from, BYTES);
-    must_ok(rdt_free(a, &shared, false, &err));
-    must_ok(rdt_wait_freed(a, &shared, LONG, &err));
+    free_and_wait(&shared);
     must(atomic_load(&gpu.control->blocks) == 3);
     atomic_store(&gpu.control->fail_allocs, 2); /* also without the block that nobody has mapped */
     must(pthread_create(&thread, NULL, allocate_slowly, &got) == 0);
-    wait_until(LONG, is_allocated_after_a_ping());
+    wait_until(LONG, is_allocated_after_a_ping_of(b));
     must(pthread_join(thread, NULL) == 0);
     must(atomic_load(&gpu.control->blocks) == 2);
     must_ok(rdt_dealloc(a, got, &err));
     end_caching();
+}
+
+/* Neither block that a reader keeps mapped is enough. */
+static void get_back_from_two_readers(const char *flag)
+{
+    struct rdt_ref shared[2];
+    pthread_t thread;
+    void *got;
+    rdt *c;
+
+    begin_caching(flag);
+    node_connect(&node, &c);
+    fake_device_use(c);
+    uint8_t *from = fake_device_alloc(a, "FAKE-0", BYTES);
+    shared[0] = keep_mapped(b, from);
+    shared[1] = keep_mapped(c, from);
+    uint64_t others = DEVICE_BYTES - atomic_load(&gpu.control->allocated[0]);
+    must(others == DEVICE_BYTES - 3 * BYTES);
+    atomic_fetch_add(&gpu.control->allocated[0], others);
+    free_and_wait(&shared[0]);
+    free_and_wait(&shared[1]);
+    must(pthread_create(&thread, NULL, allocate_slowly, &got) == 0);
+    wait_until(LONG, rdt_ping(b, LONG, NULL) == RDT_OK && atomic_load(&gpu.control->blocks) == 2);
+    wait_until(LONG, is_allocated_after_a_ping_of(c));
+    must(pthread_join(thread, NULL) == 0);
+    must_ok(rdt_dealloc(a, got, &err));
+    atomic_fetch_sub(&gpu.control->allocated[0], others);
+    rdt_close(c);
+    end_caching();
+}
+
+Test(device_cache, device_without_memory_waits_for_all_readers)
+{
+    get_back_from_two_readers(NULL);
+}
+
+Test(device_cache, device_without_memory_waits_for_memory_that_is_being_freed)
+{
+    get_back_from_two_readers("--device-pool-max=4KiB");
 }
 
 /* Larger than the half of the pool that one client may have with several blocks. */
