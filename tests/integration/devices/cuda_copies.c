@@ -109,10 +109,7 @@ Test(cuda_copies, cancelled_copy_keeps_its_memory_until_the_gpu_has_made_it)
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
     uint64_t used = device(0).used_bytes;
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, &request, 1);
+    rdt_request *request = start_stopped(b, &ref, into, BYTES);
     rdt_cancel(request);
     must_be(RDT_CANCELLED, rdt_request_status(request, &err));
     rdt_request_destroy(request);
@@ -128,17 +125,15 @@ Test(cuda_copies, cancelled_copy_keeps_its_memory_until_the_gpu_has_made_it)
 Test(cuda_copies, deadline_is_met_while_the_gpu_is_busy)
 {
     rdt_object *object = NULL;
-    size_t n = 1;
+    struct into fetch;
 
     begin_gated(NULL);
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
-    struct rdt_tensor target = bytes_at(into, BYTES);
-    const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = SEC / 2};
+    (void)set_target(&fetch, into, BYTES, SEC / 2);
     stop_gpu();
     fake_gpu_trace_clear();
-    must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &how, &object, &err));
+    must_be(RDT_TIMED_OUT, rdt_fetch(b, &ref, 1, &fetch.how, &object, &err));
     must_ok(rdt_ping(b, LONG, &err));
     start_gpu();
     fetch_into(&ref, into, BYTES); /* behind the first copy, or beside it: the bytes are the same */
@@ -151,16 +146,14 @@ Test(cuda_copies, deadline_is_met_while_the_gpu_is_busy)
 /* The daemon has met the deadline. The program was busy with other things meanwhile. */
 Test(cuda_copies, answer_in_time_counts_although_nobody_has_read_it)
 {
-    size_t n = 1;
+    struct into fetch;
 
     begin_gated(NULL);
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
-    struct rdt_tensor target = bytes_at(into, BYTES);
-    const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = SEC / 2};
+    (void)set_target(&fetch, into, BYTES, SEC / 2);
     int64_t end_ns = now_ns() + SEC;
-    rdt_request *request = start_as(b, &ref, &how);
+    rdt_request *request = start_as(b, &ref, &fetch.how);
     wait_until(20 * SEC, now_ns() > end_ns);
     rdt_object *object = await_object(b, request);
     must(gpu_holds(into, BYTES, 3));
@@ -179,10 +172,7 @@ Test(cuda_copies, pressure_waits_for_the_copy)
     begin_gated("--device-limit=16MiB");
     struct rdt_ref ref = put_new(6 * MIB, 3);
     void *into = target_on(gpu_b, 6 * MIB);
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(b, &ref, into, 6 * MIB);
-    expect_waiting(b, &request, 1);
+    rdt_request *request = start_stopped(b, &ref, into, 6 * MIB);
     let_go(&ref);
     must_refuse(RDT_LIMIT, "device_limit", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 10 * MIB, &more, &err));
     start_gpu();
@@ -216,15 +206,11 @@ Test(cuda_copies, close_waits_for_the_copy)
     rdt *conn;
 
     begin_gated(NULL);
-    node_connect(&node, &conn);
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    connect_with_gpu(&conn, &gpu);
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu, BYTES);
     used_before = device(0).used_bytes;
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(conn, &ref, into, BYTES);
-    expect_waiting(conn, &request, 1);
+    (void)start_stopped(conn, &ref, into, BYTES);
     let_go(&ref);
     rdt_cuda_close(gpu);
     fake_gpu_trace_clear();
@@ -243,17 +229,13 @@ Test(cuda_copies, close_leaves_the_session_beside_a_gpu_that_hangs)
     rdt *conn;
 
     begin_gated(NULL);
-    node_connect(&node, &conn);
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    connect_with_gpu(&conn, &gpu);
     struct rdt_tensor other = VECTOR(RDT_U8, sizeof host, host);
     struct rdt_ref ref = put_new(BYTES, 3), unread = put_one(a, &other, NULL);
     void *into = target_on(gpu, BYTES);
     (void)fetch_one(conn, &unread, RDT_FETCH_AUTO);
     uint64_t used = device(0).used_bytes;
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(conn, &ref, into, BYTES);
-    expect_waiting(conn, &request, 1);
+    (void)start_stopped(conn, &ref, into, BYTES);
     let_go(&ref);
     let_go(&unread);
     rdt_cuda_close(gpu);
@@ -300,17 +282,16 @@ Test(cuda_copies, copies_of_many_fetches_wait_in_one_stream)
 /* Nobody calls rdt_wait. */
 Test(cuda_copies, deadline_is_met_in_an_event_loop_while_the_gpu_is_busy)
 {
-    size_t n = 1;
+    struct into fetch;
+    size_t n;
 
     begin_gated(NULL);
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
-    struct rdt_tensor target = bytes_at(into, BYTES);
-    const struct rdt_tensor *targets = &target;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = SEC / 2};
+    (void)set_target(&fetch, into, BYTES, SEC / 2);
     must(rdt_fd(b) >= 0);
     stop_gpu();
-    rdt_request *request = start_as(b, &ref, &how);
+    rdt_request *request = start_as(b, &ref, &fetch.how);
     wait_until(20 * SEC, rdt_dispatch(b, &n, NULL) == RDT_OK && rdt_request_status(request, NULL) != RDT_AGAIN);
     must_refuse(RDT_TIMED_OUT, "the device did not copy it", rdt_request_status(request, &err));
     rdt_request_destroy(request);
@@ -416,10 +397,7 @@ Test(cuda_copies, pinned_targets_are_charged)
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
     uint64_t heap = raw_used(&raw, "heap");
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, &request, 1);
+    rdt_request *request = start_stopped(b, &ref, into, BYTES);
     must(raw_used(&raw, "transfers") == 0);
     must(raw_used(&raw, "heap") > heap);
     rdt_request_destroy(request);
@@ -442,10 +420,7 @@ Test(cuda_copies, cancelled_copy_of_own_object_ends_although_nobody_calls)
     gpu_fill(addr, BYTES, 3);
     struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     void *into = target_on(gpu_a, BYTES);
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(a, &ref, into, BYTES);
-    expect_waiting(a, &request, 1);
+    rdt_request *request = start_stopped(a, &ref, into, BYTES);
     rdt_request_destroy(request);
     let_go(&ref);
     must_ok(rdt_dealloc(a, addr, &err));
@@ -503,10 +478,7 @@ Test(cuda_copies, gpu_that_fails_ends_the_fetch_and_its_hold)
     begin_breakable();
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, &request, 1);
+    rdt_request *request = start_stopped(b, &ref, into, BYTES);
     let_go(&ref);
     int fd = open(broken, O_CREAT | O_CLOEXEC | O_WRONLY, 0600);
     must(fd >= 0 && close(fd) == 0);
@@ -527,10 +499,7 @@ Test(cuda_copies, forked_child_closes_at_once)
     begin_gated(NULL);
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, &request, 1);
+    rdt_request *request = start_stopped(b, &ref, into, BYTES);
     pid_t pid = fork();
     if (pid == 0) {
         rdt_cuda_close(gpu_b);
@@ -558,14 +527,10 @@ Test(cuda_copies, forked_child_closes_sessions_that_were_left)
 
     begin_gated(NULL);
     must(pipe(to_child) == 0 && pipe(to_parent) == 0);
-    node_connect(&node, &conn);
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    connect_with_gpu(&conn, &gpu);
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu, BYTES);
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(conn, &ref, into, BYTES);
-    expect_waiting(conn, &request, 1);
+    (void)start_stopped(conn, &ref, into, BYTES);
     let_go(&ref);
     rdt_cuda_close(gpu);
     rdt_close(conn);

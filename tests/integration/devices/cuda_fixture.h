@@ -45,24 +45,51 @@ static struct test_node node;
 static rdt *a, *b;
 static rdt_cuda *gpu_a, *gpu_b;
 
+static inline void load_driver(void)
+{
+    const char *why;
+
+    if (!gpu_is_real())
+        (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+}
+
+static inline void connect_with_gpu(rdt **conn_p, rdt_cuda **gpu_p)
+{
+    node_connect(&node, conn_p);
+    must_ok(rdt_cuda_open(*conn_p, gpu_p, &err));
+}
+
+static inline void connect_clients(void)
+{
+    connect_with_gpu(&a, &gpu_a);
+    connect_with_gpu(&b, &gpu_b);
+    gpu_use(0);
+}
+
+/* In an actor, which knows no more of the node. */
+static inline void join_with_gpu(const char *socket, rdt **conn_p, rdt_cuda **gpu_p)
+{
+    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = socket};
+
+    load_driver();
+    must_ok(rdt_connect(&options, conn_p, &err));
+    must_ok(rdt_cuda_open(*conn_p, gpu_p, &err));
+    gpu_use(0);
+}
+
 /* fakes: "NAME=VALUE" for the fake driver of the daemon; NULL: nothing. flags end with NULL. */
 static inline void begin_with(const char *fakes, const char *const *flags)
 {
     static const char *env[3];
-    const char *why;
 
     if (!gpu_is_real()) {
         env[0] = fake_gpu_env();
         env[1] = fakes;
-        (void)fake_gpu_load();
     }
-    must_say(gpu_there(&why), "%s", why);
+    load_driver();
     node_start(&node, &(struct node_options){.env = env, .flags = flags});
-    node_connect(&node, &a);
-    node_connect(&node, &b);
-    must_ok(rdt_cuda_open(a, &gpu_a, &err));
-    must_ok(rdt_cuda_open(b, &gpu_b, &err));
-    gpu_use(0);
+    connect_clients();
 }
 
 static inline void begin(void)
@@ -229,14 +256,26 @@ static inline void *target_on(rdt_cuda *gpu, size_t bytes)
     return into;
 }
 
+struct into { /* a fetch to one target */
+    struct rdt_tensor target;
+    const struct rdt_tensor *targets;
+    size_t n;
+    struct rdt_fetch_options how;
+};
+
+static inline const struct rdt_fetch_options *set_target(struct into *fetch, void *into, size_t bytes, int64_t timeout_ns)
+{
+    *fetch = (struct into){.target = bytes_at(into, bytes), .targets = &fetch->target, .n = 1};
+    fetch->how = (struct rdt_fetch_options){
+        .struct_size = sizeof fetch->how, .targets = &fetch->targets, .target_counts = &fetch->n, .timeout_ns = timeout_ns};
+    return &fetch->how;
+}
+
 static inline rdt_request *start_into(rdt *conn, const struct rdt_ref *ref, void *into, size_t bytes)
 {
-    struct rdt_tensor target = bytes_at(into, bytes);
-    const struct rdt_tensor *targets = &target;
-    size_t n = 1;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
+    struct into fetch;
 
-    return start_as(conn, ref, &how);
+    return start_as(conn, ref, set_target(&fetch, into, bytes, LONG));
 }
 
 /* The reader's copies are queued, and wait for the GPU. Needs count_calls. */
@@ -244,6 +283,16 @@ static inline void expect_waiting(rdt *conn, rdt_request *const *requests, unsig
 {
     wait_until(20 * SEC, rdt_wait(conn, requests, n, n, MSEC, NULL, NULL, NULL) == RDT_TIMED_OUT &&
                              fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == n);
+}
+
+/* The GPU does no work any more, and a copy of the connection waits for it. Needs make_gate and count_calls. */
+static inline rdt_request *start_stopped(rdt *conn, const struct rdt_ref *ref, void *into, size_t bytes)
+{
+    stop_gpu();
+    fake_gpu_trace_clear();
+    rdt_request *request = start_into(conn, ref, into, bytes);
+    expect_waiting(conn, &request, 1);
+    return request;
 }
 #endif
 #endif

@@ -89,16 +89,12 @@ struct told {
 /* The daemon copies, and the reader maps nothing of the owner's. */
 static void fetch_into_own_memory(rdt *conn, rdt_cuda *gpu, const struct rdt_ref *ref)
 {
-    const struct rdt_tensor *targets;
-    size_t n = 1;
+    struct into fetch;
     bool mapped;
     void *into;
 
     must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), BYTES, &into, &err));
-    struct rdt_tensor target = bytes_at(into, BYTES);
-    targets = &target;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
-    rdt_object *object = fetch_as(conn, ref, &how);
+    rdt_object *object = fetch_as(conn, ref, set_target(&fetch, into, BYTES, LONG));
     must(gpu_holds(into, BYTES, 1));
     must_ok(rdt_trim(conn, &mapped, &err));
     must(!mapped);
@@ -109,15 +105,12 @@ static void fetch_into_own_memory(rdt *conn, rdt_cuda *gpu, const struct rdt_ref
 static int fetch_as_another_user(struct actor *self, void *arg)
 {
     struct told told;
-    const char *why;
     rdt_object *object;
     rdt_cuda *gpu;
     rdt *conn;
 
     actor_recv(self, &told, sizeof told);
-    if (!gpu_is_real())
-        (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
+    load_driver();
     must(chdir(told.dir) == 0);
     must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
          setresuid(STRANGER, STRANGER, STRANGER) == 0);
@@ -190,19 +183,12 @@ Test(cuda_owners, limit_that_is_reached_is_named)
 static int lend_and_wait(struct actor *self, void *arg)
 {
     struct rdt_ref ref;
-    const char *why;
     char socket[200];
     rdt_cuda *gpu;
     rdt *conn;
 
     actor_recv(self, socket, sizeof socket);
-    if (!gpu_is_real())
-        (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
-    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = socket};
-    must_ok(rdt_connect(&options, &conn, &err));
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
-    gpu_use(0);
+    join_with_gpu(socket, &conn, &gpu);
     void *addr = gpu_alloc_whole(BYTES);
     gpu_fill(addr, BYTES, 4);
     struct rdt_tensor one = bytes_at(addr, BYTES);

@@ -34,18 +34,10 @@ static void start(const char *fakes)
 
 static void open_clients(void)
 {
-    const char *why;
-
-    if (!gpu_is_real())
-        (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
+    load_driver();
     keeper_start(&keeper);
     start(NULL);
-    node_connect(&node, &a);
-    node_connect(&node, &b);
-    must_ok(rdt_cuda_open(a, &gpu_a, &err));
-    must_ok(rdt_cuda_open(b, &gpu_b, &err));
-    gpu_use(0);
+    connect_clients();
 }
 
 static void again(int signal, const char *fakes)
@@ -279,10 +271,7 @@ Test(cuda_restart, memory_that_a_gpu_may_still_write_stays_in_use)
     open_clients();
     struct rdt_ref ref = put_new(BYTES, 3);
     void *into = target_on(gpu_b, BYTES);
-    stop_gpu();
-    fake_gpu_trace_clear();
-    rdt_request *request = start_into(b, &ref, into, BYTES);
-    expect_waiting(b, &request, 1);
+    rdt_request *request = start_stopped(b, &ref, into, BYTES);
     rdt_request_destroy(request);
     again(SIGKILL, NULL);
     let_go(&ref);

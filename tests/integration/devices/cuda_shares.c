@@ -66,11 +66,8 @@ static void share(const struct rdt_ref *ref, uint32_t seed)
 
 static void copy_into(const struct rdt_ref *ref, void *into, uint32_t seed)
 {
-    struct rdt_tensor target = bytes_at(into, BYTES);
-    const struct rdt_tensor *targets = &target;
-    size_t n = 1;
-    struct rdt_fetch_options how = {.struct_size = sizeof how, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
-    rdt_object *object = fetch_as(b, ref, &how);
+    struct into fetch;
+    rdt_object *object = fetch_as(b, ref, set_target(&fetch, into, BYTES, LONG));
 
     must_go_by("local/copy", object);
     rdt_release(object);
@@ -148,12 +145,8 @@ static void update_often(enum how how)
         uint64_t fetches = requests("FETCH"), imports = requests("IMPORT");
         gpu_fill(into, BYTES, 99);
         fake_gpu_trace_clear();
-        struct rdt_tensor target = bytes_at(into, BYTES);
-        const struct rdt_tensor *targets = &target;
-        size_t n = 1;
-        struct rdt_fetch_options options = {
-            .struct_size = sizeof options, .targets = &targets, .target_counts = &n, .timeout_ns = LONG};
-        rdt_object *object = fetch_as(b, &name, &options);
+        struct into fetch;
+        rdt_object *object = fetch_as(b, &name, set_target(&fetch, into, BYTES, LONG));
         unsigned copies = fake_gpu_calls(getpid(), 0, "cuMemcpyAsync"), maps = mapped_calls(getpid());
         must_say(copies == 1, "%u copies", copies);
         must(waits(getpid()) == 0);
@@ -292,18 +285,11 @@ struct told {
 static int share_and_stay(struct actor *self, void *arg)
 {
     struct told told;
-    const char *why;
     rdt_cuda *gpu;
     rdt *conn;
 
     actor_recv(self, &told, sizeof told);
-    if (!gpu_is_real())
-        (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
-    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = told.socket};
-    must_ok(rdt_connect(&options, &conn, &err));
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
-    gpu_use(0);
+    join_with_gpu(told.socket, &conn, &gpu);
     for (unsigned i = 0; i < 2; i++) { /* the second time it holds the object */
         rdt_object *object = fetch_one(conn, &told.ref, RDT_FETCH_SHARE);
         must(gpu_holds(tensor_of(object, 0).data, BYTES, 1));

@@ -430,19 +430,13 @@ static int release_behind_work(struct actor *self, void *arg)
     struct two two;
     rdt_object *first, *other;
     rdt_request *request;
-    const char *why;
     rdt_cuda *gpu;
     rdt *conn;
     char byte = 1;
 
     actor_recv(self, &two, sizeof two);
     must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
-    (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
-    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = two.socket};
-    must_ok(rdt_connect(&options, &conn, &err));
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
-    gpu_use(0);
+    join_with_gpu(two.socket, &conn, &gpu);
     must_ok(fetch_to(conn, &two.ref[0], NULL, NULL, &first, &err));
     must_go_by("local/share", first);
     void *stream = gpu_stream_create();

@@ -46,19 +46,12 @@ static int reader(struct actor *self, void *arg)
     struct orders orders;
     struct rdt_error refusal;
     rdt_object *object;
-    const char *why;
     rdt_cuda *gpu;
     rdt *conn;
 
     must(setenv("CUDA_VISIBLE_DEVICES", arg, 1) == 0);
     actor_recv(self, &orders, sizeof orders);
-    if (!gpu_is_real())
-        (void)fake_gpu_load();
-    must_say(gpu_there(&why), "%s", why);
-    struct rdt_connect_options options = {.struct_size = sizeof options, .socket = orders.socket};
-    must_ok(rdt_connect(&options, &conn, &err));
-    must_ok(rdt_cuda_open(conn, &gpu, &err));
-    gpu_use(0);
+    join_with_gpu(orders.socket, &conn, &gpu);
     struct findings found = fetch_and_look(conn, &orders.ref, NULL);
     actor_send(self, &found, sizeof found);
     if (strcmp(found.memory, "cuda") == 0) {
