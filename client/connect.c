@@ -170,9 +170,14 @@ static void close_left(int64_t timeout_ns)
     }
 }
 
-/* Releases everything but what the copies use, and the memory and the objects of the session. With the lock. */
+/* Releases everything but what the copies use, and the memory and the objects of the session. With the lock, which it
+ * releases. Nobody will read what the daemon says, and it frees no memory of a device that this process keeps mapped, so the
+ * daemon is told that nothing is kept. */
 static void release_all(rdt *conn)
 {
+    Rdt__Pb__DropCached drop = RDT__PB__DROP_CACHED__INIT;
+    Rdt__Pb__Release unmapped = RDT__PB__RELEASE__INIT;
+
     list_drain (rdt_request, request, &conn->requests, link)
         request_destroy(request);
     list_each_safe (rdt_object, object, &conn->objects, link)
@@ -180,6 +185,13 @@ static void release_all(rdt *conn)
             fetched_destroy(object);
     conn->sending.corks = 0;
     connection_flush(conn);
+    memory_uncache_all(&conn->memory);
+    connection_unlock(conn);
+    (void)call(conn, RDT_MSG_DROP_CACHED, &drop.base, CLOSE_NS, NULL, NULL);
+    connection_lock(conn);
+    unmapped.gone_events = conn->memory.n_gones;
+    (void)connection_send(conn, RDT_MSG_RELEASE, 0, &unmapped.base, true, NULL);
+    connection_unlock(conn);
 }
 
 void rdt_close(rdt *conn)
@@ -197,7 +209,6 @@ void rdt_close(rdt *conn)
         return;
     }
     release_all(conn);
-    connection_unlock(conn);
     leave(conn);
 }
 

@@ -248,6 +248,30 @@ Test(cuda_copies, close_leaves_the_session_beside_a_gpu_that_hangs)
     end_gated();
 }
 
+/* Nobody reads there that the daemon wants it unmapped. */
+Test(cuda_copies, session_that_is_left_keeps_no_memory_of_others_mapped)
+{
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    begin_gated(NULL);
+    must(setenv("FAKE_CUDA_FREE_WAITS", "0", 1) == 0); /* a real driver unmaps chunks while kernels run */
+    connect_with_gpu(&conn, &gpu);
+    struct rdt_ref ref = put_new(BYTES, 3), kept = put_new(BYTES, 4);
+    void *into = target_on(gpu, BYTES);
+    rdt_release(fetch_one(conn, &kept, RDT_FETCH_SHARE));
+    uint64_t used = device(0).used_bytes;
+    (void)start_stopped(conn, &ref, into, BYTES);
+    let_go(&ref);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    let_go(&kept);
+    wait_until(20 * SEC, device(0).used_bytes == used - used / 3);
+    start_gpu();
+    wait_until(20 * SEC, (node_connect(&node, &conn), rdt_close(conn), rdt_wait_freed(a, &ref, MSEC, NULL) == RDT_OK));
+    end_gated();
+}
+
 /* Each wait is for all of them: the first does not hold up the others. */
 Test(cuda_copies, copies_of_many_fetches_wait_in_one_stream)
 {

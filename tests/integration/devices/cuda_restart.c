@@ -285,4 +285,31 @@ Test(cuda_restart, memory_that_a_gpu_may_still_write_stays_in_use)
     (void)unlink(getenv("FAKE_CUDA_TRACE"));
     remove_gate();
 }
+
+/* The daemon keeps what the session of a process that lives has, although nobody goes on with it. */
+Test(cuda_restart, session_that_was_left_beside_a_gpu_that_hangs_keeps_its_memory)
+{
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    make_gate();
+    count_calls();
+    open_clients();
+    connect_with_gpu(&conn, &gpu);
+    struct rdt_ref ref = put_new(BYTES, 3);
+    void *into = target_on(gpu, BYTES);
+    uint64_t used = device(0).used_bytes;
+    (void)start_stopped(conn, &ref, into, BYTES);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    again(SIGKILL, NULL);
+    let_go(&ref);
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err));
+    must(device(0).used_bytes == used);
+    start_gpu();
+    wait_until(20 * SEC, (node_connect(&node, &conn), rdt_close(conn), rdt_wait_freed(a, &ref, MSEC, NULL) == RDT_OK));
+    finish();
+    (void)unlink(getenv("FAKE_CUDA_TRACE"));
+    remove_gate();
+}
 #endif
