@@ -152,7 +152,7 @@ static void leave(rdt *conn)
 }
 
 /* Closes those whose devices have made their copies since, and in a forked child its copies of all of the parent's. */
-static void close_left(int64_t timeout_ns)
+static void close_left(int64_t deadline_ns)
 {
     for (rdt *conn = atomic_exchange(&left_conns, NULL), *next; conn; conn = next) {
         next = conn->calls.next_left;
@@ -162,7 +162,7 @@ static void close_left(int64_t timeout_ns)
         }
         connection_lock(conn);
         if (copying_await(conn, 0)) {
-            close_now(conn, timeout_ns);
+            close_now(conn, clock_remaining_ns(deadline_ns));
         } else {
             connection_unlock(conn);
             leave(conn);
@@ -198,7 +198,7 @@ void rdt_close(rdt *conn)
 {
     if (!conn)
         return;
-    close_left(CLOSE_NS);
+    close_left(clock_deadline_ns(CLOSE_NS));
     if (connection_is_forked(conn)) {
         close_in_child(conn);
         return;
@@ -487,7 +487,7 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
                                                                     : own.timeout_ns);
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
-    close_left(clock_remaining_ns(until_ns));
+    close_left(until_ns);
     do
         status = connect_once(socket_path(&own), &own, deadline_ns, rdt_p, err);
     while (status == RDT_AGAIN && clock_now_ns() < until_ns);
