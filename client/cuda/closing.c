@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. The driver closes a legacy handle when no kernel runs any more, and whoever releases an object must not wait for
  * that: the thread that unmaps for librdt may be one whose call has a deadline and is about something else. So a thread of this
- * library closes handles, while there is a connection with GPU memory. It waits a moment first, because the memory of a live
- * object is often fetched again at once, and then costs no call of the driver.
+ * library closes handles, also those that rdt_close leaves. While there is a connection with GPU memory it waits a moment
+ * first, because the memory of a live object is often fetched again at once, and then costs no call of the driver.
  *
  * librdt keeps memory of fetched objects mapped until the daemon says that it has ended, and reads that at its next call. So
  * while there is such memory, the thread looks now and then on behalf of a program that makes no calls.
@@ -36,8 +36,7 @@ static struct closing *first, **last = &first; /* in the order in which they are
 static struct watched *connections;            /* those with GPU memory */
 static struct watched *looked_at;              /* the thread calls librdt for it now */
 static int64_t look_ns = CLOCK_NEVER;          /* when the thread looks next */
-static bool started, end;
-static pthread_t thread;
+static bool started;                           /* the thread runs; it ends when it has nothing to do */
 
 /* The parent's handles are not valid here, and its thread does not exist. */
 void closing_after_fork(void)
@@ -48,7 +47,7 @@ void closing_after_fork(void)
     last = &first;
     connections = looked_at = NULL;
     look_ns = CLOCK_NEVER;
-    started = end = false;
+    started = false;
 }
 
 static void close_one(struct closing *take_closing)
@@ -75,7 +74,7 @@ static void look(void)
     for (;;) {
         for (at = connections; at && at->round == round;)
             at = at->next;
-        if (!at || end)
+        if (!at)
             break;
         at->round = round;
         looked_at = at;
@@ -93,10 +92,10 @@ static void *run(void *arg)
 {
     (void)arg;
     (void)pthread_mutex_lock(&mutex);
-    while (!end || first) {
+    while (connections || first) {
         struct closing *closing = first;
         int64_t now_ns = clock_now_ns(), due_ns = closing && closing->due_ns < look_ns ? closing->due_ns : look_ns;
-        if (closing && (end || closing->due_ns <= now_ns)) {
+        if (closing && (!connections || closing->due_ns <= now_ns)) {
             first = closing->next;
             if (!first)
                 last = &first;
@@ -112,6 +111,9 @@ static void *run(void *arg)
             (void)pthread_cond_timedwait(&more, &mutex, &until);
         }
     }
+    started = false;
+    look_ns = CLOCK_NEVER;
+    (void)pthread_cond_broadcast(&more);
     (void)pthread_mutex_unlock(&mutex);
     return NULL;
 }
@@ -140,32 +142,23 @@ bool closing_begin(rdt *conn)
 void closing_end(const rdt *conn)
 {
     struct watched **at = &connections, *watched;
-    bool join;
 
     (void)pthread_mutex_lock(&mutex);
     while ((*at)->conn != conn)
         at = &(*at)->next;
     watched = *at;
     *at = watched->next;
-    while (looked_at == watched)
-        (void)pthread_cond_wait(&more, &mutex);
-    join = !connections && started && !end;
-    end |= join;
     (void)pthread_cond_broadcast(&more);
+    while (looked_at == watched || (!connections && started))
+        (void)pthread_cond_wait(&more, &mutex);
     (void)pthread_mutex_unlock(&mutex);
     free(watched);
-    if (!join)
-        return;
-    (void)pthread_join(thread, NULL);
-    (void)pthread_mutex_lock(&mutex);
-    look_ns = CLOCK_NEVER;
-    started = end = false;
-    (void)pthread_mutex_unlock(&mutex);
 }
 
 static bool start(void)
 {
     sigset_t all, before;
+    pthread_t thread;
 
     if (started)
         return true;
@@ -173,13 +166,15 @@ static bool start(void)
     (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's */
     started = pthread_create(&thread, NULL, run, NULL) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started)
+        (void)pthread_detach(thread);
     return started;
 }
 
 void closing_look(void)
 {
     (void)pthread_mutex_lock(&mutex);
-    if (connections && !end && look_ns == CLOCK_NEVER && start()) {
+    if (connections && look_ns == CLOCK_NEVER && start()) {
         look_ns = clock_now_ns() + LOOK_NS;
         (void)pthread_cond_broadcast(&more);
     }
@@ -192,7 +187,7 @@ void closing_add(struct cuda_handles *handles, struct cuda_gpu *gpu, struct cuda
     bool added = false;
 
     (void)pthread_mutex_lock(&mutex);
-    if (closing && connections && !end && start()) {
+    if (closing && has_more && start()) {
         *closing = now;
         closing->due_ns = clock_now_ns() + LINGER_NS;
         *last = closing;

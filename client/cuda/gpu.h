@@ -152,7 +152,7 @@ void closing_end(const rdt *conn); /* it is no more. After the last one, waits u
 /* Memory of a fetched object was mapped. While there is such memory, another thread unmaps what the daemon wants unmapped. */
 void closing_look(void);
 
-/* Removes the user of a handle, soon and in another thread; at once if there is no connection with GPU memory. */
+/* Removes the user of a handle, soon and in another thread. */
 void closing_add(struct cuda_handles *handles, struct cuda_gpu *gpu, struct cuda_opened *opened);
 void closing_after_fork(void); /* in the child: nothing is open */
 

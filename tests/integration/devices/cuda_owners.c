@@ -225,4 +225,37 @@ Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
     rdt_request_destroy(request);
     end();
 }
+
+/* The driver closes a handle when no kernel runs any more. */
+Test(cuda_owners, close_does_not_wait_for_a_kernel)
+{
+    struct actor lender;
+    rdt_object *object;
+    struct rdt_ref ref;
+    char socket[200];
+
+    if (handles_are_refused())
+        cr_skip_test("the fake driver refuses legacy handles");
+    actor_start(&lender, lend_and_wait, NULL);
+    begin();
+    must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
+    (void)snprintf(socket, sizeof socket, "%s", node.socket);
+    actor_send(&lender, socket, sizeof socket);
+    actor_recv(&lender, &ref, sizeof ref);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    must(gpu_holds(tensor_of(object, 0).data, BYTES, 4));
+    rdt_cuda_close(gpu_a); /* whose thread would close it */
+    rdt_cuda_close(gpu_b);
+    gpu_a = gpu_b = NULL;
+    void *stream = gpu_stream_create();
+    struct gpu_gate *gate = gpu_hold(stream);
+    rdt_close(b);
+    b = NULL;
+    gpu_open(gate);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    actor_kill(&lender, SIGKILL);
+    end();
+}
 #endif
