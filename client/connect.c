@@ -17,6 +17,7 @@
 #include "memory/batch.h"
 #include "memory/copying.h"
 #include "memory/loans.h"
+#include "memory/mappers.h"
 #include "memory/room.h"
 #include "options.h"
 #include "proto/std_fds.h"
@@ -170,18 +171,19 @@ static void close_left(int64_t deadline_ns)
     }
 }
 
-/* Releases everything but what the copies use, and the memory and the objects of the session. With the lock, which it
- * releases. Nobody will read what the daemon says, and it frees no memory of a device that this process keeps mapped, so the
- * daemon is told that nothing is kept. */
+/* Releases everything but what the copies use, the objects that streams may read as long as a mapper's library is busy, and the
+ * memory and the objects of the session. With the lock, which it releases. Nobody will read what the daemon says, and it frees
+ * no memory of a device that this process keeps mapped, so the daemon is told that nothing is kept. */
 static void release_all(rdt *conn)
 {
     Rdt__Pb__DropCached drop = RDT__PB__DROP_CACHED__INIT;
     Rdt__Pb__Release unmapped = RDT__PB__RELEASE__INIT;
+    bool busy = mapper_is_busy(conn);
 
     list_drain (rdt_request, request, &conn->requests, link)
         request_destroy(request);
     list_each_safe (rdt_object, object, &conn->objects, link)
-        if (!copying_reads(object))
+        if (!busy && !copying_reads(object))
             fetched_destroy(object);
     conn->sending.corks = 0;
     connection_flush(conn);

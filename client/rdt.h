@@ -108,7 +108,7 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
  * A device may still copy for a fetch that was given up (rdt-gpu(7)): the call waits for it, at most 10 s. Then it returns, and
  * the session goes on, with its memory and the objects that it put, until the device has made the copy and the program calls
  * rdt_connect or rdt_close again, or until the process ends. The targets must not be used before the device has come so far
- * (cuCtxSynchronize). */
+ * (cuCtxSynchronize). The same holds while the library of a mapper still uses the session (rdt_cuda_close). */
 void rdt_close(rdt *rdt);
 
 struct rdt_node_info {

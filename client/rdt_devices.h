@@ -97,6 +97,9 @@ struct rdt_mapper {
     bool (*uses)(void *arg, const char *device);
     const struct rdt_writer *writer; /* NULL: librdt does not write such memory. Borrowed until the connection ends */
     const struct rdt_copier *copier; /* NULL: the daemon copies within these devices. Borrowed, too */
+    /* NULL, or says whether the mapper's library still uses the connection, or a device memory of it, as where a device hangs:
+     * rdt_close waits for that as for copies. Runs under the connection's lock, must not call librdt, and must not wait. */
+    bool (*busy)(void *arg, const rdt *rdt);
 };
 
 /* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.

@@ -284,10 +284,14 @@ void pool_after_fork(void); /* in the child: it is empty, and no connection serv
 
 /* ---- open.c ---- */
 
+enum handle_state { HANDLE_OPEN, HANDLE_ENDED, HANDLE_LEFT };
+
 struct handle { /* what rdt_cuda_open makes */
     struct rdt_cuda cuda;
     struct offers offers;
     struct streams streams;
+    enum handle_state state;
+    struct handle *next; /* in open.c's list */
 };
 
 /* ---- rooms.c: the daemon memory into which a put copies its tensors, one range for each GPU ---- */

@@ -36,9 +36,11 @@ struct rdt_value; /* rdt_many.h */
 enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err);
 
 /* Closes the handle. Must be called before rdt_close, when no other call uses the handle. Waits until no stream copies
- * tensors of a put any more (RDT_CUDA_COPIED). An object whose stream has not yet reached the put will never be ready:
- * fetches that wait for it fail with OWNER_DIED when the session ends. cuda may be NULL. In a forked child, where CUDA does not
- * work, every other call on the handle returns FORKED, and this one frees the child's copy. */
+ * tensors of a put any more (RDT_CUDA_COPIED), and until the driver has let go of what the handle used, at most 10 s beside a
+ * GPU that hangs: then a thread of the library goes on, and rdt_close leaves the session until that has ended. An object whose
+ * stream has not yet reached the put will never be ready: fetches that wait for it fail with OWNER_DIED when the session ends.
+ * cuda may be NULL. In a forked child, where CUDA does not work, every other call on the handle returns FORKED, and this one
+ * frees the child's copy. */
 void rdt_cuda_close(rdt_cuda *cuda);
 
 /* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of this process or of the daemon.
@@ -150,8 +152,8 @@ enum rdt_status rdt_cuda_wait_stream_for(rdt_cuda *cuda, int ordinal, void *stre
 /* Calls run_then(arg), in a thread of the library, when all work that is now queued in the streams [n] of that GPU has
  * finished; n is at most 8. Does not wait, so it may be used while a stream is captured into a graph; a stream that is being
  * captured has no work and is skipped. For releasing memory that streams still use: run_then may call librdt, but not
- * rdt_cuda_close, which waits for it. If an error is returned, run_then is not called. INVALID: the default stream waits for
- * one that is being captured. */
+ * rdt_cuda_close, which waits for it; beside a GPU that hangs it may run after rdt_cuda_close and rdt_close. If an error is
+ * returned, run_then is not called. INVALID: the default stream waits for one that is being captured. */
 enum rdt_status rdt_cuda_after(rdt_cuda *cuda, int ordinal, void *const *streams, size_t n, void (*run_then)(void *arg),
                                void *arg, struct rdt_error *err);
 

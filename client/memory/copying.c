@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "client/memory/mappers.h"
 #include "client/session/clock.h"
 #include "proto/list.h"
 
@@ -295,17 +296,26 @@ bool copying_reads(const rdt_object *object)
     return false;
 }
 
+static bool is_busy(const rdt *conn)
+{
+    list_each (struct copying, copying, &conn->calls.copies, link)
+        if (ask(copying, NULL) == RDT_AGAIN)
+            return true;
+    return mapper_is_busy(conn);
+}
+
 bool copying_await(rdt *conn, int64_t deadline_ns)
 {
     const struct timespec pause = {.tv_nsec = PAUSE_MAX_NS};
-    enum rdt_status status = RDT_OK;
 
-    list_each (struct copying, copying, &conn->calls.copies, link)
-        while (status != RDT_TIMED_OUT && (status = ask(copying, NULL)) == RDT_AGAIN) {
-            status = clock_now_ns() < deadline_ns ? RDT_AGAIN : RDT_TIMED_OUT;
-            (void)nanosleep(&pause, NULL);
-        }
-    return status != RDT_TIMED_OUT;
+    while (is_busy(conn)) {
+        if (clock_now_ns() >= deadline_ns)
+            return false;
+        connection_unlock(conn); /* the library that is busy may need it */
+        (void)nanosleep(&pause, NULL);
+        connection_lock(conn);
+    }
+    return true;
 }
 
 /* ---- public calls ---- */

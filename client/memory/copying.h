@@ -53,8 +53,8 @@ bool copying_list_writes(const rdt *conn, struct copying_writes *all); /* adds t
 
 bool copying_reads(const rdt_object *object); /* whether one of the copies is of this very object */
 
-/* Waits until the devices have made all copies, or until the deadline; returns whether they have. Nothing is released. In a
- * forked child none goes on. */
+/* Waits until the devices have made all copies, and no mapper's library uses the connection, or until the deadline; returns
+ * whether that is so. Nothing is released. Releases the lock meanwhile. In a forked child no copy goes on. */
 bool copying_await(rdt *conn, int64_t deadline_ns);
 
 #endif

@@ -145,6 +145,14 @@ bool mapper_copies(const rdt *conn)
     return all;
 }
 
+bool mapper_is_busy(const rdt *conn)
+{
+    for (const struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
+        if (mapper->ops.busy && mapper->ops.busy(mapper->ops.arg, conn))
+            return true;
+    return false;
+}
+
 /* ---- what the daemon shares ---- */
 
 enum rdt_status mapper_map_share(rdt *conn, uint64_t region, uint64_t generation, uint64_t bytes, const Rdt__Pb__Share *share,

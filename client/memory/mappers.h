@@ -21,6 +21,7 @@ size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);
  * that the fetch names by its kind of memory and device ("": none). */
 size_t mapper_devices(const rdt *conn, const char *memory, const char *device, char **names_p, size_t max);
 bool mapper_copies(const rdt *conn);         /* with the lock: all kinds have a copier, and there is one */
+bool mapper_is_busy(const rdt *conn);        /* with the lock: one of their libraries still uses the connection */
 void mapper_devices_told(const rdt *conn);   /* with the lock: a FETCH with them was sent */
 void mapper_devices_untold(const rdt *conn); /* with the lock: another daemon answers now */
 

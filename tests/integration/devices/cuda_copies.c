@@ -272,6 +272,65 @@ Test(cuda_copies, session_that_is_left_keeps_no_memory_of_others_mapped)
     end_gated();
 }
 
+/* The driver waits for the GPU. What the stream still writes stays the session's until it has done so. */
+Test(cuda_copies, close_leaves_what_a_stream_still_writes)
+{
+    rdt_cuda *gpu;
+    struct rdt_ref ref;
+    rdt *conn;
+
+    begin();
+    connect_with_gpu(&conn, &gpu);
+    void *addr = gpu_alloc_whole(BYTES);
+    gpu_fill(addr, BYTES, 3);
+    void *stream = gpu_stream_create();
+    struct gpu_gate *gate = gpu_hold(stream);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .has_stream = true, .stream = stream, .copy = true};
+    must_ok(rdt_cuda_put(gpu, &one, 1, &options, &ref, &err));
+    uint64_t used = device(0).used_bytes;
+    must(used > 0);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    must(device(0).used_bytes == used);
+    gpu_open(gate);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    wait_until(20 * SEC, (node_connect(&node, &conn), rdt_close(conn), device(0).used_bytes == 0));
+    gpu_free(addr);
+    end();
+}
+
+/* The connection goes on, and its memory with it. */
+Test(cuda_copies, close_leaves_pinned_memory_that_the_driver_cannot_unpin)
+{
+    rdt_cuda *gpu;
+    struct rdt_ref ref;
+    rdt *conn;
+
+    begin_gated(NULL);
+    connect_with_gpu(&conn, &gpu);
+    void *addr = gpu_alloc_whole(BYTES), *into = target_on(gpu, BYTES);
+    gpu_fill(addr, BYTES, 3);
+    struct rdt_tensor one = bytes_at(addr, BYTES);
+    struct rdt_cuda_put_options options = {.struct_size = sizeof options, .to_host = true};
+    must_ok(rdt_cuda_put(gpu, &one, 1, &options, &ref, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    ref = put_new(BYTES, 4);
+    rdt_request *request = start_stopped(conn, &ref, into, BYTES);
+    rdt_request_destroy(request);
+    must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
+    rdt_cuda_close(gpu);
+    must_ok(rdt_ping(conn, LONG, &err));
+    let_go(&ref);
+    rdt_close(conn);
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err));
+    start_gpu();
+    wait_until(20 * SEC, (node_connect(&node, &conn), rdt_close(conn), rdt_wait_freed(a, &ref, MSEC, NULL) == RDT_OK));
+    gpu_free(addr);
+    end_gated();
+}
+
 /* Each wait is for all of them: the first does not hold up the others. */
 Test(cuda_copies, copies_of_many_fetches_wait_in_one_stream)
 {
