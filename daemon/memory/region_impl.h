@@ -49,8 +49,9 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
                            struct region **region_p, struct rdt_error *err);
 
 /* Whether a client of the region's owner (0: any) has imported memory of the region's device after the region was exported, and
- * still has: it may be this region's, under another name. The other two note that the region's creator has, and that it has no
- * more; region_new and region_leave call them. They do nothing for other memory. False: no memory. */
+ * still has: it may be this region's, under another name. Other owners are not asked: the daemon hands them no such memory, and
+ * their imports would end every reuse on the device (rdt-gpu(7)). The other two note that the region's creator has, and that it
+ * has no more; region_new and region_leave call them. They do nothing for other memory. False: no memory. */
 bool region_may_be_imported(const struct region *region, uint64_t client);
 bool region_note_importer(const struct region *region);
 void region_forget_importer(const struct region *region);
