@@ -476,6 +476,11 @@ def test_torch_goes_both_ways():
         same(c.get(c.put(torch.nn.Parameter(torch.ones(3)))), torch.ones(3))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj())), torch.tensor([1 - 2j]))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj().imag)), torch.tensor([-2.0]))
+        for dtype in torch.bfloat16, torch.float16, torch.int32:
+            one = torch.ones(3, dtype=dtype)
+            same(c.get(c.put({"w": torch._neg_view(one), "v": one})), {"w": -one, "v": one})
+            with raises(TypeError, "negated view, which cannot be written"):
+                c.get(c.put(one), into=torch._neg_view(one))
         same(c.get(c.put([torch.ones(2, requires_grad=True), torch.tensor(3), torch.zeros(0, 4),
                           torch.ones(3, 4).t()[1:]])),
              [torch.ones(2), torch.tensor(3), torch.zeros(0, 4), torch.ones(3, 3).t()])

@@ -43,14 +43,9 @@ static bool make_names(void)
  * set. */
 static int is_lazy(PyObject *torch, enum rdt_dtype dtype)
 {
-    uint8_t code = rdt_dtype_row(dtype)->dlpack;
-    bool is_complex = code == DL_COMPLEX;
-    int lazy = is_complex ? is_true(torch, names.is_conj) : 0;
+    int lazy = rdt_dtype_row(dtype)->dlpack == DL_COMPLEX ? is_true(torch, names.is_conj) : 0;
 
-    /* The imaginary part of a complex tensor may be a negated view, which has a real dtype. */
-    if (lazy == 0 && (is_complex || code == DL_FLOAT))
-        lazy = is_true(torch, names.is_neg);
-    return lazy;
+    return lazy == 0 ? is_true(torch, names.is_neg) : lazy; /* negated views have any dtype */
 }
 
 /* Reads a tensor by the attributes that every torch has. */
