@@ -215,6 +215,9 @@ def test_rank_whose_publish_failed_joins_the_others_again() -> None:
                 waiting = pool.submit(publish, 1, other)
                 with raises(ValueError, "the layout of tensor"):
                     publish(0, c, layout={"w": (7, 0, 2)})
+                with raises(rdtd.OwnerDied, "ValueError: the layout of tensor 'w' is (dim 7"):
+                    waiting.result()
+                waiting = pool.submit(publish, 1, other)
                 assert publish(0, c) == version and waiting.result() == version
             with raises(rdtd.TimedOut):
                 publish(0, c, timeout=0.1)  # nobody else publishes

@@ -218,12 +218,12 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     load_torch()
     connection = _connection_of(connection)
     rank, world_size = _ranks(rank, world_size)
-    locals_ = list(_locals(model, layout, rank))
-    if not locals_ and world_size == 1:
-        raise ValueError("the model has no tensors to publish")
     at = ref_of(name)
     number = connection._next_step(at) if step is None else step
     try:
+        locals_ = list(_locals(model, layout, rank))
+        if not locals_ and world_size == 1:
+            raise ValueError("the model has no tensors to publish")
         in_place = not delta and any(_on_gpu(local.tensor) for local in locals_ if local.mine) and _uses_gpus(connection)
         made = _boxes(locals_, in_place)
     except BaseException as error:  # no memory for a copy of a GPU's, for instance: the other ranks wait for this one
