@@ -389,6 +389,54 @@ def test_overlapping_tensors_must_be_equal_where_they_overlap() -> None:
         assert torch.equal(columns, torch.cat([square, square], 1))
 
 
+def test_tensors_that_overlap_in_part_are_written_whole() -> None:
+    need(torch, "torch")
+    rows = torch.randn(4, 2)
+    with a_node_with({"up": rows[:3], "down": rows[1:]}) as (node, c):
+        mine = torch.zeros(4, 2)
+        state = {"up": mine[:3], "down": mine[1:]}
+        assert rdtd.torch.update(state, "policy", connection=c, timeout=LONG) == 1 and torch.equal(mine, rows)
+        rdtd.torch.publish({"up": rows[:3], "down": rows[:3]}, "policy", connection=c, rank=0, world_size=1, timeout=LONG)
+        with raises(rdtd.Mismatch, "tensors 'up' and 'down' differ where they share memory"):
+            rdtd.torch.update(state, "policy", connection=c, timeout=LONG)
+        assert torch.equal(mine, rows)
+
+
+def test_a_follower_writes_nothing_of_tensors_that_differ_in_shared_memory() -> None:
+    need(torch, "torch")
+    square = torch.randn(4, 4)
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        def publish(t: Any, head: Any, number: float) -> Any:
+            """Each rank has a half of each, of w the rows and of t the columns."""
+            def half(rank: int, connection: Any) -> int:
+                part = {"bias": torch.full((3,), float(number)), "w": square.chunk(2)[rank], "t": t.chunk(2, 1)[rank],
+                        "embed": square.chunk(2)[rank], "head": head.chunk(2)[rank]}
+                return rdtd.torch.publish(part, "policy", rank=rank, world_size=2, connection=connection, timeout=LONG,
+                                          layout={key: (int(key == "t"), rank, 2) for key in part})
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(half, 1, other)
+                return half(0, c) == waiting.result()
+
+        mine, tied = torch.zeros(4, 4), torch.zeros(4, 4)
+        state = {"bias": torch.zeros(6), "w": mine, "t": mine.t(), "embed": tied, "head": tied}
+        with rdtd.torch.follow(state, "policy", connection=c) as follower:
+            publish(square.t(), square, 1)
+            assert follower.prepare(LONG).version == 1 and follower.commit().version == 1
+            for number, (t, head, said) in enumerate((
+                    (square, square, "version 2: tensors 'w' and 't' differ where they share memory"),
+                    (square.t(), square + 1, 'tensors "embed" and "head" differ')), 2):
+                publish(t, head, number)
+                until(lambda: follower.prepare(LONG).version == number, "the version takes the place of the one before")
+                with raises(rdtd.Mismatch, said):
+                    follower.commit()
+                assert (state["bias"] == 1).all() and torch.equal(mine, square) and torch.equal(tied, square)
+                assert (follower.committed, follower.prepared) == (1, number)
+            publish(square.t(), square, 4)
+            until(lambda: follower.prepare(LONG).version == 4, "the version takes the place of the one before")
+            assert follower.commit().version == 4 and (state["bias"] == 4).all()
+        c.unpublish("policy")
+
+
 def test_update_sees_that_a_tensor_was_transposed() -> None:
     need(torch, "torch")
     square = torch.randn(3, 3)

@@ -177,14 +177,14 @@ class Follower:
         keys = self._follower.parts()
         assert keys is not None
         for row in keys:
-            for key, whole in row:
+            for key, whole, _ in row:
                 if not whole:
                     raise Unsupported(f"tensor {key!r} of version {self.prepared} is split over several parts, so it is not in "
                                       "one piece here: commit into a Plan")
         value = {}
         for row, brought in zip(keys, self._follower.objects()):
             leaves = convert(brought.tensors(True), "n", "auto" if as_ == "list" else as_)
-            value.update({key: leaf for (key, _), leaf in zip(row, leaves)})
+            value.update({key: leaf for (key, _, _), leaf in zip(row, leaves)})
         return Committed(value, **self._note(self._follower.commit_mark()))
 
     def close(self) -> None:

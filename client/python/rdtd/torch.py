@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from itertools import combinations
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch  # type: ignore[import]
@@ -28,12 +29,13 @@ from torch.multiprocessing.reductions import StorageWeakRef  # type: ignore[impo
 
 import rdtd
 
+from ._arrays import to_torch
 from ._arrays import torch as load_torch
 from ._check import a_number, checked, shown
 from ._follow import Committed, Follower, Prepared
 from ._requests import Ref, ref_of
 from ._shards import Box, Plan, PlanRun, _said, check_padded
-from ._shared import Shared
+from ._shared import Shared, viewed
 
 Split = tuple[int, int, int]
 Layout = Union[Mapping[str, Split], Callable[[str, torch.Tensor], Optional[Split]], None]
@@ -261,6 +263,39 @@ def _connection_of(connection: Any) -> rdtd.Connection:
     return connection
 
 
+class _Group(NamedTuple):
+    """Tensors that share memory, and are not all the very same."""
+
+    bytes: int  # of the memory of all
+    members: list[tuple[int, torch.Tensor, list[Any]]]  # number, memory for what a version has for it, view of Shared
+
+
+def _clash(group: _Group) -> Optional[tuple[int, int]]:
+    """The numbers of two tensors for which the version has different bytes where they share memory."""
+    memory = torch.empty((group.bytes + 15) & ~15, dtype=torch.uint8)
+    places = [viewed(memory, dtype, offset, shape, strides, ".") for _, _, (dtype, offset, shape, strides) in group.members]
+    for place, (_, staged, _) in zip(places, group.members):
+        place.copy_(staged)
+    if all(torch.equal(_bytes(place), _bytes(staged)) for place, (_, staged, _) in zip(places, group.members)):
+        return None
+    if len(group.members) == 2:
+        return group.members[0][0], group.members[1][0]
+    return next(filter(None, (_clash(_Group(group.bytes, list(pair))) for pair in combinations(group.members, 2))), None)
+
+
+def _copy_common(start: tuple[int, ...], tensor: torch.Tensor, other_start: tuple[int, ...], other: torch.Tensor) -> int:
+    """Copies what two boxes of a larger tensor have in common from the second to the first. Returns how many elements."""
+    if tensor.dim() != other.dim():
+        return 0
+    low = [max(one, two) for one, two in zip(start, other_start)]
+    high = [min(one + n, two + m) for one, n, two, m in zip(start, tensor.shape, other_start, other.shape)]
+    if any(a >= b for a, b in zip(low, high)):
+        return 0
+    common = tensor[tuple(slice(a - at, b - at) for a, b, at in zip(low, high, start))]
+    common.copy_(other[tuple(slice(a - at, b - at) for a, b, at in zip(low, high, other_start))])
+    return int(common.numel())
+
+
 class ModelPlan:
     """Reads version after version of a name into a model: see `plan`."""
 
@@ -275,7 +310,7 @@ class ModelPlan:
         # By the numbers of their tensors in locals_:
         self._staged: list[tuple[int, torch.Tensor]] = []
         self._kept: list[tuple[int, torch.Tensor]] = []  # of _staged: what the version does not reach stays
-        self._overlaid: list[tuple[str, int, torch.Tensor]] = []  # what the version has for a tensor that overlaps another
+        groups: dict[int, _Group] = {}
         self._storages: list[StorageWeakRef] = []
         first_of: dict[Any, str] = {}
         shared = Shared([local.tensor for local in locals_])
@@ -287,19 +322,18 @@ class ModelPlan:
                                  "one address, as in a view by expand or as_strided")
             first = first_of.setdefault((target.data_ptr(), target.dtype, target.shape, target.stride()), local.key)
             tied = first != local.key and target.numel() > 0
-            base, view = shared.of(target) or (None, None)
-            below = local.key if tied or view is None else first_of.setdefault(id(base), local.key)
+            base, view = shared.of(target) or (target, None)
             if tied:
                 target = targets[first].tensor  # Connection.plan sees to it that the version has the same for both
-            elif below != local.key or not (_in_host_memory(target) or (on_gpus and _on_gpu(target))):
+            elif view is not None or not (_in_host_memory(target) or (on_gpus and _on_gpu(target))):
                 target = _like_in_host_memory(local.tensor)
                 if local.key in padded:
                     self._kept.append((i, target))
-                if below != local.key:
-                    self._overlaid.append((below, i, target))
-                else:
-                    self._staged.append((i, target))
+                self._staged.append((i, target))
+                if view is not None:
+                    groups.setdefault(id(base), _Group(base.nbytes, [])).members.append((i, target, view))
             targets[local.key] = Box(target, local.global_shape, local.start)
+        self._groups = list(groups.values())
         self._places = [local.tensor.data_ptr() for local in locals_]
         self._plan: Plan = connection.plan(at, targets, move=move, padded=padded, strict=strict, verify=verify)
 
@@ -341,22 +375,39 @@ class ModelPlan:
             self._plan._order = ()  # does not keep the model alive
         return run
 
-    def _write(self, locals_: list[_Local], write: Callable[[], Any]) -> Any:
-        """Writes the model. write: has the plan write its targets, and returns what says the version."""
+    def _write(self, locals_: list[_Local], write: Callable[[], Any], prepared: Optional[Follower] = None) -> Any:
+        """Writes the model. write: has the plan write its targets, and returns what says the version. prepared: which has that
+        version, so that tensors are compared before."""
         with torch.no_grad():
             for i, staged in self._kept:
                 staged.copy_(locals_[i].tensor)
+            if prepared is not None and self._groups:
+                self._check(locals_, self._read_prepared(locals_, prepared), prepared.prepared)
         run = write()
         with torch.no_grad():
+            self._check(locals_, self._groups, run.version)
             for i, staged in self._staged:
                 locals_[i].tensor.copy_(staged, non_blocking=True)
             _await_copies(locals_[i].tensor for i, _ in self._staged)  # the next version goes into the same host memory
-            for first, i, staged in self._overlaid:
-                local = locals_[i]
-                if not torch.equal(_bytes(local.tensor.cpu()), _bytes(staged)):
-                    raise rdtd.Mismatch(f"version {run.version}: tensors {first!r} and {local.key!r} differ where they share "
-                                        "memory in this model")
         return run
+
+    def _check(self, locals_: list[_Local], groups: Iterable[_Group], version: int) -> None:
+        for group in groups:
+            clash = _clash(group)
+            if clash is not None:
+                first, second = [locals_[i].key for i in clash]
+                raise rdtd.Mismatch(f"version {version}: tensors {first!r} and {second!r} differ where they share memory in "
+                                    "this model")
+
+    def _read_prepared(self, locals_: list[_Local], prepared: Follower) -> list[_Group]:
+        """Reads what a prepared version has for the groups. Returns those for which it has everything."""
+        staged = {locals_[i].key: (locals_[i].start, memory) for group in self._groups for i, memory, _ in group.members}
+        missing = {key: memory.numel() for key, (_, memory) in staged.items()}
+        for boxes, part in zip(prepared._follower.parts() or (), prepared._follower.objects()):
+            for (key, _, start), tensor in zip(boxes, part.tensors(True)):
+                if key in staged:
+                    missing[key] -= _copy_common(*staged[key], start, to_torch(tensor))
+        return [group for group in self._groups if not any(missing[locals_[i].key] for i, _, _ in group.members)]
 
 
 @checked
@@ -410,7 +461,7 @@ class ModelFollower:
         prepared)."""
         plan = self._plan
         got: Committed = plan._write(plan._check_places(),
-                                     lambda: Committed(None, **self._follower._commit_plan(plan._plan)))
+                                     lambda: Committed(None, **self._follower._commit_plan(plan._plan)), self._follower)
         return got
 
     def close(self) -> None:
@@ -466,7 +517,8 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
     the experts. padded: by key, the dimension in which this model's tensor is longer or shorter on purpose; what it has
     beyond the published tensor stays as it is. verify: nothing is written before all parts of the version have been compared
     with their publishers' checksums (Damaged). Errors: Mismatch (a shape, with strict a tensor that the model lacks, tied
-    tensors that differ; names the tensors), NotFound (a tensor that the version lacks), ValueError (no tensors, a tensor
+    tensors that differ; names the tensors; after that of tensors that differ where they overlap in part, these have what they
+    had, and all others have the version), NotFound (a tensor that the version lacks), ValueError (no tensors, a tensor
     on the meta device), TypeError (a value that is no tensor), and those of Plan.run."""
     load_torch()
     connection = _connection_of(connection)

@@ -152,7 +152,7 @@ static PyObject *follower_prepared(PyObject *self, PyObject *ignored)
     return made;
 }
 
-/* (key, whether the tensor is whole) of each tensor of a part; None as key: it is no box. */
+/* (key, whether the tensor is whole, its start in the larger one) of each tensor of a part; None as key: it is no box. */
 static PyObject *keys_of(const rdt_object *object)
 {
     PyObject *list = PyList_New(0);
@@ -166,7 +166,8 @@ static PyObject *keys_of(const rdt_object *object)
         if (rdt_object_tensor(object, i, &tensor, NULL) == RDT_OK && rdt_object_shard(object, i, &shard, NULL) == RDT_OK) {
             for (uint32_t d = 0; d < tensor.ndim && shard.key; d++)
                 whole = whole && shard.global_shape[d] == tensor.shape[d];
-            row = Py_BuildValue("(zO)", shard.key, whole ? Py_True : Py_False);
+            row = Py_BuildValue("(zON)", shard.key, whole ? Py_True : Py_False,
+                                tuple_of((const Py_ssize_t *)shard.start, shard.key ? tensor.ndim : 0));
         }
         if (!row || PyList_Append(list, row) < 0)
             Py_CLEAR(list);
