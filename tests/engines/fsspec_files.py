@@ -12,6 +12,7 @@ import random
 import signal
 import tempfile
 import time
+import weakref
 from typing import Any, Iterator
 from urllib.parse import unquote
 
@@ -280,6 +281,28 @@ def test_ranges_of_one_call_are_of_one_version() -> None:
         assert fs.cat_ranges(["f"], [0], [3]) == [b"new"]
         with raises(FileNotFoundError):
             fs.cat_ranges(["nix"], [0], [3], on_error="raise")
+
+
+def test_ranges_of_many_files_hold_one_of_them() -> None:
+    with files() as (fs, c):
+        held: weakref.WeakSet[Any] = weakref.WeakSet()
+        made, most = fs._version, []
+
+        def version(path: str) -> Any:
+            held.add(one := made(path))
+            most.append(len(held))
+            return one
+        for name in "abc":
+            fs.pipe_file(name, name.encode() * 5)
+        fs._version = version
+        paths = ["a", "c", "b", "nix", "rdtd://a", "b", "c"]
+        found = fs.cat_ranges(paths, list(range(7)), 5)
+        assert [type(one) for one in found] == [bytes] * 3 + [FileNotFoundError] + [bytes] * 3
+        assert b"|".join(found[:3] + found[4:]) == b"aaaaa|cccc|bbb|a||"
+        assert fs.cat_ranges(["b", "a"], 3, [4, 5]) == [b"b", b"aa"]
+        assert most == [1] * 5, most
+        with raises(ValueError):
+            fs.cat_ranges(["a", "b"], [0], 1)
 
 
 def test_a_read_that_fails_leaves_no_half_file() -> None:

@@ -439,19 +439,27 @@ class RdtdFileSystem(AbstractFileSystem):
 
     def cat_file(self, path: Any, start: Optional[int] = None, end: Optional[int] = None,
                  versions: Optional[dict[str, _Version]] = None, **ignored: Any) -> bytes:
-        """versions: to be read, by name; those that are missing are added."""
+        """versions: the one that was read last, by name; if this is another one, it takes its place."""
         versions = {} if versions is None else versions
         name = self._strip_protocol(path)
         if name not in versions:
+            versions.clear()  # one file may be all of the memory that there is
             versions[name] = self._version(name)
         first, last, _ = slice(start, end).indices(versions[name].size)
         return bytes(versions[name].read(first, last))
 
     def cat_ranges(self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **options: Any
                    ) -> list[Any]:
-        """All ranges of one name are of one version."""
-        found: list[Any] = super().cat_ranges(paths, starts, ends, max_gap, on_error, versions={}, **options)
-        return found
+        """All ranges of one name are of one version. They are read one behind the other, so that no version is held beside
+        another one."""
+        if not isinstance(paths, list):
+            raise TypeError(f"paths must be a list, not {type(paths).__name__}")
+        order = sorted(range(len(paths)), key=lambda i: str(self._strip_protocol(paths[i])))
+        starts, ends = [[given[i] for i in order] if isinstance(given, list) and len(given) == len(paths) else given
+                        for given in (starts, ends)]
+        read = super().cat_ranges([paths[i] for i in order], starts, ends, max_gap, on_error, versions={}, **options)
+        found = dict(zip(order, read))
+        return [found[i] for i in range(len(paths))]
 
     def open(self, path: Any, mode: str = "rb", block_size: Any = None, cache_options: Any = None, compression: Any = None,
              **options: Any) -> Any:
