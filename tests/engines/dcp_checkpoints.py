@@ -439,6 +439,27 @@ def killed_in_a_save(rank: int, c: rdtd.Connection, victim: int, reports: str) -
     os._exit(0)  # as a program whose save has failed
 
 
+def test_a_checkpoint_that_is_unpublished_meanwhile_is_not_waited_for() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        hold, ends = c.hold, [False]
+
+        def held(ref: Any, **options: Any) -> Any:
+            if ends.pop():
+                c.unpublish("run")
+            return hold(ref, **options)
+        c.hold = held  # type: ignore[method-assign]
+        waiting = c.fetch(c.name("run", after=1))  # somebody waits for versions
+        mine = {"w": torch.zeros(3)}
+        with raises(CheckpointException, "nothing is published under 'run'"):
+            load(mine, "run", c, no_dist=True, timeout=1)
+        save({"w": torch.ones(3)}, "run", c, no_dist=True)
+        assert load(mine, "run", c, no_dist=True, timeout=1) == 1 and (mine["w"] == 1).all()
+        ends += [True]
+        with raises(CheckpointException, "nothing is published under 'run'"):
+            load(mine, "run", c, no_dist=True, timeout=1)
+        waiting.cancel()
+
+
 def test_a_killed_rank_is_named_and_the_checkpoint_before_stays() -> None:
     for victim in 2, 3, 0:
         with Node() as node, rdtd.connect(node.socket) as c, tempfile.TemporaryDirectory() as reports:

@@ -400,12 +400,18 @@ class Reader(_Checkpoint, StorageReader):
 
     def read_metadata(self, *args: Any) -> Metadata:
         """What the newest version has. Of TensorProperties only the dtype is known."""
-        if not self._c.exists(self._name):
-            raise NotFound(f"no checkpoint: nothing is published under {self.checkpoint_id!r}")
-        try:
-            self._stored = _Version(self, self._name)
-        except Freed:  # by the next version, between two messages
-            self._stored = _Version(self, self._name)
+        for last in False, True:
+            try:
+                newest = self._c.stat(self._name)["ref"]  # a hold of the name would wait for a version
+            except (NotFound, Freed):
+                raise NotFound(f"no checkpoint: nothing is published under {self.checkpoint_id!r}") from None
+            try:
+                self._stored = _Version(self, newest)
+                break
+            except (Freed, NotFound):  # by the next version, between two messages
+                if last:
+                    raise
+        assert self._stored is not None
         return self._stored.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
