@@ -3,8 +3,10 @@
 the backend, with a producer that ends."""
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,6 +201,55 @@ def test_rows_of_a_batch_are_one_tensor() -> None:
         assert 0 < row["ttl_left"] <= 86400
         c.free(prefix="tq.")
         client.close()
+
+
+def test_a_put_that_is_cancelled_leaves_all_or_nothing() -> None:
+    from tensordict import TensorDict
+    from rdtd.transferqueue import Manager
+    with Node() as node, rdtd.connect(node.socket) as c:
+        begun, goes_on = threading.Event(), threading.Event()
+        told: list[Any] = []
+
+        class Slow(Client):
+            def put(self, *given: Any) -> Any:
+                begun.set()
+                assert goes_on.wait(LONG)
+                return super().put(*given)
+
+        async def notify(*given: Any) -> None:
+            begun.set()
+            await asyncio.to_thread(goes_on.wait, LONG)
+            told.append(given)
+
+        async def put(cancels: bool) -> None:
+            begun.clear()
+            running = asyncio.ensure_future(manager.put_data(data, metadata))
+            await asyncio.to_thread(begun.wait, LONG)
+            if cancels:
+                running.cancel()
+                with raises(asyncio.CancelledError):
+                    await running
+            goes_on.set()
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+            await asyncio.get_running_loop().shutdown_default_executor()
+            goes_on.clear()
+
+        data = TensorDict({"a": torch.ones(2, 3), "b": torch.arange(2)}, batch_size=2)
+        metadata = SimpleNamespace(global_indexes=[0, 1], _custom_backend_meta=[{}, {}], partition_ids=["p", "p"])
+        manager = object.__new__(Manager)
+        manager.notify_data_update = notify
+        manager.storage_client = Slow({"socket": node.socket})
+        asyncio.run(put(True))
+        assert not c.objects(prefix="tq.") and not told, "cancelled before the controller was told"
+        manager.storage_client.close()
+        manager.storage_client = Client({"socket": node.socket})
+        for number, cancels in enumerate((False, True), 1):
+            asyncio.run(put(cancels))
+            assert len(c.objects(prefix="tq.")) == 1 and len(told) == number, "what the samples had before is cleared"
+        manager.storage_client.clear(["0@a", "1@a", "0@b", "1@b"], [metadata._custom_backend_meta[i][field] for field in "ab"
+                                                                    for i in (0, 1)])
+        assert not c.objects(prefix="tq.")
+        manager.close()
 
 
 def test_an_object_ends_with_its_last_key() -> None:

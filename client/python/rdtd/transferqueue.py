@@ -22,6 +22,7 @@ Tested with TransferQueue 0.1.11. Source: its StorageKVClient and KVStorageManag
 # mypy: disable-error-code="import, misc, no-untyped-call"
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -230,20 +231,69 @@ class Manager(KVStorageManager):
         super().__init__(controller_info, {**(config or {}), "client_name": "RdtdClient"}, zmq_context=zmq_context)
 
     async def put_data(self, data: Any, metadata: Any, data_parser: Any = None) -> None:
-        """Puts the samples, tells the controller, and then clears what the same fields of these samples had."""
+        """Puts the samples, tells the controller, and then clears what the same fields of these samples had. If it is
+        cancelled, nothing of the samples is left, or they are put whole and the controller is told."""
         fields = set(data.keys())
         before = [(f"{index}@{field}", meta) for index, known in zip(metadata.global_indexes, metadata._custom_backend_meta)
                   for field, meta in known.items() if field in fields]
-        await super().put_data(data, metadata, data_parser)
-        if before:
-            with contextlib.suppress(Error):  # of a node that is lost; the samples are put all the same
-                self.storage_client.clear([key for key, _ in before], [meta for _, meta in before])
+        put = _Put(self, before)
+        try:
+            await KVStorageManager.put_data(put, data, metadata, data_parser)
+        except BaseException:
+            put.give_up()
+            raise
 
     def close(self) -> None:
         super().close()
         client = getattr(self, "storage_client", None)
         if client is not None:
             client.close()
+
+
+class _Put:
+    """One call of put_data: the manager and its client, as TransferQueue's method sees them. If the call is cancelled, the thread
+    that puts goes on; and what the controller was told of cannot be taken back."""
+
+    def __init__(self, manager: Manager, before: list[tuple[str, bytes]]) -> None:
+        self._manager = manager
+        self._before = before
+        self._lock = threading.Lock()
+        self._made: Optional[tuple[list[str], list[bytes]]] = None  # what was put and the controller was not told of
+        self._given_up = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    @property
+    def storage_client(self) -> _Put:
+        return self
+
+    def put(self, keys: list[str], values: list[Any]) -> list[bytes]:
+        metas: list[bytes] = self._manager.storage_client.put(keys, values)
+        with self._lock:
+            self._made = keys, metas
+        if self._given_up:
+            self.give_up()
+        return metas
+
+    async def notify_data_update(self, *args: Any) -> None:
+        self._made = None
+        await asyncio.shield(self._tell(args))
+
+    async def _tell(self, args: tuple[Any, ...]) -> None:
+        await self._manager.notify_data_update(*args)
+        self._clear(self._before)
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            made, self._made = self._made, None
+        self._clear(list(zip(*made)) if made else [])
+
+    def _clear(self, values: list[tuple[str, bytes]]) -> None:
+        if values:
+            with contextlib.suppress(Error):  # of a node that is lost; ttl ends them
+                self._manager.storage_client.clear([key for key, _ in values], [meta for _, meta in values])
 
 
 class _Program:
