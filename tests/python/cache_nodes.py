@@ -206,6 +206,23 @@ def blocks(node, nodes=LONG):
     return Blocks(node.socket, LONG, nodes)
 
 
+def test_a_child_after_a_fork_has_blocks_of_its_own_connection():
+    with Node() as node:
+        here = blocks(node, None)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                until(lambda: here.store(["m/1"], [block(1, 100)]) == [True], "the child has connected")
+                status = 0 if here.lookup(["m/1", "m/2"], True) == [True, False] else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert here.lookup(["m/1"], False) == [True]
+        here.clear("m/")
+        here.close()
+
+
 def test_an_engine_loads_the_blocks_of_another_node_and_keeps_them():
     """The one path of rdtd.lmcache, rdtd.vllm and rdtd.sglang."""
     with cluster(2) as (nodes, (a, b)):

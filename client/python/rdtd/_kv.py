@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar
 
 from ._check import a_text, seconds
 from ._connection import Connection
-from ._errors import Disconnected, Error, Restarted
+from ._errors import Disconnected, Error, Forked, Restarted
 from ._many import Found
 from ._requests import Ref
 
@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _QUIET = 10.0  # seconds between two warnings
 _RETRY = 0.5  # seconds between tries to connect again
 _LONGEST_GET = 60.0  # seconds: nothing is waited for, but a daemon may be stopped
+_LOST = (Disconnected, Forked, Restarted)  # the connection, for good; in a child after a fork that of the parent
 _log = logging.getLogger("rdtd.kv")
 
 
@@ -126,7 +127,7 @@ class Blocks:
                 return what(connection)
             except Restarted:
                 return what(connection)
-        except (Disconnected, Restarted) as error:
+        except _LOST as error:
             self._lost(connection, error)
         except Error as error:
             self._warn("%s", error)
@@ -149,7 +150,7 @@ class Blocks:
             made = connection.put_many(blocks, ids=ids, evictable=True, replace=True, errors="return")
             lost = [one for one in made if not isinstance(one, Ref)]
             if lost:
-                if isinstance(lost[0], (Disconnected, Restarted)):
+                if isinstance(lost[0], _LOST):
                     raise lost[0]
                 self._warn("%d of %d blocks were not stored: %s", len(lost), len(made), lost[0])
             return [isinstance(one, Ref) for one in made]
@@ -202,7 +203,7 @@ class Blocks:
             finally:
                 connection.end_lease([ref for ref in leased if ref is not None])
             for one in got:
-                if isinstance(one, (Disconnected, Restarted)):
+                if isinstance(one, _LOST):
                     raise one
             results = iter(got)
             whole = [ref is not None and next(results) is None for ref in refs]
@@ -237,7 +238,7 @@ class Blocks:
             for one in ids:
                 try:
                     connection.free(Ref.from_id(one))
-                except (Disconnected, Restarted):
+                except _LOST:
                     raise
                 except Error:  # it is gone
                     pass
