@@ -214,6 +214,19 @@ def test_the_accounting_of_lmcache():
         assert l2.get_usage().total_bytes_used == 0 and listener.deleted[-1] == key(2), "what was evicted is no longer counted"
 
 
+def test_what_was_evicted_is_forgotten_without_a_lookup():
+    with Node("--set", "daemon.cache_limit=2MiB") as node, adapter(node) as l2, rdtd.connect(node.socket) as c:
+        listener = Listener()
+        l2.register_listener(listener)
+        for number in range(300):
+            assert store(l2, [key(number)], pages([number])).is_successful()
+        there = c.cache()["owners"][0]["objects"]
+        assert there < 40 and l2.get_usage().total_bytes_used <= (2 * there + 2) * 64 * KIB, (there, l2.get_usage())
+        assert set(listener.deleted) == {key(number) for number in range(len(listener.deleted))}, "those that are there stay"
+        l2.delete([key(number) for number in range(300)])
+        assert l2.get_usage().total_bytes_used == 0
+
+
 def test_tasks_at_the_same_time():
     with Node() as node, adapter(node) as l2:
         tasks = {l2.submit_store_task([key(number)], pages([number])): number for number in range(50)}

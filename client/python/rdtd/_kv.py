@@ -217,6 +217,12 @@ class Blocks:
         if loaded:
             connection.put_many([block for _, block in loaded], ids=[one for one, _ in loaded], evictable=True, errors="return")
 
+    def stay(self, ids: Sequence[str]) -> list[bool]:
+        """Which of them are on this node; all, while nobody can say. Is no use of them."""
+        def find(connection: Connection) -> list[bool]:
+            return connection.exists([Ref.from_id(one) for one in ids])
+        return self._call(find, [True] * len(ids)) if ids else []
+
     def unlock(self, ids: Iterable[str]) -> None:
         """Ends one lease of each id. Those that have passed, or never were, are passed over."""
         ended, now = [], time.monotonic()
