@@ -180,8 +180,8 @@ Test(hostile_holds, ref_is_in_transit_again_if_nobody_has_read_that_it_arrived)
     end_with_insider();
 }
 
-/* The same with the owner's daemon. */
-Test(hostile_holds, ref_is_in_transit_again_if_the_daemon_ends_with_the_answer)
+/* The same with the owner's daemon. before_the_end: happens between the answer and the end of that daemon. */
+static void daemon_ends(void (*before_the_end)(void))
 {
     static char flag[200], state_dir[160], socket[160], address[65];
     const char *flags[] = {flag, NULL};
@@ -194,6 +194,8 @@ Test(hostile_holds, ref_is_in_transit_again_if_the_daemon_ends_with_the_answer)
     open_rogue_peer();
     reader = node_client(&node, "reader");
     struct rdt_ref ref = taken_over(1);
+    if (before_the_end)
+        before_the_end();
     memcpy(state_dir, node.state_dir, sizeof state_dir);
     memcpy(socket, node.socket, sizeof socket);
     node_kill(&node, SIGKILL);
@@ -209,6 +211,25 @@ Test(hostile_holds, ref_is_in_transit_again_if_the_daemon_ends_with_the_answer)
     rdt_close(bystander);
     node_stop(&node);
     keeper_stop(&keeper, SIGTERM);
+}
+
+Test(hostile_holds, ref_is_in_transit_again_if_the_daemon_ends_with_the_answer)
+{
+    daemon_ends(NULL);
+}
+
+/* The receiver has given up, and its node has not let go of the hold yet. */
+static void cancel(void)
+{
+    Rdt__Pb__CancelRequest message = RDT__PB__CANCEL_REQUEST__INIT;
+
+    ask(1, RDT_MSG_CANCEL_REQUEST, &message.base, 0);
+    rogue_peer_flush(&rogue_peer);
+}
+
+Test(hostile_holds, ref_is_in_transit_once_if_the_daemon_ends_after_a_cancel)
+{
+    daemon_ends(cancel);
 }
 
 Test(hostile_holds, lists_of_holds_that_make_no_sense)
