@@ -51,17 +51,20 @@ static enum rdt_status no_memory(struct rdt_error *err)
     return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold in transit");
 }
 
-static enum rdt_status add(struct object *object, struct transit **transit_p, struct rdt_error *err)
+/* again: of a ref that was in transit before. Its object would end if a limit refused it. */
+static enum rdt_status add(struct object *object, bool again, struct transit **transit_p, struct rdt_error *err)
 {
-    enum rdt_status status = account_take(account_owner(object->account), USAGE_HEAP, HEAP_BYTES, err);
+    struct account *owner = account_owner(object->account);
+    enum rdt_status status = again ? RDT_OK : account_check(owner, USAGE_HEAP, HEAP_BYTES, err);
     struct transit *transit;
 
     if (status != RDT_OK)
         return status;
+    account_add(owner, USAGE_HEAP, HEAP_BYTES);
     transit = calloc(1, sizeof *transit);
     if (!transit || !map_put_u64(&object->table->transit, object->generation, transit)) {
         free(transit);
-        account_give(account_owner(object->account), USAGE_HEAP, HEAP_BYTES);
+        account_give(owner, USAGE_HEAP, HEAP_BYTES);
         return no_memory(err);
     }
     transit->object = object;
@@ -72,11 +75,11 @@ static enum rdt_status add(struct object *object, struct transit **transit_p, st
     return RDT_OK;
 }
 
-enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_error *err)
+static enum rdt_status begin(struct object *object, bool again, int64_t ttl_ns, struct rdt_error *err)
 {
     struct transit *transit = transit_of(object);
     bool had = transit;
-    enum rdt_status status = had ? RDT_OK : add(object, &transit, err);
+    enum rdt_status status = had ? RDT_OK : add(object, again, &transit, err);
 
     if (status != RDT_OK)
         return status;
@@ -88,6 +91,11 @@ enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_
     transit->count++;
     object_lasting_changed(object);
     return RDT_OK;
+}
+
+enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_error *err)
+{
+    return begin(object, false, ttl_ns, err);
 }
 
 enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_error *err)
@@ -138,7 +146,7 @@ void transit_returned(struct object *object, uint64_t until_ns)
     uint64_t now_ns = uv_hrtime();
 
     if (until_ns > now_ns && object->state == OBJECT_LIVE) /* without memory it ends now */
-        (void)transit_begin(object, (int64_t)(until_ns - now_ns), NULL);
+        (void)begin(object, true, (int64_t)(until_ns - now_ns), NULL);
 }
 
 static void one_less(struct transit *transit)

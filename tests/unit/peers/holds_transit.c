@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A ref in transit that a hold of another node takes over goes back when nobody has read that. */
+#include "daemon/objects/transit.h"
+#include "daemon/peers/holds_impl.h"
+#include "tests/support/check.h"
+#include "tests/unit/objects/object.h"
+
+#define HOUR_NS INT64_C(3600000000000)
+
+static uv_loop_t loop;
+static struct deadlines deadlines;
+static struct holds holds;
+static struct peer peer;
+
+static void begin(void)
+{
+    setup();
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    deadlines_init(&deadlines, &loop);
+    table.deadlines = &deadlines;
+    holds_init(&holds, &deadlines, NULL, HOUR_NS);
+    peer = (struct peer){.epoch = 1, .boot_id = {1}};
+}
+
+static void end(void)
+{
+    holds_clear(&holds);
+    transit_end_all(&table);
+    teardown();
+    deadlines_close(&deadlines, NULL);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_eq(uv_loop_close(&loop), 0, "a handle was left open");
+}
+
+TestSuite(holds_transit, .init = begin, .fini = end, .timeout = 60);
+
+static struct object *put_in_transit(const char *id)
+{
+    struct object *object = put(id);
+
+    must_ok(transit_begin(object, HOUR_NS, &err));
+    object_free(object, false, OBJECT_END_FREED);
+    return object;
+}
+
+static unsigned n_in_transit(const struct object *object)
+{
+    unsigned leases;
+    int64_t left_ns;
+
+    return transit_count(object, &leases, &left_ns);
+}
+
+static void take_over(uint64_t number, struct object *object)
+{
+    must_ok(holds_take(&holds, &peer, number, producer.account, object, transit_until(object), &err));
+    transit_arrived(object);
+}
+
+static void say(const Rdt__Pb__Holds *message)
+{
+    must_ok(holds_on_message(&holds, &peer, message, &err));
+}
+
+static void list_nothing(void)
+{
+    say(&(Rdt__Pb__Holds){PROTOBUF_C_MESSAGE_INIT(&rdt__pb__holds__descriptor), .first = true, .last = true});
+}
+
+Test(holds_transit, ref_goes_back_whatever_its_owner_uses)
+{
+    struct object *object = put_in_transit("a");
+
+    take_over(1, object);
+    cr_assert_eq(n_in_transit(object), 0u);
+    accounts.limits.owner[USAGE_HEAP] = 1;
+    list_nothing();
+    cr_assert_eq(n_in_transit(object), 1u);
+    accounts.limits.owner[USAGE_HEAP] = 0;
+}
