@@ -91,13 +91,13 @@ static void node_hold_end(struct node_hold *hold)
 
     if (map_get_u64(&hold->node->here, hold->number) == hold)
         (void)map_remove_u64(&hold->node->here, hold->number);
+    if (is_unseen(hold)) /* first: a daemon that is killed in between leaves the record of one of them */
+        transit_returned(hold->object, hold->transit_until_ns);
     if (holds->recovery)
         recovery_end_node_hold(holds->recovery, hold->account, hold->record);
     list_remove(&hold->by_node);
     account_give(hold->account, USAGE_HOLDS, 1);
     account_unref(hold->account);
-    if (is_unseen(hold))
-        transit_returned(hold->object, hold->transit_until_ns);
     object_drop_by(hold->object, HOLDER_NODE, &hold->by_object);
     free(hold);
 }

@@ -2,6 +2,7 @@
 /* A ref in transit that a hold of another node takes over goes back when nobody has read that. */
 #include "daemon/objects/transit.h"
 #include "daemon/peers/holds_impl.h"
+#include "daemon/persist/journal.h"
 #include "tests/support/check.h"
 #include "tests/unit/objects/object.h"
 
@@ -9,6 +10,7 @@
 
 static uv_loop_t loop;
 static struct deadlines deadlines;
+static struct recovery recovery;
 static struct holds holds;
 static struct peer peer;
 
@@ -67,6 +69,8 @@ static void list_nothing(void)
     say(&(Rdt__Pb__Holds){PROTOBUF_C_MESSAGE_INIT(&rdt__pb__holds__descriptor), .first = true, .last = true});
 }
 
+/* ---- limits, and the end of the daemon ---- */
+
 Test(holds_transit, ref_goes_back_whatever_its_owner_uses)
 {
     struct object *object = put_in_transit("a");
@@ -77,4 +81,33 @@ Test(holds_transit, ref_goes_back_whatever_its_owner_uses)
     list_nothing();
     cr_assert_eq(n_in_transit(object), 1u);
     accounts.limits.owner[USAGE_HEAP] = 0;
+}
+
+static uint64_t records_when_it_changed;
+
+static void on_object(void *arg, struct object *object)
+{
+    records_when_it_changed = recovery.counts.holds;
+}
+
+/* A daemon that is killed at any moment leaves the record of the hold, from which the next one puts the ref back, or that of the
+ * ref. */
+Test(holds_transit, ref_is_recorded_before_the_hold_has_no_record)
+{
+    struct object *object = put_in_transit("a");
+    struct lasting lasting = {.on_object = on_object};
+
+    must_ok(journal_create(&recovery.journal, &err));
+    object->record = object; /* so that it needs none of this journal */
+    holds.recovery = &recovery;
+    take_over(1, object);
+    cr_assert_eq(recovery.counts.holds, 1u);
+    table.lasting = &lasting;
+    list_nothing();
+    cr_assert(n_in_transit(object) == 1 && recovery.counts.holds == 0);
+    cr_assert_eq(records_when_it_changed, 1u);
+    table.lasting = NULL;
+    object->record = NULL;
+    holds.recovery = NULL;
+    journal_close(recovery.journal);
 }
