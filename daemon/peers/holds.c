@@ -9,6 +9,8 @@
 #include "daemon/base/text.h"
 #include "daemon/objects/transit.h"
 
+#define EARLIER_HOLDS 64u /* of one object that are looked at when a ref is taken over */
+
 struct far_hold {
     struct holds_node *node;
     struct remote_hold *hold;
@@ -198,11 +200,42 @@ static void keep(struct node_hold *hold)
         hold->record = recovery_keep_node_hold(hold->node->holds->recovery, hold->account, &image, hold->object);
 }
 
+static void note_seen(struct node_hold *hold)
+{
+    if (hold->seen || hold->transit_until_ns == 0)
+        return;
+    hold->seen = true;
+    if (hold->node->holds->recovery)
+        recovery_node_hold_seen(hold->node->holds->recovery, hold->record);
+}
+
+/* Its ref is somewhere else from now on, also for a later daemon. */
+static void give_up_ref(struct node_hold *hold)
+{
+    note_seen(hold);
+    hold->transit_until_ns = 0;
+}
+
+/* A hold of an earlier link of that node that has a ref of the object, and that the node does not have: the request that took it
+ * was sent again. NULL: none of the latest holds is one. */
+static struct node_hold *find_earlier(const struct holds_node *node, const struct object *object)
+{
+    const struct list *holders = object_holders(object, HOLDER_NODE), *at = holders->prev;
+
+    for (unsigned i = 0; i < EARLIER_HOLDS && at != holders; i++, at = at->prev) {
+        struct node_hold *hold = container_of(at, struct node_hold, by_object);
+        if (hold->node == node && hold->epoch != node->peer->epoch && !hold->seen && hold->transit_until_ns > 0)
+            return hold;
+    }
+    return NULL;
+}
+
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
-                           struct object *object, uint64_t transit_until_ns, struct rdt_error *err)
+                           struct object *object, bool takes_over, struct rdt_error *err)
 {
     struct holds_node *node = holds->closing ? NULL : node_get(holds, peer);
     struct node_hold *hold = node ? calloc(1, sizeof *hold) : NULL;
+    struct node_hold *earlier = NULL;
     enum rdt_status status = RDT_OK;
 
     if (!hold)
@@ -232,20 +265,16 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
     hold->object = object;
     hold->account = account_ref(account);
     hold->number = number;
-    hold->transit_until_ns = transit_until_ns;
+    hold->epoch = peer->epoch;
+    hold->transit_until_ns = takes_over ? transit_until(object) : 0;
+    if (takes_over && hold->transit_until_ns == 0 && (earlier = find_earlier(node, object)))
+        hold->transit_until_ns = earlier->transit_until_ns;
     memcpy(hold->boot_id, peer->boot_id, sizeof hold->boot_id);
     list_append(&node->taken, &hold->by_node);
     keep(hold);
+    if (earlier)
+        give_up_ref(earlier);
     return RDT_OK;
-}
-
-static void note_seen(struct node_hold *hold)
-{
-    if (hold->seen || hold->transit_until_ns == 0)
-        return;
-    hold->seen = true;
-    if (hold->node->holds->recovery)
-        recovery_node_hold_seen(hold->node->holds->recovery, hold->record);
 }
 
 void holds_unseen(struct holds *holds, struct peer *peer, uint64_t number)
@@ -255,8 +284,7 @@ void holds_unseen(struct holds *holds, struct peer *peer, uint64_t number)
     if (!hold)
         return;
     transit_returned(hold->object, hold->transit_until_ns);
-    note_seen(hold); /* so that a later daemon does not do the same */
-    hold->transit_until_ns = 0;
+    give_up_ref(hold);
 }
 
 bool holds_object_freed(struct object *object, uint64_t until_ns)

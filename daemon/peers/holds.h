@@ -21,7 +21,8 @@
  *
  * A hold that takes over a ref in transit may end before its node has read that it was taken: the link, or either daemon, has
  * ended. Then the ref is in transit again, for what is left of its time. The node says which of these answers it has read
- * (Holds.seen); an older one does not, so there a ref may stay longer than its holder.
+ * (Holds.seen); an older one does not, so there a ref may stay longer than its holder. The client may take over the same ref
+ * again before the earlier hold has ended, which happens in slices. Then the new hold has it.
  *
  * The holds have records (recovery.h), so they also survive the owner's daemon. Holds of an earlier daemon wait in a struct
  * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are treated as if the link had
@@ -56,6 +57,7 @@ struct node_hold { /* a hold that another node has on an object of this node */
     struct account *account;   /* charged for the hold; a reference */
     void *record;              /* of recovery; NULL: it has none */
     uint64_t number;           /* number of the call that took it */
+    unsigned epoch;            /* of the link on which it did; 0: of the time before this daemon's start */
     uint64_t transit_until_ns; /* as in struct remote_hold */
     bool seen;                 /* the holder has read that it has the hold */
     uint8_t boot_id[16];       /* of the holder's daemon that took it */
@@ -72,11 +74,11 @@ void holds_clear(struct holds *holds);
 
 /* ---- as the owner's node ---- */
 
-/* Takes a hold on the object for a client of that node, charged to the account, on which it takes a
- * reference. transit_until_ns: of a ref that it takes over (transit_until). LIMIT; NO_MEMORY; INVALID: the node has a hold of
- * that number. */
+/* Takes a hold on the object for a client of that node, charged to the account, on which it takes a reference. takes_over: the
+ * caller ends a ref in transit next, if there is one (transit_arrived). LIMIT; NO_MEMORY; INVALID: the node has a hold of that
+ * number. */
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
-                           struct object *object, uint64_t transit_until_ns, struct rdt_error *err);
+                           struct object *object, bool takes_over, struct rdt_error *err);
 
 /* The call of that number was cancelled: if it has taken a hold, nobody has seen that, and it drops it next. A ref that it has
  * taken over is on its way again. */

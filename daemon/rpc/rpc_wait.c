@@ -17,17 +17,16 @@ static void answer_view(struct call *call, struct object *object)
 
 static enum rdt_status hold(struct call *call, struct object *object, struct rdt_error *err)
 {
-    uint64_t transit_until_ns = call->hold.takes_over ? transit_until(object) : 0;
     struct remote_hold *held;
     enum rdt_status status;
 
     if (object->state != OBJECT_LIVE) /* it was freed after the wait had ended */
         return object_why_ended(object, err);
     if (!call->client)
-        return holds_take(call->rpc->holds, call->peer, call->request_id, call->account, object, transit_until_ns, err);
+        return holds_take(call->rpc->holds, call->peer, call->request_id, call->account, object, call->hold.takes_over, err);
     status = remote_hold_take(call->client, call->request_id, object, &held, err);
-    if (status == RDT_OK)
-        held->transit_until_ns = transit_until_ns;
+    if (status == RDT_OK && call->hold.takes_over)
+        held->transit_until_ns = transit_until(object);
     return status;
 }
 

@@ -64,7 +64,7 @@ static void take(uint64_t first, uint64_t n)
     uint64_t began_ns = cpu_ns();
 
     for (uint64_t i = first; i < first + n; i++)
-        cr_assert_eq(holds_take(&holds, &peer, i, account, object, 0, NULL), RDT_OK);
+        cr_assert_eq(holds_take(&holds, &peer, i, account, object, false, NULL), RDT_OK);
     taken_ns = cpu_ns() - began_ns;
 }
 
@@ -142,7 +142,7 @@ static struct holds_node *restored(uint64_t first, uint64_t n, uint8_t boot)
     node->peer = &earlier;
     memset(earlier.boot_id, boot, sizeof earlier.boot_id);
     for (uint64_t i = first; i < first + n; i++)
-        cr_assert_eq(holds_take(&holds, &earlier, i, account, object, 0, NULL), RDT_OK);
+        cr_assert_eq(holds_take(&holds, &earlier, i, account, object, false, NULL), RDT_OK);
     node->peer = NULL;
     return node;
 }
