@@ -104,14 +104,19 @@ static void count(const struct call *call, enum rdt_status status)
     metrics->failures[-status]++;
 }
 
+bool call_is_cut_off(const struct call *call)
+{
+    return call->peer && (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch);
+}
+
 static void send_to_peer(struct call *call, const struct rdt_error *err, const ProtobufCMessage *reply)
 {
     Rdt__Pb__CallReply message = RDT__PB__CALL_REPLY__INIT;
     uint8_t *packed = NULL;
     char text[128];
 
-    if (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch)
-        return; /* the link on which the call came has ended */
+    if (call_is_cut_off(call))
+        return;
     message.call = call->request_id;
     if (err) {
         message.status = err->status;

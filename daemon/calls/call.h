@@ -278,6 +278,9 @@ bool call_waits(const struct call *call);
 /* Whether call_defer would succeed. If not, err is LIMIT. For handlers that change something before they defer. */
 bool call_may_wait(struct call *call, struct rdt_error *err);
 
+/* Whether the link on which another node sent the call has ended. If so, it is dropped in a slice. */
+bool call_is_cut_off(const struct call *call);
+
 /* Ends the call without an answer, because the caller has gone. */
 void call_drop(struct call *call);
 

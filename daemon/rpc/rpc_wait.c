@@ -22,6 +22,8 @@ static enum rdt_status hold(struct call *call, struct object *object, struct rdt
 
     if (object->state != OBJECT_LIVE) /* it was freed after the wait had ended */
         return object_why_ended(object, err);
+    if (call_is_cut_off(call)) /* the node's list of its holds may have come over the next link, and would not end this one */
+        return rdt_error_set(err, RDT_PEER_LOST, "the link on which the request came has ended");
     if (!call->client)
         return holds_take(call->rpc->holds, call->peer, call->request_id, call->account, object, call->hold.takes_over, err);
     status = remote_hold_take(call->client, call->request_id, object, &held, err);

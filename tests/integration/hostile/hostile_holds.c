@@ -27,13 +27,18 @@ static void ask(uint64_t number, uint32_t type, const ProtobufCMessage *request,
     rogue_peer_send(&rogue_peer, RDT_PEER_CALL, &call.base);
 }
 
-static void hold(uint64_t number, const struct rdt_ref *ref, uint32_t uid)
+static void hold_within(uint64_t number, const struct rdt_ref *ref, uint32_t uid, int64_t timeout_ns)
 {
     Rdt__Pb__Ref wire;
 
     wire_ref_from(ref, &wire);
-    Rdt__Pb__Hold request = MESSAGE(hold, .ref = &wire);
+    Rdt__Pb__Hold request = MESSAGE(hold, .ref = &wire, .timeout_ns = timeout_ns);
     ask(number, RDT_MSG_HOLD, &request.base, uid);
+}
+
+static void hold(uint64_t number, const struct rdt_ref *ref, uint32_t uid)
+{
+    hold_within(number, ref, uid, 0);
 }
 
 static void answered(unsigned n, enum rdt_status expected, const char *says)
@@ -230,6 +235,35 @@ static void cancel(void)
 Test(hostile_holds, ref_is_in_transit_once_if_the_daemon_ends_after_a_cancel)
 {
     daemon_ends(cancel);
+}
+
+/* Requests wait for an id when their node connects again, and are dropped in slices. */
+Test(hostile_holds, request_of_an_ended_link_takes_nothing)
+{
+    enum { N = 15000 };
+    static const char data[4096];
+    const char *flags[] = {"--owner-max-waiters=20000", NULL};
+    struct rogue_peer before;
+    struct rdt_ref never, late;
+
+    begin_with_insider(flags);
+    struct rdt_ref ref = put_for_insider(RDT_VISIBLE_TO_OWNER); /* so that the next put takes no longer than need be */
+    must_ok(rdt_free(reader, &ref, false, &err));
+    must_ok(rdt_ref_from_id("never", 5, &never, &err));
+    must_ok(rdt_ref_from_id("late", 4, &late, &err));
+    for (uint64_t i = 0; i < N; i++)
+        hold_within(i, i + 1 < N ? &never : &late, geteuid(), -1);
+    wait_until(LONG, rdt_stat(reader, &late, &(struct rdt_stat){0}, NULL) == RDT_OK); /* awaited there */
+    before = rogue_peer;
+    open_rogue_peer(); /* the daemon closes the other link */
+    tell(NULL, 0, NULL, 0, true, true);
+    ref = put_one(reader, &VECTOR(RDT_U8, sizeof data, (void *)(uintptr_t)data), "late");
+    rogue_peer_flush(&rogue_peer);
+    wait_until(LONG, !node_holds(&ref));
+    must_ok(rdt_free(reader, &ref, false, &err));
+    must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    rogue_peer_close(&before);
+    end_with_insider();
 }
 
 Test(hostile_holds, lists_of_holds_that_make_no_sense)
