@@ -699,22 +699,29 @@ Test(hostile_peer, link_that_ends_with_a_batch_half_answered_fails_it)
     node_end(&node, meant);
 }
 
+/* Asks for so many objects, each within its answer. */
+static void pull_inline(const struct rdt_ref *ref, uint64_t first, unsigned n)
+{
+    Rdt__Pb__Requester requester = MESSAGE(requester, .uid = geteuid());
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    Rdt__Pb__Pull pull = MESSAGE(pull, .ref = &wire, .requester = &requester, .timeout_ns = -1, .inline_max_bytes = 60000);
+    for (unsigned i = 0; i < n; i++) {
+        pull.transfer = first + i;
+        rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
+    }
+}
+
 /* The answers take more than the link may have queued. */
 Test(hostile_peer, reader_that_asks_for_more_than_it_reads_gets_all_of_it_later)
 {
     enum { N = 1500, BYTES = 60000 };
     static char bytes[BYTES];
-    Rdt__Pb__Requester requester = MESSAGE(requester, .uid = geteuid());
-    Rdt__Pb__Ref wire;
 
     begin_with_insider(NULL);
     struct rdt_ref ref = put_one(reader, &VECTOR(RDT_U8, BYTES, bytes), NULL);
-    wire_ref_from(&ref, &wire);
-    Rdt__Pb__Pull pull = MESSAGE(pull, .ref = &wire, .requester = &requester, .timeout_ns = -1, .inline_max_bytes = BYTES);
-    for (unsigned i = 0; i < N; i++) {
-        pull.transfer = i + 1;
-        rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
-    }
+    pull_inline(&ref, 1, N);
     must_say(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, N), "%u of %u answers came",
              rogue_peer.came[RDT_PEER_PULL_META].n, N);
     Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
@@ -723,6 +730,33 @@ Test(hostile_peer, reader_that_asks_for_more_than_it_reads_gets_all_of_it_later)
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     must_ok(rdt_free(reader, &ref, false, &err));
     must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    end_with_insider();
+}
+
+/* The threads that read a client's memory stand still, as if it held them up. Its answers would fill the link. */
+Test(hostile_peer, memory_that_its_client_holds_up_delays_no_other_answer)
+{
+    enum { N = 300, BYTES = 60000 };
+    static char bytes[16];
+
+    begin_with_insider(NULL);
+    struct rdt_ref held = put_one(reader, &VECTOR(RDT_U8, BYTES, alloc_memory(reader, BYTES)), NULL);
+    struct rdt_ref other = put_one(bystander, &VECTOR(RDT_U8, sizeof bytes, bytes), NULL);
+    if (!node_hold_threads(&node, "rdtd-owner"))
+        cr_skip_test("a process may not trace another one here");
+    pull_inline(&held, 1, N);
+    pull_inline(&other, N + 1, 1);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
+    Rdt__Pb__PullMeta *meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                                         rogue_peer.came[RDT_PEER_PULL_META].payload);
+    cr_assert(meta->transfer == N + 1 && meta->status == RDT_OK);
+    rdt__pb__pull_meta__free_unpacked(meta, NULL);
+    node_release_workers(&node);
+    must_say(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, N + 1), "%u of %u answers came",
+             rogue_peer.came[RDT_PEER_PULL_META].n, N + 1);
+    must_ok(rdt_free(reader, &held, false, &err));
+    must_ok(rdt_wait_freed(reader, &held, LONG, &err));
+    must_ok(rdt_free(bystander, &other, false, &err));
     end_with_insider();
 }
 
