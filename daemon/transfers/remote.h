@@ -47,7 +47,7 @@ struct remote_answers {
     struct slice slice;
     uint64_t reading_bytes;    /* which threads read for answers, in this round */
     uint64_t reading_since_ns; /* if there are some */
-    unsigned round;            /* another one begins when reading takes long, and gives the room to others */
+    _Atomic unsigned round;    /* another one begins when reading takes long, and gives the room to others */
 };
 
 /* Transfers by slower transports than both nodes have. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's answer to a pull: what the object is, its bytes if they are few, and which node's replica the
  * reader should pull instead. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +34,9 @@ struct gather {
     struct work work;     /* first */
     struct serve *serve;  /* its object is pinned */
     const uint8_t **base; /* [places of the object] */
-    unsigned round;       /* of remote->answers, if a thread reads */
-    uint8_t *data; /* [serve->stream_bytes] since it runs: those that wait for a thread need no memory. NULL: there was none */
+    unsigned round;       /* of remote->answers when it began */
+    uint8_t *data; /* [serve->stream_bytes] since it runs: those that wait for a thread need no memory. NULL: there was none, or
+                    * the room is others' */
 };
 
 static void answer(struct serve *serve, struct gather *gather);
@@ -51,11 +53,19 @@ static void gather_free(struct gather *gather)
     free(gather);
 }
 
+/* Whether the room of its answer has been given to others meanwhile. Any thread may ask. */
+static bool is_late(const struct gather *gather)
+{
+    return gather->round != atomic_load(&gather->serve->remote->answers.round);
+}
+
 static void run_gather(struct work *work)
 {
     struct gather *gather = (struct gather *)work;
     const struct layout *source = gather->serve->source, *packed = gather->serve->packed;
 
+    if (is_late(gather)) /* it would have to be read again */
+        return;
     gather->data = calloc(1, gather->serve->stream_bytes + 1); /* zeroes: the padding is sent too */
     for (uint32_t i = 0; gather->data && i < source->count; i++)
         if (layout_bytes(source, i) > 0)
@@ -68,12 +78,12 @@ static void done_gather(struct work *work)
     struct gather *gather = (struct gather *)work;
     struct serve *serve = gather->serve;
     struct remote_answers *answers = &serve->remote->answers;
-    bool late = gather->round != answers->round;
+    bool late = is_late(gather);
 
     serve->gathering = false;
     answers->reading_bytes -= late ? 0 : serve->stream_bytes;
     serve->sending.n_ops--;
-    if (serve->sm.state == SERVE_OFFERED && late && link_is_full(serve->remote)) { /* the room is others' by now */
+    if (serve->sm.state == SERVE_OFFERED && late && (!gather->data || link_is_full(serve->remote))) {
         gather_free(gather);
         hold(serve);
     } else if (serve->sm.state == SERVE_OFFERED) {
@@ -96,6 +106,7 @@ static struct gather *gather_create(struct serve *serve, struct rdt_error *err)
     }
     gather->work = (struct work){.run = run_gather, .done = done_gather};
     gather->serve = serve;
+    gather->round = serve->remote->answers.round;
     gather->base = calloc(object_n_places(serve->object) + 1u, sizeof *gather->base);
     object_pin(serve->object);
     if (!gather->base)
@@ -119,7 +130,7 @@ static bool answer_has_bytes(const struct serve *serve)
            !object_slow_owner(serve->object, serve->source); /* imported memory is staged */
 }
 
-static void begin_reading(struct serve *serve, struct gather *gather)
+static void begin_reading(struct serve *serve)
 {
     struct remote_answers *answers = &serve->remote->answers;
 
@@ -127,7 +138,6 @@ static void begin_reading(struct serve *serve, struct gather *gather)
     if (answers->reading_bytes == 0)
         answers->reading_since_ns = uv_hrtime();
     answers->reading_bytes += serve->stream_bytes;
-    gather->round = answers->round;
 }
 
 /* Reads the bytes of the answer, then answers. */
@@ -140,7 +150,7 @@ static void answer_with_bytes(struct serve *serve)
     if (!gather) {
         serve_refuse(serve, &err);
     } else if (reads_owner) {
-        begin_reading(serve, gather);
+        begin_reading(serve);
         serve->sending.n_ops++;
         owner_work_submit(serve->transfers->regions->owner_work, &gather->work, reads_owner, true);
     } else {
@@ -356,7 +366,7 @@ static void forget_reading(struct remote_answers *answers)
     if (answers->reading_bytes == 0 || uv_hrtime() - answers->reading_since_ns < READING_NS)
         return;
     answers->reading_bytes = 0;
-    answers->round++;
+    atomic_fetch_add(&answers->round, 1);
 }
 
 static bool answer_some(struct slice *slice, uint64_t until_ns)
