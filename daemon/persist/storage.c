@@ -349,32 +349,68 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
 
 /* ---- puts that wait for room ---- */
 
-#define LATER_HEAP_BYTES 96u
+#define LATER_HEAP_BYTES 192u
+#define EVICTION_NS INT64_C(10000000000) /* more than evictions take */
 
 struct store_later { /* an object that a put wants stored */
-    struct list link;
+    struct account_wait room;
+    struct list link; /* in storage->later, or in .may_try when there may be room */
+    struct deadline deadline;
+    struct storage *storage;
     uint64_t generation;
     struct account *account; /* charged; a reference */
 };
 
+static struct deadlines *deadlines_of(const struct storage *storage)
+{
+    return storage->objects->deadlines;
+}
+
 static void forget_later(struct store_later *later)
 {
+    struct storage *storage = later->storage;
+
+    deadline_unset(deadlines_of(storage), &later->deadline);
     list_remove(&later->link);
+    account_wait_end(storage->accounts, &later->room);
     account_give(later->account, USAGE_HEAP, LATER_HEAP_BYTES);
     account_unref(later->account);
     free(later);
 }
 
-/* *waits_p: files of the cache leave, and then there is room. */
-static enum rdt_status try_to_store(struct storage *storage, struct object *object, bool *waits_p, struct rdt_error *err)
+/* later NULL: it is the put. *waits_p: files of the cache leave, and then there is room. */
+static enum rdt_status try_to_store(struct storage *storage, struct object *object, struct store_later *later, bool *waits_p,
+                                    struct rdt_error *err)
 {
     enum rdt_status status;
 
-    account_request_begin(storage->accounts, NULL);
+    account_request_begin(storage->accounts, later ? &later->room : NULL);
     status = storage_store(storage, object, err);
     *waits_p = status == RDT_LIMIT && storage->accounts->full && cache_make_room(&storage->objects->cache);
-    account_request_end(storage->accounts, NULL);
+    account_request_end(storage->accounts, later && *waits_p ? &later->room : NULL);
     return status;
+}
+
+static void on_room(struct account_wait *room)
+{
+    struct store_later *later = container_of(room, struct store_later, room);
+    struct storage *storage = later->storage;
+
+    list_remove(&later->link);
+    list_append(&storage->may_try, &later->link);
+    slice_start(&deadlines_of(storage)->slices, &storage->try_later);
+}
+
+static void fail_later(struct store_later *later, const char *why)
+{
+    later->storage->counts->stores_failed++;
+    log_debug("obj %016" PRIx64 " is not stored: %s", later->generation, why);
+    forget_later(later);
+}
+
+static void on_too_late(struct deadline *deadline)
+{
+    fail_later(container_of(deadline, struct store_later, deadline), "files of the cache have made no room in time");
 }
 
 enum rdt_status storage_store_soon(struct storage *storage, struct object *object, struct rdt_error *err)
@@ -382,17 +418,24 @@ enum rdt_status storage_store_soon(struct storage *storage, struct object *objec
     struct account *account = account_owner(object->account);
     struct store_later *later;
     bool waits;
-    enum rdt_status status = try_to_store(storage, object, &waits, err);
+    enum rdt_status status = try_to_store(storage, object, NULL, &waits, err);
 
     if (!waits || account_take(account, USAGE_HEAP, LATER_HEAP_BYTES, err) != RDT_OK)
         return status;
-    later = malloc(sizeof *later);
-    if (!later) {
+    later = calloc(1, sizeof *later);
+    if (!later || !deadline_set(deadlines_of(storage), &later->deadline, EVICTION_NS)) {
+        free(later);
         account_give(account, USAGE_HEAP, LATER_HEAP_BYTES);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
     }
-    *later = (struct store_later){.generation = object->generation, .account = account_ref(account)};
+    later->room.on_room = on_room;
+    later->room.evicting = true;
+    later->deadline.on_passed = on_too_late;
+    later->storage = storage;
+    later->generation = object->generation;
+    later->account = account_ref(account);
     list_append(&storage->later, &later->link);
+    account_request_end(storage->accounts, &later->room); /* accounts->full is still why it has failed */
     return RDT_OK;
 }
 
@@ -400,23 +443,33 @@ static bool try_some(struct slice *slice, uint64_t until_ns)
 {
     struct storage *storage = container_of(slice, struct storage, try_later);
 
-    while (!list_empty(&storage->later) && !storage->frozen) {
-        struct store_later *later = container_of(list_first(&storage->later), struct store_later, link);
+    list_drain (struct store_later, later, &storage->may_try, link) {
         struct object *object = index_get(&storage->objects->by_generation, later->generation);
         struct rdt_error why;
         bool waits = false;
 
-        if (object && try_to_store(storage, object, &waits, &why) != RDT_OK && !waits) {
-            storage->counts->stores_failed++;
-            log_debug("obj %016" PRIx64 " is not stored: %s", later->generation, why.msg);
-        }
-        if (waits)
-            return true;
-        forget_later(later);
+        list_remove(&later->link);
+        list_append(&storage->later, &later->link);
+        if (object && try_to_store(storage, object, later, &waits, &why) != RDT_OK && !waits)
+            fail_later(later, why.msg);
+        else if (!waits)
+            forget_later(later);
         if (uv_hrtime() >= until_ns)
             return false;
     }
     return true;
+}
+
+/* The daemon ends. */
+static void forget_all_later(struct storage *storage)
+{
+    slice_stop(&storage->try_later);
+    list_splice(&storage->later, &storage->may_try);
+    list_drain (struct store_later, later, &storage->later, link) {
+        forget_later(later);
+        list_splice(&storage->later, &storage->may_try); /* who waited behind it */
+    }
+    slice_stop(&storage->try_later);
 }
 
 static void write_again(struct stored *stored)
@@ -477,6 +530,7 @@ void storage_init(struct storage *storage)
     list_init(&storage->in_memory);
     list_init(&storage->dropped);
     list_init(&storage->later);
+    list_init(&storage->may_try);
     storage->try_later.run = try_some;
 }
 
@@ -526,6 +580,7 @@ void storage_freeze(struct storage *storage)
     storage->regions->files_closed = true;
     if (storage->writing)
         storage->writing->work->cancelled = true;
+    forget_all_later(storage);
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down, and the object was not stored");
     while ((stored = map_next(&storage->stored, &cursor)))
         stored_fail_waiters(stored, &err);
@@ -596,9 +651,6 @@ void storage_fini(struct storage *storage)
         free(stored);
     }
     storage_free_claims(storage);
-    slice_stop(&storage->try_later);
-    list_drain (struct store_later, later, &storage->later, link)
-        forget_later(later);
     cursor = 0;
     while ((entry = map_next(&storage->by_name, &cursor)))
         free(entry);

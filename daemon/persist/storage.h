@@ -59,7 +59,8 @@ struct storage {
     struct list queue;        /* struct stored.queue */
     struct list in_memory;    /* struct stored.queue of durable objects whose memory could be given up */
     struct list later;        /* struct store_later.link: they are stored when files of the cache have made room */
-    struct slice try_later;   /* of `later` */
+    struct list may_try;      /* the same: there may be room */
+    struct slice try_later;   /* of `may_try` */
     struct list dropped;      /* struct claim.link: of objects that will not be stored; they are freed in slices */
     struct slice drop;        /* of `dropped` */
     struct stored *writing;   /* NULL: nothing is being written */
@@ -85,8 +86,8 @@ void storage_fini(struct storage *storage);
  * owner_max_stored_bytes of the object's owner; NO_MEMORY. */
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err);
 
-/* The same for a put, which waits for nothing: if files of the cache leave for it, it is tried again whenever one is gone. What
- * fails then is counted as any other failure. */
+/* The same for a put, which waits for nothing: if files of the cache leave for it, it is tried again when there may be room, as
+ * a request that waits for room is, for as long. What fails then is counted as any other failure. */
 enum rdt_status storage_store_soon(struct storage *storage, struct object *object, struct rdt_error *err);
 
 struct storage_waiter {

@@ -77,13 +77,6 @@ static void watch_removed(struct removal *removal)
     owner_work_close_fd(regions->owner_work, removal->fd, removal->account);
 }
 
-/* There is room for what waits for it (storage_store_soon). */
-static void try_later(struct storage *storage)
-{
-    if (!list_empty(&storage->later) && !storage->frozen)
-        slice_start(storage->objects->deadlines ? &storage->objects->deadlines->slices : NULL, &storage->try_later);
-}
-
 static void done_removal(struct work *work)
 {
     struct removal *removal = (struct removal *)work;
@@ -93,7 +86,6 @@ static void done_removal(struct work *work)
         watch_removed(removal);
     account_give(removal->account, USAGE_STORED_BYTES, removal->bytes);
     account_unref(removal->account);
-    try_later(removal->storage);
     if (removal->status != RDT_OK)
         log_error("%s/%s could not be removed: %s. The next start would restore it: remove it by hand",
                   removal->storage->directory, removal->file, removal->err.msg);
