@@ -11,13 +11,16 @@
  *
  * Those of a session that no other record tells: PUBLISHes whose versions are no longer the newest ones, and HOLDs that began
  * holds in transit. If the answer to such a request is lost with the daemon, the session sends the request again, and must get
- * the same answer. A session has few requests without an answer, so only the last ones are remembered. */
+ * the same answer. A session has few requests without an answer, so only the last ones of each kind are remembered: a publish of
+ * many names may be as many effects. */
 
-#define MOST 64u /* of one session */
+#define MOST 64u /* of one session and kind */
 
-struct published {
-    struct journal_slot *slots[MOST]; /* NULL: none */
-    unsigned next;
+struct published { /* by the record's flags: enum published_kind */
+    struct ring {
+        struct journal_slot *slots[MOST]; /* NULL: none */
+        unsigned next;
+    } rings[PUBLISHED_KINDS];
 };
 
 static struct account *account_of(struct recovery *recovery, uint64_t session)
@@ -33,6 +36,7 @@ static bool add_published(struct recovery *recovery, struct journal_slot *slot)
     uint64_t session = slot->numbers[NUMBER_PUBLISHED_SESSION];
     struct published *published = map_get_u64(&recovery->published, session);
     struct journal_slot **at;
+    struct ring *ring;
 
     if (!published) {
         published = calloc(1, sizeof *published);
@@ -41,7 +45,8 @@ static bool add_published(struct recovery *recovery, struct journal_slot *slot)
             return false;
         }
     }
-    at = &published->slots[published->next++ % MOST];
+    ring = &published->rings[slot->flags < PUBLISHED_KINDS ? slot->flags : PUBLISHED_NAME];
+    at = &ring->slots[ring->next++ % MOST];
     if (*at)
         recovery_remove_record(recovery, account_of(recovery, session), *at);
     *at = slot;
@@ -50,7 +55,8 @@ static bool add_published(struct recovery *recovery, struct journal_slot *slot)
 }
 
 /* key: the version or generation that the request's answer had. */
-static struct journal_slot *write_effect(struct recovery *recovery, uint64_t session, uint64_t request, uint64_t key)
+static struct journal_slot *write_effect(struct recovery *recovery, uint64_t session, uint64_t request,
+                                         enum published_kind kind, uint64_t key)
 {
     const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_PUBLISHED_SESSION] = session, [NUMBER_PUBLISHED_REQUEST] = request};
     struct journal_slot *slot;
@@ -59,13 +65,14 @@ static struct journal_slot *write_effect(struct recovery *recovery, uint64_t ses
         return NULL;
     slot = journal_begin(recovery->journal, 0);
     if (slot)
-        journal_commit(recovery->journal, slot, RECORD_PUBLISHED, key, 0, numbers);
+        journal_commit(recovery->journal, slot, RECORD_PUBLISHED, key, kind, numbers);
     return slot;
 }
 
 struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name)
 {
-    return write_effect(recovery, name->numbers[NUMBER_NAME_SESSION], name->numbers[NUMBER_NAME_REQUEST], name->key);
+    return write_effect(recovery, name->numbers[NUMBER_NAME_SESSION], name->numbers[NUMBER_NAME_REQUEST], PUBLISHED_NAME,
+                        name->key);
 }
 
 static void remember(struct recovery *recovery, struct journal_slot *slot)
@@ -81,16 +88,16 @@ void recovery_remember_published(struct recovery *recovery, const struct journal
 
 void recovery_remember_request(struct recovery *recovery, const struct client *client, uint64_t request, uint64_t generation)
 {
-    remember(recovery, write_effect(recovery, client->id, request, generation));
+    remember(recovery, write_effect(recovery, client->id, request, PUBLISHED_HAND_ON, generation));
 }
 
 static void forget_published(struct recovery *recovery, uint64_t session)
 {
     struct published *published = map_remove_u64(&recovery->published, session);
 
-    for (unsigned i = 0; published && i < MOST; i++)
-        if (published->slots[i])
-            recovery_remove_record(recovery, account_of(recovery, session), published->slots[i]);
+    for (unsigned i = 0; published && i < PUBLISHED_KINDS * MOST; i++)
+        if (published->rings[i / MOST].slots[i % MOST])
+            recovery_remove_record(recovery, account_of(recovery, session), published->rings[i / MOST].slots[i % MOST]);
     free(published);
 }
 

@@ -343,20 +343,32 @@ static void hand_on(struct raw *raw, uint64_t id, const Rdt__Pb__Hold *message)
     protobuf_c_message_free_unpacked(raw_reply(raw, id, &rdt__pb__hold_reply__descriptor), NULL);
 }
 
-/* The object of the ref, which was handed on once, ends with its receiver. */
-static void arrives_once(rdt *conn, const struct rdt_ref *ref)
+/* The object of the ref, which was handed on n times, ends with its last receiver. */
+static void arrives(rdt *conn, const struct rdt_ref *ref, unsigned n)
 {
     rdt_request *hold;
 
     must_ok(rdt_free(conn, ref, false, &err));
-    must_ok(rdt_take_over_start(conn, ref, LONG, &hold, &err));
-    must_ok(rdt_wait(conn, &hold, 1, 1, LONG, NULL, NULL, &err));
-    rdt_request_destroy(hold);
+    for (unsigned i = 0; i < n; i++) {
+        must_ok(rdt_take_over_start(conn, ref, LONG, &hold, &err));
+        must_ok(rdt_wait(conn, &hold, 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(hold);
+    }
     must_ok(rdt_wait_freed(conn, ref, LONG, &err));
+}
+
+/* Publishes the object so many times. */
+static void publish_again_and_again(struct raw *raw, Rdt__Pb__Ref *wire, unsigned n)
+{
+    Rdt__Pb__Publish publish = MESSAGE(publish, .name = (ProtobufCBinaryData){1, (uint8_t *)"n"}, .ref = wire);
+
+    for (unsigned i = 0; i < n; i++)
+        cr_assert_eq(reply_version(raw, raw_send(raw, RDT_MSG_PUBLISH, &publish.base, NULL, 0)), i + 1);
 }
 
 Test(recovery_sessions, ref_whose_hand_on_was_answered_to_nobody_is_in_transit_once)
 {
+    enum { N = 1 }; /* hand-ons of one ref */
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
     Rdt__Pb__Ref near_wire = RDT__PB__REF__INIT, far_wire = RDT__PB__REF__INIT;
     struct test_node far;
@@ -374,17 +386,24 @@ Test(recovery_sessions, ref_whose_hand_on_was_answered_to_nobody_is_in_transit_o
     Rdt__Pb__Hold near_hold = MESSAGE(hold, .ref = &near_wire, .transit_ns = 3600 * SEC),
                   far_hold = MESSAGE(hold, .ref = &far_wire, .transit_ns = 3600 * SEC);
     struct welcome welcome = greet(&raw, NULL);
-    hand_on(&raw, id, &near_hold);
-    hand_on(&raw, id + 1, &far_hold);
+    for (unsigned i = 0; i < N; i++) {
+        hand_on(&raw, id + i, &near_hold);
+        hand_on(&raw, id + N + i, &far_hold);
+    }
+    publish_again_and_again(&raw, &near_wire, 100);
     node_kill(&node, SIGKILL);
     start_linked();
     raw_close(&raw);
     must(greet(&raw, welcome.token).resumed);
     protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
-    hand_on(&raw, id, &near_hold);
-    hand_on(&raw, id + 1, &far_hold);
-    arrives_once(near_conn, &near_ref);
-    arrives_once(far_conn, &far_ref);
+    for (unsigned i = 0; i < N; i++) {
+        hand_on(&raw, id + i, &near_hold);
+        hand_on(&raw, id + N + i, &far_hold);
+    }
+    struct rdt_ref name = name_ref("n");
+    must_ok(rdt_unpublish(near_conn, &name, &err));
+    arrives(near_conn, &near_ref, N);
+    arrives(far_conn, &far_ref, N);
     raw_close(&raw);
     rdt_close(near_conn);
     rdt_close(far_conn);
