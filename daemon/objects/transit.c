@@ -6,14 +6,16 @@
 
 #include "daemon/base/log.h"
 
-#define HEAP_BYTES 192u /* for one: its struct, and its places in the table and among the deadlines */
+#define HEAP_BYTES 256u /* for one: its struct, and its places in the table and among the deadlines */
+#define MARKS 8u
 
 struct transit {
     struct deadline deadline;
     struct object *object; /* held */
     unsigned count;        /* of refs and leases */
     unsigned leases;
-    uint8_t mark[REPEAT_BYTES]; /* of the last request that another node's session may repeat; all 0: none */
+    unsigned n_marks;
+    uint64_t marks[MARKS]; /* of the last requests that other nodes' sessions may repeat, a ring (number_of); 0: none */
 };
 
 _Static_assert(sizeof(struct transit) <= HEAP_BYTES / 2, "a hold in transit is charged what it takes");
@@ -109,17 +111,32 @@ enum rdt_status transit_lease(struct object *object, int64_t ttl_ns, struct rdt_
     return RDT_OK;
 }
 
+/* What stands for the mark: no two are the same by chance, since the id of a session is a hash. */
+static uint64_t number_of(const uint8_t *mark)
+{
+    uint64_t session, request;
+
+    memcpy(&session, mark, sizeof session);
+    memcpy(&request, mark + REPEAT_BYTES - sizeof request, sizeof request);
+    return session + request ? session + request : 1;
+}
+
 void transit_mark(struct object *object, const uint8_t *mark)
 {
+    struct transit *transit = transit_of(object);
+
     if (mark)
-        memcpy(transit_of(object)->mark, mark, REPEAT_BYTES);
+        transit->marks[transit->n_marks++ % MARKS] = number_of(mark);
 }
 
 bool transit_has_mark(const struct object *object, const uint8_t *mark)
 {
     const struct transit *transit = mark ? transit_of(object) : NULL;
+    bool has = false;
 
-    return transit && memcmp(transit->mark, mark, REPEAT_BYTES) == 0;
+    for (unsigned i = 0; transit && i < MARKS; i++)
+        has |= transit->marks[i] == number_of(mark);
+    return has;
 }
 
 void transit_restore(struct object *object, uint32_t count, uint32_t leases, int64_t ttl_ns)

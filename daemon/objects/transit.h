@@ -32,7 +32,7 @@
 enum rdt_status transit_begin(struct object *object, int64_t ttl_ns, struct rdt_error *err);
 
 /* The mark of the request that has begun it, by which a repetition is recognised (lasting.h): [REPEAT_BYTES]; NULL: none. Only
- * the last one is remembered. */
+ * the last 8 are remembered. */
 void transit_mark(struct object *object, const uint8_t *mark);
 bool transit_has_mark(const struct object *object, const uint8_t *mark);
 

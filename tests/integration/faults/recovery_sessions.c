@@ -368,7 +368,7 @@ static void publish_again_and_again(struct raw *raw, Rdt__Pb__Ref *wire, unsigne
 
 Test(recovery_sessions, ref_whose_hand_on_was_answered_to_nobody_is_in_transit_once)
 {
-    enum { N = 1 }; /* hand-ons of one ref */
+    enum { N = 8 }; /* hand-ons of one ref */
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
     Rdt__Pb__Ref near_wire = RDT__PB__REF__INIT, far_wire = RDT__PB__REF__INIT;
     struct test_node far;
