@@ -216,8 +216,8 @@ static void give_up_ref(struct node_hold *hold)
     hold->transit_until_ns = 0;
 }
 
-/* A hold of an earlier link of that node that has a ref of the object, and that the node does not have: the request that took it
- * was sent again. NULL: none of the latest holds is one. */
+/* A hold of an earlier link of that node that has a ref of the object, and that the node does not have: the request that took
+ * it was sent again. NULL: none of the latest holds is one. */
 static struct node_hold *find_earlier(const struct holds_node *node, const struct object *object)
 {
     const struct list *holders = object_holders(object, HOLDER_NODE), *at = holders->prev;

@@ -11,8 +11,8 @@
  *
  * Those of a session that no other record tells: PUBLISHes whose versions are no longer the newest ones, and HOLDs that began
  * holds in transit. If the answer to such a request is lost with the daemon, the session sends the request again, and must get
- * the same answer. A session has few requests without an answer, so only the last ones of each kind are remembered: a publish of
- * many names may be as many effects. */
+ * the same answer. A session has few requests without an answer, so only the last ones of each kind are remembered: a publish
+ * of many names may be as many effects. */
 
 #define MOST 64u /* of one session and kind */
 

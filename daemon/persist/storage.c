@@ -354,7 +354,7 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
 
 struct store_later { /* an object that a put wants stored */
     struct account_wait room;
-    struct list link; /* in storage->later, or in .may_try when there may be room */
+    struct list link; /* in storage->later.waiting, or in .may_try when there may be room */
     struct deadline deadline;
     struct storage *storage;
     uint64_t generation;
@@ -397,8 +397,8 @@ static void on_room(struct account_wait *room)
     struct storage *storage = later->storage;
 
     list_remove(&later->link);
-    list_append(&storage->may_try, &later->link);
-    slice_start(&deadlines_of(storage)->slices, &storage->try_later);
+    list_append(&storage->later.may_try, &later->link);
+    slice_start(&deadlines_of(storage)->slices, &storage->later.slice);
 }
 
 static void fail_later(struct store_later *later, const char *why)
@@ -434,22 +434,22 @@ enum rdt_status storage_store_soon(struct storage *storage, struct object *objec
     later->storage = storage;
     later->generation = object->generation;
     later->account = account_ref(account);
-    list_append(&storage->later, &later->link);
+    list_append(&storage->later.waiting, &later->link);
     account_request_end(storage->accounts, &later->room); /* accounts->full is still why it has failed */
     return RDT_OK;
 }
 
 static bool try_some(struct slice *slice, uint64_t until_ns)
 {
-    struct storage *storage = container_of(slice, struct storage, try_later);
+    struct storage *storage = container_of(slice, struct storage, later.slice);
 
-    list_drain (struct store_later, later, &storage->may_try, link) {
+    list_drain (struct store_later, later, &storage->later.may_try, link) {
         struct object *object = index_get(&storage->objects->by_generation, later->generation);
         struct rdt_error why;
         bool waits = false;
 
         list_remove(&later->link);
-        list_append(&storage->later, &later->link);
+        list_append(&storage->later.waiting, &later->link);
         if (object && try_to_store(storage, object, later, &waits, &why) != RDT_OK && !waits)
             fail_later(later, why.msg);
         else if (!waits)
@@ -463,13 +463,13 @@ static bool try_some(struct slice *slice, uint64_t until_ns)
 /* The daemon ends. */
 static void forget_all_later(struct storage *storage)
 {
-    slice_stop(&storage->try_later);
-    list_splice(&storage->later, &storage->may_try);
-    list_drain (struct store_later, later, &storage->later, link) {
+    slice_stop(&storage->later.slice);
+    list_splice(&storage->later.waiting, &storage->later.may_try);
+    list_drain (struct store_later, later, &storage->later.waiting, link) {
         forget_later(later);
-        list_splice(&storage->later, &storage->may_try); /* who waited behind it */
+        list_splice(&storage->later.waiting, &storage->later.may_try); /* who waited behind it */
     }
-    slice_stop(&storage->try_later);
+    slice_stop(&storage->later.slice);
 }
 
 static void write_again(struct stored *stored)
@@ -529,9 +529,9 @@ void storage_init(struct storage *storage)
     list_init(&storage->queue);
     list_init(&storage->in_memory);
     list_init(&storage->dropped);
-    list_init(&storage->later);
-    list_init(&storage->may_try);
-    storage->try_later.run = try_some;
+    list_init(&storage->later.waiting);
+    list_init(&storage->later.may_try);
+    storage->later.slice.run = try_some;
 }
 
 enum rdt_status storage_open(struct storage *storage, uv_loop_t *loop, struct rdt_error *err)

@@ -39,6 +39,12 @@
 struct check_work;
 struct stored;
 
+struct stores_later { /* struct store_later.link: puts that are stored when files of the cache have made room */
+    struct list waiting;
+    struct list may_try; /* there may be room */
+    struct slice slice;  /* of `may_try` */
+};
+
 struct storage {
     const char *directory; /* "": nothing is stored */
     struct regions *regions;
@@ -58,13 +64,11 @@ struct storage {
     struct map by_name;       /* name of the record's file -> struct stored_name */
     struct list queue;        /* struct stored.queue */
     struct list in_memory;    /* struct stored.queue of durable objects whose memory could be given up */
-    struct list later;        /* struct store_later.link: they are stored when files of the cache have made room */
-    struct list may_try;      /* the same: there may be room */
-    struct slice try_later;   /* of `may_try` */
-    struct list dropped;      /* struct claim.link: of objects that will not be stored; they are freed in slices */
-    struct slice drop;        /* of `dropped` */
-    struct stored *writing;   /* NULL: nothing is being written */
-    bool frozen;              /* the daemon starts or ends: what happens to objects and names does not touch the files */
+    struct stores_later later;
+    struct list dropped;    /* struct claim.link: of objects that will not be stored; they are freed in slices */
+    struct slice drop;      /* of `dropped` */
+    struct stored *writing; /* NULL: nothing is being written */
+    bool frozen;            /* the daemon starts or ends: what happens to objects and names does not touch the files */
     void (*write_again)(struct stored *stored); /* of a DURABLE object that is in memory: its file is damaged */
     struct storage_scrub *scrub;                /* NULL: none is running */
     struct work scrub_start;                    /* run NULL: no scrub begins */

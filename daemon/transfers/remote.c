@@ -129,7 +129,8 @@ bool remote_pickles_trusted(const struct remote *remote)
 void remote_ping(struct remote *remote)
 {
     remote->ping.asked++;
-    remote->ping.due = remote->peer->state == PEER_UP; /* otherwise nobody answers it, and it would keep later ones from being sent */
+    remote->ping.due =
+        remote->peer->state == PEER_UP; /* otherwise nobody answers it, and it would keep later ones from being sent */
     peer_probe(remote->peer);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A ref in transit that a hold of another node takes over goes back when nobody has read that: whatever limits say, whenever the
- * daemon is killed, and only if the node has not taken it over by another hold. */
+/* A ref in transit that a hold of another node takes over goes back when nobody has read that: whatever limits say, whenever
+ * the daemon is killed, and only if the node has not taken it over by another hold. */
 #include "daemon/objects/transit.h"
 #include "daemon/peers/holds_impl.h"
 #include "daemon/persist/journal.h"
@@ -99,8 +99,8 @@ static void on_object(void *arg, struct object *object)
     records_when_it_changed = recovery.counts.holds;
 }
 
-/* A daemon that is killed at any moment leaves the record of the hold, from which the next one puts the ref back, or that of the
- * ref. */
+/* A daemon that is killed at any moment leaves the record of the hold, from which the next one puts the ref back, or that of
+ * the ref. */
 Test(holds_transit, ref_is_recorded_before_the_hold_has_no_record)
 {
     struct object *object = put_in_transit("a");

@@ -129,7 +129,7 @@ Test(storage_later, object_is_given_up_when_no_file_leaves)
     users[0].cache.sums.idle_file_bytes = 0;
     account_limits_changed(users[0].account);
     cr_assert(!is_stored(&users[0]));
-    cr_assert(counts.stores_failed == 1 && list_empty(&storage.later));
+    cr_assert(counts.stores_failed == 1 && list_empty(&storage.later.waiting));
 }
 
 Test(storage_later, object_that_has_ended_is_forgotten)
@@ -138,7 +138,7 @@ Test(storage_later, object_that_has_ended_is_forgotten)
     (void)index_remove(&table.by_generation, users[0].object.generation);
     account_give(users[0].account, USAGE_STORED_BYTES, 2 * MIB);
     cr_assert(!is_stored(&users[0]));
-    cr_assert(counts.stores_failed == 0 && list_empty(&storage.later));
+    cr_assert(counts.stores_failed == 0 && list_empty(&storage.later.waiting));
 }
 
 Test(storage_later, daemon_that_ends_forgets_all)
