@@ -65,12 +65,14 @@ static void stop(struct follow *follow)
         remote_hold_end(hold);
 }
 
-/* Makes room, if the present version has been copied by a follower, and none is about to copy it. */
+/* Makes room, if the present version has been copied by a follower, or no follower lacks it, and none is about to copy it. */
 static bool drop_whole(struct follow *follow)
 {
-    if (!follow->whole || !follow->whole->committed || follow->whole->refs > 1)
+    struct follow_version *whole = follow->whole;
+
+    if (!whole || whole->refs > 1 || (!whole->committed && follow_needed(follow, version_ref_of(whole), whole->number)))
         return false;
-    version_unref(follow->whole);
+    version_unref(whole);
     follow->whole = NULL;
     return true;
 }

@@ -562,6 +562,26 @@ Test(follow, newcomer_gets_what_the_others_need_not)
     end_far(near, far);
 }
 
+/* The one that lacked it has ended, and the other one has had it all the time. */
+Test(follow, version_that_nobody_lacks_makes_room_for_the_next)
+{
+    static const char *flags[] = {"--owner-max-followed-bytes=800KiB", NULL}; /* a version has 512 KiB */
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of[1] = flags});
+    rdt *near = on(0), *far = on(1);
+    name = name_on(0, "policy", 0);
+    rdt_follower *follower = follow(far), *ahead = follow_after(far, 1);
+    publish_words(near, 1, WORDS, RDT_PUT_SNAPSHOT);
+    must(prepared(follower).version == 1);
+    publish_words(near, 2, WORDS, RDT_PUT_SNAPSHOT);
+    wait_until(LONG, strcmp(info_of_follower(ahead).state, "full") == 0);
+    rdt_follower_close(follower);
+    must(prepared(ahead).version == 2);
+    must(commit_words(ahead, WORDS) == 2);
+    rdt_follower_close(ahead);
+    end_far(near, far);
+}
+
 Test(follow, version_may_have_as_many_parts_as_can_be_published)
 {
     enum { PARTS = 5000 }; /* more than there may be ranks */
