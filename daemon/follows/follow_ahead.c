@@ -147,7 +147,7 @@ void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, c
         ahead->off = ahead->n_known == SHARDS_MAX_PIECES; /* a version has no more */
         return;
     }
-    if (reply->version == 0) {
+    if (reply->version == 0 || follow_is_past(follow, reply->version)) { /* nobody will ask for what came ahead */
         drop_set(follow, &ahead->now);
         return;
     }

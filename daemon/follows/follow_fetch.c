@@ -257,6 +257,11 @@ static bool is_settled(const struct follow *follow)
            !follow_needed(follow, &follow->newest_ref, follow->newest);
 }
 
+bool follow_is_past(const struct follow *follow, uint64_t version)
+{
+    return version < follow->newest || (version == follow->newest && is_settled(follow));
+}
+
 /* The newest version of the name, as its node says. */
 static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
 {

@@ -161,6 +161,9 @@ void follow_seek_again(struct follow *follow); /* a new follower may need a vers
 /* An object of the version, which a follower was given, has been freed by force: followers wait for the next version. */
 void follow_lose(struct follow_version *version, const struct follow_object *object);
 
+/* Whether the version is older than the newest one that is known, or that one, and nothing need be done for it. */
+bool follow_is_past(const struct follow *follow, uint64_t version);
+
 void follow_stop(struct follow *follow); /* the daemon is draining: its fetches end */
 void follow_tell(struct follow *follow); /* those who wait for a version try again */
 

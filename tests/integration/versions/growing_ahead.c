@@ -132,3 +132,56 @@ Test(growing_ahead, pieces_of_a_version_that_fails_are_dropped)
     wait_until(LONG, replicas() == 0 && objects_on(0) == 0 && objects_on(1) == 0);
     end_shards(near, far);
 }
+
+static void add_bytes(rdt_publishing *publishing, const char *key, size_t n)
+{
+    int64_t shape[1] = {(int64_t)n};
+    uint8_t *bytes = calloc(1, n);
+    struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = bytes};
+    struct rdt_shard shard = {.key = key};
+
+    must_ok(rdt_publishing_add(publishing, &tensor, &shard, &err));
+    free(bytes);
+}
+
+static uint64_t end_publishing(rdt_publishing *publishing)
+{
+    uint64_t version = 0;
+
+    must_ok(rdt_publishing_end(publishing, LONG, &version, &err));
+    rdt_publishing_destroy(publishing);
+    return version;
+}
+
+static uint64_t followed(rdt *conn)
+{
+    struct rdt_daemon_status status = RDT_INIT(status);
+
+    must_ok(rdt_daemon_status(conn, &status, &err));
+    return status.followed_bytes;
+}
+
+/* The name is on the node of the follower, which may have the version before it hears that the pieces were all. */
+Test(growing_ahead, version_that_is_whole_is_charged_once)
+{
+    rdt *reader = begin_shards(2), *publisher = on(1);
+    rdt_follower *follower = NULL;
+    struct rdt_prepared here = {0};
+
+    name = name_on(0, "policy", 0);
+    must_ok(rdt_follow(reader, &name, NULL, &follower, &err));
+    for (uint64_t step = 1; step <= 20; step++) {
+        rdt_publishing *publishing = begin_publishing(publisher, step);
+        uint64_t before = node_now(&c.node[1]).bytes_out;
+        add_bytes(publishing, "a", PIECE_BYTES);
+        wait_until(LONG, node_now(&c.node[1]).bytes_out - before >= PIECE_BYTES);
+        must(end_publishing(publishing) == step);
+        must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+        must_ok(rdt_follower_commit(follower, NULL, NULL, &err));
+        wait_until(LONG, followed(reader) == PIECE_BYTES);
+    }
+    rdt_follower_close(follower);
+    must_ok(rdt_unpublish(reader, &name, &err));
+    wait_until(LONG, objects_on(0) == 0 && objects_on(1) == 0);
+    end_shards(reader, publisher);
+}
