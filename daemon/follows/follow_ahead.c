@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A version that is not complete yet: its parts are fetched while it grows, and held. When it is complete, it is fetched as any
- * other (follow_fetch.c), and finds them on this node. When it fails, they are dropped. Followers never see any of this.
+/* A version that is not complete yet: its parts are fetched while it grows, and held, as long as no complete one needs the
+ * room. When it is complete, it is fetched as any other (follow_fetch.c), and finds them on this node. When it fails, they are
+ * dropped. Followers never see any of this.
  *
  *            GROWING: these parts are there            GROWING: it is complete               it is whole here
  *     now ────────────────────────────────► now.parts ─────────────────────────► before.parts ───────────────► dropping
@@ -215,13 +216,19 @@ static void fetch_next(struct follow *follow)
     }
 }
 
+/* A version that is complete comes first: parts of the next one would take the room that it needs. */
+static bool may_fetch(const struct follow *follow)
+{
+    return follow->sm.state == FOLLOW_SEEKING && !follow->arriving;
+}
+
 bool follow_ahead_work(struct follow *follow, uint64_t until_ns)
 {
     struct follow_ahead *ahead = &follow->ahead;
 
     if (!drop_some(follow, until_ns))
         return false;
-    while (!list_empty(&ahead->now.wanted) && ahead->n_under_way < MOST_UNDER_WAY) {
+    while (may_fetch(follow) && !list_empty(&ahead->now.wanted) && ahead->n_under_way < MOST_UNDER_WAY) {
         fetch_next(follow);
         if (uv_hrtime() >= until_ns)
             return false;
@@ -229,6 +236,17 @@ bool follow_ahead_work(struct follow *follow, uint64_t until_ns)
     if (ahead->asked_id == 0 && !ahead->off)
         ask(follow);
     return true;
+}
+
+bool follow_ahead_yield(struct follow *follow)
+{
+    struct ahead_set *now = &follow->ahead.now;
+    bool has_any = !list_empty(&now->parts);
+
+    list_splice(&follow->ahead.dropping, &now->parts);
+    account_give(follow->account, USAGE_FOLLOWED_BYTES, now->charged);
+    now->charged = now->moved = 0;
+    return has_any;
 }
 
 /* ---- the version is complete ---- */

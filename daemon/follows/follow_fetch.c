@@ -81,8 +81,10 @@ static void on_pause(struct deadline *deadline)
 {
     struct follow *follow = container_of(deadline, struct follow, pause);
 
-    if (follow->sm.state == FOLLOW_FULL) /* there may be a newer version by now */
+    if (follow->sm.state == FOLLOW_FULL) { /* there may be a newer version by now */
         follow->again = true;
+        (void)follow_ahead_yield(follow);
+    }
     if (follow->sm.state == FOLLOW_PAUSING || follow->sm.state == FOLLOW_FULL)
         sm_move(&follow->sm, FOLLOW_SEEKING);
     follow_look(follow);
@@ -94,12 +96,18 @@ static bool is_hopeless(const struct rdt_error *why)
     return why->status == RDT_UNSUPPORTED || why->status == RDT_INVALID;
 }
 
+/* Nothing else is kept for the followers of this name. */
+static bool is_alone(const struct follow *follow)
+{
+    return !follow->whole && list_empty(&follow->dying) && list_empty(&follow->ahead.now.parts);
+}
+
 /* Followers are told: waiting does not help, or not soon. Where the version before takes the memory, its commit does, and the
  * processes that have committed it release it soon after. */
 static bool is_told(const struct follow *follow, const struct rdt_error *why)
 {
     return is_hopeless(why) || why->status == RDT_LIMIT || why->status == RDT_DENIED ||
-           (why->status == RDT_NO_MEMORY && !follow->whole && list_empty(&follow->dying) && follow->pause_ns >= LONG_PAUSE_NS);
+           (why->status == RDT_NO_MEMORY && is_alone(follow) && follow->pause_ns >= LONG_PAUSE_NS);
 }
 
 static void set_failure(struct follow *follow, const struct rdt_error *why, bool tell)
@@ -323,8 +331,9 @@ static void make_room(struct follow *follow)
     rdt_error_prefix(&err, "version %llu of \"%s\"", (unsigned long long)version->number, follow->name.id);
     if (drop_whole(follow))
         return; /* when its bytes have been given back, there may be room */
-    if (follow->failed.why.status != RDT_LIMIT || strcmp(follow->failed.why.msg, err.msg) != 0)
-        set_failure(follow, &err, !follow->whole && list_empty(&follow->dying)); /* or its own versions are in the way */
+    if (follow->failed.why.status != RDT_LIMIT || strcmp(follow->failed.why.msg, err.msg) != 0 ||
+        (follow->failed.number == 0 && is_alone(follow)))
+        set_failure(follow, &err, is_alone(follow)); /* or its own versions are in the way */
     follow->pause.on_passed = on_pause;
     if (follow->pause.index == 0) /* others may make it look for room more often */
         (void)deadline_set(follow->follows->deadlines, &follow->pause, FULL_PAUSE_NS);
@@ -536,10 +545,10 @@ static bool tell_some(struct follow *follow, uint64_t until_ns)
     return true;
 }
 
-/* The next version found no memory: the one before may give its own. */
-static void try_without_whole(struct follow *follow)
+/* The next version found no memory: the one before may give its own, or parts of the one after. */
+static void make_memory(struct follow *follow)
 {
-    if (follow->failed.why.status != RDT_NO_MEMORY || !drop_whole(follow))
+    if (follow->failed.why.status != RDT_NO_MEMORY || (!drop_whole(follow) && !follow_ahead_yield(follow)))
         return;
     follow->pause_ns = 0;
     deadline_unset(follow->follows->deadlines, &follow->pause);
@@ -579,7 +588,7 @@ static bool work_some(struct slice *slice, uint64_t until_ns)
         follow->whole = NULL;
     }
     if (follow->sm.state == FOLLOW_PAUSING)
-        try_without_whole(follow);
+        make_memory(follow);
     if (follow->sm.state == FOLLOW_SEEKING && !follow->asked)
         seek(follow);
     if (follow->sm.state == FOLLOW_FULL && !read_and_make_room(follow, until_ns))

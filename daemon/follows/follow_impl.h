@@ -178,6 +178,9 @@ bool follow_ahead_end_some(struct follow *follow, uint64_t until_ns); /* true: n
 void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, const ProtobufCMessage *message);
 void follow_ahead_on_object(struct follow *follow, const Rdt__Pb__FetchDone *done, struct hold *hold);
 
+/* The parts that came ahead give up their room. false: there are none. */
+bool follow_ahead_yield(struct follow *follow);
+
 /* What is charged for parts of that version is given back, because the version will be charged as a whole: so many bytes. */
 uint64_t follow_ahead_lend(struct follow *follow, uint64_t version);
 void follow_ahead_take_back(struct follow *follow, uint64_t charged); /* that has failed */

@@ -153,6 +153,46 @@ static uint64_t end_publishing(rdt_publishing *publishing)
     return version;
 }
 
+/* Version 2 fits alone, but neither beside version 1 nor beside what has come of step 3, which may take for ever. */
+Test(growing_ahead, pieces_make_room_for_a_version_that_is_complete)
+{
+    static const char *flags[] = {"--owner-max-followed-bytes=2304KiB", NULL};
+    struct rdt_follower_info info;
+    struct rdt_prepared here = {0};
+    rdt_follower *follower = NULL;
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of[1] = flags});
+    rdt *near = on(0), *far = on(1);
+    name = name_on(0, "policy", 0);
+    must_ok(rdt_follow(far, &name, NULL, &follower, &err));
+    rdt_publishing *first = begin_publishing(near, 1), *second, *third;
+    add_bytes(first, "a", PIECE_BYTES / 2);
+    must(end_publishing(first) == 1);
+    must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+    must(here.version == 1);
+    third = begin_publishing(near, 3);
+    uint64_t before = sent();
+    add_bytes(third, "a", PIECE_BYTES / 2);
+    wait_until(LONG, sent() - before >= PIECE_BYTES / 2);
+    second = begin_publishing(near, 2);
+    add_bytes(second, "a", PIECE_BYTES);
+    add_bytes(second, "b", PIECE_BYTES);
+    must(end_publishing(second) == 2);
+    wait_until(LONG, rdt_follower_info(follower, &info, NULL) == RDT_OK && strcmp(info.state, "full") == 0);
+    add_bytes(third, "b", PIECE_BYTES / 2);
+    must_ok(rdt_follower_commit(follower, NULL, NULL, &err));
+    must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+    must(here.version == 2);
+    must_ok(rdt_follower_commit(follower, NULL, NULL, &err));
+    must(end_publishing(third) == 3);
+    must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+    must(here.version == 3);
+    rdt_follower_close(follower);
+    must_ok(rdt_unpublish(near, &name, &err));
+    wait_until(LONG, objects_on(0) == 0 && objects_on(1) == 0);
+    end_shards(near, far);
+}
+
 static uint64_t followed(rdt *conn)
 {
     struct rdt_daemon_status status = RDT_INIT(status);
