@@ -497,6 +497,15 @@ uint64_t names_next_version(const struct names *names, const struct owner *owner
     return next_version(names, name_find(names, owner, id, id_bytes));
 }
 
+bool names_lead_to(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                   const struct object *object)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    const struct name *name = map_get(&names->by_key, key, owner_key(key, owner, id, id_bytes));
+
+    return name && name->object == object;
+}
+
 void names_set_floor(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes, uint64_t version)
 {
     struct name *name = name_find(names, owner, id, id_bytes);

@@ -142,6 +142,10 @@ enum rdt_status names_publish_all(struct names *names, const struct name_publish
 /* The number that the next version of the owner's name will have. */
 uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes);
 
+/* Whether the object is that of the newest version of the owner's name, whatever other names have it. */
+bool names_lead_to(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                   const struct object *object);
+
 /* Restores a name that an earlier daemon had, with its version. The name is borrowed. */
 enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
                               struct rdt_error *err);

@@ -342,7 +342,7 @@ struct version *version_restore(struct shards *shards, const struct shard_part *
         version_end(version);
         return NULL;
     }
-    if (manifest->survives.published)
+    if (version_is_current(version))
         name->current = version;
     return version;
 }
@@ -535,7 +535,11 @@ static struct version *find_step(const struct shard_name *name, uint64_t step)
 
 bool version_is_current(const struct version *version)
 {
-    return version && version->manifest.object && version->manifest.object->survives.published;
+    const struct shard_name *name = version ? version->name : NULL;
+
+    return name && version->manifest.object &&
+           names_lead_to(name->shards->published, &name->owner->owner, (const uint8_t *)shard_name_id(name), name->id_bytes,
+                         version->manifest.object);
 }
 
 /* What the rank's publisher has said so far, and this. */

@@ -773,3 +773,36 @@ Test(shards, tensors_keep_their_boxes_everywhere)
     must_refuse(RDT_INVALID, "tensor 0 is a box of \"v\" that ends outside it", rdt_put(conn, &tensor, 1, &put, &ref, &err));
     end_shards(conn, far);
 }
+
+/* Publishes the newest version of the name under another one, too. */
+static uint64_t promote(rdt *conn, const struct rdt_ref *from, const char *to)
+{
+    uint64_t version = 0;
+    rdt_request *hold;
+    struct rdt_ref ref;
+
+    must_ok(rdt_hold(conn, from, LONG, &hold, &err));
+    must_ok(rdt_hold_ref(hold, &ref, &err));
+    must_ok(rdt_publish(conn, to, &ref, NULL, &version, &err));
+    rdt_request_destroy(hold);
+    return version;
+}
+
+Test(shards, name_begins_again_although_another_one_has_its_version)
+{
+    static struct view view;
+    rdt *conn = begin_shards(1);
+    struct rdt_ref name = name_on(0, "policy", 0), stable = name_on(0, "stable", 0);
+
+    must(publish(&conn, 1, &name, 5, 2, true) == 1);
+    must(promote(conn, &name, "stable") == 1);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must(publish(&conn, 1, &name, 1, 2, true) == 2);
+    view_open(&view, conn, &stable, 0, COLUMNS, RDT_PLAN_AUTO);
+    must_ok(rdt_plan_run(view.plan, 0, LONG, NULL, &err));
+    view_check(&view, 5);
+    rdt_plan_destroy(view.plan);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_ok(rdt_unpublish(conn, &stable, &err));
+    end_shards(conn, NULL);
+}
