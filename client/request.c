@@ -170,6 +170,7 @@ static void on_held(rdt *conn, struct pending *pending, struct frame *frame)
     reply = rdt__pb__hold_reply__unpack(NULL, frame->length, frame->payload);
     if (reply && reply->ref && wire_ref_to(reply->ref, &request->held, &err) == RDT_OK) {
         request->holds = true;
+        request->version = reply->version;
         end(request);
     } else {
         send_cancel(request);

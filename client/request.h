@@ -53,7 +53,7 @@ struct rdt_request {
     bool repeated;         /* it was sent to an earlier daemon too */
     bool holds;            /* a hold that ended well, and neither cancelled nor destroyed since */
     struct rdt_ref held;   /* the ref of the held object */
-    uint64_t version;      /* that it became a part of, when it has ended well */
+    uint64_t version;      /* when it has ended well: that it became a part of; of a hold, that of the name; 0: of no name */
 
     enum request_state state;
     struct rdt_error err; /* ENDED: how; with status RDT_OK it ended well */

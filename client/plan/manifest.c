@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/options.h"
+#include "client/request.h"
 #include "client/session/clock.h"
 #include "proto/wire_ref.h"
 
@@ -148,6 +149,8 @@ enum rdt_status rdt_manifest_fetch(rdt *conn, const struct rdt_ref *name, int64_
     if (status == RDT_OK)
         status = read_object(manifest, object, name, err);
     rdt_release(object);
+    if (status == RDT_OK && manifest->hold->version > 0) /* it may be published under another name than its first, too */
+        manifest->message->version = manifest->hold->version;
     if (status == RDT_OK)
         *manifest_p = manifest;
     else

@@ -195,6 +195,7 @@ struct call_forwarded {
 
 struct call_hold {       /* of a HOLD */
     uint64_t retakes;    /* the hold of a restored session, which waits for this call's answer; 0: none */
+    uint64_t version;    /* of the name that it asks for; 0: none */
     bool takes_over;     /* a hold in transit ends when this one is taken */
     bool begins_transit; /* it begins a hold in transit, waits for no put, and gives its client no hold */
 };

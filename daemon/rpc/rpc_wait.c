@@ -41,6 +41,7 @@ static void answer_held(struct call *call, const struct object *object)
     object_ref(object, &ref);
     wire_ref_from(&ref, &message);
     reply.ref = &message;
+    reply.version = call->hold.version;
     call_reply(call, &reply.base, NULL, 0);
 }
 
@@ -98,6 +99,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
 {
     struct call *call = container_of(waiter, struct call, waits.named);
 
+    call->hold.version = version;
     if (object)
         answer_live(call, object);
     else
@@ -159,8 +161,10 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
     uint64_t version;
     enum rdt_status status = names_find(call->rpc->names, ref, &call->account->owner, &object, &version, err);
 
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
+        call->hold.version = version;
         answer_live(call, object);
+    }
     if (status != RDT_AGAIN)
         return status;
     call->waits.named.on_event = on_published;

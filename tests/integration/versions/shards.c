@@ -806,3 +806,25 @@ Test(shards, name_begins_again_although_another_one_has_its_version)
     must_ok(rdt_unpublish(conn, &stable, &err));
     end_shards(conn, NULL);
 }
+
+Test(shards, version_has_the_number_of_the_name_by_which_it_is_read)
+{
+    static struct view view;
+    rdt *near = begin_shards(2), *far = on(1);
+    struct rdt_ref name = name_on(0, "policy", 0), stable = name_on(0, "stable", 0);
+    struct rdt_plan_run run = {0};
+
+    must(publish(&near, 1, &name, 1, 2, true) == 1);
+    view_open(&view, far, &stable, 0, COLUMNS, RDT_PLAN_AUTO);
+    for (uint64_t step = 2; step <= 4; step++) {
+        must(publish(&near, 1, &name, step, 2, true) == step);
+        must(promote(near, &name, "stable") == step - 1);
+        must_ok(rdt_plan_run(view.plan, run.version, LONG, &run, &err));
+        must(run.version == step - 1 && run.step == step);
+        view_check(&view, step);
+    }
+    rdt_plan_destroy(view.plan);
+    must_ok(rdt_unpublish(near, &name, &err));
+    must_ok(rdt_unpublish(near, &stable, &err));
+    end_shards(near, far);
+}
