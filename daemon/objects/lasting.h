@@ -19,6 +19,7 @@ struct hold;
 struct name;
 struct object;
 struct object_put;
+struct rdt_ref;
 struct region;
 struct remote_hold;
 
@@ -46,6 +47,8 @@ struct lasting {
     void (*on_remote_hold)(void *arg, struct remote_hold *hold);
     /* The hold is on an object of another node. */
     void (*on_far_hold)(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref *ref);
+    /* The ref that the record of such a hold has. false: it has none. */
+    bool (*far_ref)(void *arg, const struct remote_hold *hold, struct rdt_ref *ref_p);
     void (*on_remote_hold_end)(void *arg, struct remote_hold *hold); /* it has a record */
     /* The request has changed the object of that generation: the next daemon must not do that again. */
     void (*on_request)(void *arg, const struct client *client, uint64_t request_id, uint64_t generation);

@@ -8,6 +8,7 @@
 #include "daemon/objects/remote_hold.h"
 #include "daemon/objects/transit.h"
 #include "daemon/persist/recovery_impl.h"
+#include "wire_ref.h"
 
 static uint64_t until(int64_t left_ns)
 {
@@ -477,6 +478,20 @@ static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref 
     recovery->counts.holds += hold->record != NULL;
 }
 
+static bool far_ref(void *arg, const struct remote_hold *hold, struct rdt_ref *ref_p)
+{
+    const Rdt__Pb__JournalRemoteHold *record;
+    struct arena arena;
+    bool has_it;
+
+    if (!hold->record)
+        return false;
+    record = restore_unpack(&arena, hold->record, &rdt__pb__journal_remote_hold__descriptor, NULL);
+    has_it = record && wire_ref_to(record->ref, ref_p, NULL) == RDT_OK;
+    arena_fini(&arena);
+    return has_it;
+}
+
 static void on_remote_hold_end(void *arg, struct remote_hold *hold)
 {
     struct recovery *recovery = arg;
@@ -509,6 +524,7 @@ void recovery_record(struct recovery *recovery)
                                          .on_hold_end = on_hold_end,
                                          .on_remote_hold = on_remote_hold,
                                          .on_far_hold = on_far_hold,
+                                         .far_ref = far_ref,
                                          .on_remote_hold_end = on_remote_hold_end,
                                          .on_request = on_request};
     recovery->objects->lasting = recovery->names->lasting = &recovery->lasting;

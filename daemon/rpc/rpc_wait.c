@@ -267,12 +267,20 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
 static bool answer_hold_again(struct call *call, const Rdt__Pb__Hold *message)
 {
     struct remote_hold *hold = remote_hold_find(call->client, call->request_id);
+    const struct lasting *lasting = call->client->session.lasting;
     Rdt__Pb__HoldReply reply = RDT__PB__HOLD_REPLY__INIT;
     struct rdt_error err;
+    struct rdt_ref ref;
+    Rdt__Pb__Ref held;
 
     if (!hold || !client_has_returned(call->client))
         return false;
-    reply.ref = message->ref;
+    if (lasting && lasting->far_ref(lasting->arg, hold, &ref)) { /* on another node */
+        wire_ref_from(&ref, &held);
+        reply.ref = &held;
+    } else {
+        reply.ref = message->ref;
+    }
     if (hold->lost != RDT_OK) {
         (void)remote_hold_why_lost(hold, &err);
         remote_hold_end(hold);

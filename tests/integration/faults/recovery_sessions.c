@@ -336,6 +336,59 @@ Test(recovery_sessions, publish_on_another_node_that_was_answered_to_nobody_is_n
     keeper_stop(&keeper, SIGTERM);
 }
 
+static struct rdt_ref reply_held(struct raw *raw, uint64_t id)
+{
+    Rdt__Pb__HoldReply *reply = (Rdt__Pb__HoldReply *)raw_reply(raw, id, &rdt__pb__hold_reply__descriptor);
+    struct rdt_ref ref;
+
+    must_ok(wire_ref_to(reply->ref, &ref, &err));
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    return ref;
+}
+
+/* The name, which is on another node, has a newer version by then. */
+Test(recovery_sessions, hold_of_a_name_that_was_answered_to_nobody_names_what_it_holds)
+{
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    struct rdt_ref name, held, same;
+    struct test_node far;
+    char address[65];
+    struct raw raw;
+
+    free_address(0, "127.0.0.1", address);
+    node_start(&far, &(struct node_options){.name = "far", .listen = address});
+    start_linked();
+    rdt *conn = node_client(&far, "producer");
+    struct rdt_ref one = put_detached(conn, "one", 5, 0, 1), two = put_detached(conn, "two", 5, 0, 1);
+    must_ok(rdt_publish(conn, "n", &one, NULL, NULL, &err));
+    must_ok(rdt_ref_from_name("n", 0, &one, &name, &err));
+    must_ok(rdt_ref_set_address(&name, address, &err));
+    struct welcome welcome = greet(&raw, NULL);
+    Rdt__Pb__Hold hold = MESSAGE(hold, .ref = &wire, .timeout_ns = LONG);
+    wire_ref_from(&name, &wire);
+    uint64_t id = raw_send(&raw, RDT_MSG_HOLD, &hold.base, NULL, 0);
+    held = reply_held(&raw, id);
+    must(!held.is_name && held.generation == one.generation);
+    must_ok(rdt_publish(conn, "n", &two, NULL, NULL, &err));
+    node_kill(&node, SIGKILL);
+    start_linked();
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    Rdt__Pb__Resume message = MESSAGE(resume, .remote_holds = &id, .n_remote_holds = 1);
+    protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+    send_again(&raw, RDT_MSG_HOLD, id, &hold.base);
+    same = reply_held(&raw, id);
+    must(!same.is_name && same.generation == one.generation);
+    raw_close(&raw);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_ok(rdt_free(conn, &one, false, &err));
+    must_ok(rdt_free(conn, &two, false, &err));
+    rdt_close(conn);
+    node_stop(&node);
+    node_stop(&far);
+    keeper_stop(&keeper, SIGTERM);
+}
+
 /* Hands the ref on. */
 static void hand_on(struct raw *raw, uint64_t id, const Rdt__Pb__Hold *message)
 {
