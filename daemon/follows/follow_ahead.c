@@ -126,6 +126,12 @@ static void take_parts(struct follow *follow, const Rdt__Pb__GrowingReply *reply
     }
 }
 
+/* Nobody will ask for that version; 0: it has failed. */
+static bool is_past(const struct follow *follow, uint64_t version)
+{
+    return version == 0 || version < follow->newest || (version == follow->newest && follow_is_settled(follow));
+}
+
 void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, const ProtobufCMessage *message)
 {
     const Rdt__Pb__GrowingReply *reply = (const Rdt__Pb__GrowingReply *)message;
@@ -148,7 +154,7 @@ void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, c
         ahead->off = ahead->n_known == SHARDS_MAX_PIECES; /* a version has no more */
         return;
     }
-    if (reply->version == 0 || follow_is_past(follow, reply->version)) { /* nobody will ask for what came ahead */
+    if (is_past(follow, reply->version)) {
         drop_set(follow, &ahead->now);
         return;
     }
@@ -238,15 +244,28 @@ bool follow_ahead_work(struct follow *follow, uint64_t until_ns)
     return true;
 }
 
+/* Whether what is here of a version that was complete is of another one than the newest that is known. */
+static bool has_another(const struct follow *follow)
+{
+    return follow->ahead.before.version != 0 && follow->ahead.before.version != follow->newest;
+}
+
+bool follow_ahead_has_others(const struct follow *follow)
+{
+    return has_another(follow) || !list_empty(&follow->ahead.now.parts);
+}
+
 bool follow_ahead_yield(struct follow *follow)
 {
     struct ahead_set *now = &follow->ahead.now;
-    bool has_any = !list_empty(&now->parts);
+    bool has_others = follow_ahead_has_others(follow);
 
+    if (has_another(follow))
+        drop_set(follow, &follow->ahead.before);
     list_splice(&follow->ahead.dropping, &now->parts);
     account_give(follow->account, USAGE_FOLLOWED_BYTES, now->charged);
     now->charged = now->moved = 0;
-    return has_any;
+    return has_others;
 }
 
 /* ---- the version is complete ---- */
@@ -272,8 +291,11 @@ uint64_t follow_ahead_moved(const struct follow *follow, uint64_t version)
     return follow->ahead.before.version == version ? follow->ahead.before.moved : 0;
 }
 
-void follow_ahead_settle(struct follow *follow, uint64_t version)
+void follow_ahead_settle(struct follow *follow)
 {
-    if (follow->ahead.before.version != 0 && follow->ahead.before.version != version + 1) /* that one may be on the way */
+    uint64_t version = follow->ahead.before.version;
+
+    if (version != 0 && version != follow->newest + 1 && /* that one may be on the way */
+        (version != follow->newest || follow_is_settled(follow)))
         drop_set(follow, &follow->ahead.before);
 }

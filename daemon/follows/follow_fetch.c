@@ -99,7 +99,7 @@ static bool is_hopeless(const struct rdt_error *why)
 /* Nothing else is kept for the followers of this name. */
 static bool is_alone(const struct follow *follow)
 {
-    return !follow->whole && list_empty(&follow->dying) && list_empty(&follow->ahead.now.parts);
+    return !follow->whole && list_empty(&follow->dying) && !follow_ahead_has_others(follow);
 }
 
 /* Followers are told: waiting does not help, or not soon. Where the version before takes the memory, its commit does, and the
@@ -257,19 +257,6 @@ void follow_stop(struct follow *follow)
         fetch_fail(waiting, &why);
 }
 
-/* Whether nothing need be done for the newest version: it is here, or all followers have it, or it cannot be had. */
-static bool is_settled(const struct follow *follow)
-{
-    return (follow->whole && follow_same_object(&follow->newest_ref, version_ref_of(follow->whole))) ||
-           follow_same_object(&follow->newest_ref, &follow->hopeless) ||
-           !follow_needed(follow, &follow->newest_ref, follow->newest);
-}
-
-bool follow_is_past(const struct follow *follow, uint64_t version)
-{
-    return version < follow->newest || (version == follow->newest && is_settled(follow));
-}
-
 /* The newest version of the name, as its node says. */
 static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
 {
@@ -292,12 +279,12 @@ static void on_named(struct follow *follow, const Rdt__Pb__FetchDone *done)
         follow->newest_ns = uv_hrtime();
     }
     get_home(follow, follow->home);
+    follow_ahead_settle(follow);
     follow->again = false;
     if (!follow->arriving || !follow_same_object(version_ref_of(follow->arriving), &ref)) { /* it did not wait for room */
         version_unref(follow->arriving);
         follow->arriving = NULL;
-        if (is_settled(follow)) {
-            follow_ahead_settle(follow, follow->newest);
+        if (follow_is_settled(follow)) {
             follow_look(follow);
             return;
         }
@@ -434,7 +421,7 @@ static void become_whole(struct follow *follow)
               (unsigned long long)follow->whole->number, follow->name.id, (unsigned long long)follow->whole->bytes,
               (unsigned long long)follow->whole->bytes_moved);
     sm_move(&follow->sm, FOLLOW_SEEKING);
-    follow_ahead_settle(follow, follow->whole->number);
+    follow_ahead_settle(follow);
     version_unref(before);
     follow_tell(follow);
 }

@@ -75,6 +75,8 @@ struct follow_object *version_find(const struct follow_version *version, const s
 
 bool follower_has(const struct follower *follower, const struct rdt_ref *ref, uint64_t version); /* it has committed it */
 bool follow_needed(const struct follow *follow, const struct rdt_ref *ref, uint64_t version);    /* a follower has not */
+/* Whether nothing need be done for the newest version: it is here, or all followers have it, or it cannot be had. */
+bool follow_is_settled(const struct follow *follow);
 
 static inline bool follow_same_object(const struct rdt_ref *a, const struct rdt_ref *b)
 {
@@ -161,9 +163,6 @@ void follow_seek_again(struct follow *follow); /* a new follower may need a vers
 /* An object of the version, which a follower was given, has been freed by force: followers wait for the next version. */
 void follow_lose(struct follow_version *version, const struct follow_object *object);
 
-/* Whether the version is older than the newest one that is known, or that one, and nothing need be done for it. */
-bool follow_is_past(const struct follow *follow, uint64_t version);
-
 void follow_stop(struct follow *follow); /* the daemon is draining: its fetches end */
 void follow_tell(struct follow *follow); /* those who wait for a version try again */
 
@@ -178,14 +177,16 @@ bool follow_ahead_end_some(struct follow *follow, uint64_t until_ns); /* true: n
 void follow_ahead_on_answer(struct follow *follow, uint8_t flags, uint64_t id, const ProtobufCMessage *message);
 void follow_ahead_on_object(struct follow *follow, const Rdt__Pb__FetchDone *done, struct hold *hold);
 
-/* The parts that came ahead give up their room. false: there are none. */
+/* Whether parts of other versions than the newest that is known have come ahead. They yield their room; false: there are
+ * none. */
+bool follow_ahead_has_others(const struct follow *follow);
 bool follow_ahead_yield(struct follow *follow);
 
 /* What is charged for parts of that version is given back, because the version will be charged as a whole: so many bytes. */
 uint64_t follow_ahead_lend(struct follow *follow, uint64_t version);
 void follow_ahead_take_back(struct follow *follow, uint64_t charged); /* that has failed */
 uint64_t follow_ahead_moved(const struct follow *follow, uint64_t version);
-void follow_ahead_settle(struct follow *follow, uint64_t version); /* that version is whole, or nobody needs it */
+void follow_ahead_settle(struct follow *follow); /* the newest version is another one, or is whole */
 
 /* Something has changed: the name works on, in a slice. */
 static inline void follow_look(struct follow *follow)

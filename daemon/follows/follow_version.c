@@ -421,3 +421,10 @@ bool follow_needed(const struct follow *follow, const struct rdt_ref *ref, uint6
             return true;
     return false;
 }
+
+bool follow_is_settled(const struct follow *follow)
+{
+    return (follow->whole && follow_same_object(&follow->newest_ref, version_ref_of(follow->whole))) ||
+           follow_same_object(&follow->newest_ref, &follow->hopeless) ||
+           !follow_needed(follow, &follow->newest_ref, follow->newest);
+}

@@ -193,6 +193,46 @@ Test(growing_ahead, pieces_make_room_for_a_version_that_is_complete)
     end_shards(near, far);
 }
 
+/* Step 3 becomes a version, of which parts are here, and is replaced before the follower's node has heard of it. */
+Test(growing_ahead, pieces_of_a_version_that_was_replaced_make_room)
+{
+    static const char *flags[] = {"--owner-max-followed-bytes=2304KiB", NULL};
+    struct rdt_follower_info info;
+    struct rdt_prepared here = {0};
+    rdt_follower *follower = NULL;
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of[1] = flags});
+    rdt *near = on(0), *far = on(1);
+    name = name_on(0, "policy", 0);
+    must_ok(rdt_follow(far, &name, NULL, &follower, &err));
+    rdt_publishing *publishing = begin_publishing(near, 1), *third;
+    add_bytes(publishing, "a", PIECE_BYTES / 2);
+    must(end_publishing(publishing) == 1);
+    must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+    third = begin_publishing(near, 3);
+    uint64_t before = sent();
+    add_bytes(third, "a", PIECE_BYTES / 2);
+    wait_until(LONG, sent() - before >= PIECE_BYTES / 2);
+    for (uint64_t step = 2; step <= 4; step += 2) {
+        publishing = begin_publishing(near, step);
+        add_bytes(publishing, "a", PIECE_BYTES);
+        add_bytes(publishing, "b", PIECE_BYTES);
+        must(end_publishing(publishing) == step);
+        if (step == 2) {
+            wait_until(LONG, rdt_follower_info(follower, &info, NULL) == RDT_OK && strcmp(info.state, "full") == 0);
+            must(end_publishing(third) == 3);
+        }
+    }
+    while (here.version != 4) {
+        must_ok(rdt_follower_commit(follower, NULL, NULL, &err));
+        must_ok(rdt_follower_prepare(follower, LONG, &here, &err));
+    }
+    rdt_follower_close(follower);
+    must_ok(rdt_unpublish(near, &name, &err));
+    wait_until(LONG, objects_on(0) == 0 && objects_on(1) == 0);
+    end_shards(near, far);
+}
+
 static uint64_t followed(rdt *conn)
 {
     struct rdt_daemon_status status = RDT_INIT(status);
