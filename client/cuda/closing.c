@@ -135,6 +135,7 @@ bool closing_begin(rdt *conn)
     }
     *watched = (struct watched){.next = connections, .conn = conn};
     connections = watched;
+    (void)pthread_cond_broadcast(&more); /* closing_end waits for the thread's end no more */
     (void)pthread_mutex_unlock(&mutex);
     return true;
 }

@@ -258,4 +258,55 @@ Test(cuda_owners, close_does_not_wait_for_a_kernel)
     actor_kill(&lender, SIGKILL);
     end();
 }
+
+static void *close_gpu(void *cuda)
+{
+    rdt_cuda_close(cuda);
+    return NULL;
+}
+
+/* The thread that closes handles goes on for a connection that comes meanwhile, so the close does not wait for its end. */
+Test(cuda_owners, close_ends_beside_a_connection_that_comes_meanwhile)
+{
+    rdt_cuda *ended_gpu, *gpu;
+    struct actor lender;
+    rdt_object *object;
+    struct rdt_ref ref;
+    rdt *ended, *conn;
+    pthread_t thread;
+    char socket[200];
+
+    if (handles_are_refused())
+        cr_skip_test("the fake driver refuses legacy handles");
+    actor_start(&lender, lend_and_wait, NULL);
+    begin();
+    must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
+    (void)snprintf(socket, sizeof socket, "%s", node.socket);
+    actor_send(&lender, socket, sizeof socket);
+    actor_recv(&lender, &ref, sizeof ref);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    rdt_cuda_close(gpu_a);
+    rdt_cuda_close(gpu_b);
+    gpu_a = gpu_b = NULL;
+    void *stream = gpu_stream_create();
+    struct gpu_gate *gate = gpu_hold(stream);
+    rdt_close(b); /* the thread closes the handle, and waits for the GPU */
+    b = NULL;
+    actor_kill(&lender, SIGKILL);
+    wait_until(20 * SEC, node_now(&node).clients == 1);
+    connect_with_gpu(&ended, &ended_gpu);
+    must(pthread_create(&thread, NULL, close_gpu, ended_gpu) == 0);
+    (void)usleep(300000); /* it waits for the thread then; otherwise nothing is tested */
+    connect_with_gpu(&conn, &gpu);
+    gpu_open(gate);
+    gpu_stream_wait(stream);
+    gpu_stream_destroy(stream);
+    must(pthread_join(thread, NULL) == 0);
+    rdt_close(ended);
+    wait_until(20 * SEC, node_now(&node).clients == 2);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    end();
+}
 #endif
