@@ -222,10 +222,11 @@ static void fetch_next(struct follow *follow)
     }
 }
 
-/* A version that is complete comes first: parts of the next one would take the room that it needs. */
+/* A version that is complete comes first: parts of the next one would take the room that it needs. The one for which memory
+ * was missing is named anew. */
 static bool may_fetch(const struct follow *follow)
 {
-    return follow->sm.state == FOLLOW_SEEKING && !follow->arriving;
+    return follow->sm.state == FOLLOW_SEEKING && !follow->arriving && follow->failed.why.status != RDT_NO_MEMORY;
 }
 
 bool follow_ahead_work(struct follow *follow, uint64_t until_ns)
