@@ -2,7 +2,7 @@
 /* LOAD_MANY: copies the tensors of many objects of the caller into regions of its own, as one copy. The regions lie in host
  * memory or on devices, and so do the tensors. Without a region it hands them out (rpc_hand_out.c).
  *
- *   read     a thread reads the list of targets, if it is long, and checks that they lie in the regions
+ *   read     a thread reads the list of targets, and checks that they lie in the regions
  *   find     in slices, each object is found, held and pinned; its tensors become rows of one list
  *   place    in slices, the memory of each is mapped, and the rows of one region are brought together
  *   copy     one copy of all rows: from host memory to host memory on the threads of the pool or of the owner (copy.h), and all
@@ -22,9 +22,8 @@
 #define NOWHERE 0u         /* the place of what is left out */
 #define STEPS_PER_TURN 16u /* as of other copies (transfer_local_copy.c) */
 #define OBJECT_HEAP_BYTES 32u
-#define ORDER_COLUMNS 5u  /* of a layout */
-#define ORDER_ROWS 1024u  /* between two looks at the time */
-#define READ_AT_ONCE 256u /* targets: fewer are read sooner than a thread wakes up */
+#define ORDER_COLUMNS 5u /* of a layout */
+#define ORDER_ROWS 1024u /* between two looks at the time */
 #define REGION_HEAP_BYTES (2 * sizeof(struct region *) + sizeof(struct copy_place) + sizeof(struct device_place))
 
 struct loading;
@@ -644,14 +643,6 @@ static void done_read(struct work *work)
 
 /* ---- the request ---- */
 
-static bool is_short(const Rdt__Pb__LoadMany *message)
-{
-    const Rdt__Pb__TensorList *list = message->targets;
-
-    return message->n_generation <= READ_AT_ONCE && message->n_more_regions < READ_AT_ONCE / 8 &&
-           (!list || (list->n_run == 0 && list->n_dtype <= READ_AT_ONCE && list->n_shape <= 2 * READ_AT_ONCE));
-}
-
 static enum rdt_status add_region(struct loading *loading, const Rdt__Pb__RegionUse *use, struct rdt_error *err)
 {
     struct region *region;
@@ -739,11 +730,6 @@ enum rdt_status rpc_load_many(struct call *call, const void *request, struct rdt
     call->waiting = loading;
     loading->n_jobs = 1;
     loading->work = (struct work){.run = run_read, .done = done_read, .lane = call->client->id};
-    if (is_short(message)) {
-        run_read(&loading->work);
-        done_read(&loading->work);
-    } else {
-        work_submit(call->rpc->regions->pool, &loading->work);
-    }
+    work_submit(call->rpc->regions->pool, &loading->work);
     return RDT_OK;
 }
