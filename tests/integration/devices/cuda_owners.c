@@ -226,25 +226,31 @@ Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
     end();
 }
 
-/* The driver closes a handle when no kernel runs any more. */
-Test(cuda_owners, close_does_not_wait_for_a_kernel)
+/* b fetches what the lender has put, by a handle that the driver closes only when no kernel runs. */
+static void borrow(struct actor *lender)
 {
-    struct actor lender;
     rdt_object *object;
     struct rdt_ref ref;
     char socket[200];
 
-    if (handles_are_refused())
-        cr_skip_test("the fake driver refuses legacy handles");
-    actor_start(&lender, lend_and_wait, NULL);
+    actor_start(lender, lend_and_wait, NULL);
     begin();
     must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
     (void)snprintf(socket, sizeof socket, "%s", node.socket);
-    actor_send(&lender, socket, sizeof socket);
-    actor_recv(&lender, &ref, sizeof ref);
+    actor_send(lender, socket, sizeof socket);
+    actor_recv(lender, &ref, sizeof ref);
     must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
     must_go_by("local/share", object);
     must(gpu_holds(tensor_of(object, 0).data, BYTES, 4));
+}
+
+Test(cuda_owners, close_does_not_wait_for_a_kernel)
+{
+    struct actor lender;
+
+    if (handles_are_refused())
+        cr_skip_test("the fake driver refuses legacy handles");
+    borrow(&lender);
     rdt_cuda_close(gpu_a); /* whose thread would close it */
     rdt_cuda_close(gpu_b);
     gpu_a = gpu_b = NULL;
@@ -270,22 +276,12 @@ Test(cuda_owners, close_ends_beside_a_connection_that_comes_meanwhile)
 {
     rdt_cuda *ended_gpu, *gpu;
     struct actor lender;
-    rdt_object *object;
-    struct rdt_ref ref;
     rdt *ended, *conn;
     pthread_t thread;
-    char socket[200];
 
     if (handles_are_refused())
         cr_skip_test("the fake driver refuses legacy handles");
-    actor_start(&lender, lend_and_wait, NULL);
-    begin();
-    must(setenv("FAKE_CUDA_FREE_WAITS", "1", 1) == 0);
-    (void)snprintf(socket, sizeof socket, "%s", node.socket);
-    actor_send(&lender, socket, sizeof socket);
-    actor_recv(&lender, &ref, sizeof ref);
-    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
-    must_go_by("local/share", object);
+    borrow(&lender);
     rdt_cuda_close(gpu_a);
     rdt_cuda_close(gpu_b);
     gpu_a = gpu_b = NULL;
