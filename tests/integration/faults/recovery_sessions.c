@@ -647,6 +647,20 @@ static void unpublish_by_name(struct raw *raw, const char *name, int64_t age_ns)
         raw_reply(raw, raw_send(raw, RDT_MSG_UNPUBLISH, &message.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
 }
 
+static void wait_freed_by_id(struct raw *raw, const char *id, int64_t age_ns)
+{
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
+
+    ref.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id};
+    ref.any_owner = true;
+    message.ref = &ref;
+    message.timeout_ns = 100 * MSEC;
+    message.age_ns = age_ns;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_WAIT_FREED, &message.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
+}
+
 static bool is_there(rdt *conn, const struct rdt_ref *ref)
 {
     return rdt_stat(conn, ref, &(struct rdt_stat){0}, NULL) == RDT_OK;
@@ -671,6 +685,7 @@ Test(recovery_sessions, end_that_is_sent_again_spares_what_came_since)
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
     free_by_id(&raw, "second", 600 * SEC);
+    wait_freed_by_id(&raw, "second", 600 * SEC); /* for the end of what had the id before */
     cr_assert(is_there(conn, &second), "it was put since");
     unpublish_by_name(&raw, "name", 600 * SEC);
     cr_assert_not(is_there(conn, &name), "an earlier daemon had it");
