@@ -824,7 +824,7 @@ static int print_cache(struct ctl *ctl, const ProtobufCMessage *reply)
              ctl_human_bytes(cache->owner_limit_bytes, of_owner));
     print_files(cache);
     for (size_t i = 0; i < cache->n_full; i++)
-        ctl_line("evicted also for want of %s", ctl_plain(cache->full[i], text, sizeof text));
+        ctl_line("objects are evicted although memory may be left: %s", ctl_plain(cache->full[i], text, sizeof text));
     return printed ? CTL_OK : CTL_FAILED;
 }
 

@@ -252,7 +252,7 @@ bool account_is_full(const struct account *account, enum usage what, char text_p
 
     if (limit == 0 || used < limit - limit / 6)
         return false;
-    (void)snprintf(text_p, ACCOUNT_FULL_BYTES, "%llu of at most %llu %s: raise %s%s", (unsigned long long)used,
+    (void)snprintf(text_p, ACCOUNT_FULL_BYTES, "%llu of at most %llu %s are used: raise %s%s", (unsigned long long)used,
                    (unsigned long long)limit, nouns[what], remedy ? remedy : "owner_max_", remedy ? "" : names[what]);
     return true;
 }

@@ -273,7 +273,7 @@ static void finish_object(struct object *object, const struct journal_slot *slot
         transit_restore(object, (uint32_t)slot->numbers[NUMBER_TRANSIT_COUNT],
                         (uint32_t)(slot->numbers[NUMBER_TRANSIT_COUNT] >> LEASES_SHIFT),
                         left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns));
-    /* The daemon was killed after it had said so, and before the hold of the producer had ended. */
+    /* The earlier daemon was killed after it had recorded that the object lost its id, and before the producer's hold ended. */
     if (slot->flags & OBJECT_LOST_ID && object->state == OBJECT_LIVE && object_has_producer_hold(object))
         object_free(object, false, OBJECT_END_FREED);
 }

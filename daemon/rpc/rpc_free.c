@@ -112,8 +112,8 @@ static enum rdt_status not_put(const struct call *call, const struct rdt_ref *re
     return status;
 }
 
-/* Whether the object was put under the id since the client first asked: it means the one before, which has ended. Those of an
- * earlier daemon are older than any request that reaches this one again. */
+/* Whether the object was put under the id after the client had first sent the request, which then means the object before it.
+ * Objects of an earlier daemon are older than any request that is sent to this one again. */
 static bool is_another(const struct object *object, const struct rdt_ref *ref, int64_t age_ns)
 {
     return ref->generation == 0 && age_ns > 0 && object->generation >= object->table->first_generation &&
